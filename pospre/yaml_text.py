@@ -1,0 +1,96 @@
+"""Reading YAML as people mean it: ``1e-4`` is a number, a key given twice is an error, ${ENV:default}."""
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pospre.errors import UserError
+
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::([^}]*))?\}")
+_FLOAT = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader, which takes ``1e-4`` for a float and refuses a key given twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            if key_node.value in seen:
+                line = key_node.start_mark.line + 1
+                raise UserError(f"key '{key_node.value}' is given twice (line {line})")
+            seen.add(key_node.value)
+        return super().construct_mapping(node, deep=deep)
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
+
+
+def parse(text: str, source: str) -> Any:
+    """Return the value of a YAML text; ``source`` names it in errors."""
+    try:
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 (a subclass of the safe loader)
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{source} is not valid YAML: {error}") from None
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """Return the mapping in a YAML file, as written (no variables resolved)."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"recipe {path} does not exist") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"recipe {path} cannot be read: {error}") from None
+    data = parse(text, f"recipe {path}")
+    if not isinstance(data, dict):
+        raise UserError(f"recipe {path} must hold sections such as 'data:' and 'encoder:'")
+    return data
+
+
+def apply_overrides(data: dict[str, Any], overrides: Iterable[str]) -> None:
+    """Write ``key.sub=value`` items into ``data``; values are read as YAML."""
+    for item in overrides:
+        key, equals, text = item.partition("=")
+        if not equals or not key or "" in key.split("."):
+            raise UserError(f"'{item}' is no override; write for instance trainer.max_duration=2ep")
+        *parents, last = key.split(".")
+        section = data
+        for parent in parents:
+            if section.get(parent) is None:
+                section[parent] = {}
+            section = section[parent]
+            if not isinstance(section, dict):
+                raise UserError(f"override {item}: '{parent}' is a value, it has no keys inside")
+        section[last] = parse(text, f"override {item}")
+
+
+def resolve_variables(value: Any, key: str = "") -> Any:
+    """Return ``value`` with every ``${NAME}`` or ``${NAME:default}`` inside its strings filled in.
+
+    A string that is nothing but one variable takes the type YAML gives to its content.
+    """
+    if isinstance(value, dict):
+        return {k: resolve_variables(v, f"{key}.{k}" if key else str(k)) for k, v in value.items()}
+    if isinstance(value, list):
+        return [resolve_variables(item, f"{key}[{i}]") for i, item in enumerate(value)]
+    if not isinstance(value, str) or "${" not in value:
+        return value
+
+    def fill(match: re.Match[str]) -> str:
+        found = os.environ.get(match[1], match[2])
+        if found is None:
+            raise UserError(
+                f"{key}: environment variable {match[1]} is not set and '{value}' has no default; "
+                f"export {match[1]}=… or pass {key}=… on the command line"
+            )
+        return found
+
+    filled = _VARIABLE.sub(fill, value)
+    return parse(filled, f"{key} ('{value}')") if _VARIABLE.fullmatch(value) else filled
