@@ -1,0 +1,106 @@
+#!/usr/bin/env bash
+# Make .venv hold what requirements.txt says; `make setup` runs this before every other target.
+# Nothing to do costs milliseconds: .venv/.installed repeats what was installed, and is compared.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+if command -v flock >/dev/null; then  # two `make` at once: the second waits for the first
+    exec 9<"$0"
+    flock -n 9 || { echo "setup: waiting for another make setup to finish"; flock 9; }
+fi
+
+readonly stamp=.venv/.installed log=.venv/setup.log
+readonly system_packages="pkg-config g++ libopencv-dev libturbojpeg0-dev"
+
+say() { echo "setup: $*"; }
+fail() { echo "error: $*" >&2; exit 2; }
+
+# watch WHAT COMMAND…: run it with its output in the log, and say what it is at and for how long.
+watch() {
+    local what=$1 started=$SECONDS said=$SECONDS child status=0
+    shift
+    "$@" >"$log" 2>&1 9<&- &
+    child=$!
+    trap 'kill "$child" 2>/dev/null; echo; say "stopped; run make again to go on"; exit 130' INT TERM
+    while kill -0 "$child" 2>/dev/null; do
+        sleep 0.5
+        local line="setup: $what, $((SECONDS - started)) s: $(grep '^[^ ]' "$log" | tail -n 1 | cut -c 1-60)"
+        if [ -t 1 ] && [ -z "${CI:-}" ]; then
+            printf '\r\033[K%s' "$line"
+        elif ((SECONDS - said >= 15)); then
+            echo "$line"
+            said=$SECONDS
+        fi
+    done
+    wait "$child" || status=$?
+    trap - INT TERM
+    [ -t 1 ] && [ -z "${CI:-}" ] && printf '\r\033[K'
+    if [ $status = 0 ]; then say "$what: done in $((SECONDS - started)) s"; else
+        say "$what: FAILED after $((SECONDS - started)) s; the end of $log:"
+        tail -n 15 "$log" >&2
+    fi
+    return $status
+}
+
+fitting_python='import sys, venv, ensurepip; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))'
+
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:-} python3.11 python3.12 python3 /usr/bin/python3.11 /usr/bin/python3.12; do
+        "$candidate" -c "$fitting_python" 2>/dev/null && { echo "$candidate"; return; }
+    done
+    return 1
+}
+
+# What lets us install system packages: nothing to prefix as root, sudo where it asks no password.
+find_privilege() {
+    command -v apt-get >/dev/null || return 1
+    [ "$(id -u)" = 0 ] && return 0
+    sudo -n true 2>/dev/null && echo "sudo -n"
+}
+
+ffcv_can_build() { pkg-config --exists opencv4 libturbojpeg 2>/dev/null && command -v c++ >/dev/null; }
+
+install_system_packages() {
+    local privilege
+    privilege=$(find_privilege) || return 1
+    export DEBIAN_FRONTEND=noninteractive
+    watch "apt-get update" $privilege apt-get update &&
+        watch "apt-get install of FFCV's $system_packages" \
+            $privilege apt-get install -y --no-install-recommends $system_packages
+}
+
+# What .venv must hold; written to the stamp when it does.
+wanted() { echo "$(.venv/bin/python -V) ffcv=$1"; cat requirements.txt; }
+
+ffcv=no
+ffcv_can_build && ffcv=yes
+if [ -x .venv/bin/python ] && [ -f "$stamp" ]; then
+    if [ "$(wanted $ffcv)" = "$(cat "$stamp")" ]; then
+        [ $ffcv = yes ] || say "without .beton (FFCV needs: $system_packages)"
+        exit 0
+    fi
+fi
+
+if ! { [ -x .venv/bin/python ] && .venv/bin/python -c "$fitting_python" && .venv/bin/python -m pip -V >/dev/null; } 2>/dev/null; then
+    python=$(find_python) || fail "pospre needs Python 3.11 or 3.12 with its venv module" \
+        "(Debian, Ubuntu: apt-get install python3.11-venv). Elsewhere installed: make setup PYTHON=/path/to/python3.11"
+    rm -rf .venv && mkdir .venv
+    watch "making .venv with $("$python" -V)" "$python" -m venv .venv
+fi
+rm -f "$stamp"
+
+if [ $ffcv = no ]; then
+    install_system_packages && ffcv_can_build && ffcv=yes
+fi
+if [ $ffcv = yes ]; then
+    cp requirements.txt .venv/requirements.txt
+else
+    say "without FFCV, so without .beton files; all else works. To have them, install $system_packages" \
+        "(macOS: brew install pkg-config opencv jpeg-turbo) and run make setup again"
+    grep -v '^ffcv==' requirements.txt >.venv/requirements.txt
+fi
+watch "pip install of requirements.txt (3 GB at the first time, minutes)" \
+    .venv/bin/python -m pip install --progress-bar off -r .venv/requirements.txt ||
+    fail "pip could not install requirements.txt; $log says why. Run make setup again once mended"
+wanted $ffcv >"$stamp"
+say ".venv is ready ($(.venv/bin/python -V), $([ $ffcv = yes ] && echo with || echo without) FFCV)"

@@ -1,0 +1,41 @@
+# Every target sets .venv up first; `make help` says what there is.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+PYTHON_RUN := .venv/bin/python
+FORMAT ?= mds
+RUNS ?= runs
+WORK ?= data
+
+# $(call need,NAME,example): stop with one line where NAME= was not given.
+need = @[ -n "$($1)" ] || { echo "error: $1= is missing. For example: $2" >&2; exit 2; }
+
+.PHONY: help setup test lint types demo data first-light bench-loader bench-step clean
+
+help: ## List the targets (this text).
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-13s %s\n", $$1, $$2}' Makefile
+
+setup: ## Make .venv with the pinned requirements and FFCV's system packages; again: instant.
+	@.setup/venv.sh
+
+test: setup ## Run the tests on two processes (real photographs: POSPRE_TEST_DATA=<folder>).
+	OMP_NUM_THREADS=1 $(PYTHON_RUN) -m pytest -n 2 --dist loadfile $(ARGS)
+
+lint: setup ## Check the code's style and formatting with ruff.
+	$(PYTHON_RUN) -m ruff check .
+	$(PYTHON_RUN) -m ruff format --check .
+
+types: setup ## Check the types with mypy.
+	$(PYTHON_RUN) -m mypy
+
+data: setup ## Convert images: make data SRC=<folder> DST=<data set> FORMAT=mds|ffcv.
+	$(call need,SRC,make data SRC=photographs DST=data/photographs FORMAT=mds)
+	$(call need,DST,make data SRC=photographs DST=data/photographs FORMAT=mds)
+	$(PYTHON_RUN) -m data_prep.convert "$(SRC)" "$(DST)" --format "$(FORMAT)" $(ARGS)
+
+clean: ## Remove caches; .venv, runs and data stay.
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find pospre data_prep tests -name __pycache__ -type d -prune -exec rm -rf {} +

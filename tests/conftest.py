@@ -1,0 +1,60 @@
+"""Fixtures for all tests: one compute thread, small image folders, and real photographs."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Iterator[None]:
+    """Keep torch to one thread: two test processes share two cores, and sums keep their order."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def test_data() -> Path:
+    """Return the folder of real data named by POSPRE_TEST_DATA; skip the test without it."""
+    folder = os.environ.get("POSPRE_TEST_DATA", "")
+    if not folder:
+        pytest.skip("needs real photographs: set POSPRE_TEST_DATA to their folder")
+    if not Path(folder).is_dir():
+        pytest.fail(f"POSPRE_TEST_DATA={folder} is no folder")
+    return Path(folder)
+
+
+def draw_image(seed: int, width: int, height: int) -> Image.Image:
+    """Return a smooth colourful picture (a JPEG keeps it nearly), different for every seed."""
+    coarse = np.random.default_rng(seed).integers(0, 256, (6, 8, 3), dtype=np.uint8)
+    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+
+
+@pytest.fixture
+def image_folder(tmp_path: Path) -> Callable[..., Path]:
+    """Return ``make(num_images=8, classes=("cat", "dog"), size=(80, 60), name="images")``.
+
+    It writes JPEGs ``<class>/<number>.jpg`` in turn over the classes (no classes: flat) and returns
+    their folder.
+    """
+
+    def make(
+        num_images: int = 8,
+        classes: tuple[str, ...] = ("cat", "dog"),
+        size: tuple[int, int] = (80, 60),
+        name: str = "images",
+    ) -> Path:
+        root = tmp_path / name
+        for number in range(num_images):
+            folder = root / classes[number % len(classes)] if classes else root
+            folder.mkdir(parents=True, exist_ok=True)
+            draw_image(number, *size).save(folder / f"{number:04d}.jpg", quality=92)
+        return root
+
+    return make
