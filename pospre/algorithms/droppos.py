@@ -1,0 +1,339 @@
+"""DropPos: reconstructing dropped positions (Wang et al. 2023, arXiv 2309.03576).
+
+Keeps a random quarter of the patches, replaces most of their position embeddings by one learned
+vector, and classifies each such patch into one of the N positions of the grid. Two relaxations:
+labels are smoothed over neighbouring positions with a width that shrinks to zero, and every patch
+is weighted by its similarity to the class token.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pospre import draws
+from pospre.errors import UserError
+from pospre.nn.decoder import check_heads, decoder_blocks
+from pospre.nn.encoder import Encoder
+from pospre.nn.masking import gather_tokens, num_kept, random_masking, slot_mask
+from pospre.nn.weights import init_weights, token_parameter
+from pospre.pretrain.algorithm import PretrainAlgorithm, Progress
+from pospre.pretrain.model import Batch, EncoderPass, PretrainModel
+from pospre.pretrain.objective import Objective, Outputs
+from pospre.schedules import linear
+
+PositionToken = Literal["learned", "zeros", "wrong"]
+
+
+@dataclass(kw_only=True, eq=False)
+class DropPos(PretrainAlgorithm):
+    """Predict the positions of visible patches; alone, or beside a host that masks.
+
+    Writes ``droppos/order`` (B, K), the visible slots in random order, and ``droppos/shown``, bool
+    (B, K): the first of that order keep their position. Alone it also writes ``view/keep`` and
+    ``view/removed``; beside MAE (multi-task) it takes MAE's visible patches, and one encoder pass
+    serves both.
+
+    Args:
+        mask_ratio: γ, share of patches removed, in [0, 1). None: the host's, or 0.75 alone.
+        position_mask_ratio: γ_pos, share of visible patches that lose their position, in (0, 1].
+        sigma_start: σ0, width of the label smoothing at the start, in patches; 0 is one-hot.
+        sigma_end: σT, its width at the end; the decay is linear in steps.
+        distance: ``squared`` Euclidean in the exponent (published code) or ``euclid`` (Eq. 5).
+        temperature: τ of the attentive weights; None weighs all dropped patches alike.
+        affinity: the patches behind the attentive weights: the ``full`` image (published), or the
+            ``visible`` ones with all their positions, at about a quarter of the cost.
+        position_token: what replaces a dropped position: one ``learned`` vector, ``zeros``, or a
+            ``wrong`` position, that of another dropped patch.
+        ignore_confident: leave out patches whose predicted probability has reached its target.
+        decoder_dim: width of the position decoder (it has no position embedding).
+        decoder_depth: its number of blocks.
+        decoder_heads: its attention heads.
+        official: the published code where it differs: label smoothing normalised over columns, and
+            σ decayed once an epoch so that it never reaches σT.
+        weight: factor of this loss in the total (published multi-task: 0.05 for B, 0.1 for L).
+    """
+
+    mask_ratio: float | None = None
+    position_mask_ratio: float = 0.75
+    sigma_start: float = 1.0
+    sigma_end: float = 0.0
+    distance: Literal["squared", "euclid"] = "squared"
+    temperature: float | None = 0.1
+    affinity: Literal["full", "visible"] = "full"
+    position_token: PositionToken = "learned"
+    ignore_confident: bool = False
+    decoder_dim: int = 512
+    decoder_depth: int = 2
+    decoder_heads: int = 16
+    official: bool = False
+    weight: float = 1.0
+
+    def attach(self, model: PretrainModel) -> None:
+        """Add the position decoder, the position token and the passes; a no-op if there already."""
+        if "droppos" in model.objectives:
+            return
+        self._check(model)
+        alone = () if self._beside_host(model) else ("view/keep", "view/removed")
+        for key in ("droppos/order", "droppos/shown", *alone):
+            model.claim(key, "droppos")
+        model.positions.named["droppos"] = DroppedPositions(
+            model.encoder.embed_dim, self.position_token
+        )
+        model.add_pass("student", EncoderPass(keep="view/keep", positions="droppos"))
+        if self.temperature is not None:
+            keep = "view/keep" if self.affinity == "visible" else None
+            model.add_pass("affinity", EncoderPass(keep=keep, grad=False))
+        model.add_objective("droppos", PositionClassification(model.encoder, self))
+
+    def _beside_host(self, model: PretrainModel) -> bool:
+        return model.writers.get("view/keep", "droppos") != "droppos"
+
+    def _check(self, model: PretrainModel) -> None:
+        """Raise ``UserError`` for options that cannot work together."""
+        if self._beside_host(model) and self.mask_ratio is not None:
+            host = model.writers["view/keep"]
+            raise UserError(
+                f"droppos.mask_ratio = {self.mask_ratio}, but '{host}' already chooses the visible "
+                f"patches. Remove it (or set it to null) and use {host}.mask_ratio."
+            )
+        check_heads(self.decoder_dim, self.decoder_heads, owner="droppos")
+        if self.temperature is not None and self.temperature <= 0:
+            raise UserError(
+                f"droppos.temperature = {self.temperature} must be positive; null turns it off."
+            )
+        if min(self.sigma_start, self.sigma_end) < 0:
+            raise UserError("droppos.sigma_start and droppos.sigma_end must not be negative.")
+        for name, options in (
+            ("position_token", ("learned", "zeros", "wrong")),
+            ("affinity", ("full", "visible")),
+            ("distance", ("squared", "euclid")),
+        ):
+            if getattr(self, name) not in options:
+                raise UserError(
+                    f"droppos.{name} is '{getattr(self, name)}'. Use one of {', '.join(options)}."
+                )
+        if not self._beside_host(model):
+            visible = num_kept(model.encoder.num_patches, self._ratio, key="droppos.mask_ratio")
+            num_shown(visible, self.position_mask_ratio)
+
+    @property
+    def _ratio(self) -> float:
+        return 0.75 if self.mask_ratio is None else self.mask_ratio
+
+    def write(self, batch: Batch, model: PretrainModel) -> None:
+        """Draw the visible patches (unless a host did) and which of them keep their position."""
+        if self._beside_host(model):
+            batch["droppos/order"] = _draw_order(batch, model.seed, batch["view/keep"].shape[1])
+            batch["droppos/shown"] = shown_slots(batch["droppos/order"], self.position_mask_ratio)
+        else:
+            batch.update(
+                draw_masks(
+                    batch,
+                    model.encoder.num_patches,
+                    mask_ratio=self._ratio,
+                    position_mask_ratio=self.position_mask_ratio,
+                    seed=model.seed,
+                )
+            )
+
+    def schedule(self, model: PretrainModel, progress: Progress) -> None:
+        """Set σ: from σ0 to σT per step, or as published per epoch."""
+        objective = model.objectives["droppos"]
+        assert isinstance(objective, PositionClassification)
+        fraction = progress.epoch if self.official else progress.step
+        objective.sigma.fill_(linear(self.sigma_start, self.sigma_end, fraction))
+
+
+def num_shown(visible: int, position_mask_ratio: float) -> int:
+    """Return how many of the visible patches keep their position: ``int(K·(1 − γ_pos))``.
+
+    Raises:
+        UserError: the ratio lies outside (0, 1] or drops no position at all.
+    """
+    key = "droppos.position_mask_ratio"
+    if not 0.0 < position_mask_ratio <= 1.0:
+        raise UserError(f"{key} is {position_mask_ratio}, but must lie in (0, 1]. Try 0.75.")
+    shown = int(visible * (1 - position_mask_ratio))
+    if shown == visible:
+        raise UserError(f"{key} = {position_mask_ratio} drops none of {visible} positions.")
+    return shown
+
+
+class DroppedPositions(nn.Module):
+    """Replaces the positions of the slots that are not shown."""
+
+    def __init__(self, dim: int, kind: PositionToken) -> None:
+        super().__init__()
+        self.kind = kind
+        self.token = token_parameter(dim) if kind == "learned" else None
+
+    def forward(self, position_BKD: Tensor, batch: Batch) -> Tensor:
+        """Return the positions (B, K, D) that the encoder sees; true ones carry no gradient."""
+        position_BKD = position_BKD.detach()
+        shown = batch["droppos/shown"].unsqueeze(-1)
+        if self.token is not None:
+            return torch.where(shown, position_BKD, self.token)
+        if self.kind == "zeros":
+            return position_BKD * shown
+        return torch.where(shown, position_BKD, _wrong_positions(position_BKD, batch))
+
+
+def _wrong_positions(position_BKD: Tensor, batch: Batch) -> Tensor:
+    """Hand every dropped slot the position of the next dropped one, in random order."""
+    order = batch["droppos/order"]
+    shown = batch["droppos/shown"].sum(1, keepdim=True)
+    rank = torch.argsort(order, dim=1)
+    following = torch.where(rank + 1 < order.shape[1], rank + 1, shown)
+    return gather_tokens(position_BKD, torch.gather(order, 1, following))
+
+
+class PositionClassification(Objective):
+    """The position decoder, and the weighted cross-entropy with smoothed labels."""
+
+    def __init__(self, encoder: Encoder, options: DropPos) -> None:
+        super().__init__()
+        dim = options.decoder_dim
+        self.weight = options.weight
+        self.temperature, self.official = options.temperature, options.official
+        self.ignore_confident = options.ignore_confident
+        self.embed = nn.Linear(encoder.embed_dim, dim)
+        self.blocks = decoder_blocks(dim, options.decoder_depth, options.decoder_heads)
+        self.norm = nn.LayerNorm(dim, eps=1e-6)
+        self.predict = nn.Linear(dim, encoder.num_patches)
+        init_weights(self)
+        self.sigma: Tensor
+        self.distance_NN: Tensor
+        self.register_buffer("sigma", torch.tensor(options.sigma_start), persistent=False)
+        distance = grid_distances(*encoder.grid, squared=options.distance == "squared")
+        self.register_buffer("distance_NN", distance, persistent=False)
+
+    def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
+        """Return ``logits`` (B, K, N), and ``affinity`` (B, K) if attentive weights are on."""
+        decoded = self.blocks(self.embed(passes["student"]))
+        outputs = {"logits": self.predict(self.norm(decoded[:, 1:]))}
+        if "affinity" in passes:
+            outputs["affinity"] = self._affinity(passes["affinity"], batch["view/keep"])
+        return outputs
+
+    def _affinity(self, tokens: Tensor, keep_BK: Tensor) -> Tensor:
+        """Return the share of each visible patch in the image's meaning (Eq. 7): (B, K), sum 1.
+
+        The published code takes the softmax over all patches and renormalises it over the visible
+        ones, which is the softmax over the visible ones.
+        """
+        assert self.temperature is not None
+        tokens = tokens.detach().float()
+        similarity = F.cosine_similarity(tokens[:, :1], tokens[:, 1:], dim=-1)
+        if similarity.shape[1] != keep_BK.shape[1]:
+            similarity = torch.gather(similarity, 1, keep_BK)
+        return torch.softmax(similarity / self.temperature, dim=-1)
+
+    def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
+        """Return Σ w·CE / Σ w over the patches without position (Eq. 8)."""
+        keep = batch["view/keep"]
+        log_prob = F.log_softmax(outputs["logits"].float(), dim=-1)
+        smooth = smoothed_labels(self.distance_NN, self.sigma, official=self.official)
+        cross_entropy = -(smooth[keep] * log_prob).sum(-1)
+        weights = (~batch["droppos/shown"]).float()
+        if self.ignore_confident:
+            confidence = log_prob.detach().gather(2, keep.unsqueeze(-1)).squeeze(-1).exp()
+            weights = weights * (confidence < smooth.diagonal()[keep])
+        if "affinity" in outputs:
+            weights = weights * outputs["affinity"]
+        # all patches may be confident at once: then the loss is 0, not 0/0
+        return (weights * cross_entropy).sum() / weights.sum().clamp_min(1e-12)
+
+    def metrics(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
+        """Return the unweighted top-1 ``accuracy`` on patches without position."""
+        dropped = ~batch["droppos/shown"]
+        hit = (outputs["logits"].detach().argmax(-1) == batch["view/keep"]) & dropped
+        return {"accuracy": hit.sum() / dropped.sum()}
+
+
+def grid_distances(rows: int, cols: int, *, squared: bool) -> Tensor:
+    """Return float32 (N, N) distances between grid positions, in patches."""
+    row, col = torch.meshgrid(torch.arange(rows), torch.arange(cols), indexing="ij")
+    place = torch.stack([row.flatten(), col.flatten()], dim=1).double()
+    distance = (place[:, None] - place[None]).square().sum(-1)
+    return (distance if squared else distance.sqrt()).float()
+
+
+def smoothed_labels(distance_NN: Tensor, sigma: Tensor, *, official: bool = False) -> Tensor:
+    """Return the soft target of every position: (N, N), row y for true position y (Eq. 5).
+
+    Rows sum to 1. ``official`` normalises columns instead, as the published code does by mistake.
+    Widths below 0.05 patches are one-hot in float32, so σ = 0 needs no branch.
+    """
+    exponent = -distance_NN / sigma.clamp_min(0.05).square()
+    return torch.softmax(exponent, dim=0 if official else 1)
+
+
+def shown_slots(order_BK: Tensor, position_mask_ratio: float) -> Tensor:
+    """Return bool (B, K): which visible slots keep their position."""
+    visible = order_BK.shape[1]
+    return slot_mask(order_BK[:, : num_shown(visible, position_mask_ratio)], visible)
+
+
+def _draw_order(batch: Batch, seed: int, visible: int) -> Tensor:
+    keys = draws.sample_keys(seed, batch["epoch"], batch["index"], 0, "droppos/positions")
+    return draws.permutation(keys, visible)
+
+
+def draw_masks(
+    batch: Batch, num_patches: int, *, mask_ratio: float, position_mask_ratio: float, seed: int
+) -> Batch:
+    """Return the keys that DropPos writes when it is alone, drawn from (seed, epoch, index)."""
+    visible = num_kept(num_patches, mask_ratio, key="droppos.mask_ratio")
+    keys = draws.sample_keys(seed, batch["epoch"], batch["index"], 0, "mask")
+    masking = random_masking(keys, num_patches, visible)
+    order = _draw_order(batch, seed, visible)
+    return {
+        "view/keep": masking.keep,
+        "view/removed": masking.removed,
+        "droppos/order": order,
+        "droppos/shown": shown_slots(order, position_mask_ratio),
+    }
+
+
+@torch.no_grad()
+def predict_positions(
+    model: PretrainModel,
+    batch: Batch,
+    *,
+    mask_ratio: float,
+    position_mask_ratio: float,
+    seed: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Predict the positions of the visible patches at any two mask ratios.
+
+    Args:
+        model: has DropPos attached.
+        batch: images with ``index`` and ``epoch``.
+        mask_ratio: γ.
+        position_mask_ratio: γ_pos.
+        seed: of the masks.
+
+    Returns:
+        ``logits`` (B, K, N), true positions ``keep`` (B, K), and bool ``dropped`` (B, K).
+    """
+    masks = draw_masks(
+        batch,
+        model.encoder.num_patches,
+        mask_ratio=mask_ratio,
+        position_mask_ratio=position_mask_ratio,
+        seed=seed,
+    )
+    batch = {**batch, **masks}
+    tokens = model.encode("student", model.images(batch)[:, 0], batch)
+    logits = model.objectives["droppos"]({"student": tokens}, batch)["logits"]
+    return logits, masks["view/keep"], ~masks["droppos/shown"]
+
+
+def attach_droppos(model: PretrainModel, **options: object) -> DropPos:
+    """Attach DropPos to ``model`` (functional form); options are those of ``DropPos``."""
+    algorithm = DropPos(**options)  # type: ignore[arg-type]
+    algorithm.attach(model)
+    return algorithm

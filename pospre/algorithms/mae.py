@@ -1,0 +1,118 @@
+"""MAE: masked autoencoders (He et al. 2022, arXiv 2111.06377).
+
+Masks most patches, encodes only the rest, and lets a light decoder regress the pixels of the
+removed patches. The decoder is thrown away after pre-training.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from pospre import draws
+from pospre.errors import UserError
+from pospre.nn.decoder import check_heads, decoder_blocks, patchify
+from pospre.nn.encoder import Encoder
+from pospre.nn.masking import gather_tokens, num_kept, random_masking, scatter_tokens
+from pospre.nn.positions import sincos_positions
+from pospre.nn.weights import init_weights, token_parameter
+from pospre.pretrain.algorithm import PretrainAlgorithm
+from pospre.pretrain.model import Batch, EncoderPass, PretrainModel
+from pospre.pretrain.objective import Objective, Outputs
+
+
+@dataclass(kw_only=True, eq=False)
+class MAE(PretrainAlgorithm):
+    """The host that predicts removed pixels.
+
+    Writes ``view/keep`` (B, K), the visible patches, and ``view/removed`` (B, N−K).
+
+    Args:
+        mask_ratio: share of patches removed, in [0, 1).
+        decoder_dim: width of the decoder.
+        decoder_depth: its number of blocks.
+        decoder_heads: its attention heads.
+        norm_pix: regress pixels normalised within each patch (better features, blurrier pictures).
+        weight: factor of this loss in the total.
+    """
+
+    mask_ratio: float = 0.75
+    decoder_dim: int = 512
+    decoder_depth: int = 8
+    decoder_heads: int = 16
+    norm_pix: bool = True
+    weight: float = 1.0
+
+    is_host: ClassVar[bool] = True
+
+    def attach(self, model: PretrainModel) -> None:
+        """Add the visible-patches pass and the pixel objective; a no-op if they are there."""
+        if "mae" in model.objectives:
+            return
+        kept = num_kept(model.encoder.num_patches, self.mask_ratio, key="mae.mask_ratio")
+        if kept == model.encoder.num_patches:
+            raise UserError(f"mae.mask_ratio = {self.mask_ratio} removes no patch to predict.")
+        check_heads(self.decoder_dim, self.decoder_heads, owner="mae")
+        for key in ("view/keep", "view/removed"):
+            model.claim(key, "mae")
+        model.add_pass("student", EncoderPass(keep="view/keep"))
+        model.add_objective("mae", PixelRegression(model.encoder, self))
+
+    def write(self, batch: Batch, model: PretrainModel) -> None:
+        """Draw which patches stay visible."""
+        keys = draws.sample_keys(model.seed, batch["epoch"], batch["index"], 0, "mask")
+        slots = model.encoder.num_patches
+        masking = random_masking(keys, slots, num_kept(slots, self.mask_ratio))
+        batch["view/keep"], batch["view/removed"] = masking
+
+
+class PixelRegression(Objective):
+    """The decoder, and the mean squared error over removed patches."""
+
+    def __init__(self, encoder: Encoder, options: MAE) -> None:
+        super().__init__()
+        dim = options.decoder_dim
+        self.patch_size, self.norm_pix = encoder.patch_size, options.norm_pix
+        self.weight = options.weight
+        self.embed = nn.Linear(encoder.embed_dim, dim)
+        self.blocks = decoder_blocks(dim, options.decoder_depth, options.decoder_heads)
+        self.norm = nn.LayerNorm(dim, eps=1e-6)
+        self.predict = nn.Linear(dim, encoder.patch_size**2 * 3)
+        init_weights(self)
+        self.mask_token = token_parameter(dim)
+        self.position_ND: Tensor
+        positions = sincos_positions(dim, *encoder.grid)
+        self.register_buffer("position_ND", positions, persistent=False)
+
+    def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
+        """Return predicted and true pixels of the removed patches, each (B, N−K, P²·3)."""
+        keep, removed = batch["view/keep"], batch["view/removed"]
+        tokens = self.embed(passes["student"])
+        background = self.mask_token.to(tokens.dtype).expand(
+            len(tokens), len(self.position_ND), -1
+        )
+        patches = scatter_tokens(background, keep, tokens[:, 1:]) + self.position_ND
+        decoded = self.blocks(torch.cat([tokens[:, :1], patches], dim=1))
+        # only removed patches enter the loss, so only they are predicted
+        predicted = self.predict(self.norm(gather_tokens(decoded[:, 1:], removed)))
+        target = patchify(batch["view/pixels"][:, 0], self.patch_size)
+        return {"predicted": predicted, "target": self._normalise(gather_tokens(target, removed))}
+
+    def _normalise(self, target_BRF: Tensor) -> Tensor:
+        if not self.norm_pix:
+            return target_BRF
+        mean = target_BRF.mean(-1, keepdim=True)
+        variance = target_BRF.var(-1, keepdim=True)  # unbiased, as published
+        return (target_BRF - mean) / (variance + 1e-6).sqrt()
+
+    def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
+        """Return the mean squared error over the removed patches (Sec. 3)."""
+        return (outputs["predicted"].float() - outputs["target"]).square().mean()
+
+
+def attach_mae(model: PretrainModel, **options: object) -> MAE:
+    """Attach MAE to ``model`` (functional form); options are those of ``MAE``."""
+    algorithm = MAE(**options)  # type: ignore[arg-type]
+    algorithm.attach(model)
+    return algorithm

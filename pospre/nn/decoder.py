@@ -1,0 +1,41 @@
+"""The narrow transformer that turns encoder tokens into predictions."""
+
+from functools import partial
+
+from timm.models.vision_transformer import Block
+from torch import Tensor, nn
+
+from pospre.errors import UserError
+
+
+def check_heads(dim: int, num_heads: int, *, owner: str) -> None:
+    """Raise ``UserError`` unless ``num_heads`` divides ``dim``; ``owner`` is the recipe section."""
+    if num_heads < 1 or dim < 1 or dim % num_heads:
+        raise UserError(
+            f"{owner}.decoder_heads = {num_heads} does not divide {owner}.decoder_dim = {dim}. "
+            "Choose a width that is a multiple of the number of heads."
+        )
+
+
+def decoder_blocks(dim: int, depth: int, num_heads: int) -> nn.Sequential:
+    """Return ``depth`` pre-norm blocks (MLP ratio 4, qkv bias, LayerNorm eps 1e-6), not yet drawn."""
+    norm = partial(nn.LayerNorm, eps=1e-6)
+    return nn.Sequential(
+        *(Block(dim, num_heads, mlp_ratio=4, qkv_bias=True, norm_layer=norm) for _ in range(depth))
+    )
+
+
+def patchify(images_B3HW: Tensor, patch_size: int) -> Tensor:
+    """Cut images into flat patches (B, N, P²·3): row-major patches, channel fastest within one."""
+    rows, cols = images_B3HW.shape[2] // patch_size, images_B3HW.shape[3] // patch_size
+    patches = images_B3HW.unflatten(3, (cols, patch_size)).unflatten(2, (rows, patch_size))
+    return patches.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
+
+
+def unpatchify(patches_BNF: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Undo ``patchify``: (B, N, P²·3) to (B, 3, H, W) for a grid of (rows, columns)."""
+    rows, cols = grid
+    side = int((patches_BNF.shape[-1] // 3) ** 0.5)
+    patches = patches_BNF.unflatten(2, (side, side, 3)).unflatten(1, (rows, cols))
+    images = patches.permute(0, 5, 1, 3, 2, 4)
+    return images.flatten(4).flatten(2, 3)

@@ -1,0 +1,71 @@
+"""Fixed-count random masking and the gathers that go with it."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pospre import draws
+from pospre.errors import UserError
+
+
+class Masking(NamedTuple):
+    """A split of every sample's slots into kept and removed ones, in random order.
+
+    Attributes:
+        keep: int64 (B, K) indices of the kept slots.
+        removed: int64 (B, N−K) indices of the others.
+    """
+
+    keep: Tensor
+    removed: Tensor
+
+
+def num_kept(num_slots: int, mask_ratio: float, *, key: str = "mask_ratio") -> int:
+    """Return how many of ``num_slots`` stay: ``int(num_slots·(1 − mask_ratio))`` as in MAE's code.
+
+    The floor is of a float product, so (100, 0.9) keeps 9, not 10; published runs depend on it.
+
+    Raises:
+        UserError: the ratio lies outside [0, 1), or nothing would be left; ``key`` names it.
+    """
+    if not 0.0 <= mask_ratio < 1.0:
+        raise UserError(f"{key} is {mask_ratio}, but must lie in [0, 1). 0.75 is the usual choice.")
+    kept = int(num_slots * (1 - mask_ratio))
+    if kept < 1:
+        largest = 1 - 1 / num_slots
+        raise UserError(
+            f"{key} = {mask_ratio} leaves none of the {num_slots} tokens visible. "
+            f"Use at most {largest:.4f}, or a finer grid (smaller patch, larger image)."
+        )
+    return kept
+
+
+def random_masking(keys: Tensor, num_slots: int, kept: int) -> Masking:
+    """Keep ``kept`` of ``num_slots`` slots per sample, uniformly and without ties.
+
+    Args:
+        keys: int64 (B,) draw keys, see ``pospre.draws.sample_keys``.
+        num_slots: N.
+        kept: K, the same for every sample, so that shapes never depend on data.
+    """
+    shuffled = draws.permutation(keys, num_slots)
+    return Masking(keep=shuffled[:, :kept], removed=shuffled[:, kept:])
+
+
+def gather_tokens(tokens_BND: Tensor, index_BK: Tensor) -> Tensor:
+    """Return the tokens at ``index_BK``: (B, K, D)."""
+    index = index_BK.unsqueeze(-1).expand(-1, -1, tokens_BND.shape[-1])
+    return torch.gather(tokens_BND, 1, index)
+
+
+def scatter_tokens(background_BND: Tensor, index_BK: Tensor, tokens_BKD: Tensor) -> Tensor:
+    """Return ``background_BND`` with ``tokens_BKD`` put at ``index_BK`` (out of place)."""
+    index = index_BK.unsqueeze(-1).expand_as(tokens_BKD)
+    return torch.scatter(background_BND, 1, index, tokens_BKD)
+
+
+def slot_mask(index_BK: Tensor, num_slots: int) -> Tensor:
+    """Return bool (B, num_slots), true at ``index_BK``."""
+    mask = torch.zeros(index_BK.shape[0], num_slots, dtype=torch.bool, device=index_BK.device)
+    return mask.scatter(1, index_BK, True)

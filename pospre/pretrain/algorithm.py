@@ -1,0 +1,102 @@
+"""What an algorithm is: an attachment to the model plus what it writes into each batch."""
+
+import importlib
+import pkgutil
+from abc import abstractmethod
+from typing import ClassVar, NamedTuple
+
+from composer.core import Algorithm, Event, State, TimeUnit
+from composer.loggers import Logger
+
+from pospre import algorithms
+from pospre.errors import UserError, suggestion
+from pospre.pretrain.model import Batch, PretrainModel
+
+
+class Progress(NamedTuple):
+    """How much of the training is done, in [0, 1].
+
+    Attributes:
+        step: counted in optimiser steps.
+        epoch: counted in whole epochs, as per-epoch schedules of published code do.
+    """
+
+    step: float
+    epoch: float
+
+
+class PretrainAlgorithm(Algorithm):
+    """A host or a position algorithm as a Composer ``Algorithm``.
+
+    ``attach`` adds its modules before the optimiser is made, and does nothing the second time (at
+    ``Event.INIT``). Before each forward it sets its schedules and writes its masks into the batch.
+
+    Attributes:
+        is_host: hosts own the visible patches and attach first.
+    """
+
+    is_host: ClassVar[bool] = False
+
+    @abstractmethod
+    def attach(self, model: PretrainModel) -> None:
+        """Add passes, objectives and position modules to ``model``; idempotent."""
+
+    @abstractmethod
+    def write(self, batch: Batch, model: PretrainModel) -> None:
+        """Write this algorithm's keys into ``batch``: pure functions of seed, epoch and index."""
+
+    def schedule(self, model: PretrainModel, progress: Progress) -> None:  # noqa: B027
+        """Set what changes over training (into buffers, which never recompile); nothing by default."""
+
+    def match(self, event: Event, state: State) -> bool:
+        """Run at INIT and before every forward."""
+        return event in (Event.INIT, Event.BEFORE_FORWARD)
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Attach at INIT; before a forward set the schedules and write into the batch."""
+        model = pretrain_model(state)
+        if event == Event.INIT:
+            self.attach(model)
+            return
+        self.schedule(model, training_progress(state))
+        self.write(state.batch, model)
+
+
+def pretrain_model(state: State) -> PretrainModel:
+    """Return the model of a Composer state, out of its DDP wrapper if it has one."""
+    model = getattr(state.model, "module", state.model)
+    assert isinstance(model, PretrainModel)
+    return model
+
+
+def training_progress(state: State) -> Progress:
+    """Return the progress of a Composer state; 0 before ``max_duration`` is known."""
+    elapsed = state.get_elapsed_duration()
+    step = 0.0 if elapsed is None else float(elapsed)
+    total = state.max_duration
+    if total is not None and total.unit == TimeUnit.EPOCH:
+        return Progress(step, state.timestamp.epoch.value / total.value)
+    return Progress(step, step)
+
+
+def algorithm_names() -> list[str]:
+    """Return the names of all algorithms: the modules of ``pospre.algorithms``."""
+    return sorted(module.name for module in pkgutil.iter_modules(algorithms.__path__))
+
+
+def algorithm_class(name: str) -> type[PretrainAlgorithm]:
+    """Return the algorithm of the module ``pospre.algorithms.<name>``.
+
+    Raises:
+        UserError: there is no such module.
+    """
+    if name not in algorithm_names():
+        raise UserError(f"algorithms: '{name}' is not known.{suggestion(name, algorithm_names())}")
+    module = importlib.import_module(f"{algorithms.__name__}.{name}")
+    return next(
+        member
+        for member in vars(module).values()
+        if isinstance(member, type)
+        and issubclass(member, PretrainAlgorithm)
+        and member.__module__ == module.__name__
+    )
