@@ -8,8 +8,8 @@ if command -v flock >/dev/null; then  # two `make` at once: the second waits for
     flock -n 9 || { echo "setup: waiting for another make setup to finish"; flock 9; }
 fi
 
-readonly stamp=.venv/.installed log=.venv/setup.log
-readonly system_packages="pkg-config g++ libopencv-dev libturbojpeg0-dev"
+readonly stamp=.venv/.installed log=${TMPDIR:-/tmp}/pospre-setup-$(id -u).log
+readonly system_packages="pkg-config g++ python3-dev libopencv-dev libturbojpeg0-dev"
 
 say() { echo "setup: $*"; }
 fail() { echo "error: $*" >&2; exit 2; }
@@ -42,6 +42,7 @@ watch() {
 }
 
 fitting_python='import sys, venv, ensurepip; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))'
+python_headers='import os, sysconfig; print(os.path.join(sysconfig.get_path("include"), "Python.h"))'
 
 find_python() {
     local candidate
@@ -51,46 +52,51 @@ find_python() {
     return 1
 }
 
-# What lets us install system packages: nothing to prefix as root, sudo where it asks no password.
-find_privilege() {
+# apt WHAT PACKAGE…: install system packages where that asks nobody anything; false elsewhere.
+apt() {
+    local what=$1 privilege=""
+    shift
     command -v apt-get >/dev/null || return 1
-    [ "$(id -u)" = 0 ] && return 0
-    sudo -n true 2>/dev/null && echo "sudo -n"
-}
-
-ffcv_can_build() { pkg-config --exists opencv4 libturbojpeg 2>/dev/null && command -v c++ >/dev/null; }
-
-install_system_packages() {
-    local privilege
-    privilege=$(find_privilege) || return 1
+    if [ "$(id -u)" != 0 ]; then
+        sudo -n true 2>/dev/null || return 1
+        privilege="sudo -n"
+    fi
     export DEBIAN_FRONTEND=noninteractive
     watch "apt-get update" $privilege apt-get update &&
-        watch "apt-get install of FFCV's $system_packages" \
-            $privilege apt-get install -y --no-install-recommends $system_packages
+        watch "apt-get install for $what ($*)" \
+            $privilege apt-get install -y --no-install-recommends "$@"
 }
 
-# What .venv must hold; written to the stamp when it does.
+make_venv() {
+    local python
+    mkdir -p .venv
+    python=$(find_python) || { apt "Python" python3-venv python3-dev && python=$(find_python); } ||
+        fail "pospre needs Python 3.11 or 3.12 with its venv module (Debian, Ubuntu: apt-get install" \
+            "python3.11-venv python3.11-dev); installed elsewhere: make setup PYTHON=/path/to/python3.11"
+    watch "making .venv with $("$python" -V)" "$python" -m venv --clear .venv
+}
+
+ffcv_can_build() {
+    pkg-config --exists opencv4 libturbojpeg 2>/dev/null && command -v c++ >/dev/null &&
+        [ -f "$(.venv/bin/python -c "$python_headers")" ]
+}
+
+# What .venv must hold; written to the stamp once it does.
 wanted() { echo "$(.venv/bin/python -V) ffcv=$1"; cat requirements.txt; }
 
+if ! { .venv/bin/python -c "$fitting_python" && .venv/bin/python -m pip -V >/dev/null; } 2>/dev/null; then
+    make_venv
+fi
 ffcv=no
 ffcv_can_build && ffcv=yes
-if [ -x .venv/bin/python ] && [ -f "$stamp" ]; then
-    if [ "$(wanted $ffcv)" = "$(cat "$stamp")" ]; then
-        [ $ffcv = yes ] || say "without .beton (FFCV needs: $system_packages)"
-        exit 0
-    fi
-fi
-
-if ! { [ -x .venv/bin/python ] && .venv/bin/python -c "$fitting_python" && .venv/bin/python -m pip -V >/dev/null; } 2>/dev/null; then
-    python=$(find_python) || fail "pospre needs Python 3.11 or 3.12 with its venv module" \
-        "(Debian, Ubuntu: apt-get install python3.11-venv). Elsewhere installed: make setup PYTHON=/path/to/python3.11"
-    rm -rf .venv && mkdir .venv
-    watch "making .venv with $("$python" -V)" "$python" -m venv .venv
+if [ -f "$stamp" ] && [ "$(wanted $ffcv)" = "$(cat "$stamp")" ]; then
+    [ $ffcv = yes ] || say "without .beton (FFCV needs: $system_packages)"
+    exit 0
 fi
 rm -f "$stamp"
 
 if [ $ffcv = no ]; then
-    install_system_packages && ffcv_can_build && ffcv=yes
+    apt FFCV $system_packages && ffcv_can_build && ffcv=yes
 fi
 if [ $ffcv = yes ]; then
     cp requirements.txt .venv/requirements.txt
