@@ -1,0 +1,127 @@
+"""One image file → bytes ready to store: an upright RGB or grey JPEG, checked by decoding it."""
+
+import io
+import struct
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps
+
+_ORIENTATION_TAG = 0x0112
+_UPRIGHT = 1
+
+# What Pillow's plugins raise on damaged files. Anything else is a bug and should be seen.
+_DECODE_ERRORS = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    KeyError,
+    IndexError,
+    TypeError,
+    OverflowError,
+    MemoryError,
+    struct.error,
+    Image.DecompressionBombError,
+)
+
+
+@dataclass(frozen=True)
+class PreparedImage:
+    """A JPEG ready to store.
+
+    Attributes:
+        jpeg: the bytes.
+        width: pixels.
+        height: pixels.
+        kept: whether these are the file's own bytes, unchanged.
+    """
+
+    jpeg: bytes
+    width: int
+    height: int
+    kept: bool
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """Why a file gives no image."""
+
+    reason: str
+
+
+def prepare_image(path: Path, max_side: int | None, quality: int) -> PreparedImage | Unreadable:
+    """Read an image file and return the JPEG to store; never raises for what a file may contain.
+
+    The file's own bytes are kept when it is an upright RGB or grey JPEG with no side above
+    ``max_side``. Everything else is turned upright, converted to RGB, shrunk to ``max_side`` and
+    encoded at ``quality``. Transparency is dropped, as in torchvision's ImageFolder; of an
+    animation the first frame is taken.
+    """
+    try:
+        with warnings.catch_warnings():
+            # Broken metadata beside a good image, and big but honest images, are no one's concern.
+            warnings.simplefilter("ignore")
+            data = path.read_bytes()
+            if not data:
+                return Unreadable("the file is empty")
+            return _prepare(data, max_side, quality)
+    except _DECODE_ERRORS as error:
+        text = str(error) or type(error).__name__
+        return Unreadable(text.replace(str(path), path.name).split("\n", 1)[0][:200])
+
+
+def _prepare(data: bytes, max_side: int | None, quality: int) -> PreparedImage | Unreadable:
+    try:
+        image: Image.Image = Image.open(io.BytesIO(data))
+    except Image.UnidentifiedImageError:
+        return Unreadable("no image format that Pillow knows")
+    width, height = image.size
+    shrink = max_side is not None and max(width, height) > max_side
+    is_jpeg = image.format in ("JPEG", "MPO")  # MPO: a JPEG with further pictures behind it
+    if is_jpeg and image.mode in ("RGB", "L") and not shrink and _orientation(image) == _UPRIGHT:
+        # Decoding at 1/8 scale reads every coefficient, so it finds what is cut off or damaged.
+        image.draft(None, (1, 1))
+        image.load()
+        return PreparedImage(data, width, height, kept=True)
+    if shrink and is_jpeg and max_side is not None:
+        image.draft(None, (3 * max_side, 3 * max_side))
+    image = _rgb(_upright(image))
+    if shrink and max_side is not None:
+        scale = max_side / max(width, height)
+        size = [max(1, round(side * scale)) for side in (width, height)]
+        if (image.width > image.height) != (width > height):
+            size.reverse()
+        image = image.resize((size[0], size[1]), Image.Resampling.LANCZOS, reducing_gap=3.0)
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=quality)
+    return PreparedImage(buffer.getvalue(), image.width, image.height, kept=False)
+
+
+def _orientation(image: Image.Image) -> int:
+    """Return the EXIF orientation, 1 (upright) when there is none or it cannot be read."""
+    try:
+        return int(image.getexif().get(_ORIENTATION_TAG, _UPRIGHT))
+    except _DECODE_ERRORS:
+        return _UPRIGHT
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    image.load()
+    if _orientation(image) == _UPRIGHT:
+        return image
+    return ImageOps.exif_transpose(image)
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    """Convert any mode to RGB; deep greyscale is scaled down, not clipped as Pillow would."""
+    if image.mode.startswith("I"):  # 16 or 32 bits; 65535 is white
+        values = np.clip(np.asarray(image).astype(np.int64), 0, 65535) >> 8
+        image = Image.fromarray(values.astype(np.uint8))
+    elif image.mode == "F":  # white is 1 when nothing is brighter, else 255
+        pixels = np.nan_to_num(np.asarray(image))
+        white = 1.0 if pixels.max() <= 1.0 else 255.0
+        image = Image.fromarray(np.clip(pixels * (255.0 / white), 0, 255).astype(np.uint8))
+    return image if image.mode == "RGB" else image.convert("RGB")

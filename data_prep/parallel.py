@@ -1,0 +1,68 @@
+"""An ordered map over worker processes that holds few results and leaves no orphans."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import wait
+from typing import TypeVar
+
+from pospre.errors import UserError
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+_PENDING_PER_WORKER = 16
+
+
+def default_workers() -> int:
+    """Return the number of CPU cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def ordered_map(
+    function: Callable[[Item], Result], items: Iterable[Item], num_workers: int
+) -> Iterator[Result]:
+    """Yield ``function(item)`` in the order of the items, computed by ``num_workers`` processes.
+
+    One worker means this very process. At most a few results per worker wait at any time, so a slow
+    consumer costs no memory.
+
+    Raises:
+        UserError: a worker process died (killed, or out of memory).
+    """
+    if num_workers <= 1:
+        yield from map(function, items)
+        return
+    executor = ProcessPoolExecutor(num_workers, initializer=_start_worker)
+    pending: deque[Future[Result]] = deque()
+    try:
+        for item in items:
+            pending.append(executor.submit(function, item))
+            if len(pending) >= _PENDING_PER_WORKER * num_workers:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    except BrokenProcessPool as error:
+        raise UserError(
+            "a worker process died (out of memory, or killed); use fewer with --workers."
+        ) from error
+    finally:
+        executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _start_worker() -> None:
+    """Leave Ctrl-C to the parent, and end when the parent is gone, even by SIGKILL."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)

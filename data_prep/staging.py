@@ -1,0 +1,119 @@
+"""All or nothing: write into a partial folder beside the destination, rename when complete."""
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pospre.errors import UserError
+
+
+@contextmanager
+def staging_folder(destination: Path) -> Iterator[Path]:
+    """Give a fresh folder ``<destination>.partial-<pid>`` and remove it at the end, come what may.
+
+    Partial folders that killed runs left behind for the same destination are removed first. Any
+    ``OSError`` inside (disk full, no permission) becomes a ``UserError``.
+
+    Raises:
+        UserError: nothing can be written there, or another process is writing it.
+    """
+    partial = destination.with_name(f"{destination.name}.partial-{os.getpid()}")
+    created = _missing_parents(destination)
+    finished = False
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        remove_stale_partials(destination)
+        partial.mkdir()
+        yield partial
+        finished = True
+    except OSError as error:
+        raise UserError(
+            f"cannot write {destination}: {error.strerror or error}. Nothing was left behind; make "
+            "room or choose another destination, then run the same command again."
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        if not finished:
+            _remove_empty(created)
+
+
+def remove_stale_partials(destination: Path) -> None:
+    """Remove the partial folders of dead processes.
+
+    Raises:
+        UserError: a living process is writing this destination.
+    """
+    pattern = re.compile(re.escape(destination.name) + r"\.partial-(\d+)(-old)?")
+    for path in sorted(destination.parent.iterdir()):
+        match = pattern.fullmatch(path.name)
+        if match is None:
+            continue
+        pid = int(match[1])
+        if pid != os.getpid() and _is_alive(pid):
+            raise UserError(
+                f"process {pid} is writing {destination} right now; wait for it, or remove {path} "
+                "if that process is something else."
+            )
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def replace_folder(complete: Path, destination: Path) -> None:
+    """Put a complete folder in the destination's place; an old one is moved aside, then removed."""
+    _sync_tree(complete)
+    old = destination.with_name(f"{destination.name}.partial-{os.getpid()}-old")
+    if destination.exists():
+        destination.rename(old)
+    complete.rename(destination)
+    _sync(destination.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def replace_files(pairs: list[tuple[Path, Path]]) -> None:
+    """Rename files (from, to) in the given order, after their content has reached the disk."""
+    for source, _ in pairs:
+        _sync(source)
+    for source, destination in pairs:
+        source.replace(destination)
+    _sync(pairs[-1][1].parent)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _missing_parents(path: Path) -> list[Path]:
+    return [parent for parent in path.absolute().parents if not parent.exists()]
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    for folder in folders:
+        try:
+            folder.rmdir()
+        except OSError:
+            return
+
+
+def _sync_tree(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        _sync(path)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
