@@ -91,6 +91,6 @@ def permutation(keys: Keys, count: int) -> Keys:
 
 
 def order(seed: int, epoch: int, size: int) -> np.ndarray:
-    """Return the order in which an epoch visits the samples: int64 (size,), the same on every rank."""
+    """Return the order in which an epoch visits the samples: int64 (size,), for all ranks."""
     keys = sample_keys(seed, epoch, np.arange(size, dtype=np.int64), 0, "shuffle")
     return np.argsort(keys, kind="stable")

@@ -10,7 +10,7 @@ class UserError(ValueError):
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """Return `` Did you mean 'x'?`` for the nearest of ``known``, or the known names if none is near."""
+    """Return `` Did you mean 'x'?`` for the nearest of ``known``, or list them if none is near."""
     names = sorted(known)
     near = difflib.get_close_matches(word, names, n=1)
     return f" Did you mean '{near[0]}'?" if near else f" Known: {', '.join(names)}."

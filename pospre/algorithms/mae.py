@@ -89,9 +89,7 @@ class PixelRegression(Objective):
         """Return predicted and true pixels of the removed patches, each (B, N−K, P²·3)."""
         keep, removed = batch["view/keep"], batch["view/removed"]
         tokens = self.embed(passes["student"])
-        background = self.mask_token.to(tokens.dtype).expand(
-            len(tokens), len(self.position_ND), -1
-        )
+        background = self.mask_token.to(tokens.dtype).expand(len(tokens), len(self.position_ND), -1)
         patches = scatter_tokens(background, keep, tokens[:, 1:]) + self.position_ND
         decoded = self.blocks(torch.cat([tokens[:, :1], patches], dim=1))
         # only removed patches enter the loss, so only they are predicted

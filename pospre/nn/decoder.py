@@ -18,7 +18,7 @@ def check_heads(dim: int, num_heads: int, *, owner: str) -> None:
 
 
 def decoder_blocks(dim: int, depth: int, num_heads: int) -> nn.Sequential:
-    """Return ``depth`` pre-norm blocks (MLP ratio 4, qkv bias, LayerNorm eps 1e-6), not yet drawn."""
+    """Return ``depth`` pre-norm blocks (MLP ratio 4, qkv bias, eps 1e-6), not yet initialised."""
     norm = partial(nn.LayerNorm, eps=1e-6)
     return nn.Sequential(
         *(Block(dim, num_heads, mlp_ratio=4, qkv_bias=True, norm_layer=norm) for _ in range(depth))

@@ -87,6 +87,9 @@ class Encoder(VisionTransformer):
         self.pos_embed.zero_()
         self.pos_embed[0, 1:] = sincos_positions(self.embed_dim, *self.grid)
 
+    cls_token: nn.Parameter
+    pos_embed: nn.Parameter
+
     def forward(  # type: ignore[override]  # timm's takes images and an attention mask
         self,
         images_B3HW: Tensor,
@@ -97,7 +100,7 @@ class Encoder(VisionTransformer):
 
         Args:
             images_B3HW: normalised float images.
-            keep_BK: int64 indices of the patches to encode, in the order of the output; all if None.
+            keep_BK: int64 indices of the patches to encode, in output order; None takes all.
             positions: maps the table's positions (B, K, D) of those patches to the ones to add;
                 None adds the table's.
 
@@ -117,7 +120,7 @@ class Encoder(VisionTransformer):
         return self.norm(tokens)
 
     def _embed(self, images_B3HW: Tensor, keep_BK: Tensor | None) -> Tensor:
-        """Embed only the kept patches: (B, K, D). Removed ones are neither copied nor multiplied."""
+        """Embed only the kept patches: (B, K, D); removed ones are not even copied."""
         projection = self.patch_embed.proj
         if keep_BK is None:
             return projection(images_B3HW).flatten(2).transpose(1, 2)
@@ -155,7 +158,7 @@ def build_encoder(
         raise UserError(f"encoder.name is '{name}'.{suggestion(name, SIZES)}")
     size = SIZES[name]
     patch = size.patch_size if patch_size is None else patch_size
-    height_width = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+    height_width = (image_size, image_size) if isinstance(image_size, int) else image_size
     blocks = size.depth if depth is None else depth
     for key, value in (("patch_size", patch), ("depth", blocks), ("image_size", min(height_width))):
         if value < 1:

@@ -31,4 +31,6 @@ def sincos_positions(dim: int, rows: int, cols: int) -> Tensor:
         indexing="ij",
     )
     angles = [axis.reshape(-1, 1) * frequencies for axis in (col, row)]
-    return torch.cat([wave(angle) for angle in angles for wave in (torch.sin, torch.cos)], 1).float()
+    return torch.cat(
+        [wave(angle) for angle in angles for wave in (torch.sin, torch.cos)], 1
+    ).float()

@@ -59,9 +59,7 @@ class ObjectiveSet(nn.Module):
     def __iter__(self) -> Iterator[str]:
         return iter(self.named)
 
-    def forward(
-        self, passes: dict[str, Tensor], batch: dict[str, Tensor]
-    ) -> dict[str, Outputs]:
+    def forward(self, passes: dict[str, Tensor], batch: dict[str, Tensor]) -> dict[str, Outputs]:
         """Run every objective; returns its outputs by name."""
         return {name: objective(passes, batch) for name, objective in self.named.items()}
 

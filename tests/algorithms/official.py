@@ -1,0 +1,105 @@
+"""Weights, images and name maps that the recorded numbers of the official codes belong to.
+
+The fixtures hold numbers only: they were made by running the published code, outside this
+repository, on the tensors that ``tensor`` draws.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pospre import draws
+from pospre.nn.encoder import Encoder, EncoderSize
+from pospre.pretrain.model import PretrainModel
+
+FIXTURES = Path(__file__).parent / "fixtures"
+DECODER = {"decoder_dim": 32, "decoder_depth": 2, "decoder_heads": 4}
+
+
+def tensor(name: str, shape: tuple[int, ...], scale: float) -> Tensor:
+    """Return the uniform draw in [-scale, scale) that belongs to ``name``."""
+    key = draws.sample_keys(1, 0, np.array([0]), 0, f"fixture/{name}")
+    values = draws.uniform(key, int(np.prod(shape)))[0]
+    return torch.from_numpy((values - 0.5).reshape(shape) * 2 * scale)
+
+
+def small_model() -> PretrainModel:
+    """Return the model of the fixtures: 48 px, 6x6 patches of 8 px, width 48, two blocks."""
+    size = EncoderSize("vit_tiny_patch16_224", 16, 48, 12, 3)
+    encoder = Encoder(size, image_size=(48, 48), patch_size=8, depth=2)
+    return PretrainModel(encoder, seed=0)
+
+
+def official_name(name: str, *, position_task: bool) -> str:
+    """Translate one of our parameter names into the official repository's."""
+    if name == "positions.named.droppos.token":
+        return "mask_pos_token"
+    if name.startswith("encoder."):
+        return name.removeprefix("encoder.")
+    _, _, objective, rest = name.split(".", 3)
+    if rest == "mask_token":
+        return rest
+    prefix = "aux_decoder_" if objective == "mae" and position_task else "decoder_"
+    return prefix + rest.replace("predict", "pred")
+
+
+def load_weights(model: PretrainModel, *, position_task: bool) -> None:
+    """Give ``model`` the weights that the official model had when it was recorded."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:
+                continue
+            theirs = official_name(name, position_task=position_task)
+            if "norm" in theirs and theirs.endswith("weight"):
+                parameter.copy_(1 + tensor(theirs, parameter.shape, 0.1))
+            else:
+                scale = 0.2 if parameter.ndim >= 2 else 0.1
+                parameter.copy_(tensor(theirs, parameter.shape, scale))
+
+
+def batch() -> dict[str, Tensor]:
+    """Return a batch whose normalised images are replaced by ``official_images`` below."""
+    return {
+        "view/image": torch.zeros(4, 1, 3, 48, 48, dtype=torch.uint8),
+        "view/flip": torch.zeros(4, 1, dtype=torch.bool),
+        "index": torch.arange(4),
+        "epoch": torch.zeros(4, dtype=torch.int64),
+    }
+
+
+def official_images() -> Tensor:
+    """Return the recorded runs' normalised images: (4, 1, 3, 48, 48)."""
+    return torch.stack([tensor(f"image{i}", (3, 48, 48), 2.0) for i in range(4)]).unsqueeze(1)
+
+
+def fixture(name: str) -> dict[str, Any]:
+    """Return the recorded cases of one official repository."""
+    return json.loads((FIXTURES / f"{name}_official.json").read_text())["cases"]
+
+
+def assert_same_gradients(
+    model: PretrainModel, recorded: dict[str, Any], *, position_task: bool
+) -> None:
+    """Compare every gradient's norm and its projection on a recorded direction, to 1e-4."""
+    checked = set()
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        theirs = official_name(name, position_task=position_task)
+        if theirs not in recorded:
+            assert parameter.grad is None or not parameter.grad.any(), name
+            continue
+        checked.add(theirs)
+        gradient = parameter.grad.double()
+        probe = tensor(f"probe/{theirs}", parameter.shape, 1.0).double()
+        norm = recorded[theirs]["norm"]
+        # a k-bias has no gradient in exact arithmetic: rounding is all there is to compare
+        tolerance = 1e-4 * norm + 1e-7
+        assert abs(float(gradient.norm()) - norm) <= tolerance, name
+        bound = tolerance * float(probe.norm())
+        assert abs(float((gradient * probe).sum()) - recorded[theirs]["probe"]) <= bound, name
+    assert checked == set(recorded)

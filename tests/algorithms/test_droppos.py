@@ -1,0 +1,287 @@
+"""DropPos: goldens and invariants of the spec (section 8)."""
+
+import math
+
+import pytest
+import torch
+from official import DECODER, batch, load_weights, small_model
+
+from pospre.algorithms.droppos import (
+    DropPos,
+    attach_droppos,
+    draw_masks,
+    grid_distances,
+    num_shown,
+    predict_positions,
+    smoothed_labels,
+)
+from pospre.algorithms.mae import attach_mae
+from pospre.errors import UserError
+from pospre.nn.masking import num_kept
+from pospre.pretrain.algorithm import Progress
+
+
+def smooth(side, sigma, **options):
+    squared = options.pop("squared", True)
+    return smoothed_labels(
+        grid_distances(side, side, squared=squared), torch.tensor(sigma), **options
+    )
+
+
+def random_batch():
+    torch.manual_seed(1)
+    images = torch.randint(0, 256, (4, 1, 3, 48, 48), dtype=torch.uint8)
+    return batch() | {"view/image": images}
+
+
+def model_and_batch(**options):
+    torch.manual_seed(0)
+    model = small_model()
+    algorithm = attach_droppos(model, **{"mask_ratio": 0.5, **DECODER, **options})
+    load_weights(model, position_task=True)
+    inputs = random_batch()
+    algorithm.write(inputs, model)
+    return model, inputs
+
+
+def test_default_counts_are_49_visible_12_shown_37_dropped():
+    visible = num_kept(196, 0.75)
+    assert (visible, num_shown(visible, 0.75)) == (49, 12)
+
+
+@pytest.mark.parametrize(
+    ("visible", "dropped"),
+    [
+        (196, (49, 98, 147, 187)),
+        (147, (37, 74, 111, 140)),
+        (98, (25, 49, 74, 94)),
+        (49, (13, 25, 37, 47)),
+    ],
+)
+def test_position_grid_counts(visible, dropped):
+    counts = [visible - num_shown(visible, ratio) for ratio in (0.25, 0.5, 0.75, 0.95)]
+    assert counts == list(dropped)
+
+
+def test_smoothed_rows_have_the_golden_values():
+    labels = smooth(14, 1.0)
+    inner, corner = labels[7 * 14 + 7], labels[0]
+    torch.testing.assert_close(labels.sum(1), torch.ones(196))
+    for value, golden in (
+        (inner[7 * 14 + 7], 0.318244),
+        (inner[7 * 14 + 8], 0.117075),
+        (inner[8 * 14 + 8], 0.043070),
+        (corner[0], 0.520324),
+        (corner[1], 0.191417),
+        (corner[15], 0.070418),
+    ):
+        assert value.item() == pytest.approx(golden, abs=2e-6)
+    entropy = -(labels.double() * labels.double().log()).nan_to_num().sum(1)
+    assert entropy[7 * 14 + 7].item() == pytest.approx(2.142895, abs=1e-5)
+    assert entropy[0].item() == pytest.approx(1.291331, abs=1e-5)
+    assert entropy.mean().item() == pytest.approx(2.007451, abs=1e-5)
+
+
+def test_euclidean_distance_has_its_golden_value():
+    assert smooth(14, 1.0, squared=False)[7 * 14 + 7, 7 * 14 + 7].item() == pytest.approx(
+        0.15435, abs=1e-4
+    )
+
+
+def test_official_labels_sum_to_one_over_columns_only():
+    official = smooth(14, 1.0, official=True)
+    mass = official.sum(1)
+    assert official[0, 1].item() == pytest.approx(0.151274, abs=1e-6)
+    assert official[1, 0].item() == pytest.approx(0.191417, abs=1e-6)
+    for position, golden in ((0, 0.88633), (15, 1.10960), (7, 0.94145), (7 * 14 + 7, 1.0)):
+        assert mass[position].item() == pytest.approx(golden, abs=1e-4)
+    small = smooth(4, 1.0, official=True).sum(1)
+    for position, golden in ((0, 0.8866), (1, 0.9966), (5, 1.1202)):
+        assert small[position].item() == pytest.approx(golden, abs=1e-4)
+
+
+@pytest.mark.parametrize("sigma", [0.0, 1 / 800])
+def test_vanishing_width_is_exactly_one_hot(sigma):
+    assert torch.equal(smooth(14, sigma), torch.eye(196))
+
+
+def test_zero_logits_cost_the_log_of_the_number_of_positions():
+    model, inputs = model_and_batch()
+    outputs = model(inputs)
+    outputs["droppos"]["logits"] = torch.zeros_like(outputs["droppos"]["logits"])
+    assert float(model.loss(outputs, inputs)["total"].detach()) == pytest.approx(math.log(36), 1e-5)
+
+
+def test_without_relaxations_the_loss_is_plain_cross_entropy_on_dropped_patches():
+    model, inputs = model_and_batch(temperature=None, sigma_start=0.0)
+    outputs = model(inputs)
+    logits, dropped = outputs["droppos"]["logits"], ~inputs["droppos/shown"]
+    expected = torch.nn.functional.cross_entropy(logits[dropped], inputs["view/keep"][dropped])
+    torch.testing.assert_close(model.loss(outputs, inputs)["total"], expected)
+
+
+def test_large_temperature_is_no_weighting():
+    model, inputs = model_and_batch(temperature=1e6)
+    weighted = model(inputs)
+    affinity = weighted["droppos"]["affinity"]
+    torch.testing.assert_close(affinity, torch.full_like(affinity, 1 / affinity.shape[1]))
+    plain, same_inputs = model_and_batch(temperature=None)
+    torch.testing.assert_close(
+        model.loss(weighted, inputs)["total"], plain.loss(plain(same_inputs), same_inputs)["total"]
+    )
+
+
+def test_only_dropped_patches_give_gradient_to_the_logits():
+    model, inputs = model_and_batch()
+    outputs = model(inputs)
+    logits = outputs["droppos"]["logits"]
+    logits.retain_grad()
+    model.loss(outputs, inputs)["total"].backward()
+    shown = inputs["droppos/shown"]
+    assert (logits.grad[shown] == 0).all() and (logits.grad[~shown] != 0).any(-1).all()
+
+
+def test_affinity_is_constant_to_the_gradient_and_its_scale_is_free():
+    model, inputs = model_and_batch()
+    outputs = model(inputs)
+    affinity = outputs["droppos"]["affinity"]
+    assert not affinity.requires_grad
+    torch.testing.assert_close(affinity.sum(1), torch.ones(4))
+    loss = model.loss(outputs, inputs)["total"]
+    outputs["droppos"]["affinity"] = affinity * 7
+    torch.testing.assert_close(model.loss(outputs, inputs)["total"], loss)
+
+
+def test_position_token_learns_and_positions_do_not():
+    model, inputs = model_and_batch()
+    model.loss(model(inputs), inputs)["total"].backward()
+    assert (model.positions.named["droppos"].token.grad != 0).any()
+    assert model.encoder.pos_embed.grad is None
+
+
+@pytest.mark.parametrize(("affinity", "sees_removed"), [("full", True), ("visible", False)])
+def test_removed_patches_reach_only_the_full_affinity(affinity, sees_removed):
+    model, inputs = model_and_batch(affinity=affinity)
+    before = model(inputs)["droppos"]
+    images = inputs["view/image"].clone()
+    for sample, patch in enumerate(inputs["view/removed"][:, 0].tolist()):
+        row, col = 8 * (patch // 6), 8 * (patch % 6)
+        images[sample, 0, :, row : row + 8, col : col + 8] ^= 255
+    after = model(inputs | {"view/image": images})["droppos"]
+    assert torch.equal(after["logits"], before["logits"])
+    assert torch.equal(after["affinity"], before["affinity"]) is not sees_removed
+
+
+def test_permuting_slots_permutes_logits():
+    """The published ``shuffle`` switch is therefore a no-op, and not offered."""
+    model, inputs = model_and_batch()
+    model.double()
+    outputs = model(inputs)["droppos"]["logits"]
+    order = torch.randperm(18)
+    shuffled = inputs | {key: inputs[key][:, order] for key in ("view/keep", "droppos/shown")}
+    torch.testing.assert_close(model(shuffled)["droppos"]["logits"], outputs[:, order])
+
+
+def test_wrong_positions_are_other_dropped_ones():
+    model, inputs = model_and_batch(position_token="wrong")
+    table = torch.arange(36.0).view(36, 1)
+    true = table[inputs["view/keep"]]
+    seen = model.positions("droppos", true, inputs)
+    dropped = ~inputs["droppos/shown"]
+    assert torch.equal(seen[~dropped], true[~dropped])
+    assert (seen[dropped] != true[dropped]).all()
+    for sample in range(4):
+        assert sorted(seen[sample][dropped[sample]]) == sorted(true[sample][dropped[sample]])
+
+
+def test_zero_token_leaves_only_shown_positions():
+    model, inputs = model_and_batch(position_token="zeros")
+    assert not list(model.positions.parameters())
+    seen = model.positions("droppos", torch.ones(4, 18, 1), inputs)
+    assert torch.equal(seen[..., 0].bool(), inputs["droppos/shown"])
+
+
+def test_sigma_decays_per_step_and_officially_per_epoch():
+    model, _ = model_and_batch()
+    objective = model.objectives["droppos"]
+    halfway = Progress(step=0.5, epoch=0.4)
+    DropPos(sigma_start=2.0, sigma_end=1.0).schedule(model, halfway)
+    assert objective.sigma.item() == pytest.approx(1.5)
+    DropPos(sigma_start=2.0, official=True).schedule(model, halfway)
+    assert objective.sigma.item() == pytest.approx(1.2)
+
+
+def test_accuracy_is_unweighted_over_dropped_patches():
+    model, inputs = model_and_batch()
+    outputs = model(inputs)
+    keep, dropped = inputs["view/keep"], ~inputs["droppos/shown"]
+    logits = torch.nn.functional.one_hot(keep, 36).float()
+    logits[0] = -logits[0]  # the first sample is all wrong
+    outputs["droppos"]["logits"] = logits
+    measured = model.loss(outputs, inputs)["metric/droppos_accuracy"]
+    assert measured == dropped[1:].sum() / dropped.sum()
+
+
+def test_beside_mae_one_pass_serves_both():
+    model = small_model()
+    mae = attach_mae(model, mask_ratio=0.5, **DECODER)
+    droppos = attach_droppos(model, weight=0.05, **DECODER)
+    inputs = random_batch()
+    for algorithm in (mae, droppos):
+        algorithm.write(inputs, model)
+    terms = model.loss(model(inputs), inputs)
+    torch.testing.assert_close(terms["total"], terms["mae"] + 0.05 * terms["droppos"])
+    assert set(model.passes) == {"student", "affinity"}
+
+
+def test_prediction_at_other_ratios_draws_the_training_masks():
+    model, inputs = model_and_batch(position_mask_ratio=0.5)
+    logits, keep, dropped = predict_positions(
+        model, random_batch(), mask_ratio=0.5, position_mask_ratio=0.5, seed=0
+    )
+    assert torch.equal(keep, inputs["view/keep"])
+    assert torch.equal(dropped, ~inputs["droppos/shown"])
+    torch.testing.assert_close(logits, model(inputs)["droppos"]["logits"].detach())
+    other = predict_positions(model, inputs, mask_ratio=0.0, position_mask_ratio=0.95, seed=0)
+    assert other[0].shape == (4, 36, 36) and other[2].sum(1).tolist() == [35] * 4
+
+
+def test_masks_are_a_function_of_the_sample_alone():
+    options = {"mask_ratio": 0.75, "position_mask_ratio": 0.75, "seed": 9}
+    whole = draw_masks(random_batch(), 36, **options)
+    rows = {key: value[2:3] for key, value in random_batch().items()}
+    for key, value in draw_masks(rows, 36, **options).items():
+        assert torch.equal(value, whole[key][2:3]), key
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mask_ratio": 1.0}, r"droppos.mask_ratio is 1.0, but must lie in \[0, 1\)"),
+        ({"mask_ratio": 0.99}, "leaves none of the 36 tokens"),
+        ({"position_mask_ratio": 0.0}, r"position_mask_ratio is 0.0, but must lie in \(0, 1\]"),
+        ({"temperature": 0.0}, "droppos.temperature = 0.0 must be positive; null turns it off"),
+        ({"decoder_heads": 5}, "droppos.decoder_heads = 5 does not divide"),
+        ({"sigma_end": -1.0}, "must not be negative"),
+        ({"affinity": "half"}, "droppos.affinity is 'half'. Use one of full, visible"),
+    ],
+)
+def test_bad_options_are_refused_at_attachment(options, message):
+    model = small_model()
+    with pytest.raises(UserError, match=message):
+        attach_droppos(model, **options)
+    assert not list(model.objectives)
+
+
+def test_its_own_mask_ratio_beside_a_host_is_refused():
+    model = small_model()
+    attach_mae(model, **DECODER)
+    with pytest.raises(UserError, match="'mae' already chooses the visible patches"):
+        attach_droppos(model, mask_ratio=0.5)
+
+
+def test_attaching_twice_is_attaching_once():
+    model, _ = model_and_batch()
+    names = [name for name, _ in model.named_parameters()]
+    attach_droppos(model, mask_ratio=0.5, **DECODER)
+    assert [name for name, _ in model.named_parameters()] == names

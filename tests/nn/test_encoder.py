@@ -1,0 +1,90 @@
+"""The encoder: timm's names and numbers, kept tokens, and its bad input."""
+
+import pytest
+import timm
+import torch
+
+from pospre.errors import UserError
+from pospre.nn.decoder import patchify, unpatchify
+from pospre.nn.encoder import build_encoder
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    torch.manual_seed(0)
+    return build_encoder("vit_tiny16", image_size=(48, 64), patch_size=16, depth=2).eval()
+
+
+def test_equals_timm_with_the_same_weights(encoder):
+    theirs = timm.create_model(encoder.timm_name, num_classes=0, **encoder.timm_kwargs).eval()
+    theirs.load_state_dict(encoder.state_dict(), strict=True)
+    images = torch.randn(2, 3, 48, 64)
+    torch.testing.assert_close(encoder(images), theirs.forward_features(images))
+
+
+def test_keeping_all_patches_is_keeping_none_back(encoder):
+    images = torch.randn(2, 3, 48, 64)
+    keep = torch.arange(12).expand(2, -1)
+    torch.testing.assert_close(encoder(images, keep), encoder(images), atol=1e-5, rtol=1e-5)
+
+
+def test_removed_patches_have_no_influence(encoder):
+    images = torch.randn(1, 3, 48, 64)
+    keep = torch.tensor([[0, 5, 7]])
+    before = encoder(images, keep)
+    changed = images.clone()
+    changed[:, :, :16, 16:] += 1  # patches 1, 2 and 3
+    assert torch.equal(encoder(changed, keep), before)
+
+
+def test_the_order_of_kept_patches_is_the_order_of_the_output(encoder):
+    images = torch.randn(1, 3, 48, 64)
+    order = torch.randperm(6)
+    keep = torch.tensor([[0, 3, 4, 7, 9, 11]])
+    straight, shuffled = encoder(images, keep), encoder(images, keep[:, order])
+    torch.testing.assert_close(shuffled[:, 1:], straight[:, 1:][:, order], atol=1e-5, rtol=1e-4)
+
+
+def test_position_editor_sees_and_replaces_the_kept_positions(encoder):
+    images, keep = torch.randn(1, 3, 48, 64), torch.tensor([[2, 8]])
+    seen = []
+
+    def edit(positions):
+        seen.append(positions)
+        return positions * 0
+
+    edited = encoder(images, keep, edit)
+    assert torch.equal(seen[0][0], encoder.pos_embed[0, 1:][keep[0]])
+    assert not torch.allclose(edited, encoder(images, keep))
+
+
+def test_published_parameter_counts():
+    with torch.device("meta"):
+        for name, millions in (("vits16", 21.67), ("vitb16", 85.80), ("vitl16", 303.30)):
+            count = sum(p.numel() for p in build_encoder(name).parameters())
+            assert count / 1e6 == pytest.approx(millions, abs=0.01)
+
+
+def test_patchify_is_row_major_with_the_channel_fastest():
+    images = torch.arange(2 * 3 * 4 * 6).view(2, 3, 4, 6)
+    patches = patchify(images, 2)
+    assert patches.shape == (2, 6, 12)
+    assert patches[0, 4].tolist() == [
+        images[0, c, 2 + r, 2 + q].item() for r in (0, 1) for q in (0, 1) for c in (0, 1, 2)
+    ]
+    assert torch.equal(unpatchify(patches, (2, 3)), images)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("vitz16", {}, r"encoder.name is 'vitz16'. Did you mean 'vit"),
+        ("vits16", {"image_size": 225}, "225 is not divisible by the patch size 16. Use 224"),
+        ("vits16", {"patch_size": 0}, "encoder.patch_size is 0"),
+        ("vits16", {"depth": -1}, "encoder.depth is -1"),
+        ("vits16", {"image_size": -16}, "encoder.image_size is -16"),
+    ],
+)
+def test_bad_input_names_the_key_and_the_remedy(name, options, message):
+    with pytest.raises(UserError, match=message):
+        build_encoder(name, **options)

@@ -1,0 +1,62 @@
+"""Masks: fixed counts, valid permutations, the published rounding."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pospre import draws
+from pospre.errors import UserError
+from pospre.nn.masking import gather_tokens, num_kept, random_masking, scatter_tokens, slot_mask
+
+
+@pytest.mark.parametrize(
+    ("slots", "ratio", "kept"),
+    [(196, 0.75, 49), (100, 0.9, 9), (64, 0.8, 12), (196, 0.9, 19), (49, 0.75, 12), (196, 0, 196)],
+)
+def test_counts_are_the_published_floor(slots, ratio, kept):
+    assert num_kept(slots, ratio) == kept
+
+
+@pytest.mark.parametrize("ratio", [1.0, 1.5, -0.1, float("nan")])
+def test_ratio_outside_the_range_is_refused(ratio):
+    with pytest.raises(UserError, match=r"mae.mask_ratio is .* \[0, 1\)"):
+        num_kept(196, ratio, key="mae.mask_ratio")
+
+
+def test_ratio_that_leaves_no_token_is_refused():
+    with pytest.raises(UserError, match=r"leaves none of the 4 tokens .* at most 0.75"):
+        num_kept(4, 0.9)
+
+
+@given(slots=st.integers(1, 60), seed=st.integers(0, 2**40), data=st.data())
+def test_kept_and_removed_partition_the_slots(slots, seed, data):
+    kept = data.draw(st.integers(1, slots))
+    keys = draws.sample_keys(seed, 0, torch.arange(3), 0, "mask")
+    masking = random_masking(keys, slots, kept)
+    assert masking.keep.shape == (3, kept)
+    both = torch.cat(masking, dim=1).sort(1).values
+    assert torch.equal(both, torch.arange(slots).expand(3, -1))
+
+
+def test_every_slot_is_kept_equally_often():
+    keys = draws.sample_keys(3, 1, torch.arange(20_000), 0, "mask")
+    share = slot_mask(random_masking(keys, 16, 4).keep, 16).float().mean(0)
+    assert (share - 0.25).abs().max() < 0.015
+
+
+def test_a_mask_depends_on_its_own_sample_only():
+    index = torch.tensor([5, 11, 2])
+    whole = random_masking(draws.sample_keys(0, 4, index, 0, "mask"), 36, 9).keep
+    alone = random_masking(draws.sample_keys(0, 4, index[1:2], 0, "mask"), 36, 9).keep
+    assert torch.equal(whole[1:2], alone)
+    later = random_masking(draws.sample_keys(0, 5, index, 0, "mask"), 36, 9).keep
+    assert not torch.equal(whole, later)
+
+
+def test_scatter_undoes_gather():
+    tokens = torch.randn(2, 10, 3)
+    index = torch.stack([torch.randperm(10)[:4] for _ in range(2)])
+    gathered = gather_tokens(tokens, index)
+    background = tokens.masked_fill(slot_mask(index, 10).unsqueeze(-1), 0.0)
+    assert torch.equal(scatter_tokens(background, index, gathered), tokens)

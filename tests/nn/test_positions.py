@@ -1,0 +1,42 @@
+"""The goldens of MAE's sin-cos table (spec: shared machinery)."""
+
+import pytest
+import torch
+from timm.layers import build_sincos2d_pos_embed
+
+from pospre.errors import UserError
+from pospre.nn.positions import sincos_positions
+
+
+@pytest.fixture(scope="module")
+def table():
+    return sincos_positions(768, 14, 14)
+
+
+def test_rows_have_the_golden_values(table):
+    torch.testing.assert_close(table.square().sum(1), torch.full((196,), 384.0))
+    blocks = table[0].view(4, 192)
+    assert (blocks[[0, 2]] == 0).all() and (blocks[[1, 3]] == 1).all()
+    assert table[1, 0].item() == pytest.approx(0.841471, abs=1e-6)
+    assert table[1, 192].item() == pytest.approx(0.540302, abs=1e-6)
+    assert table[14, 384].item() == pytest.approx(0.841471, abs=1e-6)
+    assert table.double().sum().item() == pytest.approx(69594.4939, abs=1e-2)
+
+
+def test_differs_from_timm_only_in_the_order_of_blocks(table):
+    theirs = build_sincos2d_pos_embed([14, 14], 768).view(196, 4, 192)
+    ours = theirs[:, [1, 3, 0, 2]].flatten(1)
+    torch.testing.assert_close(table, ours, atol=1e-5, rtol=0)
+
+
+def test_rectangular_grid_has_the_column_first():
+    table = sincos_positions(8, 2, 3)
+    assert table.shape == (6, 8)
+    torch.testing.assert_close(table[4, 0], torch.tensor(1.0).sin())  # row 1, column 1
+    torch.testing.assert_close(table[2, 0], torch.tensor(2.0).sin())  # row 0, column 2
+    torch.testing.assert_close(table[3, :2], torch.zeros(2))  # row 1, column 0
+
+
+def test_width_must_be_a_multiple_of_four():
+    with pytest.raises(UserError, match="30"):
+        sincos_positions(30, 2, 2)
