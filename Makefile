@@ -9,6 +9,8 @@ PYTHON_RUN := .venv/bin/python
 FORMAT ?= mds
 RUNS ?= runs
 WORK ?= data
+DEMO_IMAGES := 2000
+FIRST_LIGHT := yamls/demo/first_light_droppos.yaml yamls/demo/first_light_mae.yaml
 
 # $(call need,NAME,example): stop with one line where NAME= was not given.
 need = @[ -n "$($1)" ] || { echo "error: $1= is missing. For example: $2" >&2; exit 2; }
@@ -35,6 +37,21 @@ data: setup ## Convert images: make data SRC=<folder> DST=<data set> FORMAT=mds|
 	$(call need,SRC,make data SRC=photographs DST=data/photographs FORMAT=mds)
 	$(call need,DST,make data SRC=photographs DST=data/photographs FORMAT=mds)
 	$(PYTHON_RUN) -m data_prep.convert "$(SRC)" "$(DST)" --format "$(FORMAT)" $(ARGS)
+
+demo: setup ## Render scenes, convert, pre-train DropPos, measure, export, report; minutes on 2 cores.
+	$(PYTHON_RUN) -m data_prep.scenes $(WORK)/scenes --samples $(DEMO_IMAGES) --seed 0
+	@RUNS="$(RUNS)" .setup/first_light.sh $(WORK)/scenes $(WORK)/demo yamls/demo/droppos.yaml
+
+first-light: setup ## Convert DATA=<folder of images>, pre-train DropPos and MAE on it, measure, export.
+	$(call need,DATA,make first-light DATA=photographs)
+	@RUNS="$(RUNS)" .setup/first_light.sh "$(DATA)" "$(WORK)/$(notdir $(DATA:/=))" $(FIRST_LIGHT)
+
+bench-loader: setup ## Time our loader beside stock FFCV and torchvision on DATA=<folder of images>.
+	$(call need,DATA,make bench-loader DATA=photographs)
+	$(PYTHON_RUN) -m tests.benchmarks.bench_loader "$(DATA)" $(ARGS)
+
+bench-step: setup ## Time a DropPos and an MAE training step beside a plain transcription.
+	$(PYTHON_RUN) -m tests.benchmarks.bench_step $(ARGS)
 
 clean: ## Remove caches; .venv, runs and data stay.
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
