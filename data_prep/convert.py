@@ -5,7 +5,7 @@ import importlib
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -194,7 +194,8 @@ def _write_images(
     prepare = partial(_prepare_file, settings=settings, root=folder.root)
     results = ordered_map(prepare, folder.files, min(num_workers, len(folder.files)))
     bar = tqdm(results, total=len(folder.files), unit="img", desc="convert", disable=None)
-    with _writing(writer_module.Writer(partial_folder, folder.files)) as writer:
+    writing = _writing(writer_module.Writer(partial_folder, folder.files))
+    with closing(results), closing(bar), writing as writer:
         for file, result in zip(folder.files, bar, strict=True):
             if isinstance(result, PreparedImage):
                 writer.write(file, result)

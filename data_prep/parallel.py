@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait
@@ -26,7 +26,7 @@ def default_workers() -> int:
 
 def ordered_map(
     function: Callable[[Item], Result], items: Iterable[Item], num_workers: int
-) -> Iterator[Result]:
+) -> Generator[Result, None, None]:
     """Yield ``function(item)`` in the order of the items, computed by ``num_workers`` processes.
 
     One worker means this very process. At most a few results per worker wait at any time, so a slow

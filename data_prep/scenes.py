@@ -1,0 +1,201 @@
+"""Render a small labelled data set: coloured objects on textured ground under a graded sky."""
+
+import argparse
+import io
+import json
+import sys
+import time
+from collections import Counter
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+from PIL import Image
+from tqdm import tqdm
+
+from data_prep.parallel import default_workers, ordered_map
+from data_prep.scene_rendering import CLASSES, draw_scene, render
+from data_prep.staging import replace_folder, staging_folder
+from pospre.errors import UserError, run_command
+
+LABELS_NAME = "labels.jsonl"
+SETTINGS_NAME = "scenes.json"
+_JPEG_QUALITY = 92
+
+_EPILOG = """\
+examples:
+  python -m data_prep.scenes data/scenes --num-images 2000 --size 128
+  python -m data_prep.scenes data/scenes_val --num-images 400 --split val
+  python -m data_prep.scenes data/tracks --num-images 400 --frames 4
+
+DST gets one sub-folder per class (the object that covers most of the picture) with JPEGs, and
+labels.jsonl with a line per picture: class, counts, and for every object that shows its id, class,
+colour, distance in metres, box (x0, y0, x1, y1 in pixels), area and mask (run lengths as in COCO:
+column by column, zeros first). With --frames N every scene gives N pictures in which the objects
+move; "scene", "frame" and the objects' ids tie them together.
+
+A stand-in for tests and first minutes; results on it say nothing about photographs.
+"""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides every byte of the data set."""
+
+    num_images: int
+    size: int
+    seed: int
+    split: str
+    frames: int
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A rendered frame: where it goes, its JPEG and its label line."""
+
+    path: str
+    jpeg: bytes
+    label: dict[str, Any]
+
+
+def render_scenes(
+    destination: Path, settings: Settings, *, num_workers: int, overwrite: bool = False
+) -> bool:
+    """Render a data set; return False when the destination already holds this very one.
+
+    Raises:
+        UserError: the destination is taken or cannot be written.
+    """
+    if _is_complete(destination, settings, overwrite):
+        print(f"{destination} already holds these scenes; nothing to do.")
+        return False
+    start = time.monotonic()
+    num_scenes = -(-settings.num_images // settings.frames)
+    pictures = ordered_map(
+        partial(_render_scene, settings=settings), range(num_scenes), num_workers
+    )
+    with closing(pictures), staging_folder(destination) as folder:
+        for name in CLASSES:
+            (folder / name).mkdir()
+        counts: Counter[str] = Counter()
+        bar = tqdm(total=settings.num_images, unit="img", desc="scenes", disable=None)
+        with (folder / LABELS_NAME).open("w") as labels, bar:
+            for picture in (picture for frames in pictures for picture in frames):
+                (folder / picture.path).write_bytes(picture.jpeg)
+                labels.write(json.dumps(picture.label, separators=(",", ":")) + "\n")
+                counts[picture.label["class"]] += 1
+                bar.update()
+        (folder / SETTINGS_NAME).write_text(json.dumps(asdict(settings), indent=1) + "\n")
+        replace_folder(folder, destination)
+    seconds = time.monotonic() - start
+    print(f"wrote {destination}: {settings.num_images} pictures of {settings.size} pixels")
+    print("  " + ", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
+    print(f"  {seconds:.1f} s ({settings.num_images / seconds:.0f} images/s)")
+    return True
+
+
+def run_lengths(mask: ndarray) -> dict[str, Any]:
+    """Encode a 0/1 mask (H, W) as COCO's uncompressed run lengths: by columns, zeros first."""
+    flat = mask.T.reshape(-1).astype(np.int8)
+    changes = np.flatnonzero(np.diff(flat, prepend=np.int8(0)))
+    counts = np.diff(np.concatenate([[0], changes, [flat.size]]))
+    return {"size": list(mask.shape), "counts": [int(count) for count in counts]}
+
+
+def mask_from_run_lengths(encoded: dict[str, Any]) -> ndarray:
+    """Decode what ``run_lengths`` made: uint8 (H, W)."""
+    height, width = encoded["size"]
+    values = np.arange(len(encoded["counts"])) % 2
+    flat = np.repeat(values, encoded["counts"]).astype(np.uint8)
+    return flat.reshape(width, height).T
+
+
+def _is_complete(destination: Path, settings: Settings, overwrite: bool) -> bool:
+    """Tell whether these scenes are there; False also when they may be written.
+
+    Raises:
+        UserError: something else is there.
+    """
+    if not destination.exists() or (destination.is_dir() and not any(destination.iterdir())):
+        return False
+    path = destination / SETTINGS_NAME
+    if not path.is_file():
+        raise UserError(f"{destination} exists and holds no scenes; choose another DST.")
+    if overwrite:
+        return False
+    if path.read_text() == json.dumps(asdict(settings), indent=1) + "\n":
+        return True
+    raise UserError(
+        f"{destination} holds scenes of other settings (see {path}); choose another DST, or "
+        "replace them with --overwrite."
+    )
+
+
+def _render_scene(number: int, settings: Settings) -> list[Picture]:
+    """Render the frames of a scene, fewer for the last one if the number asked for ends there."""
+    scene = draw_scene(settings.seed, number, settings.split)
+    num_frames = min(settings.frames, settings.num_images - number * settings.frames)
+    pictures, class_name = [], ""
+    for frame in range(num_frames):
+        pixels, objects = render(scene, settings.size, frame)
+        # A scene keeps the class of its first frame.
+        class_name = class_name or max(objects, key=lambda item: item["area"])["class"]
+        suffix = f"_{frame:03d}" if settings.frames > 1 else ""
+        path = f"{class_name}/{number:06d}{suffix}.jpg"
+        for item in objects:
+            item["mask"] = run_lengths(item["mask"])
+        label = {
+            "path": path,
+            "class": class_name,
+            "scene": number,
+            "frame": frame,
+            "kind": scene.kind,
+            "horizon": round(scene.horizon * settings.size, 2),
+            "counts": dict(sorted(Counter(item["class"] for item in objects).items())),
+            "objects": objects,
+        }
+        buffer = io.BytesIO()
+        Image.fromarray(pixels).save(buffer, "JPEG", quality=_JPEG_QUALITY)
+        pictures.append(Picture(path, buffer.getvalue(), label))
+    return pictures
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m data_prep.scenes",
+        description=__doc__,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("destination", metavar="DST", type=Path, help="folder to make")
+    add("--num-images", type=int, default=600, help="pictures in all (600)")
+    add("--size", type=int, default=128, help="side in pixels (128)")
+    add("--seed", type=int, default=0, help="another seed, other scenes (0)")
+    add("--split", choices=("train", "val"), default="train", help="which scenes of the seed")
+    add("--frames", type=int, default=1, help="pictures per scene, with moving objects (1)")
+    add("--workers", type=int, default=default_workers(), help="processes (all cores)")
+    add("--overwrite", action="store_true", help="replace scenes of other settings")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; return its exit code."""
+    args = _parser().parse_args(argv)
+    lowest = {"num_images": 1, "size": 16, "frames": 1, "workers": 1}
+    for name, least in lowest.items():
+        value = getattr(args, name)
+        if value < least:
+            option = "--" + name.replace("_", "-")
+            raise UserError(f"{option} {value} is too small; it must be at least {least}.")
+    settings = Settings(args.num_images, args.size, args.seed, args.split, args.frames)
+    render_scenes(args.destination, settings, num_workers=args.workers, overwrite=args.overwrite)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))
