@@ -90,7 +90,7 @@ class Encoder(VisionTransformer):
     cls_token: nn.Parameter
     pos_embed: nn.Parameter
 
-    def forward(  # type: ignore[override]  # timm's takes images and an attention mask
+    def forward(
         self,
         images_B3HW: Tensor,
         keep_BK: Tensor | None = None,

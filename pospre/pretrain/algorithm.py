@@ -45,8 +45,9 @@ class PretrainAlgorithm(Algorithm):
     def write(self, batch: Batch, model: PretrainModel) -> None:
         """Write this algorithm's keys into ``batch``: pure functions of seed, epoch and index."""
 
-    def schedule(self, model: PretrainModel, progress: Progress) -> None:  # noqa: B027
-        """Set what changes over training (into buffers, which never recompile); nothing by default."""
+    def schedule(self, model: PretrainModel, progress: Progress) -> None:
+        """Set what changes over training, into buffers (no recompilation); nothing by default."""
+        return
 
     def match(self, event: Event, state: State) -> bool:
         """Run at INIT and before every forward."""

@@ -126,7 +126,9 @@ class PretrainModel(ComposerModel):
         passes = {name: self.encode(name, pixels[:, 0], batch) for name in self.passes}
         return self.objectives(passes, batch)
 
-    def loss(self, outputs: dict[str, Outputs], batch: Batch) -> dict[str, Tensor]:
+    def loss(  # type: ignore[override]  # Composer also takes a dict of terms
+        self, outputs: dict[str, Outputs], batch: Batch
+    ) -> dict[str, Tensor]:
         """Return ``total``, one term per objective, and ``metric/<name>`` scalars."""
         terms: dict[str, Tensor] = {}
         measured: dict[str, Tensor] = {}

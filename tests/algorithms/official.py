@@ -94,6 +94,7 @@ def assert_same_gradients(
             assert parameter.grad is None or not parameter.grad.any(), name
             continue
         checked.add(theirs)
+        assert parameter.grad is not None, name
         gradient = parameter.grad.double()
         probe = tensor(f"probe/{theirs}", parameter.shape, 1.0).double()
         norm = recorded[theirs]["norm"]
