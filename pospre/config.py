@@ -180,7 +180,9 @@ def recipe_from_dict(data: dict[str, Any], source: str = "recipe") -> Recipe:
     return _validate(Recipe, yaml_text.resolve_variables(data), source, prefix="")
 
 
-def check_arguments(key: str, constructor: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
+def check_arguments(
+    key: str, constructor: Callable[..., Any], given: dict[str, Any]
+) -> dict[str, Any]:
     """Return ``given`` checked against a constructor's signature, with its defaults filled in.
 
     Args:
@@ -204,21 +206,24 @@ def check_arguments(key: str, constructor: Callable[..., Any], given: dict[str, 
 
 def _lenient(hint: Any) -> Any:
     """Return a hint that takes a YAML list where the constructor wants a tuple."""
-    return Annotated[hint, Field(strict=False)] if getattr(hint, "__origin__", None) is tuple else hint
+    return (
+        Annotated[hint, Field(strict=False)] if getattr(hint, "__origin__", None) is tuple else hint
+    )
 
 
 def _refuse_new_names(data: dict[str, Any], overrides: Sequence[str]) -> None:
     """Stop ``algorithms.mae.weight=2`` from adding MAE to a recipe that has none."""
+    known = {section: set(data.get(section) or {}) for section in ("algorithms", "evaluation")}
     for item in overrides:
-        key = item.partition("=")[0]
-        section, _, rest = key.partition(".")
-        name, dot, _ = rest.partition(".")
-        known = data.get(section)
-        if section in ("algorithms", "evaluation") and dot and name not in (known or {}):
+        section, *rest = item.partition("=")[0].split(".")
+        if section not in known or not rest:
+            continue
+        if len(rest) > 1 and rest[0] not in known[section]:
             raise UserError(
-                f"override {item}: the recipe has no {section}.{name} (to add it: "
-                f"{section}.{name}={{}}).{suggestion(name, known or {})}"
+                f"override {item}: the recipe has no {section}.{rest[0]} (to add it: "
+                f"{section}.{rest[0]}={{}}).{suggestion(rest[0], known[section])}"
             )
+        known[section].add(rest[0])
 
 
 def _validate(model: type[Any], data: dict[str, Any], source: str, prefix: str) -> Any:

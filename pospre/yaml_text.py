@@ -1,4 +1,4 @@
-"""Reading YAML as people mean it: ``1e-4`` is a number, a key given twice is an error, ${ENV:default}."""
+"""Reading YAML as people mean it: ``1e-4`` is a number, a repeated key an error, ${ENV:default}."""
 
 import os
 import re
@@ -33,7 +33,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.012345
 def parse(text: str, source: str) -> Any:
     """Return the value of a YAML text; ``source`` names it in errors."""
     try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 (a subclass of the safe loader)
+        return yaml.load(text, Loader=_Loader)  # a subclass of the safe loader
     except UserError as error:
         raise UserError(f"{source}: {error}") from None
     except yaml.YAMLError as error:

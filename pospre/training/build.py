@@ -1,0 +1,232 @@
+"""From a recipe to a Composer ``Trainer``: data, model, algorithms, optimiser, callbacks.
+
+Everything the user can get wrong is found here, before anything is written.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from composer import Trainer
+from composer.callbacks import CheckpointSaver
+from composer.core import Callback, DataSpec
+from composer.devices import Device
+from composer.loggers import LoggerDestination, TensorboardLogger
+from composer.utils import FSDP2Config, ParallelismConfig, dist, get_device
+
+from pospre.config import Recipe, check_arguments
+from pospre.data.loader import ViewLoader, build_loader
+from pospre.data.views import ViewGroup
+from pospre.errors import UserError
+from pospre.nn.encoder import build_encoder
+from pospre.pretrain.algorithm import PretrainAlgorithm, algorithm_class
+from pospre.pretrain.model import PretrainModel
+from pospre.schedules import duration_steps
+from pospre.training.callbacks.metrics import MetricsFile
+from pospre.training.callbacks.position import LoaderPosition
+from pospre.training.callbacks.progress import ProgressBar
+from pospre.training.callbacks.record import RecipeRecord
+from pospre.training.object_store import is_remote, split
+from pospre.training.optim import build_clipping, build_optimizer, build_schedule
+
+CHECKPOINT_NAME = "ep{epoch}-ba{batch}.pt"
+
+
+def resolve_algorithms(recipe: Recipe) -> Recipe:
+    """Return the recipe with every argument of its algorithms checked and spelled out.
+
+    Raises:
+        UserError: an algorithm or one of its arguments is unknown or of a wrong type.
+    """
+    checked = {
+        name: check_arguments(f"algorithms.{name}", algorithm_class(name), given)
+        for name, given in recipe.algorithms.items()
+    }
+    return recipe.model_copy(update={"algorithms": checked})
+
+
+def build_algorithms(recipe: Recipe) -> list[PretrainAlgorithm]:
+    """Return the recipe's algorithms in the order of attachment: hosts first."""
+    resolved = resolve_algorithms(recipe).algorithms
+    made = [algorithm_class(name)(**given) for name, given in resolved.items()]
+    return sorted(made, key=lambda algorithm: not algorithm.is_host)
+
+
+def build_model(recipe: Recipe) -> PretrainModel:
+    """Return the recipe's model with its algorithms attached.
+
+    The weights are a function of the recipe's seed: the same on every rank and at every start.
+    """
+    algorithms = build_algorithms(recipe)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        encoder = build_encoder(**recipe.encoder.model_dump())
+        model = PretrainModel(encoder, seed=recipe.seed)
+        for algorithm in algorithms:
+            algorithm.attach(model)
+    return model
+
+
+def build_data(recipe: Recipe) -> ViewLoader:
+    """Return this rank's loader; the views have the encoder's image size."""
+    data, world = recipe.data, dist.get_world_size()
+    if data.batch_size % world:
+        raise UserError(
+            f"data.batch_size = {data.batch_size} is the batch over all ranks and must be a "
+            f"multiple of their number, {world}"
+        )
+    view = ViewGroup(
+        size=recipe.encoder.image_size,
+        scale=data.crop_scale,
+        ratio=data.crop_ratio,
+        flip_rate=data.flip_rate,
+        interpolation=data.interpolation,
+    )
+    workers = {} if data.num_workers is None else {"num_workers": data.num_workers}
+    loader = build_loader(
+        data.path,
+        views=[view],
+        batch_size=data.batch_size // world,
+        seed=recipe.seed,
+        rank=dist.get_global_rank(),
+        world_size=world,
+        **workers,
+    )
+    if len(loader) == 0:
+        raise UserError(
+            f"{data.path} holds {loader.num_samples} images, fewer than "
+            f"data.batch_size = {data.batch_size}; choose a smaller batch"
+        )
+    return loader
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a recipe makes before the trainer: checked, and nothing written yet."""
+
+    recipe: Recipe
+    device: Device
+    loader: ViewLoader
+    model: PretrainModel
+
+    @property
+    def total_steps(self) -> int:
+        """Number of steps of the whole run."""
+        return duration_steps(
+            self.recipe.trainer.max_duration,
+            steps_per_epoch=len(self.loader),
+            batch_size=self.recipe.data.batch_size,
+        )
+
+
+def build_parts(recipe: Recipe) -> Parts:
+    """Return the checked recipe with its device, loader and model."""
+    recipe = resolve_algorithms(recipe)
+    device = build_device(recipe)
+    model = build_model(recipe)
+    return Parts(recipe=recipe, device=device, loader=build_data(recipe), model=model)
+
+
+def build_device(recipe: Recipe) -> Device:
+    """Return the device to train on.
+
+    Raises:
+        UserError: there is no GPU, or the precision is not for this device.
+    """
+    wanted, precision = recipe.trainer.device, recipe.trainer.precision
+    if wanted == "gpu" and not torch.cuda.is_available():
+        raise UserError("trainer.device = gpu, but torch sees no GPU; use trainer.device=cpu")
+    device = get_device(None if wanted == "auto" else wanted)
+    if device.name == "cpu" and precision == "amp_fp16":
+        raise UserError("trainer.precision = amp_fp16 needs a GPU; on the CPU use fp32 or amp_bf16")
+    return device
+
+
+def build_trainer(recipe: Recipe) -> Trainer:
+    """Return a trainer that starts the recipe from nothing."""
+    return assemble(build_parts(recipe))
+
+
+def assemble(parts: Parts, *, load_path: str | None = None) -> Trainer:
+    """Return the trainer of ``parts``, at the checkpoint file ``load_path`` if one is given."""
+    recipe, model, loader = parts.recipe, parts.model, parts.loader
+    options = recipe.trainer
+    if options.precision == "amp_bf16" and parts.device.name == "cpu":
+        # Composer's own precision context does nothing on the CPU.
+        model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)  # type: ignore
+    optimizer = build_optimizer(model, recipe.optimizer, batch_size=recipe.data.batch_size)
+    schedule = build_schedule(
+        optimizer,
+        recipe.schedule,
+        total_steps=parts.total_steps,
+        steps_per_epoch=len(loader),
+        batch_size=recipe.data.batch_size,
+    )
+    return Trainer(
+        model=model,
+        train_dataloader=DataSpec(loader, get_num_samples_in_batch=lambda b: len(b["index"])),
+        max_duration=options.max_duration,
+        algorithms=[*build_algorithms(recipe), *build_clipping(options.clip_grad)],
+        optimizers=optimizer,
+        schedulers=schedule,
+        step_schedulers_every_batch=True,
+        callbacks=_callbacks(parts),
+        loggers=_loggers(recipe),
+        run_name=recipe.run_name,
+        progress_bar=False,
+        load_path=load_path,
+        load_progress_bar=False,
+        parallelism_config=_parallelism(recipe),
+        device=parts.device,
+        precision=options.precision,
+        device_train_microbatch_size=options.microbatch_size,
+        seed=recipe.seed,
+        dist_timeout=options.dist_timeout,
+        compile_config={} if options.compile else None,
+    )
+
+
+def _callbacks(parts: Parts) -> list[Callback]:
+    recipe = parts.recipe
+    callbacks: list[Callback] = [
+        LoaderPosition(parts.loader),
+        RecipeRecord(recipe, parts.loader.num_samples),
+        _saver(recipe),
+    ]
+    if recipe.trainer.progress_bar:
+        callbacks.append(ProgressBar(parts.total_steps))
+    return callbacks
+
+
+def _saver(recipe: Recipe) -> CheckpointSaver:
+    folder = recipe.checkpoint_folder()
+    remote = is_remote(folder)
+    return CheckpointSaver(
+        folder=folder,
+        filename=CHECKPOINT_NAME,
+        remote_file_name=f"{split(folder)[1]}/{CHECKPOINT_NAME}" if remote else None,
+        latest_filename=None,
+        latest_remote_file_name=None,
+        # what may be written over was decided when the run folder was opened
+        overwrite=True,
+        save_interval=recipe.trainer.save_interval,
+        # the uploader works on a copy of its own
+        num_checkpoints_to_keep=0 if remote else recipe.trainer.keep_checkpoints,
+    )
+
+
+def _loggers(recipe: Recipe) -> list[LoggerDestination]:
+    folder = recipe.run_path()
+    loggers: list[LoggerDestination] = [
+        MetricsFile(folder / "metrics.jsonl", interval=recipe.trainer.log_interval)
+    ]
+    if recipe.loggers.tensorboard is not None:
+        loggers.append(TensorboardLogger(log_dir=str(folder / "tensorboard")))
+    return loggers
+
+
+def _parallelism(recipe: Recipe) -> ParallelismConfig | None:
+    if recipe.trainer.fsdp is None:
+        return None
+    options: dict[str, Any] = recipe.trainer.fsdp.model_dump()
+    return ParallelismConfig(fsdp2=FSDP2Config(state_dict_type="full", **options))

@@ -1,0 +1,24 @@
+"""Keeps the loader where the run is, so that resuming neither replays nor skips a batch."""
+
+from composer.core import Callback, State
+from composer.loggers import Logger
+
+from pospre.data.loader import ViewLoader
+
+
+class LoaderPosition(Callback):
+    """Sets the loader's epoch and how many of its batches are already trained."""
+
+    def __init__(self, loader: ViewLoader) -> None:
+        self.loader = loader
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Go to the batch after the last one trained; Composer must not replay those before."""
+        self.loader.epoch = state.timestamp.epoch.value
+        self.loader.skip = state.timestamp.batch_in_epoch.value
+        state.dataset_resumption["train"] = True
+
+    def epoch_start(self, state: State, logger: Logger) -> None:
+        """Go to the start of the epoch."""
+        self.loader.epoch = state.timestamp.epoch.value
+        self.loader.skip = 0

@@ -1,0 +1,162 @@
+"""What a recipe may say, and what the user reads when it says something else."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import yaml
+
+from pospre.config import check_arguments, load_recipe, recipe_from_dict
+from pospre.errors import UserError
+
+MINIMAL: dict[str, Any] = {
+    "data": {"path": "photos", "batch_size": 8},
+    "encoder": {"name": "vits16"},
+    "algorithms": {"mae": {"mask_ratio": 0.75}},
+    "trainer": {"max_duration": "2ep"},
+}
+
+
+@pytest.fixture
+def recipe_file(tmp_path: Path) -> Path:
+    path = tmp_path / "first.yaml"
+    path.write_text(yaml.safe_dump(MINIMAL))
+    return path
+
+
+def message(path: Path, *overrides: str) -> str:
+    with pytest.raises(UserError) as caught:
+        load_recipe(path, overrides)
+    return str(caught.value)
+
+
+def test_the_file_names_the_run_and_defaults_are_filled_in(recipe_file: Path) -> None:
+    recipe = load_recipe(recipe_file)
+    assert recipe.run_name == "first"
+    assert recipe.optimizer.betas == (0.9, 0.95)
+    assert recipe.checkpoint_folder() == "runs/first/checkpoints"
+
+
+def test_dump_reads_back_as_the_same_recipe(recipe_file: Path) -> None:
+    recipe = load_recipe(recipe_file)
+    text = yaml.safe_dump(recipe.dump())
+    assert recipe_from_dict(yaml.safe_load(text)) == recipe
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("data.crop_scael=[0.1, 1]", ["'data.crop_scael'", "Did you mean 'crop_scale'"]),
+        ("trianer.max_duration=1ep", ["'trianer'", "Did you mean 'trainer'"]),
+        ("trainer.fsdp={reshard: true}", ["'trainer.fsdp.reshard'", "reshard_after_forward"]),
+        ("loggers.wandb={}", ["'loggers.wandb'", "tensorboard"]),
+        ("seed=one", ["'seed' is 'one' (str)", "expected a valid integer"]),
+        ("data.batch_size=0", ["'data.batch_size' is 0", "greater than 0"]),
+        ("data.crop_scale=[0.1, x]", ["'data.crop_scale.1' is 'x'", "number"]),
+        ("data.num_workers=two", ["'data.num_workers' is 'two'", "integer"]),
+        ("trainer.max_duration=12", ["'trainer.max_duration' is 12 (int)"]),
+        ("trainer.max_duration='12'", ["'trainer.max_duration'", "10ep (epochs)"]),
+        ("trainer.max_duration=0ep", ["longer than nothing"]),
+        ("trainer.precision=bf16", ["'fp32', 'amp_bf16' or 'amp_fp16'"]),
+        ("trainer.clip_grad={}", ["'trainer.clip_grad.threshold' is missing"]),
+        ("trainer=null", ["'trainer' is None", "a section"]),
+        ("algorithms={}", ["'algorithms'", "at least one"]),
+        ("run_name=../elsewhere", ["'run_name'", "letters, digits"]),
+        ("data.path.x=1", ["'path' is a value"]),
+        ("no-equals-sign", ["is no override"]),
+        ("data.path=[", ["is not valid YAML"]),
+    ],
+)
+def test_a_mistake_names_key_value_and_remedy(
+    recipe_file: Path, override: str, parts: list[str]
+) -> None:
+    said = message(recipe_file, override)
+    for part in parts:
+        assert part in said
+
+
+def test_all_mistakes_are_said_at_once(recipe_file: Path) -> None:
+    said = message(recipe_file, "seed=x", "data.batch_sizes=3")
+    assert "data.batch_sizes" in said and "'seed'" in said
+
+
+def test_overrides_are_yaml_and_reach_new_sections(recipe_file: Path) -> None:
+    recipe = load_recipe(
+        recipe_file,
+        [
+            "optimizer.base_lr=1e-3",
+            "trainer.clip_grad.threshold=5",
+            "algorithms.mae.mask_ratio=0.5",
+        ],
+    )
+    assert recipe.optimizer.base_lr == 1e-3
+    assert recipe.trainer.clip_grad is not None and recipe.trainer.clip_grad.threshold == 5
+    assert recipe.algorithms["mae"]["mask_ratio"] == 0.5
+
+
+def test_an_override_does_not_add_an_algorithm_by_accident(recipe_file: Path) -> None:
+    assert "algorithms.droppos={}" in message(recipe_file, "algorithms.droppos.weight=2")
+    recipe = load_recipe(recipe_file, ["algorithms.droppos={}", "algorithms.droppos.weight=2"])
+    assert recipe.algorithms["droppos"] == {"weight": 2}
+
+
+def test_environment_variables(recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    override = "trainer.max_duration=${POSPRE_TEST_EPOCHS:3}ep"
+    assert load_recipe(recipe_file, [override]).trainer.max_duration == "3ep"
+    monkeypatch.setenv("POSPRE_TEST_EPOCHS", "5")
+    assert load_recipe(recipe_file, [override]).trainer.max_duration == "5ep"
+    assert load_recipe(recipe_file, ["seed=${POSPRE_TEST_EPOCHS}"]).seed == 5
+    assert "POSPRE_TEST_MISSING is not set" in message(
+        recipe_file, "data.path=${POSPRE_TEST_MISSING}/a"
+    )
+
+
+def test_numbers_without_a_dot_and_repeated_keys(recipe_file: Path) -> None:
+    recipe_file.write_text(recipe_file.read_text() + "optimizer: {base_lr: 1e-4}\n")
+    assert load_recipe(recipe_file).optimizer.base_lr == 1e-4
+    recipe_file.write_text(recipe_file.read_text() + "seed: 1\nseed: 2\n")
+    assert "'seed' is given twice" in message(recipe_file)
+
+
+def test_files_that_are_no_recipe(tmp_path: Path) -> None:
+    assert "does not exist" in message(tmp_path / "none.yaml")
+    (tmp_path / "list.yaml").write_text("- 1\n")
+    assert "sections" in message(tmp_path / "list.yaml")
+    (tmp_path / "broken.yaml").write_text("a: [1\n")
+    assert "not valid YAML" in message(tmp_path / "broken.yaml")
+
+
+class Example:
+    """Stands for an algorithm."""
+
+    def __init__(
+        self,
+        *,
+        count: int,
+        ratio: float = 0.5,
+        mode: Literal["a", "b"] = "a",
+        pair: tuple[float, float] = (0.0, 1.0),
+        limit: float | None = 0.1,
+    ) -> None: ...
+
+
+def test_arguments_are_checked_against_the_constructor() -> None:
+    checked = check_arguments("algorithms.example", Example, {"count": 2, "pair": [1, 2]})
+    assert checked == {"count": 2, "ratio": 0.5, "mode": "a", "pair": (1.0, 2.0), "limit": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("given", "parts"),
+    [
+        ({"count": 1, "ration": 1}, ["'algorithms.example.ration'", "Did you mean 'ratio'"]),
+        ({"count": "1"}, ["'algorithms.example.count' is '1' (str)", "integer"]),
+        ({"count": 1, "mode": "c"}, ["'algorithms.example.mode' is 'c'", "'a' or 'b'"]),
+        ({}, ["'algorithms.example.count' is missing"]),
+        ({"count": 1, "limit": "x"}, ["'algorithms.example.limit' is 'x'", "number"]),
+    ],
+)
+def test_arguments_mistakes(given: dict[str, Any], parts: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        check_arguments("algorithms.example", Example, given)
+    for part in parts:
+        assert part in str(caught.value)

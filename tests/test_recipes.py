@@ -1,0 +1,48 @@
+"""Every recipe that ships is read, and its model is built (without memory, whatever its size)."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pospre.config import load_recipe
+from pospre.training.build import build_model, resolve_algorithms
+from pospre.training.optim import parameter_groups
+
+YAMLS = Path(__file__).parents[1] / "yamls"
+RECIPES = sorted(YAMLS.glob("**/*.yaml"))
+PARAMETERS = {"vits16": 22e6, "vitb16": 86e6, "vitl16": 303e6}
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_recipe_builds(path: Path) -> None:
+    recipe = resolve_algorithms(load_recipe(path))
+    with torch.device("meta"):
+        model = build_model(recipe)
+    assert list(model.objectives) == list(recipe.algorithms)
+    decayed, plain = parameter_groups(model, recipe.optimizer.weight_decay)
+    assert len(decayed["params"]) and len(plain["params"])  # type: ignore[arg-type]
+    size = sum(parameter.numel() for parameter in model.encoder.parameters())
+    if recipe.encoder.name in PARAMETERS:
+        assert size == pytest.approx(PARAMETERS[recipe.encoder.name], rel=0.02)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_header_teaches(path: Path) -> None:
+    header = path.read_text().split("\n\n")[0]
+    for word in ("Command", "Needs", "Sources", "Result"):
+        assert f"# {word}" in header
+    relative = path.relative_to(YAMLS.parent)
+    assert f"pospre.train {relative}" in header
+    assert all(len(line) <= 100 for line in path.read_text().splitlines())
+
+
+def test_papers_peak_rate_and_length() -> None:
+    for name, warmup, epochs in (
+        ("mae_vitb16", "40ep", "800ep"),
+        ("droppos_vitb16", "10ep", "200ep"),
+        ("droppos_vitl16", "40ep", "200ep"),
+    ):
+        recipe = load_recipe(YAMLS / "pretrain" / f"{name}.yaml")
+        assert recipe.optimizer.base_lr * recipe.data.batch_size / 256 == pytest.approx(2.4e-3)
+        assert (recipe.schedule.warmup, recipe.trainer.max_duration) == (warmup, epochs)
