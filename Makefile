@@ -12,9 +12,6 @@ WORK ?= data
 DEMO_IMAGES := 2000
 FIRST_LIGHT := yamls/demo/first_light_droppos.yaml yamls/demo/first_light_mae.yaml
 
-# $(call need,NAME,example): stop with one line where NAME= was not given.
-need = @[ -n "$($1)" ] || { echo "error: $1= is missing. For example: $2" >&2; exit 2; }
-
 .PHONY: help setup test lint types demo data first-light bench-loader bench-step clean
 
 help: ## List the targets (this text).
@@ -33,25 +30,25 @@ lint: setup ## Check the code's style and formatting with ruff.
 types: setup ## Check the types with mypy.
 	$(PYTHON_RUN) -m mypy
 
-data: setup ## Convert images: make data SRC=<folder> DST=<data set> FORMAT=mds|ffcv.
-	$(call need,SRC,make data SRC=photographs DST=data/photographs FORMAT=mds)
-	$(call need,DST,make data SRC=photographs DST=data/photographs FORMAT=mds)
+data: need-SRC need-DST setup ## Convert images: make data SRC=<folder> DST=<data set> FORMAT=mds|ffcv.
 	$(PYTHON_RUN) -m data_prep.convert "$(SRC)" "$(DST)" --format "$(FORMAT)" $(ARGS)
 
 demo: setup ## Render scenes, convert, pre-train DropPos, measure, export, report; minutes on 2 cores.
-	$(PYTHON_RUN) -m data_prep.scenes $(WORK)/scenes --samples $(DEMO_IMAGES) --seed 0
+	$(PYTHON_RUN) -m data_prep.scenes $(WORK)/scenes --num-images $(DEMO_IMAGES)
 	@RUNS="$(RUNS)" .setup/first_light.sh $(WORK)/scenes $(WORK)/demo yamls/demo/droppos.yaml
 
-first-light: setup ## Convert DATA=<folder of images>, pre-train DropPos and MAE on it, measure, export.
-	$(call need,DATA,make first-light DATA=photographs)
-	@RUNS="$(RUNS)" .setup/first_light.sh "$(DATA)" "$(WORK)/$(notdir $(DATA:/=))" $(FIRST_LIGHT)
+first-light: need-DATA setup ## Convert DATA=<folder of images>, pre-train DropPos and MAE on it, measure, export.
+	@RUNS="$(RUNS)" .setup/first_light.sh "$(DATA)" "$(WORK)/first_light" $(FIRST_LIGHT)
 
-bench-loader: setup ## Time our loader beside stock FFCV and torchvision on DATA=<folder of images>.
-	$(call need,DATA,make bench-loader DATA=photographs)
+bench-loader: need-DATA setup ## Time our loader beside stock FFCV and torchvision on DATA=<folder of images>.
 	$(PYTHON_RUN) -m tests.benchmarks.bench_loader "$(DATA)" $(ARGS)
 
 bench-step: setup ## Time a DropPos and an MAE training step beside a plain transcription.
 	$(PYTHON_RUN) -m tests.benchmarks.bench_step $(ARGS)
+
+# Before set-up: a forgotten variable is said at once.
+need-%:
+	@[ -n "$($*)" ] || { echo "error: $*=… is missing; make help shows how to give it" >&2; exit 2; }
 
 clean: ## Remove caches; .venv, runs and data stay.
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,22 +1,31 @@
 #!/usr/bin/env bash
 # From a folder of images to measured, exported encoders:
-#   first_light.sh IMAGES FOLDER RECIPE…
-# converts IMAGES to both formats in FOLDER (a tenth held out), then pre-trains every RECIPE, measures
-# it on the held-out part, exports it and writes its report. Every command is printed, so that each
-# can be repeated by hand; what is done already is not done again, so a stopped run goes on.
+#     first_light.sh IMAGES FOLDER RECIPE…
+# converts IMAGES to both formats below FOLDER, a tenth held out; then pre-trains every RECIPE, measures
+# it on the held-out tenth, exports it and writes its report. Every command is printed, to be repeated
+# by hand. What is done is not done again: stopped, the same command goes on.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-readonly images=$1 folder=$2
-shift 2
-readonly recipes=("$@") runs=${RUNS:-runs}
+readonly images=$1
+name=$(basename "$images" | tr -c 'A-Za-z0-9._\n-' _)
+readonly folder=$2/$name
+readonly recipes=("${@:3}") runs=${RUNS:-runs}
 
 run() {
     echo "+ python $*"
     .venv/bin/python "$@"
 }
 
-has_ffcv() { grep -q 'ffcv=yes' .venv/.installed; }
+has_ffcv() { grep -q '^Python.* ffcv=yes' .venv/.installed; }
+
+has_classes() {
+    .venv/bin/python - "$folder/train/pospre.json" <<'PYTHON'
+import json, sys
+train = json.load(open(sys.argv[1]))
+sys.exit(len(train["classes"] or range(train["samples"])) * 2 > train["samples"])
+PYTHON
+}
 
 convert() {
     local part
@@ -29,21 +38,44 @@ convert() {
 }
 
 measure() {
-    local checkpoint=$1 run_path=$2
-    if [[ $run_path == *droppos* ]]; then
-        run -m pospre.evaluate position_grid --checkpoint "$checkpoint" --data "$folder/val"
-        run -m pospre.evaluate position_pictures --checkpoint "$checkpoint" --data "$folder/val"
+    if grep -q '^  droppos:' "$1/recipe.yaml"; then
+        run -m pospre.evaluate position_grid --checkpoint "$1" --data "$folder/val"
+        run -m pospre.evaluate position_pictures --checkpoint "$1" --data "$folder/val"
     fi
-    run -m pospre.evaluate knn --checkpoint "$checkpoint" --data "$folder/val" bank="$folder/train"
+    if has_classes; then
+        run -m pospre.evaluate knn --checkpoint "$1" --data "$folder/val" bank="$folder/train"
+    else
+        echo "+ kNN left out: it needs class sub-folders with several images each"
+    fi
+}
+
+# The figures at the head of the reports, and where these are.
+conclude() {
+    .venv/bin/python - "$@" <<'PYTHON'
+import sys
+from pathlib import Path
+
+from pospre.report.page import page_context
+from pospre.report.run import read_run
+
+for folder in map(Path, sys.argv[1:]):
+    print(f"\n{folder.name}")
+    for figure in page_context(read_run(folder))["headline"]:
+        print(f"  {figure.label:20}{figure.value:>10}  {figure.note}")
+    print(f"  encoder for timm    {folder / 'encoder.pth'}")
+    print(f"  report              {(folder / 'report.html').resolve()}")
+PYTHON
 }
 
 convert
+train_data=$folder/train
+if has_ffcv; then train_data=$folder/train.beton; fi
 for recipe in "${recipes[@]}"; do
-    name=$(basename "$folder")_$(basename "$recipe" .yaml)
-    train_data=$folder/train
-    has_ffcv && train_data=$folder/train.beton
-    run -m pospre.train "$recipe" run_name="$name" data.path="$train_data" trainer.run_folder="$runs"
-    measure "$runs/$name" "$runs/$name"
-    run -m pospre.export "$runs/$name" "$runs/$name/encoder.pth" --format timm
-    run -m pospre.report "$runs/$name"
+    run_name=${name}_$(basename "$recipe" .yaml)
+    run -m pospre.train "$recipe" run_name="$run_name" data.path="$train_data" trainer.run_folder="$runs"
+    measure "$runs/$run_name"
+    run -m pospre.export "$runs/$run_name" "$runs/$run_name/encoder.pth" --format timm
+    run -m pospre.report "$runs/$run_name"
+    finished+=("$runs/$run_name")
 done
+conclude "${finished[@]}"
