@@ -1,7 +1,7 @@
 """The objects of rendered scenes: each a coverage mask and a shading over a pixel grid.
 
-A shape is a function of local coordinates: ``x`` from -1 (left) to 1 (right), ``y`` from 0 (where it
-stands) to 2 (its top), both float32 (H, W), and the width of a pixel in the same units. It returns
+A shape is a function of local coordinates: ``x`` from -1 (left) to 1 (right), ``y`` from 0 (its
+foot) to 2 (its top), both float32 (H, W), and the width of a pixel in the same units. It returns
 coverage in [0, 1] with an antialiased edge, and brightness around 1; both float32 (H, W).
 """
 

@@ -91,7 +91,7 @@ class _Allocator(MemoryAllocator):
     """FFCV's allocator over a buffered file: an unbuffered one cuts a write short silently."""
 
     def __enter__(self) -> None:
-        self.fp = open(self.fname, "ab")  # noqa: SIM115 (closed by __exit__)
+        self.fp = open(self.fname, "ab")
 
 
 def _jpeg_field() -> Any:

@@ -1,0 +1,33 @@
+"""Fixtures of the conversion's tests."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.data_prep.sample_images import encoded, picture, write_files
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Twelve plain JPEGs of one size in the classes ``ant`` and ``bee``."""
+    files = {
+        f"{name}/{number}.jpg": encoded(picture(number + 10 * (name == "bee")))
+        for name in ("bee", "ant")
+        for number in range(6)
+    }
+    return write_files(tmp_path / "photos", files)
+
+
+@pytest.fixture
+def snapshot() -> Callable[[Path], dict[str, bytes]]:
+    """A function that reads every file below a folder."""
+
+    def read(root: Path) -> dict[str, bytes]:
+        return {
+            path.relative_to(root).as_posix(): path.read_bytes()
+            for path in sorted(root.rglob("*"))
+            if path.is_file()
+        }
+
+    return read

@@ -1,0 +1,45 @@
+"""Read converted data sets with the stock libraries, for comparison with the source."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FORMATS = ("mds", "ffcv")
+
+
+def destination(folder: Path, data_format: str, name: str = "out") -> Path:
+    """Where to write a data set of a format; skips the test where FFCV cannot be loaded."""
+    if data_format == "ffcv":
+        pytest.importorskip("ffcv", exc_type=ImportError)
+        return folder / f"{name}.beton"
+    return folder / name
+
+
+def read_samples(path: Path) -> list[dict[str, Any]]:
+    """Every sample's JPEG bytes and label (and path, in MDS), read by Streaming or FFCV."""
+    return _read_mds(path) if path.is_dir() else _read_beton(path)
+
+
+def _read_mds(path: Path) -> list[dict[str, Any]]:
+    from streaming.base.format import reader_from_json
+
+    shards = json.loads((path / "index.json").read_text())["shards"]
+    readers = [reader_from_json(str(path), "", shard) for shard in shards]
+    return [dict(reader[index]) for reader in readers for index in range(len(reader))]
+
+
+def _read_beton(path: Path) -> list[dict[str, Any]]:
+    from ffcv.reader import Reader
+
+    reader = Reader(str(path))
+    assert reader.field_names == ["image", "label"]
+    data = path.read_bytes()
+    sizes = {int(entry["ptr"]): int(entry["size"]) for entry in reader.alloc_table}
+    samples = []
+    for record in reader.metadata:
+        image, label = record[0], record[1]
+        start = int(image["data_ptr"])
+        samples.append({"image": data[start : start + sizes[start]], "label": int(label)})
+    return samples

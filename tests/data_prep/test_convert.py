@@ -1,0 +1,300 @@
+import io
+import json
+import resource
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data_prep import convert
+from data_prep.sidecar import sha256
+from pospre.errors import run_command
+from tests.data_prep.reading import FORMATS, destination, read_samples
+from tests.data_prep.sample_images import (
+    KEPT,
+    bad_files,
+    encoded,
+    odd_files,
+    picture,
+    write_files,
+)
+
+Snapshot = Callable[[Path], dict[str, bytes]]
+
+
+def run(source: Path, target: Path, *options: object, workers: int = 1) -> int:
+    data_format = "ffcv" if target.suffix == ".beton" else "mds"
+    arguments = [source, target, "--format", data_format, "--workers", workers, *options]
+    return run_command(lambda: convert.main([str(argument) for argument in arguments]))
+
+
+def description(target: Path) -> dict:
+    path = target / "pospre.json" if target.is_dir() else Path(f"{target}.json")
+    return json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("data_format", FORMATS)
+def test_samples_are_the_source(tmp_path: Path, data_format: str) -> None:
+    files = odd_files()
+    source = write_files(tmp_path / "photos", files | {"odd/notes.txt": b"x"})
+    target = destination(tmp_path, data_format)
+    assert run(source, target, workers=2) == 0
+    samples, names = read_samples(target), sorted(files)
+    assert len(samples) == len(names)
+    for sample, name in zip(samples, names, strict=True):
+        assert sample["label"] == ["odd", "plain"].index(name.split("/")[0])
+        assert sample.get("path", name) == name
+        assert (sample["image"] == files[name]) == (name in KEPT)
+        assert Image.open(io.BytesIO(sample["image"])).format == "JPEG"
+    content = description(target)
+    assert content["format"] == f"pospre-{data_format}" and content["version"] == 1
+    assert content["samples"] == len(names) and content["classes"] == ["odd", "plain"]
+    assert (content["kept"], content["encoded"]) == (len(KEPT), len(names) - len(KEPT))
+    assert content["skipped"] == [] and content["ignored"] == 1
+    if data_format == "ffcv":
+        assert content["bytes"] == target.stat().st_size and content["sha256"] == sha256(target)
+    else:
+        shard = target / "shard.00000.mds"
+        assert content["manifest"] == {shard.name: [shard.stat().st_size, sha256(shard)]}
+
+
+@pytest.mark.parametrize("data_format", FORMATS)
+def test_two_runs_give_the_same_bytes(
+    tmp_path: Path, photos: Path, data_format: str, snapshot: Snapshot
+) -> None:
+    for number, workers in enumerate((1, 3)):
+        target = destination(tmp_path / f"run{number}", data_format)
+        assert run(photos, target, "--max-side", 40, workers=workers) == 0
+    assert snapshot(tmp_path / "run0") == snapshot(tmp_path / "run1")
+
+
+def test_stock_ffcv_loads_the_pixels(tmp_path: Path) -> None:
+    target = destination(tmp_path, "ffcv")
+    images = [picture(number) for number in range(5)]
+    files = {f"c/{number}.jpg": encoded(image) for number, image in enumerate(images)}
+    files["c/9.jpg"] = encoded(picture(9).convert("L"))
+    files["c/8.png"] = encoded(picture(8), "PNG")
+    source = write_files(tmp_path / "photos", files)
+    assert run(source, target) == 0
+    from ffcv.fields.decoders import IntDecoder, SimpleRGBImageDecoder
+    from ffcv.loader import Loader, OrderOption
+
+    loader = Loader(
+        str(target),
+        batch_size=7,
+        num_workers=1,
+        order=OrderOption.SEQUENTIAL,
+        pipelines={"image": [SimpleRGBImageDecoder()], "label": [IntDecoder()]},
+    )
+    ((loaded, labels),) = [(image.copy(), label.copy()) for image, label in loader]
+    assert loaded.shape == (7, 32, 48, 3) and not labels.any()
+    for pixels, name in zip(loaded, sorted(files), strict=True):
+        wanted = np.asarray(Image.open(io.BytesIO(files[name])).convert("RGB")).astype(int)
+        assert np.abs(pixels.astype(int) - wanted).mean() < 3, name
+
+
+@pytest.mark.parametrize("data_format", FORMATS)
+def test_corrupt_files_are_listed_and_left_out(
+    tmp_path: Path, photos: Path, data_format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_files(
+        photos, {f"ant/{name.replace('/', '_')}": data for name, data in bad_files().items()}
+    )
+    target = destination(tmp_path, data_format)
+    assert run(photos, target) == 0
+    shown = capsys.readouterr().out
+    assert "unreadable      4" in shown and "ant/plain_cut.jpg" in shown
+    content = description(target)
+    assert [item["path"] for item in content["skipped"]] == sorted(
+        f"ant/{name.replace('/', '_')}" for name in bad_files()
+    )
+    assert all(item["reason"] for item in content["skipped"])
+    assert content["samples"] == len(read_samples(target)) == 12
+
+
+@pytest.mark.parametrize("data_format", FORMATS)
+def test_strict_stops_and_writes_nothing(
+    tmp_path: Path, photos: Path, data_format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_files(photos, {"ant/cut.jpg": bad_files()["plain/cut.jpg"]})
+    target = destination(tmp_path, data_format)
+    assert run(photos, target, "--strict") == 2
+    assert "ant/cut.jpg cannot be read" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+
+
+@pytest.mark.parametrize("data_format", FORMATS)
+def test_only_corrupt_files(
+    tmp_path: Path, data_format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_files(tmp_path / "photos", bad_files())
+    target = destination(tmp_path / "new" / "place", data_format)
+    assert run(source, target) == 2
+    assert "none of the 4 images can be read" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [("missing", "does not exist"), ("empty", "holds no image"), ("file", "is a file")],
+)
+def test_no_source(
+    tmp_path: Path, source: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_bytes(b"")
+    assert run(tmp_path / source, tmp_path / "out") == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--max-side", 0], "--max-side 0"),
+        (["--quality", 101], "--quality 101"),
+        (["--workers", 0], "--workers 0"),
+        (["--val-fraction", 1], "--val-fraction 1"),
+        (["--format", "ffcv"], "must end in .beton"),
+    ],
+)
+def test_bad_options(
+    tmp_path: Path, photos: Path, options: list, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(photos, tmp_path / "out", *options) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("where", ["photos", "photos/out", "."])
+def test_source_and_destination_must_lie_apart(tmp_path: Path, photos: Path, where: str) -> None:
+    assert run(photos, tmp_path / where, "--overwrite") == 2
+    assert len(list(photos.rglob("*.jpg"))) == 12
+
+
+@pytest.mark.parametrize("data_format", FORMATS)
+def test_existing_destination(
+    tmp_path: Path,
+    photos: Path,
+    data_format: str,
+    snapshot: Snapshot,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    target = destination(tmp_path / "made", data_format)
+    assert run(photos, target) == 0
+    before = snapshot(target.parent)
+    assert run(photos, target) == 0
+    assert "already holds this conversion" in capsys.readouterr().out
+    assert run(photos, target, "--quality", 80) == 2
+    assert "quality=90 instead of 80; choose another DST" in capsys.readouterr().err
+    write_files(photos, {"ant/new.jpg": encoded(picture(50))})
+    assert run(photos, target) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert snapshot(target.parent) == before
+    assert run(photos, target, "--overwrite") == 0
+    assert description(target)["samples"] == len(read_samples(target)) == 13
+
+
+@pytest.mark.parametrize("data_format", FORMATS)
+def test_damaged_result_is_not_called_complete(
+    tmp_path: Path, photos: Path, data_format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = destination(tmp_path, data_format)
+    assert run(photos, target) == 0
+    data = target if data_format == "ffcv" else target / "shard.00000.mds"
+    data.write_bytes(data.read_bytes()[:-1])
+    assert run(photos, target) == 2
+    assert str(data) in capsys.readouterr().err
+    assert run(photos, target, "--overwrite") == 0
+    assert run(photos, target) == 0
+
+
+def test_overwrite_spares_a_folder_that_is_no_data_set(tmp_path: Path, photos: Path) -> None:
+    thesis = write_files(tmp_path / "home", {"thesis.tex": b"x"})
+    assert run(photos, thesis, "--overwrite") == 2
+    assert run(photos, thesis) == 2
+    assert (thesis / "thesis.tex").read_bytes() == b"x"
+
+
+def test_the_parts_of_a_split_cover_the_folder(tmp_path: Path, photos: Path) -> None:
+    options = ["--val-fraction", 0.4, "--seed", 3]
+    paths, labels = [], {}
+    for part in ("train", "val"):
+        assert run(photos, tmp_path / part, "--split", part, *options) == 0
+        samples = read_samples(tmp_path / part)
+        assert description(tmp_path / part)["classes"] == ["ant", "bee"]
+        paths += [sample["path"] for sample in samples]
+        labels |= {sample["path"]: sample["label"] for sample in samples}
+    everything = sorted(path.relative_to(photos).as_posix() for path in photos.rglob("*.jpg"))
+    assert sorted(paths) == everything
+    assert all(label == ["ant", "bee"].index(path[:3]) for path, label in labels.items())
+
+
+def test_flat_folder_and_strange_names(tmp_path: Path) -> None:
+    names = ["ä ö.jpg", "with\nnewline.jpg", "z.jpg"]
+    source = write_files(tmp_path / "photos", {name: encoded(picture()) for name in names})
+    assert run(source, tmp_path / "out") == 0
+    samples = read_samples(tmp_path / "out")
+    assert sorted(sample["path"] for sample in samples) == sorted(names)
+    assert {sample["label"] for sample in samples} == {-1}
+    assert description(tmp_path / "out")["classes"] is None
+
+
+@contextmanager
+def largest_file(num_bytes: int) -> Iterator[None]:
+    """Let no file grow beyond a size, like a full disk: writing fails with an OSError."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("num_bytes", [100, 10_000, 2_200_000])
+@pytest.mark.parametrize("data_format", FORMATS)
+def test_full_disk(
+    tmp_path: Path,
+    photos: Path,
+    data_format: str,
+    num_bytes: int,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    target = destination(tmp_path, data_format)
+    noise = np.random.default_rng(0).integers(0, 256, (900, 900, 3), dtype=np.uint8)
+    data = encoded(Image.fromarray(noise), quality=97)
+    write_files(photos, {f"bee/noise{number}.jpg": data for number in range(3)})
+    with largest_file(num_bytes):
+        assert run(photos, target) == 2
+    assert f"error: cannot write {target}" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+    assert run(photos, target) == 0
+    assert len(read_samples(target)) == 15
+
+
+def test_missing_ffcv_is_one_clear_line(
+    tmp_path: Path,
+    photos: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, "ffcv.writer", None)
+    monkeypatch.delitem(sys.modules, "data_prep.writers.ffcv", raising=False)
+    assert run(photos, tmp_path / "out.beton") == 2
+    message = capsys.readouterr().err
+    assert "apt-get install" in message and message.count("\n") == 1
+    assert run(photos, tmp_path / "out") == 0
+
+
+def test_large_images_get_a_page_that_holds_them(tmp_path: Path) -> None:
+    target = destination(tmp_path, "ffcv")
+    noise = np.random.default_rng(0).integers(0, 256, (1500, 1500, 3), dtype=np.uint8)
+    data = encoded(Image.fromarray(noise), quality=100)
+    assert len(data) > 1 << 21
+    source = write_files(tmp_path / "photos", {"a.jpg": encoded(picture()), "b.jpg": data})
+    assert run(source, target) == 0
+    assert [sample["image"] for sample in read_samples(target)][1] == data

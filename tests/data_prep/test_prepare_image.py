@@ -1,0 +1,144 @@
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+
+from data_prep.images import PreparedImage, Unreadable, prepare_image
+from tests.data_prep.sample_images import (
+    KEPT,
+    bad_files,
+    encoded,
+    odd_files,
+    picture,
+    rotated_jpeg,
+)
+
+
+def prepare(tmp_path: Path, data: bytes, max_side: int | None = None) -> PreparedImage | Unreadable:
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    return prepare_image(path, max_side, 90)
+
+
+def pixels(data: bytes) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
+
+
+@pytest.mark.parametrize("name", sorted(odd_files()))
+def test_every_kind_becomes_an_upright_jpeg(tmp_path: Path, name: str) -> None:
+    data = odd_files()[name]
+    result = prepare(tmp_path, data)
+    assert isinstance(result, PreparedImage)
+    assert result.kept == (name in KEPT)
+    assert (result.jpeg == data) == result.kept
+    stored = Image.open(io.BytesIO(result.jpeg))
+    assert stored.format == "JPEG"
+    assert stored.size == (result.width, result.height)
+    assert stored.mode == ("L" if name == "odd/grey.JPEG" else "RGB")
+    assert stored.getexif().get(0x0112, 1) == 1
+
+
+@pytest.mark.parametrize("name", sorted(bad_files()))
+def test_damaged_files_give_a_reason(tmp_path: Path, name: str) -> None:
+    result = prepare(tmp_path, bad_files()[name])
+    assert isinstance(result, Unreadable)
+    assert result.reason
+
+
+def test_missing_file_gives_a_reason(tmp_path: Path) -> None:
+    assert isinstance(prepare_image(tmp_path / "gone.jpg", None, 90), Unreadable)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_orientation_is_applied(tmp_path: Path, orientation: int) -> None:
+    data = rotated_jpeg(0, orientation)
+    result = prepare(tmp_path, data)
+    assert isinstance(result, PreparedImage)
+    wanted = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data)))).astype(int)
+    assert np.abs(pixels(result.jpeg) - wanted).mean() < 3
+
+
+def test_sixteen_bits_are_scaled_not_clipped(tmp_path: Path) -> None:
+    result = prepare(tmp_path, odd_files()["odd/deep.png"])
+    assert isinstance(result, PreparedImage)
+    values = pixels(result.jpeg)
+    assert abs(values[0, 0].mean()) < 6 and abs(values[-1, -1].mean() - 255) < 6
+    assert abs(values.mean() - 127) < 3
+
+
+@pytest.mark.parametrize("size", [(300, 200), (200, 300), (640, 11)])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_max_side_shrinks_and_keeps_the_picture(
+    tmp_path: Path, size: tuple[int, int], kind: str
+) -> None:
+    image = picture(1, *size)
+    result = prepare(tmp_path, encoded(image, kind), max_side=100)
+    assert isinstance(result, PreparedImage) and not result.kept
+    assert max(result.width, result.height) == 100
+    scale = 100 / max(size)
+    assert (result.width, result.height) == tuple(max(1, round(side * scale)) for side in size)
+    wanted = np.asarray(image.resize((result.width, result.height), Image.Resampling.LANCZOS))
+    assert np.abs(pixels(result.jpeg) - wanted).mean() < 4
+
+
+def test_max_side_of_a_rotated_jpeg(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    result = prepare(tmp_path, encoded(picture(1, 300, 200), exif=exif), max_side=150)
+    assert isinstance(result, PreparedImage)
+    assert (result.width, result.height) == (100, 150)
+
+
+@given(st.binary(max_size=300), st.sampled_from([b"", b"\xff\xd8\xff\xe0", b"\x89PNG\r\n\x1a\n"]))
+@settings(max_examples=60, deadline=None)
+def test_arbitrary_bytes_never_raise(
+    tmp_path_factory: pytest.TempPathFactory, tail: bytes, head: bytes
+) -> None:
+    result = prepare(tmp_path_factory.mktemp("any"), head + tail)
+    assert isinstance(result, Unreadable)
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_damage_never_raises_and_never_lies(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    whole = data.draw(st.sampled_from(sorted(odd_files().values())))
+    cut = data.draw(st.integers(0, len(whole)))
+    result = prepare(tmp_path_factory.mktemp("cut"), whole[:cut], max_side=40)
+    if isinstance(result, PreparedImage):
+        stored = Image.open(io.BytesIO(result.jpeg))
+        stored.load()
+        assert stored.size == (result.width, result.height)
+    else:
+        assert result.reason
+
+
+@given(
+    width=st.integers(1, 90),
+    height=st.integers(1, 90),
+    mode=st.sampled_from(["RGB", "L", "CMYK", "P", "1", "LA", "RGBA", "I;16"]),
+    max_side=st.none() | st.integers(1, 100),
+)
+@settings(max_examples=60, deadline=None)
+def test_size_and_mode_of_anything(
+    tmp_path_factory: pytest.TempPathFactory,
+    width: int,
+    height: int,
+    mode: str,
+    max_side: int | None,
+) -> None:
+    image = picture(2, width, height)
+    kind = "TIFF" if mode == "CMYK" else "PNG"
+    data = encoded(
+        image.convert("L").convert(mode) if mode == "I;16" else image.convert(mode), kind
+    )
+    result = prepare(tmp_path_factory.mktemp("some"), data, max_side)
+    assert isinstance(result, PreparedImage)
+    longest = max(width, height) if max_side is None else min(max_side, max(width, height))
+    assert max(result.width, result.height) == longest
+    assert Image.open(io.BytesIO(result.jpeg)).size == (result.width, result.height)
