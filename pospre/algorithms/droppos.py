@@ -11,6 +11,7 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
+from timm.layers import LayerNorm
 from torch import Tensor, nn
 
 from pospre import draws
@@ -201,7 +202,7 @@ class PositionClassification(Objective):
         self.ignore_confident = options.ignore_confident
         self.embed = nn.Linear(encoder.embed_dim, dim)
         self.blocks = decoder_blocks(dim, options.decoder_depth, options.decoder_heads)
-        self.norm = nn.LayerNorm(dim, eps=1e-6)
+        self.norm = LayerNorm(dim)
         self.predict = nn.Linear(dim, encoder.num_patches)
         init_weights(self)
         self.sigma: Tensor

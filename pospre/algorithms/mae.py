@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from timm.layers import LayerNorm
 from torch import Tensor, nn
 
 from pospre import draws
@@ -77,7 +78,7 @@ class PixelRegression(Objective):
         self.weight = options.weight
         self.embed = nn.Linear(encoder.embed_dim, dim)
         self.blocks = decoder_blocks(dim, options.decoder_depth, options.decoder_heads)
-        self.norm = nn.LayerNorm(dim, eps=1e-6)
+        self.norm = LayerNorm(dim)
         self.predict = nn.Linear(dim, encoder.patch_size**2 * 3)
         init_weights(self)
         self.mask_token = token_parameter(dim)

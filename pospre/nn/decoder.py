@@ -1,7 +1,6 @@
 """The narrow transformer that turns encoder tokens into predictions."""
 
-from functools import partial
-
+from timm.layers import LayerNorm
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
@@ -18,10 +17,12 @@ def check_heads(dim: int, num_heads: int, *, owner: str) -> None:
 
 
 def decoder_blocks(dim: int, depth: int, num_heads: int) -> nn.Sequential:
-    """Return ``depth`` pre-norm blocks (MLP ratio 4, qkv bias, eps 1e-6), not yet initialised."""
-    norm = partial(nn.LayerNorm, eps=1e-6)
+    """Return ``depth`` pre-norm blocks: MLP ratio 4, qkv bias, LayerNorm eps 1e-6 (timm's)."""
     return nn.Sequential(
-        *(Block(dim, num_heads, mlp_ratio=4, qkv_bias=True, norm_layer=norm) for _ in range(depth))
+        *(
+            Block(dim, num_heads, mlp_ratio=4, qkv_bias=True, norm_layer=LayerNorm)
+            for _ in range(depth)
+        )
     )
 
 

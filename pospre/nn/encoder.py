@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -61,7 +60,6 @@ class Encoder(VisionTransformer):
             num_heads=size.num_heads,
             num_classes=0,
             weight_init="skip",
-            norm_layer=partial(nn.LayerNorm, eps=1e-6),
         )
         self.image_size, self.patch_size = image_size, patch_size
         self.grid = (image_size[0] // patch_size, image_size[1] // patch_size)

@@ -1,6 +1,7 @@
 """DropPos: goldens and invariants of the spec (section 8)."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -247,10 +248,10 @@ def test_prediction_at_other_ratios_draws_the_training_masks():
 
 
 def test_masks_are_a_function_of_the_sample_alone():
-    options = {"mask_ratio": 0.75, "position_mask_ratio": 0.75, "seed": 9}
-    whole = draw_masks(random_batch(), 36, **options)
+    draw = partial(draw_masks, num_patches=36, mask_ratio=0.75, position_mask_ratio=0.75, seed=9)
+    whole = draw(random_batch())
     rows = {key: value[2:3] for key, value in random_batch().items()}
-    for key, value in draw_masks(rows, 36, **options).items():
+    for key, value in draw(rows).items():
         assert torch.equal(value, whole[key][2:3]), key
 
 

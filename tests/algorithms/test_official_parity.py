@@ -1,5 +1,7 @@
 """Loss to 1e-5 and gradients to 1e-4 against numbers recorded from the published code."""
 
+from typing import Any
+
 import pytest
 import torch
 from official import (
@@ -16,7 +18,7 @@ from torch import nn
 from pospre.algorithms.droppos import attach_droppos
 from pospre.algorithms.mae import attach_mae
 
-DROPPOS = {
+DROPPOS: dict[str, dict[str, Any]] = {
     "affinity_sigma1": {},
     "plain_sigma0": {"temperature": None},
     "plain_sigma2": {"temperature": None},

@@ -3,6 +3,7 @@
 import pytest
 import timm
 import torch
+from timm.models.vision_transformer import VisionTransformer
 
 from pospre.errors import UserError
 from pospre.nn.decoder import patchify, unpatchify
@@ -17,6 +18,7 @@ def encoder():
 
 def test_equals_timm_with_the_same_weights(encoder):
     theirs = timm.create_model(encoder.timm_name, num_classes=0, **encoder.timm_kwargs).eval()
+    assert isinstance(theirs, VisionTransformer)
     theirs.load_state_dict(encoder.state_dict(), strict=True)
     images = torch.randn(2, 3, 48, 64)
     torch.testing.assert_close(encoder(images), theirs.forward_features(images))

@@ -1,0 +1,24 @@
+"""FSDP2 on two gloo ranks is the unwrapped model."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+CASES = ("mae", "droppos", "mae+droppos")
+
+
+def test_two_ranks_equal_one_process():
+    script = Path(__file__).with_name("two_ranks.py")
+    environment = os.environ | {"PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1"}
+    launcher = [sys.executable, "-m", "composer.cli.launcher", "-n", "2"]
+    done = subprocess.run(
+        [*launcher, str(script), *CASES],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    for case in CASES:
+        assert f"{case}: loss" in done.stdout
