@@ -1,0 +1,39 @@
+"""``python -m pospre.report RUN_FOLDER`` writes the report page of a run."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from pospre.errors import run_command
+from pospre.report.page import write_report
+
+EXAMPLES = """examples:
+  python -m pospre.report runs/droppos_vits16
+
+The page RUN_FOLDER/report.html needs no network and no other file: mail it, or open it from disk.
+It may be written while the run goes on, and again after every evaluation:
+  python -m pospre.evaluate position_grid --checkpoint runs/droppos_vits16 --data DATA
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parse the command line, write the page and say where it is."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pospre.report",
+        description="Write one self-contained HTML page about a pre-training run: headline "
+        "figures, curves, position accuracy, pictures, recipe and how to repeat it.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "run_folder",
+        type=Path,
+        metavar="RUN_FOLDER",
+        help="folder that python -m pospre.train made: recipe.yaml, metrics.jsonl, evaluation/",
+    )
+    print(write_report(parser.parse_args(argv).run_folder))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

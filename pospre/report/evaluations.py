@@ -1,0 +1,166 @@
+"""The evaluations' results as the page shows them: heat map, bars and pictures."""
+
+import base64
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from PIL import Image
+from pydantic import BaseModel, Field, ValidationError
+
+from pospre.errors import UserError
+from pospre.report.run import Run
+
+MAX_PICTURES = 24
+PICTURE_BUDGET = 2_000_000  # bytes of base64 for all pictures: the page stays under 3 MB
+PICTURE_SIZES = ((320, 90), (256, 85), (192, 80), (128, 70))  # longest side, JPEG quality
+
+Results = TypeVar("Results", bound=BaseModel)
+
+
+class GridCell(BaseModel):
+    """Position accuracy at one pair of mask ratios."""
+
+    mask_ratio: float
+    position_mask_ratio: float
+    dropped: int
+    accuracy: float
+    initial_accuracy: float | None = None
+    chance: float
+    chance_excluding: float | None = None
+
+    @property
+    def guess(self) -> float:
+        """Accuracy of guessing among the positions that no shown patch has taken."""
+        return self.chance if self.chance_excluding is None else self.chance_excluding
+
+    @property
+    def heat(self) -> float:
+        """Place of the accuracy between guessing (0) and 1 (1) on a logarithmic scale."""
+        if self.accuracy <= self.guess or not 0 < self.guess < 1:
+            return 0.0
+        return min(1.0, 1 - math.log(self.accuracy) / math.log(self.guess))
+
+
+class PositionGrid(BaseModel):
+    """Results of ``position_grid``."""
+
+    cells: list[GridCell] = Field(min_length=1)
+    mean: float
+    initial_mean: float | None = None
+    samples: int | None = None
+
+    @property
+    def mask_ratios(self) -> list[float]:
+        """Rows of the heat map."""
+        return sorted({cell.mask_ratio for cell in self.cells})
+
+    @property
+    def position_mask_ratios(self) -> list[float]:
+        """Columns of the heat map."""
+        return sorted({cell.position_mask_ratio for cell in self.cells})
+
+    @property
+    def guess_mean(self) -> float:
+        """Mean of the cells' chance levels."""
+        return sum(cell.guess for cell in self.cells) / len(self.cells)
+
+    def cell(self, mask_ratio: float, position_mask_ratio: float) -> GridCell | None:
+        """Return the cell at that pair of ratios, None where nothing was measured."""
+        wanted = (mask_ratio, position_mask_ratio)
+        found = (c for c in self.cells if (c.mask_ratio, c.position_mask_ratio) == wanted)
+        return next(found, None)
+
+
+class Knn(BaseModel):
+    """Results of ``knn``."""
+
+    top1: float
+    initial_top1: float | None = None
+    chance: float | None = None
+    k: int | None = None
+    temperature: float | None = None
+    bank_samples: int | None = None
+    query_samples: int | None = None
+    classes: int | None = None
+
+
+class PictureFiles(BaseModel):
+    """File names of one picture's three views."""
+
+    index: int
+    original: str
+    shuffled: str
+    reconstructed: str
+    accuracy: float
+
+
+class PositionPictures(BaseModel):
+    """Results of ``position_pictures``."""
+
+    pictures: list[PictureFiles] = Field(min_length=1)
+    mask_ratio: float | None = None
+    position_mask_ratio: float | None = None
+
+
+@dataclass(frozen=True)
+class Triple:
+    """One picture ready for the page: three data URIs and the share of patches put right."""
+
+    index: int
+    accuracy: float
+    views: list[tuple[str, str]]
+
+
+def parse_results(run: Run, name: str, kind: type[Results]) -> Results | None:
+    """Check ``evaluation/<name>.json``; None when the run has no such evaluation."""
+    if name not in run.evaluations:
+        return None
+    try:
+        return kind.model_validate(run.evaluations[name]["results"])
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in ("results", *first["loc"]))
+        raise UserError(
+            f"{run.folder / 'evaluation' / name}.json: {key}: {first['msg']}; "
+            f"run python -m pospre.evaluate {name} again"
+        ) from error
+
+
+def load_triples(folder: Path, pictures: Sequence[PictureFiles]) -> list[Triple]:
+    """Embed the pictures in ``folder`` as JPEG, at the best size that keeps the page light."""
+    chosen = pictures[:MAX_PICTURES]
+    views = ("original", "shuffled", "reconstructed")
+    images = [[_open_picture(folder, getattr(p, view)) for view in views] for p in chosen]
+    for side, quality in PICTURE_SIZES:
+        uris = [[_data_uri(image, side, quality) for image in row] for row in images]
+        if sum(len(uri) for row in uris for uri in row) <= PICTURE_BUDGET:
+            break
+    return [
+        Triple(picture.index, picture.accuracy, list(zip(views, row, strict=True)))
+        for picture, row in zip(chosen, uris, strict=True)
+    ]
+
+
+def _open_picture(folder: Path, name: str) -> Image.Image:
+    path = folder / name
+    remedy = "run python -m pospre.evaluate position_pictures again"
+    if path.parent != folder:
+        raise UserError(f"picture {name!r} is not a plain file name in {folder}; {remedy}")
+    try:
+        with Image.open(path) as image:
+            return image.convert("RGB")
+    except OSError as error:
+        raise UserError(f"picture {path} cannot be read ({error}); {remedy}") from error
+
+
+def _data_uri(image: Image.Image, side: int, quality: int) -> str:
+    small = image.copy()
+    small.thumbnail((side, side), Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    # Full-resolution colour: the edges of black, empty patches would bleed otherwise.
+    small.save(buffer, "JPEG", quality=quality, subsampling=0)
+    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")

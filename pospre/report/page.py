@@ -1,0 +1,137 @@
+"""Writes ``report.html``: one self-contained page that tells what a run did and what came of it.
+
+The page loads nothing: style, curves and pictures are inside it, and its own content policy
+forbids everything else. Text that a user chose (names, paths, recipe) is escaped everywhere.
+"""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import YamlLexer
+
+from pospre.errors import UserError
+from pospre.report import summary
+from pospre.report.evaluations import (
+    Knn,
+    PositionGrid,
+    PositionPictures,
+    load_triples,
+    parse_results,
+)
+from pospre.report.plots import Chart, draw_chart, format_value
+from pospre.report.run import Record, Run, read_run
+
+HERE = Path(__file__).parent
+SHOWN = ("position_grid", "position_pictures", "knn")  # evaluations with a section of their own
+
+
+def write_report(run_folder: Path) -> Path:
+    """Write ``report.html`` into ``run_folder`` (whole or not at all) and return its path.
+
+    Args:
+        run_folder: a folder made by ``python -m pospre.train``.
+
+    Raises:
+        UserError: the folder or its metrics are missing, a file in it is broken or not readable,
+            or the page cannot be written there.
+    """
+    run_folder = Path(run_folder)
+    html = render(read_run(run_folder))
+    target = run_folder / "report.html"
+    try:
+        _write_whole(target, html)
+    except OSError as error:
+        raise UserError(f"cannot write {target}: {error.strerror}") from error
+    return target
+
+
+def render(run: Run) -> str:
+    """Return the page of ``run`` as HTML."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["percent"] = lambda value: format_value(value, percent=True)
+    environment.filters["number"] = format_value
+    style = Markup((HERE / "page.css").read_text(encoding="utf-8"))  # our own file, not user text
+    return environment.get_template("page.html.jinja").render(style=style, **page_context(run))
+
+
+def page_context(run: Run) -> dict[str, Any]:
+    """Return the template's variables."""
+    grid = parse_results(run, "position_grid", PositionGrid)
+    knn = parse_results(run, "knn", Knn)
+    pictures = parse_results(run, "position_pictures", PositionPictures)
+    folder = run.folder / "evaluation" / "position_pictures"
+    return {
+        "run": run,
+        "subtitle": summary.subtitle(run),
+        "headline": summary.headline(run, grid, knn),
+        "charts": run_charts(run.records),
+        "grid": grid,
+        "knn": knn,
+        "pictures": pictures,
+        "triples": load_triples(folder, pictures.pictures) if pictures else [],
+        "others": _other_evaluations(run),
+        "has_positions": "droppos" in run.algorithms or not run.algorithms,
+        "commands": {name: summary.evaluate_command(run, name) for name in SHOWN},
+        "reproduce": summary.reproduce_commands(run),
+        "environment": summary.environment(run),
+        "recipe_html": _colour_yaml(run.recipe_text),
+    }
+
+
+def run_charts(records: list[Record]) -> list[Chart]:
+    """Draw every loss term, every logged metric, the learning rate and the throughput."""
+    keys = list(dict.fromkeys(key for record in records for key in record))
+    terms = [key for key in keys if key.startswith("loss/") and key != "loss/total"]
+    charts = []
+    for key in (["loss/total"] if len(terms) != 1 else []) + terms:
+        charts.append(draw_chart(records, key, title=f"Loss · {key.removeprefix('loss/')}"))
+    for key in (key for key in keys if key.startswith("metric/")):
+        rate = "accuracy" in key
+        title = key.removeprefix("metric/").replace("_", " ")
+        charts.append(draw_chart(records, key, title=title, percent=rate, from_zero=rate))
+    title = "Learning rate"
+    charts.append(draw_chart(records, "lr", title=title, from_zero=True, smooth=False))
+    charts.append(draw_chart(records, "throughput", title="Images per second", from_zero=True))
+    return [chart for chart in charts if chart is not None]
+
+
+def _other_evaluations(run: Run) -> dict[str, dict[str, str]]:
+    """Return the single numbers and words of evaluations that have no section of their own."""
+    return {
+        name: {
+            key: str(value) if isinstance(value, str | bool) else format_value(value)
+            for key, value in content["results"].items()
+            if isinstance(value, str | int | float)
+        }
+        for name, content in run.evaluations.items()
+        if name not in SHOWN
+    }
+
+
+def _colour_yaml(text: str) -> Markup:
+    # Pygments escapes the text and only adds <span class>, so its output is safe as it is.
+    return Markup(highlight(text, YamlLexer(), HtmlFormatter(nowrap=True)))
+
+
+def _write_whole(target: Path, text: str) -> None:
+    handle, name = tempfile.mkstemp(prefix=".report.", suffix=".partial", dir=target.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(name, 0o644)  # mkstemp makes it private; a report is to be shown
+        os.replace(name, target)
+    except BaseException:
+        os.unlink(name)
+        raise

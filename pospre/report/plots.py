@@ -1,0 +1,182 @@
+"""Line charts as data for the page: SVG paths and ticks, thinned so that long runs stay light.
+
+A chart is drawn in a 1000 x 300 box that the browser stretches to the width it has, while its
+labels are HTML at a fixed size; so one chart is legible on a phone and on a wide screen.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pospre.report.run import Record
+
+WIDTH, HEIGHT = 1000, 300
+MAX_POINTS = 2000
+SMOOTH_FROM = 100  # fewer points than this are drawn as they are
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A label and its place along the axis, in percent from the left or from the top."""
+
+    place: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One curve: ``raw_path`` as logged, ``line_path`` smoothed (empty when there is no need)."""
+
+    title: str
+    last: str
+    raw_path: str
+    line_path: str
+    x_ticks: list[Tick]
+    y_ticks: list[Tick]
+    note: str
+
+
+def draw_chart(
+    records: Sequence[Record],
+    key: str,
+    *,
+    title: str,
+    percent: bool = False,
+    from_zero: bool = False,
+    smooth: bool = True,
+) -> Chart | None:
+    """Draw ``records[…][key]`` over ``step``; None when no record has a number there."""
+    found = [(r["step"], r[key]) for r in records if _is_value(r.get(key, ""))]
+    table = np.array([(s, math.nan if v is None else v) for s, v in found], dtype=np.float64)
+    finite = np.isfinite(table[:, 1]) if found else np.zeros(0, dtype=bool)
+    if not finite.any():
+        return None
+    gaps = np.cumsum(~finite)[finite]
+    steps, values = table[finite].T
+    y_step, low, high = _nice_range(values, from_zero=from_zero)
+    frame = _Frame(float(steps[0]), float(steps[-1]), low, high)
+    lost = int((~finite).sum())
+    line = smooth_curve(values) if smooth and len(values) >= SMOOTH_FROM else None
+    return Chart(
+        title=title,
+        last=format_value(values[-1], percent=percent),
+        raw_path=frame.path(steps, values, gaps),
+        line_path="" if line is None else frame.path(steps, line, gaps),
+        x_ticks=frame.x_ticks(),
+        y_ticks=frame.y_ticks(y_step, percent=percent),
+        note=f"{lost} of {len(found)} logged values are not finite" if lost else "",
+    )
+
+
+def thin(values: Floats, limit: int = MAX_POINTS) -> Ints:
+    """Return sorted indices, at most ``limit``, that keep each stretch's minimum and maximum."""
+    size = len(values)
+    if size <= limit:
+        return np.arange(size)
+    edges = np.linspace(0, size, (limit - 2) // 2 + 1).astype(np.int64)
+    keep = {0, size - 1}
+    for start, stop in itertools.pairwise(edges.tolist()):
+        keep.add(start + int(np.argmin(values[start:stop])))
+        keep.add(start + int(np.argmax(values[start:stop])))
+    return np.array(sorted(keep), dtype=np.int64)
+
+
+def smooth_curve(values: Floats) -> Floats:
+    """Mean over a centred window of about 1/40 of the curve, narrower towards its ends."""
+    size = len(values)
+    half = max(1, size // 80)
+    index = np.arange(size)
+    reach = np.minimum(half, np.minimum(index, size - 1 - index))  # symmetric, so it never lags
+    sums = np.concatenate(([0.0], np.cumsum(values)))
+    return (sums[index + reach + 1] - sums[index - reach]) / (2 * reach + 1)
+
+
+def format_value(value: float, *, percent: bool = False) -> str:
+    """Write a number for people: four digits, ``1.5e-4`` when tiny, ``12 300`` when big."""
+    if percent:
+        return f"{100 * value:.1f} %"
+    if value == 0:
+        return "0"
+    if abs(value) < 1e-3:
+        mantissa, exponent = f"{value:.2e}".split("e")
+        return f"{float(mantissa):g}e{int(exponent)}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}".replace(",", "\u202f")
+    return f"{value:.4g}"
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """The data range that a chart shows."""
+
+    left: float
+    right: float
+    low: float
+    high: float
+
+    def path(self, steps: Floats, values: Floats, gaps: Ints) -> str:
+        """Return the SVG path; the pen lifts where values that are not finite were left out."""
+        keep = thin(values)
+        x = (steps[keep] - self.left) / max(self.right - self.left, 1e-12) * WIDTH
+        y = (self.high - values[keep]) / (self.high - self.low) * HEIGHT
+        lifts = np.diff(gaps[keep], prepend=-1) != 0
+        points = zip(x, y, lifts, strict=True)
+        path = "".join(f"{'M' if lift else 'L'}{a:.1f} {b:.1f}" for a, b, lift in points)
+        return path + ("h0" if len(keep) == 1 else "")
+
+    def x_ticks(self) -> list[Tick]:
+        span = self.right - self.left
+        if span <= 0:
+            return [Tick(0, _tick_label(self.left, 1))]
+        step = max(1.0, _nice_step(span / 4))
+        first = math.ceil(self.left / step) * step
+        marks = np.arange(first, self.right + step * 1e-6, step)
+        return [Tick(100 * (m - self.left) / span, _tick_label(m, step)) for m in marks]
+
+    def y_ticks(self, step: float, *, percent: bool) -> list[Tick]:
+        marks = np.arange(round(self.low / step), round(self.high / step) + 1) * step
+        scale = 100 if percent else 1
+        labels = [_tick_label(m * scale, step * scale) + (" %" if percent else "") for m in marks]
+        places = 100 * (self.high - marks) / (self.high - self.low)
+        return [Tick(float(p), label) for p, label in zip(places, labels, strict=True)]
+
+
+def _is_value(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def _nice_step(rough: float) -> float:
+    """Round ``rough`` up to 1, 2 or 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(m * power for m in (1, 2, 5, 10) if m * power >= rough * (1 - 1e-9))
+
+
+def _nice_range(values: Floats, *, from_zero: bool) -> tuple[float, float, float]:
+    """Return the tick step and a range of whole steps that holds every value."""
+    low, high = float(values.min()), float(values.max())
+    if from_zero:
+        low, high = min(low, 0.0), max(high, 0.0)
+    if high - low <= 1e-9 * max(abs(low), abs(high)):
+        margin = abs(high) / 2 or 1.0
+        low, high = low - margin, high + margin
+    step = _nice_step((high - low) / 4)
+    bottom, top = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return step, bottom * step, max(top, bottom + 1) * step
+
+
+def _tick_label(value: float, step: float) -> str:
+    if abs(value) < step * 1e-6:
+        return "0"
+    if step < 1e-3:
+        return format_value(value)
+    if abs(value) >= 10_000:
+        big, unit = (1e6, "M") if abs(value) >= 1e6 else (1e3, "k")
+        return f"{value / big:.4g}{unit}"
+    return f"{value:.{max(0, -math.floor(math.log10(step) + 1e-9))}f}"

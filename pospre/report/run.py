@@ -1,0 +1,124 @@
+"""Reads a run folder: recipe, logged metrics and evaluation files, as plain Python values."""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pospre.errors import UserError
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder; what the folder lacks is empty (``recipe``, ``evaluations``, ``records``)."""
+
+    folder: Path
+    name: str
+    recipe: dict[str, Any]
+    recipe_text: str
+    records: list[Record]
+    num_resumes: int
+    evaluations: dict[str, dict[str, Any]]
+
+    def setting(self, *keys: str) -> Any:
+        """Return the recipe's value under ``keys``, None when any of them is missing."""
+        value: Any = self.recipe
+        for key in keys:
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
+
+    @property
+    def algorithms(self) -> list[str]:
+        """Names of the recipe's algorithms, in its order."""
+        return [str(name) for name in self.setting("algorithms") or {}]
+
+
+def read_run(folder: Path) -> Run:
+    """Read ``folder``; ``UserError`` when it is missing, logs nothing, or holds a broken file."""
+    if not folder.is_dir():
+        raise UserError(
+            f"run folder {folder} does not exist; give the folder that python -m pospre.train "
+            "made, such as runs/droppos_vits16"
+        )
+    metrics = folder / "metrics.jsonl"
+    if not metrics.is_file():
+        raise UserError(
+            f"{folder} has no metrics.jsonl, so it is no run folder; give the folder that "
+            "python -m pospre.train made"
+        )
+    recipe, text = _read_recipe(folder / "recipe.yaml")
+    records, num_resumes = _drop_redone(_read_metrics(metrics))
+    name = str(recipe.get("run_name") or folder.resolve().name)
+    evaluations = {p.stem: _read_object(p) for p in sorted((folder / "evaluation").glob("*.json"))}
+    return Run(folder, name, recipe, text, records, num_resumes, evaluations)
+
+
+def _read_recipe(path: Path) -> tuple[dict[str, Any], str]:
+    if not path.is_file():
+        return {}, ""
+    try:
+        text = path.read_text(encoding="utf-8")
+        recipe = yaml.safe_load(text)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"{path} is not valid YAML ({error}); restore it from the recipe"
+        ) from error
+    if not isinstance(recipe, dict):
+        raise UserError(
+            f"{path} holds no keys; restore it from the recipe that the run was made of"
+        )
+    return recipe, text
+
+
+def _read_metrics(path: Path) -> list[Record]:
+    """Parse one object per line; the last line may be half-written by a run that goes on."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    records = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            if not isinstance(record, dict) or not is_number(record.get("step")):
+                raise ValueError("no object with a numeric 'step'")
+        except ValueError as error:
+            if number == len(lines):
+                break
+            raise UserError(
+                f"{path}, line {number} is broken ({error}); delete that line to go on without it"
+            ) from error
+        records.append(record)
+    return records
+
+
+def _drop_redone(records: list[Record]) -> tuple[list[Record], int]:
+    """Keep the last telling of each step: a run resumed from a checkpoint logs some steps again."""
+    kept: list[Record] = []
+    num_resumes = 0
+    for record in records:
+        if kept and record["step"] <= kept[-1]["step"]:
+            num_resumes += 1
+            while kept and record["step"] <= kept[-1]["step"]:
+                kept.pop()
+        kept.append(record)
+    return kept, num_resumes
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON ({error}); run that evaluation again") from error
+    if not isinstance(content, dict) or not isinstance(content.get("results"), dict):
+        raise UserError(f"{path} has no 'results'; run that evaluation again")
+    return content
+
+
+def is_number(value: object) -> bool:
+    """Tell whether ``value`` is a finite int or float (a bool is not)."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

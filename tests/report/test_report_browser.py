@@ -1,0 +1,87 @@
+"""The page in a real browser: nothing fails, nothing is fetched, nothing sticks out on a phone."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fabricated_run import fabricate_run
+
+from pospre.report.page import write_report
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
+FLAGS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--enable-logging=stderr", "--virtual-time-budget=10000", "--dump-dom",
+]  # fmt: skip
+
+# Chromium's own window is never narrower than 500 px, so the page sits in a frame of the wanted
+# width; srcdoc keeps it of the same origin, so the frame may be asked about itself.
+WRAPPER = """<!doctype html><meta charset="utf-8"><body>
+<iframe id="page" style="border:0;width:{width}px;height:900px" srcdoc="{page}"></iframe>
+<script>
+window.onload = () => {{
+  const frame = document.getElementById("page");
+  const page = frame.contentDocument;
+  page.querySelectorAll("details").forEach(part => part.open = true);
+  const images = [...page.images];
+  const found = {{
+    scrollWidth: page.documentElement.scrollWidth,
+    innerWidth: frame.contentWindow.innerWidth,
+    images: images.length,
+    decoded: images.filter(image => image.complete && image.naturalWidth > 0).length,
+    requests: frame.contentWindow.performance.getEntriesByType("resource")
+      .map(request => request.name.slice(0, 60)),
+    heat: [...page.querySelectorAll(".heat td b")].map(cell => cell.textContent),
+    charts: [...page.querySelectorAll(".plot svg")].map(svg => svg.getBoundingClientRect().width),
+    clipped: [...page.querySelectorAll(".headline dd, .heat td, .bar-value, .chart b")]
+      .filter(e => e.scrollWidth > e.clientWidth + 1 && e.clientWidth > 0).map(e => e.textContent),
+    title: page.title,
+  }};
+  const out = document.createElement("pre");
+  out.id = "found";
+  out.textContent = JSON.stringify(found);
+  document.body.replaceChildren(out);
+}};
+</script>
+"""
+
+
+def look_at(page: Path, width: int, work: Path) -> tuple[dict[str, Any], str]:
+    """Open ``page`` at ``width`` pixels; return what was found there and Chromium's own log."""
+    wrapper = work / f"wrapper_{width}.html"
+    text = html.escape(page.read_text(encoding="utf-8"))
+    wrapper.write_text(WRAPPER.format(width=width, page=text), encoding="utf-8")
+    profile = f"--user-data-dir={work / f'profile_{width}'}"
+    size = f"--window-size={max(500, width)},900"
+    assert CHROMIUM is not None
+    done = subprocess.run(
+        [CHROMIUM, *FLAGS, profile, size, wrapper.as_uri()],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    found = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert found, done.stderr[-2000:]
+    return json.loads(html.unescape(found[1])), done.stderr
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+@pytest.mark.parametrize("width", [390, 1280])
+def test_page_in_chromium(tmp_path: Path, width: int) -> None:
+    name = "<script>console.error('escaped?')</script>_" + "a_very_long_name_" * 6
+    page = write_report(fabricate_run(tmp_path, name=name))
+    found, log = look_at(page, width, tmp_path)
+    assert "CONSOLE" not in log, log
+    assert all(request.startswith("data:") for request in found["requests"])
+    assert found["innerWidth"] == width
+    assert found["scrollWidth"] <= width
+    assert found["images"] == found["decoded"] == 12
+    assert found["heat"][0] == "62.0" and len(found["heat"]) == 16
+    assert len(found["charts"]) == 6 and min(found["charts"]) > 240
+    assert found["clipped"] == []
+    assert found["title"].startswith("<script>console.error")

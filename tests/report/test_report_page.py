@@ -1,0 +1,178 @@
+"""The page: what stands in it, what is left out with a hint, and what is refused."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fabricated_run import fabricate_run, position_grid, position_pictures, write_evaluation
+from PIL import Image
+
+from pospre.errors import UserError
+from pospre.report.__main__ import main
+from pospre.report.page import write_report
+
+PAGE_LIMIT = 3_000_000
+
+
+def written(folder: Path) -> str:
+    return write_report(folder).read_text(encoding="utf-8")
+
+
+def log(folder: Path, *lines: str) -> None:
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def test_whole_run(tmp_path: Path) -> None:
+    folder = fabricate_run(tmp_path)
+    path = write_report(folder)
+    html = path.read_text(encoding="utf-8")
+    assert path == folder / "report.html"
+    assert "missing" not in html.split("</style>")[1]
+    for text in ("droppos_demo", "Final loss", "kNN top-1", "71.3 %", "Loss · mae", "Learning"):
+        assert text in html
+    for cell in position_grid()["cells"]:
+        assert f"<b>{100 * cell['accuracy']:.1f}</b>" in html
+    assert html.count("data:image/jpeg;base64,") == 12
+    assert len(html) < PAGE_LIMIT
+
+
+def test_writing_leaves_nothing_but_the_page(tmp_path: Path) -> None:
+    folder = fabricate_run(tmp_path)
+    before = {p.name for p in folder.iterdir()}
+    write_report(folder)
+    write_report(folder)
+    assert {p.name for p in folder.iterdir()} == before | {"report.html"}
+
+
+def test_nothing_is_loaded_from_outside(tmp_path: Path) -> None:
+    html = written(fabricate_run(tmp_path))
+    links = re.findall(r"""(?:src|href)\s*=\s*["']([^"']*)""", html)
+    assert links and all(link.startswith("data:") for link in links)
+    assert "url(" not in html and "@import" not in html and "<script" not in html
+
+
+def test_user_text_is_escaped(tmp_path: Path) -> None:
+    name = "<script>alert('x')</script>"
+    folder = fabricate_run(tmp_path, name=name)
+    write_evaluation(folder, "other", {"<b>key</b>": "<img src=x onerror=alert(1)>"})
+    html = written(folder)
+    assert "<script" not in html and "<img src=x" not in html and "<b>key" not in html
+    assert "&lt;script&gt;alert(" in html and "&lt;img src=x" in html
+
+
+def test_run_without_evaluations_says_what_would_add_them(tmp_path: Path) -> None:
+    html = written(fabricate_run(tmp_path, evaluated=False))
+    for name in ("position_grid", "position_pictures", "knn"):
+        assert f"python -m pospre.evaluate {name} --checkpoint" in html
+    assert "--data data/scenes" in html and '<table class="heat">' not in html
+
+
+def test_run_without_position_algorithm(tmp_path: Path) -> None:
+    folder = fabricate_run(tmp_path, evaluated=False)
+    recipe = folder / "recipe.yaml"
+    recipe.write_text("run_name: mae_demo\nalgorithms: {mae: {mask_ratio: 0.75}}\n")
+    html = written(folder)
+    assert "No position algorithm was trained" in html
+    assert "pospre.evaluate position_grid" not in html
+
+
+def test_run_that_just_started(tmp_path: Path) -> None:
+    folder = fabricate_run(tmp_path, evaluated=False)
+    (folder / "metrics.jsonl").write_text("")
+    (folder / "recipe.yaml").unlink()
+    html = written(folder)
+    assert "No step has been logged yet" in html and "recipe.yaml" in html
+
+
+def test_half_written_last_line_is_tolerated(tmp_path: Path) -> None:
+    folder = fabricate_run(tmp_path, num_steps=20)
+    whole = written(folder)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 21, "loss/to')
+    assert written(folder) == whole
+
+
+def test_steps_told_twice_by_a_resumed_run_count_once(tmp_path: Path) -> None:
+    folder = fabricate_run(tmp_path, num_steps=20)
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(lines[:15] + lines[10:]) + "\n")
+    assert "1 resume<" in written(folder)
+
+
+def test_values_that_are_not_finite_are_named(tmp_path: Path) -> None:
+    folder = fabricate_run(tmp_path, num_steps=20)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 21, "loss/total": float("nan")}) + "\n")
+    assert "1 of 21 logged values are not finite" in written(folder)
+
+
+def test_page_of_a_long_run_with_heavy_pictures_stays_light(tmp_path: Path) -> None:
+    folder = fabricate_run(tmp_path, num_steps=5_000, evaluated=False)
+    results = position_pictures(folder, num_pictures=24, side=256)
+    rng = np.random.default_rng(0)
+    for path in (folder / "evaluation" / "position_pictures").iterdir():
+        noise = rng.integers(0, 256, (256, 256, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(path)
+    results["pictures"] *= 2
+    write_evaluation(folder, "position_pictures", results)
+    html = written(folder)
+    assert len(html) < PAGE_LIMIT
+    assert "The first 24 of 48 pictures" in html
+
+
+@pytest.mark.parametrize(
+    ("breaks", "names"),
+    [
+        (lambda f: (f / "metrics.jsonl").unlink(), ["metrics.jsonl", "pospre.train"]),
+        (lambda f: log(f, '{"step": 1}', "{bad", '{"step": 3}'), ["metrics.jsonl, line 2"]),
+        (lambda f: log(f, '{"loss": 1}', '{"step": 3}'), ["metrics.jsonl, line 1", "step"]),
+        (lambda f: (f / "recipe.yaml").write_text("a: [1"), ["recipe.yaml", "YAML"]),
+        (lambda f: (f / "recipe.yaml").write_text("- 1"), ["recipe.yaml"]),
+        (lambda f: (f / "evaluation/knn.json").write_text("{"), ["knn.json", "again"]),
+        (lambda f: (f / "evaluation/knn.json").write_text("{}"), ["knn.json", "results"]),
+        (lambda f: write_evaluation(f, "knn", {"top1": "much"}), ["knn.json", "results.top1"]),
+        (lambda f: write_evaluation(f, "position_grid", {"cells": []}), ["position_grid.json"]),
+        (
+            lambda f: (f / "evaluation/position_pictures/0000_original.png").write_bytes(b"no"),
+            ["0000_original.png", "position_pictures"],
+        ),
+    ],
+)
+def test_broken_folder_is_refused_by_name(tmp_path: Path, breaks, names: list[str]) -> None:
+    folder = fabricate_run(tmp_path, num_steps=5)
+    breaks(folder)
+    with pytest.raises(UserError) as error:
+        write_report(folder)
+    assert all(name in str(error.value) for name in names)
+    assert not (folder / "report.html").exists()
+
+
+def test_pictures_outside_their_folder_are_refused(tmp_path: Path) -> None:
+    folder = fabricate_run(tmp_path, num_steps=5)
+    results = position_pictures(folder, num_pictures=1)
+    results["pictures"][0]["original"] = "../../secret.png"
+    write_evaluation(folder, "position_pictures", results)
+    with pytest.raises(UserError, match=re.escape("../../secret.png")):
+        write_report(folder)
+
+
+def test_missing_folder(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nowhere does not exist"):
+        main([str(tmp_path / "nowhere")])
+
+
+def test_command_line(tmp_path: Path) -> None:
+    folder = fabricate_run(tmp_path, num_steps=5)
+    command = [sys.executable, "-m", "pospre.report"]
+    done = subprocess.run([*command, str(folder)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(folder / "report.html")
+    wrong = subprocess.run([*command, str(tmp_path / "no")], capture_output=True, text=True)
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("error: ") and "Traceback" not in wrong.stderr
+    teach = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True)
+    assert "examples:" in teach.stdout
