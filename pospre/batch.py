@@ -1,0 +1,45 @@
+"""The batch: the one data contract between loader, algorithms, model and evaluations.
+
+A batch is a dict of tensors, batch first. B samples, V views of one group, H×W pixels.
+
+==============  ===============  =======  =========  ==============================================
+key             shape            dtype    written by meaning
+==============  ===============  =======  =========  ==============================================
+``index``       (B,)             int64    loader     position of the sample in the data set
+``epoch``       (B,)             int64    loader     epoch that the draws belong to
+``label``       (B,)             int64    loader     class, or −1 when unknown
+``g/image``     (B, V, 3, H, W)  uint8    loader     RGB pixels of view group g, not yet flipped;
+                                                     in memory channels come last
+``g/box``       (B, V, 4)        float32  loader     x0, y0, x1, y1 of the view in [0, 1] of the
+                                                     upright original image, before the flip
+``g/flip``      (B, V)           bool     loader     the device step mirrors this view left–right
+``a/…``         (B, …)           any      algorithm  what algorithm a draws before the forward pass
+                                                     (masks, positions)
+==============  ===============  =======  =========  ==============================================
+
+Every value has the batch first and nothing is nested, so Composer's own splitting into
+microbatches and moving to the device work on it as they are.
+"""
+
+from torch import Tensor
+
+Batch = dict[str, Tensor]
+
+INDEX = "index"
+EPOCH = "epoch"
+LABEL = "label"
+
+
+def image_key(group: str = "view") -> str:
+    """Return the key of a view group's pixels."""
+    return f"{group}/image"
+
+
+def box_key(group: str = "view") -> str:
+    """Return the key of a view group's crop boxes."""
+    return f"{group}/box"
+
+
+def flip_key(group: str = "view") -> str:
+    """Return the key of a view group's flips."""
+    return f"{group}/flip"

@@ -1,0 +1,231 @@
+"""The loader: from a data set to batches of views, decoded by threads.
+
+Which samples form batch b of an epoch, and every box and flip, follow from (seed, epoch, index)
+alone. Storage format, number of threads and what was skipped change nothing.
+"""
+
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pospre import draws
+from pospre.batch import EPOCH, INDEX, LABEL, Batch, box_key, flip_key, image_key
+from pospre.data.decode import DecodeError, decode_image, resize_crop
+from pospre.data.reader import open_reader
+from pospre.data.samples import Reader
+from pospre.data.views import GroupPlan, ViewGroup, plan_views
+from pospre.errors import UserError
+
+_CHUNK = 4  # samples per task: large enough to hide a task's cost, small enough to share evenly
+_MIN_PREFETCH = 2
+
+
+@dataclass
+class _PendingBatch:
+    """A batch whose views are being written by the threads."""
+
+    batch: Batch
+    tasks: list[Future[None]]
+
+    def result(self) -> Batch:
+        for task in self.tasks:
+            task.result()
+        return self.batch
+
+
+class ViewLoader:
+    """Iterates over one rank's batches of an epoch; see ``pospre.batch`` for what they hold.
+
+    Attributes:
+        epoch: epoch of the next iteration, set by whoever trains. Iterating again without setting
+            it repeats the same batches.
+        skip: batches to leave out at the start of the next iteration, without reading them; falls
+            back to 0 when that iteration starts.
+        num_samples: size of the whole data set.
+        batch_size: samples per batch of this rank.
+        classes: class names in order of their label, or None.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        *,
+        views: Sequence[ViewGroup],
+        batch_size: int,
+        seed: int,
+        shuffle: bool = True,
+        drop_last: bool = True,
+        num_workers: int | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank {rank} of {world_size}")
+        if not drop_last and world_size > 1:
+            raise ValueError("drop_last=False needs world_size=1: ranks would differ in batches")
+        if len({group.name for group in views}) != len(views) or not views:
+            raise ValueError("give one or more view groups, each with its own name")
+        if batch_size < 1:
+            raise UserError(f"batch_size is {batch_size}; it must be at least 1.")
+        if num_workers is not None and num_workers < 1:
+            raise UserError(
+                f"num_workers is {num_workers}; it counts decoding threads, at least 1."
+            )
+        self.reader = reader
+        self.views = tuple(views)
+        self.batch_size = batch_size
+        self.seed = seed
+        self.shuffle = shuffle
+        self.drop_last = drop_last
+        self.num_workers = num_workers or _default_workers()
+        self.rank = rank
+        self.world_size = world_size
+        self.num_samples = len(reader)
+        self.classes = reader.classes
+        self.epoch = 0
+        self.skip = 0
+        if len(self) == 0:
+            raise UserError(
+                f"{reader.path} holds {self.num_samples} samples, fewer than one batch of "
+                f"{batch_size * world_size}; lower the batch size."
+            )
+
+    def __len__(self) -> int:
+        """Return the number of batches in an epoch, whatever ``skip`` is."""
+        global_size = self.batch_size * self.world_size
+        if self.drop_last:
+            return self.num_samples // global_size
+        return -(-self.num_samples // global_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        epoch, skip = self.epoch, self.skip
+        self.skip = 0
+        return self._batches(epoch, skip)
+
+    def _batches(self, epoch: int, skip: int) -> Iterator[Batch]:
+        if self.shuffle:
+            order = draws.order(self.seed, epoch, self.num_samples)
+        else:
+            order = np.arange(self.num_samples)
+        prefetch = _MIN_PREFETCH + -(-self.num_workers * _CHUNK // self.batch_size)
+        pool = ThreadPoolExecutor(self.num_workers, thread_name_prefix="pospre-loader")
+        pending: deque[_PendingBatch] = deque()
+        try:
+            for number in range(skip, len(self)):
+                pending.append(self._start(pool, epoch, self._rank_slice(order, number)))
+                if len(pending) > prefetch:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:  # also after an early break, an error or Ctrl-C in the consumer
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _rank_slice(self, order: np.ndarray, number: int) -> np.ndarray:
+        start = (number * self.world_size + self.rank) * self.batch_size
+        return order[start : start + self.batch_size]
+
+    def _start(self, pool: ThreadPoolExecutor, epoch: int, index: np.ndarray) -> _PendingBatch:
+        """Draw boxes and flips, lay the batch out, and hand its samples to the threads."""
+        plans = plan_views(self.views, seed=self.seed, epoch=epoch, index=index)
+        batch = _empty_batch(plans, epoch, index)
+        tasks = [
+            pool.submit(self._fill, batch, plans, range(start, min(start + _CHUNK, len(index))))
+            for start in range(0, len(index), _CHUNK)
+        ]
+        return _PendingBatch(batch, tasks)
+
+    def _fill(self, batch: Batch, plans: list[GroupPlan], rows: range) -> None:
+        """Read and decode some samples of a batch and write their views in place."""
+        images = [batch[image_key(plan.group.name)].numpy() for plan in plans]
+        boxes = [batch[box_key(plan.group.name)].numpy() for plan in plans]
+        index, labels = batch[INDEX].tolist(), batch[LABEL].numpy()
+        for row in rows:
+            picture, labels[row] = self._decode(index[row])
+            height, width = picture.shape[:2]
+            for plan, group_images, group_boxes in zip(plans, images, boxes, strict=True):
+                for view in range(plan.group.count):
+                    box = plan.box(row, view, width, height)
+                    group_boxes[row, view] = box.relative(width, height)
+                    pixels = group_images[row, view].transpose(1, 2, 0)
+                    resize_crop(picture, box, pixels, plan.group.interpolation)
+
+    def _decode(self, index: int) -> tuple[np.ndarray, int]:
+        sample = self.reader.read(index)
+        try:
+            return decode_image(sample.encoded), sample.label
+        except DecodeError as error:
+            name = self.reader.name(index)
+            raise UserError(f"{name} cannot be decoded: {error}. {self.reader.remedy}") from error
+
+
+def build_loader(
+    path: str | Path,
+    *,
+    views: Sequence[ViewGroup],
+    batch_size: int,
+    seed: int,
+    shuffle: bool = True,
+    drop_last: bool = True,
+    num_workers: int | None = None,
+    rank: int = 0,
+    world_size: int = 1,
+) -> ViewLoader:
+    """Open a data set and return its loader.
+
+    Args:
+        path: image folder, ``.beton`` file or MDS directory.
+        views: what to cut out of every image.
+        batch_size: samples per batch of one rank.
+        seed: the run's seed, for order, boxes and flips.
+        shuffle: visit the samples in the epoch's random order instead of the stored one.
+        drop_last: leave out the samples that do not fill a batch of all ranks.
+        num_workers: decoding threads; by default one per core that this rank may use.
+        rank: number of this rank.
+        world_size: number of ranks.
+
+    Raises:
+        UserError: the data set cannot be read or is smaller than one batch.
+    """
+    return ViewLoader(
+        open_reader(path),
+        views=views,
+        batch_size=batch_size,
+        seed=seed,
+        shuffle=shuffle,
+        drop_last=drop_last,
+        num_workers=num_workers,
+        rank=rank,
+        world_size=world_size,
+    )
+
+
+def _default_workers() -> int:
+    """Return the cores that this process may use, shared among the ranks of this machine."""
+    num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(1, len(os.sched_getaffinity(0)) // num_ranks)
+
+
+def _empty_batch(plans: list[GroupPlan], epoch: int, index: np.ndarray) -> Batch:
+    """Lay a batch out: pinned where a GPU will fetch it, channels last for the image decoder."""
+    pinned = torch.cuda.is_available()
+    num = len(index)
+    batch = {
+        INDEX: torch.from_numpy(index.astype(np.int64)),
+        EPOCH: torch.full((num,), epoch, dtype=torch.int64),
+        LABEL: torch.full((num,), -1, dtype=torch.int64),
+    }
+    for plan in plans:
+        group = plan.group
+        pixels = torch.empty(
+            (num, group.count, group.size, group.size, 3), dtype=torch.uint8, pin_memory=pinned
+        )
+        batch[image_key(group.name)] = pixels.permute(0, 1, 4, 2, 3)
+        batch[box_key(group.name)] = torch.empty((num, group.count, 4), dtype=torch.float32)
+        batch[flip_key(group.name)] = torch.from_numpy(plan.flips)
+    return batch

@@ -1,0 +1,79 @@
+"""What a reader of any storage format gives: encoded bytes and a label per sample index."""
+
+import os
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pospre.errors import UserError
+
+
+class Sample(NamedTuple):
+    """One stored sample.
+
+    Attributes:
+        encoded: bytes of an image file, uint8 (N,); or pixels, uint8 (H, W, 3).
+        label: class, or −1 when unknown.
+    """
+
+    encoded: Tensor
+    label: int
+
+
+class Reader(ABC):
+    """Random access to the samples of a data set; safe to use from several threads.
+
+    Attributes:
+        path: the data set.
+        format: ``"folder"``, ``"ffcv"`` or ``"mds"``.
+        classes: class names in order of their label, or None.
+        remedy: what to do when a sample cannot be read, for messages.
+    """
+
+    path: Path
+    format: str
+    classes: list[str] | None
+    remedy: str
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def read(self, index: int) -> Sample:
+        """Return a sample; raises UserError, naming the file, when it cannot be read."""
+
+    @abstractmethod
+    def name(self, index: int) -> str:
+        """Return what to call a sample in messages: its file, or its file and place."""
+
+
+def read_bytes(path: Path, offset: int = 0, size: int | None = None) -> Tensor:
+    """Read a part of a file (the whole by default) as uint8 (size,).
+
+    A plain read, not a memory map: a file cut short while we run is an error, not a crash.
+
+    Raises:
+        UserError: the file cannot be read or is shorter than it was.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            size = os.fstat(descriptor).st_size if size is None else size
+            data = torch.empty(size, dtype=torch.uint8)
+            view, done = data.numpy().data, 0
+            while done < size:
+                count = os.preadv(descriptor, [view[done:]], offset + done)
+                if count == 0:
+                    raise UserError(
+                        f"{path} is cut off: it ends at byte {offset + done}, "
+                        f"but bytes up to {offset + size} are needed. Convert or copy it again."
+                    )
+                done += count
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
+    return data

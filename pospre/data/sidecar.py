@@ -1,0 +1,50 @@
+"""The description (JSON) that our converter leaves beside a data set, as far as readers need it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pospre.errors import UserError
+
+_VERSION = 1
+
+
+def read_json(path: Path, remedy: str) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        UserError: it cannot be read or is no JSON object.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error}). {remedy}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is not a JSON object. {remedy}")
+    return content
+
+
+def read_sidecar(path: Path, expected_format: str, num_samples: int, remedy: str) -> dict[str, Any]:
+    """Read the description of a data set and compare it with what the data themselves say.
+
+    Returns:
+        the description, empty when there is none (data written by other programs).
+
+    Raises:
+        UserError: unreadable, of another format or version, or it counts other samples.
+    """
+    if not path.exists():
+        return {}
+    content = read_json(path, remedy)
+    found = (content.get("format"), content.get("version"))
+    if found != (expected_format, _VERSION):
+        raise UserError(
+            f"{path} says format {found[0]!r}, version {found[1]!r}; expected "
+            f"{expected_format!r}, version {_VERSION}. {remedy}"
+        )
+    if content.get("samples") != num_samples:
+        raise UserError(
+            f"{path} counts {content.get('samples')!r} samples, but the data hold {num_samples}. "
+            f"{remedy}"
+        )
+    return content
