@@ -82,22 +82,15 @@ def build_data(recipe: Recipe) -> ViewLoader:
         flip_rate=data.flip_rate,
         interpolation=data.interpolation,
     )
-    workers = {} if data.num_workers is None else {"num_workers": data.num_workers}
-    loader = build_loader(
+    return build_loader(
         data.path,
         views=[view],
         batch_size=data.batch_size // world,
         seed=recipe.seed,
         rank=dist.get_global_rank(),
         world_size=world,
-        **workers,
+        num_workers=data.num_workers,
     )
-    if len(loader) == 0:
-        raise UserError(
-            f"{data.path} holds {loader.num_samples} images, fewer than "
-            f"data.batch_size = {data.batch_size}; choose a smaller batch"
-        )
-    return loader
 
 
 @dataclass(frozen=True)
@@ -151,9 +144,11 @@ def assemble(parts: Parts, *, load_path: str | None = None) -> Trainer:
     """Return the trainer of ``parts``, at the checkpoint file ``load_path`` if one is given."""
     recipe, model, loader = parts.recipe, parts.model, parts.loader
     options = recipe.trainer
-    if options.precision == "amp_bf16" and parts.device.name == "cpu":
-        # Composer's own precision context does nothing on the CPU.
+    precision = options.precision
+    if precision == "amp_bf16" and parts.device.name == "cpu":
+        # Composer has mixed precision on GPUs only.
         model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)  # type: ignore
+        precision = "fp32"
     optimizer = build_optimizer(model, recipe.optimizer, batch_size=recipe.data.batch_size)
     schedule = build_schedule(
         optimizer,
@@ -178,7 +173,7 @@ def assemble(parts: Parts, *, load_path: str | None = None) -> Trainer:
         load_progress_bar=False,
         parallelism_config=_parallelism(recipe),
         device=parts.device,
-        precision=options.precision,
+        precision=precision,
         device_train_microbatch_size=options.microbatch_size,
         seed=recipe.seed,
         dist_timeout=options.dist_timeout,

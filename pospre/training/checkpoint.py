@@ -6,6 +6,8 @@ leaves tensors that the file lacks at random values without a word.
 """
 
 import contextlib
+import datetime
+import pickle
 import re
 import tempfile
 import zipfile
@@ -25,8 +27,11 @@ from pospre.training.object_store import Bucket, is_remote
 from pospre.yaml_text import read_mapping
 
 _NAME = re.compile(r"ep(\d+)-ba(\d+)\.pt")
-# What torch.load may build besides tensors and plain values: numpy's random state.
+# What torch.load may build besides tensors and plain values: Composer's clock, torch's version
+# and numpy's random state.
 _ALLOWED = [
+    datetime.timedelta,
+    torch.torch_version.TorchVersion,
     np.ndarray,
     np.dtype,
     np.dtypes.UInt32DType,
@@ -111,9 +116,12 @@ def read_checkpoint(path: Path, name: str | None = None) -> dict[str, Any]:
     try:
         with torch.serialization.safe_globals(_ALLOWED):
             content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many kinds for a file that is not its own
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-        raise UserError(f"{name} cannot be read as a checkpoint: {reason}") from error
+    except pickle.UnpicklingError as error:
+        raise UserError(
+            f"{name} is no checkpoint of pospre.train: it holds more than plain data and tensors"
+        ) from error
+    except (RuntimeError, EOFError, OSError, KeyError, ValueError) as error:
+        raise UserError(f"{name} is damaged or no checkpoint ({error})") from error
     if not isinstance(content, dict) or "RecipeRecord" not in _callbacks(content):
         raise UserError(f"{name} is no checkpoint of pospre.train (it holds no recipe)")
     return content

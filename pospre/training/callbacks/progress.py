@@ -1,6 +1,7 @@
 """The progress bar: loss, images per second and the time left."""
 
 import sys
+import time
 
 from composer.core import Callback, State
 from composer.loggers import Logger
@@ -18,9 +19,11 @@ class ProgressBar(Callback):
     def __init__(self, total_steps: int) -> None:
         self.total_steps = total_steps
         self.bar: tqdm[None] | None = None
+        self.first = (0.0, 0)
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Open the bar at the step to go on from."""
+        self.first = (time.monotonic(), state.timestamp.sample.value)
         if dist.get_global_rank() == 0:
             self.bar = tqdm(
                 total=self.total_steps,
@@ -38,12 +41,12 @@ class ProgressBar(Callback):
         if self.bar is None:
             return
         losses = state.total_loss_dict
-        rate = self.bar.format_dict["rate"] or 0.0
-        samples = state.timestamp.sample.value / state.timestamp.batch.value
+        seconds = time.monotonic() - self.first[0]
+        rate = (state.timestamp.sample.value - self.first[1]) / seconds
         self.bar.set_description_str(f"epoch {state.timestamp.epoch.value + 1}", refresh=False)
         self.bar.set_postfix_str(
             f"loss {losses.get('loss/train/total', float('nan')):.4f}, "
-            f"{rate * samples:.1f} images/s",
+            f"{rate:.1f} images/s",
             refresh=False,
         )
         self.bar.update()
