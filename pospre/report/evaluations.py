@@ -86,6 +86,20 @@ class Knn(BaseModel):
     bank_samples: int | None = None
     query_samples: int | None = None
     classes: int | None = None
+    leave_one_out: bool = False
+
+    @property
+    def conditions(self) -> list[str]:
+        """What the figure was measured with, in words."""
+        words = {
+            "k = {}": self.k,
+            "temperature {:g}": self.temperature,
+            "{} pictures in the bank": self.bank_samples,
+            "{} pictures asked": self.query_samples,
+            "{} classes": self.classes,
+            "each picture left out of its own bank": self.leave_one_out or None,
+        }
+        return [word.format(value) for word, value in words.items() if value is not None]
 
 
 class PictureFiles(BaseModel):

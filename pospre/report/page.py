@@ -38,8 +38,8 @@ def write_report(run_folder: Path) -> Path:
         run_folder: a folder made by ``python -m pospre.train``.
 
     Raises:
-        UserError: the folder or its metrics are missing, a file in it is broken or not readable,
-            or the page cannot be written there.
+        UserError: the folder or its metrics are missing, a file in it is broken, or the page
+            cannot be written there.
     """
     run_folder = Path(run_folder)
     html = render(read_run(run_folder))
@@ -84,6 +84,7 @@ def page_context(run: Run) -> dict[str, Any]:
         "others": _other_evaluations(run),
         "has_positions": "droppos" in run.algorithms or not run.algorithms,
         "commands": {name: summary.evaluate_command(run, name) for name in SHOWN},
+        "measured_on": {name: summary.measured_on(run, name) for name in SHOWN},
         "reproduce": summary.reproduce_commands(run),
         "environment": summary.environment(run),
         "recipe_html": _colour_yaml(run.recipe_text),
@@ -99,7 +100,7 @@ def run_charts(records: list[Record]) -> list[Chart]:
         charts.append(draw_chart(records, key, title=f"Loss · {key.removeprefix('loss/')}"))
     for key in (key for key in keys if key.startswith("metric/")):
         rate = "accuracy" in key
-        title = key.removeprefix("metric/").replace("_", " ")
+        title = f"While training · {key.removeprefix('metric/').replace('_', ' ')}"
         charts.append(draw_chart(records, key, title=title, percent=rate, from_zero=rate))
     title = "Learning rate"
     charts.append(draw_chart(records, "lr", title=title, from_zero=True, smooth=False))

@@ -4,7 +4,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import yaml
 
@@ -22,7 +22,6 @@ class Run:
     recipe: dict[str, Any]
     recipe_text: str
     records: list[Record]
-    num_resumes: int
     evaluations: dict[str, dict[str, Any]]
 
     def setting(self, *keys: str) -> Any:
@@ -52,10 +51,10 @@ def read_run(folder: Path) -> Run:
             "python -m pospre.train made"
         )
     recipe, text = _read_recipe(folder / "recipe.yaml")
-    records, num_resumes = _drop_redone(_read_metrics(metrics))
+    records = _read_metrics(metrics)
     name = str(recipe.get("run_name") or folder.resolve().name)
     evaluations = {p.stem: _read_object(p) for p in sorted((folder / "evaluation").glob("*.json"))}
-    return Run(folder, name, recipe, text, records, num_resumes, evaluations)
+    return Run(folder, name, recipe, text, records, evaluations)
 
 
 def _read_recipe(path: Path) -> tuple[dict[str, Any], str]:
@@ -96,19 +95,6 @@ def _read_metrics(path: Path) -> list[Record]:
     return records
 
 
-def _drop_redone(records: list[Record]) -> tuple[list[Record], int]:
-    """Keep the last telling of each step: a run resumed from a checkpoint logs some steps again."""
-    kept: list[Record] = []
-    num_resumes = 0
-    for record in records:
-        if kept and record["step"] <= kept[-1]["step"]:
-            num_resumes += 1
-            while kept and record["step"] <= kept[-1]["step"]:
-                kept.pop()
-        kept.append(record)
-    return kept, num_resumes
-
-
 def _read_object(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -119,6 +105,6 @@ def _read_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Tell whether ``value`` is a finite int or float (a bool is not)."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,11 +1,13 @@
 """The page's words about a run: headline figures, what was trained, environment and commands."""
 
+import json
 import os
 import platform
 import shlex
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from statistics import median
 
 from pospre.report.evaluations import Knn, PositionGrid
@@ -33,7 +35,7 @@ def _loss_figures(run: Run) -> list[Figure]:
     losses = _column(run.records, "loss/total")
     if not losses:
         return []
-    note = f"{format_value(losses[0])} at the start" if len(losses) > 1 else ""
+    note = f"from {format_value(losses[0])}" if len(losses) > 1 else ""
     return [Figure("Final loss", format_value(losses[-1]), note)]
 
 
@@ -44,7 +46,7 @@ def _measured_figures(grid: PositionGrid | None, knn: Knn | None) -> list[Figure
         word = "by guessing" if grid.initial_mean is None else "untrained"
         note = f"{format_value(untrained, percent=True)} {word}"
         value = format_value(grid.mean, percent=True)
-        figures.append(Figure("Position accuracy", value, note))
+        figures.append(Figure("Position top-1", value, note))
     if knn is not None:
         note = ""
         if knn.initial_top1 is not None:
@@ -57,22 +59,33 @@ def _effort_figures(run: Run) -> list[Figure]:
     figures = []
     throughput = _column(run.records, "throughput")
     if throughput:
-        figures.append(Figure("Images/s", format_value(median(throughput)), "median"))
+        rate = float(f"{median(throughput):.3g}")
+        figures.append(Figure("Images/s", format_value(rate), "median"))
     epochs = _column(run.records, "epoch")
     if epochs:
-        planned = run.setting("trainer", "max_duration")
-        note = f"{planned} planned" if planned is not None else ""
-        figures.append(Figure("Epochs", f"{epochs[-1]:g}", note))
+        planned = str(run.setting("trainer", "max_duration") or "")
+        note = f"of {planned.removesuffix('ep')}" if planned else ""
+        figures.append(Figure("Epoch", f"{epochs[-1] + 1:g}", note))  # logged from 0
     samples = _column(run.records, "samples")
     if samples:
         steps = format_value(run.records[-1]["step"])
         figures.append(Figure("Samples seen", format_value(samples[-1]), f"{steps} steps"))
-    times = _column(run.records, "time")
-    if len(times) > 1:
-        plural = "" if run.num_resumes == 1 else "s"
-        note = f"{run.num_resumes} resume{plural}" if run.num_resumes else "first to last step"
-        figures.append(Figure("Time", format_seconds(times[-1] - times[0]), note))
+    seconds = _training_seconds(run.records)
+    if seconds:
+        figures.append(Figure("Training time", format_seconds(seconds), "without pauses"))
     return figures
+
+
+def _training_seconds(records: list[Record]) -> float:
+    """Add up the lines' samples over their throughput: a run may have been stopped for days."""
+    seconds = 0.0
+    before = 0.0
+    for record in records:
+        samples, rate = record.get("samples"), record.get("throughput")
+        if is_number(samples) and is_number(rate) and rate > 0:
+            seconds += (samples - before) / rate
+            before = samples
+    return seconds
 
 
 def subtitle(run: Run) -> str:
@@ -113,17 +126,35 @@ def environment(run: Run) -> list[tuple[str, str]]:
 def evaluate_command(run: Run, name: str) -> str:
     """Return the command that makes ``evaluation/<name>.json``, as it was or as it could be."""
     made = run.evaluations.get(name, {})
-    checkpoint = str(made.get("checkpoint") or run.folder)
+    checkpoint = str(made.get("checkpoint") or short_path(run.folder))
     data = str(made.get("data") or run.setting("data", "path") or "DATA")
-    return _command("pospre.evaluate", name, "--checkpoint", checkpoint, "--data", data)
+    given = made.get("settings") or {}
+    settings = [f"{key}={_plain(value)}" for key, value in given.items() if value is not None]
+    return _command("pospre.evaluate", name, "--checkpoint", checkpoint, "--data", data, *settings)
 
 
 def reproduce_commands(run: Run) -> list[str]:
     """Return the commands that train the run again, measure it again, and write the page again."""
-    folder = str(run.folder)
+    folder = short_path(run.folder)
     train = _command("pospre.train", f"{folder}/recipe.yaml", f"run_name={run.name}_again")
     measure = [evaluate_command(run, name) for name in run.evaluations]
     return [train, *measure, _command("pospre.report", folder)]
+
+
+def measured_on(run: Run, name: str) -> str:
+    """Say on which data evaluation ``name`` was made; whoever trained on it should know."""
+    data = run.evaluations.get(name, {}).get("data")
+    if not data:
+        return ""
+    trained = data == run.setting("data", "path")
+    return f"measured on {data}" + (", the pictures it was trained on" if trained else "")
+
+
+def short_path(path: Path) -> str:
+    """Return ``path`` as one types it here: relative where it lies under the current folder."""
+    here = Path.cwd()
+    full = path.absolute()
+    return str(full.relative_to(here)) if full.is_relative_to(here) else str(path)
 
 
 def format_seconds(seconds: float) -> str:
@@ -144,6 +175,10 @@ def _column(records: list[Record], key: str) -> list[float]:
 
 def _date(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _plain(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _command(*words: str) -> str:

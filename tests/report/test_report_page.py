@@ -66,9 +66,10 @@ def test_user_text_is_escaped(tmp_path: Path) -> None:
 
 def test_run_without_evaluations_says_what_would_add_them(tmp_path: Path) -> None:
     html = written(fabricate_run(tmp_path, evaluated=False))
+    text = re.sub("<[^>]*>", "", html)
     for name in ("position_grid", "position_pictures", "knn"):
-        assert f"python -m pospre.evaluate {name} --checkpoint" in html
-    assert "--data data/scenes" in html and '<table class="heat">' not in html
+        assert f"python -m pospre.evaluate {name} --checkpoint" in text
+    assert "--data data/scenes" in text and '<table class="heat">' not in html
 
 
 def test_run_without_position_algorithm(tmp_path: Path) -> None:
@@ -77,7 +78,7 @@ def test_run_without_position_algorithm(tmp_path: Path) -> None:
     recipe.write_text("run_name: mae_demo\nalgorithms: {mae: {mask_ratio: 0.75}}\n")
     html = written(folder)
     assert "No position algorithm was trained" in html
-    assert "pospre.evaluate position_grid" not in html
+    assert "<span>position_grid</span>" not in html
 
 
 def test_run_that_just_started(tmp_path: Path) -> None:
@@ -96,12 +97,23 @@ def test_half_written_last_line_is_tolerated(tmp_path: Path) -> None:
     assert written(folder) == whole
 
 
-def test_steps_told_twice_by_a_resumed_run_count_once(tmp_path: Path) -> None:
-    folder = fabricate_run(tmp_path, num_steps=20)
-    path = folder / "metrics.jsonl"
-    lines = path.read_text().splitlines()
-    path.write_text("\n".join(lines[:15] + lines[10:]) + "\n")
-    assert "1 resume<" in written(folder)
+def test_pauses_are_no_training_time(tmp_path: Path) -> None:
+    folder = fabricate_run(tmp_path, evaluated=False)
+    rows = [
+        {"step": 1, "samples": 100, "throughput": 10.0, "time": 0.0},
+        {"step": 2, "samples": 700, "throughput": 10.0, "time": 90_000.0},
+    ]
+    log(folder, *map(json.dumps, rows))
+    assert "<dd>70 s</dd>" in written(folder)
+
+
+def test_figures_on_training_pictures_are_called_so(tmp_path: Path) -> None:
+    folder = fabricate_run(tmp_path, num_steps=5)
+    assert "the pictures it was trained on" in written(folder)
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("data/scenes", "data/other"))
+    html = written(folder)
+    assert "Measured on data/scenes." in html and "it was trained on" not in html
 
 
 def test_values_that_are_not_finite_are_named(tmp_path: Path) -> None:
