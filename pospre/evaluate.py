@@ -1,0 +1,131 @@
+"""``python -m pospre.evaluate NAME --checkpoint URI --data PATH [key=value …]``: one evaluation."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pospre.errors import UserError, run_command
+
+_EPILOG = """\
+examples:
+  python -m pospre.evaluate position_grid --checkpoint runs/droppos_vits16 --data photos_val
+  python -m pospre.evaluate knn --checkpoint runs/mae_vits16 --data val.mds bank=train.mds k=20
+  python -m pospre.evaluate position_pictures --checkpoint runs/droppos_vits16 --data photos_val \\
+      --output pictures.json num_pictures=4
+
+exit codes: 0 done, 2 a mistake in the command, the checkpoint or the data (said in one message).
+
+evaluations and their settings (key=value, with the defaults):
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Lists the evaluations in its help; only then are they imported, which takes seconds."""
+
+    def format_help(self) -> str:
+        from pospre.evaluation.registry import describe
+
+        self.epilog = _EPILOG + describe()
+        return super().format_help()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    parser = _Parser(
+        prog="python -m pospre.evaluate",
+        description="Measure a pre-trained encoder: a table on the terminal, and JSON.\n"
+        "For a checkpoint in a run folder the JSON goes to evaluation/NAME.json there, and the\n"
+        "report page is written again.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", metavar="NAME", help="the evaluation; see below")
+    parser.add_argument(
+        "--checkpoint",
+        required=True,
+        metavar="URI",
+        help="checkpoint file or run folder; also s3://",
+    )
+    parser.add_argument(
+        "--data", required=True, metavar="PATH", help="image folder, .beton file or MDS directory"
+    )
+    parser.add_argument("--output", type=Path, metavar="FILE", help="where to write the JSON")
+    parser.add_argument("--device", default="auto", help="auto (default), cpu or gpu")
+    parser.add_argument(
+        "settings", nargs="*", metavar="key=value", help="settings of the evaluation; see below"
+    )
+    arguments = parser.parse_intermixed_args(argv)
+    return _evaluate(arguments)
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    # Late, so that a mistyped option answers at once.
+    from pospre.evaluation.registry import check_settings, evaluation_module
+    from pospre.evaluation.run import run_evaluation
+    from pospre.training.checkpoint import load_model
+
+    settings = parse_settings(arguments.settings)
+    check_settings(arguments.name, settings)
+    model, recipe = load_model(arguments.checkpoint)
+    run = run_folder_of(arguments.checkpoint)
+    output = arguments.output
+    if output is None and run is not None:
+        output = run / "evaluation" / f"{arguments.name}.json"
+    document = run_evaluation(
+        arguments.name,
+        model,
+        recipe,
+        arguments.data,
+        settings,
+        output,
+        checkpoint=arguments.checkpoint,
+        device=arguments.device,
+    )
+    print(evaluation_module(arguments.name).table(document["results"]))
+    if output is None:
+        print("(not in a run folder: nothing written; --output FILE.json keeps the numbers)")
+        return 0
+    print(f"written: {output}")
+    if run is not None and output.absolute().is_relative_to(run.absolute()):
+        _refresh_report(run)
+    return 0
+
+
+def parse_settings(items: Sequence[str]) -> dict[str, str]:
+    """Return the ``key=value`` items as a dict of text.
+
+    Raises:
+        UserError: an item is no ``key=value``, or a key is given twice.
+    """
+    settings: dict[str, str] = {}
+    for item in items:
+        key, equals, value = item.partition("=")
+        if not equals or not key:
+            raise UserError(f"'{item}' is no setting; write key=value, for instance batch_size=32.")
+        if key in settings:
+            raise UserError(f"setting '{key}' is given twice.")
+        settings[key] = value
+    return settings
+
+
+def run_folder_of(checkpoint: str) -> Path | None:
+    """Return the local run folder that a checkpoint address lies in, None if in none."""
+    path = Path(checkpoint)
+    candidates = (path, path.parent, path.parent.parent)
+    return next((folder for folder in candidates if (folder / "recipe.yaml").is_file()), None)
+
+
+def _refresh_report(run: Path) -> None:
+    from pospre.report.page import write_report
+
+    if not (run / "metrics.jsonl").is_file():
+        return
+    try:
+        print(f"report: {write_report(run)}")
+    except UserError as error:
+        # The measurement is done and kept; the page can be written again later.
+        print(f"the report was not written again: {error}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

@@ -1,0 +1,85 @@
+"""What evaluations share: batches of centre views, and one feature vector per image."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from pospre.data.loader import build_loader
+from pospre.data.views import ViewGroup
+from pospre.evaluation.registry import Context
+from pospre.pretrain.model import Batch, PretrainModel
+
+Pooling = Literal["mean", "cls"]
+
+
+def centre_batches(
+    context: Context,
+    data: str,
+    *,
+    title: str,
+    num_samples: int | None,
+    batch_size: int,
+    num_workers: int | None,
+    seed: int,
+) -> Iterator[Batch]:
+    """Yield batches of centre views (short side to 256/224 of the size, then the middle; no flip).
+
+    Args:
+        context: says which view size, device and whether to draw a progress bar.
+        data: the data set.
+        title: of the progress bar.
+        num_samples: how many images, drawn by ``seed``; None takes all, in their order.
+        batch_size: images per batch; the last one may be smaller.
+        num_workers: decoding threads; None lets the loader choose.
+        seed: draws the images when ``num_samples`` asks for fewer than there are.
+
+    Raises:
+        UserError: the data set is missing, empty or damaged.
+    """
+    loader = build_loader(
+        data,
+        views=[ViewGroup(size=context.image_size, crop="center")],
+        batch_size=batch_size,
+        seed=seed,
+        shuffle=num_samples is not None,
+        drop_last=False,
+        num_workers=num_workers,
+    )
+    left = loader.num_samples if num_samples is None else min(num_samples, loader.num_samples)
+    with tqdm(total=left, desc=title, unit="img", disable=not context.progress) as bar:
+        for batch in loader:
+            size = min(left, len(batch["index"]))
+            yield {key: value[:size].to(context.device) for key, value in batch.items()}
+            bar.update(size)
+            left -= size
+            if not left:
+                break
+
+
+@torch.no_grad()
+def pooled_features(
+    models: Mapping[str, PretrainModel], batches: Iterable[Batch], pooling: Pooling
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Encode whole images with every model.
+
+    Args:
+        models: encoders to compare by name; all see the same pixels.
+        batches: batches of one view per image.
+        pooling: ``cls`` takes the class token, ``mean`` the average of the patch tokens, both
+            after the encoder's final norm.
+
+    Returns:
+        Float32 features (M, D) by model name, and the labels (M,), on the CPU.
+    """
+    features: dict[str, list[Tensor]] = {name: [] for name in models}
+    labels = [torch.zeros(0, dtype=torch.int64)]
+    for batch in batches:
+        labels.append(batch["label"].cpu())
+        for name, model in models.items():
+            tokens_BND = model.encoder(model.images(batch)[:, 0]).float()
+            pooled = tokens_BND[:, 0] if pooling == "cls" else tokens_BND[:, 1:].mean(dim=1)
+            features[name].append(pooled.cpu())
+    return {name: torch.cat(parts) for name, parts in features.items()}, torch.cat(labels)

@@ -1,0 +1,203 @@
+"""Nearest-neighbour classification of frozen features (Wu et al. 2018; k=20, T=0.07 as in DINO).
+
+Every query is compared with a bank of labelled images by cosine similarity; its k nearest vote for
+their class with weight exp(similarity / T). Without a bank the data set is its own, each image
+leaving itself out. Nothing is trained.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from pydantic import PositiveFloat, PositiveInt
+from torch import Tensor
+
+from pospre.data.reader import open_reader
+from pospre.errors import UserError
+from pospre.evaluation.features import Pooling, centre_batches, pooled_features
+from pospre.evaluation.registry import Context
+from pospre.evaluation.table import format_table, percent
+
+SIMILARITIES_AT_ONCE = 2**25  # 128 MiB of float32
+
+
+def evaluate(
+    context: Context,
+    *,
+    bank: str | None = None,
+    k: PositiveInt = 20,
+    temperature: PositiveFloat = 0.07,
+    features: Pooling = "mean",
+    num_samples: PositiveInt | None = None,
+    batch_size: PositiveInt = 64,
+    num_workers: PositiveInt | None = None,
+    seed: int = 0,
+    baseline: bool = True,
+) -> dict[str, Any]:
+    """Measure top-1.
+
+    Args:
+        context: model, data and device.
+        bank: data set whose images vote, for instance the training set; without it every image is
+            classified by all the others.
+        k: how many neighbours vote.
+        temperature: T; the smaller, the more the nearest ones count.
+        features: mean of the patch tokens, or the cls token. The default is mean, because neither
+            MAE nor DropPos puts a loss on the class token.
+        num_samples: classify so many images, drawn by the seed; all without it.
+        batch_size: images per forward pass; it does not change the result.
+        num_workers: decoding threads; the loader chooses without it.
+        seed: draws the images that num_samples asks for.
+        baseline: measure the untrained encoder of the same recipe and seed as well.
+
+    Returns:
+        ``top1`` and ``initial_top1`` in [0, 1], and what they were measured with.
+
+    Raises:
+        UserError: no labels, other classes in the bank, a bank smaller than k, or no image whose
+            class the bank has.
+    """
+    if bank is not None:
+        _compare_classes(context.data, bank)
+    models = {"top1": context.model}
+    if baseline:
+        models["initial_top1"] = context.initial()
+
+    def encode(data: str, title: str, limit: int | None) -> tuple[dict[str, Tensor], Tensor]:
+        batches = centre_batches(
+            context,
+            data,
+            title=title,
+            num_samples=limit,
+            batch_size=batch_size,
+            num_workers=num_workers,
+            seed=seed,
+        )
+        return pooled_features(models, batches, features)
+
+    queries, labels_Q = encode(context.data, "knn", num_samples)
+    banks, bank_labels_M = (queries, labels_Q) if bank is None else encode(bank, "knn bank", None)
+    answerable_Q = _check(labels_Q, bank_labels_M, k, context.data, bank)
+    results: dict[str, Any] = {"initial_top1": None}
+    for name in models:
+        predicted_Q = nearest_class(
+            queries[name],
+            banks[name],
+            bank_labels_M,
+            k=k,
+            temperature=temperature,
+            leave_one_out=bank is None,
+        )
+        results[name] = float((predicted_Q == labels_Q)[answerable_Q].double().mean())
+    classes = len(bank_labels_M.unique())
+    return {
+        **results,
+        "k": k,
+        "temperature": temperature,
+        "features": features,
+        "bank_samples": len(bank_labels_M),
+        "query_samples": int(answerable_Q.sum()),
+        "left_out": int((~answerable_Q).sum()),
+        "leave_one_out": bank is None,
+        "classes": classes,
+        "chance": 1 / classes,
+    }
+
+
+def nearest_class(
+    queries_QD: Tensor,
+    bank_MD: Tensor,
+    labels_M: Tensor,
+    *,
+    k: int,
+    temperature: float,
+    leave_one_out: bool = False,
+) -> Tensor:
+    """Return the class (Q,) that the k most similar vectors of the bank vote for.
+
+    Args:
+        queries_QD: features to classify, of any length.
+        bank_MD: features of the voters.
+        labels_M: int64 classes of the voters, from 0.
+        k: number of voters, at most M (M − 1 with ``leave_one_out``).
+        temperature: T of the weights exp(cosine / T).
+        leave_one_out: the queries are the bank; no vector votes for itself.
+    """
+    bank_MD = F.normalize(bank_MD, dim=1)
+    num_classes = int(labels_M.max()) + 1
+    rows = max(1, SIMILARITIES_AT_ONCE // len(bank_MD))
+    predicted = []
+    for start in range(0, len(queries_QD), rows):
+        chunk = F.normalize(queries_QD[start : start + rows], dim=1)
+        similarity = chunk @ bank_MD.T
+        if leave_one_out:
+            similarity.diagonal(offset=start).fill_(-torch.inf)
+        nearest = similarity.topk(k, dim=1)
+        # exp((s − 1)/T) votes like exp(s/T) and cannot overflow at a small T
+        weights = torch.exp((nearest.values - 1) / temperature)
+        votes = torch.zeros(len(chunk), num_classes)
+        votes.scatter_add_(1, labels_M[nearest.indices], weights)
+        predicted.append(votes.argmax(dim=1))
+    return torch.cat(predicted)
+
+
+def _compare_classes(data: str, bank: str) -> None:
+    """Raise a ``UserError`` if the two data sets number their classes differently."""
+    names, others = open_reader(data).classes, open_reader(bank).classes
+    if names is None or others is None or names == others:
+        return
+    different = sorted(set(names) ^ set(others))
+    raise UserError(
+        f"knn: {data} has {len(names)} classes and bank={bank} has {len(others)}; labels are "
+        f"numbers, so both need the same class names (first difference: '{different[0]}')."
+    )
+
+
+def _check(labels_Q: Tensor, bank_labels_M: Tensor, k: int, data: str, bank: str | None) -> Tensor:
+    """Return bool (Q,): which queries have a voter of their own class.
+
+    Raises:
+        UserError: labels are missing, the bank is smaller than k, or no query has such a voter.
+    """
+    for labels, name in ((labels_Q, data), (bank_labels_M, bank or data)):
+        if bool((labels < 0).any()):
+            raise UserError(
+                f"knn needs labels, and {name} has none: put the images into one folder per class."
+            )
+    voters = len(bank_labels_M) - (bank is None)
+    if voters < k:
+        raise UserError(f"knn: k={k}, but only {voters} images can vote; use k={max(1, voters)}.")
+    size = int(torch.cat([labels_Q, bank_labels_M]).max()) + 1
+    own = torch.bincount(bank_labels_M, minlength=size)[labels_Q] - (1 if bank is None else 0)
+    answerable_Q = own > 0
+    if not bool(answerable_Q.any()):
+        where = (
+            f"{data} holds one image per class"
+            if bank is None
+            else (f"no class of {data} occurs in bank={bank}")
+        )
+        raise UserError(
+            f"knn: {where}, so no image has a neighbour of its own class and top-1 would be 0 "
+            "whatever the encoder; give data with several images per class, or another bank=PATH."
+        )
+    return answerable_Q
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """Return the accuracies as text, in percent."""
+    rows = [["trained", percent(results["top1"])]]
+    if results["initial_top1"] is not None:
+        rows.append(["untrained", percent(results["initial_top1"])])
+    rows.append(["chance", percent(results["chance"])])
+    bank = "all others" if results["leave_one_out"] else f"{results['bank_samples']} of the bank"
+    notes = [
+        f"k = {results['k']}, T = {results['temperature']}, "
+        f"cosine similarity, {results['features']} features",
+        f"{results['query_samples']} images of {results['classes']} classes against {bank}",
+    ]
+    if results["left_out"]:
+        notes.append(
+            f"{results['left_out']} images left out: nobody else of their class can vote for them"
+        )
+    return format_table("kNN accuracy in %", ["encoder", "top-1"], rows, notes)

@@ -1,0 +1,213 @@
+"""Pictures put together by predicted positions (as in Fig. 2 of MP3, Zhai et al. 2022).
+
+Three PNGs per image: the original; its visible patches with those that lost their position strewn
+over the free places; and every patch at the position the model predicts for it. Patches whose
+position the model was shown stay in place with a green frame; patches that meet in one place are
+averaged; places that no patch goes to are black.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from PIL import Image
+from pydantic import Field, PositiveInt
+from torch import Tensor
+
+from pospre import draws
+from pospre.algorithms.droppos import predict_positions
+from pospre.errors import UserError
+from pospre.evaluation.features import centre_batches
+from pospre.evaluation.position_grid import require_position_head
+from pospre.evaluation.registry import Context
+from pospre.evaluation.table import format_table, percent
+
+VIEWS = ("original", "shuffled", "reconstructed")
+SHORTEST_SIDE = 224  # pixels of a written picture; smaller images are enlarged in whole steps
+FRAME_COLOUR = (70, 200, 120)
+FRAME_OPACITY = 0.6
+
+Ratio = Annotated[float, Field(ge=0, lt=1)]
+PositionRatio = Annotated[float, Field(gt=0, le=1)]
+
+
+def evaluate(
+    context: Context,
+    *,
+    num_pictures: PositiveInt = 8,
+    mask_ratio: Ratio = 0.0,
+    position_mask_ratio: PositionRatio = 0.75,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Write the pictures.
+
+    Args:
+        context: model, data, device and the folder to write to.
+        num_pictures: how many images, drawn by the seed.
+        mask_ratio: share of patches that the model does not see.
+        position_mask_ratio: share of the visible patches whose position it must predict.
+        seed: of the drawn images and of the masks.
+
+    Returns:
+        ``pictures``: per image its index, three file names and the share of patches put right.
+
+    Raises:
+        UserError: the model was not trained with DropPos, or there is no folder to write to.
+    """
+    require_position_head(context.model, "position_pictures")
+    if context.folder is None:
+        raise UserError("position_pictures writes pictures: say where with --output FILE.json")
+    batches = centre_batches(
+        context,
+        context.data,
+        title="position_pictures",
+        num_samples=num_pictures,
+        batch_size=min(num_pictures, 32),
+        num_workers=None,
+        seed=seed,
+    )
+    pictures: list[dict[str, Any]] = []
+    for batch in batches:
+        logits_BKN, keep_BK, dropped_BK = predict_positions(
+            context.model,
+            batch,
+            mask_ratio=mask_ratio,
+            position_mask_ratio=position_mask_ratio,
+            seed=seed,
+        )
+        placed_BK = torch.where(dropped_BK, logits_BKN.argmax(dim=-1), keep_BK)
+        strewn_BK = strew(batch["index"], keep_BK, dropped_BK, logits_BKN.shape[-1], seed)
+        for row, index in enumerate(batch["index"].tolist()):
+            views = compose_views(
+                batch["view/image"][row, 0],
+                context.model.encoder.patch_size,
+                keep_K=keep_BK[row],
+                shown_K=~dropped_BK[row],
+                strewn_K=strewn_BK[row],
+                placed_K=placed_BK[row],
+            )
+            right_K = (placed_BK[row] == keep_BK[row])[dropped_BK[row]]
+            names = _write(context.folder, index, views)
+            pictures.append({"index": index, **names, "accuracy": float(right_K.double().mean())})
+    _remove_others(context.folder, pictures)
+    return {
+        "pictures": sorted(pictures, key=lambda picture: picture["index"]),
+        "mask_ratio": mask_ratio,
+        "position_mask_ratio": position_mask_ratio,
+    }
+
+
+def strew(
+    index_B: Tensor, keep_BK: Tensor, dropped_BK: Tensor, num_patches: int, seed: int
+) -> Tensor:
+    """Return a place (B, K) for each visible patch: its own where shown, a random free one else."""
+    keys_B = draws.sample_keys(seed, 0, index_B, 0, "position_pictures/strew")
+    order_BN = draws.permutation(keys_B, num_patches)
+    strewn_BK = keep_BK.clone()
+    for row in range(len(keep_BK)):
+        taken_N = torch.zeros(num_patches, dtype=torch.bool, device=keep_BK.device)
+        taken_N[keep_BK[row][~dropped_BK[row]]] = True
+        free = order_BN[row][~taken_N[order_BN[row]]]
+        strewn_BK[row, dropped_BK[row]] = free[: int(dropped_BK[row].sum())]
+    return strewn_BK
+
+
+def compose_views(
+    image_3HW: Tensor,
+    patch_size: int,
+    *,
+    keep_K: Tensor,
+    shown_K: Tensor,
+    strewn_K: Tensor,
+    placed_K: Tensor,
+) -> dict[str, np.ndarray]:
+    """Return the three pictures of one image, uint8 (H', W', 3), enlarged in whole steps.
+
+    Args:
+        image_3HW: uint8 pixels.
+        patch_size: side of a patch in pixels.
+        keep_K: true positions of the visible patches.
+        shown_K: bool, which of them keep their position.
+        strewn_K: their places in the shuffled picture.
+        placed_K: their places in the reconstructed picture.
+    """
+    patches_N3PP = split_patches(image_3HW, patch_size)
+    grid = (image_3HW.shape[1] // patch_size, image_3HW.shape[2] // patch_size)
+    factor = -(-SHORTEST_SIDE // min(image_3HW.shape[1:]))
+    views = {"original": _enlarge(image_3HW.permute(1, 2, 0).cpu().numpy(), factor)}
+    for name, places_K in (("shuffled", strewn_K), ("reconstructed", placed_K)):
+        mosaic = place_patches(patches_N3PP[keep_K], places_K, grid)
+        picture = _enlarge(mosaic.permute(1, 2, 0).cpu().numpy(), factor)
+        _frame(picture, keep_K[shown_K].tolist(), grid[1], patch_size * factor)
+        views[name] = picture
+    return views
+
+
+def split_patches(image_3HW: Tensor, side: int) -> Tensor:
+    """Return the patches (N, 3, side, side) of an image, row by row."""
+    patches = image_3HW.unfold(1, side, side).unfold(2, side, side)
+    return patches.permute(1, 2, 0, 3, 4).flatten(0, 1)
+
+
+def place_patches(patches_K3PP: Tensor, places_K: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Return the uint8 image (3, H, W) with each patch at its place.
+
+    Patches in one place are averaged; empty places are black.
+    """
+    (rows, columns), side = grid, patches_K3PP.shape[-1]
+    sums = torch.zeros(rows * columns, *patches_K3PP.shape[1:], device=patches_K3PP.device)
+    sums.index_add_(0, places_K, patches_K3PP.float())
+    counts = torch.bincount(places_K, minlength=rows * columns).clamp_min(1)
+    means = (sums / counts[:, None, None, None]).round().to(torch.uint8)
+    mosaic = means.view(rows, columns, 3, side, side).permute(2, 0, 3, 1, 4)
+    return mosaic.reshape(3, rows * side, columns * side)
+
+
+def _enlarge(image_HW3: np.ndarray, factor: int) -> np.ndarray:
+    """Repeat every pixel ``factor`` times both ways; always a copy."""
+    return np.ascontiguousarray(image_HW3.repeat(factor, axis=0).repeat(factor, axis=1))
+
+
+def _frame(picture_HW3: np.ndarray, places: list[int], columns: int, side: int) -> None:
+    """Tint, in place, the border of the cells at ``places``."""
+    width = max(1, side // 16)
+    border = np.ones((side, side), dtype=bool)
+    border[width:-width, width:-width] = False
+    for place in places:
+        row, column = divmod(place, columns)
+        cell = picture_HW3[row * side : (row + 1) * side, column * side : (column + 1) * side]
+        mixed = FRAME_OPACITY * np.array(FRAME_COLOUR) + (1 - FRAME_OPACITY) * cell[border]
+        cell[border] = mixed.round().astype(np.uint8)
+
+
+def _write(folder: Path, index: int, views: Mapping[str, np.ndarray]) -> dict[str, str]:
+    """Write the pictures of sample ``index``; return their file names by view."""
+    names = {view: f"{index:08d}_{view}.png" for view in VIEWS}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for view, name in names.items():
+            Image.fromarray(views[view]).save(folder / name, optimize=True)
+    except OSError as error:
+        raise UserError(f"pictures cannot be written to {folder}: {error}") from error
+    return names
+
+
+def _remove_others(folder: Path, pictures: list[dict[str, Any]]) -> None:
+    """Delete the pictures of an earlier evaluation, which no JSON names any more."""
+    current = {picture[view] for picture in pictures for view in VIEWS}
+    for view in VIEWS:
+        for path in folder.glob(f"[0-9]*_{view}.png"):
+            if path.name not in current:
+                path.unlink()
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """Return the pictures and their accuracies as text."""
+    rows = [
+        [str(picture["index"]), percent(picture["accuracy"]), picture["reconstructed"]]
+        for picture in results["pictures"]
+    ]
+    ratios = f"γ = {results['mask_ratio']}, γ_pos = {results['position_mask_ratio']}"
+    return format_table(f"Pictures ({ratios})", ["sample", "patches put right in %", "file"], rows)

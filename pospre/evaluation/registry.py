@@ -1,0 +1,153 @@
+"""Evaluations by name: ``pospre/evaluation/<name>.py`` is the evaluation ``<name>``.
+
+An evaluation is a module with two functions:
+
+- ``evaluate(context, *, setting=default, …) -> dict`` returns plain numbers, strings and lists
+  (JSON); its keyword arguments are the settings of the command line and of a recipe's
+  ``evaluation`` section;
+- ``table(results) -> str`` renders what ``evaluate`` returned for a terminal.
+"""
+
+import inspect
+import pkgutil
+import re
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any, get_type_hints
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+import pospre.evaluation
+from pospre.errors import UserError, suggestion
+from pospre.pretrain.model import PretrainModel
+
+
+@dataclass(frozen=True)
+class Context:
+    """What every evaluation is given.
+
+    Attributes:
+        model: the trained model, in eval mode on ``device``.
+        initial: makes the same model as it was before training, in eval mode on ``device``.
+        data: folder, ``.beton`` file or MDS directory to measure on.
+        device: where the model and the batches go.
+        folder: where an evaluation may put files of its own (made by who writes there); None when
+            nothing is written.
+        progress: whether to draw progress bars.
+    """
+
+    model: PretrainModel
+    initial: Callable[[], PretrainModel]
+    data: str
+    device: torch.device
+    folder: Path | None = None
+    progress: bool = True
+
+    @property
+    def image_size(self) -> int:
+        """Side of the square views that the encoder takes, in pixels."""
+        return self.model.encoder.image_size[0]
+
+
+def evaluation_names() -> list[str]:
+    """Return the names of all evaluations, sorted."""
+    modules = (module.name for module in pkgutil.iter_modules(pospre.evaluation.__path__))
+    return sorted(name for name in modules if hasattr(_import(name), "evaluate"))
+
+
+def evaluation_module(name: str) -> ModuleType:
+    """Return the module of evaluation ``name``.
+
+    Raises:
+        UserError: there is no such evaluation; the message names the known ones.
+    """
+    known = evaluation_names()
+    if name not in known:
+        hint = suggestion(name, known).split(" Known:")[0]
+        raise UserError(f"unknown evaluation '{name}'.{hint} Known: {', '.join(known)}.")
+    return _import(name)
+
+
+def _import(name: str) -> ModuleType:
+    return import_module(f"{pospre.evaluation.__name__}.{name}")
+
+
+def describe_settings(name: str) -> dict[str, inspect.Parameter]:
+    """Return the settings of evaluation ``name``: its keyword-only parameters by name."""
+    parameters = inspect.signature(evaluation_module(name).evaluate).parameters
+    return {key: value for key, value in parameters.items() if value.kind is value.KEYWORD_ONLY}
+
+
+def check_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return every setting of evaluation ``name``: the given ones, typed, and the others' defaults.
+
+    Args:
+        name: an evaluation.
+        settings: values by key; text stands for the value it spells (``"20"``, ``"true"``,
+            ``"null"``).
+
+    Raises:
+        UserError: unknown key (with the nearest known one) or a value of the wrong type or range.
+    """
+    known = describe_settings(name)
+    hints = get_type_hints(evaluation_module(name).evaluate, include_extras=True)
+    checked = {key: parameter.default for key, parameter in known.items()}
+    for key, value in settings.items():
+        if key not in known:
+            raise UserError(f"{name} has no setting '{key}'.{suggestion(key, known)}")
+        checked[key] = _typed(f"{name}: {key}={value}", hints[key], value)
+    return checked
+
+
+def _typed(what: str, hint: Any, value: Any) -> Any:
+    """Return ``value`` as the type ``hint``; ``what`` names it in the error."""
+    adapter: TypeAdapter[Any] = TypeAdapter(hint)
+    try:
+        if not isinstance(value, str):
+            return adapter.validate_python(value, strict=True)
+        if value in ("null", "none", "~"):
+            return adapter.validate_python(None)
+        return adapter.validate_strings(value)
+    except ValidationError as error:
+        # A union reports one line per member; the first is the type the setting is about.
+        raise UserError(f"{what}: {error.errors()[0]['msg']}.") from None
+
+
+def describe() -> str:
+    """Return all evaluations and their settings as the text of a ``--help``."""
+    blocks = []
+    for name in evaluation_names():
+        module = evaluation_module(name)
+        summary = (module.__doc__ or "").partition("\n")[0]
+        texts = _argument_texts(module.evaluate)
+        lines = [
+            _wrap(f"{key}={_spell(setting.default)}", texts.get(key, ""))
+            for key, setting in describe_settings(name).items()
+        ]
+        blocks.append("\n".join([f"  {name}: {summary}", *lines]))
+    return "\n\n".join(blocks)
+
+
+def _wrap(setting: str, text: str) -> str:
+    """Return one setting and what it means, in two columns."""
+    return textwrap.fill(text, 98, initial_indent=f"    {setting:25} ", subsequent_indent=" " * 30)
+
+
+def _spell(value: Any) -> str:
+    """Write a default as the command line takes it."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _argument_texts(function: Callable[..., Any]) -> dict[str, str]:
+    """Return what the ``Args`` of a docstring say about each argument, one line each."""
+    section = (inspect.getdoc(function) or "").partition("Args:\n")[2].partition("\n\n")[0]
+    entries = re.split(r"^    (?=\w+:)", section, flags=re.MULTILINE)[1:]
+    pairs = (entry.partition(":") for entry in entries)
+    return {key: " ".join(text.split()) for key, _, text in pairs}

@@ -1,0 +1,117 @@
+"""Running one evaluation by name and keeping its results."""
+
+import datetime
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pospre.config import Recipe
+from pospre.errors import UserError
+from pospre.evaluation.registry import Context, check_settings, evaluation_module
+from pospre.pretrain.model import PretrainModel
+from pospre.training.build import build_model
+
+
+def run_evaluation(
+    name: str,
+    model: PretrainModel,
+    recipe: Recipe,
+    data_path: str | Path,
+    settings: Mapping[str, Any] | None = None,
+    output: Path | None = None,
+    *,
+    checkpoint: str = "",
+    device: str = "auto",
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Evaluate ``model`` on the images at ``data_path``.
+
+    Args:
+        name: an evaluation, see ``registry.evaluation_names``.
+        model: a whole model: not wrapped by DDP, nor sharded. It is moved to ``device``, and its
+            mode (train or eval) is what it was afterwards.
+        recipe: what the model was made from; its untrained twin is built from it.
+        data_path: folder, ``.beton`` file or MDS directory.
+        settings: of this evaluation; the others keep their defaults.
+        output: where to write the JSON; pictures go into a folder of the same name beside it. None
+            writes nothing.
+        checkpoint: where the model came from, for the record.
+        device: ``auto``, ``cpu`` or ``gpu``.
+        progress: whether to draw progress bars.
+
+    Returns:
+        What the JSON holds: ``name``, ``checkpoint``, ``data``, ``created``, ``settings``,
+        ``results``.
+
+    Raises:
+        UserError: unknown evaluation or setting, data that cannot be read, or a model that this
+            evaluation is not for.
+    """
+    checked = check_settings(name, settings or {})
+    place = find_device(device)
+    if output is not None:
+        _check_output(output)
+    was_training = model.training
+    context = Context(
+        model=model.to(place).eval(),
+        initial=lambda: build_model(recipe).to(place).eval(),
+        data=str(data_path),
+        device=place,
+        folder=None if output is None else output.with_suffix(""),
+        progress=progress,
+    )
+    try:
+        results = evaluation_module(name).evaluate(context, **checked)
+    finally:
+        model.train(was_training)
+    document = {
+        "name": name,
+        "checkpoint": checkpoint,
+        "data": str(data_path),
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "settings": checked,
+        "results": results,
+    }
+    if output is not None:
+        write_json(output, document)
+    return document
+
+
+def find_device(name: str) -> torch.device:
+    """Return the device called ``auto`` (a GPU where there is one), ``cpu`` or ``gpu``.
+
+    Raises:
+        UserError: another name, or there is no GPU.
+    """
+    if name not in ("auto", "cpu", "gpu"):
+        raise UserError(f"device '{name}' is not known; use auto, cpu or gpu.")
+    if name == "gpu" and not torch.cuda.is_available():
+        raise UserError("device gpu, but torch sees no GPU; use auto or cpu.")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def _check_output(path: Path) -> None:
+    """Find out before the work whether its result can be written."""
+    if path.suffix != ".json":
+        raise UserError(f"--output {path} must end in .json.")
+    if path.is_dir():
+        raise UserError(f"--output {path} is a folder; name a file in it.")
+    nearest = next(parent for parent in path.absolute().parents if parent.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise UserError(f"--output {path} cannot be written: {nearest} is no writable folder.")
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """Write ``document`` as JSON, whole or not at all."""
+    partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise UserError(f"{path} cannot be written: {error}") from error

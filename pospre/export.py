@@ -1,0 +1,216 @@
+"""``python -m pospre.export URI OUT --format timm|safetensors``: encoder weights for others."""
+
+import argparse
+import io
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pospre.errors import UserError, run_command
+
+_FORMATS = ("timm", "safetensors")
+_EPILOG = """\
+formats:
+  timm         what timm.create_model(NAME, checkpoint_path=OUT) loads, every tensor, strictly; the
+               exact call is printed. timm's models have a classifier, so a zero one goes along
+               (--num-classes). OUT ends in .pth, or in .safetensors.
+  safetensors  the bare encoder under timm's names, with recipe, architecture and pixel
+               normalisation as metadata. OUT ends in .safetensors.
+
+examples:
+  python -m pospre.export runs/droppos_vits16 droppos_vits16.pth --format timm
+  python -m pospre.export runs/mae_vits16 mae.pth --format timm --num-classes 0
+  python -m pospre.export s3://bucket/mae/checkpoints mae.safetensors --format safetensors
+
+exit codes: 0 done, 2 a mistake in the command or the checkpoint (said in one message).
+"""
+_TOLERANCE = 1e-5  # relative to the largest feature
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pospre.export",
+        description="Write the encoder of a checkpoint for other software.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "checkpoint", metavar="URI", help="checkpoint file or run folder; also s3://"
+    )
+    parser.add_argument("out", metavar="OUT", type=Path, help="file to write")
+    parser.add_argument("--format", required=True, choices=_FORMATS, help="see below")
+    parser.add_argument(
+        "--num-classes",
+        type=int,
+        help="classes of the zero classifier of --format timm; 0: none. Default: what timm's "
+        "create_model makes without being told (mostly 1000)",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
+    arguments = parser.parse_args(argv)
+    lines = export(
+        arguments.checkpoint,
+        arguments.out,
+        format=arguments.format,
+        num_classes=arguments.num_classes,
+        overwrite=arguments.overwrite,
+    )
+    print("\n".join(lines))
+    return 0
+
+
+def export(
+    checkpoint: str,
+    out: Path,
+    *,
+    format: str,
+    num_classes: int | None = None,
+    overwrite: bool = False,
+) -> list[str]:
+    """Write the encoder of ``checkpoint`` to ``out``, whole or not at all.
+
+    Args:
+        checkpoint: a checkpoint file, a folder of them or a run folder.
+        out: the file to write.
+        format: ``timm`` or ``safetensors``.
+        num_classes: of timm's classifier, see ``--help``.
+        overwrite: replace ``out`` if it exists.
+
+    Returns:
+        Lines that say how to load the file.
+
+    Raises:
+        UserError: nothing was written; ``out`` exists or has the wrong ending, or the checkpoint
+            cannot be used.
+    """
+    _check_target(out, format, num_classes, overwrite)
+    # Late, so that a mistyped option answers at once.
+    from pospre.training.checkpoint import load_model
+
+    model, recipe = load_model(checkpoint)
+    encoder = model.encoder
+    tensors = {key: value.contiguous() for key, value in encoder.state_dict().items()}
+    kwargs: dict[str, Any] = dict(encoder.timm_kwargs)
+    if format == "timm":
+        classes = _timm_classes(encoder.timm_name) if num_classes is None else num_classes
+        if classes != _timm_classes(encoder.timm_name):
+            kwargs["num_classes"] = classes
+        tensors.update(_zero_head(encoder.embed_dim, classes))
+    else:
+        kwargs["num_classes"] = 0
+    metadata = {
+        "format": "pt",
+        "timm_name": encoder.timm_name,
+        "timm_kwargs": json.dumps(kwargs),
+        "mean": json.dumps(model.augment.mean.flatten().tolist()),
+        "std": json.dumps(model.augment.std.flatten().tolist()),
+        "recipe": json.dumps(recipe.dump()),
+    }
+    partial = out.with_name(f".partial-{os.getpid()}-{out.name}")
+    try:
+        _write(partial, tensors, metadata)
+        difference = _check_features(model, partial, kwargs)
+        os.replace(partial, out)
+    except OSError as error:
+        raise UserError(f"{out} cannot be written: {error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    normalise = ", ".join(f"{key}={_rounded(metadata[key])}" for key in ("mean", "std"))
+    return [
+        f"written: {out} ({len(tensors)} tensors; timm loads every one, features differ by at most "
+        f"{difference:.0e} of the largest)",
+        "",
+        "import timm",
+        f"model = {create_model_line(encoder.timm_name, out, kwargs)}",
+        f"# pixels in [0, 1], normalised with {normalise}",
+    ]
+
+
+def create_model_line(timm_name: str, out: Path, kwargs: dict[str, Any]) -> str:
+    """Return the call of timm that loads ``out``."""
+    arguments = [f"checkpoint_path={str(out)!r}", *(f"{k}={v!r}" for k, v in kwargs.items())]
+    return f"timm.create_model({timm_name!r}, {', '.join(arguments)})"
+
+
+def _check_target(out: Path, format: str, num_classes: int | None, overwrite: bool) -> None:
+    """Refuse, before any work, what cannot be written."""
+    endings = (".safetensors",) if format == "safetensors" else (".pth", ".safetensors")
+    if out.suffix not in endings:
+        raise UserError(f"OUT = {out} must end in {' or '.join(endings)} for --format {format}.")
+    if num_classes is not None and format != "timm":
+        raise UserError(f"--num-classes is for --format timm; {format} has no classifier.")
+    if num_classes is not None and num_classes < 0:
+        raise UserError(f"--num-classes is {num_classes}; give 0 (no classifier) or more.")
+    if out.is_dir():
+        raise UserError(f"OUT = {out} is a folder; name a file in it.")
+    if out.exists() and not overwrite:
+        raise UserError(f"{out} exists; --overwrite replaces it.")
+    if not out.parent.is_dir():
+        raise UserError(f"the folder {out.parent} of OUT does not exist; make it first.")
+
+
+def _timm_classes(timm_name: str) -> int:
+    """Return how many classes ``timm.create_model(timm_name)`` has."""
+    import timm
+
+    config = timm.get_pretrained_cfg(timm_name)
+    return 1000 if config is None else int(config.num_classes)
+
+
+def _zero_head(dim: int, num_classes: int) -> dict[str, Any]:
+    """Return timm's classifier with nothing learned in it: every logit is 0."""
+    import torch
+
+    if num_classes == 0:
+        return {}
+    return {"head.weight": torch.zeros(num_classes, dim), "head.bias": torch.zeros(num_classes)}
+
+
+def _write(path: Path, tensors: dict[str, Any], metadata: dict[str, str]) -> None:
+    """Write a ``.pth`` (a plain state dict) or ``.safetensors`` file to the disk itself."""
+    import safetensors.torch
+    import torch
+
+    if path.suffix == ".safetensors":
+        content = safetensors.torch.save(tensors, metadata)
+    else:
+        buffer = io.BytesIO()
+        torch.save(tensors, buffer)
+        content = buffer.getvalue()
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _check_features(model: Any, path: Path, kwargs: dict[str, Any]) -> float:
+    """Load the file with timm and return how far its features are from ours, relatively.
+
+    A timm of another version might build another network under the same names: then the file is
+    not given out.
+    """
+    import timm
+    import torch
+
+    theirs: Any = timm.create_model(
+        model.encoder.timm_name, checkpoint_path=str(path), **kwargs
+    ).eval()
+    height, width = model.encoder.image_size
+    images = torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        ours, found = model.encoder(images), theirs.forward_features(images)
+    difference = float((ours - found).abs().max() / ours.abs().max())
+    if not difference < _TOLERANCE:
+        raise RuntimeError(f"timm {timm.__version__} computes other features: {difference}")
+    return difference
+
+
+def _rounded(numbers: str) -> Sequence[float]:
+    return tuple(round(number, 4) for number in json.loads(numbers))
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))
