@@ -11,6 +11,7 @@ from PIL import Image, ImageOps
 
 _ORIENTATION_TAG = 0x0112
 _UPRIGHT = 1
+_TURNED = range(2, 9)
 
 # What Pillow's plugins raise on damaged files. Anything else is a bug and should be seen.
 _DECODE_ERRORS = (
@@ -101,11 +102,12 @@ def _prepare(data: bytes, max_side: int | None, quality: int) -> PreparedImage |
 
 
 def _orientation(image: Image.Image) -> int:
-    """Return the EXIF orientation, 1 (upright) when there is none or it cannot be read."""
+    """Return the EXIF orientation, 1 (upright) when there is none or it makes no sense."""
     try:
-        return int(image.getexif().get(_ORIENTATION_TAG, _UPRIGHT))
+        value = image.getexif().get(_ORIENTATION_TAG, _UPRIGHT)
     except _DECODE_ERRORS:
         return _UPRIGHT
+    return int(value) if value in _TURNED else _UPRIGHT
 
 
 def _upright(image: Image.Image) -> Image.Image:

@@ -9,6 +9,7 @@ from pospre.errors import UserError
 
 VERSION = 1
 MDS_NAME = "pospre.json"
+BETON_NAME = "data.beton"  # while it is being written
 _BLOCK_BYTES = 1 << 22
 
 

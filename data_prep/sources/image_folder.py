@@ -2,30 +2,14 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
+from pospre import draws
+from pospre.data.folder_reader import class_names, list_images
 from pospre.errors import UserError
-
-# Formats that Pillow names but cannot read by itself (stubs, or a foreign program is needed).
-_UNREADABLE_FORMATS = frozenset({"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"})
-
-# First bytes of the formats recognised in files whose name says nothing.
-_SIGNATURES = (
-    (0, b"\xff\xd8\xff"),  # JPEG
-    (0, b"\x89PNG\r\n\x1a\n"),
-    (0, b"GIF8"),
-    (8, b"WEBP"),
-    (0, b"II*\x00"),  # TIFF, little endian
-    (0, b"MM\x00*"),  # TIFF, big endian
-    (4, b"ftypavif"),
-    (4, b"jP  \r\n\x87\n"),  # JPEG 2000
-)
 
 
 @dataclass(frozen=True)
@@ -47,11 +31,11 @@ class ImageFile:
 
 @dataclass(frozen=True)
 class ImageFolder:
-    """A listed folder: candidate images in order of their relative path, and the class names."""
+    """A listed folder: its candidate images in order, and the class names by label."""
 
     root: Path
     files: tuple[ImageFile, ...]
-    classes: tuple[str, ...] | None
+    classes: list[str] | None
     num_ignored: int
 
     def fingerprint(self) -> str:
@@ -63,45 +47,20 @@ class ImageFolder:
         return digest.hexdigest()
 
 
-@cache
-def image_extensions() -> frozenset[str]:
-    """Return the lower-case extensions (with the dot) of every format that Pillow reads."""
-    Image.init()
-    return frozenset(
-        extension
-        for extension, name in Image.registered_extensions().items()
-        if name in Image.OPEN and name not in _UNREADABLE_FORMATS
-    )
-
-
-def list_images(root: Path) -> ImageFolder:
-    """List the images below ``root``, sorted by relative path.
-
-    A file counts as an image when its extension belongs to a format that Pillow reads or its first
-    bytes are those of a common image format; hidden files never do. The label is the index of the
-    top-level sub-folder among the sorted ones, provided every image lies in a sub-folder; else -1.
+def list_image_folder(root: Path) -> ImageFolder:
+    """List the images below ``root`` in the order and with the labels of pospre's folder reader.
 
     Raises:
         UserError: the folder is missing, is no folder, or holds no image.
     """
-    if not root.exists():
-        raise UserError(f"{root} does not exist; give the folder that holds the images.")
     if not root.is_dir():
-        raise UserError(f"{root} is a file; give the folder that holds the images.")
-    found, num_ignored = [], 0
-    for name in _walk(root):
-        if _looks_like_image(root / name):
-            found.append(name)
-        else:
-            num_ignored += 1
-    if not found:
-        seen = f" ({num_ignored} other files were seen)" if num_ignored else ""
-        raise UserError(f"{root} holds no image{seen}; give a folder with JPEG, PNG … files.")
-    found.sort()
-    classes = _class_names(found)
+        state = "is a file" if root.exists() else "does not exist"
+        raise UserError(f"{root} {state}; give the folder that holds the images.")
+    names = list_images(root)
+    classes = class_names(names)
     labels = {name: index for index, name in enumerate(classes or ())}
-    files = tuple(_image_file(root, name, labels) for name in found)
-    return ImageFolder(root, files, classes, num_ignored)
+    files = tuple(_image_file(root, name, labels) for name in names)
+    return ImageFolder(root, files, classes, _count_others(root, set(names)))
 
 
 def select_split(folder: ImageFolder, split: str, val_fraction: float, seed: int) -> ImageFolder:
@@ -114,8 +73,6 @@ def select_split(folder: ImageFolder, split: str, val_fraction: float, seed: int
     Raises:
         UserError: the part is empty.
     """
-    from pospre import draws  # imports torch, which a conversion without a split can spare
-
     hashes = [
         hashlib.blake2b(os.fsencode(file.path), digest_size=8).digest() for file in folder.files
     ]
@@ -132,37 +89,10 @@ def select_split(folder: ImageFolder, split: str, val_fraction: float, seed: int
     return replace(folder, files=files)
 
 
-def _walk(root: Path) -> Iterator[str]:
-    """Yield the relative path of every visible file below ``root``, following links once."""
-    visited = set()
-    for folder, subfolders, names in os.walk(root, followlinks=True):
-        real = os.path.realpath(folder)
-        if real in visited:  # a link that leads back up
-            subfolders.clear()
-            continue
-        visited.add(real)
-        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
-        for name in names:
-            yield (Path(folder) / name).relative_to(root).as_posix()
-
-
-def _looks_like_image(path: Path) -> bool:
-    if path.name.startswith("."):
-        return False
-    if path.suffix.lower() in image_extensions():
-        return True
-    try:
-        with path.open("rb") as file:
-            start = file.read(16)
-    except OSError:
-        return False
-    return any(start[at : at + len(magic)] == magic for at, magic in _SIGNATURES)
-
-
-def _class_names(paths: list[str]) -> tuple[str, ...] | None:
-    if any("/" not in path for path in paths):
-        return None
-    return tuple(sorted({path.split("/", 1)[0] for path in paths}))
+def _count_others(root: Path, images: set[str]) -> int:
+    """Count the files that are no images; those behind links to folders are not looked at."""
+    paths = (Path(folder) / name for folder, _, names in os.walk(root) for name in names)
+    return sum(path.relative_to(root).as_posix() not in images for path in paths)
 
 
 def _image_file(root: Path, name: str, labels: dict[str, int]) -> ImageFile:

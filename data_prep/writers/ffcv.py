@@ -19,10 +19,9 @@ from ffcv.types import ALLOC_TABLE_TYPE
 from ffcv.writer import MIN_PAGE_SIZE, DatasetWriter, handle_sample
 
 from data_prep.images import PreparedImage
+from data_prep.sidecar import BETON_NAME
 from data_prep.sources.image_folder import ImageFile
 from pospre.errors import UserError
-
-FILE_NAME = "data.beton"
 
 _STOCK_PAGE_SIZE = 4 * MIN_PAGE_SIZE
 _MAX_PAGE_SIZE = 1 << 31
@@ -33,7 +32,7 @@ class Writer:
     """Writes samples in the order given; ``finish`` makes the file complete."""
 
     def __init__(self, folder: Path, source: tuple[ImageFile, ...]) -> None:
-        self._path = folder / FILE_NAME
+        self._path = folder / BETON_NAME
         self._page_size = _page_size([file.size for file in source])
         fields = {"image": _jpeg_field(), "label": IntField()}
         self._writer = DatasetWriter(

@@ -222,7 +222,8 @@ def test_overwrite_spares_a_folder_that_is_no_data_set(tmp_path: Path, photos: P
 
 def test_the_parts_of_a_split_cover_the_folder(tmp_path: Path, photos: Path) -> None:
     options = ["--val-fraction", 0.4, "--seed", 3]
-    paths, labels = [], {}
+    labels: dict[str, int] = {}
+    paths: list[str] = []
     for part in ("train", "val"):
         assert run(photos, tmp_path / part, "--split", part, *options) == 0
         samples = read_samples(tmp_path / part)

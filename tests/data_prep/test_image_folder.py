@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.sources.image_folder import ImageFile, ImageFolder, list_images, select_split
+from data_prep.sources.image_folder import ImageFile, ImageFolder, list_image_folder, select_split
 from pospre.errors import UserError
 from tests.data_prep.sample_images import encoded, picture, write_files
 
@@ -14,23 +14,23 @@ JPEG = encoded(picture())
 def test_order_labels_and_ignored_files(tmp_path: Path) -> None:
     names = ["b/2.jpg", "b/10.jpg", "a/z/1.png", "a-x/1.jpg", "c/0.webp"]
     others = {"notes.txt": b"x", "a/list.csv": b"1,2", ".hidden/1.jpg": JPEG, "b/._2.jpg": b""}
-    folder = list_images(write_files(tmp_path, dict.fromkeys(names, JPEG) | others))
+    folder = list_image_folder(write_files(tmp_path, dict.fromkeys(names, JPEG) | others))
     assert [file.path for file in folder.files] == sorted(names)
-    assert folder.classes == ("a", "a-x", "b", "c")
+    assert folder.classes == ["a", "a-x", "b", "c"]
     for file in folder.files:
         assert folder.classes[file.label] == file.path.split("/")[0]
-    assert folder.num_ignored == 3
+    assert folder.num_ignored == 4
 
 
 def test_an_image_at_the_root_means_no_classes(tmp_path: Path) -> None:
-    folder = list_images(write_files(tmp_path, {"a/1.jpg": JPEG, "2.jpg": JPEG}))
+    folder = list_image_folder(write_files(tmp_path, {"a/1.jpg": JPEG, "2.jpg": JPEG}))
     assert folder.classes is None
     assert {file.label for file in folder.files} == {-1}
 
 
 def test_content_decides_where_the_name_says_nothing(tmp_path: Path) -> None:
     files = {"photo": JPEG, "photo.bak": encoded(picture(), "PNG"), "text": b"hello"}
-    folder = list_images(write_files(tmp_path, files))
+    folder = list_image_folder(write_files(tmp_path, files))
     assert [file.path for file in folder.files] == ["photo", "photo.bak"]
 
 
@@ -38,35 +38,35 @@ def test_linked_folders_are_followed_once(tmp_path: Path) -> None:
     write_files(tmp_path, {"outside/1.jpg": JPEG, "photos/a/1.jpg": JPEG})
     (tmp_path / "photos/b").symlink_to(tmp_path / "outside")
     (tmp_path / "photos/a/up").symlink_to(tmp_path / "photos")
-    folder = list_images(tmp_path / "photos")
+    folder = list_image_folder(tmp_path / "photos")
     assert [file.path for file in folder.files] == ["a/1.jpg", "b/1.jpg"]
 
 
 def test_fingerprint_changes_with_the_files(tmp_path: Path) -> None:
     write_files(tmp_path, {"a/1.jpg": JPEG})
-    first = list_images(tmp_path).fingerprint()
-    assert list_images(tmp_path).fingerprint() == first
+    first = list_image_folder(tmp_path).fingerprint()
+    assert list_image_folder(tmp_path).fingerprint() == first
     write_files(tmp_path, {"a/2.jpg": JPEG})
-    assert list_images(tmp_path).fingerprint() != first
+    assert list_image_folder(tmp_path).fingerprint() != first
 
 
 @pytest.mark.parametrize("files", [{}, {"readme.txt": b"x"}])
 def test_folder_without_images(tmp_path: Path, files: dict[str, bytes]) -> None:
     with pytest.raises(UserError, match="holds no image"):
-        list_images(write_files(tmp_path, files))
+        list_image_folder(write_files(tmp_path, files))
 
 
 def test_missing_folder_and_file_instead(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not exist"):
-        list_images(tmp_path / "missing")
+        list_image_folder(tmp_path / "missing")
     (tmp_path / "file").write_bytes(JPEG)
     with pytest.raises(UserError, match="is a file"):
-        list_images(tmp_path / "file")
+        list_image_folder(tmp_path / "file")
 
 
 def folder_of(names: list[str]) -> ImageFolder:
     files = tuple(ImageFile(name, index % 3, 1, 1) for index, name in enumerate(names))
-    return ImageFolder(Path("x"), files, ("a", "b", "c"), 0)
+    return ImageFolder(Path("x"), files, ["a", "b", "c"], 0)
 
 
 @given(st.integers(0, 2**31), st.floats(0.2, 0.8))

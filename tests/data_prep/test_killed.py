@@ -36,7 +36,10 @@ def is_running(pid: int) -> bool:
         return False
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+
+
+@needs_proc
 @pytest.mark.parametrize("data_format", FORMATS)
 def test_a_killed_conversion_leaves_nothing_and_runs_again(
     tmp_path: Path, data_format: str
@@ -60,6 +63,22 @@ def test_a_killed_conversion_leaves_nothing_and_runs_again(
     assert run_command(lambda: convert.main(arguments)) == 0
     assert not list(tmp_path.glob("*.partial-*"))
     assert len(read_samples(target)) == NUM_IMAGES
+
+
+@needs_proc
+def test_ctrl_c_cleans_up(tmp_path: Path) -> None:
+    data = encoded(picture(0, 700, 700), "PNG")
+    source = write_files(tmp_path / "photos", {f"{n}.png": data for n in range(NUM_IMAGES)})
+    command = [sys.executable, "-m", "data_prep.convert", str(source), str(tmp_path / "out")]
+    process = subprocess.Popen(
+        [*command, "--format", "mds", "--workers", "2"], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    )
+    wait_for(lambda: list(tmp_path.glob("out.partial-*")) and len(children(process.pid)) >= 2)
+    process.send_signal(signal.SIGINT)
+    _, message = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in message
+    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
 
 
 def test_a_living_writer_is_respected(tmp_path: Path) -> None:
