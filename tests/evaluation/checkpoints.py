@@ -20,7 +20,7 @@ def tiny_recipe(run_folder: Path, *algorithms: str, **encoder: Any) -> Recipe:
             "run_name": "tiny",
             "data": {"path": "unused", "batch_size": 4},
             "encoder": {"name": "vit_tiny16", "image_size": 64, "depth": 2, **encoder},
-            "algorithms": {name: narrow for name in algorithms},
+            "algorithms": dict.fromkeys(algorithms, narrow),
             "trainer": {"max_duration": "1ep", "run_folder": str(run_folder)},
         }
     )

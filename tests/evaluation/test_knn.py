@@ -98,12 +98,12 @@ def test_single_images_of_a_class_are_left_out(mae_checkpoint, image_folder):
 
 def test_one_image_per_class_says_why_it_is_meaningless(mae_checkpoint, image_folder):
     data = image_folder(num_images=4, classes=("a", "b", "c", "d"))
-    with pytest.raises(UserError, match="one image per class.*no image has a neighbour"):
+    with pytest.raises(UserError, match=r"one image per class.*no image has a neighbour"):
         evaluate(mae_checkpoint, data, k=2)
 
 
 def test_unlabelled_images_are_refused(mae_checkpoint, image_folder):
-    with pytest.raises(UserError, match="needs labels.*one folder per class"):
+    with pytest.raises(UserError, match=r"needs labels.*one folder per class"):
         evaluate(mae_checkpoint, image_folder(num_images=4, classes=()), k=2)
 
 

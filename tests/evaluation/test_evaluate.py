@@ -1,0 +1,134 @@
+"""The evaluate command: registry, settings, files, and every way to get it wrong."""
+
+import json
+import shutil
+
+import pytest
+
+from pospre import evaluate
+from pospre.errors import UserError, run_command
+from pospre.evaluation.registry import check_settings, describe, evaluation_names
+from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
+
+
+@pytest.fixture
+def fails(capsys):
+    """Return ``fails(*arguments)``: run the command, expect exit code 2, return the message."""
+
+    def run(*arguments):
+        code = run_command(lambda: evaluate.main([str(argument) for argument in arguments]))
+        message = capsys.readouterr().err
+        assert code == 2
+        assert message.count("error: ") == 1 and "Traceback" not in message
+        return message
+
+    return run
+
+
+def test_registry_finds_evaluations_by_module_name():
+    assert evaluation_names() == ["knn", "position_grid", "position_pictures"]
+
+
+def test_settings_are_typed_and_completed():
+    checked = check_settings("knn", {"k": "5", "temperature": "1e-1", "baseline": "false"})
+    assert (checked["k"], checked["temperature"], checked["baseline"]) == (5, 0.1, False)
+    assert (checked["features"], checked["bank"]) == ("mean", None)
+    assert check_settings("knn", {"bank": "null", "num_samples": 8})["num_samples"] == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("knnn", {}, "unknown evaluation 'knnn'. Did you mean 'knn'\\? Known: knn, position_grid"),
+        ("registry", {}, "unknown evaluation 'registry'"),
+        ("../knn", {}, "unknown evaluation"),
+        ("knn", {"kk": "3"}, "no setting 'kk'. Did you mean 'k'"),
+        ("knn", {"context": "3"}, "no setting 'context'"),
+        ("knn", {"k": "many"}, "knn: k=many: .*integer"),
+        ("knn", {"k": 2.5}, "knn: k=2.5: .*integer"),
+        ("knn", {"k": True}, "knn: k=True: .*integer"),
+        ("knn", {"k": "0"}, "knn: k=0: .*greater than 0"),
+        ("knn", {"k": "null"}, "knn: k=null: .*integer"),
+        ("knn", {"features": "max"}, "features=max: .*'mean' or 'cls'"),
+        ("position_grid", {"baseline": "perhaps"}, "baseline=perhaps: .*boolean"),
+        ("position_pictures", {"mask_ratio": "1"}, "mask_ratio=1: .*less than 1"),
+    ],
+)
+def test_wrong_settings_are_named(name, settings, message):
+    with pytest.raises(UserError, match=message):
+        check_settings(name, settings)
+
+
+def test_help_lists_evaluations_and_settings(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        evaluate.main(["--help"])
+    text = capsys.readouterr().out
+    assert stopped.value.code == 0 and describe() in text
+    for wanted in ("examples:", "position_grid:", "k=20 ", "batch_size=64", "seed=0", "bank=null"):
+        assert wanted in text
+
+
+def test_run_folder_gets_the_results(tmp_path, image_folder, capsys):
+    checkpoint = save_checkpoint(tiny_recipe(tmp_path, "droppos"))
+    run = checkpoint.parent.parent
+    (run / "metrics.jsonl").write_text('{"step": 1, "epoch": 0, "samples": 4, "loss/total": 2.7}\n')
+    data = image_folder(num_images=6)
+    for name in ("position_grid", "position_pictures", "knn"):
+        settings = ["k=3"] if name == "knn" else []
+        arguments = [name, "--checkpoint", str(run), "--data", str(data), *settings]
+        assert evaluate.main(arguments) == 0
+        output = capsys.readouterr()
+        document = json.loads((run / "evaluation" / f"{name}.json").read_text())
+        assert list(document) == ["name", "checkpoint", "data", "created", "settings", "results"]
+        assert (document["name"], document["data"]) == (name, str(data))
+        assert f"written: {run / 'evaluation' / name}.json" in output.out
+        assert f"report: {run / 'report.html'}" in output.out
+        assert "6/6" in output.err
+    assert len(list((run / "evaluation" / "position_pictures").glob("*.png"))) == 18
+    assert not list(run.rglob("*partial*"))
+
+
+def test_settings_may_stand_anywhere(droppos_checkpoint, image_folder, tmp_path, capsys):
+    loose = tmp_path / "loose.pt"
+    shutil.copy(droppos_checkpoint, loose)
+    data = image_folder(num_images=4)
+    arguments = ["knn", "k=2", "--checkpoint", str(loose), "features=cls", "--data", str(data)]
+    assert evaluate.main([*arguments, "baseline=no"]) == 0
+    assert "nothing written" in capsys.readouterr().out
+    output = tmp_path / "new" / "knn.json"
+    assert evaluate.main([*arguments, "--output", str(output)]) == 0
+    assert json.loads(output.read_text())["settings"]["features"] == "cls"
+
+
+def test_mistakes_write_nothing(droppos_checkpoint, mae_checkpoint, image_folder, fails, tmp_path):
+    data = image_folder(num_images=4)
+    output = tmp_path / "out" / "results.json"
+    rest = ["--checkpoint", droppos_checkpoint, "--data", data, "--output", output]
+    assert "Did you mean 'position_grid'" in fails("position_gird", *rest)
+    assert "no setting 'num_sample'" in fails("knn", *rest, "num_sample=3")
+    assert "'fast' is no setting" in fails("knn", *rest, "fast")
+    assert "given twice" in fails("knn", *rest, "k=1", "k=2")
+    assert "device 'tpu'" in fails("knn", *rest, "--device", "tpu")
+    assert "does not exist" in fails("knn", *rest[:2], "--data", tmp_path / "nowhere", *rest[4:])
+    assert "must end in .json" in fails("knn", *rest[:4], "--output", tmp_path / "out.txt")
+    message = fails("position_grid", "--checkpoint", mae_checkpoint, *rest[2:])
+    assert "position head" in message
+    assert not output.parent.exists()
+
+
+def test_bad_checkpoints_are_named(fails, image_folder, tmp_path):
+    data = image_folder(num_images=4)
+    text = tmp_path / "notes.pt"
+    text.write_text("no checkpoint")
+    assert "is no checkpoint" in fails("knn", "--checkpoint", text, "--data", data)
+    missing = tmp_path / "missing.pt"
+    assert "does not exist" in fails("knn", "--checkpoint", missing, "--data", data)
+
+
+def test_output_in_no_writable_folder_is_refused_before_the_work(
+    droppos_checkpoint, image_folder, fails, tmp_path
+):
+    (tmp_path / "file").write_text("")
+    output = tmp_path / "file" / "knn.json"
+    arguments = ["--checkpoint", droppos_checkpoint, "--data", image_folder(), "--output", output]
+    assert "no writable folder" in fails("knn", *arguments, "k=2")
