@@ -74,6 +74,9 @@ class FfcvReader(Reader):
         table = int(header["alloc_table_ptr"])
         if table == 0:
             self._refuse("was never finished: its writer stopped before the metadata")
+        least = self._ffcv.fields.RGBImageField().metadata_type.itemsize
+        if int(header["num_samples"]) * least > min(table, self._num_bytes):
+            self._refuse(f"is damaged: it counts {header['num_samples']} samples, too many to fit")
         table_bytes = self._num_bytes - table
         if table_bytes <= 0 or table_bytes % types.ALLOC_TABLE_TYPE.itemsize:
             self._refuse("is cut off: its allocation table is not where the header says")

@@ -61,15 +61,16 @@ def read_bytes(path: Path, offset: int = 0, size: int | None = None) -> Tensor:
     try:
         descriptor = os.open(path, os.O_RDONLY)
         try:
-            size = os.fstat(descriptor).st_size if size is None else size
+            file_size = os.fstat(descriptor).st_size
+            size = file_size if size is None else size
             data = torch.empty(size, dtype=torch.uint8)
             view, done = data.numpy().data, 0
             while done < size:
                 count = os.preadv(descriptor, [view[done:]], offset + done)
                 if count == 0:
                     raise UserError(
-                        f"{path} is cut off: it ends at byte {offset + done}, "
-                        f"but bytes up to {offset + size} are needed. Convert or copy it again."
+                        f"{path} is cut off: it ends at byte {file_size}, but bytes up to "
+                        f"{offset + size} are needed. Copy or convert it again."
                     )
                 done += count
         finally:

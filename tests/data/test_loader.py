@@ -1,0 +1,233 @@
+"""The loader: the same batches from every format, whatever threads, ranks and skips."""
+
+import itertools
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from composer.core.data_spec import DataSpec
+from PIL import Image
+from torch import Tensor
+
+from pospre import draws
+from pospre.data.decode import decode_image, resize_crop
+from pospre.data.loader import ViewLoader, build_loader
+from pospre.data.views import ViewGroup, plan_views
+from pospre.errors import UserError
+
+VIEW = ViewGroup(size=32)
+
+
+def loader(path: Path, **options: Any) -> ViewLoader:
+    settings: dict[str, Any] = {"views": [VIEW], "batch_size": 4, "seed": 3, "num_workers": 2}
+    return build_loader(path, **{**settings, **options})
+
+
+def joined(batches: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}
+
+
+def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    return first.keys() == second.keys() and all(
+        torch.equal(value, second[key]) for key, value in first.items()
+    )
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> list[tuple[Any, ...]]:
+    """Return a list that grows by the arguments of every call of a method."""
+    calls: list[tuple[Any, ...]] = []
+    method = getattr(owner, name)
+
+    def record(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return method(*arguments)
+
+    monkeypatch.setattr(owner, name, record)
+    return calls
+
+
+def loader_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if "pospre-loader" in thread.name]
+
+
+def test_batches_keep_the_contract(data_set):
+    batches = list(loader(data_set))
+    assert len(batches) == len(loader(data_set)) == 5
+    for batch in batches:
+        expected = {
+            "index": ((4,), torch.int64),
+            "epoch": ((4,), torch.int64),
+            "label": ((4,), torch.int64),
+            "view/image": ((4, 1, 3, 32, 32), torch.uint8),
+            "view/box": ((4, 1, 4), torch.float32),
+            "view/flip": ((4, 1), torch.bool),
+        }
+        assert {key: (tuple(v.shape), v.dtype) for key, v in batch.items()} == expected
+        assert batch["view/image"].stride()[-3:] == (1, 96, 3)  # channels last in memory
+
+
+def test_three_formats_give_the_same_batches(stored: Callable[[str], Path]):
+    views = [VIEW, ViewGroup(name="local", count=2, size=16, scale=(0.05, 0.2))]
+    batches = {
+        name: joined(list(loader(stored(name), views=views))) for name in ("folder", "mds", "ffcv")
+    }
+    assert same(batches["folder"], batches["mds"])
+    assert same(batches["folder"], batches["ffcv"])
+
+
+def test_labels_are_the_class_folders(data_set):
+    ours = loader(data_set, shuffle=False, drop_last=False)
+    assert ours.classes == ["ant", "bee", "cat"]
+    assert joined(list(ours))["label"].tolist() == [0] * 8 + [1] * 7 + [2] * 7
+
+
+def test_views_are_the_planned_boxes_of_the_decoded_image(photos):
+    ours = loader(photos)
+    batch = next(iter(ours))
+    (plan,) = plan_views([VIEW], seed=3, epoch=0, index=batch["index"].numpy())
+    for row, index in enumerate(batch["index"].tolist()):
+        image = decode_image(ours.reader.read(index).encoded)
+        height, width = image.shape[:2]
+        box = plan.box(row, 0, width, height)
+        view = np.empty((32, 32, 3), np.uint8)
+        resize_crop(image, box, view, "bicubic")
+        assert np.array_equal(batch["view/image"][row, 0].permute(1, 2, 0).numpy(), view)
+        assert torch.equal(batch["view/box"][row, 0], torch.tensor(box.relative(width, height)))
+    assert np.array_equal(batch["view/flip"].numpy(), plan.flips)
+
+
+def test_samples_do_not_depend_on_threads_or_batch_size(photos):
+    reference = joined(list(loader(photos, batch_size=4, num_workers=1)))
+    for batch_size, num_workers in ((4, 3), (10, 2), (20, 5), (1, 2)):
+        other = joined(list(loader(photos, batch_size=batch_size, num_workers=num_workers)))
+        assert all(torch.equal(other[key][:20], value) for key, value in reference.items())
+
+
+def test_ranks_share_the_global_batch(photos):
+    whole = list(loader(photos, batch_size=6))
+    ranks = [list(loader(photos, batch_size=2, rank=rank, world_size=3)) for rank in range(3)]
+    assert [len(batches) for batches in ranks] == [3, 3, 3]
+    for number, batch in enumerate(whole):
+        assert same(joined([batches[number] for batches in ranks]), batch)
+
+
+def test_order_follows_seed_and_epoch(photos):
+    ours = loader(photos)
+    first = joined(list(ours))
+    assert first["index"].tolist() == draws.order(3, 0, 22)[:20].tolist()
+    assert same(first, joined(list(ours)))
+    ours.epoch = 1
+    second = joined(list(ours))
+    assert second["index"].tolist() == draws.order(3, 1, 22)[:20].tolist()
+    assert second["epoch"].unique().tolist() == [1]
+    assert not same(first, joined(list(loader(photos, seed=4))))
+
+
+def test_skipping_equals_iterating(data_set, monkeypatch):
+    whole = list(loader(data_set))
+    ours = loader(data_set)
+    read = count_calls(monkeypatch, ours.reader, "read")
+    ours.skip = 3
+    rest = list(ours)
+    assert len(rest) == 2 and all(itertools.starmap(same, zip(rest, whole[3:], strict=True)))
+    assert sorted(index for (index,) in read) == sorted(
+        joined(rest)["index"].tolist()
+    )  # nothing skipped was read
+    assert ours.skip == 0 and len(list(ours)) == len(ours) == 5
+
+
+def test_the_tail_is_kept_for_evaluation(photos):
+    ours = loader(photos, shuffle=False, drop_last=False, views=[ViewGroup(size=32, crop="center")])
+    batches = list(ours)
+    assert [len(batch["index"]) for batch in batches] == [4, 4, 4, 4, 4, 2] and len(ours) == 6
+    assert joined(batches)["index"].tolist() == list(range(22))
+    assert not joined(batches)["view/flip"].any()
+    assert same(joined(list(loader(photos, shuffle=False, drop_last=False, batch_size=50))),
+                joined(list(loader(photos, shuffle=False, drop_last=False))))  # fmt: skip
+
+
+def test_composer_splits_a_batch_as_it_is(photos):
+    spec = DataSpec(loader(photos, batch_size=6))
+    batch = next(iter(spec.dataloader))
+    assert spec.get_num_samples_in_batch(batch) == 6
+    parts = spec.split_batch(batch, 4)
+    assert [len(part["index"]) for part in parts] == [4, 2]
+    assert same(joined(list(parts)), batch)
+
+
+def test_an_early_break_leaves_no_thread(photos):
+    for _ in loader(photos):
+        assert loader_threads()
+        break
+    assert not loader_threads()
+
+
+def test_ctrl_c_in_the_consumer_leaves_no_thread(photos):
+    with pytest.raises(KeyboardInterrupt):
+        for _ in loader(photos):
+            raise KeyboardInterrupt
+    assert not loader_threads()
+
+
+def test_memory_is_bounded(photos, monkeypatch):
+    ours = loader(photos, batch_size=1, num_workers=1)
+    started = count_calls(monkeypatch, ours, "_start")
+    batches = iter(ours)
+    next(batches)
+    assert len(started) <= 8 < len(ours)
+
+
+def test_a_corrupt_image_is_named(image_folder):
+    folder = image_folder(num_images=8)
+    broken = folder / "cat" / "0004.jpg"
+    broken.write_bytes(broken.read_bytes()[:400])
+    with pytest.raises(UserError, match=r"cat/0004\.jpg cannot be decoded.*data_prep\.convert"):
+        list(loader(folder))
+    assert not loader_threads()
+
+
+def test_a_vanished_image_is_named(image_folder):
+    folder = image_folder(num_images=8)
+    ours = loader(folder)
+    (folder / "dog" / "0003.jpg").unlink()
+    with pytest.raises(UserError, match=r"dog/0003\.jpg cannot be read: No such file"):
+        list(ours)
+
+
+def test_a_corrupt_image_in_a_shard_is_named(stored, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(stored("mds"), copy)
+    (shard,) = copy.glob("shard.*")
+    data = shard.read_bytes()
+    ours = loader(copy)
+    start = data.index(b"\xff\xd8\xff", data.index(b"\xff\xd8\xff") + 1)
+    shard.write_bytes(data[:start] + bytes(3) + data[start + 3 :])
+    with pytest.raises(UserError, match=r"shard\.00000\.mds, sample 1 \(ant/03\.jpg\) cannot be"):
+        list(ours)
+
+
+def test_a_folder_of_odd_files_gives_views(tmp_path):
+    for number, mode in enumerate(("RGB", "L", "CMYK", "RGB")):
+        suffix = "tiff" if mode == "CMYK" else "png"
+        Image.new(mode, (1 + 40 * number, 300)).save(tmp_path / f"ünï code {number}.{suffix}")
+    batch = next(iter(loader(tmp_path)))
+    assert batch["label"].tolist() == [-1] * 4 and (batch["view/box"] <= 1).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"batch_size": 23}, "holds 22 samples, fewer than one batch of 23"),
+        ({"batch_size": 12, "world_size": 2}, "one batch of 24"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"num_workers": 0}, "num_workers is 0"),
+    ],
+)
+def test_impossible_batches_are_refused(photos, options, said):
+    with pytest.raises(UserError, match=said):
+        loader(photos, **options)
