@@ -1,0 +1,106 @@
+"""The frame: who writes what, compile, bf16, discovery of algorithms."""
+
+import pytest
+import torch
+
+from pospre.algorithms.droppos import DropPos, attach_droppos
+from pospre.algorithms.mae import MAE, attach_mae
+from pospre.errors import UserError
+from pospre.nn.encoder import build_encoder
+from pospre.pretrain.algorithm import PretrainAlgorithm, algorithm_class, algorithm_names
+from pospre.pretrain.model import PretrainModel
+
+SMALL = {"decoder_dim": 32, "decoder_depth": 1, "decoder_heads": 2}
+
+
+def small_model():
+    torch.manual_seed(0)
+    return PretrainModel(build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1), seed=7)
+
+
+def make_batch(size=4):
+    generator = torch.Generator().manual_seed(2)
+    shape = (size, 1, 3, 32, 32)
+    return {
+        "view/image": torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator),
+        "view/flip": torch.arange(size).view(-1, 1) % 2 == 0,
+        "index": torch.arange(size) + 10,
+        "epoch": torch.full((size,), 3),
+    }
+
+
+@pytest.fixture(params=["mae", "droppos", "mae+droppos"])
+def attached(request):
+    model = small_model()
+    attach = {"mae": attach_mae, "droppos": attach_droppos}
+    algorithms = [attach[name](model, **SMALL) for name in request.param.split("+")]
+    inputs = make_batch()
+    for algorithm in algorithms:
+        algorithm.write(inputs, model)
+    return model, inputs
+
+
+def test_total_is_the_weighted_sum_and_metrics_carry_no_gradient(attached):
+    model, inputs = attached
+    terms = model.loss(model(inputs), inputs)
+    losses = [terms[name] * model.objectives[name].weight for name in model.objectives]
+    torch.testing.assert_close(terms["total"], torch.stack(losses).sum())
+    assert not any(value.requires_grad for key, value in terms.items() if "metric/" in key)
+
+
+def test_gradient_reaches_every_trained_parameter(attached):
+    model, inputs = attached
+    model.loss(model(inputs), inputs)["total"].backward()
+    without = [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    assert without == []
+
+
+def test_compiled_forward_is_one_graph_with_the_same_loss(attached):
+    model, inputs = attached
+    eager = model.loss(model(inputs), inputs)["total"]
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(model.loss(compiled(inputs), inputs)["total"], eager)
+
+
+def test_bf16_loss_is_finite_and_near_fp32(attached):
+    model, inputs = attached
+    full = model.loss(model(inputs), inputs)["total"]
+    with torch.autocast("cpu", torch.bfloat16):
+        half = model.loss(model(inputs), inputs)["total"]
+    assert half.dtype == torch.float32
+    torch.testing.assert_close(half, full, rtol=0.03, atol=0.03)
+
+
+def test_a_key_has_one_writer():
+    model = small_model()
+    model.claim("view/keep", "mae")
+    model.claim("view/keep", "mae")
+    with pytest.raises(UserError, match="'mae' and 'simmim' both write .*'view/keep'"):
+        model.claim("view/keep", "simmim")
+
+
+def test_algorithms_are_found_by_module_name():
+    assert {"mae", "droppos"} <= set(algorithm_names())
+    assert algorithm_class("mae") is MAE and algorithm_class("droppos") is DropPos
+    for name in algorithm_names():
+        assert issubclass(algorithm_class(name), PretrainAlgorithm)
+
+
+def test_unknown_algorithm_is_suggested():
+    with pytest.raises(UserError, match="'dropos' is not known. Did you mean 'droppos'"):
+        algorithm_class("dropos")
+
+
+def test_class_and_functional_form_agree():
+    functional, by_class = small_model(), small_model()
+    torch.manual_seed(1)
+    attach_droppos(functional, **SMALL)
+    torch.manual_seed(1)
+    DropPos(**SMALL).attach(by_class)
+    ours, theirs = functional.state_dict(), by_class.state_dict()
+    assert list(ours) == list(theirs)
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+def test_configuration_is_shown():
+    assert "mask_ratio=0.6" in repr(MAE(mask_ratio=0.6))
