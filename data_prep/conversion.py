@@ -16,7 +16,7 @@ from data_prep import sidecar
 from data_prep.images import PreparedImage, Unreadable, prepare_image
 from data_prep.parallel import ordered_map
 from data_prep.sources.image_folder import ImageFile, ImageFolder, list_image_folder, select_split
-from data_prep.staging import replace_files, replace_folder, staging_folder
+from data_prep.staging import replace_folder, replace_pair, staging_folder
 from pospre.errors import UserError
 
 _MISSING_LIBRARY = {
@@ -240,6 +240,6 @@ def _describe_and_publish(
     if is_mds:
         replace_folder(partial_folder, destination)
         return
-    # The description first: while the two disagree, a reader refuses the data set.
+    # The description first: without the file beside it, it means nothing to a reader.
     beside = sidecar.sidecar_path(destination, settings.format)
-    replace_files([(description, beside), (data, destination)])
+    replace_pair((description, beside), (data, destination))

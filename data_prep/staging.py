@@ -74,13 +74,17 @@ def replace_folder(complete: Path, destination: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def replace_files(pairs: list[tuple[Path, Path]]) -> None:
-    """Rename files (from, to) in the given order, after their content has reached the disk."""
-    for source, _ in pairs:
+def replace_pair(first: tuple[Path, Path], second: tuple[Path, Path]) -> None:
+    """Rename two files (from, to) that belong together, after their content reached the disk.
+
+    An old second file goes first: whoever is killed in between leaves no pair of old and new.
+    """
+    for source, _ in (first, second):
         _sync(source)
-    for source, destination in pairs:
+    second[1].unlink(missing_ok=True)
+    for source, destination in (first, second):
         source.replace(destination)
-    _sync(pairs[-1][1].parent)
+    _sync(second[1].parent)
 
 
 def _is_alive(pid: int) -> bool:

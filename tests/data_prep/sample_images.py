@@ -36,7 +36,9 @@ def odd_files() -> dict[str, bytes]:
     image = picture(3)
     return {
         "odd/alpha.png": encoded(image.convert("RGBA"), "PNG"),
-        "odd/animated.gif": encoded(image.convert("P"), "GIF"),
+        "odd/animated.gif": encoded(
+            image.quantize(64), "GIF", save_all=True, append_images=[picture(11).quantize(64)]
+        ),
         "odd/bitmap.bmp": encoded(image, "BMP"),
         "odd/cmyk.jpg": encoded(image.convert("CMYK")),
         "odd/deep.png": encoded(Image.fromarray(deep), "PNG"),

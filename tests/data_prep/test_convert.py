@@ -1,5 +1,6 @@
 import io
 import json
+import os
 import resource
 import sys
 from collections.abc import Callable, Iterator
@@ -26,8 +27,8 @@ from tests.data_prep.sample_images import (
 Snapshot = Callable[[Path], dict[str, bytes]]
 
 
-def run(source: Path, target: Path, *options: object, workers: int = 1) -> int:
-    data_format = "ffcv" if target.suffix == ".beton" else "mds"
+def run(source: Path, target: Path | str, *options: object, workers: int = 1) -> int:
+    data_format = "ffcv" if str(target).endswith(".beton") else "mds"
     arguments = [source, target, "--format", data_format, "--workers", workers, *options]
     return run_command(lambda: convert.main([str(argument) for argument in arguments]))
 
@@ -243,6 +244,61 @@ def test_flat_folder_and_strange_names(tmp_path: Path) -> None:
     assert sorted(sample["path"] for sample in samples) == sorted(names)
     assert {sample["label"] for sample in samples} == {-1}
     assert description(tmp_path / "out")["classes"] is None
+
+
+def test_names_that_are_no_utf8(tmp_path: Path) -> None:
+    source = write_files(tmp_path / "photos", {"a.jpg": encoded(picture())})
+    try:
+        os.link(bytes(source / "a.jpg"), bytes(source) + b"/b\xff.jpg")
+    except OSError:
+        pytest.skip("this file system refuses such names")
+    for data_format in ("mds", "ffcv"):
+        target = destination(tmp_path, data_format)
+        assert run(source, target) == 0
+        assert [sample.get("path") for sample in read_samples(target)][1] in (None, "b\\udcff.jpg")
+
+
+def test_killed_between_the_two_renames(
+    tmp_path: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = destination(tmp_path, "ffcv")
+    assert run(photos, target) == 0
+    rename = Path.replace
+
+    def stop_at_the_second(source: Path, target: Path) -> Path:
+        if source.suffix == ".beton":
+            raise KeyboardInterrupt
+        return rename(source, target)
+
+    monkeypatch.setattr(Path, "replace", stop_at_the_second)
+    assert run(photos, target, "--quality", 80, "--overwrite") == 130
+    monkeypatch.undo()
+    assert not target.exists()
+    assert run(photos, target, "--quality", 80) == 0
+    assert len(read_samples(target)) == 12
+
+
+def test_real_photographs(tmp_path: Path, test_data: Path) -> None:
+    root = test_data / "imagenet_sample"
+    originals = sorted(root.rglob("*.JPEG"))[:24]
+    files = {path.relative_to(root).as_posix(): path.read_bytes() for path in originals}
+    source = write_files(tmp_path / "photos", files)
+    for data_format in ("mds", "ffcv"):
+        target = destination(tmp_path, data_format)
+        assert run(source, target, "--verify", workers=2) == 0
+        kept = [sample["image"] in files.values() for sample in read_samples(target)]
+        assert sum(kept) == description(target)["kept"] >= 20
+
+
+def test_destination_that_cannot_be(
+    tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    assert run(photos, tmp_path / "file" / "out") == 2
+    assert "cannot write" in capsys.readouterr().err
+    assert run(photos, tmp_path / "file") == 2
+    assert run(photos, "s3://bucket/out") == 2
+    assert (tmp_path / "file").read_bytes() == b"x"
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from tests.data_prep.reading import FORMATS, destination, read_samples
 from tests.data_prep.sample_images import encoded, picture, write_files
 
 ROOT = Path(__file__).parents[2]
-NUM_IMAGES = 150
+NUM_IMAGES = 80
 
 
 def wait_for(condition, seconds: float = 60) -> None:

@@ -42,6 +42,15 @@ def test_every_kind_becomes_an_upright_jpeg(tmp_path: Path, name: str) -> None:
     assert stored.getexif().get(0x0112, 1) == 1
 
 
+@pytest.mark.parametrize(
+    "name", ["alpha.png", "animated.gif", "bitmap.bmp", "cmyk.jpg", "web.webp"]
+)
+def test_colours_survive(tmp_path: Path, name: str) -> None:
+    result = prepare(tmp_path, odd_files()["odd/" + name])
+    assert isinstance(result, PreparedImage)
+    assert np.abs(pixels(result.jpeg) - np.asarray(picture(3)).astype(int)).mean() < 12
+
+
 @pytest.mark.parametrize("name", sorted(bad_files()))
 def test_damaged_files_give_a_reason(tmp_path: Path, name: str) -> None:
     result = prepare(tmp_path, bad_files()[name])
@@ -109,7 +118,9 @@ def test_damage_never_raises_and_never_lies(
 ) -> None:
     whole = data.draw(st.sampled_from(sorted(odd_files().values())))
     cut = data.draw(st.integers(0, len(whole)))
-    result = prepare(tmp_path_factory.mktemp("cut"), whole[:cut], max_side=40)
+    result = prepare(
+        tmp_path_factory.mktemp("cut"), whole[:cut], data.draw(st.sampled_from([None, 40]))
+    )
     if isinstance(result, PreparedImage):
         stored = Image.open(io.BytesIO(result.jpeg))
         stored.load()
