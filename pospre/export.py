@@ -7,9 +7,15 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pospre.errors import UserError, run_command
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pospre.nn.encoder import Encoder
+    from pospre.pretrain.model import PretrainModel
 
 _FORMATS = ("timm", "safetensors")
 _EPILOG = """\
@@ -91,24 +97,8 @@ def export(
     from pospre.training.checkpoint import load_model
 
     model, recipe = load_model(checkpoint)
-    encoder = model.encoder
-    tensors = {key: value.contiguous() for key, value in encoder.state_dict().items()}
-    kwargs: dict[str, Any] = dict(encoder.timm_kwargs)
-    if format == "timm":
-        classes = _timm_classes(encoder.timm_name) if num_classes is None else num_classes
-        if classes != _timm_classes(encoder.timm_name):
-            kwargs["num_classes"] = classes
-        tensors.update(_zero_head(encoder.embed_dim, classes))
-    else:
-        kwargs["num_classes"] = 0
-    metadata = {
-        "format": "pt",
-        "timm_name": encoder.timm_name,
-        "timm_kwargs": json.dumps(kwargs),
-        "mean": json.dumps(model.augment.mean.flatten().tolist()),
-        "std": json.dumps(model.augment.std.flatten().tolist()),
-        "recipe": json.dumps(recipe.dump()),
-    }
+    tensors, kwargs = _tensors(model.encoder, format, num_classes)
+    metadata = _metadata(model, kwargs, recipe.dump())
     partial = out.with_name(f".partial-{os.getpid()}-{out.name}")
     try:
         _write(partial, tensors, metadata)
@@ -120,11 +110,12 @@ def export(
         partial.unlink(missing_ok=True)
     normalise = ", ".join(f"{key}={_rounded(metadata[key])}" for key in ("mean", "std"))
     return [
-        f"written: {out} ({len(tensors)} tensors; timm loads every one, features differ by at most "
-        f"{difference:.0e} of the largest)",
+        f"written: {out}",
+        f"checked: timm loads all {len(tensors)} tensors; its features are ours (largest relative "
+        f"difference {difference:.0e})",
         "",
         "import timm",
-        f"model = {create_model_line(encoder.timm_name, out, kwargs)}",
+        f"model = {create_model_line(model.encoder.timm_name, out, kwargs)}",
         f"# pixels in [0, 1], normalised with {normalise}",
     ]
 
@@ -152,6 +143,37 @@ def _check_target(out: Path, format: str, num_classes: int | None, overwrite: bo
         raise UserError(f"the folder {out.parent} of OUT does not exist; make it first.")
 
 
+def _tensors(
+    encoder: "Encoder", format: str, num_classes: int | None
+) -> tuple[dict[str, "Tensor"], dict[str, Any]]:
+    """Return what goes into the file, and what ``timm.create_model`` must be told to take it."""
+    tensors = {key: value.contiguous() for key, value in encoder.state_dict().items()}
+    usual = _timm_classes(encoder.timm_name)
+    classes = usual if num_classes is None else num_classes
+    if format == "safetensors":
+        classes = 0
+    if classes:
+        tensors.update(_zero_head(encoder.embed_dim, classes))
+    kwargs: dict[str, Any] = dict(encoder.timm_kwargs)
+    if classes != usual:
+        kwargs["num_classes"] = classes
+    return tensors, kwargs
+
+
+def _metadata(
+    model: "PretrainModel", kwargs: dict[str, Any], recipe: dict[str, Any]
+) -> dict[str, str]:
+    """Return the header of a ``.safetensors`` file: text by key."""
+    return {
+        "format": "pt",
+        "timm_name": model.encoder.timm_name,
+        "timm_kwargs": json.dumps(kwargs),
+        "mean": json.dumps(model.augment.mean.flatten().tolist()),
+        "std": json.dumps(model.augment.std.flatten().tolist()),
+        "recipe": json.dumps(recipe),
+    }
+
+
 def _timm_classes(timm_name: str) -> int:
     """Return how many classes ``timm.create_model(timm_name)`` has."""
     import timm
@@ -160,16 +182,14 @@ def _timm_classes(timm_name: str) -> int:
     return 1000 if config is None else int(config.num_classes)
 
 
-def _zero_head(dim: int, num_classes: int) -> dict[str, Any]:
+def _zero_head(dim: int, num_classes: int) -> dict[str, "Tensor"]:
     """Return timm's classifier with nothing learned in it: every logit is 0."""
     import torch
 
-    if num_classes == 0:
-        return {}
     return {"head.weight": torch.zeros(num_classes, dim), "head.bias": torch.zeros(num_classes)}
 
 
-def _write(path: Path, tensors: dict[str, Any], metadata: dict[str, str]) -> None:
+def _write(path: Path, tensors: dict[str, "Tensor"], metadata: dict[str, str]) -> None:
     """Write a ``.pth`` (a plain state dict) or ``.safetensors`` file to the disk itself."""
     import safetensors.torch
     import torch
@@ -186,7 +206,7 @@ def _write(path: Path, tensors: dict[str, Any], metadata: dict[str, str]) -> Non
         os.fsync(file.fileno())
 
 
-def _check_features(model: Any, path: Path, kwargs: dict[str, Any]) -> float:
+def _check_features(model: "PretrainModel", path: Path, kwargs: dict[str, Any]) -> float:
     """Load the file with timm and return how far its features are from ours, relatively.
 
     A timm of another version might build another network under the same names: then the file is

@@ -82,14 +82,14 @@ def evaluate(
     results: dict[str, Any] = {"initial_top1": None}
     for name in models:
         predicted_Q = nearest_class(
-            queries[name],
-            banks[name],
-            bank_labels_M,
+            queries[name].to(context.device),
+            banks[name].to(context.device),
+            bank_labels_M.to(context.device),
             k=k,
             temperature=temperature,
             leave_one_out=bank is None,
         )
-        results[name] = float((predicted_Q == labels_Q)[answerable_Q].double().mean())
+        results[name] = float((predicted_Q.cpu() == labels_Q)[answerable_Q].double().mean())
     classes = len(bank_labels_M.unique())
     return {
         **results,
@@ -136,7 +136,7 @@ def nearest_class(
         nearest = similarity.topk(k, dim=1)
         # exp((s − 1)/T) votes like exp(s/T) and cannot overflow at a small T
         weights = torch.exp((nearest.values - 1) / temperature)
-        votes = torch.zeros(len(chunk), num_classes)
+        votes = torch.zeros(len(chunk), num_classes, device=chunk.device)
         votes.scatter_add_(1, labels_M[nearest.indices], weights)
         predicted.append(votes.argmax(dim=1))
     return torch.cat(predicted)

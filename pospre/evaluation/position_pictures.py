@@ -20,14 +20,14 @@ from pospre import draws
 from pospre.algorithms.droppos import predict_positions
 from pospre.errors import UserError
 from pospre.evaluation.features import centre_batches
+from pospre.evaluation.mosaic import enlarge, frame_cells, place_patches, split_patches
 from pospre.evaluation.position_grid import require_position_head
 from pospre.evaluation.registry import Context
 from pospre.evaluation.table import format_table, percent
+from pospre.pretrain.model import Batch
 
 VIEWS = ("original", "shuffled", "reconstructed")
 SHORTEST_SIDE = 224  # pixels of a written picture; smaller images are enlarged in whole steps
-FRAME_COLOUR = (70, 200, 120)
-FRAME_OPACITY = 0.6
 
 Ratio = Annotated[float, Field(ge=0, lt=1)]
 PositionRatio = Annotated[float, Field(gt=0, le=1)]
@@ -70,33 +70,47 @@ def evaluate(
     )
     pictures: list[dict[str, Any]] = []
     for batch in batches:
-        logits_BKN, keep_BK, dropped_BK = predict_positions(
+        predicted = predict_positions(
             context.model,
             batch,
             mask_ratio=mask_ratio,
             position_mask_ratio=position_mask_ratio,
             seed=seed,
         )
-        placed_BK = torch.where(dropped_BK, logits_BKN.argmax(dim=-1), keep_BK)
-        strewn_BK = strew(batch["index"], keep_BK, dropped_BK, logits_BKN.shape[-1], seed)
-        for row, index in enumerate(batch["index"].tolist()):
-            views = compose_views(
-                batch["view/image"][row, 0],
-                context.model.encoder.patch_size,
-                keep_K=keep_BK[row],
-                shown_K=~dropped_BK[row],
-                strewn_K=strewn_BK[row],
-                placed_K=placed_BK[row],
-            )
-            right_K = (placed_BK[row] == keep_BK[row])[dropped_BK[row]]
-            names = _write(context.folder, index, views)
-            pictures.append({"index": index, **names, "accuracy": float(right_K.double().mean())})
+        pictures += _draw(context, context.folder, batch, predicted, seed)
     _remove_others(context.folder, pictures)
     return {
         "pictures": sorted(pictures, key=lambda picture: picture["index"]),
         "mask_ratio": mask_ratio,
         "position_mask_ratio": position_mask_ratio,
     }
+
+
+def _draw(
+    context: Context,
+    folder: Path,
+    batch: Batch,
+    predicted: tuple[Tensor, Tensor, Tensor],
+    seed: int,
+) -> list[dict[str, Any]]:
+    """Write the pictures of a batch; return what the results say about each of its images."""
+    logits_BKN, keep_BK, dropped_BK = predicted
+    placed_BK = torch.where(dropped_BK, logits_BKN.argmax(dim=-1), keep_BK)
+    strewn_BK = strew(batch["index"], keep_BK, dropped_BK, logits_BKN.shape[-1], seed)
+    pictures = []
+    for row, index in enumerate(batch["index"].tolist()):
+        views = compose_views(
+            batch["view/image"][row, 0],
+            context.model.encoder.patch_size,
+            keep_K=keep_BK[row],
+            shown_K=~dropped_BK[row],
+            strewn_K=strewn_BK[row],
+            placed_K=placed_BK[row],
+        )
+        right_K = (placed_BK[row] == keep_BK[row])[dropped_BK[row]]
+        names = _write(folder, index, views)
+        pictures.append({"index": index, **names, "accuracy": float(right_K.double().mean())})
+    return pictures
 
 
 def strew(
@@ -136,50 +150,13 @@ def compose_views(
     patches_N3PP = split_patches(image_3HW, patch_size)
     grid = (image_3HW.shape[1] // patch_size, image_3HW.shape[2] // patch_size)
     factor = -(-SHORTEST_SIDE // min(image_3HW.shape[1:]))
-    views = {"original": _enlarge(image_3HW.permute(1, 2, 0).cpu().numpy(), factor)}
+    views = {"original": enlarge(image_3HW.permute(1, 2, 0).cpu().numpy(), factor)}
     for name, places_K in (("shuffled", strewn_K), ("reconstructed", placed_K)):
         mosaic = place_patches(patches_N3PP[keep_K], places_K, grid)
-        picture = _enlarge(mosaic.permute(1, 2, 0).cpu().numpy(), factor)
-        _frame(picture, keep_K[shown_K].tolist(), grid[1], patch_size * factor)
+        picture = enlarge(mosaic.permute(1, 2, 0).cpu().numpy(), factor)
+        frame_cells(picture, keep_K[shown_K].tolist(), grid[1], patch_size * factor)
         views[name] = picture
     return views
-
-
-def split_patches(image_3HW: Tensor, side: int) -> Tensor:
-    """Return the patches (N, 3, side, side) of an image, row by row."""
-    patches = image_3HW.unfold(1, side, side).unfold(2, side, side)
-    return patches.permute(1, 2, 0, 3, 4).flatten(0, 1)
-
-
-def place_patches(patches_K3PP: Tensor, places_K: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Return the uint8 image (3, H, W) with each patch at its place.
-
-    Patches in one place are averaged; empty places are black.
-    """
-    (rows, columns), side = grid, patches_K3PP.shape[-1]
-    sums = torch.zeros(rows * columns, *patches_K3PP.shape[1:], device=patches_K3PP.device)
-    sums.index_add_(0, places_K, patches_K3PP.float())
-    counts = torch.bincount(places_K, minlength=rows * columns).clamp_min(1)
-    means = (sums / counts[:, None, None, None]).round().to(torch.uint8)
-    mosaic = means.view(rows, columns, 3, side, side).permute(2, 0, 3, 1, 4)
-    return mosaic.reshape(3, rows * side, columns * side)
-
-
-def _enlarge(image_HW3: np.ndarray, factor: int) -> np.ndarray:
-    """Repeat every pixel ``factor`` times both ways; always a copy."""
-    return np.ascontiguousarray(image_HW3.repeat(factor, axis=0).repeat(factor, axis=1))
-
-
-def _frame(picture_HW3: np.ndarray, places: list[int], columns: int, side: int) -> None:
-    """Tint, in place, the border of the cells at ``places``."""
-    width = max(1, side // 16)
-    border = np.ones((side, side), dtype=bool)
-    border[width:-width, width:-width] = False
-    for place in places:
-        row, column = divmod(place, columns)
-        cell = picture_HW3[row * side : (row + 1) * side, column * side : (column + 1) * side]
-        mixed = FRAME_OPACITY * np.array(FRAME_COLOUR) + (1 - FRAME_OPACITY) * cell[border]
-        cell[border] = mixed.round().astype(np.uint8)
 
 
 def _write(folder: Path, index: int, views: Mapping[str, np.ndarray]) -> dict[str, str]:

@@ -122,3 +122,8 @@ def test_other_classes_in_the_bank_are_refused(mae_checkpoint, image_folder):
 def test_missing_bank_is_refused(mae_checkpoint, image_folder):
     with pytest.raises(UserError, match=r"nowhere.*does not exist"):
         evaluate(mae_checkpoint, image_folder(num_images=4), bank="nowhere", k=2)
+
+
+def test_real_photographs_one_per_class_are_refused(mae_checkpoint, test_data):
+    with pytest.raises(UserError, match="one image per class"):
+        evaluate(mae_checkpoint, test_data / "imagenet_sample", num_samples=30)

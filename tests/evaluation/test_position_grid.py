@@ -119,3 +119,9 @@ def test_model_without_position_head_is_refused(mae_checkpoint, image_folder):
     model, recipe = load_model(str(mae_checkpoint))
     with pytest.raises(UserError, match=r"needs a checkpoint with a position head.*: mae"):
         run_evaluation("position_grid", model, recipe, image_folder(), progress=False)
+
+
+def test_real_photographs(evaluate, test_data):
+    data = test_data / "imagenet_sample"
+    results = evaluate(data, num_samples=4, baseline=False)["results"]
+    assert results["samples"] == 4 and 0 <= results["mean"] <= 1

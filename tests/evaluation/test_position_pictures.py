@@ -6,13 +6,8 @@ import torch
 from PIL import Image
 
 from pospre.errors import UserError
-from pospre.evaluation.position_pictures import (
-    compose_views,
-    place_patches,
-    split_patches,
-    strew,
-    table,
-)
+from pospre.evaluation.mosaic import place_patches, split_patches
+from pospre.evaluation.position_pictures import compose_views, strew, table
 from pospre.evaluation.run import run_evaluation
 from pospre.training.checkpoint import load_model
 
