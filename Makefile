@@ -10,7 +10,8 @@ FORMAT ?= mds
 RUNS ?= runs
 WORK ?= data
 DEMO_IMAGES := 2000
-FIRST_LIGHT := yamls/demo/first_light_droppos.yaml yamls/demo/first_light_mae.yaml
+# What first-light trains: recipes sized for the machine at hand.
+FIRST_LIGHT ?= yamls/demo/droppos.yaml yamls/demo/mae.yaml
 
 .PHONY: help setup test lint types demo data first-light bench-loader bench-step clean
 
@@ -41,10 +42,10 @@ first-light: need-DATA setup ## Convert DATA=<folder of images>, pre-train DropP
 	@RUNS="$(RUNS)" .setup/first_light.sh "$(DATA)" "$(WORK)/first_light" $(FIRST_LIGHT)
 
 bench-loader: need-DATA setup ## Time our loader beside stock FFCV and torchvision on DATA=<folder of images>.
-	$(PYTHON_RUN) -m tests.benchmarks.bench_loader "$(DATA)" $(ARGS)
+	PYTHONPATH=. $(PYTHON_RUN) tests/benchmarks/bench_loader.py "$(DATA)" $(ARGS)
 
 bench-step: setup ## Time a DropPos and an MAE training step beside a plain transcription.
-	$(PYTHON_RUN) -m tests.benchmarks.bench_step $(ARGS)
+	PYTHONPATH=. $(PYTHON_RUN) tests/benchmarks/bench_step.py $(ARGS)
 
 # Before set-up: a forgotten variable is said at once.
 need-%:

@@ -3,7 +3,7 @@
 #     first_light.sh IMAGES FOLDER RECIPE…
 # converts IMAGES to both formats below FOLDER, a tenth held out; then pre-trains every RECIPE, measures
 # it on the held-out tenth, exports it and writes its report. Every command is printed, to be repeated
-# by hand. What is done is not done again: stopped, the same command goes on.
+# by hand. Converted data and trained steps are not done again: stopped, the same command goes on.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
