@@ -94,9 +94,11 @@ def export(
     """
     _check_target(out, format, num_classes, overwrite)
     # Late, so that a mistyped option answers at once.
+    from pospre.evaluation.run import require_finite
     from pospre.training.checkpoint import load_model
 
     model, recipe = load_model(checkpoint)
+    require_finite(model, checkpoint)
     tensors, kwargs = _tensors(model.encoder, format, num_classes)
     metadata = _metadata(model, kwargs, recipe.dump())
     partial = out.with_name(f".partial-{os.getpid()}-{out.name}")

@@ -137,6 +137,11 @@ def test_bad_checkpoints_are_named(checkpoint, tmp_path, capsys):
     torch.save(content, other)
     message = fails(capsys, other, out, "--format", "timm")
     assert "of another model" in message and "encoder.blocks.1.attn.qkv.weight" in message
+    content = torch.load(checkpoint, weights_only=True)
+    content["state"]["model"]["encoder.norm.bias"][3] = float("nan")
+    torch.save(content, other)
+    message = fails(capsys, other, out, "--format", "timm")
+    assert "'encoder.norm.bias' holds values that are not finite" in message
     assert not out.exists()
 
 

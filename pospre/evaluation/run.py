@@ -52,6 +52,7 @@ def run_evaluation(
             evaluation is not for.
     """
     checked = check_settings(name, settings or {})
+    require_finite(model, checkpoint or "the model")
     place = find_device(device)
     if output is not None:
         _check_output(output)
@@ -79,6 +80,16 @@ def run_evaluation(
     if output is not None:
         write_json(output, document)
     return document
+
+
+def require_finite(model: PretrainModel, name: str) -> None:
+    """Raise a ``UserError`` if a weight of ``model`` is infinite or NaN; ``name`` says whose."""
+    for key, tensor in model.state_dict().items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise UserError(
+                f"{name}: tensor '{key}' holds values that are not finite; the training diverged. "
+                "Use an earlier checkpoint."
+            )
 
 
 def find_device(name: str) -> torch.device:

@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+import torch
 
 from pospre import evaluate
 from pospre.errors import UserError, run_command
@@ -123,6 +124,14 @@ def test_bad_checkpoints_are_named(fails, image_folder, tmp_path):
     assert "is no checkpoint" in fails("knn", "--checkpoint", text, "--data", data)
     missing = tmp_path / "missing.pt"
     assert "does not exist" in fails("knn", "--checkpoint", missing, "--data", data)
+
+
+def test_diverged_checkpoint_is_named(droppos_checkpoint, fails, image_folder, tmp_path):
+    content = torch.load(droppos_checkpoint, weights_only=True)
+    content["state"]["model"]["encoder.norm.weight"][0] = torch.inf
+    torch.save(content, tmp_path / "diverged.pt")
+    message = fails("knn", "--checkpoint", tmp_path / "diverged.pt", "--data", image_folder())
+    assert "'encoder.norm.weight' holds values that are not finite" in message
 
 
 def test_output_in_no_writable_folder_is_refused_before_the_work(
