@@ -74,7 +74,7 @@ for recipe in "${recipes[@]}"; do
     run_name=${name}_$(basename "$recipe" .yaml)
     run -m pospre.train "$recipe" run_name="$run_name" data.path="$train_data" trainer.run_folder="$runs"
     measure "$runs/$run_name"
-    run -m pospre.export "$runs/$run_name" "$runs/$run_name/encoder.pth" --format timm
+    run -m pospre.export "$runs/$run_name" "$runs/$run_name/encoder.pth" --format timm --overwrite
     run -m pospre.report "$runs/$run_name"
     finished+=("$runs/$run_name")
 done

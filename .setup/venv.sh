@@ -23,7 +23,7 @@ watch() {
     trap 'kill "$child" 2>/dev/null; echo; say "stopped; run make again to go on"; exit 130' INT TERM
     while kill -0 "$child" 2>/dev/null; do
         sleep 0.5
-        local line="setup: $what, $((SECONDS - started)) s: $(grep '^[^ ]' "$log" | tail -n 1 | cut -c 1-60)"
+        local line="setup: $what, $((SECONDS - started)) s: $(grep -v '^ \|^WARNING' "$log" | tail -n 1 | cut -c 1-60)"
         if [ -t 1 ] && [ -z "${CI:-}" ]; then
             printf '\r\033[K%s' "$line"
         elif ((SECONDS - said >= 15)); then
