@@ -58,28 +58,28 @@ class Data(Section):
     batch_size: int = Field(gt=0, description="samples per step, over all ranks")
     crop_scale: Pair = (0.2, 1.0)
     crop_ratio: Pair = (3 / 4, 4 / 3)
-    flip_rate: float = Field(0.5, ge=0, le=1)
+    flip_rate: float = Field(default=0.5, ge=0, le=1)
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
-    num_workers: int | None = Field(None, gt=0)
+    num_workers: int | None = Field(default=None, gt=0)
 
 
 class Encoder(Section):
     """Arguments of ``pospre.nn.encoder.build_encoder``."""
 
     name: str
-    image_size: int = Field(224, gt=0)
-    patch_size: int | None = Field(None, gt=0)
-    depth: int | None = Field(None, gt=0)
+    image_size: int = Field(default=224, gt=0)
+    patch_size: int | None = Field(default=None, gt=0)
+    depth: int | None = Field(default=None, gt=0)
 
 
 class Optimizer(Section):
     """AdamW; the peak learning rate is ``base_lr`` × ``data.batch_size`` / 256."""
 
     name: Literal["adamw"] = "adamw"
-    base_lr: float = Field(1.5e-4, gt=0)
+    base_lr: float = Field(default=1.5e-4, gt=0)
     betas: Pair = (0.9, 0.95)
-    eps: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(0.05, ge=0)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.05, ge=0)
 
 
 class Schedule(Section):
@@ -87,7 +87,7 @@ class Schedule(Section):
 
     name: Literal["cosine"] = "cosine"
     warmup: Duration = "10ep"
-    min_lr: float = Field(0.0, ge=0)
+    min_lr: float = Field(default=0.0, ge=0)
 
 
 class Fsdp(Section):
@@ -116,15 +116,15 @@ class Trainer(Section):
     overwrite: bool = False
     save_folder: str | None = None
     save_interval: PositiveDuration = "1ep"
-    keep_checkpoints: int = Field(3, ge=-1, description="local files kept; -1 keeps all")
+    keep_checkpoints: int = Field(default=3, ge=-1, description="local files kept; -1 keeps all")
     autoresume: bool = True
-    microbatch_size: int | None = Field(None, gt=0)
+    microbatch_size: int | None = Field(default=None, gt=0)
     compile: bool = False
     fsdp: Fsdp | None = None
     clip_grad: ClipGrad | None = None
-    log_interval: int = Field(10, gt=0, description="steps between lines of metrics.jsonl")
+    log_interval: int = Field(default=10, gt=0, description="steps between lines of metrics.jsonl")
     progress_bar: bool = True
-    dist_timeout: float = Field(300.0, gt=0)
+    dist_timeout: float = Field(default=300.0, gt=0)
 
 
 class TensorBoard(Section):

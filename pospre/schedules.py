@@ -37,7 +37,7 @@ def peak_rate(base_lr: float, batch_size: int) -> float:
 
 
 def duration_steps(duration: str, *, steps_per_epoch: int, batch_size: int) -> int:
-    """Return the number of steps in ``10ep`` (epochs), ``500ba`` (batches) or ``100000sp`` (samples).
+    """Return the number of steps in ``10ep`` (epochs), ``500ba`` (batches) or ``9000sp`` (samples).
 
     Samples are rounded up to whole batches of ``batch_size``, as Composer trains them.
     """

@@ -2,9 +2,10 @@
 
 import argparse
 import sys
+from typing import Any
 
-from pospre.config import load_recipe
-from pospre.errors import run_command
+from pospre.config import Recipe, load_recipe
+from pospre.errors import UserError, run_command
 
 _EPILOG = """\
 examples:
@@ -39,11 +40,65 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     recipe = load_recipe(arguments.recipe, arguments.overrides)
     # Late, so that --help and a mistyped key answer at once.
-    from pospre.training.run import train
+    from pospre.training.run import say, train
 
-    folder = train(recipe)
-    print(f"run folder: {folder}")
+    for name, settings in recipe.evaluation.items():
+        _check_evaluation(name, settings)
+    finished_before = train(recipe)
+    finish(recipe, again=not finished_before)
+    say(f"run folder: {recipe.run_path()}")
     return 0
+
+
+def _check_evaluation(name: str, settings: dict[str, Any]) -> None:
+    """Raise a ``UserError`` for an unknown evaluation or setting before training, not after."""
+    from pospre.data.reader import open_reader
+    from pospre.evaluation.registry import check_settings
+
+    try:
+        check_settings(name, {key: value for key, value in settings.items() if key != "data"})
+    except UserError as error:
+        raise UserError(f"recipe: evaluation.{name}: {error}") from error
+    if "data" in settings:
+        open_reader(settings["data"])
+
+
+def finish(recipe: Recipe, *, again: bool) -> None:
+    """Do the recipe's evaluations with the newest checkpoint, and write the report, on rank 0.
+
+    Args:
+        recipe: of a finished run; ``data`` in an evaluation is where to measure (the training
+            images without it), its other keys are settings.
+        again: also redo those whose results are there.
+    """
+    from composer.utils import dist
+
+    from pospre.evaluation.registry import evaluation_module
+    from pospre.evaluation.run import run_evaluation
+    from pospre.report.page import write_report
+    from pospre.training.checkpoint import find_file, load_model
+
+    if dist.get_global_rank() != 0:
+        return
+    for name, given in recipe.evaluation.items():
+        output = recipe.run_path() / "evaluation" / f"{name}.json"
+        if output.exists() and not again:
+            continue
+        settings = dict(given)
+        data = settings.pop("data", recipe.data.path)
+        checkpoint = find_file(recipe.checkpoint_folder())
+        document = run_evaluation(
+            name,
+            *load_model(checkpoint),
+            data,
+            settings,
+            output,
+            checkpoint=checkpoint,
+            device=recipe.trainer.device,
+            progress=recipe.trainer.progress_bar,
+        )
+        print(evaluation_module(name).table(document["results"]))
+    print(f"report: {write_report(recipe.run_path())}")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ from composer.core import Callback, DataSpec
 from composer.devices import Device
 from composer.loggers import LoggerDestination, TensorboardLogger
 from composer.utils import FSDP2Config, ParallelismConfig, dist, get_device
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 from pospre.config import Recipe, check_arguments
 from pospre.data.loader import ViewLoader, build_loader
@@ -101,23 +103,30 @@ class Parts:
     device: Device
     loader: ViewLoader
     model: PretrainModel
-
-    @property
-    def total_steps(self) -> int:
-        """Number of steps of the whole run."""
-        return duration_steps(
-            self.recipe.trainer.max_duration,
-            steps_per_epoch=len(self.loader),
-            batch_size=self.recipe.data.batch_size,
-        )
+    optimizer: Optimizer
+    schedule: LambdaLR
+    total_steps: int
 
 
 def build_parts(recipe: Recipe) -> Parts:
-    """Return the checked recipe with its device, loader and model."""
+    """Return the checked recipe with what it is made of."""
     recipe = resolve_algorithms(recipe)
     device = build_device(recipe)
     model = build_model(recipe)
-    return Parts(recipe=recipe, device=device, loader=build_data(recipe), model=model)
+    loader = build_data(recipe)
+    batch_size, epoch_steps = recipe.data.batch_size, len(loader)
+    total_steps = duration_steps(
+        recipe.trainer.max_duration, steps_per_epoch=epoch_steps, batch_size=batch_size
+    )
+    optimizer = build_optimizer(model, recipe.optimizer, batch_size=batch_size)
+    schedule = build_schedule(
+        optimizer,
+        recipe.schedule,
+        total_steps=total_steps,
+        steps_per_epoch=epoch_steps,
+        batch_size=batch_size,
+    )
+    return Parts(recipe, device, loader, model, optimizer, schedule, total_steps)
 
 
 def build_device(recipe: Recipe) -> Device:
@@ -149,21 +158,13 @@ def assemble(parts: Parts, *, load_path: str | None = None) -> Trainer:
         # Composer has mixed precision on GPUs only.
         model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)  # type: ignore
         precision = "fp32"
-    optimizer = build_optimizer(model, recipe.optimizer, batch_size=recipe.data.batch_size)
-    schedule = build_schedule(
-        optimizer,
-        recipe.schedule,
-        total_steps=parts.total_steps,
-        steps_per_epoch=len(loader),
-        batch_size=recipe.data.batch_size,
-    )
     return Trainer(
         model=model,
         train_dataloader=DataSpec(loader, get_num_samples_in_batch=lambda b: len(b["index"])),
         max_duration=options.max_duration,
         algorithms=[*build_algorithms(recipe), *build_clipping(options.clip_grad)],
-        optimizers=optimizer,
-        schedulers=schedule,
+        optimizers=parts.optimizer,
+        schedulers=parts.schedule,
         step_schedulers_every_batch=True,
         callbacks=_callbacks(parts),
         loggers=_loggers(recipe),

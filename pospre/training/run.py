@@ -4,7 +4,6 @@ import os
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
@@ -49,17 +48,17 @@ FREE_KEYS = (
 )
 
 
-def train(recipe: Recipe) -> Path:
-    """Train a recipe to its end, or go on where it stopped; return the run folder."""
+def train(recipe: Recipe) -> bool:
+    """Train a recipe to its end, or go on where it stopped; tell whether it was finished before."""
     parts = build_parts(recipe)
     if dist.get_world_size() > 1:
         dist.initialize_dist(parts.device, recipe.trainer.dist_timeout)
     start = from_rank_zero(lambda: open_run(parts))
     if start is not None and start.batch >= parts.total_steps:
         say(f"{recipe.run_name} is already finished ({start.uri}); nothing to train")
-    else:
-        fit(parts, start)
-    return recipe.run_path()
+        return True
+    fit(parts, start)
+    return False
 
 
 def fit(parts: Parts, start: Found | None) -> None:

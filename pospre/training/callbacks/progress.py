@@ -45,8 +45,7 @@ class ProgressBar(Callback):
         rate = (state.timestamp.sample.value - self.first[1]) / seconds
         self.bar.set_description_str(f"epoch {state.timestamp.epoch.value + 1}", refresh=False)
         self.bar.set_postfix_str(
-            f"loss {losses.get('loss/train/total', float('nan')):.4f}, "
-            f"{rate:.1f} images/s",
+            f"loss {losses.get('loss/train/total', float('nan')):.4f}, {rate:.1f} images/s",
             refresh=False,
         )
         self.bar.update()

@@ -1,0 +1,96 @@
+"""Checkpoints in a bucket, over HTTP: saved, resumed, and refused within seconds."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+import requests
+from moto.server import ThreadedMotoServer
+from tiny_runs import curve
+
+Run = Callable[..., tuple[int, str]]
+FOLDER = "trainer.save_folder=s3://bucket/runs/tiny"
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Serve an S3 with the bucket ``bucket``; give a client."""
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    _, port = server.get_host_and_port()
+    for name, value in {
+        "S3_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    client: Any = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{port}")
+    client.create_bucket(Bucket="bucket")
+    yield client
+    server.stop()
+
+
+def names(client: Any) -> list[str]:
+    found = client.list_objects_v2(Bucket="bucket", Prefix="runs/tiny/").get("Contents", [])
+    return sorted(item["Key"].rpartition("/")[2] for item in found)
+
+
+def test_resume_from_the_bucket(bucket: Any, tiny: Path, run: Run, tmp_path: Path) -> None:
+    short = ("trainer.max_duration=2ep", "trainer.save_interval=2ba")
+    assert run(tiny, *short, "run_name=local")[0] == 0
+    code, said = run(tiny, *short, FOLDER)
+    assert code == 0, said
+    whole = ["ep0-ba2.pt", "ep1-ba4.pt", "ep1-ba6.pt"]
+    assert [name for name in names(bucket) if name.endswith(".pt")] == whole
+    # as if the run had been killed after its fourth step
+    bucket.delete_object(Bucket="bucket", Key="runs/tiny/ep1-ba6.pt")
+    code, said = run(tiny, *short, FOLDER)
+    assert code == 0 and "going on from s3://bucket/runs/tiny/ep1-ba4.pt" in said
+    assert curve(tmp_path / "runs" / "tiny") == curve(tmp_path / "runs" / "local")
+    code, said = run(tiny, *short, FOLDER)
+    assert code == 0 and "already finished" in said
+    # on a machine that has not seen this run
+    code, said = run(tiny, *short, FOLDER, f"trainer.run_folder={tmp_path}/elsewhere", "seed=1")
+    assert code == 2 and "seed = 0" in said
+
+
+def refused(run: Run, tiny: Path, *options: str) -> str:
+    start = time.monotonic()
+    code, said = run(tiny, FOLDER, *options)
+    assert time.monotonic() - start < 15
+    assert code == 2 and "Traceback" not in said
+    assert not (tiny.parent / "runs").exists()
+    return said
+
+
+def test_a_missing_bucket(bucket: Any, tiny: Path, run: Run) -> None:
+    said = refused(run, tiny, "trainer.save_folder=s3://missing/tiny")
+    assert "bucket 'missing' does not exist" in said
+    assert "names no bucket" in refused(run, tiny, "trainer.save_folder=s3:///tiny")
+
+
+def test_wrong_credentials(
+    bucket: Any, tiny: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = bucket.meta.endpoint_url
+    requests.post(f"{url}/moto-api/reset-auth", data=b"0", timeout=5)
+    try:
+        assert "refuses the credentials" in refused(run, tiny)
+    finally:
+        requests.post(f"{url}/moto-api/reset-auth", data=b"1000000", timeout=5)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    assert "AWS_ACCESS_KEY_ID" in refused(run, tiny)
+
+
+def test_a_dead_endpoint(
+    bucket: Any, tiny: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("S3_ENDPOINT_URL", "http://127.0.0.1:9")
+    said = refused(run, tiny)
+    assert "http://127.0.0.1:9 does not answer" in said

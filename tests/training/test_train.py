@@ -1,0 +1,166 @@
+"""The command: from nothing to a report, killed and resumed, and what it refuses."""
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from tiny_runs import command, curve, environment
+
+Run = Callable[..., tuple[int, str]]
+
+
+def test_end_to_end(tiny: Path, run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "tiny"
+    options = (
+        "evaluation.position_grid={num_samples: 8}",
+        "loggers.tensorboard={}",
+        "trainer.clip_grad={mode: norm, threshold: 1.0}",
+    )
+    result = subprocess.run(
+        command(tiny, *options, "trainer.progress_bar=true"),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "mean of the 16 cells" in result.stdout
+    assert "loss " in result.stderr and "images/s" in result.stderr and "left]" in result.stderr
+    for name in ("recipe.yaml", "report.html", "evaluation/position_grid.json", "tensorboard"):
+        assert (folder / name).exists()
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 13))
+    last = lines[-1]
+    assert (last["samples"], last["epoch"]) == (96, 3)
+    assert {"time", "lr", "throughput", "loss/droppos", "metric/droppos_accuracy"} <= set(last)
+    assert yaml.safe_load((folder / "recipe.yaml").read_text())["run_name"] == "tiny"
+
+    code, said = run(tiny, *options)
+    assert code == 0 and "already finished" in said and "mean of" not in said
+
+
+def test_killed_and_resumed_is_the_same_curve(tiny: Path, run: Run, tmp_path: Path) -> None:
+    options = ("trainer.max_duration=12ep", "trainer.save_interval=4ba")
+    assert run(tiny, *options, "run_name=whole")[0] == 0
+    killed = tmp_path / "runs" / "tiny"
+    process = subprocess.Popen(
+        command(tiny, *options),
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    metrics = killed / "metrics.jsonl"
+    give_up = time.monotonic() + 60
+    while not (metrics.exists() and len(metrics.read_text().splitlines()) >= 6):
+        assert process.poll() is None and time.monotonic() < give_up
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    trained = curve(killed)[-1][0]
+    assert trained < 36
+    # microbatches, loggers and where it is measured may change in the middle of a run
+    code, said = run(tiny, *options, "evaluation={}", "trainer.save_interval=1ep")
+    assert code == 0 and "going on from" in said
+    assert curve(killed) == curve(tmp_path / "runs" / "whole")
+
+
+@pytest.mark.parametrize("options", [(), ("trainer.fsdp={}",)], ids=["ddp", "fsdp2"])
+def test_two_ranks(options: tuple[str, ...], tiny: Path, run: Run, tmp_path: Path) -> None:
+    # MAE's loss is a plain mean, so that two ranks of four are one rank of eight.
+    mae = "algorithms={mae: {decoder_dim: 32, decoder_depth: 1, decoder_heads: 2}}"
+    base = (mae, "trainer.max_duration=2ep", "trainer.clip_grad={mode: per_tensor, threshold: 0.1}")
+    result = subprocess.run(
+        command(tiny, *base, *options, "run_name=two", ranks=2),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert result.returncode == 0, result.stderr
+    assert run(tiny, *base, "run_name=one")[0] == 0
+    one, two = (curve(tmp_path / "runs" / name) for name in ("one", "two"))
+    for (_, loss, rate), (_, other_loss, other_rate) in zip(one, two, strict=True):
+        assert other_loss == pytest.approx(loss, rel=1e-4) and other_rate == rate
+    # one file, which one rank takes up
+    (tmp_path / "runs" / "two" / "checkpoints" / "ep2-ba6.pt").unlink()
+    code, said = run(tiny, *base, "run_name=two")
+    assert code == 0 and "ep1-ba3.pt" in said
+    assert curve(tmp_path / "runs" / "two")[-1][1] == pytest.approx(one[-1][1], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("trainer.max_duraton=1ep", ["trainer.max_duraton", "max_duration"]),
+        ("algorithms.droppos.mask_ration=0.5", ["algorithms.droppos.mask_ration", "mask_ratio"]),
+        ("algorithms.droppos.mask_ratio=high", ["algorithms.droppos.mask_ratio", "'high'"]),
+        ("algorithms.droppos.mask_ratio=1.0", ["droppos.mask_ratio", "1.0"]),
+        ("algorithms.droppos.mask_ratio=0.99", ["droppos.mask_ratio", "0.99"]),
+        ("algorithms={dropos: {}}", ["dropos", "droppos"]),
+        ("encoder.image_size=60", ["encoder.image_size", "60", "16"]),
+        ("encoder.name=vits61", ["encoder.name", "vits61", "vits16"]),
+        ("data.path=/nowhere", ["/nowhere", "does not exist"]),
+        ("data.batch_size=100", ["24", "100"]),
+        ("trainer.precision=amp_fp16", ["trainer.precision", "GPU"]),
+        ("evaluation={position_gird: {}}", ["evaluation.position_gird", "position_grid"]),
+        ("schedule.warmup=9ep", ["schedule.warmup", "27 steps"]),
+        ("evaluation={knn: {k: many}}", ["evaluation.knn", "k=many"]),
+    ],
+)
+def test_a_mistake_exits_2_and_writes_nothing(
+    override: str, words: list[str], tiny: Path, run: Run, tmp_path: Path
+) -> None:
+    code, said = run(tiny, override)
+    assert code == 2
+    assert said.startswith("error: ") and "Traceback" not in said
+    for word in words:
+        assert word in said
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_of_another_run_is_left_alone(tiny: Path, run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "tiny"
+    short = ("trainer.max_duration=1ep",)
+    assert run(tiny, *short)[0] == 0
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    code, said = run(tiny, *short, "algorithms.droppos.mask_ratio=0.25")
+    assert code == 2
+    for word in ("algorithms.droppos.mask_ratio = 0.5", "0.25", "run_name=", "overwrite"):
+        assert word in said
+    code, said = run(tiny, *short, "trainer.autoresume=false")
+    assert code == 2 and "trainer.autoresume" in said
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    code, _ = run(tiny, *short, "algorithms.droppos.mask_ratio=0.25", "trainer.overwrite=true")
+    assert code == 0
+    assert curve(folder)[0][0] == 1
+
+    stranger = tmp_path / "runs" / "stranger"
+    stranger.mkdir()
+    (stranger / "thesis.txt").write_text("years of work")
+    for options in ((), ("trainer.overwrite=true",)):
+        code, said = run(tiny, *short, "run_name=stranger", *options)
+        assert code == 2 and "no run folder" in said
+    assert (stranger / "thesis.txt").read_text() == "years of work"
+
+
+def test_microbatches_and_bf16_are_near(tiny: Path, run: Run, tmp_path: Path) -> None:
+    mae = "algorithms={mae: {decoder_dim: 32, decoder_depth: 1, decoder_heads: 2}}"
+    short = (mae, "trainer.max_duration=4ba", "trainer.save_interval=4ba")
+    losses = {}
+    for name, options in {
+        "plain": (),
+        "micro": ("trainer.microbatch_size=3",),
+        "bf16": ("trainer.precision=amp_bf16",),
+    }.items():
+        assert run(tiny, *short, f"run_name={name}", *options)[0] == 0
+        losses[name] = [loss for _, loss, _ in curve(tmp_path / "runs" / name)]
+    assert losses["micro"] == pytest.approx(losses["plain"], rel=1e-5)
+    assert losses["bf16"] == pytest.approx(losses["plain"], rel=2e-2)
+    assert losses["bf16"] != losses["plain"]

@@ -1,0 +1,26 @@
+"""Training in a process of its own, and reading what came out."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def command(recipe: Path, *overrides: str, ranks: int = 1) -> list[str]:
+    """Return the command line that trains ``recipe`` on its own."""
+    composer = str(Path(sys.executable).with_name("composer"))
+    start = [sys.executable] if ranks == 1 else [composer, "-n", str(ranks)]
+    return [*start, "-m", "pospre.train", str(recipe), *overrides]
+
+
+def environment() -> dict[str, str]:
+    """Return the environment for ``command``: one thread, as in this process."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def curve(folder: Path) -> list[tuple[int, float, float]]:
+    """Return (step, total loss, learning rate) of every line of a run's metrics."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [(line["step"], line["loss/total"], line["lr"]) for line in lines]
