@@ -2,6 +2,9 @@
 
 import itertools
 import shutil
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -172,6 +175,28 @@ def test_ctrl_c_in_the_consumer_leaves_no_thread(photos):
         for _ in loader(photos):
             raise KeyboardInterrupt
     assert not loader_threads()
+
+
+def test_ctrl_c_ends_a_waiting_program_at_once(photos):
+    program = (
+        "import sys, itertools\n"
+        "from pospre.data.loader import build_loader\n"
+        "from pospre.data.views import ViewGroup\n"
+        "from pospre.errors import run_command\n"
+        "def main():\n"
+        "    loader = build_loader(sys.argv[1], views=[ViewGroup()], batch_size=4, seed=0)\n"
+        "    for number in itertools.count():\n"
+        "        for batch in loader:\n"
+        "            print(number, flush=True)\n"
+        "sys.exit(run_command(main))\n"
+    )
+    command = [sys.executable, "-c", program, str(photos)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=20)
+    assert (process.returncode, said.decode()) == (130, "stopped by Ctrl-C\n")
 
 
 def test_memory_is_bounded(photos, monkeypatch):
