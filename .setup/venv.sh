@@ -8,7 +8,7 @@ if command -v flock >/dev/null; then  # two `make` at once: the second waits for
     flock -n 9 || { echo "setup: waiting for another make setup to finish"; flock 9; }
 fi
 
-readonly stamp=.venv/.installed log=${TMPDIR:-/tmp}/pospre-setup-$(id -u).log
+readonly stamp=.venv/.installed log=${TMPDIR:-/tmp}/pospre-setup-$$.log
 readonly system_packages="pkg-config g++ python3-dev libopencv-dev libturbojpeg0-dev"
 
 say() { echo "setup: $*"; }
@@ -23,7 +23,7 @@ watch() {
     trap 'kill "$child" 2>/dev/null; echo; say "stopped; run make again to go on"; exit 130' INT TERM
     while kill -0 "$child" 2>/dev/null; do
         sleep 0.5
-        local line="setup: $what, $((SECONDS - started)) s: $(grep -v '^ \|^WARNING' "$log" | tail -n 1 | cut -c 1-60)"
+        local line="setup: $what, $((SECONDS - started)) s: $(grep -av '^ \|^WARNING' "$log" | tail -n 1 | cut -c 1-60)"
         if [ -t 1 ] && [ -z "${CI:-}" ]; then
             printf '\r\033[K%s' "$line"
         elif ((SECONDS - said >= 15)); then
@@ -34,7 +34,10 @@ watch() {
     wait "$child" || status=$?
     trap - INT TERM
     [ -t 1 ] && [ -z "${CI:-}" ] && printf '\r\033[K'
-    if [ $status = 0 ]; then say "$what: done in $((SECONDS - started)) s"; else
+    if [ $status = 0 ]; then
+        rm -f "$log"
+        say "$what: done in $((SECONDS - started)) s"
+    else
         say "$what: FAILED after $((SECONDS - started)) s; the end of $log:"
         tail -n 15 "$log" >&2
     fi
