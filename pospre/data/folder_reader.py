@@ -70,7 +70,7 @@ def list_images(root: Path) -> list[str]:
     images: list[str] = []
     others: list[str] = []
     for name in _visible_files(root):
-        (images if _looks_like_image(root / name) else others).append(name)
+        (images if _looks_like_image(root, name) else others).append(name)
     if not images:
         seen = f" ({len(others)} other files, for instance {min(others)})" if others else ""
         raise UserError(
@@ -97,8 +97,9 @@ def _visible_files(root: Path) -> Iterator[str]:
             continue
         visited.add(real)
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
-        prefix = Path(folder).relative_to(root)
-        yield from ((prefix / name).as_posix() for name in names if not name.startswith("."))
+        relative = Path(folder).relative_to(root).as_posix()
+        prefix = "" if relative == "." else f"{relative}/"
+        yield from (prefix + name for name in names if not name.startswith("."))
 
 
 @cache
@@ -111,11 +112,11 @@ def _image_extensions() -> frozenset[str]:
     )
 
 
-def _looks_like_image(path: Path) -> bool:
-    if path.suffix.lower() in _image_extensions():
+def _looks_like_image(root: Path, name: str) -> bool:
+    if os.path.splitext(name)[1].lower() in _image_extensions():  # fast: there may be millions
         return True
     try:
-        with path.open("rb") as file:
+        with (root / name).open("rb") as file:
             start = file.read(16)
     except OSError:
         return False
