@@ -29,7 +29,7 @@ from pospre.training.callbacks.position import LoaderPosition
 from pospre.training.callbacks.progress import ProgressBar
 from pospre.training.callbacks.record import RecipeRecord
 from pospre.training.object_store import is_remote, split
-from pospre.training.optim import build_clipping, build_optimizer, build_schedule
+from pospre.training.optim import MeanOverRanks, build_clipping, build_optimizer, build_schedule
 
 CHECKPOINT_NAME = "ep{epoch}-ba{batch}.pt"
 
@@ -162,7 +162,11 @@ def assemble(parts: Parts, *, load_path: str | None = None) -> Trainer:
         model=model,
         train_dataloader=DataSpec(loader, get_num_samples_in_batch=lambda b: len(b["index"])),
         max_duration=options.max_duration,
-        algorithms=[*build_algorithms(recipe), *build_clipping(options.clip_grad)],
+        algorithms=[
+            *build_algorithms(recipe),
+            *([MeanOverRanks()] if options.fsdp and parts.device.dist_backend == "gloo" else []),
+            *build_clipping(options.clip_grad),
+        ],
         optimizers=parts.optimizer,
         schedulers=parts.schedule,
         step_schedulers_every_batch=True,
