@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
+import torch
 
 from pospre.data.samples import Reader, Sample, read_bytes
 from pospre.data.sidecar import read_sidecar
@@ -136,9 +137,14 @@ class _Ffcv:
 
     def __init__(self) -> None:
         # Here, not at the top: it takes seconds and needs system libraries that MDS does not need.
-        import ffcv.fields
-        import ffcv.reader
-        import ffcv.types
+        # And importing FFCV sets torch to a single thread, for the whole program.
+        num_threads = torch.get_num_threads()
+        try:
+            import ffcv.fields
+            import ffcv.reader
+            import ffcv.types
+        finally:
+            torch.set_num_threads(num_threads)
 
         self.types: Any = ffcv.types
         self.fields: Any = ffcv.fields

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -186,6 +188,16 @@ def test_a_description_that_does_not_fit(beton, values, said):
 def test_an_unreadable_description(beton):
     beton.with_name("copy.beton.json").write_text("{")
     refuses(beton, "copy.beton.json cannot be read")
+
+
+def test_torch_keeps_its_threads(beton):
+    """Importing FFCV sets torch to one thread."""
+    code = (
+        "import sys, torch; torch.set_num_threads(3)\n"
+        "from pospre.data.reader import open_reader; open_reader(sys.argv[1])\n"
+        "assert 'ffcv' in sys.modules and torch.get_num_threads() == 3"
+    )
+    subprocess.run([sys.executable, "-c", code, str(beton)], check=True)
 
 
 def test_without_ffcv_there_is_a_way_out(beton, monkeypatch):
