@@ -59,11 +59,14 @@ def our_epochs(path: Path, batch_size: int, num_workers: int) -> Epoch:
 
 
 def ffcv_epochs(path: Path, batch_size: int, num_workers: int) -> Epoch:
-    """Return a function that starts an epoch of stock FFCV."""
+    """Return a function that starts an epoch of stock FFCV, on all its workers."""
+    import numba
     from ffcv.fields.decoders import IntDecoder, RandomResizedCropRGBImageDecoder
     from ffcv.loader import Loader, OrderOption
     from ffcv.transforms import Squeeze, ToTensor
 
+    # With numba's first choice, TBB, FFCV was seen to decode on one core whatever num_workers is.
+    numba.config.THREADING_LAYER = "workqueue"  # type: ignore[attr-defined]
     loader = Loader(
         str(path),
         batch_size=batch_size,
