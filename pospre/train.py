@@ -76,7 +76,9 @@ def finish(recipe: Recipe, *, again: bool) -> None:
     from pospre.evaluation.registry import evaluation_module
     from pospre.evaluation.run import run_evaluation
     from pospre.report.page import write_report
+    from pospre.training.callbacks.mirror import mirror_run
     from pospre.training.checkpoint import find_file, load_model
+    from pospre.training.object_store import is_remote
 
     if dist.get_global_rank() != 0:
         return
@@ -99,6 +101,8 @@ def finish(recipe: Recipe, *, again: bool) -> None:
         )
         print(evaluation_module(name).table(document["results"]))
     print(f"report: {write_report(recipe.run_path())}")
+    if is_remote(recipe.checkpoint_folder()):
+        mirror_run(recipe.run_path(), recipe.checkpoint_folder())
 
 
 if __name__ == "__main__":

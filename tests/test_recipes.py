@@ -1,11 +1,13 @@
 """Every recipe that ships is read, and its model is built (without memory, whatever its size)."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from pospre.config import load_recipe
+from pospre.train import main
 from pospre.training.build import build_model, resolve_algorithms
 from pospre.training.optim import parameter_groups
 
@@ -35,6 +37,21 @@ def test_header_teaches(path: Path) -> None:
     relative = path.relative_to(YAMLS.parent)
     assert f"pospre.train {relative}" in header
     assert all(len(line) <= 100 for line in path.read_text().splitlines())
+
+
+@pytest.mark.parametrize("name", ["mae", "droppos"])
+def test_demo_recipe_trains(name: str, image_folder: Callable[..., Path], tmp_path: Path) -> None:
+    overrides = [
+        f"data.path={image_folder(num_images=16)}",
+        "data.batch_size=8",
+        "schedule.warmup=1ba",
+        "trainer.max_duration=2ba",
+        "trainer.device=cpu",
+        "trainer.progress_bar=false",
+        f"trainer.run_folder={tmp_path}/runs",
+    ]
+    assert main([str(YAMLS / "demo" / f"{name}.yaml"), *overrides]) == 0
+    assert (tmp_path / "runs" / name / "report.html").exists()
 
 
 def test_papers_peak_rate_and_length() -> None:

@@ -25,6 +25,7 @@ from pospre.pretrain.algorithm import PretrainAlgorithm, algorithm_class
 from pospre.pretrain.model import PretrainModel
 from pospre.schedules import duration_steps
 from pospre.training.callbacks.metrics import MetricsFile
+from pospre.training.callbacks.mirror import RunMirror
 from pospre.training.callbacks.position import LoaderPosition
 from pospre.training.callbacks.progress import ProgressBar
 from pospre.training.callbacks.record import RecipeRecord
@@ -187,12 +188,15 @@ def assemble(parts: Parts, *, load_path: str | None = None) -> Trainer:
 
 
 def _callbacks(parts: Parts) -> list[Callback]:
-    recipe = parts.recipe
+    recipe, folder = parts.recipe, parts.recipe.checkpoint_folder()
+    saver = _saver(recipe)
     callbacks: list[Callback] = [
         LoaderPosition(parts.loader),
         RecipeRecord(recipe, parts.loader.num_samples),
-        _saver(recipe),
+        saver,
     ]
+    if is_remote(folder):
+        callbacks.append(RunMirror(recipe.run_path(), folder, saver))
     if recipe.trainer.progress_bar:
         callbacks.append(ProgressBar(parts.total_steps))
     return callbacks

@@ -12,6 +12,7 @@ from composer.utils import dist
 from pospre.config import Recipe
 from pospre.errors import UserError
 from pospre.training.build import Parts, assemble, build_parts
+from pospre.training.callbacks.mirror import restore_metrics
 from pospre.training.checkpoint import (
     Found,
     compare_tensors,
@@ -92,6 +93,8 @@ def open_run(parts: Parts) -> Found | None:
     if start is not None:
         _check_checkpoint(parts, start)
     _write_recipe(recipe)
+    if start is not None and is_remote(folder):
+        restore_metrics(recipe.run_path(), folder)
     return start
 
 

@@ -53,6 +53,11 @@ def test_resume_from_the_bucket(bucket: Any, tiny: Path, run: Run, tmp_path: Pat
     assert curve(tmp_path / "runs" / "tiny") == curve(tmp_path / "runs" / "local")
     code, said = run(tiny, *short, FOLDER)
     assert code == 0 and "already finished" in said
+    # the run's small files are there as well, and take up the curve where the local ones are gone
+    assert {"recipe.yaml", "metrics.jsonl", "report.html"} <= set(names(bucket))
+    bucket.delete_object(Bucket="bucket", Key="runs/tiny/ep1-ba6.pt")
+    assert run(tiny, *short, FOLDER, f"trainer.run_folder={tmp_path}/fresh")[0] == 0
+    assert curve(tmp_path / "fresh" / "tiny") == curve(tmp_path / "runs" / "local")
     # on a machine that has not seen this run
     code, said = run(tiny, *short, FOLDER, f"trainer.run_folder={tmp_path}/elsewhere", "seed=1")
     assert code == 2 and "seed = 0" in said
