@@ -4,9 +4,9 @@ import colorsys
 from dataclasses import dataclass
 from typing import Any
 
-import cv2
 import numpy as np
 from numpy import ndarray
+from PIL import Image
 
 from data_prep.scene_shapes import SHAPES
 from pospre import draws
@@ -151,7 +151,8 @@ def _background(scene: Scene, size: int) -> ndarray:
 
 
 def _stretch(grid: ndarray, size: int) -> ndarray:
-    return cv2.resize(grid, (size, size), interpolation=cv2.INTER_CUBIC)
+    picture = Image.fromarray(grid.astype(np.float32))
+    return np.asarray(picture.resize((size, size), Image.Resampling.BICUBIC))
 
 
 def _local_coordinates(

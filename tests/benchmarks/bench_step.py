@@ -1,7 +1,7 @@
 """How long a training step takes beside the published step written down plainly.
 
-    python tests/benchmarks/bench_step.py                    # ViT-S, batch 32, fp32 and bf16
-    python tests/benchmarks/bench_step.py --steps 9 --output step.json
+    make bench-step                                      # ViT-S, batch 32, fp32 and bf16
+    make bench-step ARGS="--steps 9 --output step.json"
 
 Both take the same images, sizes, optimiser and fused attention, in turn (ours, plain, ours, …), so
 that a machine whose speed drifts does not favour either. A step is forward, backward and AdamW.
@@ -16,7 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from plain_steps import PlainDropPos, PlainMAE
 from torch import nn
 
 from pospre.algorithms.droppos import DropPos, grid_distances, smoothed_labels
@@ -24,6 +23,7 @@ from pospre.algorithms.mae import MAE
 from pospre.nn.encoder import SIZES, build_encoder
 from pospre.pretrain.algorithm import PretrainAlgorithm
 from pospre.pretrain.model import PretrainModel
+from tests.benchmarks.plain_steps import PlainDropPos, PlainMAE
 
 Step = Callable[[], None]
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}
@@ -49,9 +49,7 @@ def training_step(
     return step
 
 
-def ours(
-    algorithm: PretrainAlgorithm, size: str, batch: dict, precision: str, device: str
-) -> Step:
+def ours(algorithm: PretrainAlgorithm, size: str, batch: dict, precision: str, device: str) -> Step:
     """Return our training step, masks, flips and normalisation included."""
     model = PretrainModel(build_encoder(size), seed=0)
     algorithm.attach(model)

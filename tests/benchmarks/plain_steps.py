@@ -38,6 +38,8 @@ def take(tokens: Tensor, index: Tensor) -> Tensor:
 class PlainEncoder(nn.Module):
     """Patch embedding, class token, fixed positions and blocks, without any masking."""
 
+    positions: Tensor
+
     def __init__(self, size: EncoderSize) -> None:
         super().__init__()
         self.embed = nn.Conv2d(3, size.embed_dim, PATCH, PATCH)
@@ -76,6 +78,8 @@ class PlainDecoder(nn.Module):
 
 class PlainMAE(nn.Module):
     """MAE's step as published: mask 75 %, decode all tokens, mask the loss."""
+
+    positions: Tensor
 
     def __init__(self, size: EncoderSize) -> None:
         super().__init__()

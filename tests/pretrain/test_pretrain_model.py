@@ -1,5 +1,7 @@
 """The frame: who writes what, compile, bf16, discovery of algorithms."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -10,7 +12,7 @@ from pospre.nn.encoder import build_encoder
 from pospre.pretrain.algorithm import PretrainAlgorithm, algorithm_class, algorithm_names
 from pospre.pretrain.model import PretrainModel
 
-SMALL = {"decoder_dim": 32, "decoder_depth": 1, "decoder_heads": 2}
+SMALL: dict[str, Any] = {"decoder_dim": 32, "decoder_depth": 1, "decoder_heads": 2}
 
 
 def small_model():
@@ -75,7 +77,7 @@ def test_a_key_has_one_writer():
     model = small_model()
     model.claim("view/keep", "mae")
     model.claim("view/keep", "mae")
-    with pytest.raises(UserError, match="'mae' and 'simmim' both write .*'view/keep'"):
+    with pytest.raises(UserError, match=r"'mae' and 'simmim' both write .*'view/keep'"):
         model.claim("view/keep", "simmim")
 
 
@@ -87,7 +89,7 @@ def test_algorithms_are_found_by_module_name():
 
 
 def test_unknown_algorithm_is_suggested():
-    with pytest.raises(UserError, match="'dropos' is not known. Did you mean 'droppos'"):
+    with pytest.raises(UserError, match=r"'dropos' is not known\. Did you mean 'droppos'"):
         algorithm_class("dropos")
 
 
