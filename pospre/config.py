@@ -33,6 +33,13 @@ def _positive_duration(text: str) -> str:
     return text
 
 
+def _local_or_s3(address: str) -> str:
+    scheme, separator, _ = address.partition("://")
+    if separator and scheme != "s3":
+        raise PydanticCustomError("address", "Input should be a local folder or s3://bucket/folder")
+    return address
+
+
 Duration = Annotated[str, AfterValidator(_duration)]
 PositiveDuration = Annotated[str, AfterValidator(_positive_duration)]
 Pair = Annotated[tuple[float, float], Field(strict=False)]
@@ -114,7 +121,7 @@ class Trainer(Section):
     device: Literal["auto", "cpu", "gpu"] = "auto"
     run_folder: str = "runs"
     overwrite: bool = False
-    save_folder: str | None = None
+    save_folder: Annotated[str, AfterValidator(_local_or_s3)] | None = None
     save_interval: PositiveDuration = "1ep"
     keep_checkpoints: int = Field(default=3, ge=-1, description="local files kept; -1 keeps all")
     autoresume: bool = True

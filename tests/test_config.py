@@ -59,6 +59,7 @@ def test_dump_reads_back_as_the_same_recipe(recipe_file: Path) -> None:
         ("trainer.max_duration=0ep", ["longer than nothing"]),
         ("trainer.precision=bf16", ["'fp32', 'amp_bf16' or 'amp_fp16'"]),
         ("trainer.clip_grad={}", ["'trainer.clip_grad.threshold' is missing"]),
+        ("trainer.save_folder=gs://bucket/x", ["'trainer.save_folder'", "s3://bucket/folder"]),
         ("trainer=null", ["'trainer' is None", "a section"]),
         ("algorithms={}", ["'algorithms'", "at least one"]),
         ("run_name=../elsewhere", ["'run_name'", "letters, digits"]),

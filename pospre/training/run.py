@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
@@ -171,12 +172,16 @@ def _look_up(recipe: Any, key: str) -> Any:
 def _write_recipe(recipe: Recipe) -> None:
     path = recipe.run_path()
     try:
+        if not is_remote(recipe.checkpoint_folder()):
+            Path(recipe.checkpoint_folder()).mkdir(parents=True, exist_ok=True)
         path.mkdir(parents=True, exist_ok=True)
         partial = path / "recipe.yaml.partial"
         partial.write_text(yaml.safe_dump(recipe.dump(), sort_keys=False), encoding="utf-8")
         os.replace(partial, path / "recipe.yaml")
     except OSError as error:
-        raise UserError(f"run folder {path} cannot be written: {error}") from error
+        raise UserError(
+            f"run folder {path} or trainer.save_folder cannot be written: {error}"
+        ) from error
 
 
 def from_rank_zero(work: Callable[[], Value]) -> Value:

@@ -108,6 +108,7 @@ def test_two_ranks(options: tuple[str, ...], tiny: Path, run: Run, tmp_path: Pat
         ("data.batch_size=100", ["24", "100"]),
         ("trainer.precision=amp_fp16", ["trainer.precision", "GPU"]),
         ("evaluation={position_gird: {}}", ["evaluation.position_gird", "position_grid"]),
+        ("trainer.save_folder=/dev/null/x", ["trainer.save_folder", "/dev/null/x"]),
         ("schedule.warmup=9ep", ["schedule.warmup", "27 steps"]),
         ("evaluation={knn: {k: many}}", ["evaluation.knn", "k=many"]),
     ],
