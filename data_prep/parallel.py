@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing.connection import wait
 from typing import TypeVar
 
@@ -38,9 +39,11 @@ def ordered_map(
     if num_workers <= 1:
         yield from map(function, items)
         return
-    executor = ProcessPoolExecutor(num_workers, initializer=_start_worker)
+    executor = ProcessPoolExecutor(num_workers, initializer=_watch_parent)
     pending: deque[Future[Result]] = deque()
     try:
+        with _held_interrupt():  # the first task starts all workers, and they inherit this
+            executor.submit(int).result()
         for item in items:
             pending.append(executor.submit(function, item))
             if len(pending) >= _PENDING_PER_WORKER * num_workers:
@@ -55,9 +58,28 @@ def ordered_map(
         executor.shutdown(wait=True, cancel_futures=True)
 
 
-def _start_worker() -> None:
-    """Leave Ctrl-C to the parent, and end when the parent is gone, even by SIGKILL."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+@contextmanager
+def _held_interrupt() -> Generator[None]:
+    """Hold Ctrl-C back for a moment; processes started meanwhile never hear of it.
+
+    A handler, not a signal mask: other threads would take a masked signal, and Python then raises
+    in the middle of a fork, where the interrupt is lost.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread is interrupted
+        return
+    seen: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if seen and before != signal.SIG_IGN:
+        raise KeyboardInterrupt
+
+
+def _watch_parent() -> None:
+    """End when the parent is gone, even by SIGKILL."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

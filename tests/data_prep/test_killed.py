@@ -71,12 +71,17 @@ def test_ctrl_c_cleans_up(tmp_path: Path) -> None:
     source = write_files(tmp_path / "photos", {f"{n}.png": data for n in range(NUM_IMAGES)})
     command = [sys.executable, "-m", "data_prep.convert", str(source), str(tmp_path / "out")]
     process = subprocess.Popen(
-        [*command, "--format", "mds", "--workers", "2"], cwd=ROOT, stderr=subprocess.PIPE, text=True
+        [*command, "--format", "mds", "--workers", "2"],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+        # a shell's background job ignores Ctrl-C, and so would its children
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     wait_for(lambda: list(tmp_path.glob("out.partial-*")) and len(children(process.pid)) >= 2)
     process.send_signal(signal.SIGINT)
     _, message = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 130, message
     assert "Traceback" not in message
     assert [path.name for path in tmp_path.iterdir()] == ["photos"]
 
