@@ -6,8 +6,9 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from PIL import Image, ImageOps
+
+from pospre.data.decode import to_rgb
 
 _ORIENTATION_TAG = 0x0112
 _UPRIGHT = 1
@@ -89,7 +90,7 @@ def _prepare(data: bytes, max_side: int | None, quality: int) -> PreparedImage |
         return PreparedImage(data, width, height, kept=True)
     if shrink and is_jpeg and max_side is not None:
         image.draft(None, (3 * max_side, 3 * max_side))
-    image = _rgb(_upright(image))
+    image = to_rgb(_upright(image))
     if shrink and max_side is not None:
         scale = max_side / max(width, height)
         size = [max(1, round(side * scale)) for side in (width, height)]
@@ -115,15 +116,3 @@ def _upright(image: Image.Image) -> Image.Image:
     if _orientation(image) == _UPRIGHT:
         return image
     return ImageOps.exif_transpose(image)
-
-
-def _rgb(image: Image.Image) -> Image.Image:
-    """Convert any mode to RGB; deep greyscale is scaled down, not clipped as Pillow would."""
-    if image.mode.startswith("I"):  # 16 or 32 bits; 65535 is white
-        values = np.clip(np.asarray(image).astype(np.int64), 0, 65535) >> 8
-        image = Image.fromarray(values.astype(np.uint8))
-    elif image.mode == "F":  # white is 1 when nothing is brighter, else 255
-        pixels = np.nan_to_num(np.asarray(image))
-        white = 1.0 if pixels.max() <= 1.0 else 255.0
-        image = Image.fromarray(np.clip(pixels * (255.0 / white), 0, 255).astype(np.uint8))
-    return image if image.mode == "RGB" else image.convert("RGB")

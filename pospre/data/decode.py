@@ -69,7 +69,7 @@ def resize_crop(image: np.ndarray, box: PixelBox, view: np.ndarray, interpolatio
 def _decode_with_pillow(data: bytes) -> np.ndarray:
     try:
         with Image.open(io.BytesIO(data)) as opened:
-            image = _to_rgb(ImageOps.exif_transpose(opened))
+            image = to_rgb(ImageOps.exif_transpose(opened))
             return np.array(image)
     except Exception as error:  # Pillow's plugins raise nearly every kind on damaged bytes
         reason = str(error) or type(error).__name__
@@ -78,7 +78,7 @@ def _decode_with_pillow(data: bytes) -> np.ndarray:
         raise DecodeError(reason if data else "the file is empty") from error
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def to_rgb(image: Image.Image) -> Image.Image:
     """Convert any mode to RGB; 16-bit and float greyscale are scaled, not clipped."""
     if image.mode.startswith("I"):  # 65535 is white
         deep = np.clip(np.asarray(image).astype(np.int64), 0, 65535) >> 8

@@ -72,12 +72,16 @@ def pretrain_model(state: State) -> PretrainModel:
 
 def training_progress(state: State) -> Progress:
     """Return the progress of a Composer state; 0 before ``max_duration`` is known."""
-    elapsed = state.get_elapsed_duration()
-    step = 0.0 if elapsed is None else float(elapsed)
-    total = state.max_duration
-    if total is not None and total.unit == TimeUnit.EPOCH:
-        return Progress(step, state.timestamp.epoch.value / total.value)
-    return Progress(step, step)
+    elapsed, total = state.get_elapsed_duration(), state.max_duration
+    if elapsed is None or total is None:
+        return Progress(0.0, 0.0)
+    if total.unit != TimeUnit.EPOCH:
+        return Progress(float(elapsed), float(elapsed))
+    # Composer counts a duration in epochs by whole epochs
+    steps = total.value * int(state.dataloader_len or 1)
+    return Progress(
+        step=state.timestamp.batch.value / steps, epoch=state.timestamp.epoch.value / total.value
+    )
 
 
 def algorithm_names() -> list[str]:

@@ -1,15 +1,24 @@
 """The frame: who writes what, compile, bf16, discovery of algorithms."""
 
-from typing import Any
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
+from composer.core import State, Time, Timestamp
 
 from pospre.algorithms.droppos import DropPos, attach_droppos
 from pospre.algorithms.mae import MAE, attach_mae
 from pospre.errors import UserError
 from pospre.nn.encoder import build_encoder
-from pospre.pretrain.algorithm import PretrainAlgorithm, algorithm_class, algorithm_names
+from pospre.pretrain.algorithm import (
+    PretrainAlgorithm,
+    Progress,
+    algorithm_class,
+    algorithm_names,
+    training_progress,
+)
 from pospre.pretrain.model import PretrainModel
 
 SMALL: dict[str, Any] = {"decoder_dim": 32, "decoder_depth": 1, "decoder_heads": 2}
@@ -106,3 +115,23 @@ def test_class_and_functional_form_agree():
 
 def test_configuration_is_shown():
     assert "mask_ratio=0.6" in repr(MAE(mask_ratio=0.6))
+
+
+@pytest.mark.parametrize(
+    ("duration", "expected"),
+    [("4ep", Progress(step=13 / 40, epoch=1 / 4)), ("40ba", Progress(step=13 / 40, epoch=13 / 40))],
+)
+def test_progress_counts_steps_within_an_epoch(duration, expected):
+    state = SimpleNamespace(
+        timestamp=Timestamp(epoch=1, batch=13, batch_in_epoch=3),
+        max_duration=Time.from_timestring(duration),
+        dataloader_len=Time.from_batch(10),
+    )
+    state.get_elapsed_duration = partial(State.get_elapsed_duration, cast(State, state))
+    progress = training_progress(cast(State, state))
+    assert progress == pytest.approx(expected)
+
+
+def test_progress_is_zero_before_the_duration_is_known():
+    state = SimpleNamespace(max_duration=None, get_elapsed_duration=lambda: None)
+    assert training_progress(cast(State, state)) == Progress(0.0, 0.0)
