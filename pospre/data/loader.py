@@ -96,6 +96,15 @@ class ViewLoader:
                 f"{batch_size * world_size}; lower the batch size."
             )
 
+    def probe(self, num_samples: int = 4) -> None:
+        """Decode a few samples from all over the data set, to find out early that it is damaged.
+
+        Raises:
+            UserError: one of them cannot be read; it is named.
+        """
+        for index in np.linspace(0, self.num_samples - 1, num_samples).astype(int).tolist():
+            self._decode(index)
+
     def __len__(self) -> int:
         """Return the number of batches in an epoch, whatever ``skip`` is."""
         global_size = self.batch_size * self.world_size

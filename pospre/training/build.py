@@ -85,7 +85,7 @@ def build_data(recipe: Recipe) -> ViewLoader:
         flip_rate=data.flip_rate,
         interpolation=data.interpolation,
     )
-    return build_loader(
+    loader = build_loader(
         data.path,
         views=[view],
         batch_size=data.batch_size // world,
@@ -94,6 +94,8 @@ def build_data(recipe: Recipe) -> ViewLoader:
         world_size=world,
         num_workers=data.num_workers,
     )
+    loader.probe()
+    return loader
 
 
 @dataclass(frozen=True)

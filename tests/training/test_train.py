@@ -124,6 +124,19 @@ def test_a_mistake_exits_2_and_writes_nothing(
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_folder_of_corrupt_files_is_found_out_before_anything_is_written(
+    tiny: Path, run: Run, tmp_path: Path
+) -> None:
+    corrupt = tmp_path / "corrupt"
+    corrupt.mkdir()
+    for number in range(8):
+        (corrupt / f"{number}.jpg").write_bytes(b"\xff\xd8\xff but no picture")
+    code, said = run(tiny, f"data.path={corrupt}")
+    assert code == 2
+    assert "corrupt/0.jpg cannot be decoded" in said and "data_prep.convert" in said
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_folder_of_another_run_is_left_alone(tiny: Path, run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "tiny"
     short = ("trainer.max_duration=1ep",)
