@@ -11,7 +11,7 @@ RUNS ?= runs
 WORK ?= data
 DEMO_IMAGES := 2000
 # What first-light trains: recipes sized for the machine at hand.
-FIRST_LIGHT ?= yamls/demo/droppos.yaml yamls/demo/mae.yaml
+FIRST_LIGHT ?= yamls/first_light/droppos.yaml yamls/first_light/mae.yaml
 
 .PHONY: help setup test lint types demo data first-light bench-loader bench-step clean
 

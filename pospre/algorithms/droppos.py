@@ -19,6 +19,7 @@ from pospre.errors import UserError
 from pospre.nn.decoder import check_heads, decoder_blocks
 from pospre.nn.encoder import Encoder
 from pospre.nn.masking import gather_tokens, num_kept, random_masking, slot_mask
+from pospre.nn.positions import grid_distances, smoothed_labels
 from pospre.nn.weights import init_weights, token_parameter
 from pospre.pretrain.algorithm import PretrainAlgorithm, Progress
 from pospre.pretrain.model import Batch, EncoderPass, PretrainModel
@@ -252,24 +253,6 @@ class PositionClassification(Objective):
         dropped = ~batch["droppos/shown"]
         hit = (outputs["logits"].detach().argmax(-1) == batch["view/keep"]) & dropped
         return {"accuracy": hit.sum() / dropped.sum()}
-
-
-def grid_distances(rows: int, cols: int, *, squared: bool) -> Tensor:
-    """Return float32 (N, N) distances between grid positions, in patches."""
-    row, col = torch.meshgrid(torch.arange(rows), torch.arange(cols), indexing="ij")
-    place = torch.stack([row.flatten(), col.flatten()], dim=1).double()
-    distance = (place[:, None] - place[None]).square().sum(-1)
-    return (distance if squared else distance.sqrt()).float()
-
-
-def smoothed_labels(distance_NN: Tensor, sigma: Tensor, *, official: bool = False) -> Tensor:
-    """Return the soft target of every position: (N, N), row y for true position y (Eq. 5).
-
-    Rows sum to 1. ``official`` normalises columns instead, as the published code does by mistake.
-    Widths below 0.05 patches are one-hot in float32, so σ = 0 needs no branch.
-    """
-    exponent = -distance_NN / sigma.clamp_min(0.05).square()
-    return torch.softmax(exponent, dim=0 if official else 1)
 
 
 def shown_slots(order_BK: Tensor, position_mask_ratio: float) -> Tensor:

@@ -11,14 +11,13 @@ from pospre.algorithms.droppos import (
     DropPos,
     attach_droppos,
     draw_masks,
-    grid_distances,
     num_shown,
     predict_positions,
-    smoothed_labels,
 )
 from pospre.algorithms.mae import attach_mae
 from pospre.errors import UserError
 from pospre.nn.masking import num_kept
+from pospre.nn.positions import grid_distances, smoothed_labels
 from pospre.pretrain.algorithm import Progress
 
 

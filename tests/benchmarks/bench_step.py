@@ -18,9 +18,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from pospre.algorithms.droppos import DropPos, grid_distances, smoothed_labels
+from pospre.algorithms.droppos import DropPos
 from pospre.algorithms.mae import MAE
 from pospre.nn.encoder import SIZES, build_encoder
+from pospre.nn.positions import grid_distances, smoothed_labels
 from pospre.pretrain.algorithm import PretrainAlgorithm
 from pospre.pretrain.model import PretrainModel
 from tests.benchmarks.plain_steps import PlainDropPos, PlainMAE
