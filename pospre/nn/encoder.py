@@ -120,14 +120,15 @@ class Encoder(VisionTransformer):
     def _embed(self, images_B3HW: Tensor, keep_BK: Tensor | None) -> Tensor:
         """Embed only the kept patches: (B, K, D); removed ones are not even copied."""
         projection = self.patch_embed.proj
-        if keep_BK is None:
-            return projection(images_B3HW).flatten(2).transpose(1, 2)
         (rows, cols), side = self.grid, self.patch_size
         patches = images_B3HW.unflatten(3, (cols, side)).unflatten(2, (rows, side))
         patches = patches.permute(0, 2, 4, 1, 3, 5)  # B, rows, cols, channel, side, side
-        batch = torch.arange(len(patches), device=keep_BK.device).unsqueeze(1)
-        kept = patches[batch, keep_BK // cols, keep_BK % cols].flatten(2)
-        return F.linear(kept, projection.weight.flatten(1), projection.bias)
+        if keep_BK is None:
+            kept = patches.flatten(1, 2)
+        else:
+            batch = torch.arange(len(patches), device=keep_BK.device).unsqueeze(1)
+            kept = patches[batch, keep_BK // cols, keep_BK % cols]
+        return F.linear(kept.flatten(2), projection.weight.flatten(1), projection.bias)
 
     def fsdp_wrap_fn(self, module: nn.Module) -> bool:
         """Tell Composer's FSDP2 to shard block by block."""

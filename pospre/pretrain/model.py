@@ -123,7 +123,9 @@ class PretrainModel(ComposerModel):
         """
         pixels = self.images(batch)
         batch = {**batch, "view/pixels": pixels}
-        passes = {name: self.encode(name, pixels[:, 0], batch) for name in self.passes}
+        # autocast keeps the weights it casts: cast without gradient first, they would never learn
+        order = sorted(self.passes, key=lambda name: not self.passes[name].grad)
+        passes = {name: self.encode(name, pixels[:, 0], batch) for name in order}
         return self.objectives(passes, batch)
 
     def loss(  # type: ignore[override]  # Composer also takes a dict of terms

@@ -129,10 +129,10 @@ class PlainDropPos(nn.Module):
         shown = take(visible, keep_slots)
         dropped = self.token.repeat(len(images), keep.shape[1] - shown.shape[1], 1)
         tokens = tokens + take(torch.cat([shown, dropped], dim=1), restore)
-        if self.affinity:
+        logits = self.decoder.run(self.decoder.embed(self.encoder.run(tokens)))[:, 1:]
+        if self.affinity:  # published before the encoder: under autocast that loses its gradients
             similarity = self.similarity(images).gather(1, keep)
             weight = weight * (similarity / similarity.sum(-1, keepdim=True))
-        logits = self.decoder.run(self.decoder.embed(self.encoder.run(tokens)))[:, 1:]
         labels = take(smooth.repeat(len(images), 1, 1), keep)
         loss = -(labels * F.log_softmax(logits, dim=-1)).sum(-1) * weight
         return loss.sum() / weight.sum()

@@ -82,6 +82,16 @@ def test_bf16_loss_is_finite_and_near_fp32(attached):
     torch.testing.assert_close(half, full, rtol=0.03, atol=0.03)
 
 
+def test_under_autocast_a_pass_without_gradient_takes_none_from_the_others(attached):
+    model, inputs = attached
+    model.passes = dict(reversed(model.passes.items()))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model.loss(model(inputs), inputs)["total"]
+    loss.backward()
+    without = [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    assert without == []
+
+
 def test_a_key_has_one_writer():
     model = small_model()
     model.claim("view/keep", "mae")
