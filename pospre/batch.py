@@ -13,8 +13,11 @@ key             shape            dtype    written by meaning
 ``g/box``       (B, V, 4)        float32  loader     x0, y0, x1, y1 of the view in [0, 1] of the
                                                      upright original image, before the flip
 ``g/flip``      (B, V)           bool     loader     the device step mirrors this view left–right
-``a/…``         (B, …)           any      algorithm  what algorithm a draws before the forward pass
-                                                     (masks, positions)
+``g/keep``      (B, K)           int64    host       patches that the encoder sees, in random order
+``g/removed``   (B, N−K)         int64    host       the other patches
+``a/…``         (B, …)           any      algorithm  what else algorithm a draws before the forward
+                                                     pass, such as dropped positions
+``g/pixels``    (B, V, 3, H, W)  float32  model      flipped and normalised, inside a forward only
 ==============  ===============  =======  =========  ==============================================
 
 Every value has the batch first and nothing is nested, so Composer's own splitting into

@@ -15,14 +15,15 @@ from timm.layers import LayerNorm
 from torch import Tensor, nn
 
 from pospre import draws
+from pospre.batch import Batch
 from pospre.errors import UserError
-from pospre.nn.decoder import check_heads, decoder_blocks
+from pospre.nn.decoder import check_decoder, decoder_blocks
 from pospre.nn.encoder import Encoder
 from pospre.nn.masking import gather_tokens, num_kept, random_masking, slot_mask
 from pospre.nn.positions import grid_distances, smoothed_labels
 from pospre.nn.weights import init_weights, token_parameter
-from pospre.pretrain.algorithm import PretrainAlgorithm, Progress
-from pospre.pretrain.model import Batch, EncoderPass, PretrainModel
+from pospre.pretrain.algorithm import PretrainAlgorithm, Progress, check_weight
+from pospre.pretrain.model import EncoderPass, PretrainModel
 from pospre.pretrain.objective import Objective, Outputs
 from pospre.schedules import linear
 
@@ -44,7 +45,10 @@ class DropPos(PretrainAlgorithm):
         sigma_start: σ0, width of the label smoothing at the start, in patches; 0 is one-hot.
         sigma_end: σT, its width at the end; the decay is linear in steps.
         distance: ``squared`` Euclidean in the exponent (published code) or ``euclid`` (Eq. 5).
-        temperature: τ of the attentive weights; None weighs all dropped patches alike.
+        temperature: τ of the attentive weights; None weighs all dropped patches alike. As
+            published, the weights are normalised over what one forward pass sees, so that the loss
+            depends (slightly) on the microbatch size and the number of ranks; without them it does
+            not.
         affinity: the patches behind the attentive weights: the ``full`` image (published), or the
             ``visible`` ones with all their positions, at about a quarter of the cost.
         position_token: what replaces a dropped position: one ``learned`` vector, ``zeros``, or a
@@ -101,7 +105,8 @@ class DropPos(PretrainAlgorithm):
                 f"droppos.mask_ratio = {self.mask_ratio}, but '{host}' already chooses the visible "
                 f"patches. Remove it (or set it to null) and use {host}.mask_ratio."
             )
-        check_heads(self.decoder_dim, self.decoder_heads, owner="droppos")
+        check_decoder("droppos", self.decoder_dim, self.decoder_depth, self.decoder_heads)
+        check_weight("droppos", self.weight)
         if self.temperature is not None and self.temperature <= 0:
             raise UserError(
                 f"droppos.temperature = {self.temperature} must be positive; null turns it off."
@@ -117,9 +122,10 @@ class DropPos(PretrainAlgorithm):
                 raise UserError(
                     f"droppos.{name} is '{getattr(self, name)}'. Use one of {', '.join(options)}."
                 )
+        visible = model.encoder.num_patches
         if not self._beside_host(model):
-            visible = num_kept(model.encoder.num_patches, self._ratio, key="droppos.mask_ratio")
-            num_shown(visible, self.position_mask_ratio)
+            visible = num_kept(visible, self._ratio, key="droppos.mask_ratio")
+        num_shown(visible, self.position_mask_ratio)
 
     @property
     def _ratio(self) -> float:
@@ -200,6 +206,7 @@ class PositionClassification(Objective):
         dim = options.decoder_dim
         self.weight = options.weight
         self.temperature, self.official = options.temperature, options.official
+        self.affinity = options.affinity
         self.ignore_confident = options.ignore_confident
         self.embed = nn.Linear(encoder.embed_dim, dim)
         self.blocks = decoder_blocks(dim, options.decoder_depth, options.decoder_heads)
@@ -229,7 +236,7 @@ class PositionClassification(Objective):
         assert self.temperature is not None
         tokens = tokens.detach().float()
         similarity = F.cosine_similarity(tokens[:, :1], tokens[:, 1:], dim=-1)
-        if similarity.shape[1] != keep_BK.shape[1]:
+        if self.affinity == "full":
             similarity = torch.gather(similarity, 1, keep_BK)
         return torch.softmax(similarity / self.temperature, dim=-1)
 

@@ -12,14 +12,15 @@ from timm.layers import LayerNorm
 from torch import Tensor, nn
 
 from pospre import draws
+from pospre.batch import Batch
 from pospre.errors import UserError
-from pospre.nn.decoder import check_heads, decoder_blocks, patchify
+from pospre.nn.decoder import check_decoder, decoder_blocks, patchify
 from pospre.nn.encoder import Encoder
 from pospre.nn.masking import gather_tokens, num_kept, random_masking, scatter_tokens
 from pospre.nn.positions import sincos_positions
 from pospre.nn.weights import init_weights, token_parameter
-from pospre.pretrain.algorithm import PretrainAlgorithm
-from pospre.pretrain.model import Batch, EncoderPass, PretrainModel
+from pospre.pretrain.algorithm import PretrainAlgorithm, check_weight
+from pospre.pretrain.model import EncoderPass, PretrainModel
 from pospre.pretrain.objective import Objective, Outputs
 
 
@@ -54,7 +55,8 @@ class MAE(PretrainAlgorithm):
         kept = num_kept(model.encoder.num_patches, self.mask_ratio, key="mae.mask_ratio")
         if kept == model.encoder.num_patches:
             raise UserError(f"mae.mask_ratio = {self.mask_ratio} removes no patch to predict.")
-        check_heads(self.decoder_dim, self.decoder_heads, owner="mae")
+        check_decoder("mae", self.decoder_dim, self.decoder_depth, self.decoder_heads)
+        check_weight("mae", self.weight)
         for key in ("view/keep", "view/removed"):
             model.claim(key, "mae")
         model.add_pass("student", EncoderPass(keep="view/keep"))

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from pospre.batch import Batch
 from pospre.data.loader import build_loader
 from pospre.data.views import ViewGroup
 from pospre.evaluation.registry import Context
-from pospre.pretrain.model import Batch, PretrainModel
+from pospre.pretrain.model import PretrainModel
 
 Pooling = Literal["mean", "cls"]
 

@@ -45,7 +45,8 @@ def evaluate(
         temperature: T; the smaller, the more the nearest ones count.
         features: mean of the patch tokens, or the cls token. The default is mean, because neither
             MAE nor DropPos puts a loss on the class token.
-        num_samples: classify so many images, drawn by the seed; all without it.
+        num_samples: classify so many images, drawn by the seed; all without it. Without a bank
+            only these vote as well.
         batch_size: images per forward pass; it does not change the result.
         num_workers: decoding threads; the loader chooses without it.
         seed: draws the images that num_samples asks for.

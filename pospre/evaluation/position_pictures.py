@@ -6,6 +6,7 @@ position the model was shown stay in place with a green frame; patches that meet
 averaged; places that no patch goes to are black.
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,15 +19,16 @@ from torch import Tensor
 
 from pospre import draws
 from pospre.algorithms.droppos import predict_positions
+from pospre.batch import Batch
 from pospre.errors import UserError
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.mosaic import enlarge, frame_cells, place_patches, split_patches
 from pospre.evaluation.position_grid import require_position_head
 from pospre.evaluation.registry import Context
 from pospre.evaluation.table import format_table, percent
-from pospre.pretrain.model import Batch
 
 VIEWS = ("original", "shuffled", "reconstructed")
+_FILE_NAME = re.compile(rf"\d{{8}}_({'|'.join(VIEWS)})\.png")
 SHORTEST_SIDE = 224  # pixels of a written picture; smaller images are enlarged in whole steps
 
 Ratio = Annotated[float, Field(ge=0, lt=1)]
@@ -174,10 +176,9 @@ def _write(folder: Path, index: int, views: Mapping[str, np.ndarray]) -> dict[st
 def _remove_others(folder: Path, pictures: list[dict[str, Any]]) -> None:
     """Delete the pictures of an earlier evaluation, which no JSON names any more."""
     current = {picture[view] for picture in pictures for view in VIEWS}
-    for view in VIEWS:
-        for path in folder.glob(f"[0-9]*_{view}.png"):
-            if path.name not in current:
-                path.unlink()
+    for path in folder.glob("*.png"):
+        if _FILE_NAME.fullmatch(path.name) and path.name not in current:
+            path.unlink()
 
 
 def table(results: Mapping[str, Any]) -> str:

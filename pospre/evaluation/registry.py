@@ -68,8 +68,7 @@ def evaluation_module(name: str) -> ModuleType:
     """
     known = evaluation_names()
     if name not in known:
-        hint = suggestion(name, known).split(" Known:")[0]
-        raise UserError(f"unknown evaluation '{name}'.{hint} Known: {', '.join(known)}.")
+        raise UserError(f"unknown evaluation '{name}'.{suggestion(name, known)}")
     return _import(name)
 
 

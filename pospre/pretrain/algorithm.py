@@ -1,6 +1,7 @@
 """What an algorithm is: an attachment to the model plus what it writes into each batch."""
 
 import importlib
+import math
 import pkgutil
 from abc import abstractmethod
 from typing import ClassVar, NamedTuple
@@ -9,8 +10,9 @@ from composer.core import Algorithm, Event, State, TimeUnit
 from composer.loggers import Logger
 
 from pospre import algorithms
+from pospre.batch import Batch
 from pospre.errors import UserError, suggestion
-from pospre.pretrain.model import Batch, PretrainModel
+from pospre.pretrain.model import PretrainModel
 
 
 class Progress(NamedTuple):
@@ -72,16 +74,22 @@ def pretrain_model(state: State) -> PretrainModel:
 
 def training_progress(state: State) -> Progress:
     """Return the progress of a Composer state; 0 before ``max_duration`` is known."""
-    elapsed, total = state.get_elapsed_duration(), state.max_duration
+    elapsed, total, now = state.get_elapsed_duration(), state.max_duration, state.timestamp
     if elapsed is None or total is None:
         return Progress(0.0, 0.0)
-    if total.unit != TimeUnit.EPOCH:
-        return Progress(float(elapsed), float(elapsed))
-    # Composer counts a duration in epochs by whole epochs
-    steps = total.value * int(state.dataloader_len or 1)
-    return Progress(
-        step=state.timestamp.batch.value / steps, epoch=state.timestamp.epoch.value / total.value
-    )
+    if total.unit == TimeUnit.EPOCH:
+        # Composer counts a duration in epochs by whole epochs
+        steps = total.value * int(state.dataloader_len or 1)
+        return Progress(now.batch.value / steps, now.epoch.value / total.value)
+    # what the epoch under way has added does not count as an epoch
+    within = now.batch_in_epoch.value / max(now.batch.value, 1)
+    return Progress(float(elapsed), float(elapsed) * (1 - within))
+
+
+def check_weight(owner: str, weight: float) -> None:
+    """Raise ``UserError`` unless the factor of a loss is finite and not negative."""
+    if not (math.isfinite(weight) and weight >= 0):
+        raise UserError(f"{owner}.weight is {weight}, but must be finite and not negative.")
 
 
 def algorithm_names() -> list[str]:

@@ -7,12 +7,11 @@ import torch
 from composer.models import ComposerModel
 from torch import Tensor, nn
 
+from pospre.batch import Batch, flip_key, image_key
 from pospre.errors import UserError
 from pospre.nn.encoder import Encoder
 from pospre.pretrain.augment import IMAGENET_MEAN, IMAGENET_STD, DeviceAugment
 from pospre.pretrain.objective import Objective, ObjectiveSet, Outputs
-
-Batch = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -82,11 +81,21 @@ class PretrainModel(ComposerModel):
         if owner != writer:
             raise UserError(
                 f"algorithms: '{owner}' and '{writer}' both write the batch key '{key}'. "
-                "Use one of them."
+                "Use one of them, or attach the host first."
             )
 
     def add_pass(self, name: str, encoder_pass: EncoderPass) -> None:
-        """Declare an encoder pass, or replace one of the same name by a more specific one."""
+        """Declare an encoder pass, or give a declared one the position module it lacks.
+
+        Raises:
+            UserError: two algorithms edit the positions of the same pass.
+        """
+        before = self.passes.get(name, encoder_pass)
+        if before.positions not in (None, encoder_pass.positions):
+            raise UserError(
+                f"algorithms: '{before.positions}' and '{encoder_pass.positions}' both edit the "
+                f"positions of the pass '{name}'. Use one of them."
+            )
         self.passes[name] = encoder_pass
 
     def add_objective(self, name: str, objective: Objective) -> None:
@@ -95,7 +104,7 @@ class PretrainModel(ComposerModel):
 
     def images(self, batch: Batch, group: str = "view") -> Tensor:
         """Return the group's flipped, normalised views: float32 (B, V, 3, H, W)."""
-        return self.augment(batch[f"{group}/image"], batch[f"{group}/flip"])
+        return self.augment(batch[image_key(group)], batch[flip_key(group)])
 
     def encode(self, name: str, images_B3HW: Tensor, batch: Batch) -> Tensor:
         """Run the declared pass ``name``: (B, 1+K, D) tokens."""

@@ -87,6 +87,8 @@ class Knn(BaseModel):
     query_samples: int | None = None
     classes: int | None = None
     leave_one_out: bool = False
+    features: str | None = None
+    left_out: int = 0
 
     @property
     def conditions(self) -> list[str]:
@@ -97,7 +99,9 @@ class Knn(BaseModel):
             "{} pictures in the bank": self.bank_samples,
             "{} pictures asked": self.query_samples,
             "{} classes": self.classes,
+            "{} features": self.features,
             "each picture left out of its own bank": self.leave_one_out or None,
+            "{} pictures of classes with no other left out": self.left_out or None,
         }
         return [word.format(value) for word, value in words.items() if value is not None]
 

@@ -130,13 +130,19 @@ def evaluate_command(run: Run, name: str) -> str:
     data = str(made.get("data") or run.setting("data", "path") or "DATA")
     given = made.get("settings") or {}
     settings = [f"{key}={_plain(value)}" for key, value in given.items() if value is not None]
-    return _command("pospre.evaluate", name, "--checkpoint", checkpoint, "--data", data, *settings)
+    kind = str(made.get("name") or name)
+    words = ["pospre.evaluate", kind, "--checkpoint", checkpoint, "--data", data]
+    if kind != name:
+        words += ["--output", f"{short_path(run.folder)}/evaluation/{name}.json"]
+    return _command(*words, *settings)
 
 
 def reproduce_commands(run: Run) -> list[str]:
     """Return the commands that train the run again, measure it again, and write the page again."""
     folder = short_path(run.folder)
-    train = _command("pospre.train", f"{folder}/recipe.yaml", f"run_name={run.name}_again")
+    # a run of its own: it must not meet, or overwrite, the checkpoints of this one
+    apart = ("trainer.save_folder=null", "trainer.overwrite=false")
+    train = _command("pospre.train", f"{folder}/recipe.yaml", f"run_name={run.name}_again", *apart)
     measure = [evaluate_command(run, name) for name in run.evaluations]
     return [train, *measure, _command("pospre.report", folder)]
 

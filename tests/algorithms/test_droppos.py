@@ -16,9 +16,11 @@ from pospre.algorithms.droppos import (
 )
 from pospre.algorithms.mae import attach_mae
 from pospre.errors import UserError
+from pospre.nn.encoder import build_encoder
 from pospre.nn.masking import num_kept
 from pospre.nn.positions import grid_distances, smoothed_labels
 from pospre.pretrain.algorithm import Progress
+from pospre.pretrain.model import PretrainModel
 
 
 def smooth(side, sigma, **options):
@@ -110,6 +112,16 @@ def test_zero_logits_cost_the_log_of_the_number_of_positions():
     outputs = model(inputs)
     outputs["droppos"]["logits"] = torch.zeros_like(outputs["droppos"]["logits"])
     assert float(model.loss(outputs, inputs)["total"].detach()) == pytest.approx(math.log(36), 1e-5)
+
+
+def test_official_zero_logits_cost_the_row_mass_of_the_dropped_positions_more():
+    model, inputs = model_and_batch(official=True, temperature=None, sigma_start=2.0)
+    outputs = model(inputs)
+    outputs["droppos"]["logits"] = torch.zeros_like(outputs["droppos"]["logits"])
+    mass = smooth(6, 2.0, official=True).sum(1)[inputs["view/keep"]][~inputs["droppos/shown"]]
+    expected = math.log(36) * float(mass.mean())
+    assert float(model.loss(outputs, inputs)["total"].detach()) == pytest.approx(expected, 1e-5)
+    assert expected != pytest.approx(math.log(36), 1e-4)
 
 
 def test_without_relaxations_the_loss_is_plain_cross_entropy_on_dropped_patches():
@@ -263,6 +275,9 @@ def test_masks_are_a_function_of_the_sample_alone():
         ({"temperature": 0.0}, "droppos.temperature = 0.0 must be positive; null turns it off"),
         ({"decoder_heads": 5}, "droppos.decoder_heads = 5 does not divide"),
         ({"sigma_end": -1.0}, "must not be negative"),
+        ({"weight": float("nan")}, "droppos.weight is nan"),
+        ({"decoder_depth": -1}, "droppos.decoder_depth is -1"),
+        ({"decoder_dim": 30, "decoder_heads": 5}, "droppos.decoder_dim is 30"),
         ({"affinity": "half"}, "droppos.affinity is 'half'. Use one of full, visible"),
     ],
 )
@@ -278,6 +293,32 @@ def test_its_own_mask_ratio_beside_a_host_is_refused():
     attach_mae(model, **DECODER)
     with pytest.raises(UserError, match="'mae' already chooses the visible patches"):
         attach_droppos(model, mask_ratio=0.5)
+
+
+def test_bad_position_ratio_beside_a_host_is_refused_at_attachment():
+    model = small_model()
+    attach_mae(model, **DECODER)
+    with pytest.raises(UserError, match=r"position_mask_ratio is 0\.0"):
+        attach_droppos(model, position_mask_ratio=0.0)
+
+
+def test_without_masking_full_and_visible_affinity_are_one():
+    full, inputs = model_and_batch(mask_ratio=0.0)
+    visible, _ = model_and_batch(mask_ratio=0.0, affinity="visible")
+    torch.testing.assert_close(
+        full(inputs)["droppos"]["affinity"], visible(inputs)["droppos"]["affinity"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "parameters"),
+    [("vits16", 28_193_860), ("vitb16", 92_448_196), ("vitl16", 310_032_068)],
+)
+def test_parameter_counts_are_the_published_ones(size, parameters):
+    with torch.device("meta"):
+        model = PretrainModel(build_encoder(size), seed=0)
+        attach_droppos(model)
+    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == parameters
 
 
 def test_attaching_twice_is_attaching_once():

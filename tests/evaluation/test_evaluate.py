@@ -40,7 +40,7 @@ def test_settings_are_typed_and_completed():
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("knnn", {}, "unknown evaluation 'knnn'. Did you mean 'knn'\\? Known: knn, position_grid"),
+        ("knnn", {}, "unknown evaluation 'knnn'. Did you mean 'knn'\\?"),
         ("registry", {}, "unknown evaluation 'registry'"),
         ("../knn", {}, "unknown evaluation"),
         ("knn", {"kk": "3"}, "no setting 'kk'. Did you mean 'k'"),

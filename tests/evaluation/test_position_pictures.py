@@ -45,9 +45,8 @@ def test_strewn_patches_fill_free_places_once():
 def test_views_frame_the_shown_patches_only():
     image = random_image(32, 32)
     keep, shown = torch.tensor([0, 1, 2, 3]), torch.tensor([True, False, False, False])
-    views = compose_views(
-        image, 16, keep_K=keep, shown_K=shown, strewn_K=keep.roll(0), placed_K=keep
-    )
+    strewn = torch.tensor([0, 2, 3, 1])
+    views = compose_views(image, 16, keep_K=keep, shown_K=shown, strewn_K=strewn, placed_K=keep)
     large = image.permute(1, 2, 0).numpy().repeat(7, axis=0).repeat(7, axis=1)
     assert np.array_equal(views["original"], large) and large.shape == (224, 224, 3)
     different = (views["reconstructed"] != large).any(axis=2)
@@ -55,6 +54,13 @@ def test_views_frame_the_shown_patches_only():
         different[:112, :112].any() and not different[112:].any() and not different[:, 112:].any()
     )
     assert not different[7:105, 7:105].any()
+    cells = {0: (0, 0), 1: (0, 112), 2: (112, 0), 3: (112, 112)}
+    for patch, place in zip(keep.tolist()[1:], strewn.tolist()[1:], strict=True):
+        (row, column), (true_row, true_column) = cells[place], cells[patch]
+        assert np.array_equal(
+            views["shuffled"][row : row + 112, column : column + 112],
+            large[true_row : true_row + 112, true_column : true_column + 112],
+        )
 
 
 def test_evaluation_writes_pictures_and_removes_older_ones(

@@ -6,7 +6,8 @@ from typing import Any, cast
 
 import pytest
 import torch
-from composer.core import State, Time, Timestamp
+from composer.core import Event, State, Time, Timestamp
+from composer.loggers import Logger
 
 from pospre.algorithms.droppos import DropPos, attach_droppos
 from pospre.algorithms.mae import MAE, attach_mae
@@ -19,7 +20,7 @@ from pospre.pretrain.algorithm import (
     algorithm_names,
     training_progress,
 )
-from pospre.pretrain.model import PretrainModel
+from pospre.pretrain.model import EncoderPass, PretrainModel
 
 SMALL: dict[str, Any] = {"decoder_dim": 32, "decoder_depth": 1, "decoder_heads": 2}
 
@@ -129,7 +130,7 @@ def test_configuration_is_shown():
 
 @pytest.mark.parametrize(
     ("duration", "expected"),
-    [("4ep", Progress(step=13 / 40, epoch=1 / 4)), ("40ba", Progress(step=13 / 40, epoch=13 / 40))],
+    [("4ep", Progress(step=13 / 40, epoch=1 / 4)), ("40ba", Progress(step=13 / 40, epoch=10 / 40))],
 )
 def test_progress_counts_steps_within_an_epoch(duration, expected):
     state = SimpleNamespace(
@@ -143,5 +144,31 @@ def test_progress_counts_steps_within_an_epoch(duration, expected):
 
 
 def test_progress_is_zero_before_the_duration_is_known():
-    state = SimpleNamespace(max_duration=None, get_elapsed_duration=lambda: None)
+    state = SimpleNamespace(
+        max_duration=None, timestamp=Timestamp(), get_elapsed_duration=lambda: None
+    )
     assert training_progress(cast(State, state)) == Progress(0.0, 0.0)
+
+
+def test_before_a_forward_sigma_is_set_and_masks_are_written():
+    model = small_model()
+    algorithm = DropPos(sigma_start=2.0, sigma_end=1.0, **SMALL)
+    algorithm.attach(model)
+    state = SimpleNamespace(
+        model=model,
+        batch=make_batch(),
+        timestamp=Timestamp(epoch=2, batch=20),
+        max_duration=Time.from_timestring("4ep"),
+        dataloader_len=Time.from_batch(10),
+    )
+    state.get_elapsed_duration = partial(State.get_elapsed_duration, cast(State, state))
+    algorithm.apply(Event.BEFORE_FORWARD, cast(State, state), cast(Logger, None))
+    assert model.objectives["droppos"].sigma.item() == 1.5
+    assert {"view/keep", "droppos/shown"} <= set(state.batch)
+
+
+def test_two_position_modules_on_one_pass_are_refused():
+    model = small_model()
+    model.add_pass("student", EncoderPass(keep="view/keep", positions="droppos"))
+    with pytest.raises(UserError, match="both edit the positions of the pass 'student'"):
+        model.add_pass("student", EncoderPass(keep="view/keep", positions="crop_field"))
