@@ -182,7 +182,8 @@ def _write_images(
     bar = tqdm(results, total=len(folder.files), unit="img", desc="convert", disable=None)
     writing = _writing(writer_module.Writer(partial_folder, folder.files))
     with closing(results), closing(bar), writing as writer:
-        for file, result in zip(folder.files, bar, strict=True):
+        for file, prepared in zip(folder.files, bar, strict=True):
+            result = _storable(prepared, writer.max_bytes)
             if isinstance(result, PreparedImage):
                 writer.write(file, result)
                 tally.add(result)
@@ -200,6 +201,15 @@ def _write_images(
                 f"({first['path']}: {first['reason']}); nothing was written."
             )
     return tally
+
+
+def _storable(result: PreparedImage | Unreadable, max_bytes: int) -> PreparedImage | Unreadable:
+    if isinstance(result, Unreadable) or len(result.jpeg) <= max_bytes:
+        return result
+    return Unreadable(
+        f"as a JPEG it takes {len(result.jpeg)} bytes, but at most {max_bytes} fit; --max-side "
+        "makes it smaller"
+    )
 
 
 @contextmanager

@@ -21,44 +21,36 @@ from ffcv.writer import MIN_PAGE_SIZE, DatasetWriter, handle_sample
 from data_prep.images import PreparedImage
 from data_prep.sidecar import BETON_NAME
 from data_prep.sources.image_folder import ImageFile
-from pospre.errors import UserError
 
 _STOCK_PAGE_SIZE = 4 * MIN_PAGE_SIZE
 _MAX_PAGE_SIZE = 1 << 31
 _MANY_BYTES = 1 << 27
+_LONGEST_GROWN_JPEG = 1 << 26
+_JPEG_EXTENSIONS = (".jpg", ".jpeg", ".jpe", ".jfif")
 
 
 class Writer:
-    """Writes samples in the order given; ``finish`` makes the file complete."""
+    """Writes samples in the order given; ``finish`` makes the file complete.
+
+    Attributes:
+        max_bytes: the largest JPEG that can be written.
+    """
 
     def __init__(self, folder: Path, source: tuple[ImageFile, ...]) -> None:
         self._path = folder / BETON_NAME
-        self._page_size = _page_size([file.size for file in source])
+        self.max_bytes = page_size = _page_size(source)
         fields = {"image": _jpeg_field(), "label": IntField()}
-        self._writer = DatasetWriter(
-            str(self._path), fields, page_size=self._page_size, num_workers=1
-        )
+        self._writer = DatasetWriter(str(self._path), fields, page_size=page_size, num_workers=1)
         # Room for every candidate; those that turn out unreadable leave theirs unused at the end.
         self._writer.num_samples = len(source)
         self._writer.prepare()
         self._replace_shared_memory(len(source))
-        self._allocator = _Allocator(
-            str(self._path), self._writer.data_region_start, self._page_size
-        )
+        self._allocator = _Allocator(str(self._path), self._writer.data_region_start, page_size)
         self._allocator.__enter__()
         self._num_written = 0
 
     def write(self, file: ImageFile, image: PreparedImage) -> None:
-        """Append one sample.
-
-        Raises:
-            UserError: the image does not fit a page.
-        """
-        if len(image.jpeg) > self._page_size:
-            raise UserError(
-                f"{file.path} takes {len(image.jpeg)} bytes, more than a page of the .beton file "
-                f"({self._page_size}); limit the images with --max-side."
-            )
+        """Append one sample."""
         sample = (image, file.label)
         names, fields = self._writer.metadata_type.names, self._writer.fields
         handle_sample(sample, self._num_written, names, self._metadata, self._allocator, fields)
@@ -111,8 +103,17 @@ def _store_jpeg(destination: Any, image: PreparedImage, malloc: Any) -> None:
     storage[:] = np.frombuffer(image.jpeg, dtype=np.uint8)
 
 
-def _page_size(sizes: list[int]) -> int:
-    """Return a power of two that holds the largest image, with room for its re-encoding."""
-    page = _STOCK_PAGE_SIZE if sum(sizes) > _MANY_BYTES else MIN_PAGE_SIZE
-    needed = max(page, 2 * max(sizes))
+def _page_size(source: tuple[ImageFile, ...]) -> int:
+    """Return a power of two that holds the largest image, with room for its re-encoding.
+
+    A JPEG at most doubles when it is turned or shrunk. WebP, AVIF or PNG may grow many times, so
+    these get the stock page at least and eight times their size as long as a page stays small;
+    what then still does not fit is left out by name.
+    """
+    is_jpeg = [file.path.lower().endswith(_JPEG_EXTENSIONS) for file in source]
+    others = [file.size for file, jpeg in zip(source, is_jpeg, strict=True) if not jpeg]
+    is_large = bool(others) or sum(file.size for file in source) > _MANY_BYTES
+    page = _STOCK_PAGE_SIZE if is_large else MIN_PAGE_SIZE
+    grown = min(8 * max(others, default=0), _LONGEST_GROWN_JPEG)
+    needed = max(page, grown, 2 * max(file.size for file in source))
     return min(1 << math.ceil(math.log2(needed)), _MAX_PAGE_SIZE)

@@ -1,7 +1,6 @@
 """MDS shards, written by Streaming's own MDSWriter."""
 
 from pathlib import Path
-from typing import Any
 
 from streaming import MDSWriter
 
@@ -11,17 +10,23 @@ from data_prep.sources.image_folder import ImageFile
 COLUMNS = {"image": "bytes", "label": "int", "path": "str"}
 
 _SHARD_BYTES = 1 << 26
+_MAX_SHARD_BYTES = (1 << 32) - 1  # offsets are uint32
 
 
 class Writer:
-    """Writes samples in the order given; ``finish`` makes the data set complete."""
+    """Writes samples in the order given; ``finish`` makes the data set complete.
+
+    Attributes:
+        max_bytes: the largest JPEG that can be written.
+    """
 
     def __init__(self, folder: Path, source: tuple[ImageFile, ...]) -> None:
         # A sample above the limit would make Streaming write an empty shard before it.
         limit = max([_SHARD_BYTES, *(4 * file.size for file in source)])
         self._writer = MDSWriter(
-            columns=COLUMNS, out=str(folder), size_limit=min(limit, (1 << 32) - 1)
+            columns=COLUMNS, out=str(folder), size_limit=min(limit, _MAX_SHARD_BYTES)
         )
+        self.max_bytes = _MAX_SHARD_BYTES // 2
 
     def write(self, file: ImageFile, image: PreparedImage) -> None:
         """Append one sample."""
@@ -35,8 +40,3 @@ class Writer:
     def abort(self) -> None:
         """Stop the writer's threads."""
         self._writer.cancel_future_jobs()
-
-    def __repr__(self) -> str:
-        """Show the columns."""
-        settings: dict[str, Any] = {"columns": COLUMNS}
-        return f"mds.Writer({settings})"

@@ -1,3 +1,4 @@
+import importlib
 import io
 import json
 import os
@@ -6,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from PIL import Image
 
 from data_prep import convert
 from data_prep.sidecar import sha256
+from data_prep.sources.image_folder import ImageFile
 from pospre.errors import run_command
 from tests.data_prep.reading import FORMATS, destination, read_samples
 from tests.data_prep.sample_images import (
@@ -355,3 +358,67 @@ def test_large_images_get_a_page_that_holds_them(tmp_path: Path) -> None:
     source = write_files(tmp_path / "photos", {"a.jpg": encoded(picture()), "b.jpg": data})
     assert run(source, target) == 0
     assert [sample["image"] for sample in read_samples(target)][1] == data
+
+
+def well_compressed(tmp_path: Path) -> Path:
+    """A JPEG 2000 file whose JPEG is more than twice as large and above FFCV's smallest page."""
+    noise = np.random.default_rng(0).integers(0, 256, (1800, 1800, 3), dtype=np.uint8)
+    squeezed = encoded(
+        Image.fromarray(noise), "JPEG2000", quality_mode="rates", quality_layers=[12]
+    )
+    assert len(squeezed) < 1 << 20
+    return write_files(tmp_path / "photos", {"a.jpg": encoded(picture()), "b.jp2": squeezed})
+
+
+def test_a_well_compressed_source_gets_a_page_that_holds_its_jpeg(tmp_path: Path) -> None:
+    target = destination(tmp_path, "ffcv")
+    source = well_compressed(tmp_path)
+    assert run(source, target, "--quality", 95) == 0
+    samples = read_samples(target)
+    assert len(samples) == 2 and len(samples[1]["image"]) > 1 << 21
+
+
+@pytest.mark.parametrize("data_format", FORMATS)
+def test_an_image_that_does_not_fit_is_left_out(
+    tmp_path: Path,
+    data_format: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    target = destination(tmp_path, data_format)
+    writer = importlib.import_module(f"data_prep.writers.{data_format}").Writer
+    start = writer.__init__
+
+    def with_little_room(self: Any, *arguments: Any) -> None:
+        start(self, *arguments)
+        self.max_bytes = 5000
+
+    monkeypatch.setattr(writer, "__init__", with_little_room)
+    files = {"a.jpg": encoded(picture()), "b.png": encoded(picture(1, 900, 900), "PNG")}
+    source = write_files(tmp_path / "photos", files)
+    assert run(source, target, "--strict") == 2
+    assert "b.png" in capsys.readouterr().err and not target.exists()
+    assert run(source, target) == 0
+    (skipped,) = description(target)["skipped"]
+    assert skipped["path"] == "b.png" and "at most 5000 fit; --max-side" in skipped["reason"]
+    assert len(read_samples(target)) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "page"),
+    [
+        ("a.jpg", 1 << 19, 1 << 21),
+        ("a.JPEG", 3 << 20, 1 << 23),
+        ("a.webp", 1 << 10, 1 << 23),
+        ("a.webp", 3 << 20, 1 << 25),
+        ("a.bmp", 1 << 26, 1 << 27),
+    ],
+)
+def test_page_size_follows_the_largest_file(
+    tmp_path: Path, name: str, size: int, page: int
+) -> None:
+    destination(tmp_path, "ffcv")
+    writers = importlib.import_module("data_prep.writers.ffcv")
+    writer = writers.Writer(tmp_path, (ImageFile(name, -1, size, 0),))
+    writer.abort()
+    assert writer.max_bytes == page
