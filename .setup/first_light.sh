@@ -9,6 +9,7 @@ cd "$(dirname "$0")/.."
 
 readonly images=$1
 name=$(basename "$images" | tr -c 'A-Za-z0-9._\n-' _)
+[[ $name == [A-Za-z0-9]* ]] || name=images$name  # it begins the names of runs
 readonly folder=$2/$name
 readonly recipes=("${@:3}") runs=${RUNS:-runs}
 

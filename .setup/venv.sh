@@ -9,6 +9,7 @@ if command -v flock >/dev/null; then  # two `make` at once: the second waits for
 fi
 
 readonly stamp=.venv/.installed log=${TMPDIR:-/tmp}/pospre-setup-$$.log
+readonly ffcv_log=.venv/ffcv.log
 readonly system_packages="pkg-config g++ python3-dev libopencv-dev libturbojpeg0-dev"
 
 say() { echo "setup: $*"; }
@@ -84,17 +85,29 @@ ffcv_can_build() {
         [ -f "$(.venv/bin/python -c "$python_headers")" ]
 }
 
-# What .venv must hold; written to the stamp once it does.
+# What .venv must hold; written to the stamp once it does. FFCV: yes, no (what it needs is missing)
+# or failed (it could not be built: not tried again until requirements.txt changes).
 wanted() { echo "$(.venv/bin/python -V) ffcv=$1"; cat requirements.txt; }
+
+pip_install() {
+    watch "pip install of requirements.txt (3 GB at the first time, minutes)" \
+        .venv/bin/python -m pip install --progress-bar off -r .venv/requirements.txt
+}
 
 if ! { .venv/bin/python -c "$fitting_python" && .venv/bin/python -m pip -V >/dev/null; } 2>/dev/null; then
     make_venv
 fi
 ffcv=no
 ffcv_can_build && ffcv=yes
-if [ -f "$stamp" ] && [ "$(wanted $ffcv)" = "$(cat "$stamp")" ]; then
-    [ $ffcv = yes ] || say "without .beton (FFCV needs: $system_packages)"
-    exit 0
+if [ -f "$stamp" ]; then
+    installed=$(cat "$stamp")
+    if [ "$(wanted $ffcv)" = "$installed" ]; then
+        [ $ffcv = yes ] || say "without .beton (FFCV needs: $system_packages)"
+        exit 0
+    elif [ $ffcv = yes ] && [ "$(wanted failed)" = "$installed" ]; then
+        say "without .beton (FFCV could not be installed; to try again: rm $stamp)"
+        exit 0
+    fi
 fi
 rm -f "$stamp"
 
@@ -103,13 +116,18 @@ if [ $ffcv = no ]; then
 fi
 if [ $ffcv = yes ]; then
     cp requirements.txt .venv/requirements.txt
-else
+    if ! pip_install; then  # one package that is compiled here shall not keep all else away
+        mv "$log" "$ffcv_log"
+        ffcv=failed
+    fi
+fi
+if [ $ffcv != yes ]; then
     say "without FFCV, so without .beton files; all else works. To have them, install $system_packages" \
         "(macOS: brew install pkg-config opencv jpeg-turbo) and run make setup again"
     grep -v '^ffcv==' requirements.txt >.venv/requirements.txt
+    pip_install ||
+        fail "pip could not install requirements.txt; $log says why. Run make setup again once mended"
 fi
-watch "pip install of requirements.txt (3 GB at the first time, minutes)" \
-    .venv/bin/python -m pip install --progress-bar off -r .venv/requirements.txt ||
-    fail "pip could not install requirements.txt; $log says why. Run make setup again once mended"
 wanted $ffcv >"$stamp"
+[ $ffcv != failed ] || say "$ffcv_log says why FFCV failed; to try it again: rm $stamp; make setup"
 say ".venv is ready ($(.venv/bin/python -V), $([ $ffcv = yes ] && echo with || echo without) FFCV)"

@@ -1,0 +1,91 @@
+"""The scripts behind make, run in a copy where python, pip and the compiler are stand-ins."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# Answers what the scripts ask; pip notes each call and fails while "$0.refuses" names a package.
+PYTHON = """\
+#!/usr/bin/env bash
+echo "$*" >>"$0.calls"
+case "$*" in
+*Python.h*) echo "$0" ;;
+-V) echo "Python 3.11.0" ;;
+*"pip install"*) ! grep -f "$0.refuses" "${@: -1}" ;;
+esac
+"""
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A project of scripts and stand-ins, with FFCV among its requirements."""
+    shutil.copytree(ROOT / ".setup", tmp_path / ".setup")
+    programs = {".venv/bin/python": PYTHON, "bin/pkg-config": "", "bin/c++": ""}
+    for name, text in programs.items():
+        program = tmp_path / name
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text(text or "#!/bin/sh\n")
+        program.chmod(0o755)
+    (tmp_path / ".venv/bin/python.refuses").write_text("^ffcv==\n")
+    (tmp_path / "requirements.txt").write_text("numpy==1\nffcv==2\n")
+    return tmp_path
+
+
+def run(copy: Path, script: str, *arguments: str) -> str:
+    """Run a script; return what it said, its exit code and the calls of python it made."""
+    calls = copy / ".venv/bin/python.calls"
+    calls.write_text("")
+    search = f"{copy / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": search, "TMPDIR": str(copy), "CI": "1"}
+    command = [str(copy / ".setup" / script), *arguments]
+    done = subprocess.run(
+        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    return f"{done.stdout}{done.stderr}exit {done.returncode}\n{calls.read_text()}"
+
+
+def test_setup_goes_on_without_an_ffcv_that_cannot_be_built(copy: Path) -> None:
+    said = run(copy, "venv.sh")
+    assert said.count("-m pip install") == 2 and "exit 0" in said
+    assert "without FFCV" in said and ".venv/ffcv.log says why" in said
+    assert (copy / ".venv/requirements.txt").read_text() == "numpy==1\n"
+    assert (copy / ".venv/.installed").read_text().startswith("Python 3.11.0 ffcv=failed\n")
+
+    again = run(copy, "venv.sh")  # nothing changed: not tried again
+    assert "-m pip install" not in again and "without .beton" in again and "exit 0" in again
+
+    (copy / "requirements.txt").write_text("numpy==1\nffcv==3\n")
+    (copy / ".venv/bin/python.refuses").write_text("^ffcv==2\n")
+    changed = run(copy, "venv.sh")
+    assert changed.count("-m pip install") == 1 and "with FFCV" in changed
+    assert "ffcv=yes" in (copy / ".venv/.installed").read_text()
+    assert "setup:" not in run(copy, "venv.sh")
+
+
+def test_setup_fails_when_something_else_cannot_be_installed(copy: Path) -> None:
+    (copy / ".venv/bin/python.refuses").write_text("^numpy==\n")
+    said = run(copy, "venv.sh")
+    assert "error: pip could not install" in said and "exit 2" in said
+    assert not (copy / ".venv/.installed").exists()
+
+
+@pytest.mark.parametrize(
+    ("images", "name"),
+    [
+        ("photos", "photos"),
+        ("2024 trip", "2024_trip"),
+        ("Фото", "images________"),
+        (".", "images."),
+        ("_x", "images_x"),
+    ],
+)
+def test_every_folder_gives_a_valid_run_name(copy: Path, images: str, name: str) -> None:
+    (copy / ".venv/.installed").write_text("Python 3.11.0 ffcv=no\n")
+    said = run(copy, "first_light.sh", images, "out", "mae.yaml")
+    assert "exit 0" in said
+    assert f"run_name={name}_mae data.path=out/{name}/train" in said
