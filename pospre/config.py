@@ -40,6 +40,12 @@ def _local_or_s3(address: str) -> str:
     return address
 
 
+def _all_or_some(count: int) -> int:
+    if count < 1 and count != -1:
+        raise PydanticCustomError("count", "Input should be 1 or more, or -1 to keep all")
+    return count
+
+
 Duration = Annotated[str, AfterValidator(_duration)]
 PositiveDuration = Annotated[str, AfterValidator(_positive_duration)]
 Pair = Annotated[tuple[float, float], Field(strict=False)]
@@ -123,7 +129,9 @@ class Trainer(Section):
     overwrite: bool = False
     save_folder: Annotated[str, AfterValidator(_local_or_s3)] | None = None
     save_interval: PositiveDuration = "1ep"
-    keep_checkpoints: int = Field(default=3, ge=-1, description="local files kept; -1 keeps all")
+    keep_checkpoints: Annotated[int, AfterValidator(_all_or_some)] = Field(
+        default=3, description="local files kept; -1 keeps all"
+    )
     autoresume: bool = True
     microbatch_size: int | None = Field(default=None, gt=0)
     compile: bool = False

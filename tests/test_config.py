@@ -60,6 +60,8 @@ def test_dump_reads_back_as_the_same_recipe(recipe_file: Path) -> None:
         ("trainer.precision=bf16", ["'fp32', 'amp_bf16' or 'amp_fp16'"]),
         ("trainer.clip_grad={}", ["'trainer.clip_grad.threshold' is missing"]),
         ("trainer.save_folder=gs://bucket/x", ["'trainer.save_folder'", "s3://bucket/folder"]),
+        ("trainer.keep_checkpoints=0", ["'trainer.keep_checkpoints' is 0", "1 or more, or -1"]),
+        ("trainer.keep_checkpoints=-2", ["'trainer.keep_checkpoints' is -2", "1 or more, or -1"]),
         ("trainer=null", ["'trainer' is None", "a section"]),
         ("algorithms={}", ["'algorithms'", "at least one"]),
         ("run_name=../elsewhere", ["'run_name'", "letters, digits"]),

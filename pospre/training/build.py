@@ -3,6 +3,7 @@
 Everything the user can get wrong is found here, before anything is written.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,13 +148,15 @@ def build_device(recipe: Recipe) -> Device:
     return device
 
 
-def build_trainer(recipe: Recipe) -> Trainer:
-    """Return a trainer that starts the recipe from nothing."""
-    return assemble(build_parts(recipe))
+def assemble(parts: Parts, *, load_path: str | None = None, earlier: Sequence[str] = ()) -> Trainer:
+    """Return the trainer of ``parts``.
 
-
-def assemble(parts: Parts, *, load_path: str | None = None) -> Trainer:
-    """Return the trainer of ``parts``, at the checkpoint file ``load_path`` if one is given."""
+    Args:
+        parts: what the recipe makes.
+        load_path: the checkpoint file to go on from; without it, from nothing.
+        earlier: the local checkpoints up to that one, oldest first; they take part in
+            ``trainer.keep_checkpoints``.
+    """
     recipe, model, loader = parts.recipe, parts.model, parts.loader
     options = recipe.trainer
     precision = options.precision
@@ -173,7 +176,7 @@ def assemble(parts: Parts, *, load_path: str | None = None) -> Trainer:
         optimizers=parts.optimizer,
         schedulers=parts.schedule,
         step_schedulers_every_batch=True,
-        callbacks=_callbacks(parts),
+        callbacks=_callbacks(parts, earlier),
         loggers=_loggers(recipe),
         run_name=recipe.run_name,
         progress_bar=False,
@@ -189,9 +192,10 @@ def assemble(parts: Parts, *, load_path: str | None = None) -> Trainer:
     )
 
 
-def _callbacks(parts: Parts) -> list[Callback]:
+def _callbacks(parts: Parts, earlier: Sequence[str]) -> list[Callback]:
     recipe, folder = parts.recipe, parts.recipe.checkpoint_folder()
     saver = _saver(recipe)
+    saver.saved_checkpoints.extend(earlier)
     callbacks: list[Callback] = [
         LoaderPosition(parts.loader),
         RecipeRecord(recipe, parts.loader.num_samples),

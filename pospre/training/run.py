@@ -16,6 +16,7 @@ from pospre.training.build import Parts, assemble, build_parts
 from pospre.training.callbacks.mirror import restore_metrics
 from pospre.training.checkpoint import (
     Found,
+    checkpoints_in,
     compare_tensors,
     local_copy,
     newest_checkpoint,
@@ -69,11 +70,19 @@ def fit(parts: Parts, start: Found | None) -> None:
     with local_copy(start.uri) if start and downloads else nullcontext() as path:
         # only the first rank of a node reads the file; the others must name one as well
         load_path = None if start is None else str(path or start.uri.rpartition("/")[2])
-        trainer = assemble(parts, load_path=load_path)
+        trainer = assemble(parts, load_path=load_path, earlier=_earlier(parts.recipe, start))
     if start is not None:
         say(f"going on from {start.uri}")
     trainer.fit()
     trainer.close()
+
+
+def _earlier(recipe: Recipe, start: Found | None) -> list[str]:
+    """Return the local checkpoints up to ``start``, oldest first."""
+    folder = recipe.checkpoint_folder()
+    if start is None or is_remote(folder):
+        return []
+    return [found.uri for found in reversed(checkpoints_in(folder)) if found <= start]
 
 
 def open_run(parts: Parts) -> Found | None:

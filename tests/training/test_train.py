@@ -69,6 +69,15 @@ def test_killed_and_resumed_is_the_same_curve(tiny: Path, run: Run, tmp_path: Pa
     assert curve(killed) == curve(tmp_path / "runs" / "whole")
 
 
+def test_old_checkpoints_go_also_after_a_resume(tiny: Path, run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "tiny" / "checkpoints"
+    options = ("trainer.max_duration=2ep", "trainer.save_interval=1ba")
+    assert run(tiny, *options)[0] == 0
+    (folder / "ep1-ba6.pt").unlink()
+    assert run(tiny, *options, "trainer.keep_checkpoints=2")[0] == 0
+    assert {path.name for path in folder.iterdir()} == {"ep1-ba5.pt", "ep1-ba6.pt"}
+
+
 @pytest.mark.parametrize("options", [(), ("trainer.fsdp={}",)], ids=["ddp", "fsdp2"])
 def test_two_ranks(options: tuple[str, ...], tiny: Path, run: Run, tmp_path: Path) -> None:
     # MAE's loss is a plain mean, so that two ranks of four are one rank of eight.
