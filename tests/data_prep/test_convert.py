@@ -1,3 +1,4 @@
+import errno
 import importlib
 import io
 import json
@@ -422,3 +423,22 @@ def test_page_size_follows_the_largest_file(
     writer = writers.Writer(tmp_path, (ImageFile(name, -1, size, 0),))
     writer.abort()
     assert writer.max_bytes == page
+
+
+def test_a_failing_source_disk_stops_and_writes_nothing(
+    tmp_path: Path,
+    photos: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    read = Path.read_bytes
+
+    def read_bytes(path: Path) -> bytes:
+        if path.name == "3.jpg":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    assert run(photos, tmp_path / "out", workers=2) == 2
+    assert "ant/3.jpg cannot be read: Input/output error" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["photos"]

@@ -1,4 +1,6 @@
+import errno
 import io
+import os
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from data_prep.images import PreparedImage, Unreadable, prepare_image
+from pospre.errors import UserError
 from tests.data_prep.sample_images import (
     KEPT,
     bad_files,
@@ -60,6 +63,26 @@ def test_damaged_files_give_a_reason(tmp_path: Path, name: str) -> None:
 
 def test_missing_file_gives_a_reason(tmp_path: Path) -> None:
     assert isinstance(prepare_image(tmp_path / "gone.jpg", None, 90), Unreadable)
+
+
+def fail_to_read(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def read_bytes(path: Path) -> bytes:
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENOENT, errno.ELOOP])
+def test_a_file_out_of_reach_gives_a_reason(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    fail_to_read(monkeypatch, number)
+    assert prepare_image(Path("a.jpg"), None, 90) == Unreadable(os.strerror(number))
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE])
+def test_a_failing_disk_is_no_corrupt_image(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    fail_to_read(monkeypatch, number)
+    with pytest.raises(UserError, match=r"here/a\.jpg cannot be read: .*Nothing was written"):
+        prepare_image(Path("here/a.jpg"), None, 90)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
