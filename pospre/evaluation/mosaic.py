@@ -1,31 +1,26 @@
-"""Pictures made of patches: cutting, placing, framing, enlarging."""
+"""Pictures made of patches: placing, framing, enlarging."""
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pospre.nn.decoder import unpatchify
+
 FRAME_COLOUR = (70, 200, 120)
 FRAME_OPACITY = 0.6
 
 
-def split_patches(image_3HW: Tensor, side: int) -> Tensor:
-    """Return the patches (N, 3, side, side) of an image, row by row."""
-    patches = image_3HW.unfold(1, side, side).unfold(2, side, side)
-    return patches.permute(1, 2, 0, 3, 4).flatten(0, 1)
-
-
-def place_patches(patches_K3PP: Tensor, places_K: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Return the uint8 image (3, H, W) with each patch at its place.
+def place_patches(patches_KF: Tensor, places_K: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Return the uint8 image (3, H, W) with each flat patch (see ``patchify``) at its place.
 
     Patches in one place are averaged; empty places are black.
     """
-    (rows, columns), side = grid, patches_K3PP.shape[-1]
-    sums = torch.zeros(rows * columns, *patches_K3PP.shape[1:], device=patches_K3PP.device)
-    sums.index_add_(0, places_K, patches_K3PP.float())
-    counts = torch.bincount(places_K, minlength=rows * columns).clamp_min(1)
-    means = (sums / counts[:, None, None, None]).round().to(torch.uint8)
-    mosaic = means.view(rows, columns, 3, side, side).permute(2, 0, 3, 1, 4)
-    return mosaic.reshape(3, rows * side, columns * side)
+    num_places = grid[0] * grid[1]
+    sums = torch.zeros(num_places, patches_KF.shape[1], device=patches_KF.device)
+    sums.index_add_(0, places_K, patches_KF.float())
+    counts = torch.bincount(places_K, minlength=num_places).clamp_min(1)
+    means = (sums / counts[:, None]).round().to(torch.uint8)
+    return unpatchify(means[None], grid)[0]
 
 
 def enlarge(image_HW3: np.ndarray, factor: int) -> np.ndarray:

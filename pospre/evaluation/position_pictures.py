@@ -22,10 +22,11 @@ from pospre.algorithms.droppos import predict_positions
 from pospre.batch import Batch
 from pospre.errors import UserError
 from pospre.evaluation.features import centre_batches
-from pospre.evaluation.mosaic import enlarge, frame_cells, place_patches, split_patches
+from pospre.evaluation.mosaic import enlarge, frame_cells, place_patches
 from pospre.evaluation.position_grid import require_position_head
 from pospre.evaluation.registry import Context
 from pospre.evaluation.table import format_table, percent
+from pospre.nn.decoder import patchify
 
 VIEWS = ("original", "shuffled", "reconstructed")
 _FILE_NAME = re.compile(rf"\d{{8}}_({'|'.join(VIEWS)})\.png")
@@ -149,12 +150,12 @@ def compose_views(
         strewn_K: their places in the shuffled picture.
         placed_K: their places in the reconstructed picture.
     """
-    patches_N3PP = split_patches(image_3HW, patch_size)
+    patches_NF = patchify(image_3HW[None], patch_size)[0]
     grid = (image_3HW.shape[1] // patch_size, image_3HW.shape[2] // patch_size)
     factor = -(-SHORTEST_SIDE // min(image_3HW.shape[1:]))
     views = {"original": enlarge(image_3HW.permute(1, 2, 0).cpu().numpy(), factor)}
     for name, places_K in (("shuffled", strewn_K), ("reconstructed", placed_K)):
-        mosaic = place_patches(patches_N3PP[keep_K], places_K, grid)
+        mosaic = place_patches(patches_NF[keep_K], places_K, grid)
         picture = enlarge(mosaic.permute(1, 2, 0).cpu().numpy(), factor)
         frame_cells(picture, keep_K[shown_K].tolist(), grid[1], patch_size * factor)
         views[name] = picture

@@ -6,9 +6,10 @@ import torch
 from PIL import Image
 
 from pospre.errors import UserError
-from pospre.evaluation.mosaic import place_patches, split_patches
+from pospre.evaluation.mosaic import place_patches
 from pospre.evaluation.position_pictures import compose_views, strew, table
 from pospre.evaluation.run import run_evaluation
+from pospre.nn.decoder import patchify
 from pospre.training.checkpoint import load_model
 
 
@@ -19,13 +20,12 @@ def random_image(height=32, width=48):
 
 def test_patches_in_their_places_are_the_image():
     image = random_image()
-    patches = split_patches(image, 16)
-    assert torch.equal(patches[1], image[:, :16, 16:32]) and len(patches) == 6
+    patches = patchify(image[None], 16)[0]
     assert torch.equal(place_patches(patches, torch.arange(6), (2, 3)), image)
 
 
 def test_collisions_are_averaged_and_empty_places_black():
-    patches = torch.stack([torch.full((3, 8, 8), value) for value in (10, 30, 200)]).byte()
+    patches = torch.stack([torch.full((3 * 8 * 8,), value) for value in (10, 30, 200)]).byte()
     mosaic = place_patches(patches, torch.tensor([2, 2, 0]), (2, 2))
     assert mosaic[:, 8:, :8].unique().tolist() == [20]
     assert mosaic[:, :8, :8].unique().tolist() == [200]

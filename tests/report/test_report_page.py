@@ -14,6 +14,8 @@ from PIL import Image
 from pospre.errors import UserError
 from pospre.report.__main__ import main
 from pospre.report.page import write_report
+from pospre.report.run import read_run
+from pospre.report.summary import evaluate_command, reproduce_commands
 
 PAGE_LIMIT = 3_000_000
 
@@ -188,3 +190,20 @@ def test_command_line(tmp_path: Path) -> None:
     assert wrong.stderr.startswith("error: ") and "Traceback" not in wrong.stderr
     teach = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True)
     assert "examples:" in teach.stdout
+
+
+def test_repeating_a_run_never_meets_its_checkpoints(tmp_path: Path) -> None:
+    command = reproduce_commands(read_run(fabricate_run(tmp_path)))[0]
+    assert command.startswith("python -m pospre.train")
+    for word in ("run_name=droppos_demo_again", "save_folder=null", "overwrite=false"):
+        assert word in command
+
+
+def test_an_evaluation_under_another_file_name_is_repeated_by_its_own(tmp_path: Path) -> None:
+    folder = fabricate_run(tmp_path, evaluated=False)
+    (folder / "evaluation").mkdir()
+    document = {"name": "knn", "data": "photos", "settings": {"features": "cls"}, "results": {}}
+    (folder / "evaluation" / "knn_cls.json").write_text(json.dumps(document))
+    command = evaluate_command(read_run(folder), "knn_cls")
+    assert command.startswith("python -m pospre.evaluate knn --checkpoint")
+    assert "--output" in command and "evaluation/knn_cls.json features=cls" in command
