@@ -17,6 +17,7 @@ from data_prep.images import PreparedImage, Unreadable, prepare_image
 from data_prep.parallel import ordered_map
 from data_prep.sources.image_folder import ImageFile, ImageFolder, list_image_folder, select_split
 from data_prep.staging import replace_folder, replace_pair, staging_folder
+from pospre.data.mds_reader import is_mds
 from pospre.errors import UserError
 
 _MISSING_LIBRARY = {
@@ -143,7 +144,7 @@ def _check_replaceable(destination: Path) -> None:
     """Refuse to remove a folder that is no data set: the name may be a slip."""
     if not destination.is_dir() or not any(destination.iterdir()):
         return
-    if not any((destination / name).exists() for name in (sidecar.MDS_NAME, "index.json")):
+    if not is_mds(destination):
         raise UserError(
             f"{destination} is a folder that holds something else than a data set; --overwrite "
             "would remove it. Choose another DST."

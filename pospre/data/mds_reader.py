@@ -5,6 +5,7 @@ each with the uint32 sizes of its variable columns followed by the columns. Stre
 imported, which would cost seconds and shared memory that nothing here needs.
 """
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,14 @@ SIDECAR_NAME = "pospre.json"
 
 _VERSION = 2
 _IMAGE_ENCODINGS = ("bytes", "jpeg", "png")
+_SHARD_SUFFIX = ".mds"
+_ENTRY_TYPES = {
+    "raw_data": dict,
+    "samples": int,
+    "column_names": list,
+    "column_encodings": list,
+    "column_sizes": list,
+}
 _ENCODINGS = {"image": _IMAGE_ENCODINGS, "label": ("int",), "path": ("str",)}
 
 
@@ -28,6 +37,20 @@ class _Shard:
     path: Path
     columns: tuple[tuple[str, int | None], ...]  # name, and size in bytes where it is fixed
     offsets: np.ndarray  # int64 (samples + 1,)
+
+
+def is_mds(path: Path) -> bool:
+    """Tell whether a directory holds MDS shards, finished or not.
+
+    An ``index.json`` that lists no shards may lie in a folder of images and means nothing.
+    """
+    if (path / SIDECAR_NAME).exists() or next(path.glob(f"*{_SHARD_SUFFIX}"), None) is not None:
+        return True
+    try:
+        index = json.loads((path / INDEX_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(index, dict) and "shards" in index
 
 
 class MdsReader(Reader):
@@ -106,6 +129,8 @@ class MdsReader(Reader):
 
     def _open_shard(self, entry: dict[str, Any]) -> _Shard:
         """Check a shard's description and size, and read its offsets."""
+        if not isinstance(entry, dict):
+            raise UserError(f"{self.path / INDEX_NAME} lists {entry!r} as a shard. {self.remedy}")
         if (entry.get("format"), entry.get("version")) != ("mds", _VERSION):
             raise UserError(
                 f"{self.path} holds shards of format {entry.get('format')!r}, version "
@@ -116,6 +141,7 @@ class MdsReader(Reader):
                 f"{self.path} holds shards compressed with {entry['compression']}, which are not "
                 "read; write them without compression (JPEGs hardly shrink)."
             )
+        self._check_entry(entry)
         self._check_columns(entry)
         path = self.path / entry["raw_data"]["basename"]
         expected = entry["raw_data"]["bytes"]
@@ -138,6 +164,21 @@ class MdsReader(Reader):
         ):
             raise UserError(f"shard {path} does not start as index.json says. {self.remedy}")
         return offsets
+
+    def _check_entry(self, entry: dict[str, Any]) -> None:
+        """Refuse a description that lacks something."""
+        wrong = [key for key, kind in _ENTRY_TYPES.items() if not isinstance(entry.get(key), kind)]
+        if not wrong:
+            lengths = {len(entry[key]) for key in _ENTRY_TYPES if key.startswith("column_")}
+            wrong += ["column_names"] * (len(lengths) != 1)
+            data = entry["raw_data"]
+            has_file = isinstance(data.get("basename"), str) and isinstance(data.get("bytes"), int)
+            wrong += ["raw_data"] * (not has_file)
+        if wrong:
+            raise UserError(
+                f"{self.path / INDEX_NAME} describes a shard without a valid {wrong[0]!r}. "
+                f"{self.remedy}"
+            )
 
     def _check_columns(self, entry: dict[str, Any]) -> None:
         found = dict(zip(entry["column_names"], entry["column_encodings"], strict=True))

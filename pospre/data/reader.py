@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pospre.data.ffcv_reader import FfcvReader
 from pospre.data.folder_reader import FolderReader
-from pospre.data.mds_reader import INDEX_NAME, SIDECAR_NAME, MdsReader
+from pospre.data.mds_reader import INDEX_NAME, MdsReader, is_mds
 from pospre.data.samples import Reader
 from pospre.errors import UserError
 
@@ -34,11 +34,11 @@ def open_reader(path: str | Path) -> Reader:
                 "directory."
             )
         return FfcvReader(path)
-    if (path / INDEX_NAME).exists():
-        return MdsReader(path)
-    if (path / SIDECAR_NAME).exists() or next(path.glob("*.mds"), None) is not None:
+    if not is_mds(path):
+        return FolderReader(path)
+    if not (path / INDEX_NAME).exists():
         raise UserError(
             f"{path} holds MDS shards but no {INDEX_NAME}: its conversion was never finished. "
             f"Convert again with `python -m data_prep.convert SRC {path} --format mds`."
         )
-    return FolderReader(path)
+    return MdsReader(path)

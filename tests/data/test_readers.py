@@ -160,6 +160,46 @@ def test_other_columns(mds):
     refuses(mds, "'image': 'pkl'")
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("raw_data", None),
+        ("raw_data", {"basename": "shard.00000.mds"}),
+        ("raw_data", {"bytes": 5}),
+        ("samples", "22"),
+        ("column_names", None),
+        ("column_names", ["image"]),
+        ("column_encodings", None),
+        ("column_sizes", None),
+    ],
+)
+def test_an_incomplete_description_of_a_shard(mds, key, value):
+    edit_shard(mds, **{key: value})
+    refuses(mds, f"index.json describes a shard without a valid '{key}'", "onvert again")
+    edit_json(mds / "index.json", lambda index: index["shards"][0].pop(key))
+    refuses(mds, f"'{key}'")
+
+
+def test_a_shard_that_is_no_object(mds):
+    edit_json(mds / "index.json", lambda index: index.update(shards=["shard.00000.mds"]))
+    refuses(mds, "index.json lists 'shard.00000.mds' as a shard")
+
+
+@pytest.mark.parametrize("content", ['{"cat": 0}', "[1]", "no JSON", '{"version": 2}'])
+def test_a_foreign_index_in_a_folder_of_images(image_folder, content):
+    folder = image_folder(num_images=4)
+    (folder / "index.json").write_text(content)
+    reader = open_reader(folder)
+    assert (reader.format, len(reader)) == ("folder", 4)
+
+
+def test_shards_with_neither_description_nor_known_names(mds):
+    (mds / "pospre.json").unlink()
+    (mds / "shard.00000.mds").rename(mds / "shard.00000.raw")
+    edit_shard(mds, raw_data={"basename": "x", "bytes": 1})
+    refuses(mds, "shard", "is missing")
+
+
 def test_an_unfinished_conversion(mds):
     (mds / "index.json").unlink()
     refuses(mds, "no index.json", "never finished", "Convert again")

@@ -219,7 +219,7 @@ def test_damaged_result_is_not_called_complete(
 
 
 def test_overwrite_spares_a_folder_that_is_no_data_set(tmp_path: Path, photos: Path) -> None:
-    thesis = write_files(tmp_path / "home", {"thesis.tex": b"x"})
+    thesis = write_files(tmp_path / "home", {"thesis.tex": b"x", "index.json": b"{}"})
     assert run(photos, thesis, "--overwrite") == 2
     assert run(photos, thesis) == 2
     assert (thesis / "thesis.tex").read_bytes() == b"x"
