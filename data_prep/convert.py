@@ -6,7 +6,7 @@ from pathlib import Path
 
 from data_prep import sidecar
 from data_prep.conversion import Settings, Tally, convert
-from data_prep.parallel import default_workers
+from pospre.data.cores import available_cores
 from pospre.errors import UserError, run_command
 
 _EPILOG = """\
@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--format", choices=("mds", "ffcv"), required=True, help="what to write")
     add("--max-side", type=int, help="shrink larger images to this longer side in pixels")
     add("--quality", type=int, default=90, help="JPEG quality of what is encoded anew (90)")
-    add("--workers", type=int, default=default_workers(), help="processes (all cores)")
+    add("--workers", type=int, default=available_cores(), help="processes (all cores)")
     add("--split", choices=("train", "val"), help="write only this part")
     add("--val-fraction", type=float, default=0.1, help="share of the val part (0.1)")
     add("--seed", type=int, default=0, help="seed of the split (0)")

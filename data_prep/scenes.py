@@ -17,9 +17,10 @@ from numpy import ndarray
 from PIL import Image
 from tqdm import tqdm
 
-from data_prep.parallel import default_workers, ordered_map
+from data_prep.parallel import ordered_map
 from data_prep.scene_rendering import CLASSES, draw_scene, render
 from data_prep.staging import replace_folder, staging_folder
+from pospre.data.cores import available_cores
 from pospre.errors import UserError, run_command
 
 LABELS_NAME = "labels.jsonl"
@@ -178,7 +179,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=0, help="another seed, other scenes (0)")
     add("--split", choices=("train", "val"), default="train", help="which scenes of the seed")
     add("--frames", type=int, default=1, help="pictures per scene, with moving objects (1)")
-    add("--workers", type=int, default=default_workers(), help="processes (all cores)")
+    add("--workers", type=int, default=available_cores(), help="processes (all cores)")
     add("--overwrite", action="store_true", help="replace scenes of other settings")
     return parser
 

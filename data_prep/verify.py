@@ -8,7 +8,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from data_prep import sidecar
-from data_prep.parallel import default_workers
+from pospre.data.cores import available_cores
 from pospre.data.decode import DecodeError, decode_image
 from pospre.data.reader import open_reader
 from pospre.data.samples import Reader
@@ -32,7 +32,7 @@ def verify(path: Path, num_workers: int | None = None) -> None:
         raise UserError(f"{path} is a folder of images; give a .beton file or an MDS directory.")
     content = sidecar.read_sidecar(path)
     num_files = _check_sums(path, content)
-    _check_images(path, reader, num_workers or default_workers())
+    _check_images(path, reader, num_workers or available_cores())
     rows = [
         ("description", f"{content['format']}, version {content['version']}"),
         ("checksums", f"{num_files} files"),
@@ -99,7 +99,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("path", metavar="DST", type=Path, help="file.beton, or folder of shards")
     parser.add_argument(
-        "--workers", type=int, default=default_workers(), help="threads (all cores)"
+        "--workers", type=int, default=available_cores(), help="threads (all cores)"
     )
     args = parser.parse_args(argv)
     verify(args.path, max(1, args.workers))

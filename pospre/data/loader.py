@@ -16,6 +16,7 @@ import torch
 
 from pospre import draws
 from pospre.batch import EPOCH, INDEX, LABEL, Batch, box_key, flip_key, image_key
+from pospre.data.cores import available_cores
 from pospre.data.decode import DecodeError, decode_image, resize_crop
 from pospre.data.reader import open_reader
 from pospre.data.samples import Reader
@@ -217,7 +218,7 @@ def build_loader(
 def _default_workers() -> int:
     """Return the cores that this process may use, shared among the ranks of this machine."""
     num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return max(1, len(os.sched_getaffinity(0)) // num_ranks)
+    return max(1, available_cores() // num_ranks)
 
 
 def _empty_batch(plans: list[GroupPlan], epoch: int, index: np.ndarray) -> Batch:
