@@ -17,7 +17,8 @@ from data_prep.images import PreparedImage, Unreadable, prepare_image
 from data_prep.parallel import ordered_map
 from data_prep.sources.image_folder import ImageFile, ImageFolder, list_image_folder, select_split
 from data_prep.staging import replace_folder, replace_pair, staging_folder
-from pospre.data.mds_reader import is_mds
+from pospre.data.mds_reader import SIDECAR_NAME, is_mds
+from pospre.data.sidecar import VERSION
 from pospre.errors import UserError
 
 _MISSING_LIBRARY = {
@@ -234,10 +235,10 @@ def _describe_and_publish(
     """Write the description, then move everything to its place."""
     is_mds = settings.format == "mds"
     data = partial_folder if is_mds else partial_folder / sidecar.BETON_NAME
-    description = partial_folder / sidecar.MDS_NAME
+    description = partial_folder / SIDECAR_NAME
     content = {
         "format": f"pospre-{settings.format}",
-        "version": sidecar.VERSION,
+        "version": VERSION,
         "samples": tally.num_images,
         "classes": folder.classes,
         "kept": tally.num_kept,

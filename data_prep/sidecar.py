@@ -5,10 +5,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pospre.data.mds_reader import SIDECAR_NAME
+from pospre.data.sidecar import VERSION
 from pospre.errors import UserError
 
-VERSION = 1
-MDS_NAME = "pospre.json"
 BETON_NAME = "data.beton"  # while it is being written
 _BLOCK_BYTES = 1 << 22
 
@@ -16,7 +16,7 @@ _BLOCK_BYTES = 1 << 22
 def sidecar_path(destination: Path, data_format: str) -> Path:
     """Return where the description of a data set lies: in the MDS folder, beside the .beton."""
     if data_format == "mds":
-        return destination / MDS_NAME
+        return destination / SIDECAR_NAME
     return destination.with_name(destination.name + ".json")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from pospre import draws
-from pospre.data.folder_reader import class_names, list_images
+from pospre.data.folder_reader import class_labels, list_images
 from pospre.errors import UserError
 
 
@@ -57,9 +57,8 @@ def list_image_folder(root: Path) -> ImageFolder:
         state = "is a file" if root.exists() else "does not exist"
         raise UserError(f"{root} {state}; give the folder that holds the images.")
     names = list_images(root)
-    classes = class_names(names)
-    labels = {name: index for index, name in enumerate(classes or ())}
-    files = tuple(_image_file(root, name, labels) for name in names)
+    classes, labels = class_labels(names)
+    files = tuple(_image_file(root, name, label) for name, label in zip(names, labels, strict=True))
     return ImageFolder(root, files, classes, _count_others(root, set(names)))
 
 
@@ -95,8 +94,7 @@ def _count_others(root: Path, images: set[str]) -> int:
     return sum(path.relative_to(root).as_posix() not in images for path in paths)
 
 
-def _image_file(root: Path, name: str, labels: dict[str, int]) -> ImageFile:
-    label = labels.get(name.split("/", 1)[0], -1)
+def _image_file(root: Path, name: str, label: int) -> ImageFile:
     try:
         status = (root / name).stat()
     except OSError:  # a dangling link: reported as unreadable when its turn comes

@@ -27,11 +27,7 @@ _SIGNATURES = (
 
 
 class FolderReader(Reader):
-    """Reads image files straight from a folder, sorted by relative path.
-
-    The label is the index of the top-level sub-folder among the sorted ones, provided every image
-    lies in a sub-folder; else −1.
-    """
+    """Reads image files straight from a folder, sorted by relative path."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -41,17 +37,14 @@ class FolderReader(Reader):
             "files that cannot be read."
         )
         self._names = list_images(path)
-        self.classes = class_names(self._names)
-        self._labels = {name: label for label, name in enumerate(self.classes or ())}
+        self.classes, self._labels = class_labels(self._names)
 
     def __len__(self) -> int:
         return len(self._names)
 
     def read(self, index: int) -> Sample:
         """Return a file's bytes and its label."""
-        name = self._names[index]
-        label = self._labels.get(name.split("/", 1)[0], -1)
-        return Sample(read_bytes(self.path / name), label)
+        return Sample(read_bytes(self.path / self._names[index]), self._labels[index])
 
     def name(self, index: int) -> str:
         """Return the file's path."""
@@ -80,11 +73,18 @@ def list_images(root: Path) -> list[str]:
     return sorted(images)
 
 
-def class_names(names: list[str]) -> list[str] | None:
-    """Return the sorted top-level sub-folders, or None when an image lies outside of them."""
+def class_labels(names: list[str]) -> tuple[list[str] | None, list[int]]:
+    """Return the class names and the label of every image.
+
+    The classes are the sorted top-level sub-folders, and a label is a place among them. When an
+    image lies outside of the sub-folders, there are no classes (None) and all labels are −1.
+    """
     if any("/" not in name for name in names):
-        return None
-    return sorted({name.split("/", 1)[0] for name in names})
+        return None, [-1] * len(names)
+    folders = [name.split("/", 1)[0] for name in names]
+    classes = sorted(set(folders))
+    places = {name: label for label, name in enumerate(classes)}
+    return classes, [places[folder] for folder in folders]
 
 
 def _visible_files(root: Path) -> Iterator[str]:

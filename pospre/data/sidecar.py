@@ -6,7 +6,7 @@ from typing import Any
 
 from pospre.errors import UserError
 
-_VERSION = 1
+VERSION = 1
 
 
 def read_json(path: Path, remedy: str) -> dict[str, Any]:
@@ -37,10 +37,10 @@ def read_sidecar(path: Path, expected_format: str, num_samples: int, remedy: str
         return {}
     content = read_json(path, remedy)
     found = (content.get("format"), content.get("version"))
-    if found != (expected_format, _VERSION):
+    if found != (expected_format, VERSION):
         raise UserError(
             f"{path} says format {found[0]!r}, version {found[1]!r}; expected "
-            f"{expected_format!r}, version {_VERSION}. {remedy}"
+            f"{expected_format!r}, version {VERSION}. {remedy}"
         )
     if content.get("samples") != num_samples:
         raise UserError(
