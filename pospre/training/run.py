@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -96,6 +96,7 @@ def open_run(parts: Parts) -> Found | None:
     recipe, folder = parts.recipe, parts.recipe.checkpoint_folder()
     if is_remote(folder):
         check_writable(folder)
+    _check_places(recipe)
     if recipe.trainer.overwrite:
         _clear(recipe)
     _check_folder(recipe)
@@ -108,24 +109,61 @@ def open_run(parts: Parts) -> Found | None:
     return start
 
 
+def _check_places(recipe: Recipe) -> None:
+    """Raise a ``UserError`` if the run's folders are no folders, or not writable."""
+    folder = recipe.checkpoint_folder()
+    places = {f"run folder {recipe.run_path()}": recipe.run_path()}
+    if not is_remote(folder):
+        places[f"trainer.save_folder {folder}"] = Path(folder)
+    for name, place in places.items():
+        nearest = next(path for path in (place, *place.absolute().parents) if path.exists())
+        if not nearest.is_dir():
+            raise UserError(
+                f"{name}: {nearest} is a file; choose another run_name, trainer.run_folder or "
+                "trainer.save_folder"
+            )
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise UserError(f"{name} cannot be written: no permission to write into {nearest}")
+
+
 def _clear(recipe: Recipe) -> None:
-    """Remove an earlier run of this name."""
-    path = recipe.run_path()
-    if path.exists() and any(path.iterdir()) and not (path / "recipe.yaml").exists():
+    """Remove an earlier run of this name, if all that would go is of this name."""
+    path, folder = recipe.run_path(), recipe.checkpoint_folder()
+    if not (path / "recipe.yaml").exists() and _strangers(path):
         raise UserError(f"{path} is no run folder (no recipe.yaml); trainer.overwrite spares it")
-    remove_checkpoints(recipe.checkpoint_folder())
-    shutil.rmtree(path, ignore_errors=True)
+    newest = newest_checkpoint(folder) if recipe.trainer.save_folder else None
+    if newest is not None:
+        with local_copy(newest.uri) as file:
+            owner = recorded(read_checkpoint(file, newest.uri))[0].get("run_name")
+        if owner != recipe.run_name:
+            raise UserError(
+                f"{newest.uri} is of run '{owner}'; trainer.overwrite spares it: choose another "
+                "trainer.save_folder"
+            )
+    try:
+        remove_checkpoints(folder)
+        if path.exists():
+            shutil.rmtree(path)
+    except OSError as error:
+        raise UserError(f"trainer.overwrite: the earlier run cannot be deleted: {error}") from error
+
+
+def _strangers(path: Path) -> list[Path]:
+    """Return what a start that failed half-way does not leave in a run folder."""
+    if not path.exists():
+        return []
+    remains = {path / "recipe.yaml.partial"}
+    checkpoints = path / "checkpoints"
+    if checkpoints.is_dir() and not any(checkpoints.iterdir()):
+        remains.add(checkpoints)
+    return [entry for entry in path.iterdir() if entry not in remains]
 
 
 def _check_folder(recipe: Recipe) -> None:
     path = recipe.run_path()
-    if not path.exists():
-        return
-    if not path.is_dir():
-        raise UserError(f"{path} is a file; choose another run_name or trainer.run_folder")
     if (path / "recipe.yaml").exists():
         _compare(read_mapping(path / "recipe.yaml"), recipe, f"{path}/recipe.yaml")
-    elif any(path.iterdir()):
+    elif _strangers(path):
         raise UserError(
             f"{path} exists and is no run folder (no recipe.yaml); choose another run_name"
         )
@@ -179,17 +217,28 @@ def _look_up(recipe: Any, key: str) -> Any:
 
 
 def _write_recipe(recipe: Recipe) -> None:
-    path = recipe.run_path()
+    """Make the run's folders with the recipe in them, or leave nothing."""
+    target = recipe.run_path() / "recipe.yaml"
+    partial = target.with_name(f"{target.name}.partial")
+    folders = [recipe.run_path()]
+    if not is_remote(recipe.checkpoint_folder()):
+        folders.append(Path(recipe.checkpoint_folder()))
+    new = [path for folder in folders for path in (folder, *folder.parents) if not path.exists()]
+    is_new = not target.exists()
     try:
-        if not is_remote(recipe.checkpoint_folder()):
-            Path(recipe.checkpoint_folder()).mkdir(parents=True, exist_ok=True)
-        path.mkdir(parents=True, exist_ok=True)
-        partial = path / "recipe.yaml.partial"
+        target.parent.mkdir(parents=True, exist_ok=True)
         partial.write_text(yaml.safe_dump(recipe.dump(), sort_keys=False), encoding="utf-8")
-        os.replace(partial, path / "recipe.yaml")
+        os.replace(partial, target)
+        folders[-1].mkdir(parents=True, exist_ok=True)
     except OSError as error:
+        for path in (partial, target) if is_new else (partial,):
+            with suppress(OSError):
+                path.unlink()
+        for path in sorted(new, key=lambda path: len(path.parts), reverse=True):
+            with suppress(OSError):
+                path.rmdir()
         raise UserError(
-            f"run folder {path} or trainer.save_folder cannot be written: {error}"
+            f"run folder {target.parent} or trainer.save_folder cannot be written: {error}"
         ) from error
 
 

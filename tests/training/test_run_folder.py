@@ -1,0 +1,82 @@
+"""What a start may delete, what it refuses, and what a failed one leaves."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., tuple[int, str]]
+SHORT = ("trainer.max_duration=2ba", "schedule.warmup=1ba")
+
+
+def content(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_overwrite_spares_the_checkpoints_of_another_run(
+    tiny: Path, run: Run, tmp_path: Path
+) -> None:
+    shared = f"trainer.save_folder={tmp_path}/shared"
+    assert run(tiny, *SHORT, shared)[0] == 0
+    assert run(tiny, *SHORT, "run_name=other")[0] == 0
+    before = content(tmp_path)
+    code, said = run(tiny, *SHORT, shared, "run_name=other", "trainer.overwrite=true")
+    assert code == 2 and "is of run 'tiny'" in said and "trainer.save_folder" in said
+    assert content(tmp_path) == before
+    assert run(tiny, *SHORT, shared, "trainer.overwrite=true", "seed=1")[0] == 0
+
+
+@pytest.mark.parametrize("options", [(), ("trainer.overwrite=true",)])
+def test_a_file_in_the_place_of_the_run_folder(
+    options: tuple[str, ...], tiny: Path, run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "tiny").write_text("a file")
+    code, said = run(tiny, *SHORT, *options)
+    assert code == 2 and "runs/tiny is a file" in said and "run_name" in said
+    assert (tmp_path / "runs" / "tiny").read_text() == "a file"
+
+
+def test_nothing_is_cleared_where_nothing_can_be_written(
+    tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(tiny, *SHORT)[0] == 0
+    before = content(tmp_path)
+    locked = tmp_path / "locked"
+    locked.mkdir()
+    real = os.access
+
+    def access(path: Any, mode: int, **options: Any) -> bool:
+        return Path(path) != locked and real(path, mode, **options)
+
+    monkeypatch.setattr(os, "access", access)
+    for options in ((), ("trainer.overwrite=true",)):
+        code, said = run(tiny, *SHORT, f"trainer.save_folder={locked}", *options)
+        assert code == 2 and f"trainer.save_folder {locked} cannot be written" in said
+    assert content(tmp_path) == before
+
+
+def test_a_failed_start_leaves_nothing(
+    tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(source: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pospre.training.run.os.replace", full)
+        code, said = run(tiny, *SHORT)
+    assert code == 2 and "No space left" in said
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("options", [(), ("trainer.overwrite=true",)])
+def test_what_a_killed_start_left_is_no_obstacle(
+    options: tuple[str, ...], tiny: Path, run: Run, tmp_path: Path
+) -> None:
+    folder = tmp_path / "runs" / "tiny"
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "recipe.yaml.partial").write_text("run_na")
+    assert run(tiny, *SHORT, *options)[0] == 0
+    assert (folder / "recipe.yaml").exists() and not (folder / "recipe.yaml.partial").exists()
