@@ -37,7 +37,26 @@ def _local_or_s3(address: str) -> str:
     scheme, separator, _ = address.partition("://")
     if separator and scheme != "s3":
         raise PydanticCustomError("address", "Input should be a local folder or s3://bucket/folder")
-    return address
+    return _plain_path(address)
+
+
+def _plain_path(path: str) -> str:
+    # Composer would fill {rank}, {epoch} and so on in, and nothing would be found there again
+    if "{" in path or "}" in path:
+        raise PydanticCustomError("address", "Input should be a path without '{' and '}'")
+    return path
+
+
+def _beta(pair: tuple[float, float]) -> tuple[float, float]:
+    if not all(0 <= beta < 1 for beta in pair):
+        raise PydanticCustomError("pair", "Input should be two numbers from 0 to below 1")
+    return pair
+
+
+def _share(pair: tuple[float, float]) -> tuple[float, float]:
+    if not 0 < pair[0] <= pair[1] <= 1:
+        raise PydanticCustomError("pair", "Input should be two numbers with 0 < low <= high <= 1")
+    return pair
 
 
 def _all_or_some(count: int) -> int:
@@ -53,7 +72,7 @@ _WORDING = {
     "model_type": "a section with keys of its own",
     "dict_type": "a section with keys of its own",
     "too_short": "at least one entry",
-    "string_pattern_mismatch": "letters, digits, '.', '_' and '-' only",
+    "string_pattern_mismatch": "letters, digits, '.', '_' and '-', a letter or digit first",
 }
 Arguments = Annotated[dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)]
 
@@ -69,7 +88,7 @@ class Data(Section):
 
     path: str
     batch_size: int = Field(gt=0, description="samples per step, over all ranks")
-    crop_scale: Pair = (0.2, 1.0)
+    crop_scale: Annotated[Pair, AfterValidator(_share)] = (0.2, 1.0)
     crop_ratio: Pair = (3 / 4, 4 / 3)
     flip_rate: float = Field(default=0.5, ge=0, le=1)
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
@@ -90,7 +109,7 @@ class Optimizer(Section):
 
     name: Literal["adamw"] = "adamw"
     base_lr: float = Field(default=1.5e-4, gt=0)
-    betas: Pair = (0.9, 0.95)
+    betas: Annotated[Pair, AfterValidator(_beta)] = (0.9, 0.95)
     eps: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.05, ge=0)
 
@@ -107,8 +126,6 @@ class Fsdp(Section):
     """Options of FSDP2; checkpoints stay single files, whatever the number of ranks."""
 
     reshard_after_forward: bool = True
-    activation_checkpointing: bool = False
-    activation_cpu_offload: bool = False
     mixed_precision: Literal["DEFAULT", "PURE", "FULL"] = "DEFAULT"
 
 
@@ -125,7 +142,7 @@ class Trainer(Section):
     max_duration: PositiveDuration
     precision: Literal["fp32", "amp_bf16", "amp_fp16"] = "fp32"
     device: Literal["auto", "cpu", "gpu"] = "auto"
-    run_folder: str = "runs"
+    run_folder: Annotated[str, AfterValidator(_plain_path)] = "runs"
     overwrite: bool = False
     save_folder: Annotated[str, AfterValidator(_local_or_s3)] | None = None
     save_interval: PositiveDuration = "1ep"
@@ -156,7 +173,7 @@ class Recipe(Section):
     """Everything that makes a run; ``dump`` gives it back as plain values."""
 
     run_name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, lt=2**32)
     data: Data
     encoder: Encoder
     algorithms: dict[str, Arguments] = Field(min_length=1)

@@ -20,6 +20,9 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                line = key_node.start_mark.line + 1
+                raise UserError(f"line {line}: a key must be plain text (a variable is ${{NAME}})")
             if key_node.value in seen:
                 line = key_node.start_mark.line + 1
                 raise UserError(f"key '{key_node.value}' is given twice (line {line})")

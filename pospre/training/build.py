@@ -170,8 +170,9 @@ def assemble(parts: Parts, *, load_path: str | None = None, earlier: Sequence[st
         max_duration=options.max_duration,
         algorithms=[
             *build_algorithms(recipe),
-            *([MeanOverRanks()] if options.fsdp and parts.device.dist_backend == "gloo" else []),
             *build_clipping(options.clip_grad),
+            # last here is first when gradients are there: Composer reverses the order then
+            *([MeanOverRanks()] if options.fsdp and parts.device.dist_backend == "gloo" else []),
         ],
         optimizers=parts.optimizer,
         schedulers=parts.schedule,

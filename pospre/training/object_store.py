@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+from boto3.exceptions import Boto3Error
 from botocore.config import Config
 from botocore.exceptions import (
     BotoCoreError,
@@ -54,18 +55,28 @@ class Bucket:
     def __init__(self, uri: str, *, patience: int = 5) -> None:
         self.uri = uri
         self.name, self.key = split(uri)
-        self.endpoint = os.environ.get("S3_ENDPOINT_URL")
+        self.endpoint = os.environ.get("S3_ENDPOINT_URL") or None
         config = Config(
             connect_timeout=3,
             read_timeout=5 if patience == 1 else 60,
             retries={"total_max_attempts": patience, "mode": "standard"},
         )
-        self.client: Any = boto3.Session().client("s3", endpoint_url=self.endpoint, config=config)
+        try:
+            session = boto3.Session()
+            self.client: Any = session.client("s3", endpoint_url=self.endpoint, config=config)
+        except ValueError as error:
+            raise UserError(
+                f"S3_ENDPOINT_URL is '{self.endpoint}'; write it as http://host:port"
+            ) from error
+        except BotoCoreError as error:
+            raise UserError(f"{uri}: {error}") from error
 
     def __enter__(self) -> "Bucket":
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, Boto3Error | OSError):
+            raise UserError(f"{self.uri}: {error}") from error
         if isinstance(error, BotoCoreError | ClientError):
             raise UserError(self._explain(error)) from error
         self.client.close()

@@ -29,7 +29,8 @@ from pospre.yaml_text import read_mapping
 
 Value = TypeVar("Value")
 
-# What may differ when a run goes on: where things are and how fast they go, not what is learned.
+# What may differ when a run goes on: where things are and how fast they go, not what is learned
+# (but for the attentive weights of DropPos, whose loss depends slightly on trainer.microbatch_size).
 FREE_KEYS = (
     "data.path",
     "data.num_workers",
@@ -53,6 +54,9 @@ FREE_KEYS = (
 
 def train(recipe: Recipe) -> bool:
     """Train a recipe to its end, or go on where it stopped; tell whether it was finished before."""
+    folder = recipe.checkpoint_folder()
+    if is_remote(folder) and dist.get_global_rank() == 0:
+        check_writable(folder)  # before anything slow
     parts = build_parts(recipe)
     if dist.get_world_size() > 1:
         dist.initialize_dist(parts.device, recipe.trainer.dist_timeout)
@@ -94,8 +98,6 @@ def open_run(parts: Parts) -> Found | None:
         UserError: the bucket does not work, or the folder or its checkpoints are of another run.
     """
     recipe, folder = parts.recipe, parts.recipe.checkpoint_folder()
-    if is_remote(folder):
-        check_writable(folder)
     _check_places(recipe)
     if recipe.trainer.overwrite:
         _clear(recipe)

@@ -11,6 +11,9 @@ import requests
 from moto.server import ThreadedMotoServer
 from tiny_runs import curve
 
+from pospre.errors import UserError
+from pospre.training.callbacks.mirror import mirror_run
+
 Run = Callable[..., tuple[int, str]]
 FOLDER = "trainer.save_folder=s3://bucket/runs/tiny"
 
@@ -99,3 +102,30 @@ def test_a_dead_endpoint(
     monkeypatch.setenv("S3_ENDPOINT_URL", "http://127.0.0.1:9")
     said = refused(run, tiny)
     assert "http://127.0.0.1:9 does not answer" in said
+
+
+@pytest.mark.parametrize("endpoint", ["localhost:9000", "http://in valid"])
+def test_a_malformed_endpoint_is_said(
+    endpoint: str, bucket: Any, tiny: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("S3_ENDPOINT_URL", endpoint)
+    code, said = run(tiny, FOLDER)
+    assert code == 2 and "Traceback" not in said
+    assert endpoint in said and "http://host:port" in said
+
+
+def test_the_small_files_of_a_run_are_not_worth_it(
+    tiny: Path, run: Run, bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def fails_once(*place: Any) -> None:
+        calls.append(place)
+        if len(calls) == 1:
+            raise UserError("the endpoint does not answer")
+        mirror_run(*place)
+
+    monkeypatch.setattr("pospre.training.callbacks.mirror.mirror_run", fails_once)
+    code, said = run(tiny, "trainer.max_duration=1ep", "trainer.save_folder=s3://bucket/runs/apart")
+    assert "warning: the endpoint does not answer; copied again" in said
+    assert code == 0

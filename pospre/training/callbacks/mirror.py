@@ -1,5 +1,6 @@
 """Keeps the small files of a run beside its checkpoints in the bucket."""
 
+import sys
 from pathlib import Path
 
 from composer.callbacks import CheckpointSaver
@@ -7,6 +8,7 @@ from composer.core import Callback, State
 from composer.loggers import Logger
 from composer.utils import dist
 
+from pospre.errors import UserError
 from pospre.training.object_store import Bucket
 
 _NAMES = ("recipe.yaml", "metrics.jsonl", "report.html")
@@ -53,4 +55,7 @@ class RunMirror(Callback):
     def _mirror(self, state: State) -> None:
         saved = self.saver.last_checkpoint_batch == state.timestamp.batch
         if saved and dist.get_global_rank() == 0:
-            mirror_run(self.run_folder, self.remote_folder)
+            try:
+                mirror_run(self.run_folder, self.remote_folder)
+            except UserError as error:  # small files are not worth a run
+                print(f"warning: {error}; copied again at the next checkpoint", file=sys.stderr)
