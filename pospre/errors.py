@@ -1,7 +1,9 @@
 """What a user's mistake looks like: one message, exit code 2, no traceback."""
 
 import difflib
+import os
 import sys
+import time
 from collections.abc import Callable, Iterable
 
 
@@ -21,6 +23,9 @@ def run_command(main: Callable[[], int]) -> int:
     try:
         return main()
     except UserError as error:
+        if int(os.environ.get("RANK", "0")) > 0:
+            # rank 0 has mostly met the same mistake: it speaks, and the launcher ends the others
+            time.sleep(5)
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -43,15 +43,15 @@ def main(argv: list[str] | None = None) -> int:
     from pospre.training.run import say, train
 
     for name, settings in recipe.evaluation.items():
-        _check_evaluation(name, settings)
+        _check_evaluation(name, settings, recipe)
     finished_before = train(recipe)
     finish(recipe, again=not finished_before)
     say(f"run folder: {recipe.run_path()}")
     return 0
 
 
-def _check_evaluation(name: str, settings: dict[str, Any]) -> None:
-    """Raise a ``UserError`` for an unknown evaluation or setting before training, not after."""
+def _check_evaluation(name: str, settings: dict[str, Any], recipe: Recipe) -> None:
+    """Raise a ``UserError`` before training for an evaluation that could not be done after it."""
     from pospre.data.reader import open_reader
     from pospre.evaluation.registry import check_settings
 
@@ -59,17 +59,25 @@ def _check_evaluation(name: str, settings: dict[str, Any]) -> None:
         check_settings(name, {key: value for key, value in settings.items() if key != "data"})
     except UserError as error:
         raise UserError(f"recipe: evaluation.{name}: {error}") from error
-    if "data" in settings:
-        open_reader(settings["data"])
+    if name.startswith("position_") and "droppos" not in recipe.algorithms:
+        raise UserError(f"recipe: evaluation.{name} needs the algorithm droppos; leave it out")
+    for key in ("data", "bank"):
+        if settings.get(key) is not None:
+            open_reader(settings[key])
 
 
 def finish(recipe: Recipe, *, again: bool) -> None:
     """Do the recipe's evaluations with the newest checkpoint, and write the report, on rank 0.
 
+    An evaluation that fails does not keep the others and the report from being made.
+
     Args:
         recipe: of a finished run; ``data`` in an evaluation is where to measure (the training
             images without it), its other keys are settings.
         again: also redo those whose results are there.
+
+    Raises:
+        UserError: the first evaluation that failed.
     """
     from composer.utils import dist
 
@@ -82,6 +90,7 @@ def finish(recipe: Recipe, *, again: bool) -> None:
 
     if dist.get_global_rank() != 0:
         return
+    failures: list[UserError] = []
     for name, given in recipe.evaluation.items():
         output = recipe.run_path() / "evaluation" / f"{name}.json"
         if output.exists() and not again:
@@ -89,20 +98,26 @@ def finish(recipe: Recipe, *, again: bool) -> None:
         settings = dict(given)
         data = settings.pop("data", recipe.data.path)
         checkpoint = find_file(recipe.checkpoint_folder())
-        document = run_evaluation(
-            name,
-            *load_model(checkpoint),
-            data,
-            settings,
-            output,
-            checkpoint=checkpoint,
-            device=recipe.trainer.device,
-            progress=recipe.trainer.progress_bar,
-        )
-        print(evaluation_module(name).table(document["results"]))
+        try:
+            document = run_evaluation(
+                name,
+                *load_model(checkpoint),
+                data,
+                settings,
+                output,
+                checkpoint=checkpoint,
+                device=recipe.trainer.device,
+                progress=recipe.trainer.progress_bar,
+            )
+        except UserError as error:
+            failures.append(error)
+        else:
+            print(evaluation_module(name).table(document["results"]))
     print(f"report: {write_report(recipe.run_path())}")
     if is_remote(recipe.checkpoint_folder()):
         mirror_run(recipe.run_path(), recipe.checkpoint_folder())
+    if failures:
+        raise failures[0]
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from pospre.yaml_text import read_mapping
 Value = TypeVar("Value")
 
 # What may differ when a run goes on: where things are and how fast they go, not what is learned
-# (but for the attentive weights of DropPos, whose loss depends slightly on trainer.microbatch_size).
+# (but for DropPos with attentive weights: its loss depends slightly on trainer.microbatch_size).
 FREE_KEYS = (
     "data.path",
     "data.num_workers",

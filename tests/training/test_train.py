@@ -1,8 +1,10 @@
 """The command: from nothing to a report, killed and resumed, and what it refuses."""
 
 import json
+import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -116,6 +118,8 @@ def test_two_ranks(options: tuple[str, ...], tiny: Path, run: Run, tmp_path: Pat
         ("data.path=/nowhere", ["/nowhere", "does not exist"]),
         ("data.batch_size=100", ["24", "100"]),
         ("trainer.precision=amp_fp16", ["trainer.precision", "GPU"]),
+        ("evaluation={knn: {bank: nowhere}}", ["nowhere does not exist"]),
+        ("algorithms={mae: {}} evaluation={position_grid: {}}", ["needs the algorithm droppos"]),
         ("evaluation={position_gird: {}}", ["evaluation.position_gird", "position_grid"]),
         ("trainer.save_folder=/dev/null/x", ["trainer.save_folder", "/dev/null/x"]),
         ("schedule.warmup=9ep", ["schedule.warmup", "27 steps"]),
@@ -125,7 +129,7 @@ def test_two_ranks(options: tuple[str, ...], tiny: Path, run: Run, tmp_path: Pat
 def test_a_mistake_exits_2_and_writes_nothing(
     override: str, words: list[str], tiny: Path, run: Run, tmp_path: Path
 ) -> None:
-    code, said = run(tiny, override)
+    code, said = run(tiny, *re.split(" (?=evaluation=)", override))
     assert code == 2
     assert said.startswith("error: ") and "Traceback" not in said
     for word in words:
@@ -187,3 +191,23 @@ def test_microbatches_and_bf16_are_near(tiny: Path, run: Run, tmp_path: Path) ->
     assert losses["micro"] == pytest.approx(losses["plain"], rel=1e-5)
     assert losses["bf16"] == pytest.approx(losses["plain"], rel=2e-2)
     assert losses["bf16"] != losses["plain"]
+
+
+def test_a_failing_evaluation_leaves_the_others_and_the_report(
+    tiny: Path, run: Run, tmp_path: Path
+) -> None:
+    settings = "evaluation={knn: {k: 1000}, position_grid: {num_samples: 8, baseline: false}}"
+    code, said = run(tiny, "trainer.max_duration=1ep", settings)
+    assert code == 2 and "k=1000, but only" in said
+    folder = tmp_path / "runs" / "tiny"
+    assert (folder / "evaluation" / "position_grid.json").exists()
+    assert (folder / "report.html").exists()
+
+
+def test_two_ranks_say_a_mistake_once(tiny: Path) -> None:
+    launcher = [sys.executable, "-m", "composer.cli.launcher", "-n", "2", "-m", "pospre.train"]
+    done = subprocess.run(
+        [*launcher, str(tiny), "sed=1"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2
+    assert (done.stdout + done.stderr).count("unknown key 'sed'") == 1
