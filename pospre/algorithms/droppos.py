@@ -19,7 +19,7 @@ from pospre.batch import Batch
 from pospre.errors import UserError
 from pospre.nn.decoder import check_decoder, decoder_blocks
 from pospre.nn.encoder import Encoder
-from pospre.nn.masking import gather_tokens, num_kept, random_masking, slot_mask
+from pospre.nn.masking import gather_tokens, num_kept, slot_mask, visible_patches
 from pospre.nn.positions import grid_distances, smoothed_labels
 from pospre.nn.weights import init_weights, token_parameter
 from pospre.pretrain.algorithm import PretrainAlgorithm, Progress, check_weight
@@ -134,18 +134,17 @@ class DropPos(PretrainAlgorithm):
     def write(self, batch: Batch, model: PretrainModel) -> None:
         """Draw the visible patches (unless a host did) and which of them keep their position."""
         if self._beside_host(model):
-            batch["droppos/order"] = _draw_order(batch, model.seed, batch["view/keep"].shape[1])
-            batch["droppos/shown"] = shown_slots(batch["droppos/order"], self.position_mask_ratio)
+            visible = batch["view/keep"].shape[1]
+            masks = draw_dropped(batch, visible, self.position_mask_ratio, model.seed)
         else:
-            batch.update(
-                draw_masks(
-                    batch,
-                    model.encoder.num_patches,
-                    mask_ratio=self._ratio,
-                    position_mask_ratio=self.position_mask_ratio,
-                    seed=model.seed,
-                )
+            masks = draw_masks(
+                batch,
+                model.encoder.num_patches,
+                mask_ratio=self._ratio,
+                position_mask_ratio=self.position_mask_ratio,
+                seed=model.seed,
             )
+        batch.update(masks)
 
     def schedule(self, model: PretrainModel, progress: Progress) -> None:
         """Set σ: from σ0 to σT per step, or as published per epoch."""
@@ -262,15 +261,12 @@ class PositionClassification(Objective):
         return {"accuracy": hit.sum() / dropped.sum()}
 
 
-def shown_slots(order_BK: Tensor, position_mask_ratio: float) -> Tensor:
-    """Return bool (B, K): which visible slots keep their position."""
-    visible = order_BK.shape[1]
-    return slot_mask(order_BK[:, : num_shown(visible, position_mask_ratio)], visible)
-
-
-def _draw_order(batch: Batch, seed: int, visible: int) -> Tensor:
+def draw_dropped(batch: Batch, visible: int, position_mask_ratio: float, seed: int) -> Batch:
+    """Return ``droppos/order`` and ``droppos/shown``: which visible slots keep their position."""
     keys = draws.sample_keys(seed, batch["epoch"], batch["index"], 0, "droppos/positions")
-    return draws.permutation(keys, visible)
+    order = draws.permutation(keys, visible)
+    shown = slot_mask(order[:, : num_shown(visible, position_mask_ratio)], visible)
+    return {"droppos/order": order, "droppos/shown": shown}
 
 
 def draw_masks(
@@ -278,14 +274,11 @@ def draw_masks(
 ) -> Batch:
     """Return the keys that DropPos writes when it is alone, drawn from (seed, epoch, index)."""
     visible = num_kept(num_patches, mask_ratio, key="droppos.mask_ratio")
-    keys = draws.sample_keys(seed, batch["epoch"], batch["index"], 0, "mask")
-    masking = random_masking(keys, num_patches, visible)
-    order = _draw_order(batch, seed, visible)
+    masking = visible_patches(batch, num_patches, visible, seed)
     return {
         "view/keep": masking.keep,
         "view/removed": masking.removed,
-        "droppos/order": order,
-        "droppos/shown": shown_slots(order, position_mask_ratio),
+        **draw_dropped(batch, visible, position_mask_ratio, seed),
     }
 
 

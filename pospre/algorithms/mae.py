@@ -11,12 +11,11 @@ import torch
 from timm.layers import LayerNorm
 from torch import Tensor, nn
 
-from pospre import draws
 from pospre.batch import Batch
 from pospre.errors import UserError
 from pospre.nn.decoder import check_decoder, decoder_blocks, patchify
 from pospre.nn.encoder import Encoder
-from pospre.nn.masking import gather_tokens, num_kept, random_masking, scatter_tokens
+from pospre.nn.masking import gather_tokens, num_kept, scatter_tokens, visible_patches
 from pospre.nn.positions import sincos_positions
 from pospre.nn.weights import init_weights, token_parameter
 from pospre.pretrain.algorithm import PretrainAlgorithm, check_weight
@@ -64,10 +63,11 @@ class MAE(PretrainAlgorithm):
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
         """Draw which patches stay visible."""
-        keys = draws.sample_keys(model.seed, batch["epoch"], batch["index"], 0, "mask")
-        slots = model.encoder.num_patches
-        masking = random_masking(keys, slots, num_kept(slots, self.mask_ratio))
-        batch["view/keep"], batch["view/removed"] = masking
+        patches = model.encoder.num_patches
+        kept = num_kept(patches, self.mask_ratio)
+        batch["view/keep"], batch["view/removed"] = visible_patches(
+            batch, patches, kept, model.seed
+        )
 
 
 class PixelRegression(Objective):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from pospre import draws
+from pospre.batch import EPOCH, INDEX, Batch
 from pospre.errors import UserError
 
 
@@ -51,6 +52,15 @@ def random_masking(keys: Tensor, num_slots: int, kept: int) -> Masking:
     """
     shuffled = draws.permutation(keys, num_slots)
     return Masking(keep=shuffled[:, :kept], removed=shuffled[:, kept:])
+
+
+def visible_patches(batch: Batch, num_patches: int, kept: int, seed: int) -> Masking:
+    """Draw which ``kept`` patches of every sample stay visible, from (seed, epoch, index) alone.
+
+    Hosts and position algorithms share this draw: the same sample hides the same patches for all.
+    """
+    keys = draws.sample_keys(seed, batch[EPOCH], batch[INDEX], 0, "mask")
+    return random_masking(keys, num_patches, kept)
 
 
 def gather_tokens(tokens_BND: Tensor, index_BK: Tensor) -> Tensor:

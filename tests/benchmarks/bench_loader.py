@@ -16,7 +16,6 @@ import argparse
 import contextlib
 import io
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -30,6 +29,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from data_prep import convert
+from pospre.data.cores import available_cores
 from pospre.data.loader import build_loader
 from pospre.data.views import ViewGroup
 from pospre.errors import UserError, run_command
@@ -172,7 +172,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Print the table; write JSON with --output."""
-    num_cores = len(os.sched_getaffinity(0))
+    num_cores = available_cores()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
