@@ -43,6 +43,16 @@ def box_key(group: str = "view") -> str:
     return f"{group}/box"
 
 
+def per_row(value: Tensor, num_rows: int) -> Tensor:
+    """Return a key's value for each row of a pass: (B, V, …) becomes (B·V, …), (B, …) stays.
+
+    Args:
+        value: (B, …) of a group with one view, or (B, V, …).
+        num_rows: B·V.
+    """
+    return value if len(value) == num_rows and value.ndim == 2 else value.flatten(0, 1)
+
+
 def flip_key(group: str = "view") -> str:
     """Return the key of a view group's flips."""
     return f"{group}/flip"

@@ -8,165 +8,31 @@ Algorithms bring their own arguments; ``check_arguments`` compares those with a 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
+from pydantic import BaseModel, Field, create_model
 from pydantic import ValidationError as PydanticError
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core import ErrorDetails
 
 from pospre import yaml_text
 from pospre.errors import UserError, suggestion
-from pospre.schedules import DURATION
+from pospre.sections import (
+    Arguments,
+    Data,
+    Encoder,
+    Loggers,
+    Optimizer,
+    Schedule,
+    Section,
+    Trainer,
+)
 
-
-def _duration(text: str) -> str:
-    if not DURATION.fullmatch(text):
-        raise PydanticCustomError(
-            "duration", "Input should be a duration such as 10ep (epochs), 500ba or 100000sp"
-        )
-    return text
-
-
-def _positive_duration(text: str) -> str:
-    if _duration(text).startswith("0"):
-        raise PydanticCustomError("duration", "Input should be longer than nothing")
-    return text
-
-
-def _local_or_s3(address: str) -> str:
-    scheme, separator, _ = address.partition("://")
-    if separator and scheme != "s3":
-        raise PydanticCustomError("address", "Input should be a local folder or s3://bucket/folder")
-    return _plain_path(address)
-
-
-def _plain_path(path: str) -> str:
-    # Composer would fill {rank}, {epoch} and so on in, and nothing would be found there again
-    if "{" in path or "}" in path:
-        raise PydanticCustomError("address", "Input should be a path without '{' and '}'")
-    return path
-
-
-def _beta(pair: tuple[float, float]) -> tuple[float, float]:
-    if not all(0 <= beta < 1 for beta in pair):
-        raise PydanticCustomError("pair", "Input should be two numbers from 0 to below 1")
-    return pair
-
-
-def _share(pair: tuple[float, float]) -> tuple[float, float]:
-    if not 0 < pair[0] <= pair[1] <= 1:
-        raise PydanticCustomError("pair", "Input should be two numbers with 0 < low <= high <= 1")
-    return pair
-
-
-def _all_or_some(count: int) -> int:
-    if count < 1 and count != -1:
-        raise PydanticCustomError("count", "Input should be 1 or more, or -1 to keep all")
-    return count
-
-
-Duration = Annotated[str, AfterValidator(_duration)]
-PositiveDuration = Annotated[str, AfterValidator(_positive_duration)]
-Pair = Annotated[tuple[float, float], Field(strict=False)]
 _WORDING = {
     "model_type": "a section with keys of its own",
     "dict_type": "a section with keys of its own",
     "too_short": "at least one entry",
     "string_pattern_mismatch": "letters, digits, '.', '_' and '-', a letter or digit first",
 }
-Arguments = Annotated[dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)]
-
-
-class Section(BaseModel):
-    """A part of the recipe: strict types, no unknown keys, unchangeable once read."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class Data(Section):
-    """Where the images are and how they are cropped; the crop's side is ``encoder.image_size``."""
-
-    path: str
-    batch_size: int = Field(gt=0, description="samples per step, over all ranks")
-    crop_scale: Annotated[Pair, AfterValidator(_share)] = (0.2, 1.0)
-    crop_ratio: Pair = (3 / 4, 4 / 3)
-    flip_rate: float = Field(default=0.5, ge=0, le=1)
-    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
-    num_workers: int | None = Field(default=None, gt=0)
-
-
-class Encoder(Section):
-    """Arguments of ``pospre.nn.encoder.build_encoder``."""
-
-    name: str
-    image_size: int = Field(default=224, gt=0)
-    patch_size: int | None = Field(default=None, gt=0)
-    depth: int | None = Field(default=None, gt=0)
-
-
-class Optimizer(Section):
-    """AdamW; the peak learning rate is ``base_lr`` × ``data.batch_size`` / 256."""
-
-    name: Literal["adamw"] = "adamw"
-    base_lr: float = Field(default=1.5e-4, gt=0)
-    betas: Annotated[Pair, AfterValidator(_beta)] = (0.9, 0.95)
-    eps: float = Field(default=1e-8, gt=0)
-    weight_decay: float = Field(default=0.05, ge=0)
-
-
-class Schedule(Section):
-    """Linear warm-up from 0, then half a cosine down to ``min_lr``, both per step."""
-
-    name: Literal["cosine"] = "cosine"
-    warmup: Duration = "10ep"
-    min_lr: float = Field(default=0.0, ge=0)
-
-
-class Fsdp(Section):
-    """Options of FSDP2; checkpoints stay single files, whatever the number of ranks."""
-
-    reshard_after_forward: bool = True
-    mixed_precision: Literal["DEFAULT", "PURE", "FULL"] = "DEFAULT"
-
-
-class ClipGrad(Section):
-    """Gradient clipping: ``norm`` over all parameters, or ``per_tensor`` as DropPos's code does."""
-
-    mode: Literal["norm", "per_tensor"] = "norm"
-    threshold: float = Field(gt=0)
-
-
-class Trainer(Section):
-    """How long, on what, how fast, and where the results go."""
-
-    max_duration: PositiveDuration
-    precision: Literal["fp32", "amp_bf16", "amp_fp16"] = "fp32"
-    device: Literal["auto", "cpu", "gpu"] = "auto"
-    run_folder: Annotated[str, AfterValidator(_plain_path)] = "runs"
-    overwrite: bool = False
-    save_folder: Annotated[str, AfterValidator(_local_or_s3)] | None = None
-    save_interval: PositiveDuration = "1ep"
-    keep_checkpoints: Annotated[int, AfterValidator(_all_or_some)] = Field(
-        default=3, description="local files kept; -1 keeps all"
-    )
-    autoresume: bool = True
-    microbatch_size: int | None = Field(default=None, gt=0)
-    compile: bool = False
-    fsdp: Fsdp | None = None
-    clip_grad: ClipGrad | None = None
-    log_interval: int = Field(default=10, gt=0, description="steps between lines of metrics.jsonl")
-    progress_bar: bool = True
-    dist_timeout: float = Field(default=300.0, gt=0)
-
-
-class TensorBoard(Section):
-    """TensorBoard event files in ``<run folder>/tensorboard``."""
-
-
-class Loggers(Section):
-    """Where to log besides ``metrics.jsonl``."""
-
-    tensorboard: Annotated[TensorBoard | None, Field()] = None
 
 
 class Recipe(Section):
@@ -181,7 +47,7 @@ class Recipe(Section):
     schedule: Schedule = Schedule()
     trainer: Trainer
     loggers: Loggers = Loggers()
-    evaluation: dict[str, Arguments] = {}
+    evaluation: dict[str, Arguments] = Field(default={})
 
     def dump(self) -> dict[str, Any]:
         """Return the recipe with all defaults as dicts, lists, strings, numbers, bools and None."""
@@ -297,6 +163,8 @@ def _present(data: Any, loc: tuple[int | str, ...]) -> list[str]:
 def _fields_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
     """Return the field names of the section at ``loc``."""
     for part in loc:
+        if str(part) not in model.model_fields:
+            continue  # a name of the user's own, such as that of a view group
         hint = model.model_fields[str(part)].annotation
         members = [hint, *get_args(hint)]
         model = next(m for m in members if inspect.isclass(m) and issubclass(m, BaseModel))

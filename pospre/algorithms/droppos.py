@@ -88,7 +88,7 @@ class DropPos(PretrainAlgorithm):
         model.positions.named["droppos"] = DroppedPositions(
             model.encoder.embed_dim, self.position_token
         )
-        model.add_pass("student", EncoderPass(keep="view/keep", positions="droppos"))
+        model.add_pass("student", EncoderPass(keep="view/keep", positions=("droppos",)))
         if self.temperature is not None:
             keep = "view/keep" if self.affinity == "visible" else None
             model.add_pass("affinity", EncoderPass(keep=keep, grad=False))
@@ -110,6 +110,16 @@ class DropPos(PretrainAlgorithm):
         if self.temperature is not None and self.temperature <= 0:
             raise UserError(
                 f"droppos.temperature = {self.temperature} must be positive; null turns it off."
+            )
+        if model.encoder.pos_embed is None:
+            raise UserError(
+                f"droppos needs positions to drop, but encoder.positions is "
+                f"{model.encoder.position_kind}. Use sincos or learned."
+            )
+        if self.temperature is not None and not model.encoder.has_class_token:
+            raise UserError(
+                f"droppos.temperature = {self.temperature} compares patches with the class token, "
+                "but encoder.class_token is false. Set one of them the other way (null is off)."
             )
         if min(self.sigma_start, self.sigma_end) < 0:
             raise UserError("droppos.sigma_start and droppos.sigma_end must not be negative.")
@@ -177,7 +187,7 @@ class DroppedPositions(nn.Module):
         self.kind = kind
         self.token = token_parameter(dim) if kind == "learned" else None
 
-    def forward(self, position_BKD: Tensor, batch: Batch) -> Tensor:
+    def forward(self, position_BKD: Tensor, batch: Batch, where: EncoderPass) -> Tensor:
         """Return the positions (B, K, D) that the encoder sees; true ones carry no gradient."""
         position_BKD = position_BKD.detach()
         shown = batch["droppos/shown"].unsqueeze(-1)
@@ -203,7 +213,7 @@ class PositionClassification(Objective):
     def __init__(self, encoder: Encoder, options: DropPos) -> None:
         super().__init__()
         dim = options.decoder_dim
-        self.weight = options.weight
+        self.weight, self.num_prefix = options.weight, encoder.num_prefix_tokens
         self.temperature, self.official = options.temperature, options.official
         self.affinity = options.affinity
         self.ignore_confident = options.ignore_confident
@@ -221,7 +231,7 @@ class PositionClassification(Objective):
     def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
         """Return ``logits`` (B, K, N), and ``affinity`` (B, K) if attentive weights are on."""
         decoded = self.blocks(self.embed(passes["student"]))
-        outputs = {"logits": self.predict(self.norm(decoded[:, 1:]))}
+        outputs = {"logits": self.predict(self.norm(decoded[:, self.num_prefix :]))}
         if "affinity" in passes:
             outputs["affinity"] = self._affinity(passes["affinity"], batch["view/keep"])
         return outputs
@@ -234,7 +244,7 @@ class PositionClassification(Objective):
         """
         assert self.temperature is not None
         tokens = tokens.detach().float()
-        similarity = F.cosine_similarity(tokens[:, :1], tokens[:, 1:], dim=-1)
+        similarity = F.cosine_similarity(tokens[:, :1], tokens[:, self.num_prefix :], dim=-1)
         if self.affinity == "full":
             similarity = torch.gather(similarity, 1, keep_BK)
         return torch.softmax(similarity / self.temperature, dim=-1)
@@ -311,7 +321,7 @@ def predict_positions(
         seed=seed,
     )
     batch = {**batch, **masks}
-    tokens = model.encode("student", model.images(batch)[:, 0], batch)
+    tokens = model.encode("student", model.images(batch), batch)
     logits = model.objectives["droppos"]({"student": tokens}, batch)["logits"]
     return logits, masks["view/keep"], ~masks["droppos/shown"]
 

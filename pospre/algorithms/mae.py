@@ -4,6 +4,7 @@ Masks most patches, encodes only the rest, and lets a light decoder regress the 
 removed patches. The decoder is thrown away after pre-training.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -77,11 +78,11 @@ class PixelRegression(Objective):
         super().__init__()
         dim = options.decoder_dim
         self.patch_size, self.norm_pix = encoder.patch_size, options.norm_pix
-        self.weight = options.weight
+        self.weight, self.num_prefix = options.weight, encoder.num_prefix_tokens
         self.embed = nn.Linear(encoder.embed_dim, dim)
         self.blocks = decoder_blocks(dim, options.decoder_depth, options.decoder_heads)
         self.norm = LayerNorm(dim)
-        self.predict = nn.Linear(dim, encoder.patch_size**2 * 3)
+        self.predict = nn.Linear(dim, math.prod(encoder.patch_size) * encoder.channels)
         init_weights(self)
         self.mask_token = token_parameter(dim)
         self.position_ND: Tensor
@@ -89,14 +90,15 @@ class PixelRegression(Objective):
         self.register_buffer("position_ND", positions, persistent=False)
 
     def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
-        """Return predicted and true pixels of the removed patches, each (B, N−K, P²·3)."""
+        """Return predicted and true pixels of the removed patches, each (B, N−K, h·w·C)."""
         keep, removed = batch["view/keep"], batch["view/removed"]
         tokens = self.embed(passes["student"])
+        prefix, visible = tokens[:, : self.num_prefix], tokens[:, self.num_prefix :]
         background = self.mask_token.to(tokens.dtype).expand(len(tokens), len(self.position_ND), -1)
-        patches = scatter_tokens(background, keep, tokens[:, 1:]) + self.position_ND
-        decoded = self.blocks(torch.cat([tokens[:, :1], patches], dim=1))
+        patches = scatter_tokens(background, keep, visible) + self.position_ND
+        decoded = self.blocks(torch.cat([prefix, patches], dim=1))
         # only removed patches enter the loss, so only they are predicted
-        predicted = self.predict(self.norm(gather_tokens(decoded[:, 1:], removed)))
+        predicted = self.predict(self.norm(gather_tokens(decoded[:, self.num_prefix :], removed)))
         target = patchify(batch["view/pixels"][:, 0], self.patch_size)
         return {"predicted": predicted, "target": self._normalise(gather_tokens(target, removed))}
 

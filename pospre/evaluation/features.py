@@ -10,6 +10,7 @@ from tqdm import tqdm
 from pospre.batch import Batch
 from pospre.data.loader import build_loader
 from pospre.data.views import ViewGroup
+from pospre.errors import UserError
 from pospre.evaluation.registry import Context
 from pospre.pretrain.model import PretrainModel
 
@@ -74,13 +75,19 @@ def pooled_features(
 
     Returns:
         Float32 features (M, D) by model name, and the labels (M,), on the CPU.
+
+    Raises:
+        UserError: ``cls``, but an encoder has no class token.
     """
+    if pooling == "cls" and not all(model.encoder.has_class_token for model in models.values()):
+        raise UserError("pooling=cls: this encoder has no class token; use pooling=mean.")
     features: dict[str, list[Tensor]] = {name: [] for name in models}
     labels = [torch.zeros(0, dtype=torch.int64)]
     for batch in batches:
         labels.append(batch["label"].cpu())
         for name, model in models.items():
-            tokens_BND = model.encoder(model.images(batch)[:, 0]).float()
-            pooled = tokens_BND[:, 0] if pooling == "cls" else tokens_BND[:, 1:].mean(dim=1)
+            tokens_BND = model.tokens(model.images(batch)[:, 0]).float()
+            patches_BND = tokens_BND[:, model.encoder.num_prefix_tokens :]
+            pooled = tokens_BND[:, 0] if pooling == "cls" else patches_BND.mean(dim=1)
             features[name].append(pooled.cpu())
     return {name: torch.cat(parts) for name, parts in features.items()}, torch.cat(labels)

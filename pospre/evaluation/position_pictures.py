@@ -104,7 +104,7 @@ def _draw(
     for row, index in enumerate(batch["index"].tolist()):
         views = compose_views(
             batch["view/image"][row, 0],
-            context.model.encoder.patch_size,
+            context.model.encoder.patch_size[0],
             keep_K=keep_BK[row],
             shown_K=~dropped_BK[row],
             strewn_K=strewn_BK[row],
@@ -150,7 +150,7 @@ def compose_views(
         strewn_K: their places in the shuffled picture.
         placed_K: their places in the reconstructed picture.
     """
-    patches_NF = patchify(image_3HW[None], patch_size)[0]
+    patches_NF = patchify(image_3HW[None], (patch_size, patch_size))[0]
     grid = (image_3HW.shape[1] // patch_size, image_3HW.shape[2] // patch_size)
     factor = -(-SHORTEST_SIDE // min(image_3HW.shape[1:]))
     views = {"original": enlarge(image_3HW.permute(1, 2, 0).cpu().numpy(), factor)}

@@ -30,17 +30,17 @@ def decoder_blocks(dim: int, depth: int, num_heads: int) -> nn.Sequential:
     )
 
 
-def patchify(images_B3HW: Tensor, patch_size: int) -> Tensor:
-    """Cut images into flat patches (B, N, P²·3): row-major patches, channel fastest within one."""
-    rows, cols = images_B3HW.shape[2] // patch_size, images_B3HW.shape[3] // patch_size
-    patches = images_B3HW.unflatten(3, (cols, patch_size)).unflatten(2, (rows, patch_size))
+def patchify(images_BCHW: Tensor, patch_size: tuple[int, int]) -> Tensor:
+    """Cut images into flat patches (B, N, h·w·C): row-major patches, channel fastest within one."""
+    high, wide = patch_size
+    rows, cols = images_BCHW.shape[2] // high, images_BCHW.shape[3] // wide
+    patches = images_BCHW.unflatten(3, (cols, wide)).unflatten(2, (rows, high))
     return patches.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
 
 
 def unpatchify(patches_BNF: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Undo ``patchify``: (B, N, P²·3) to (B, 3, H, W) for a grid of (rows, columns)."""
-    rows, cols = grid
+    """Undo ``patchify`` for square RGB patches: (B, N, P²·3) to (B, 3, H, W), (rows, columns)."""
     side = int((patches_BNF.shape[-1] // 3) ** 0.5)
-    patches = patches_BNF.unflatten(2, (side, side, 3)).unflatten(1, (rows, cols))
+    patches = patches_BNF.unflatten(2, (side, side, 3)).unflatten(1, grid)
     images = patches.permute(0, 5, 1, 3, 2, 4)
     return images.flatten(4).flatten(2, 3)

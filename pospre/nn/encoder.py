@@ -2,18 +2,23 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.models.vision_transformer import Block, VisionTransformer
+from timm.layers import RelPosBias
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from pospre import draws
 from pospre.errors import UserError, suggestion
-from pospre.nn.positions import sincos_positions
-from pospre.nn.weights import init_weights
+from pospre.nn.attention import EncoderBlock
+from pospre.nn.positions import resample_positions, sincos_positions
+from pospre.nn.weights import init_trunc_normal, init_weights
+from pospre.sections import Init, PositionKind
 
-Positions = Callable[[Tensor], Tensor]
-"""Takes the positions (B, K, D) of the tokens that a pass sees and returns what to add instead."""
+Edit = Callable[[Tensor], Tensor]
+"""Takes patch embeddings (B, N, D), or positions (B, K, D), and returns what to use instead."""
 
 
 @dataclass(frozen=True)
@@ -21,10 +26,11 @@ class EncoderSize:
     """The shape of one Vision Transformer and the name timm knows it by."""
 
     timm_name: str
-    patch_size: int
+    patch_size: int | tuple[int, int]
     embed_dim: int
     depth: int
     num_heads: int
+    mlp_ratio: float = 4.0
 
 
 SIZES = {
@@ -37,92 +43,196 @@ SIZES = {
 
 
 class Encoder(VisionTransformer):
-    """A ViT without head whose forward takes kept tokens and per-sample positions.
+    """A ViT without head whose forward takes kept tokens, context tokens and per-sample positions.
 
-    Its parameters carry timm's names, so that its ``state_dict`` is a timm checkpoint as it stands.
-    Positions are the fixed sin-cos table of MAE (zero for the class token).
+    Its parameters carry timm's names, so that its ``state_dict`` is a timm checkpoint as it stands
+    (with relative positions: one of timm's ``vit_relpos`` names).
 
     Attributes:
         image_size: (height, width) in pixels.
-        patch_size: side of a patch in pixels.
+        patch_size: (height, width) of a patch in pixels.
         grid: (rows, columns) of patches; ``num_patches`` is their product.
+        num_prefix_tokens: class token (0 or 1) and registers; they precede the patch tokens.
+        position_kind: where positions come from, see ``build_encoder``.
         timm_name: the timm architecture, and ``timm_kwargs`` what differs from its defaults.
     """
 
+    cls_token: nn.Parameter | None
+    pos_embed: nn.Parameter | None
+    shared_rel_pos: RelPosBias | None = None
+
     def __init__(
-        self, size: EncoderSize, *, image_size: tuple[int, int], patch_size: int, depth: int
+        self,
+        size: EncoderSize,
+        *,
+        image_size: tuple[int, int],
+        patch_size: tuple[int, int],
+        depth: int,
+        channels: int = 3,
+        positions: PositionKind = "sincos",
+        class_token: bool = True,
+        num_registers: int = 0,
+        layer_scale: float | None = None,
+        drop_path: float = 0.0,
+        dropout: float = 0.0,
+        init: Init = "xavier",
     ) -> None:
+        options: dict[str, Any] = {
+            "img_size": _side(image_size),
+            "patch_size": _side(patch_size),
+            "depth": depth,
+            "in_chans": channels,
+            "class_token": class_token,
+            "reg_tokens": num_registers,
+            "init_values": layer_scale,
+            "pos_embed": "learn" if positions in ("sincos", "learned") else "none",
+        }
         super().__init__(
-            img_size=image_size,
-            patch_size=patch_size,
+            **options,
             embed_dim=size.embed_dim,
-            depth=depth,
             num_heads=size.num_heads,
+            mlp_ratio=size.mlp_ratio,
+            pos_drop_rate=dropout,
+            proj_drop_rate=dropout,
             num_classes=0,
+            global_pool="token" if class_token else "",
             weight_init="skip",
+            block_fn=EncoderBlock,
         )
-        self.image_size, self.patch_size = image_size, patch_size
-        self.grid = (image_size[0] // patch_size, image_size[1] // patch_size)
+        self.image_size, self.patch_size, self.channels = image_size, patch_size, channels
+        self.grid = self.grid_of(*image_size)
         self.num_patches = self.grid[0] * self.grid[1]
+        self.position_kind, self.drop_path = positions, drop_path
         self.timm_name = size.timm_name
-        self.timm_kwargs: dict[str, int | tuple[int, int]] = {}
-        if image_size != (224, 224):
-            self.timm_kwargs["img_size"] = (
-                image_size[0] if image_size[0] == image_size[1] else image_size
-            )
-        if patch_size != size.patch_size:
-            self.timm_kwargs["patch_size"] = patch_size
-        if depth != size.depth:
-            self.timm_kwargs["depth"] = depth
-        self._init_parameters()
+        self.timm_kwargs = _differences(size, options)
+        self._add_relative_positions(positions)
+        self._init_parameters(init)
+
+    def _add_relative_positions(self, kind: PositionKind) -> None:
+        prefix = self.num_prefix_tokens
+        if kind == "shared_relative":
+            heads = self.blocks[0].attn.num_heads
+            self.shared_rel_pos = RelPosBias(self.grid, heads, prefix_tokens=prefix)
+        elif kind == "relative":
+            for block in self.blocks:
+                heads = block.attn.num_heads
+                block.attn.rel_pos = RelPosBias(self.grid, heads, prefix_tokens=prefix)
 
     @torch.no_grad()
-    def _init_parameters(self) -> None:
-        init_weights(self)
-        nn.init.xavier_uniform_(self.patch_embed.proj.weight.view(self.embed_dim, -1))
-        nn.init.normal_(self.cls_token, std=0.02)
+    def _init_parameters(self, init: Init) -> None:
+        if init == "xavier":
+            init_weights(self)
+            nn.init.xavier_uniform_(self.patch_embed.proj.weight.view(self.embed_dim, -1))
+        else:
+            init_trunc_normal(self)
+        for token in (self.cls_token, self.reg_token):
+            if token is not None:
+                nn.init.normal_(token, std=0.02)
+        for part in self.modules():
+            if isinstance(part, RelPosBias):
+                nn.init.zeros_(part.relative_position_bias_table)
+        if self.pos_embed is None:
+            return
+        if self.position_kind == "learned":
+            nn.init.trunc_normal_(self.pos_embed, std=0.02)
+            return
         self.pos_embed.requires_grad_(False)
         self.pos_embed.zero_()
-        self.pos_embed[0, 1:] = sincos_positions(self.embed_dim, *self.grid)
+        self.pos_embed[0, self.num_prefix_tokens :] = sincos_positions(self.embed_dim, *self.grid)
 
-    cls_token: nn.Parameter
-    pos_embed: nn.Parameter
+    @property
+    def is_relative(self) -> bool:
+        """Whether attention itself knows positions, so that it needs all tokens."""
+        return self.position_kind in ("relative", "shared_relative")
+
+    def grid_of(self, height: int, width: int) -> tuple[int, int]:
+        """Return (rows, columns) of patches of an image of that size."""
+        return height // self.patch_size[0], width // self.patch_size[1]
 
     def forward(
         self,
-        images_B3HW: Tensor,
+        images_BCHW: Tensor,
         keep_BK: Tensor | None = None,
-        positions: Positions | None = None,
+        positions: Edit | None = None,
+        *,
+        content: Edit | None = None,
+        context_BM: Tensor | None = None,
+        keys_B: Tensor | None = None,
     ) -> Tensor:
-        """Encode the kept patches of normalised images.
+        """Encode the kept patches of normalised images, of any size that the patch divides.
 
         Args:
-            images_B3HW: normalised float images.
+            images_BCHW: normalised float images.
             keep_BK: int64 indices of the patches to encode, in output order; None takes all.
-            positions: maps the table's positions (B, K, D) of those patches to the ones to add;
-                None adds the table's.
+            positions: maps the positions (B, K, D) of those patches (zeros without positions) to
+                the ones to add; None adds the table's.
+            content: edits the embeddings (B, K, D) of those patches before positions are added.
+            context_BM: int64 indices, among the K patches, of those that give keys and values in
+                every layer; prefix tokens always do. None: all.
+            keys_B: int64 draw keys that decide who drops which branch (drop path); None drops none.
 
         Returns:
-            (B, 1+K, D) tokens after the final norm; token 0 is the class token.
+            (B, P+K, D) tokens after the final norm; the P prefix tokens come first.
         """
-        tokens = self._embed(images_B3HW, keep_BK)
-        table = self.pos_embed[0, 1:]
-        position_BKD = table.expand_as(tokens) if keep_BK is None else table[keep_BK]
-        if positions is not None:
-            position_BKD = positions(position_BKD)
-        cls = (self.cls_token + self.pos_embed[:, :1]).expand(len(tokens), -1, -1)
+        tokens = self._embed(images_BCHW, keep_BK)
+        if content is not None:
+            tokens = content(tokens)
+        grid = self.grid_of(*images_BCHW.shape[-2:])
+        if self.pos_embed is not None or positions is not None:
+            position_BKD = self._positions(tokens, keep_BK, grid)
+            tokens = tokens + (position_BKD if positions is None else positions(position_BKD))
         # under autocast the sum is float32, and so is the residual stream, as in the published code
-        tokens = torch.cat([cls, tokens + position_BKD], dim=1)
-        for block in self.blocks:
-            tokens = block(tokens)
+        tokens = self.pos_drop(torch.cat([*self._prefix(len(tokens)), tokens], dim=1))
+        context_BM = self._with_prefix(context_BM)
+        bias = None if self.shared_rel_pos is None else self.shared_rel_pos.get_bias()
+        branches = self._branches(keys_B)
+        for block, branch in zip(self.blocks, branches, strict=True):
+            tokens = block(tokens, bias, context_BM, branch)
         return self.norm(tokens)
 
-    def _embed(self, images_B3HW: Tensor, keep_BK: Tensor | None) -> Tensor:
+    def _positions(
+        self, tokens_BKD: Tensor, keep_BK: Tensor | None, grid: tuple[int, int]
+    ) -> Tensor:
+        """Return the table's positions of the tokens, (B, K, D)."""
+        if self.pos_embed is None:
+            return torch.zeros_like(tokens_BKD)
+        table = resample_positions(self.pos_embed[0, self.num_prefix_tokens :], self.grid, grid)
+        return table.expand_as(tokens_BKD) if keep_BK is None else table[keep_BK]
+
+    def _prefix(self, num: int) -> list[Tensor]:
+        """Return the class token and the registers, with their positions."""
+        tokens: list[Tensor] = [t for t in (self.cls_token, self.reg_token) if t is not None]
+        if not tokens:
+            return []
+        prefix = torch.cat(tokens, dim=1)
+        if self.pos_embed is not None:
+            prefix = prefix + self.pos_embed[:, : self.num_prefix_tokens]
+        return [prefix.expand(num, -1, -1)]
+
+    def _with_prefix(self, context_BM: Tensor | None) -> Tensor | None:
+        """Return the context's indices among all tokens, prefix tokens included."""
+        if context_BM is None or not self.num_prefix_tokens:
+            return context_BM
+        prefix = torch.arange(self.num_prefix_tokens, device=context_BM.device)
+        prefix = prefix.expand(len(context_BM), -1)
+        return torch.cat([prefix, context_BM + self.num_prefix_tokens], dim=1)
+
+    def _branches(self, keys_B: Tensor | None) -> list[Tensor | None]:
+        """Return the factors (B, 2) of each block's branches: 0, or 1/(1 − rate), from the keys."""
+        depth = len(self.blocks)
+        if keys_B is None or not self.drop_path:
+            return [None] * depth
+        draw = draws.uniform(keys_B, 2 * depth).unflatten(1, (depth, 2))
+        # the rate grows linearly with depth (Huang et al. 2016)
+        rates = [self.drop_path * i / max(depth - 1, 1) for i in range(depth)]
+        return [(draw[:, i] >= rate) / (1 - rate) for i, rate in enumerate(rates)]
+
+    def _embed(self, images_BCHW: Tensor, keep_BK: Tensor | None) -> Tensor:
         """Embed only the kept patches: (B, K, D); removed ones are not even copied."""
         projection = self.patch_embed.proj
-        (rows, cols), side = self.grid, self.patch_size
-        patches = images_B3HW.unflatten(3, (cols, side)).unflatten(2, (rows, side))
-        patches = patches.permute(0, 2, 4, 1, 3, 5)  # B, rows, cols, channel, side, side
+        (rows, cols), (high, wide) = self.grid_of(*images_BCHW.shape[-2:]), self.patch_size
+        patches = images_BCHW.unflatten(3, (cols, wide)).unflatten(2, (rows, high))
+        patches = patches.permute(0, 2, 4, 1, 3, 5)  # B, rows, cols, channel, high, wide
         if keep_BK is None:
             kept = patches.flatten(1, 2)
         else:
@@ -132,41 +242,115 @@ class Encoder(VisionTransformer):
 
     def fsdp_wrap_fn(self, module: nn.Module) -> bool:
         """Tell Composer's FSDP2 to shard block by block."""
-        return isinstance(module, Block)
+        return isinstance(module, EncoderBlock)
+
+
+def _side(size: tuple[int, int]) -> int | tuple[int, int]:
+    return size[0] if size[0] == size[1] else size
+
+
+def _differences(size: EncoderSize, options: dict[str, Any]) -> dict[str, Any]:
+    """Return what ``timm.create_model(size.timm_name)`` must be told to build this encoder."""
+    usual = {
+        "img_size": 224,
+        "patch_size": size.patch_size,
+        "depth": size.depth,
+        "in_chans": 3,
+        "class_token": True,
+        "reg_tokens": 0,
+        "init_values": None,
+        "pos_embed": "learn",
+    }
+    different = {key: value for key, value in options.items() if value != usual[key]}
+    if not options["class_token"]:
+        different["global_pool"] = ""
+    return different
 
 
 def build_encoder(
     name: str,
     *,
     image_size: int | tuple[int, int] = 224,
-    patch_size: int | None = None,
+    patch_size: int | tuple[int, int] | None = None,
     depth: int | None = None,
+    channels: int = 3,
+    positions: PositionKind = "sincos",
+    class_token: bool = True,
+    num_registers: int = 0,
+    layer_scale: float | None = None,
+    drop_path: float = 0.0,
+    dropout: float = 0.0,
+    init: Init = "xavier",
 ) -> Encoder:
     """Build an encoder by name.
 
     Args:
         name: one of ``SIZES``: ``vit_tiny16``, ``vits16``, ``vitb16``, ``vitl16``, ``vith14``.
         image_size: side in pixels, or (height, width).
-        patch_size: side of a patch; None takes the name's.
+        patch_size: side of a patch, or (height, width); None takes the name's.
         depth: number of blocks; None takes the name's.
+        channels: of the input, 3 for images.
+        positions: ``sincos`` (fixed table, MAE's order), ``learned`` (drawn from N(0, 0.02²)),
+            ``none``, or a zero-initialised bias of the attention by relative position, one per
+            layer (``relative``) or one for all (``shared_relative``, as in BEiT).
+        class_token: whether there is one.
+        num_registers: learned tokens without meaning that take part in attention.
+        layer_scale: initial factor of each residual branch, learned per channel; None: no factor.
+        drop_path: rate at which a sample skips the branches of the last block, in [0, 1); it grows
+            linearly from 0 in the first.
+        dropout: rate after projections and positions, in [0, 1).
+        init: ``xavier`` (MAE, DropPos, LUT) or ``trunc_normal`` (I-JEPA, DINOv2, DeiT).
 
     Raises:
-        UserError: unknown name, or an image size that the patch size does not divide.
+        UserError: unknown name, an image size that the patch size does not divide, or a value out
+            of its range.
     """
     if name not in SIZES:
         raise UserError(f"encoder.name is '{name}'.{suggestion(name, SIZES)}")
     size = SIZES[name]
-    patch = size.patch_size if patch_size is None else patch_size
-    height_width = (image_size, image_size) if isinstance(image_size, int) else image_size
+    patch = _pair(size.patch_size if patch_size is None else patch_size)
+    height_width = _pair(image_size)
     blocks = size.depth if depth is None else depth
-    for key, value in (("patch_size", patch), ("depth", blocks), ("image_size", min(height_width))):
+    for key, value in (
+        ("patch_size", min(patch)),
+        ("depth", blocks),
+        ("image_size", min(height_width)),
+        ("channels", channels),
+    ):
         if value < 1:
             raise UserError(f"encoder.{key} is {value}, but must be at least 1.")
-    for side in height_width:
-        if side % patch:
-            near = max(patch, round(side / patch) * patch)
-            raise UserError(
-                f"encoder.image_size = {side} is not divisible by the patch size {patch}. "
-                f"Use {near}, or another encoder.patch_size."
-            )
-    return Encoder(size, image_size=height_width, patch_size=patch, depth=blocks)
+    for key, rate in (("drop_path", drop_path), ("dropout", dropout)):
+        if not 0 <= rate < 1:
+            raise UserError(f"encoder.{key} is {rate}, but must lie in [0, 1).")
+    if positions in ("relative", "shared_relative") and num_registers:
+        raise UserError(f"encoder.positions = {positions} works without registers only.")
+    for side, part in zip(height_width, patch, strict=True):
+        check_divides(side, part, key="encoder.image_size")
+    return Encoder(
+        size,
+        image_size=height_width,
+        patch_size=patch,
+        depth=blocks,
+        channels=channels,
+        positions=positions,
+        class_token=class_token,
+        num_registers=num_registers,
+        layer_scale=layer_scale,
+        drop_path=drop_path,
+        dropout=dropout,
+        init=init,
+    )
+
+
+def check_divides(side: int, patch: int, *, key: str) -> None:
+    """Raise ``UserError`` naming ``key`` unless ``patch`` divides ``side``."""
+    if side % patch:
+        near = max(patch, round(side / patch) * patch)
+        raise UserError(
+            f"{key} = {side} is not divisible by the patch size {patch}. "
+            f"Use {near}, or another encoder.patch_size."
+        )
+
+
+def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else size

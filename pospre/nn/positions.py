@@ -1,6 +1,7 @@
 """Positions of a grid: the fixed sin-cos table in the order of MAE's weights, and soft labels."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from pospre.errors import UserError
@@ -34,6 +35,39 @@ def sincos_positions(dim: int, rows: int, cols: int) -> Tensor:
     return torch.cat(
         [wave(angle) for angle in angles for wave in (torch.sin, torch.cos)], 1
     ).float()
+
+
+def sincos_at(dim: int, coordinates_BN2: Tensor) -> Tensor:
+    """Return the sin-cos vectors at any coordinates: the table's at whole ones.
+
+    Args:
+        dim: width of a vector, a multiple of 4.
+        coordinates_BN2: float32 (column, row) in units of the grid's cells, 0 at the centre of the
+            first cell.
+
+    Returns:
+        float32 (B, N, dim).
+    """
+    quarter = dim // 4
+    steps = torch.arange(quarter, dtype=torch.float64, device=coordinates_BN2.device)
+    frequencies = (10000.0 ** (-steps / quarter)).float()
+    angles = coordinates_BN2.float().unsqueeze(-1) * frequencies  # B, N, (column, row), quarter
+    return torch.stack([angles.sin(), angles.cos()], dim=3).flatten(2)
+
+
+def resample_positions(table_ND: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
+    """Return a grid's position vectors at another grid of the same extent: bicubic, half-pixel.
+
+    Args:
+        table_ND: (rows·cols, D) of the grid ``old``, row-major.
+        old: (rows, columns).
+        new: (rows, columns).
+    """
+    if old == new:
+        return table_ND
+    picture = table_ND.float().unflatten(0, old).permute(2, 0, 1).unsqueeze(0)
+    resampled = F.interpolate(picture, size=new, mode="bicubic", align_corners=False)
+    return resampled[0].flatten(1).T
 
 
 def grid_distances(rows: int, cols: int, *, squared: bool) -> Tensor:

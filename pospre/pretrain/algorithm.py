@@ -38,6 +38,7 @@ class PretrainAlgorithm(Algorithm):
     """
 
     is_host: ClassVar[bool] = False
+    _progress: Progress = Progress(0.0, 0.0)
 
     @abstractmethod
     def attach(self, model: PretrainModel) -> None:
@@ -51,17 +52,25 @@ class PretrainAlgorithm(Algorithm):
         """Set what changes over training, into buffers (no recompilation); nothing by default."""
         return
 
+    def after_step(self, model: PretrainModel, progress: Progress) -> None:
+        """Do what follows an optimiser step that began at ``progress``; nothing by default."""
+        return
+
     def match(self, event: Event, state: State) -> bool:
-        """Run at INIT and before every forward."""
-        return event in (Event.INIT, Event.BEFORE_FORWARD)
+        """Run at INIT, before every forward, and when a step is done."""
+        return event in (Event.INIT, Event.BEFORE_FORWARD, Event.BATCH_END)
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Attach at INIT; before a forward set the schedules and write into the batch."""
+        """Attach at INIT; before a forward set schedules and write; then ``after_step``."""
         model = pretrain_model(state)
         if event == Event.INIT:
             self.attach(model)
             return
-        self.schedule(model, training_progress(state))
+        if event == Event.BATCH_END:
+            self.after_step(model, self._progress)
+            return
+        self._progress = training_progress(state)
+        self.schedule(model, self._progress)
         self.write(state.batch, model)
 
 

@@ -1,55 +1,82 @@
 """The one model that every host and every position algorithm attaches to."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from composer.models import ComposerModel
 from torch import Tensor, nn
 
-from pospre.batch import Batch, flip_key, image_key
+from pospre import draws
+from pospre.batch import EPOCH, INDEX, Batch, flip_key, image_key, per_row
+from pospre.data.views import ViewGroup
 from pospre.errors import UserError
-from pospre.nn.encoder import Encoder
+from pospre.nn.encoder import Edit, Encoder, check_divides
 from pospre.pretrain.augment import IMAGENET_MEAN, IMAGENET_STD, DeviceAugment
 from pospre.pretrain.objective import Objective, ObjectiveSet, Outputs
+from pospre.pretrain.teacher import Frozen, Momentum, follow
 
 
 @dataclass(frozen=True)
 class EncoderPass:
-    """One run of the encoder over the batch.
+    """One run of an encoder over all views of a group: B·V rows, a sample's views in a row.
 
     Attributes:
-        keep: batch key of the patches to encode (B, K), or None for all of them.
-        positions: name of the position module that edits what is added, or None.
-        grad: whether gradients flow through this pass.
+        group: the view group.
+        keep: batch key of the patches to encode, (B, K) or (B, V, K), or None for all of them.
+        context: batch key of those among them that give keys and values, or None for all.
+        content: names of the modules in ``PretrainModel.contents`` that edit patch embeddings.
+        positions: names of the modules in ``PretrainModel.positions`` that edit positions, after
+            the model's position source.
+        teacher: run the teacher instead of the trained encoder; it gets no gradient.
+        grad: whether gradients flow through the trained encoder here.
     """
 
+    group: str = "view"
     keep: str | None = None
-    positions: str | None = None
+    context: str | None = None
+    content: tuple[str, ...] = ()
+    positions: tuple[str, ...] = ()
+    teacher: bool = False
     grad: bool = True
 
+    @property
+    def has_grad(self) -> bool:
+        """Whether gradients flow through this pass."""
+        return self.grad and not self.teacher
 
-class PositionSet(nn.Module):
-    """The position modules of a model by name; a module with a forward, as FSDP2 wants."""
+
+class EditSet(nn.Module):
+    """Modules by name that edit the tokens of a pass; a module with a forward, as FSDP2 wants.
+
+    A member's forward takes (tokens (rows, K, D), batch, pass) and returns tokens of that shape.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.named = nn.ModuleDict()
 
-    def forward(self, name: str, position_BKD: Tensor, batch: Batch) -> Tensor:
-        """Let the module ``name`` edit the positions (B, K, D) of a pass."""
-        return self.named[name](position_BKD, batch)
+    def forward(
+        self, names: tuple[str, ...], batch: Batch, where: EncoderPass, tokens: Tensor
+    ) -> Tensor:
+        """Let the modules ``names`` edit the tokens one after the other."""
+        for name in names:
+            tokens = self.named[name](tokens, batch, where)
+        return tokens
 
 
 class PretrainModel(ComposerModel):
     """An encoder, the passes declared over it, and the objectives that read their tokens.
 
     Algorithms attach to it before the optimiser is made: they claim the batch keys they write,
-    declare passes, and add objectives and position modules.
+    require view groups, declare passes, and add objectives, editors and the teacher.
 
     Args:
         encoder: what is pre-trained and exported.
         seed: the run's seed; every mask is a function of it.
+        views: the view groups of each batch by name; by default one group ``view`` of the
+            encoder's size.
         mean: of the pixel normalisation, RGB in [0, 1].
         std: of the pixel normalisation.
     """
@@ -59,17 +86,54 @@ class PretrainModel(ComposerModel):
         encoder: Encoder,
         *,
         seed: int,
+        views: Mapping[str, ViewGroup] | None = None,
         mean: tuple[float, float, float] = IMAGENET_MEAN,
         std: tuple[float, float, float] = IMAGENET_STD,
     ) -> None:
         super().__init__()
         self.encoder = encoder
         self.augment = DeviceAugment(mean, std)
-        self.positions = PositionSet()
+        self.contents = EditSet()
+        self.positions = EditSet()
         self.objectives = ObjectiveSet()
+        self.teacher: Frozen | None = None
+        self.teacher_positions: Frozen | None = None
+        self.momentum: Momentum | None = None
+        self.pairs: list[tuple[nn.Module, nn.Module]] = []
         self.passes: dict[str, EncoderPass] = {}
         self.writers: dict[str, str] = {}
+        self.position_source: str | None = None
         self.seed = seed
+        self.views = dict(views or {"view": ViewGroup(size=encoder.image_size[0])})
+        for name, group in self.views.items():
+            check_divides(group.size, encoder.patch_size[0], key=f"data.views.{name}.size")
+
+    # -- what algorithms attach ---------------------------------------------------------------
+
+    def require_views(self, owner: str, group: str, count: int = 1) -> ViewGroup:
+        """Return the view group that ``owner`` needs.
+
+        Raises:
+            UserError: the batches have no such group, or too few views in it.
+        """
+        if group not in self.views:
+            raise UserError(
+                f"algorithms.{owner} needs the view group '{group}', but data.views has "
+                f"{', '.join(self.views)}. Add data.views.{group} with count: {count}."
+            )
+        if self.views[group].count < count:
+            raise UserError(
+                f"algorithms.{owner} needs {count} views of the group '{group}', but "
+                f"data.views.{group}.count is {self.views[group].count}."
+            )
+        return self.views[group]
+
+    def grid(self, group: str = "view") -> tuple[int, int]:
+        """Return (rows, columns) of patches of a group's views."""
+        if group == "view":
+            return self.encoder.grid
+        size = self.views[group].size
+        return self.encoder.grid_of(size, size)
 
     def claim(self, key: str, writer: str) -> None:
         """Register ``writer`` as the only algorithm that writes the batch key ``key``.
@@ -85,41 +149,146 @@ class PretrainModel(ComposerModel):
             )
 
     def add_pass(self, name: str, encoder_pass: EncoderPass) -> None:
-        """Declare an encoder pass, or give a declared one the position module it lacks.
+        """Declare an encoder pass, or add editors to one that is declared.
 
         Raises:
-            UserError: two algorithms edit the positions of the same pass.
+            UserError: the pass is declared over other tokens, or attention with relative positions
+                would not see all tokens.
         """
-        before = self.passes.get(name, encoder_pass)
-        if before.positions not in (None, encoder_pass.positions):
+        before = self.passes.get(name)
+        if before is not None:
+            bare = replace(encoder_pass, positions=before.positions, content=before.content)
+            if bare != before:
+                raise UserError(
+                    f"algorithms: the encoder pass '{name}' is declared twice and differently "
+                    f"({before} and {bare}). Use one of the two algorithms."
+                )
+            encoder_pass = replace(
+                before,
+                positions=_joined(before.positions, encoder_pass.positions),
+                content=_joined(before.content, encoder_pass.content),
+            )
+        if self.encoder.is_relative and (encoder_pass.keep or encoder_pass.context):
             raise UserError(
-                f"algorithms: '{before.positions}' and '{encoder_pass.positions}' both edit the "
-                f"positions of the pass '{name}'. Use one of them."
+                f"encoder.positions = {self.encoder.position_kind} needs all tokens in attention, "
+                f"but the pass '{name}' leaves some out. Use sincos, learned or none."
             )
         self.passes[name] = encoder_pass
 
     def add_objective(self, name: str, objective: Objective) -> None:
         """Add an objective; ``name`` becomes its loss term."""
         self.objectives.add(name, objective)
+        for student, teacher in objective.mirrored():
+            self.mirror(student, teacher)
+
+    def add_position_source(self, name: str, module: nn.Module) -> None:
+        """Let ``module`` give the positions of every pass instead of the encoder's table.
+
+        Called with an empty batch it gives those of a whole image. The teacher gets its own copy.
+
+        Raises:
+            UserError: another algorithm already gives the positions.
+        """
+        self.claim("positions", name)
+        self.positions.named[name] = module
+        self.position_source = name
+        self._copy_positions()
+
+    def add_teacher(self, owner: str, momentum: Momentum | None) -> None:
+        """Make sure that there is a momentum teacher; who asks first says how fast it follows.
+
+        Args:
+            owner: the algorithm's name, for errors.
+            momentum: None takes the teacher that another algorithm has made.
+
+        Raises:
+            UserError: no momentum from anyone, or one out of range.
+        """
+        if momentum is not None:
+            momentum.check(owner)
+        if self.teacher is not None:
+            return
+        if momentum is None:
+            raise UserError(
+                f"algorithms.{owner} needs a teacher, but its momentum is null and no other "
+                f"algorithm brings one. Set {owner}.momentum_start (0.996 is usual)."
+            )
+        self.momentum = momentum
+        self.teacher = Frozen(self.encoder)
+        self.mirror(self.encoder, self.teacher.module)
+        self._copy_positions()
+
+    def _copy_positions(self) -> None:
+        if self.teacher is None or self.position_source is None or self.teacher_positions:
+            return
+        source = EditSet()
+        source.named[self.position_source] = self.positions.named[self.position_source]
+        self.teacher_positions = Frozen(source)
+        self.mirror(source, self.teacher_positions.module)
+
+    def mirror(self, student: nn.Module, teacher: nn.Module) -> None:
+        """Let ``teacher``, a module of the same structure, follow ``student`` by momentum."""
+        self.pairs.append((student, teacher))
+
+    def update_teacher(self, progress: float) -> None:
+        """Move the teacher towards the trained weights, after the step begun at ``progress``."""
+        if self.momentum is not None:
+            follow(self.pairs, self.momentum.at(progress))
+
+    # -- what runs ----------------------------------------------------------------------------
 
     def images(self, batch: Batch, group: str = "view") -> Tensor:
         """Return the group's flipped, normalised views: float32 (B, V, 3, H, W)."""
         return self.augment(batch[image_key(group)], batch[flip_key(group)])
 
-    def encode(self, name: str, images_B3HW: Tensor, batch: Batch) -> Tensor:
-        """Run the declared pass ``name``: (B, 1+K, D) tokens."""
-        declared = self.passes[name]
-        keep = None if declared.keep is None else batch[declared.keep]
-        edit = None
-        if declared.positions is not None:
-            edit = partial(self._edit_positions, declared.positions, batch)
-        if declared.grad:
-            return self.encoder(images_B3HW, keep, edit)
-        with torch.no_grad():
-            return self.encoder(images_B3HW, keep, edit)
+    def tokens(self, images_BCHW: Tensor) -> Tensor:
+        """Encode whole images as whoever uses the exported encoder does: (B, P+N, D)."""
+        if self.position_source is None:
+            return self.encoder(images_BCHW)
+        source = partial(self.positions, (self.position_source,), {}, EncoderPass())
+        return self.encoder(images_BCHW, positions=source)
 
-    def _edit_positions(self, name: str, batch: Batch, position_BKD: Tensor) -> Tensor:
-        return self.positions(name, position_BKD, batch)
+    def encode(self, name: str, images_BVCHW: Tensor, batch: Batch) -> Tensor:
+        """Run the declared pass ``name``: (B·V, P+K, D) tokens."""
+        declared = self.passes[name]
+        images = images_BVCHW.flatten(0, 1)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and declared.has_grad):
+            encoder = self.teacher if declared.teacher else self.encoder
+            assert encoder is not None
+            return encoder(
+                images,
+                _rows(batch, declared.keep, len(images)),
+                self._edit_positions(declared, batch),
+                content=self._edit_content(declared, batch),
+                context_BM=_rows(batch, declared.context, len(images)),
+                keys_B=self._drop_path_keys(name, declared, batch, images_BVCHW.shape[1]),
+            )
+
+    def _edit_content(self, declared: EncoderPass, batch: Batch) -> Edit | None:
+        if not declared.content:
+            return None
+        return partial(self.contents, declared.content, batch, declared)
+
+    def _edit_positions(self, declared: EncoderPass, batch: Batch) -> Edit | None:
+        source = () if self.position_source is None else (self.position_source,)
+        names = (*source, *declared.positions)
+        if not names:
+            return None
+        positions = self.teacher_positions if declared.teacher else None
+        return partial(positions or self.positions, names, batch, declared)
+
+    def _drop_path_keys(
+        self, name: str, declared: EncoderPass, batch: Batch, views: int
+    ) -> Tensor | None:
+        """Return the draw keys (B·V,) of who skips which branch in this pass, in training."""
+        if not self.training or declared.teacher or not self.encoder.drop_path:
+            return None
+        purpose = f"drop_path/{name}"
+        keys = [
+            draws.sample_keys(self.seed, batch[EPOCH], batch[INDEX], view, purpose)
+            for view in range(views)
+        ]
+        return torch.stack(keys, dim=1).flatten()
 
     def forward(self, batch: Batch) -> dict[str, Outputs]:
         """Run the passes, then the objectives.
@@ -130,11 +299,12 @@ class PretrainModel(ComposerModel):
         Returns:
             The outputs of each objective by name.
         """
-        pixels = self.images(batch)
-        batch = {**batch, "view/pixels": pixels}
+        groups = dict.fromkeys(declared.group for declared in self.passes.values())
+        pixels = {group: self.images(batch, group) for group in groups}
+        batch = {**batch, **{f"{group}/pixels": views for group, views in pixels.items()}}
         # autocast keeps the weights it casts: cast without gradient first, they would never learn
-        order = sorted(self.passes, key=lambda name: not self.passes[name].grad)
-        passes = {name: self.encode(name, pixels[:, 0], batch) for name in order}
+        order = sorted(self.passes, key=lambda name: not self.passes[name].has_grad)
+        passes = {name: self.encode(name, pixels[self.passes[name].group], batch) for name in order}
         return self.objectives(passes, batch)
 
     def loss(  # type: ignore[override]  # Composer also takes a dict of terms
@@ -151,3 +321,11 @@ class PretrainModel(ComposerModel):
             for metric, value in objective.metrics(outputs[name], batch).items():
                 measured[f"metric/{name}_{metric}"] = value.detach()
         return {"total": torch.stack(weighted).sum(), **terms, **measured}
+
+
+def _rows(batch: Batch, key: str | None, num_rows: int) -> Tensor | None:
+    return None if key is None else per_row(batch[key], num_rows)
+
+
+def _joined(names: tuple[str, ...], more: tuple[str, ...]) -> tuple[str, ...]:
+    return (*names, *(name for name in more if name not in names))

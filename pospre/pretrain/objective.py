@@ -1,7 +1,8 @@
 """What an objective is, and the set of objectives of a model."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
@@ -17,9 +18,12 @@ class Objective(nn.Module, ABC):
 
     Attributes:
         weight: factor of this loss in the total.
+        frozen_epochs: by the start of a parameter's name within this module, the number of epochs
+            at the beginning of training for which its learning rate is 0.
     """
 
     weight: float = 1.0
+    frozen_epochs: Mapping[str, int] = MappingProxyType({})
 
     @abstractmethod
     def forward(self, passes: dict[str, Tensor], batch: dict[str, Tensor]) -> Outputs:
@@ -32,6 +36,13 @@ class Objective(nn.Module, ABC):
     def metrics(self, outputs: Outputs, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return detached scalars worth logging; none by default."""
         return {}
+
+    def mirrored(self) -> list[tuple[nn.Module, nn.Module]]:
+        """Return the (student, teacher) modules in here that follow by momentum; none by default.
+
+        The teacher is the ``module`` of a ``pospre.pretrain.teacher.Frozen``.
+        """
+        return []
 
 
 class ObjectiveSet(nn.Module):

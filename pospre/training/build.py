@@ -65,30 +65,33 @@ def build_model(recipe: Recipe) -> PretrainModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         encoder = build_encoder(**recipe.encoder.model_dump())
-        model = PretrainModel(encoder, seed=recipe.seed)
+        model = PretrainModel(encoder, seed=recipe.seed, views=build_views(recipe))
         for algorithm in algorithms:
             algorithm.attach(model)
     return model
 
 
+def build_views(recipe: Recipe) -> dict[str, ViewGroup]:
+    """Return the recipe's view groups by name; a view has the encoder's size unless it says one."""
+    image_size = recipe.encoder.image_size
+    side = image_size if isinstance(image_size, int) else image_size[0]
+    return {
+        name: ViewGroup(name=name, **{**view.model_dump(), "size": view.size or side})
+        for name, view in recipe.data.views.items()
+    }
+
+
 def build_data(recipe: Recipe) -> ViewLoader:
-    """Return this rank's loader; the views have the encoder's image size."""
+    """Return this rank's loader."""
     data, world = recipe.data, dist.get_world_size()
     if data.batch_size % world:
         raise UserError(
             f"data.batch_size = {data.batch_size} is the batch over all ranks and must be a "
             f"multiple of their number, {world}"
         )
-    view = ViewGroup(
-        size=recipe.encoder.image_size,
-        scale=data.crop_scale,
-        ratio=data.crop_ratio,
-        flip_rate=data.flip_rate,
-        interpolation=data.interpolation,
-    )
     loader = build_loader(
         data.path,
-        views=[view],
+        views=list(build_views(recipe).values()),
         batch_size=data.batch_size // world,
         seed=recipe.seed,
         rank=dist.get_global_rank(),

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from pospre.config import ClipGrad, Optimizer, Schedule
 from pospre.errors import UserError
 from pospre.schedules import cosine_warmup, duration_steps, peak_rate
+from pospre.sections import ClipGrad, Optimizer, Schedule
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:

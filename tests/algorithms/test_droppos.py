@@ -20,7 +20,7 @@ from pospre.nn.encoder import build_encoder
 from pospre.nn.masking import num_kept
 from pospre.nn.positions import grid_distances, smoothed_labels
 from pospre.pretrain.algorithm import Progress
-from pospre.pretrain.model import PretrainModel
+from pospre.pretrain.model import EncoderPass, PretrainModel
 
 
 def smooth(side, sigma, **options):
@@ -198,7 +198,7 @@ def test_wrong_positions_are_other_dropped_ones():
     model, inputs = model_and_batch(position_token="wrong")
     table = torch.arange(36.0).view(36, 1)
     true = table[inputs["view/keep"]]
-    seen = model.positions("droppos", true, inputs)
+    seen = model.positions(("droppos",), inputs, EncoderPass(), true)
     dropped = ~inputs["droppos/shown"]
     assert torch.equal(seen[~dropped], true[~dropped])
     assert (seen[dropped] != true[dropped]).all()
@@ -209,7 +209,7 @@ def test_wrong_positions_are_other_dropped_ones():
 def test_zero_token_leaves_only_shown_positions():
     model, inputs = model_and_batch(position_token="zeros")
     assert not list(model.positions.parameters())
-    seen = model.positions("droppos", torch.ones(4, 18, 1), inputs)
+    seen = model.positions(("droppos",), inputs, EncoderPass(), torch.ones(4, 18, 1))
     assert torch.equal(seen[..., 0].bool(), inputs["droppos/shown"])
 
 

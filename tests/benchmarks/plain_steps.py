@@ -96,7 +96,7 @@ class PlainMAE(nn.Module):
         fill = self.mask_token.repeat(len(latent), restore.shape[1] + 1 - latent.shape[1], 1)
         body = take(torch.cat([latent[:, 1:], fill.to(latent.dtype)], dim=1), restore)
         decoded = self.decoder.run(torch.cat([latent[:, :1], body + self.positions], dim=1))[:, 1:]
-        target = patchify(images, PATCH)
+        target = patchify(images, (PATCH, PATCH))
         mean, variance = target.mean(-1, keepdim=True), target.var(-1, keepdim=True)
         error = (decoded - (target - mean) / (variance + 1e-6) ** 0.5) ** 2
         return (error.mean(-1) * mask).sum() / mask.sum()

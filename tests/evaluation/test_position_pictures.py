@@ -20,7 +20,7 @@ def random_image(height=32, width=48):
 
 def test_patches_in_their_places_are_the_image():
     image = random_image()
-    patches = patchify(image[None], 16)[0]
+    patches = patchify(image[None], (16, 16))[0]
     assert torch.equal(place_patches(patches, torch.arange(6), (2, 3)), image)
 
 

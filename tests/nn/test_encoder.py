@@ -69,7 +69,7 @@ def test_published_parameter_counts():
 
 def test_patchify_is_row_major_with_the_channel_fastest():
     images = torch.arange(2 * 3 * 4 * 6).view(2, 3, 4, 6)
-    patches = patchify(images, 2)
+    patches = patchify(images, (2, 2))
     assert patches.shape == (2, 6, 12)
     assert patches[0, 4].tolist() == [
         images[0, c, 2 + r, 2 + q].item() for r in (0, 1) for q in (0, 1) for c in (0, 1, 2)

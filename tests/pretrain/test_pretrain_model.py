@@ -167,8 +167,10 @@ def test_before_a_forward_sigma_is_set_and_masks_are_written():
     assert {"view/keep", "droppos/shown"} <= set(state.batch)
 
 
-def test_two_position_modules_on_one_pass_are_refused():
+def test_a_pass_over_other_tokens_is_refused_and_editors_form_a_chain():
     model = small_model()
-    model.add_pass("student", EncoderPass(keep="view/keep", positions="droppos"))
-    with pytest.raises(UserError, match="both edit the positions of the pass 'student'"):
-        model.add_pass("student", EncoderPass(keep="view/keep", positions="crop_field"))
+    model.add_pass("student", EncoderPass(keep="view/keep", positions=("droppos",)))
+    model.add_pass("student", EncoderPass(keep="view/keep", positions=("other",)))
+    assert model.passes["student"].positions == ("droppos", "other")
+    with pytest.raises(UserError, match="'student' is declared twice and differently"):
+        model.add_pass("student", EncoderPass())

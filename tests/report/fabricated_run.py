@@ -11,7 +11,7 @@ RECIPE = """\
 # Demo: a small ViT on rendered scenes
 run_name: {name}
 seed: 0
-data: {{path: {data}, batch_size: 64, crop_scale: [0.2, 1.0], flip_rate: 0.5}}
+data: {{path: {data}, batch_size: 64, views: {{view: {{scale: [0.2, 1.0]}}}}}}
 encoder: {{name: vit_micro16, image_size: 224, patch_size: null}}
 algorithms:
   droppos: {{mask_ratio: 0.75, position_mask_ratio: 0.75, sigma_start: 1.0, temperature: 0.1}}

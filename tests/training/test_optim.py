@@ -7,9 +7,10 @@ import torch
 from composer.core import Event
 from torch import nn
 
-from pospre.config import ClipGrad, Optimizer, Schedule, recipe_from_dict
+from pospre.config import recipe_from_dict
 from pospre.errors import UserError
 from pospre.schedules import cosine_warmup
+from pospre.sections import ClipGrad, Optimizer, Schedule
 from pospre.training.build import build_model
 from pospre.training.optim import (
     PerTensorClipping,

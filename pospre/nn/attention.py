@@ -1,0 +1,88 @@
+"""The encoder's block: timm's weights and names, with context-only keys and relative positions."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timm.layers import RelPosBias
+from timm.models.vision_transformer import Attention, Block
+from torch import Tensor, nn
+
+
+class EncoderAttention(Attention):
+    """timm's attention whose keys and values may come from some of the tokens only.
+
+    Attributes:
+        rel_pos: learned bias of this layer by relative position, or None.
+    """
+
+    rel_pos: RelPosBias | None = None
+
+    def forward(
+        self, x: Tensor, attn_mask: Tensor | None = None, context_BM: Tensor | None = None
+    ) -> Tensor:
+        """Attend from all tokens to all tokens, or to those at ``context_BM``.
+
+        Args:
+            x: (B, T, D) tokens.
+            attn_mask: added to the attention logits, broadcastable to (B, heads, T, T).
+            context_BM: int64 indices of the tokens that give keys and values; only these are
+                projected, so that the cost falls with their number.
+        """
+        if self.rel_pos is not None:
+            bias = self.rel_pos.get_bias()
+            attn_mask = bias if attn_mask is None else attn_mask + bias
+        query, key, value = (
+            part.unflatten(2, (self.num_heads, self.head_dim)).transpose(1, 2)
+            for part in self._project(x, context_BM)
+        )
+        if attn_mask is not None:
+            attn_mask = attn_mask.to(query.dtype)
+        dropout = self.attn_drop.p if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask, dropout)
+        return self.proj_drop(self.proj(mixed.transpose(1, 2).flatten(2)))
+
+    def _project(self, x: Tensor, context_BM: Tensor | None) -> tuple[Tensor, ...]:
+        """Return queries of all tokens, keys and values of the context."""
+        if context_BM is None:
+            return self.qkv(x).chunk(3, dim=-1)
+        dim, bias = x.shape[-1], self.qkv.bias
+        context = torch.gather(x, 1, context_BM.unsqueeze(-1).expand(-1, -1, dim))
+        query = F.linear(x, self.qkv.weight[:dim], None if bias is None else bias[:dim])
+        pair = F.linear(context, self.qkv.weight[dim:], None if bias is None else bias[dim:])
+        return (query, *pair.chunk(2, dim=-1))
+
+
+class EncoderBlock(Block):
+    """timm's pre-norm block over ``EncoderAttention``; who drops a branch is decided outside."""
+
+    def __init__(self, dim: int, num_heads: int, **options: Any) -> None:
+        super().__init__(dim, num_heads, **options)
+        self.attn = EncoderAttention(
+            dim,
+            num_heads,
+            qkv_bias=options.get("qkv_bias", False),
+            attn_drop=options.get("attn_drop", 0.0),
+            proj_drop=options.get("proj_drop", 0.0),
+        )
+        self.drop_path1, self.drop_path2 = nn.Identity(), nn.Identity()
+
+    def forward(
+        self,
+        x: Tensor,
+        attn_mask: Tensor | None = None,
+        context_BM: Tensor | None = None,
+        branch_B2: Tensor | None = None,
+    ) -> Tensor:
+        """Return the tokens after attention and MLP.
+
+        Args:
+            x: (B, T, D) tokens.
+            attn_mask: see ``EncoderAttention``.
+            context_BM: see ``EncoderAttention``.
+            branch_B2: factors of the two residual branches (drop path); None is 1.
+        """
+        attended = self.ls1(self.attn(self.norm1(x), attn_mask, context_BM))
+        x = x + (attended if branch_B2 is None else attended * branch_B2[:, :1, None])
+        mixed = self.ls2(self.mlp(self.norm2(x)))
+        return x + (mixed if branch_B2 is None else mixed * branch_B2[:, 1:, None])

@@ -1,0 +1,87 @@
+"""The momentum teacher: copies that follow the trained modules and never get a gradient."""
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from pospre.errors import UserError
+
+
+@dataclass(frozen=True)
+class Momentum:
+    """How much of the teacher stays at each step.
+
+    Attributes:
+        start: at the first step, in [0, 1).
+        end: approached at the last, in [start, 1].
+        shape: ``cosine`` (BYOL, LUT, DINOv2), ``linear`` (I-JEPA) or ``constant``.
+    """
+
+    start: float
+    end: float = 1.0
+    shape: Literal["cosine", "linear", "constant"] = "cosine"
+
+    def at(self, progress: float) -> float:
+        """Return the momentum after the step that began at ``progress`` in [0, 1)."""
+        if self.shape == "constant":
+            return self.start
+        share = progress if self.shape == "linear" else (1 - math.cos(math.pi * progress)) / 2
+        return self.start + (self.end - self.start) * share
+
+    def check(self, owner: str) -> None:
+        """Raise ``UserError`` naming the algorithm ``owner`` for momenta out of range."""
+        if not 0 <= self.start < 1 or not self.start <= self.end <= 1:
+            raise UserError(
+                f"{owner}: the teacher's momentum goes from {self.start} to {self.end}, but must "
+                "hold 0 <= start < 1 and start <= end <= 1. 0.996 to 1 is the usual choice."
+            )
+
+
+class Frozen(nn.Module):
+    """A copy of a module that stays in evaluation mode and takes no gradient."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = copy.deepcopy(module).requires_grad_(False).eval()
+
+    def train(self, mode: bool = True) -> "Frozen":
+        """Stay in evaluation mode: no drop path, batch norms on their running statistics."""
+        return super().train(False)
+
+    def forward(self, *arguments: Any, **options: Any) -> Any:
+        """Run the copy without gradient."""
+        with torch.no_grad():
+            return self.module(*arguments, **options)
+
+
+@torch.no_grad()
+def follow(pairs: list[tuple[nn.Module, nn.Module]], momentum: float) -> None:
+    """Move every teacher towards its student: parameters and floating buffers; others are copied.
+
+    Args:
+        pairs: (student, teacher) modules of the same structure and sharding.
+        momentum: share of the teacher that stays.
+    """
+    teachers: list[Tensor] = []
+    students: list[Tensor] = []
+    for student, teacher in pairs:
+        theirs = dict(teacher.state_dict(keep_vars=True))
+        for name, value in student.state_dict(keep_vars=True).items():
+            mine = _local(theirs[name])
+            if mine.is_floating_point():
+                teachers.append(mine)
+                students.append(_local(value).to(mine.dtype))
+            else:
+                mine.copy_(_local(value))
+    if teachers:
+        torch._foreach_lerp_(teachers, students, 1 - momentum)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

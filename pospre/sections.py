@@ -1,0 +1,173 @@
+"""The sections of a recipe: constructor arguments spelled the same, with their bounds."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from pospre.schedules import DURATION
+
+
+def _duration(text: str) -> str:
+    if not DURATION.fullmatch(text):
+        raise PydanticCustomError(
+            "duration", "Input should be a duration such as 10ep (epochs), 500ba or 100000sp"
+        )
+    return text
+
+
+def _positive_duration(text: str) -> str:
+    if _duration(text).startswith("0"):
+        raise PydanticCustomError("duration", "Input should be longer than nothing")
+    return text
+
+
+def _local_or_s3(address: str) -> str:
+    scheme, separator, _ = address.partition("://")
+    if separator and scheme != "s3":
+        raise PydanticCustomError("address", "Input should be a local folder or s3://bucket/folder")
+    return _plain_path(address)
+
+
+def _plain_path(path: str) -> str:
+    # Composer would fill {rank}, {epoch} and so on in, and nothing would be found there again
+    if "{" in path or "}" in path:
+        raise PydanticCustomError("address", "Input should be a path without '{' and '}'")
+    return path
+
+
+def _beta(pair: tuple[float, float]) -> tuple[float, float]:
+    if not all(0 <= beta < 1 for beta in pair):
+        raise PydanticCustomError("pair", "Input should be two numbers from 0 to below 1")
+    return pair
+
+
+def _share(pair: tuple[float, float]) -> tuple[float, float]:
+    if not 0 < pair[0] <= pair[1] <= 1:
+        raise PydanticCustomError("pair", "Input should be two numbers with 0 < low <= high <= 1")
+    return pair
+
+
+def _all_or_some(count: int) -> int:
+    if count < 1 and count != -1:
+        raise PydanticCustomError("count", "Input should be 1 or more, or -1 to keep all")
+    return count
+
+
+Duration = Annotated[str, AfterValidator(_duration)]
+PositiveDuration = Annotated[str, AfterValidator(_positive_duration)]
+PositionKind = Literal["sincos", "learned", "none", "relative", "shared_relative"]
+Init = Literal["xavier", "trunc_normal"]
+Pair = Annotated[tuple[float, float], Field(strict=False)]
+Side = Annotated[int, Field(gt=0)]
+Size = Side | Annotated[tuple[Side, Side], Field(strict=False)]
+Arguments = Annotated[dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)]
+
+
+class Section(BaseModel):
+    """A part of the recipe: strict types, no unknown keys, unchangeable once read."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class View(Section):
+    """A group of views: arguments of ``pospre.data.views.ViewGroup``."""
+
+    count: int = Field(default=1, gt=0)
+    size: int | None = Field(default=None, gt=0, description="None: encoder.image_size")
+    scale: Annotated[Pair, AfterValidator(_share)] = (0.2, 1.0)
+    ratio: Pair = (3 / 4, 4 / 3)
+    flip_rate: float = Field(default=0.5, ge=0, le=1)
+    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
+    crop: Literal["random", "center"] = "random"
+
+
+class Data(Section):
+    """Where the images are, and the groups of views that are cut out of each, by name."""
+
+    path: str
+    batch_size: int = Field(gt=0, description="samples per step, over all ranks")
+    views: dict[str, View] = Field(default={"view": View()}, min_length=1)
+    num_workers: int | None = Field(default=None, gt=0)
+
+
+class Encoder(Section):
+    """Arguments of ``pospre.nn.encoder.build_encoder``."""
+
+    name: str
+    image_size: Size = 224
+    patch_size: Size | None = None
+    depth: int | None = Field(default=None, gt=0)
+    channels: int = Field(default=3, gt=0)
+    positions: PositionKind = "sincos"
+    class_token: bool = True
+    num_registers: int = Field(default=0, ge=0)
+    layer_scale: float | None = Field(default=None, gt=0)
+    drop_path: float = Field(default=0.0, ge=0, lt=1)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    init: Init = "xavier"
+
+
+class Optimizer(Section):
+    """AdamW; the peak learning rate is ``base_lr`` × ``data.batch_size`` / 256."""
+
+    name: Literal["adamw"] = "adamw"
+    base_lr: float = Field(default=1.5e-4, gt=0)
+    betas: Annotated[Pair, AfterValidator(_beta)] = (0.9, 0.95)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.05, ge=0)
+
+
+class Schedule(Section):
+    """Linear warm-up from 0, then half a cosine down to ``min_lr``, both per step."""
+
+    name: Literal["cosine"] = "cosine"
+    warmup: Duration = "10ep"
+    min_lr: float = Field(default=0.0, ge=0)
+
+
+class Fsdp(Section):
+    """Options of FSDP2; checkpoints stay single files, whatever the number of ranks."""
+
+    reshard_after_forward: bool = True
+    mixed_precision: Literal["DEFAULT", "PURE", "FULL"] = "DEFAULT"
+
+
+class ClipGrad(Section):
+    """Gradient clipping: ``norm`` over all parameters, or ``per_tensor`` as DropPos's code does."""
+
+    mode: Literal["norm", "per_tensor"] = "norm"
+    threshold: float = Field(gt=0)
+
+
+class Trainer(Section):
+    """How long, on what, how fast, and where the results go."""
+
+    max_duration: PositiveDuration
+    precision: Literal["fp32", "amp_bf16", "amp_fp16"] = "fp32"
+    device: Literal["auto", "cpu", "gpu"] = "auto"
+    run_folder: Annotated[str, AfterValidator(_plain_path)] = "runs"
+    overwrite: bool = False
+    save_folder: Annotated[str, AfterValidator(_local_or_s3)] | None = None
+    save_interval: PositiveDuration = "1ep"
+    keep_checkpoints: Annotated[int, AfterValidator(_all_or_some)] = Field(
+        default=3, description="local files kept; -1 keeps all"
+    )
+    autoresume: bool = True
+    microbatch_size: int | None = Field(default=None, gt=0)
+    compile: bool = False
+    fsdp: Fsdp | None = None
+    clip_grad: ClipGrad | None = None
+    log_interval: int = Field(default=10, gt=0, description="steps between lines of metrics.jsonl")
+    progress_bar: bool = True
+    dist_timeout: float = Field(default=300.0, gt=0)
+
+
+class TensorBoard(Section):
+    """TensorBoard event files in ``<run folder>/tensorboard``."""
+
+
+class Loggers(Section):
+    """Where to log besides ``metrics.jsonl``."""
+
+    tensorboard: Annotated[TensorBoard | None, Field()] = None
