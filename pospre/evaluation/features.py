@@ -9,6 +9,7 @@ from tqdm import tqdm
 
 from pospre.batch import Batch
 from pospre.data.loader import build_loader
+from pospre.data.reader import open_reader
 from pospre.data.views import ViewGroup
 from pospre.errors import UserError
 from pospre.evaluation.registry import Context
@@ -91,3 +92,23 @@ def pooled_features(
             pooled = tokens_BND[:, 0] if pooling == "cls" else patches_BND.mean(dim=1)
             features[name].append(pooled.cpu())
     return {name: torch.cat(parts) for name, parts in features.items()}, torch.cat(labels)
+
+
+def compare_classes(owner: str, data: str, bank: str) -> None:
+    """Raise a ``UserError`` of evaluation ``owner`` if two data sets number classes differently."""
+    names, others = open_reader(data).classes, open_reader(bank).classes
+    if names is None or others is None or names == others:
+        return
+    different = sorted(set(names) ^ set(others))
+    raise UserError(
+        f"{owner}: {data} has {len(names)} classes and bank={bank} has {len(others)}; labels are "
+        f"numbers, so both need the same class names (first difference: '{different[0]}')."
+    )
+
+
+def require_labels(owner: str, labels: Tensor, data: str) -> None:
+    """Raise a ``UserError`` of evaluation ``owner`` if an image of ``data`` has no label."""
+    if bool((labels < 0).any()):
+        raise UserError(
+            f"{owner} needs labels, and {data} has none: put the images into one folder per class."
+        )

@@ -13,9 +13,14 @@ import torch.nn.functional as F
 from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
-from pospre.data.reader import open_reader
 from pospre.errors import UserError
-from pospre.evaluation.features import Pooling, centre_batches, pooled_features
+from pospre.evaluation.features import (
+    Pooling,
+    centre_batches,
+    compare_classes,
+    pooled_features,
+    require_labels,
+)
 from pospre.evaluation.registry import Context
 from pospre.evaluation.table import format_table, percent
 
@@ -60,7 +65,7 @@ def evaluate(
             class the bank has.
     """
     if bank is not None:
-        _compare_classes(context.data, bank)
+        compare_classes("knn", context.data, bank)
     models = {"top1": context.model}
     if baseline:
         models["initial_top1"] = context.initial()
@@ -143,18 +148,6 @@ def nearest_class(
     return torch.cat(predicted)
 
 
-def _compare_classes(data: str, bank: str) -> None:
-    """Raise a ``UserError`` if the two data sets number their classes differently."""
-    names, others = open_reader(data).classes, open_reader(bank).classes
-    if names is None or others is None or names == others:
-        return
-    different = sorted(set(names) ^ set(others))
-    raise UserError(
-        f"knn: {data} has {len(names)} classes and bank={bank} has {len(others)}; labels are "
-        f"numbers, so both need the same class names (first difference: '{different[0]}')."
-    )
-
-
 def _check(labels_Q: Tensor, bank_labels_M: Tensor, k: int, data: str, bank: str | None) -> Tensor:
     """Return bool (Q,): which queries have a voter of their own class.
 
@@ -162,10 +155,7 @@ def _check(labels_Q: Tensor, bank_labels_M: Tensor, k: int, data: str, bank: str
         UserError: labels are missing, the bank is smaller than k, or no query has such a voter.
     """
     for labels, name in ((labels_Q, data), (bank_labels_M, bank or data)):
-        if bool((labels < 0).any()):
-            raise UserError(
-                f"knn needs labels, and {name} has none: put the images into one folder per class."
-            )
+        require_labels("knn", labels, name)
     voters = len(bank_labels_M) - (bank is None)
     if voters < k:
         raise UserError(f"knn: k={k}, but only {voters} images can vote; use k={max(1, voters)}.")

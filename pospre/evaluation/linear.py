@@ -1,0 +1,175 @@
+"""Linear probe: multinomial logistic regression on frozen, standardised features.
+
+A linear classifier is fitted to the pooled features of a labelled bank and measured on other
+images. Features are standardised with the bank's statistics; the weight decay is the best of a few
+on a tenth of the bank that the choice does not train on. No augmentation, nothing random.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from pydantic import PositiveInt
+from torch import Tensor
+
+from pospre import draws
+from pospre.errors import UserError
+from pospre.evaluation.features import (
+    Pooling,
+    centre_batches,
+    compare_classes,
+    pooled_features,
+    require_labels,
+)
+from pospre.evaluation.registry import Context
+from pospre.evaluation.table import format_table, percent
+
+DECAYS = (1e-4, 1e-3, 1e-2, 1e-1)
+
+
+def evaluate(
+    context: Context,
+    *,
+    bank: str,
+    features: Pooling = "mean",
+    iterations: PositiveInt = 100,
+    num_bank: PositiveInt | None = None,
+    num_samples: PositiveInt | None = None,
+    batch_size: PositiveInt = 64,
+    num_workers: PositiveInt | None = None,
+    seed: int = 0,
+    baseline: bool = True,
+) -> dict[str, Any]:
+    """Measure top-1.
+
+    Args:
+        context: model, data and device.
+        bank: data set that the classifier is fitted to, for instance the training set.
+        features: mean of the patch tokens, or the cls token, after the encoder's final norm.
+        iterations: at most so many of L-BFGS.
+        num_bank: fit to so many images of the bank, drawn by the seed; all without it.
+        num_samples: classify so many images, drawn by the seed; all without it.
+        batch_size: images per forward pass; it does not change the result.
+        num_workers: decoding threads; the loader chooses without it.
+        seed: draws the images that num_bank and num_samples ask for, and the tenth held back.
+        baseline: measure the untrained encoder of the same recipe and seed as well.
+
+    Returns:
+        ``top1`` and ``initial_top1`` in [0, 1], and what they were measured with.
+
+    Raises:
+        UserError: no labels, other classes in the bank, or fewer than ten images or two classes
+            in it.
+    """
+    compare_classes("linear", context.data, bank)
+    models = {"top1": context.model}
+    if baseline:
+        models["initial_top1"] = context.initial()
+
+    def encode(data: str, title: str, limit: int | None) -> tuple[dict[str, Tensor], Tensor]:
+        batches = centre_batches(
+            context,
+            data,
+            title=title,
+            num_samples=limit,
+            batch_size=batch_size,
+            num_workers=num_workers,
+            seed=seed,
+        )
+        found, labels = pooled_features(models, batches, features)
+        require_labels("linear", labels, data)
+        return found, labels
+
+    banks, bank_labels_M = encode(bank, "linear bank", num_bank)
+    classes = len(bank_labels_M.unique())
+    if len(bank_labels_M) < 10 or classes < 2:
+        raise UserError(
+            f"linear: bank={bank} holds {len(bank_labels_M)} images of {classes} classes; a "
+            "classifier needs at least 10 images and 2 classes."
+        )
+    queries, labels_Q = encode(context.data, "linear", num_samples)
+    num_classes = int(torch.cat([labels_Q, bank_labels_M]).max()) + 1
+    results: dict[str, Any] = {"initial_top1": None}
+    for name in models:
+        bank_MD, queries_QD = standardise(banks[name], queries[name])
+        weights, decay = fit(
+            bank_MD.to(context.device),
+            bank_labels_M.to(context.device),
+            num_classes,
+            iterations=iterations,
+            seed=seed,
+        )
+        predicted_Q = classify(queries_QD.to(context.device), weights).cpu()
+        results[name] = float((predicted_Q == labels_Q).double().mean())
+        results[f"{name}_weight_decay"] = decay
+    return {
+        **results,
+        "features": features,
+        "bank_samples": len(bank_labels_M),
+        "query_samples": len(labels_Q),
+        "classes": classes,
+        "chance": 1 / classes,
+    }
+
+
+def standardise(bank_MD: Tensor, queries_QD: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both with the bank's mean 0 and variance 1 per feature, and a 1 appended (bias)."""
+    mean, deviation = bank_MD.mean(0), bank_MD.std(0).clamp_min(1e-6)
+    scaled = [(part - mean) / deviation for part in (bank_MD, queries_QD)]
+    first, second = (F.pad(part, (0, 1), value=1.0) for part in scaled)
+    return first, second
+
+
+def fit(
+    bank_MD: Tensor, labels_M: Tensor, num_classes: int, *, iterations: int, seed: int
+) -> tuple[Tensor, float]:
+    """Return the weights (D, C) of the best weight decay, refitted to the whole bank, and it."""
+    key = draws.sample_keys(seed, 0, torch.zeros(1, dtype=torch.int64), 0, "linear/held_back")
+    order = draws.permutation(key, len(bank_MD))[0].to(bank_MD.device)
+    held, rest = order[: len(order) // 10], order[len(order) // 10 :]
+
+    def accuracy(decay: float) -> float:
+        weights = logistic(bank_MD[rest], labels_M[rest], num_classes, decay, iterations)
+        return float((classify(bank_MD[held], weights) == labels_M[held]).double().mean())
+
+    best = max(DECAYS, key=accuracy)
+    return logistic(bank_MD, labels_M, num_classes, best, iterations), best
+
+
+def logistic(
+    bank_MD: Tensor, labels_M: Tensor, num_classes: int, decay: float, iterations: int
+) -> Tensor:
+    """Return the weights (D, C) that minimise cross-entropy + decay/2·‖weights‖², by L-BFGS."""
+    weights = bank_MD.new_zeros(bank_MD.shape[1], num_classes, requires_grad=True)
+    optimizer = torch.optim.LBFGS([weights], max_iter=iterations, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(bank_MD @ weights, labels_M) + decay / 2 * weights.square().sum()
+        loss.backward()
+        return loss
+
+    with torch.enable_grad():
+        optimizer.step(closure)
+    return weights.detach()
+
+
+def classify(queries_QD: Tensor, weights_DC: Tensor) -> Tensor:
+    """Return the class (Q,) of each feature vector."""
+    return (queries_QD @ weights_DC).argmax(dim=1)
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """Return the accuracies as text, in percent."""
+    rows = [["trained", percent(results["top1"])]]
+    if results["initial_top1"] is not None:
+        rows.append(["untrained", percent(results["initial_top1"])])
+    rows.append(["chance", percent(results["chance"])])
+    notes = [
+        f"logistic regression on standardised {results['features']} features, weight decay "
+        f"{results['top1_weight_decay']:g}",
+        f"{results['query_samples']} images of {results['classes']} classes; fitted to "
+        f"{results['bank_samples']} of the bank",
+    ]
+    return format_table("Linear accuracy in %", ["encoder", "top-1"], rows, notes)
