@@ -15,6 +15,8 @@ key             shape            dtype    written by meaning
 ``g/flip``      (B, V)           bool     loader     the device step mirrors this view left–right
 ``g/keep``      (B, K)           int64    host       patches that the encoder sees, in random order
 ``g/removed``   (B, N−K)         int64    host       the other patches
+``g/field_box`` (B, V, 4)        float32  algorithm  x0, y0, x1, y1 of the view in the position
+                                                     field, the whole of which is [0, 1]
 ``a/…``         (B, …)           any      algorithm  what else algorithm a draws before the forward
                                                      pass, such as dropped positions
 ``g/pixels``    (B, V, 3, H, W)  float32  model      flipped and normalised, inside a forward only
@@ -56,3 +58,8 @@ def per_row(value: Tensor, num_rows: int) -> Tensor:
 def flip_key(group: str = "view") -> str:
     """Return the key of a view group's flips."""
     return f"{group}/flip"
+
+
+def field_box_key(group: str = "view") -> str:
+    """Return the key of a view group's boxes in the position field."""
+    return f"{group}/field_box"

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pospre.batch import Batch, field_box_key
 from pospre.errors import UserError
 
 
@@ -53,6 +54,40 @@ def sincos_at(dim: int, coordinates_BN2: Tensor) -> Tensor:
     frequencies = (10000.0 ** (-steps / quarter)).float()
     angles = coordinates_BN2.float().unsqueeze(-1) * frequencies  # B, N, (column, row), quarter
     return torch.stack([angles.sin(), angles.cos()], dim=3).flatten(2)
+
+
+def decoder_positions(
+    table_ND: Tensor, batch: Batch, grid: tuple[int, int], group: str = "view"
+) -> Tensor:
+    """Return a decoder's positions: its table's, or those of each view's box in a position field.
+
+    Encoder and decoder have different widths, so they share coordinates: where the encoder's
+    positions come from a box, the same sin-cos waves are evaluated at that box's patch centres.
+
+    Args:
+        table_ND: the sin-cos table of ``grid``.
+        batch: may hold ``g/field_box`` (B, V, 4): x0, y0, x1, y1 with the whole field as [0, 1];
+            x0 > x1 runs from right to left. The whole field gives the table.
+        grid: (rows, columns) of the group's views.
+        group: the view group g.
+
+    Returns:
+        (N, D) for all samples alike, or float32 (B·V, N, D).
+    """
+    if field_box_key(group) not in batch:
+        return table_ND
+    boxes = batch[field_box_key(group)].flatten(0, 1).float()
+    rows, cols = grid
+    column = _centres(boxes[:, 0], boxes[:, 2], cols)[:, None, :].expand(-1, rows, -1)
+    row = _centres(boxes[:, 1], boxes[:, 3], rows)[:, :, None].expand(-1, -1, cols)
+    coordinates = torch.stack([column, row], dim=-1).flatten(1, 2)
+    return sincos_at(table_ND.shape[-1], coordinates)
+
+
+def _centres(low_B: Tensor, high_B: Tensor, count: int) -> Tensor:
+    """Return (B, count) centres of the cells between two edges, in cells of the whole field."""
+    share = (torch.arange(count, device=low_B.device) + 0.5) / count
+    return (low_B[:, None] + (high_B - low_B)[:, None] * share) * count - 0.5
 
 
 def resample_positions(table_ND: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
