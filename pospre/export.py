@@ -149,7 +149,7 @@ def _tensors(
     encoder: "Encoder", format: str, num_classes: int | None
 ) -> tuple[dict[str, "Tensor"], dict[str, Any]]:
     """Return what goes into the file, and what ``timm.create_model`` must be told to take it."""
-    tensors = {key: value.contiguous() for key, value in encoder.state_dict().items()}
+    tensors = encoder.timm_state()
     usual = _timm_classes(encoder.timm_name)
     classes = usual if num_classes is None else num_classes
     if format == "safetensors":

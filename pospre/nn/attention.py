@@ -16,7 +16,9 @@ class EncoderAttention(Attention):
         rel_pos: learned bias of this layer by relative position, or None.
     """
 
-    rel_pos: RelPosBias | None = None
+    def __init__(self, dim: int, num_heads: int, **options: Any) -> None:
+        super().__init__(dim, num_heads, **options)
+        self.rel_pos: RelPosBias | None = None
 
     def forward(
         self, x: Tensor, attn_mask: Tensor | None = None, context_BM: Tensor | None = None

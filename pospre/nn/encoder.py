@@ -1,7 +1,6 @@
 """The Vision Transformer encoder: timm's weights and names, run over the tokens that matter."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,32 +13,12 @@ from pospre import draws
 from pospre.errors import UserError, suggestion
 from pospre.nn.attention import EncoderBlock
 from pospre.nn.positions import resample_positions, sincos_positions
+from pospre.nn.sizes import SIZES, EncoderSize, timm_model
 from pospre.nn.weights import init_trunc_normal, init_weights
 from pospre.sections import Init, PositionKind
 
 Edit = Callable[[Tensor], Tensor]
 """Takes patch embeddings (B, N, D), or positions (B, K, D), and returns what to use instead."""
-
-
-@dataclass(frozen=True)
-class EncoderSize:
-    """The shape of one Vision Transformer and the name timm knows it by."""
-
-    timm_name: str
-    patch_size: int | tuple[int, int]
-    embed_dim: int
-    depth: int
-    num_heads: int
-    mlp_ratio: float = 4.0
-
-
-SIZES = {
-    "vit_tiny16": EncoderSize("vit_tiny_patch16_224", 16, 192, 12, 3),
-    "vits16": EncoderSize("vit_small_patch16_224", 16, 384, 12, 6),
-    "vitb16": EncoderSize("vit_base_patch16_224", 16, 768, 12, 12),
-    "vitl16": EncoderSize("vit_large_patch16_224", 16, 1024, 24, 16),
-    "vith14": EncoderSize("vit_huge_patch14_224", 14, 1280, 32, 16),
-}
 
 
 class Encoder(VisionTransformer):
@@ -59,7 +38,6 @@ class Encoder(VisionTransformer):
 
     cls_token: nn.Parameter | None
     pos_embed: nn.Parameter | None
-    shared_rel_pos: RelPosBias | None = None
 
     def __init__(
         self,
@@ -103,12 +81,12 @@ class Encoder(VisionTransformer):
         self.grid = self.grid_of(*image_size)
         self.num_patches = self.grid[0] * self.grid[1]
         self.position_kind, self.drop_path = positions, drop_path
-        self.timm_name = size.timm_name
-        self.timm_kwargs = _differences(size, options)
+        self.timm_name, self.timm_kwargs = timm_model(size, options, positions)
         self._add_relative_positions(positions)
         self._init_parameters(init)
 
     def _add_relative_positions(self, kind: PositionKind) -> None:
+        self.shared_rel_pos: RelPosBias | None = None
         prefix = self.num_prefix_tokens
         if kind == "shared_relative":
             heads = self.blocks[0].attn.num_heads
@@ -240,6 +218,15 @@ class Encoder(VisionTransformer):
             kept = patches[batch, keep_BK // cols, keep_BK % cols]
         return F.linear(kept.flatten(2), projection.weight.flatten(1), projection.bias)
 
+    def timm_state(self) -> dict[str, Tensor]:
+        """Return the weights as timm's model of ``timm_name`` takes them, every one."""
+        state = {key: value.contiguous() for key, value in self.state_dict().items()}
+        if self.position_kind == "none":
+            # timm leaves the class token out where there is no table: one of zeros adds nothing
+            length = self.num_prefix_tokens + self.num_patches
+            state["pos_embed"] = self.patch_embed.proj.weight.new_zeros(1, length, self.embed_dim)
+        return state
+
     def fsdp_wrap_fn(self, module: nn.Module) -> bool:
         """Tell Composer's FSDP2 to shard block by block."""
         return isinstance(module, EncoderBlock)
@@ -247,24 +234,6 @@ class Encoder(VisionTransformer):
 
 def _side(size: tuple[int, int]) -> int | tuple[int, int]:
     return size[0] if size[0] == size[1] else size
-
-
-def _differences(size: EncoderSize, options: dict[str, Any]) -> dict[str, Any]:
-    """Return what ``timm.create_model(size.timm_name)`` must be told to build this encoder."""
-    usual = {
-        "img_size": 224,
-        "patch_size": size.patch_size,
-        "depth": size.depth,
-        "in_chans": 3,
-        "class_token": True,
-        "reg_tokens": 0,
-        "init_values": None,
-        "pos_embed": "learn",
-    }
-    different = {key: value for key, value in options.items() if value != usual[key]}
-    if not options["class_token"]:
-        different["global_pool"] = ""
-    return different
 
 
 def build_encoder(

@@ -4,10 +4,12 @@ import pytest
 import timm
 import torch
 from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 
 from pospre.errors import UserError
 from pospre.nn.decoder import patchify, unpatchify
 from pospre.nn.encoder import build_encoder
+from pospre.nn.positions import resample_positions, sincos_at, sincos_positions
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +60,81 @@ def test_position_editor_sees_and_replaces_the_kept_positions(encoder):
     edited = encoder(images, keep, edit)
     assert torch.equal(seen[0][0], encoder.pos_embed[0, 1:][keep[0]])
     assert not torch.allclose(edited, encoder(images, keep))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"class_token": False},
+        {"num_registers": 3},
+        {"positions": "none"},
+        {"positions": "learned", "layer_scale": 0.1, "init": "trunc_normal"},
+        {"positions": "none", "class_token": False, "channels": 2},
+        {"positions": "relative", "layer_scale": 0.1},
+        {"positions": "shared_relative"},
+        {"positions": "relative", "class_token": False},
+    ],
+)
+def test_every_kind_of_encoder_equals_timm(options):
+    torch.manual_seed(0)
+    ours = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=2, **options).eval()
+    theirs = timm.create_model(ours.timm_name, num_classes=0, **ours.timm_kwargs).eval()
+    assert isinstance(theirs, (VisionTransformer, VisionTransformerRelPos))
+    for name, parameter in ours.named_parameters():
+        if "relative_position" in name:
+            torch.nn.init.normal_(parameter)
+    theirs.load_state_dict(ours.timm_state(), strict=True)
+    images = torch.randn(2, ours.channels, 32, 32)
+    tokens = ours(images)
+    torch.testing.assert_close(tokens, theirs.forward_features(images), atol=1e-5, rtol=1e-5)
+    assert tokens.shape[1] == ours.num_prefix_tokens + 16
+
+
+@pytest.mark.parametrize("kind", ["relative", "shared_relative"])
+def test_relative_positions_begin_at_zero_and_tell_places_apart(kind):
+    torch.manual_seed(0)
+    ours = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=2, positions=kind).eval()
+    bare = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=2, positions="none")
+    bare.load_state_dict(ours.state_dict(), strict=False)
+    images = torch.randn(1, 3, 32, 32)
+    torch.testing.assert_close(ours(images), bare.eval()(images), atol=1e-5, rtol=1e-5)
+    for name, parameter in ours.named_parameters():
+        if "relative_position" in name:
+            torch.nn.init.normal_(parameter)
+            assert parameter.shape == ((2 * 4 - 1) ** 2 + 3, 3)
+    flipped = torch.cat([images[..., 16:], images[..., :16]], dim=-1)
+    assert not torch.allclose(ours(images)[:, 0], ours(flipped)[:, 0], atol=1e-4)
+
+
+def test_drop_path_follows_the_keys_and_keeps_the_mean():
+    torch.manual_seed(0)
+    drop = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=2, drop_path=0.5)
+    images = torch.randn(1, 3, 32, 32).expand(64, -1, -1, -1)
+    keys = torch.arange(64)
+    assert torch.equal(drop(images, keys_B=keys), drop(images, keys_B=keys))
+    assert torch.equal(drop(images[:3], keys_B=keys[5:8]), drop(images, keys_B=keys)[5:8])
+    branches = drop._branches(torch.arange(4000))
+    assert branches[0] is not None and torch.equal(branches[0], torch.ones(4000, 2))
+    assert branches[1] is not None and float(branches[1].mean()) == pytest.approx(1, abs=0.05)
+    assert set(branches[1].unique().tolist()) == {0.0, 2.0}
+    with_none = drop(images)
+    assert torch.equal(with_none[0], with_none[1])
+
+
+def test_views_of_another_size_get_the_table_resampled(encoder):
+    small = encoder(torch.randn(2, 3, 32, 32))
+    assert small.shape == (2, 1 + 4, 192)
+    table = resample_positions(encoder.pos_embed[0, 1:], (3, 4), (2, 2))
+    assert table.shape == (4, 192)
+    constant = resample_positions(torch.ones(12, 5), (3, 4), (7, 2))
+    torch.testing.assert_close(constant, torch.ones(14, 5))
+
+
+def test_sincos_vectors_at_whole_coordinates_are_the_tables():
+    row, col = torch.meshgrid(torch.arange(3.0), torch.arange(4.0), indexing="ij")
+    places = torch.stack([col.flatten(), row.flatten()], dim=1)[None]
+    found = sincos_at(64, places)[0]
+    torch.testing.assert_close(found, sincos_positions(64, 3, 4), atol=1e-5, rtol=1e-5)
 
 
 def test_published_parameter_counts():

@@ -1,0 +1,81 @@
+"""The sizes of encoders, and what timm calls the same network."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pospre.sections import PositionKind
+
+RELATIVE_NAME = "vit_relpos_base_patch16_224"
+
+
+@dataclass(frozen=True)
+class EncoderSize:
+    """The shape of one Vision Transformer and the name timm knows it by."""
+
+    timm_name: str
+    patch_size: int | tuple[int, int]
+    embed_dim: int
+    depth: int
+    num_heads: int
+    mlp_ratio: float = 4.0
+
+
+SIZES = {
+    "vit_tiny16": EncoderSize("vit_tiny_patch16_224", 16, 192, 12, 3),
+    "vits16": EncoderSize("vit_small_patch16_224", 16, 384, 12, 6),
+    "vitb16": EncoderSize("vit_base_patch16_224", 16, 768, 12, 12),
+    "vitl16": EncoderSize("vit_large_patch16_224", 16, 1024, 24, 16),
+    "vith14": EncoderSize("vit_huge_patch14_224", 14, 1280, 32, 16),
+}
+
+
+def timm_model(
+    size: EncoderSize, options: dict[str, Any], positions: PositionKind
+) -> tuple[str, dict[str, Any]]:
+    """Return the name and the arguments with which ``timm.create_model`` builds an encoder.
+
+    Args:
+        size: of the encoder.
+        options: what its ``VisionTransformer`` was told, under timm's names.
+        positions: their kind.
+    """
+    if positions in ("relative", "shared_relative"):
+        return RELATIVE_NAME, _relative(size, options, shared=positions == "shared_relative")
+    return size.timm_name, _differences(size, options)
+
+
+def _differences(size: EncoderSize, options: dict[str, Any]) -> dict[str, Any]:
+    """Return what ``timm.create_model(size.timm_name)`` must be told to build this encoder."""
+    usual = {
+        "img_size": 224,
+        "patch_size": size.patch_size,
+        "depth": size.depth,
+        "in_chans": 3,
+        "class_token": True,
+        "reg_tokens": 0,
+        "init_values": None,
+    }
+    different = {key: options[key] for key, value in usual.items() if options[key] != value}
+    if not options["class_token"]:
+        different["global_pool"] = ""
+    return different
+
+
+def _relative(size: EncoderSize, options: dict[str, Any], *, shared: bool) -> dict[str, Any]:
+    """Return what ``timm.create_model(RELATIVE_NAME)`` must be told to build this encoder."""
+    return {
+        "img_size": options["img_size"],
+        "patch_size": options["patch_size"],
+        "in_chans": options["in_chans"],
+        "embed_dim": size.embed_dim,
+        "depth": options["depth"],
+        "num_heads": size.num_heads,
+        "qkv_bias": True,
+        "mlp_ratio": size.mlp_ratio,
+        "class_token": options["class_token"],
+        "init_values": options["init_values"] or 0.0,
+        "global_pool": "token" if options["class_token"] else "",
+        "fc_norm": False,
+        "rel_pos_type": "bias",
+        "shared_rel_pos": shared,
+    }
