@@ -99,6 +99,7 @@ class PretrainModel(ComposerModel):
         self.teacher: Frozen | None = None
         self.teacher_positions: Frozen | None = None
         self.momentum: Momentum | None = None
+        self.teacher_owner: str | None = None
         self.pairs: list[tuple[nn.Module, nn.Module]] = []
         self.passes: dict[str, EncoderPass] = {}
         self.writers: dict[str, str] = {}
@@ -213,7 +214,7 @@ class PretrainModel(ComposerModel):
                 f"algorithms.{owner} needs a teacher, but its momentum is null and no other "
                 f"algorithm brings one. Set {owner}.momentum_start (0.996 is usual)."
             )
-        self.momentum = momentum
+        self.momentum, self.teacher_owner = momentum, owner
         self.teacher = Frozen(self.encoder)
         self.mirror(self.encoder, self.teacher.module)
         self._copy_positions()
@@ -230,9 +231,15 @@ class PretrainModel(ComposerModel):
         """Let ``teacher``, a module of the same structure, follow ``student`` by momentum."""
         self.pairs.append((student, teacher))
 
-    def update_teacher(self, progress: float) -> None:
-        """Move the teacher towards the trained weights, after the step begun at ``progress``."""
-        if self.momentum is not None:
+    def update_teacher(self, progress: float, *, owner: str | None = None) -> None:
+        """Move the teacher towards the trained weights, after the step begun at ``progress``.
+
+        Args:
+            progress: share of the training that was done when the step began.
+            owner: who asks; only the algorithm whose momentum counts moves the teacher, so that
+                several may ask. None moves it in any case.
+        """
+        if self.momentum is not None and owner in (None, self.teacher_owner):
             follow(self.pairs, self.momentum.at(progress))
 
     # -- what runs ----------------------------------------------------------------------------
