@@ -17,9 +17,9 @@ from pospre.errors import UserError
 from pospre.nn.decoder import check_decoder, decoder_blocks, patchify
 from pospre.nn.encoder import Encoder
 from pospre.nn.masking import gather_tokens, num_kept, scatter_tokens, visible_patches
-from pospre.nn.positions import sincos_positions
+from pospre.nn.positions import decoder_positions, sincos_positions
 from pospre.nn.weights import init_weights, token_parameter
-from pospre.pretrain.algorithm import PretrainAlgorithm, check_weight
+from pospre.pretrain.algorithm import PretrainAlgorithm, check_weight, require_one_view
 from pospre.pretrain.model import EncoderPass, PretrainModel
 from pospre.pretrain.objective import Objective, Outputs
 
@@ -52,6 +52,7 @@ class MAE(PretrainAlgorithm):
         """Add the visible-patches pass and the pixel objective; a no-op if they are there."""
         if "mae" in model.objectives:
             return
+        require_one_view(model, "mae", "view")
         kept = num_kept(model.encoder.num_patches, self.mask_ratio, key="mae.mask_ratio")
         if kept == model.encoder.num_patches:
             raise UserError(f"mae.mask_ratio = {self.mask_ratio} removes no patch to predict.")
@@ -77,7 +78,8 @@ class PixelRegression(Objective):
     def __init__(self, encoder: Encoder, options: MAE) -> None:
         super().__init__()
         dim = options.decoder_dim
-        self.patch_size, self.norm_pix = encoder.patch_size, options.norm_pix
+        self.patch_size, self.grid = encoder.patch_size, encoder.grid
+        self.norm_pix = options.norm_pix
         self.weight, self.num_prefix = options.weight, encoder.num_prefix_tokens
         self.embed = nn.Linear(encoder.embed_dim, dim)
         self.blocks = decoder_blocks(dim, options.decoder_depth, options.decoder_heads)
@@ -95,7 +97,8 @@ class PixelRegression(Objective):
         tokens = self.embed(passes["student"])
         prefix, visible = tokens[:, : self.num_prefix], tokens[:, self.num_prefix :]
         background = self.mask_token.to(tokens.dtype).expand(len(tokens), len(self.position_ND), -1)
-        patches = scatter_tokens(background, keep, visible) + self.position_ND
+        positions = decoder_positions(self.position_ND, batch, self.grid)
+        patches = scatter_tokens(background, keep, visible) + positions
         decoded = self.blocks(torch.cat([prefix, patches], dim=1))
         # only removed patches enter the loss, so only they are predicted
         predicted = self.predict(self.norm(gather_tokens(decoded[:, self.num_prefix :], removed)))

@@ -14,7 +14,7 @@ from pospre.errors import UserError, suggestion
 from pospre.nn.attention import EncoderBlock
 from pospre.nn.positions import resample_positions, sincos_positions
 from pospre.nn.sizes import SIZES, EncoderSize, timm_model
-from pospre.nn.weights import init_trunc_normal, init_weights
+from pospre.nn.weights import init_beit, init_trunc_normal, init_weights
 from pospre.sections import Init, PositionKind
 
 Edit = Callable[[Tensor], Tensor]
@@ -101,6 +101,8 @@ class Encoder(VisionTransformer):
         if init == "xavier":
             init_weights(self)
             nn.init.xavier_uniform_(self.patch_embed.proj.weight.view(self.embed_dim, -1))
+        elif init == "beit":
+            init_beit(self.blocks, self)
         else:
             init_trunc_normal(self)
         for token in (self.cls_token, self.reg_token):
@@ -268,7 +270,8 @@ def build_encoder(
         drop_path: rate at which a sample skips the branches of the last block, in [0, 1); it grows
             linearly from 0 in the first.
         dropout: rate after projections and positions, in [0, 1).
-        init: ``xavier`` (MAE, DropPos, LUT) or ``trunc_normal`` (I-JEPA, DINOv2, DeiT).
+        init: ``xavier`` (MAE, DropPos, LUT), ``trunc_normal`` (I-JEPA, DINOv2, DeiT), or ``beit``
+            (SimMIM).
 
     Raises:
         UserError: unknown name, an image size that the patch size does not divide, or a value out

@@ -79,3 +79,19 @@ def slot_mask(index_BK: Tensor, num_slots: int) -> Tensor:
     """Return bool (B, num_slots), true at ``index_BK``."""
     mask = torch.zeros(index_BK.shape[0], num_slots, dtype=torch.bool, device=index_BK.device)
     return mask.scatter(1, index_BK, True)
+
+
+def cell_patches(cells_BC: Tensor, grid: tuple[int, int], cell: tuple[int, int]) -> Tensor:
+    """Return the patches of square or oblong cells, cell after cell: int64 (B, C·h·w).
+
+    Args:
+        cells_BC: int64 row-major numbers of cells.
+        grid: (rows, columns) of patches.
+        cell: (h, w) of a cell in patches, which divide rows and columns.
+    """
+    (_, cols), (high, wide) = grid, cell
+    row, col = cells_BC // (cols // wide) * high, cells_BC % (cols // wide) * wide
+    down = torch.arange(high, device=cells_BC.device).view(-1, 1)
+    right = torch.arange(wide, device=cells_BC.device)
+    corner = (row * cols + col)[..., None, None]
+    return (corner + down * cols + right).flatten(1)

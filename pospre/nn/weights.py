@@ -1,4 +1,6 @@
-"""Weight initialisations: MAE, DropPos and LUT share one; I-JEPA, DINOv2 and DeiT the other."""
+"""Weight initialisations: of MAE, DropPos, LUT; of I-JEPA, DINOv2, DeiT; of BEiT and SimMIM."""
+
+import math
 
 import torch
 from torch import nn
@@ -34,3 +36,22 @@ def init_trunc_normal(module: nn.Module) -> None:
         elif isinstance(part, nn.LayerNorm):
             nn.init.ones_(part.weight)
             nn.init.zeros_(part.bias)
+
+
+def init_beit(blocks: nn.Sequential, module: nn.Module) -> None:
+    """Initialise as BEiT and SimMIM: N(0, 0.02²) cut at one standard deviation, then fix-init.
+
+    The projections that end the two branches of block l (counted from 1) are divided by √(2l), so
+    that the residual stream does not grow with depth.
+
+    Args:
+        blocks: the transformer blocks in order.
+        module: all that holds weights, blocks included.
+    """
+    init_trunc_normal(module)
+    for part in module.modules():
+        if isinstance(part, (nn.Linear, nn.Conv2d)):
+            nn.init.trunc_normal_(part.weight, std=0.02, a=-0.02, b=0.02)
+    for depth, block in enumerate(blocks, start=1):
+        for last in (block.attn.proj, block.mlp.fc2):
+            last.weight.div_(math.sqrt(2 * depth))

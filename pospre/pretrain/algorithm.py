@@ -101,6 +101,16 @@ def check_weight(owner: str, weight: float) -> None:
         raise UserError(f"{owner}.weight is {weight}, but must be finite and not negative.")
 
 
+def require_one_view(model: PretrainModel, owner: str, group: str) -> None:
+    """Raise ``UserError`` unless ``group`` is there and holds exactly one view per sample."""
+    count = model.require_views(owner, group).count
+    if count != 1:
+        raise UserError(
+            f"algorithms.{owner} works on one view of the group '{group}', but "
+            f"data.views.{group}.count is {count}. Set it to 1."
+        )
+
+
 def algorithm_names() -> list[str]:
     """Return the names of all algorithms: the modules of ``pospre.algorithms``."""
     return sorted(module.name for module in pkgutil.iter_modules(algorithms.__path__))

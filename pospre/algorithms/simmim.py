@@ -1,0 +1,137 @@
+"""SimMIM: a simple framework for masked image modeling (Xie et al. 2022, arXiv 2111.09886).
+
+Masks large random cells of the image, encodes all patches with a learned token in place of those
+that are masked, and regresses their raw pixels with one linear layer.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from pospre.batch import Batch
+from pospre.errors import UserError
+from pospre.nn.decoder import patchify
+from pospre.nn.encoder import Encoder
+from pospre.nn.masking import cell_patches, gather_tokens, slot_mask, visible_patches
+from pospre.nn.weights import token_parameter
+from pospre.pretrain.algorithm import PretrainAlgorithm, check_weight, require_one_view
+from pospre.pretrain.model import EncoderPass, PretrainModel
+from pospre.pretrain.objective import Objective, Outputs
+
+
+@dataclass(kw_only=True, eq=False)
+class SimMIM(PretrainAlgorithm):
+    """The host that encodes all patches, some of them masked, and predicts raw pixels.
+
+    Writes ``view/visible`` (B, K) and ``view/removed`` (B, N−K), cell after cell, and
+    ``view/masked``, bool (B, N).
+
+    Args:
+        mask_ratio: share of cells masked, in (0, 1); their number is rounded up.
+        mask_cell: side of a cell in pixels, a multiple of the patch size.
+        weight: factor of this loss in the total.
+    """
+
+    mask_ratio: float = 0.6
+    mask_cell: int = 32
+    weight: float = 1.0
+
+    is_host: ClassVar[bool] = True
+
+    def attach(self, model: PretrainModel) -> None:
+        """Add the mask token, the pass and the pixel objective; a no-op if they are there."""
+        if "simmim" in model.objectives:
+            return
+        require_one_view(model, "simmim", "view")
+        check_weight("simmim", self.weight)
+        self._visible_cells(model.encoder)
+        for key in ("view/visible", "view/removed", "view/masked"):
+            model.claim(key, "simmim")
+        model.contents.named["simmim"] = MaskedPatches(model.encoder.embed_dim)
+        model.add_pass("student", EncoderPass(content=("simmim",)))
+        model.add_objective("simmim", RawPixelRegression(model.encoder, self.weight))
+
+    def write(self, batch: Batch, model: PretrainModel) -> None:
+        """Draw which cells stay visible."""
+        encoder = model.encoder
+        cells, visible = self._visible_cells(encoder)
+        height, width = encoder.patch_size
+        split = visible_patches(batch, cells, visible, model.seed)
+        batch["view/visible"], batch["view/removed"] = (
+            cell_patches(part, encoder.grid, (self.mask_cell // height, self.mask_cell // width))
+            for part in split
+        )
+        batch["view/masked"] = slot_mask(batch["view/removed"], encoder.num_patches)
+
+    def _visible_cells(self, encoder: Encoder) -> tuple[int, int]:
+        """Return how many cells there are, and how many stay visible."""
+        if self.mask_cell < 1 or any(self.mask_cell % side for side in encoder.patch_size):
+            raise UserError(
+                f"simmim.mask_cell is {self.mask_cell}, but must be a multiple of the patch size "
+                f"{max(encoder.patch_size)}. Try {2 * max(encoder.patch_size)}."
+            )
+        if any(side % self.mask_cell for side in encoder.image_size):
+            raise UserError(
+                f"simmim.mask_cell = {self.mask_cell} does not divide encoder.image_size = "
+                f"{max(encoder.image_size)}. Use a divisor of it that is a multiple of the patch "
+                f"size {max(encoder.patch_size)}."
+            )
+        if not 0 < self.mask_ratio < 1:
+            raise UserError(
+                f"simmim.mask_ratio is {self.mask_ratio}, but must lie in (0, 1). Try 0.6."
+            )
+        cells = math.prod(side // self.mask_cell for side in encoder.image_size)
+        visible = cells - math.ceil(cells * self.mask_ratio)
+        if visible < 1:
+            raise UserError(
+                f"simmim.mask_ratio = {self.mask_ratio} leaves none of the {cells} cells visible. "
+                "Use a smaller ratio, or a smaller simmim.mask_cell."
+            )
+        return cells, visible
+
+
+class MaskedPatches(nn.Module):
+    """Puts one learned token in the place of the patches that ``g/masked`` marks in group g."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.token = token_parameter(dim)
+
+    def forward(self, tokens_BND: Tensor, batch: Batch, where: EncoderPass) -> Tensor:
+        """Return the embeddings (B, N, D) that the encoder sees, before positions."""
+        masked = batch[f"{where.group}/masked"].unsqueeze(-1)
+        return torch.where(masked, self.token.to(tokens_BND.dtype), tokens_BND)
+
+
+class RawPixelRegression(Objective):
+    """One linear layer, and the mean absolute error over the masked patches' pixels."""
+
+    def __init__(self, encoder: Encoder, weight: float) -> None:
+        super().__init__()
+        self.patch_size, self.num_prefix = encoder.patch_size, encoder.num_prefix_tokens
+        self.weight = weight
+        self.predict = nn.Linear(
+            encoder.embed_dim, math.prod(encoder.patch_size) * encoder.channels
+        )
+
+    def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
+        """Return predicted and true pixels of the masked patches, each (B, N−K, h·w·C)."""
+        removed = batch["view/removed"]
+        # only masked patches enter the loss, so only they are predicted
+        tokens = gather_tokens(passes["student"][:, self.num_prefix :], removed)
+        target = patchify(batch["view/pixels"][:, 0], self.patch_size)
+        return {"predicted": self.predict(tokens), "target": gather_tokens(target, removed)}
+
+    def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
+        """Return the mean absolute error in normalised pixels (Sec. 3.4)."""
+        return (outputs["predicted"].float() - outputs["target"]).abs().mean()
+
+
+def attach_simmim(model: PretrainModel, **options: object) -> SimMIM:
+    """Attach SimMIM to ``model`` (functional form); options are those of ``SimMIM``."""
+    algorithm = SimMIM(**options)  # type: ignore[arg-type]
+    algorithm.attach(model)
+    return algorithm
