@@ -57,7 +57,7 @@ def _all_or_some(count: int) -> int:
 Duration = Annotated[str, AfterValidator(_duration)]
 PositiveDuration = Annotated[str, AfterValidator(_positive_duration)]
 PositionKind = Literal["sincos", "learned", "none", "relative", "shared_relative"]
-Init = Literal["xavier", "trunc_normal"]
+Init = Literal["xavier", "trunc_normal", "beit"]
 Pair = Annotated[tuple[float, float], Field(strict=False)]
 Side = Annotated[int, Field(gt=0)]
 Size = Side | Annotated[tuple[Side, Side], Field(strict=False)]
