@@ -20,11 +20,16 @@ from pospre.errors import UserError
 from pospre.nn.decoder import check_decoder, decoder_blocks
 from pospre.nn.encoder import Encoder
 from pospre.nn.masking import gather_tokens, num_kept, slot_mask, visible_patches
-from pospre.nn.positions import grid_distances, smoothed_labels
 from pospre.nn.weights import init_weights, token_parameter
 from pospre.pretrain.algorithm import PretrainAlgorithm, Progress, check_weight
 from pospre.pretrain.model import EncoderPass, PretrainModel
-from pospre.pretrain.objective import Objective, Outputs
+from pospre.pretrain.objective import Outputs
+from pospre.pretrain.position_task import (
+    Distance,
+    PositionObjective,
+    check_relaxations,
+    weighted_mean,
+)
 from pospre.schedules import linear
 
 PositionToken = Literal["learned", "zeros", "wrong"]
@@ -66,7 +71,7 @@ class DropPos(PretrainAlgorithm):
     position_mask_ratio: float = 0.75
     sigma_start: float = 1.0
     sigma_end: float = 0.0
-    distance: Literal["squared", "euclid"] = "squared"
+    distance: Distance = "squared"
     temperature: float | None = 0.1
     affinity: Literal["full", "visible"] = "full"
     position_token: PositionToken = "learned"
@@ -107,26 +112,21 @@ class DropPos(PretrainAlgorithm):
             )
         check_decoder("droppos", self.decoder_dim, self.decoder_depth, self.decoder_heads)
         check_weight("droppos", self.weight)
-        if self.temperature is not None and self.temperature <= 0:
-            raise UserError(
-                f"droppos.temperature = {self.temperature} must be positive; null turns it off."
-            )
+        check_relaxations(
+            "droppos",
+            model.encoder,
+            sigmas=(self.sigma_start, self.sigma_end),
+            distance=self.distance,
+            temperature=self.temperature,
+        )
         if model.encoder.pos_embed is None:
             raise UserError(
                 f"droppos needs positions to drop, but encoder.positions is "
                 f"{model.encoder.position_kind}. Use sincos or learned."
             )
-        if self.temperature is not None and not model.encoder.has_class_token:
-            raise UserError(
-                f"droppos.temperature = {self.temperature} compares patches with the class token, "
-                "but encoder.class_token is false. Set one of them the other way (null is off)."
-            )
-        if min(self.sigma_start, self.sigma_end) < 0:
-            raise UserError("droppos.sigma_start and droppos.sigma_end must not be negative.")
         for name, options in (
             ("position_token", ("learned", "zeros", "wrong")),
             ("affinity", ("full", "visible")),
-            ("distance", ("squared", "euclid")),
         ):
             if getattr(self, name) not in options:
                 raise UserError(
@@ -207,14 +207,18 @@ def _wrong_positions(position_BKD: Tensor, batch: Batch) -> Tensor:
     return gather_tokens(position_BKD, torch.gather(order, 1, following))
 
 
-class PositionClassification(Objective):
+class PositionClassification(PositionObjective):
     """The position decoder, and the weighted cross-entropy with smoothed labels."""
 
     def __init__(self, encoder: Encoder, options: DropPos) -> None:
-        super().__init__()
+        super().__init__(
+            encoder,
+            sigma=options.sigma_start,
+            distance=options.distance,
+            temperature=options.temperature,
+        )
         dim = options.decoder_dim
-        self.weight, self.num_prefix = options.weight, encoder.num_prefix_tokens
-        self.temperature, self.official = options.temperature, options.official
+        self.weight, self.official = options.weight, options.official
         self.affinity = options.affinity
         self.ignore_confident = options.ignore_confident
         self.embed = nn.Linear(encoder.embed_dim, dim)
@@ -222,38 +226,22 @@ class PositionClassification(Objective):
         self.norm = LayerNorm(dim)
         self.predict = nn.Linear(dim, encoder.num_patches)
         init_weights(self)
-        self.sigma: Tensor
-        self.distance_NN: Tensor
-        self.register_buffer("sigma", torch.tensor(options.sigma_start), persistent=False)
-        distance = grid_distances(*encoder.grid, squared=options.distance == "squared")
-        self.register_buffer("distance_NN", distance, persistent=False)
 
     def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
         """Return ``logits`` (B, K, N), and ``affinity`` (B, K) if attentive weights are on."""
         decoded = self.blocks(self.embed(passes["student"]))
         outputs = {"logits": self.predict(self.norm(decoded[:, self.num_prefix :]))}
         if "affinity" in passes:
-            outputs["affinity"] = self._affinity(passes["affinity"], batch["view/keep"])
+            # a pass over the visible patches has no others to leave out
+            keep = batch["view/keep"] if self.affinity == "full" else None
+            outputs["affinity"] = self.attentive_weights(passes["affinity"], keep)
         return outputs
-
-    def _affinity(self, tokens: Tensor, keep_BK: Tensor) -> Tensor:
-        """Return the share of each visible patch in the image's meaning (Eq. 7): (B, K), sum 1.
-
-        The published code takes the softmax over all patches and renormalises it over the visible
-        ones, which is the softmax over the visible ones.
-        """
-        assert self.temperature is not None
-        tokens = tokens.detach().float()
-        similarity = F.cosine_similarity(tokens[:, :1], tokens[:, self.num_prefix :], dim=-1)
-        if self.affinity == "full":
-            similarity = torch.gather(similarity, 1, keep_BK)
-        return torch.softmax(similarity / self.temperature, dim=-1)
 
     def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
         """Return Σ w·CE / Σ w over the patches without position (Eq. 8)."""
         keep = batch["view/keep"]
         log_prob = F.log_softmax(outputs["logits"].float(), dim=-1)
-        smooth = smoothed_labels(self.distance_NN, self.sigma, official=self.official)
+        smooth = self.targets(official=self.official)
         cross_entropy = -(smooth[keep] * log_prob).sum(-1)
         weights = (~batch["droppos/shown"]).float()
         if self.ignore_confident:
@@ -262,7 +250,7 @@ class PositionClassification(Objective):
         if "affinity" in outputs:
             weights = weights * outputs["affinity"]
         # all patches may be confident at once: then the loss is 0, not 0/0
-        return (weights * cross_entropy).sum() / weights.sum().clamp_min(1e-12)
+        return weighted_mean(cross_entropy, weights)
 
     def metrics(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
         """Return the unweighted top-1 ``accuracy`` on patches without position."""
