@@ -1,0 +1,156 @@
+"""Small models with any algorithms attached: what the contract and composition tests run."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pospre.data.views import ViewGroup
+from pospre.nn.encoder import build_encoder
+from pospre.pretrain.algorithm import PretrainAlgorithm, Progress, algorithm_class
+from pospre.pretrain.model import PretrainModel
+
+HOSTS = ("mae", "simmim", "ijepa", "dinov2", "supervised")
+ALONE = ("droppos", "mp3")
+"""Position algorithms that need no host."""
+
+DECODER = {"decoder_dim": 32, "decoder_depth": 1, "decoder_heads": 2}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "mae": DECODER,
+    "droppos": DECODER,
+    "simmim": {"mask_cell": 16},
+    "ijepa": {"predictor_dim": 32, "predictor_depth": 1, "predictor_heads": 2},
+    "dinov2": {"num_prototypes": 32, "hidden_dim": 32, "bottleneck_dim": 16},
+    "supervised": {"num_classes": 3},
+    "lut": {"hidden_dim": 32},
+    "crop_field": {"field_size": 9},
+    "masked_position": {"num_prototypes": 32, "hidden_dim": 32, "bottleneck_dim": 16},
+}
+
+HOST_OF = {
+    "stop": ("ijepa",),
+    "lut": ("mae",),
+    "crop_field": ("mae",),
+    "masked_position": ("dinov2",),
+    "ema_teacher": ("mae",),
+}
+"""The host beside which an algorithm is tested that cannot stand alone."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Algorithms that are attached together.
+
+    Attributes:
+        names: of the algorithms, hosts first.
+        options: of an algorithm by its name, beyond ``OPTIONS``.
+        encoder: options of ``build_encoder`` beyond those that the algorithms need.
+    """
+
+    names: tuple[str, ...]
+    options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    encoder: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """The names, joined."""
+        return "+".join(self.names)
+
+    def views(self) -> dict[str, ViewGroup]:
+        """Return the view groups that these algorithms need, with 32 px views."""
+        groups = {"view": ViewGroup(size=32)}
+        if "dinov2" in self.names:
+            groups = {
+                "global": ViewGroup(name="global", count=2, size=32),
+                "local": ViewGroup(name="local", count=2, size=16),
+            }
+        if "lut" in self.names:
+            groups["second"] = ViewGroup(name="second", size=32)
+        return groups
+
+    def algorithms(self) -> list[PretrainAlgorithm]:
+        """Return new algorithms in the order of attachment."""
+        made = [
+            algorithm_class(name)(**{**OPTIONS.get(name, {}), **self.options.get(name, {})})
+            for name in self.names
+        ]
+        return sorted(made, key=lambda algorithm: not algorithm.is_host)
+
+    def build(self) -> tuple[PretrainModel, list[PretrainAlgorithm]]:
+        """Return a small model with the algorithms attached; the same weights at every call."""
+        algorithms = self.algorithms()
+        needs = {"positions": "none"} if "mp3" in self.names else {}
+        torch.manual_seed(0)
+        encoder = build_encoder(
+            "vit_tiny16", **{"image_size": 32, "patch_size": 4, "depth": 2, **needs, **self.encoder}
+        )
+        model = PretrainModel(encoder, seed=7, views=self.views())
+        for algorithm in algorithms:
+            algorithm.attach(model)
+        return model, algorithms
+
+    def batch(self, size: int = 4, *, epoch: int = 1) -> dict[str, Tensor]:
+        """Return ``size`` random samples with all views; row i is the same in every batch."""
+        rows = [self._sample(index, epoch) for index in range(size)]
+        return {key: torch.cat([row[key] for row in rows]) for key in rows[0]}
+
+    def _sample(self, index: int, epoch: int) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(100 + index)
+        sample = {
+            "index": torch.tensor([index + 10]),
+            "epoch": torch.tensor([epoch]),
+            "label": torch.tensor([index % 3]),
+        }
+        for name, group in self.views().items():
+            shape = (1, group.count, 3, group.size, group.size)
+            sample[f"{name}/image"] = torch.randint(
+                0, 256, shape, dtype=torch.uint8, generator=generator
+            )
+            sample[f"{name}/flip"] = torch.rand(1, group.count, generator=generator) < 0.5
+            corner = torch.rand(1, group.count, 2, generator=generator) * 0.5
+            side = 0.3 + torch.rand(1, group.count, 2, generator=generator) * 0.2
+            sample[f"{name}/box"] = torch.cat([corner, corner + side], dim=-1)
+        return sample
+
+
+def written(
+    model: PretrainModel, algorithms: list[PretrainAlgorithm], batch: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return the batch with what the algorithms write into it, half way through training."""
+    batch = dict(batch)
+    for algorithm in algorithms:
+        algorithm.schedule(model, Progress(0.5, 0.5))
+        algorithm.write(batch, model)
+    return batch
+
+
+def train(
+    model: PretrainModel,
+    algorithms: list[PretrainAlgorithm],
+    optimizer: torch.optim.Optimizer,
+    batch: dict[str, Tensor],
+    steps: range,
+) -> list[float]:
+    """Train on one batch as the trainer does and return the loss of every step."""
+    losses = []
+    for step in steps:
+        progress = Progress(step / 10, 0.0)
+        inputs = dict(batch)
+        for algorithm in algorithms:
+            algorithm.schedule(model, progress)
+            algorithm.write(inputs, model)
+        optimizer.zero_grad()
+        loss = model.loss(model(inputs), inputs)["total"]
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        for algorithm in algorithms:
+            algorithm.after_step(model, progress)
+        losses.append(float(loss))
+    return losses
+
+
+def make_optimizer(model: PretrainModel) -> torch.optim.Optimizer:
+    """Return AdamW over what is trained."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return torch.optim.AdamW(trained, lr=1e-3)

@@ -1,0 +1,147 @@
+"""The contract of every algorithm: one suite over all that are discovered."""
+
+import copy
+import importlib
+
+import pytest
+import torch
+
+from pospre.pretrain.algorithm import algorithm_class, algorithm_names
+from tests.algorithms.cases import HOST_OF, OPTIONS, Case, make_optimizer, train, written
+
+COUPLED = {
+    "dinov2": "Sinkhorn and KoLeo see the whole batch",
+    "masked_position": "Sinkhorn sees the whole batch",
+    "lut": "batch norm sees the whole batch",
+    "droppos": "attentive weights are normalised over the batch, as published",
+}
+"""Losses that depend on the other samples by definition; the others must not."""
+
+UNTRAINED = {"crop_field": {"encoder.pos_embed"}}
+"""Parameters that an algorithm leaves without gradient on purpose."""
+
+
+def case_of(name: str, **options: object) -> Case:
+    return Case((*HOST_OF.get(name, ()), name), options={name: dict(options)})
+
+
+@pytest.fixture(params=algorithm_names())
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_functional_and_class_form_agree(name: str) -> None:
+    case = case_of(name)
+    by_class, _ = case.build()
+    functional, _ = Case(HOST_OF.get(name, ()), encoder=_needs(name)).build()
+    functional.views.update(case.views())
+    attach = getattr(importlib.import_module(f"pospre.algorithms.{name}"), f"attach_{name}")
+    made = attach(functional, **OPTIONS.get(name, {}))
+    assert isinstance(made, algorithm_class(name))
+    assert {k: v.shape for k, v in functional.state_dict().items()} == {
+        k: v.shape for k, v in by_class.state_dict().items()
+    }
+    assert functional.passes == by_class.passes
+    assert functional.writers == by_class.writers
+
+
+def _needs(name: str) -> dict[str, object]:
+    return {"positions": "none"} if name == "mp3" else {}
+
+
+def test_attaching_again_changes_nothing(name: str) -> None:
+    model, algorithms = case_of(name).build()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    passes, pairs = dict(model.passes), len(model.pairs)
+    for algorithm in algorithms:
+        algorithm.attach(model)
+    assert model.passes == passes and len(model.pairs) == pairs
+    after = model.state_dict()
+    assert list(after) == list(before)
+    assert all(torch.equal(after[key], value) for key, value in before.items())
+
+
+def test_gradient_reaches_every_trained_parameter_and_no_teacher(name: str) -> None:
+    case = case_of(name)
+    model, algorithms = case.build()
+    # what begins at zero (tokens, biases) passes no gradient on: move it away
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.01 * torch.randn_like(parameter))
+    inputs = written(model, algorithms, case.batch())
+    model.loss(model(inputs), inputs)["total"].backward()  # type: ignore[no-untyped-call]
+    for key, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            assert parameter.grad is None, key
+        elif key not in UNTRAINED.get(name, set()):
+            assert parameter.grad is not None and parameter.grad.any(), key
+    teachers = [p for _, teacher in model.pairs for p in teacher.parameters()]
+    assert not any(parameter.requires_grad for parameter in teachers)
+
+
+def test_saved_and_resumed_training_is_the_uninterrupted_one(name: str) -> None:
+    case = case_of(name)
+    batch = case.batch()
+    model, algorithms = case.build()
+    optimizer = make_optimizer(model)
+    train(model, algorithms, optimizer, batch, range(2))
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    uninterrupted = train(model, algorithms, optimizer, batch, range(2, 4))
+    resumed, algorithms = case.build()
+    optimizer = make_optimizer(resumed)
+    resumed.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    assert train(resumed, algorithms, optimizer, batch, range(2, 4)) == uninterrupted
+    for key, value in model.state_dict().items():
+        assert torch.equal(resumed.state_dict()[key], value), key
+
+
+def test_compiled_forward_is_one_graph_with_the_same_loss(name: str) -> None:
+    case = case_of(name)
+    model, algorithms = case.build()
+    twin, _ = case.build()  # a forward may move running statistics
+    inputs = written(model, algorithms, case.batch())
+    eager = model.loss(model(inputs), inputs)["total"]
+    written(twin, algorithms, case.batch())
+    compiled = torch.compile(twin, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(
+        twin.loss(compiled(inputs), inputs)["total"], eager, rtol=1e-4, atol=1e-5
+    )
+
+
+def test_bf16_loss_is_finite_and_near_fp32(name: str) -> None:
+    case = case_of(name)
+    model, algorithms = case.build()
+    inputs = written(model, algorithms, case.batch())
+    full = model.loss(copy.deepcopy(model)(inputs), inputs)["total"]
+    with torch.autocast("cpu", torch.bfloat16):
+        half = model.loss(model(inputs), inputs)["total"]
+    assert half.dtype == torch.float32
+    torch.testing.assert_close(half, full, rtol=0.05, atol=0.05)
+
+
+def test_loss_is_the_mean_over_any_split_of_the_batch(name: str) -> None:
+    if name in COUPLED and name != "droppos":
+        pytest.skip(COUPLED[name])
+    case = case_of(name, **({"temperature": None} if name == "droppos" else {}))
+    model, algorithms = case.build()
+    parts = []
+    for rows in (slice(0, 4), slice(0, 2), slice(2, 4)):
+        part = {key: value[rows] for key, value in case.batch().items()}
+        inputs = written(model, algorithms, part)
+        parts.append(model.loss(model(inputs), inputs)["total"])
+    torch.testing.assert_close(parts[0], (parts[1] + parts[2]) / 2, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_written_depends_on_seed_epoch_and_index_alone(name: str) -> None:
+    case = case_of(name)
+    model, algorithms = case.build()
+    whole = written(model, algorithms, case.batch(4))
+    order = [3, 1]
+    part = written(model, algorithms, {k: v[order] for k, v in case.batch(4).items()})
+    for key, value in whole.items():
+        assert torch.equal(part[key], value[order]), key
+    later = written(model, algorithms, case.batch(4, epoch=2))
+    drawn = [key for key in whole if key not in case.batch(1)]
+    if drawn:
+        assert any(not torch.equal(later[key], whole[key]) for key in drawn)
