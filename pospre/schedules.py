@@ -5,6 +5,8 @@ Nothing here remembers anything, so a resumed run reads the same values as an un
 
 import math
 import re
+from collections.abc import Sequence
+from typing import Literal
 
 from pospre.errors import UserError
 
@@ -16,24 +18,54 @@ def linear(start: float, end: float, fraction: float) -> float:
     return start + (end - start) * min(max(fraction, 0.0), 1.0)
 
 
+def half_cosine(start: float, end: float, fraction: float) -> float:
+    """Return the value at ``fraction`` (clamped to [0, 1]) of half a cosine between two ends."""
+    return end + (start - end) * 0.5 * (1.0 + math.cos(math.pi * min(max(fraction, 0.0), 1.0)))
+
+
 def cosine_warmup(
-    step: float, *, warmup_steps: float, total_steps: float, floor: float = 0.0
+    step: float,
+    *,
+    warmup_steps: float,
+    total_steps: float,
+    floor: float = 0.0,
+    start: float = 0.0,
 ) -> float:
     """Return the learning rate at ``step`` as a share of its peak: MAE's schedule, per step.
 
-    A straight line from 0 over ``warmup_steps``, then half a cosine from 1 down to ``floor``, which
-    is reached at ``total_steps`` and kept. (facebookresearch/mae, ``util/lr_sched.py``.)
+    A straight line from ``start`` over ``warmup_steps``, then half a cosine from 1 down to
+    ``floor``, which is reached at ``total_steps`` and kept. (facebookresearch/mae,
+    ``util/lr_sched.py``; I-JEPA starts above 0.)
     """
     if step < warmup_steps:
-        return step / warmup_steps
+        return linear(start, 1.0, step / warmup_steps)
     span = max(total_steps - warmup_steps, 1e-12)
-    fraction = min((step - warmup_steps) / span, 1.0)
-    return floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * fraction))
+    return half_cosine(1.0, floor, (step - warmup_steps) / span)
 
 
-def peak_rate(base_lr: float, batch_size: int) -> float:
-    """Return MAE's linear scaling rule: ``base_lr`` is meant for a global batch of 256 samples."""
-    return base_lr * batch_size / 256
+def staircase(step: float, *, milestones: Sequence[float], gamma: float) -> float:
+    """Return ``gamma`` to the power of the milestones that ``step`` has reached."""
+    return gamma ** sum(step >= milestone for milestone in milestones)
+
+
+def peak_rate(
+    base_lr: float,
+    batch_size: int,
+    *,
+    rule: Literal["linear", "sqrt", "none"] = "linear",
+    reference: int = 256,
+) -> float:
+    """Return the peak rate of a global batch: ``base_lr`` is meant for ``reference`` samples.
+
+    Args:
+        base_lr: the rate at the reference batch.
+        batch_size: samples per step over all ranks.
+        rule: ``linear`` (MAE, SimMIM) or ``sqrt`` (DINOv2) in the batch, or ``none``: ``base_lr``
+            as it is.
+        reference: the batch that ``base_lr`` is for.
+    """
+    ratio = batch_size / reference
+    return base_lr * {"linear": ratio, "sqrt": math.sqrt(ratio), "none": 1.0}[rule]
 
 
 def duration_steps(duration: str, *, steps_per_epoch: int, batch_size: int) -> int:

@@ -109,21 +109,53 @@ class Encoder(Section):
 
 
 class Optimizer(Section):
-    """AdamW; the peak learning rate is ``base_lr`` × ``data.batch_size`` / 256."""
+    """The optimiser; at the peak the rate is ``base_lr`` × ``data.batch_size`` / ``lr_batch``."""
 
-    name: Literal["adamw"] = "adamw"
+    name: Literal["adamw", "adam", "sgd"] = "adamw"
     base_lr: float = Field(default=1.5e-4, gt=0)
+    lr_rule: Literal["linear", "sqrt", "none"] = Field(
+        default="linear", description="how the rate grows with the batch; none: base_lr as it is"
+    )
+    lr_batch: int = Field(default=256, gt=0, description="the batch that base_lr is meant for")
     betas: Annotated[Pair, AfterValidator(_beta)] = (0.9, 0.95)
     eps: float = Field(default=1e-8, gt=0)
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="of sgd")
     weight_decay: float = Field(default=0.05, ge=0)
+    weight_decay_end: float | None = Field(
+        default=None, ge=0, description="half a cosine from weight_decay to this; None: constant"
+    )
+    no_decay: Annotated[tuple[str, ...], Field(strict=False)] = Field(
+        default=(), description="parts of parameter names that are not decayed; vectors never are"
+    )
+    layer_decay: float | None = Field(
+        default=None, gt=0, le=1, description="factor of the rate from each block to the one below"
+    )
+    patch_embed_lr: float = Field(default=1.0, ge=0, description="factor of the patch embedding's")
 
 
 class Schedule(Section):
-    """Linear warm-up from 0, then half a cosine down to ``min_lr``, both per step."""
+    """The learning rate per step: a warm-up from ``start_lr``, then what ``name`` says.
 
-    name: Literal["cosine"] = "cosine"
+    ``cosine``: half a cosine down to ``min_lr``. ``multistep``: × ``gamma`` at each of
+    ``milestones``. ``step``: × ``gamma`` after every ``every``, and the warm-up holds ``start_lr``.
+    ``constant``: the peak.
+    """
+
+    name: Literal["cosine", "multistep", "step", "constant"] = "cosine"
     warmup: Duration = "10ep"
+    start_lr: float = Field(default=0.0, ge=0)
     min_lr: float = Field(default=0.0, ge=0)
+    milestones: Annotated[tuple[PositiveDuration, ...], Field(strict=False)] = Field(
+        default=(), description="counted from the start of training"
+    )
+    every: PositiveDuration | None = None
+    gamma: float = Field(default=0.1, gt=0, le=1)
+    length: PositiveDuration | None = Field(
+        default=None, description="when the cosines end; None: trainer.max_duration"
+    )
+    fix_after: PositiveDuration | None = Field(
+        default=None, description="from then on rate and weight decay stay as they are"
+    )
 
 
 class Fsdp(Section):
@@ -134,9 +166,13 @@ class Fsdp(Section):
 
 
 class ClipGrad(Section):
-    """Gradient clipping: ``norm`` over all parameters, or ``per_tensor`` as DropPos's code does."""
+    """Gradient clipping by a norm.
 
-    mode: Literal["norm", "per_tensor"] = "norm"
+    ``norm``: over all parameters. ``per_tensor``: of every tensor alone, as DropPos's code does.
+    ``per_module``: one of the encoder and one of every head, as DINOv2's does.
+    """
+
+    mode: Literal["norm", "per_tensor", "per_module"] = "norm"
     threshold: float = Field(gt=0)
 
 

@@ -9,7 +9,7 @@ import torch
 from pospre.config import load_recipe
 from pospre.train import main
 from pospre.training.build import build_model, resolve_algorithms
-from pospre.training.optim import parameter_groups
+from pospre.training.groups import parameter_groups
 
 YAMLS = Path(__file__).parents[1] / "yamls"
 RECIPES = sorted(YAMLS.glob("**/*.yaml"))
@@ -22,8 +22,8 @@ def test_recipe_builds(path: Path) -> None:
     with torch.device("meta"):
         model = build_model(recipe)
     assert list(model.objectives) == list(recipe.algorithms)
-    decayed, plain = parameter_groups(model, recipe.optimizer.weight_decay)
-    assert len(decayed["params"]) and len(plain["params"])  # type: ignore[arg-type]
+    groups = parameter_groups(model, recipe.optimizer, peak=1.0)
+    assert {group["decayed"] for group in groups} == {True, False}
     size = sum(parameter.numel() for parameter in model.encoder.parameters())
     if recipe.encoder.name in PARAMETERS:
         assert size == pytest.approx(PARAMETERS[recipe.encoder.name], rel=0.02)

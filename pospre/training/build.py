@@ -30,8 +30,9 @@ from pospre.training.callbacks.mirror import RunMirror
 from pospre.training.callbacks.position import LoaderPosition
 from pospre.training.callbacks.progress import ProgressBar
 from pospre.training.callbacks.record import RecipeRecord
+from pospre.training.clipping import MeanOverRanks, build_clipping
 from pospre.training.object_store import is_remote, split
-from pospre.training.optim import MeanOverRanks, build_clipping, build_optimizer, build_schedule
+from pospre.training.optim import build_optimizer, build_schedule
 
 CHECKPOINT_NAME = "ep{epoch}-ba{batch}.pt"
 
@@ -129,6 +130,7 @@ def build_parts(recipe: Recipe) -> Parts:
     schedule = build_schedule(
         optimizer,
         recipe.schedule,
+        rates=recipe.optimizer,
         total_steps=total_steps,
         steps_per_epoch=epoch_steps,
         batch_size=batch_size,

@@ -1,128 +1,153 @@
-"""AdamW with MAE's parameter groups, the learning-rate schedule per step, and gradient clipping."""
+"""The optimiser with its parameter groups, and the learning rate and weight decay of every step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
-from composer.algorithms import GradientClipping
-from composer.core import Algorithm, Event, State
-from composer.loggers import Logger
-from composer.utils import dist
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from pospre.errors import UserError
-from pospre.schedules import cosine_warmup, duration_steps, peak_rate
-from pospre.sections import ClipGrad, Optimizer, Schedule
-
-
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
-    """Return the trained parameters in two groups: with weight decay, and without.
-
-    Only vectors (biases, norms) go without. The class and mask tokens have three dimensions and
-    are decayed, as in MAE's code.
-    """
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return [
-        {"params": [p for p in trained if p.ndim > 1], "weight_decay": weight_decay},
-        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
-    ]
+from pospre.schedules import cosine_warmup, duration_steps, half_cosine, peak_rate, staircase
+from pospre.sections import Optimizer, Schedule
+from pospre.training.groups import parameter_groups
 
 
 def build_optimizer(
     model: nn.Module, options: Optimizer, *, batch_size: int
 ) -> torch.optim.Optimizer:
-    """Return fused AdamW at the peak rate of ``base_lr`` for this global batch."""
-    return torch.optim.AdamW(
-        parameter_groups(model, options.weight_decay),
-        lr=peak_rate(options.base_lr, batch_size),
-        betas=options.betas,
-        eps=options.eps,
-        fused=True,
-    )
+    """Return the fused optimiser, every group at its peak rate for this global batch."""
+    peak = batch_peak(options, batch_size)
+    groups = parameter_groups(model, options, peak)
+    if options.name == "sgd":
+        return torch.optim.SGD(groups, lr=peak, momentum=options.momentum, fused=True)
+    kind = torch.optim.AdamW if options.name == "adamw" else torch.optim.Adam
+    return kind(groups, lr=peak, betas=options.betas, eps=options.eps, fused=True)
+
+
+def batch_peak(options: Optimizer, batch_size: int) -> float:
+    """Return the peak rate of parameters that learn at the full rate."""
+    return peak_rate(options.base_lr, batch_size, rule=options.lr_rule, reference=options.lr_batch)
+
+
+class StepSchedule(LambdaLR):
+    """Gives step t the learning rates and the weight decay of step t.
+
+    It counts its own steps. Composer's schedulers read the clock before it advances, so that each
+    step would get its predecessor's rate.
+
+    Args:
+        optimizer: made by ``build_optimizer``.
+        rate: the learning rate at a step, as a share of its peak.
+        decay: the weight decay at a step, of the groups that are decayed.
+        steps_per_epoch: unit of the groups' ``frozen``.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        rate: Callable[[int], float],
+        decay: Callable[[int], float],
+        steps_per_epoch: int,
+    ) -> None:
+        groups = optimizer.param_groups
+        self.decay = decay
+        self.decayed = [group["decayed"] for group in groups]
+        rates = [_after(group["frozen"] * steps_per_epoch, rate) for group in groups]
+        super().__init__(optimizer, rates)
+
+    def get_lr(self) -> list[float]:
+        """Set the weight decay of the step to come and return its learning rates."""
+        for group, decayed in zip(self.optimizer.param_groups, self.decayed, strict=True):
+            if decayed:
+                group["weight_decay"] = self.decay(self.last_epoch)
+        return super().get_lr()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the count of steps and plain values; the functions are made from the recipe."""
+        return {key: value for key, value in super().state_dict().items() if key != "decay"}
+
+
+def _after(start: int, rate: Callable[[int], float]) -> Callable[[int], float]:
+    return lambda step: 0.0 if step < start else rate(step)
 
 
 def build_schedule(
     optimizer: torch.optim.Optimizer,
     options: Schedule,
     *,
+    rates: Optimizer,
     total_steps: int,
     steps_per_epoch: int,
     batch_size: int,
-) -> LambdaLR:
-    """Return the schedule that gives step t the rate of step t.
+) -> StepSchedule:
+    """Return the schedule of learning rate and weight decay.
 
-    It counts its own steps. Composer's schedulers read the clock before it advances, so that each
-    step would get its predecessor's rate.
+    Args:
+        optimizer: made by ``build_optimizer`` from ``rates``.
+        options: the recipe's ``schedule``.
+        rates: the recipe's ``optimizer``.
+        total_steps: of the whole run.
+        steps_per_epoch: of this data set.
+        batch_size: over all ranks.
+
+    Raises:
+        UserError: options that contradict each other or the length of the run.
     """
-    warmup = duration_steps(options.warmup, steps_per_epoch=steps_per_epoch, batch_size=batch_size)
+
+    def steps(duration: str) -> int:
+        return duration_steps(duration, steps_per_epoch=steps_per_epoch, batch_size=batch_size)
+
+    peak = batch_peak(rates, batch_size)
+    _check(options, peak, steps(options.warmup), total_steps)
+    length = steps(options.length) if options.length else total_steps
+    fixed = steps(options.fix_after) if options.fix_after else max(total_steps, length)
+    share = _share(options, peak, steps, length)
+    end = rates.weight_decay if rates.weight_decay_end is None else rates.weight_decay_end
+    return StepSchedule(
+        optimizer,
+        lambda step: share(min(step, fixed)),
+        lambda step: half_cosine(rates.weight_decay, end, min(step, fixed) / length),
+        steps_per_epoch,
+    )
+
+
+def _share(
+    options: Schedule, peak: float, steps: Callable[[str], int], length: int
+) -> Callable[[int], float]:
+    """Return the learning rate by step, as a share of the peak."""
+    warmup, start, floor = steps(options.warmup), options.start_lr / peak, options.min_lr / peak
+    if options.name == "cosine":
+        return lambda step: cosine_warmup(
+            step, warmup_steps=warmup, total_steps=length, floor=floor, start=start
+        )
+    milestones: Sequence[int] = [steps(milestone) for milestone in options.milestones]
+    if options.every is not None:
+        every = steps(options.every)
+        milestones = range(every, length + 1, every)
+    held = options.name == "step"
+
+    def share(step: int) -> float:
+        if step < warmup:
+            return start if held else start + (1 - start) * step / warmup
+        return max(floor, staircase(step, milestones=milestones, gamma=options.gamma))
+
+    return share
+
+
+def _check(options: Schedule, peak: float, warmup: int, total_steps: int) -> None:
     if warmup >= total_steps:
         raise UserError(
             f"schedule.warmup = {options.warmup} is {warmup} steps, but the whole run "
             f"(trainer.max_duration) only {total_steps}; shorten the warm-up"
         )
-    peak = optimizer.param_groups[0]["lr"]
-    if options.min_lr > peak:
-        raise UserError(f"schedule.min_lr = {options.min_lr} is above the peak rate {peak:g}")
-    floor = options.min_lr / peak
-
-    def share(step: int) -> float:
-        return cosine_warmup(step, warmup_steps=warmup, total_steps=total_steps, floor=floor)
-
-    return LambdaLR(optimizer, share)
-
-
-class MeanOverRanks(Algorithm):
-    """Divide FSDP2's gradients by the number of ranks where the backend is gloo.
-
-    FSDP2 asks for the mean over ranks; gloo's reduce-scatter (torch 2.7) returns the sum without
-    a word. AdamW hardly shows it, clipping does. NCCL averages.
-    """
-
-    def match(self, event: Event, state: State) -> bool:
-        """Run when the gradients of all microbatches are there, before they are clipped."""
-        return event == Event.AFTER_TRAIN_BATCH
-
-    def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Turn every sum into a mean."""
-        for parameter in state.model.parameters():
-            if parameter.grad is not None:
-                parameter.grad.div_(dist.get_world_size())
-
-
-class PerTensorClipping(Algorithm):
-    """Clip the gradient of every parameter tensor to a norm of its own, as DINO and DropPos do."""
-
-    def __init__(self, threshold: float) -> None:
-        self.threshold = threshold
-
-    def match(self, event: Event, state: State) -> bool:
-        """Run when the gradients of all microbatches are there."""
-        return event == Event.AFTER_TRAIN_BATCH
-
-    def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Scale down each gradient whose norm is above the threshold."""
-        for parameter in state.model.parameters():
-            if parameter.grad is not None:
-                clip_tensor(parameter.grad, self.threshold)
-
-
-def clip_tensor(gradient: Tensor, threshold: float) -> None:
-    """Scale ``gradient`` in place to a norm of at most ``threshold``, over all its shards."""
-    norm = torch.linalg.vector_norm(gradient)
-    if isinstance(gradient, DTensor):
-        # The norm of a sharded tensor is a sum still to be made; scaling each shard is local.
-        assert isinstance(norm, DTensor)
-        gradient, norm = gradient.to_local(), norm.full_tensor()
-    gradient.mul_((threshold / (norm + 1e-6)).clamp(max=1.0))
-
-
-def build_clipping(options: ClipGrad | None) -> list[Algorithm]:
-    """Return the algorithm that clips gradients, if the recipe asks for one."""
-    if options is None:
-        return []
-    makers: dict[str, Callable[[float], Algorithm]] = {
-        "norm": lambda threshold: GradientClipping("norm", threshold),
-        "per_tensor": PerTensorClipping,
-    }
-    return [makers[options.mode](options.threshold)]
+    for key, rate in (("min_lr", options.min_lr), ("start_lr", options.start_lr)):
+        if rate > peak:
+            raise UserError(f"schedule.{key} = {rate} is above the peak rate {peak:g}")
+    for key, value, name in (
+        ("milestones", options.milestones, "multistep"),
+        ("every", options.every, "step"),
+    ):
+        if bool(value) != (options.name == name):
+            change = "needs" if options.name == name else "has no use for"
+            raise UserError(f"schedule.name = {options.name} {change} schedule.{key}")

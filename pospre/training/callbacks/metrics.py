@@ -44,8 +44,8 @@ class MetricsFile(LoggerDestination):
             drop_after(self.path, state.timestamp.batch.value)
 
     def batch_start(self, state: State, logger: Logger) -> None:
-        """Keep the learning rate of this step; at its end the schedule has moved on."""
-        self.values["lr"] = float(state.optimizers[0].param_groups[0]["lr"])
+        """Keep the (highest) learning rate of this step; at its end the schedule has moved on."""
+        self.values["lr"] = max(float(group["lr"]) for group in state.optimizers[0].param_groups)
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         """Keep values until the step's line is written."""

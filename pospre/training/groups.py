@@ -1,0 +1,76 @@
+"""Parameter groups: who is decayed, how fast each part learns, and what waits at the beginning."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from pospre.pretrain.model import PretrainModel
+from pospre.sections import Optimizer
+
+# Whatever edits tokens on their way into the first block learns as the patch embedding does.
+_INPUT = ("encoder.cls_token", "encoder.reg_token", "encoder.pos_embed", "encoder.patch_embed")
+_EDITORS = ("contents.", "positions.")
+
+
+def parameter_groups(model: nn.Module, options: Optimizer, peak: float) -> list[dict[str, Any]]:
+    """Return the trained parameters in groups with a rate and a weight decay of their own.
+
+    Vectors (biases, norms, layer scale) are never decayed, nor are names that contain one of
+    ``optimizer.no_decay``; the class and mask tokens have three dimensions and are, as in MAE's
+    code. Besides torch's own keys a group says whether it is ``decayed``, and for how many epochs
+    it is ``frozen`` (``Objective.frozen_epochs``).
+
+    Args:
+        model: what is trained; parameters without gradient stay out.
+        options: of the recipe.
+        peak: the learning rate at the peak of the schedule.
+    """
+    waiting = dict(_frozen_epochs(model))
+    groups: dict[tuple[bool, float, int], dict[str, Any]] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        decayed = parameter.ndim > 1 and not any(part in name for part in options.no_decay)
+        scale = rate_scale(model, name, options)
+        frozen = max((e for start, e in waiting.items() if name.startswith(start)), default=0)
+        group = groups.setdefault(
+            (decayed, scale, frozen),
+            {
+                "params": [],
+                "lr": peak * scale,
+                "weight_decay": options.weight_decay if decayed else 0.0,
+                "decayed": decayed,
+                "frozen": frozen,
+            },
+        )
+        group["params"].append(parameter)
+    return list(groups.values())
+
+
+def rate_scale(model: nn.Module, name: str, options: Optimizer) -> float:
+    """Return the factor of a parameter's learning rate: layer decay and the patch embedding's.
+
+    Layer decay is ``layer_decay ** (depth + 1 − id)`` (BEiT, MAE): id 0 for the patch embedding,
+    tokens and positions, b + 1 for block b, depth + 1 for all else, which keeps the full rate.
+    """
+    scale = options.patch_embed_lr if "patch_embed" in name else 1.0
+    if options.layer_decay is None or not isinstance(model, PretrainModel):
+        return scale
+    depth = len(model.encoder.blocks)
+    return scale * options.layer_decay ** (depth + 1 - _layer_id(name, depth))
+
+
+def _layer_id(name: str, depth: int) -> int:
+    if name.startswith(_EDITORS) or name.startswith(_INPUT):
+        return 0
+    block = name.removeprefix("encoder.blocks.")
+    return int(block.partition(".")[0]) + 1 if block != name else depth + 1
+
+
+def _frozen_epochs(model: nn.Module) -> Iterator[tuple[str, int]]:
+    """Yield (start of a full parameter name, epochs for which it waits)."""
+    if isinstance(model, PretrainModel):
+        for name in model.objectives:
+            for start, epochs in model.objectives[name].frozen_epochs.items():
+                yield f"objectives.named.{name}.{start}", epochs

@@ -1,0 +1,135 @@
+"""Parameter groups: what is decayed, layer decay as in timm, and parts that wait."""
+
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import torch
+from timm import create_model
+from timm.optim import param_groups_layer_decay
+from torch import Tensor, nn
+
+from pospre.algorithms.droppos import attach_droppos
+from pospre.nn.encoder import build_encoder
+from pospre.pretrain.model import PretrainModel
+from pospre.pretrain.objective import Objective
+from pospre.sections import Optimizer, Schedule
+from pospre.training.groups import parameter_groups
+from pospre.training.optim import build_optimizer, build_schedule
+
+
+def small_model(**options: Any) -> PretrainModel:
+    encoder = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=2, **options)
+    return PretrainModel(encoder, seed=0)
+
+
+def by_name(model: nn.Module, **options: Any) -> dict[str, dict[str, Any]]:
+    """Return the group of every trained parameter, with a peak rate of 1."""
+    groups = parameter_groups(model, Optimizer(**options), peak=1.0)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    found = [(names[id(parameter)], group) for group in groups for parameter in group["params"]]
+    assert len(dict(found)) == len(found)  # nobody twice
+    return dict(found)
+
+
+def test_only_vectors_go_without_weight_decay() -> None:
+    model = small_model()
+    attach_droppos(model, decoder_dim=32, decoder_depth=1, decoder_heads=2)
+    groups = by_name(model)
+    assert set(groups) == {name for name, p in model.named_parameters() if p.requires_grad}
+    assert "encoder.pos_embed" not in groups  # fixed, not trained
+    for name in ("encoder.cls_token", "encoder.patch_embed.proj.weight"):
+        assert groups[name]["weight_decay"] == 0.05
+    for name in ("encoder.patch_embed.proj.bias", "encoder.norm.weight"):
+        assert groups[name]["weight_decay"] == 0.0
+    assert len({id(group) for group in groups.values()}) == 2
+
+
+def test_names_without_decay() -> None:
+    groups = by_name(small_model(positions="learned"), no_decay=("pos_embed", "cls_token"))
+    assert groups["encoder.pos_embed"]["weight_decay"] == 0.0
+    assert groups["encoder.cls_token"]["weight_decay"] == 0.0
+    assert groups["encoder.patch_embed.proj.weight"]["weight_decay"] == 0.05
+
+
+def test_layer_decay_is_timms() -> None:
+    theirs = create_model("vit_base_patch16_224", depth=3, global_pool="avg", num_classes=7)
+    expected = {}
+    names = {id(parameter): name for name, parameter in theirs.named_parameters()}
+    listed = param_groups_layer_decay(
+        theirs, 0.05, no_weight_decay_list=("pos_embed", "cls_token"), layer_decay=0.65
+    )
+    for group in listed:
+        for parameter in group["params"]:
+            expected[names[id(parameter)]] = (group["lr_scale"], group["weight_decay"])
+    encoder = build_encoder("vitb16", depth=3, positions="learned")
+    model = PretrainModel(encoder, seed=0)
+    groups = by_name(model, layer_decay=0.65, no_decay=("pos_embed", "cls_token"))
+    compared = 0
+    for name, group in groups.items():
+        name = name.removeprefix("encoder.")
+        if name in expected:  # timm has fc_norm and head where ours has norm
+            assert (group["lr"], group["weight_decay"]) == pytest.approx(expected[name])
+            compared += 1
+    assert compared == len(expected) - 4
+    assert expected["fc_norm.weight"][0] == expected["head.weight"][0] == 1.0
+    assert groups["encoder.norm.weight"]["lr"] == 1.0
+
+
+def test_smallest_rate_of_vit_base_and_the_patch_embeddings_own() -> None:
+    with torch.device("meta"):
+        model = PretrainModel(build_encoder("vitb16"), seed=0)
+    groups = by_name(model, layer_decay=0.75, patch_embed_lr=0.2)
+    assert groups["encoder.cls_token"]["lr"] == pytest.approx(0.023757, rel=1e-4)
+    assert groups["encoder.patch_embed.proj.weight"]["lr"] == pytest.approx(0.2 * 0.75**13)
+    assert groups["encoder.blocks.11.mlp.fc1.weight"]["lr"] == 0.75
+
+
+def test_editors_learn_as_the_patch_embedding() -> None:
+    model = small_model()
+    attach_droppos(model, decoder_dim=32, decoder_depth=1, decoder_heads=2)
+    groups = by_name(model, layer_decay=0.5)
+    assert groups["positions.named.droppos.token"]["lr"] == 0.125
+    assert groups["objectives.named.droppos.predict.weight"]["lr"] == 1.0
+
+
+class Waiting(Objective):
+    """An objective whose last layer waits for two epochs."""
+
+    frozen_epochs = MappingProxyType({"last": 2})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, passes: dict[str, Tensor], batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"x": self.last(self.first(passes["x"]))}
+
+    def loss(self, outputs: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
+        return outputs["x"].square().mean()
+
+
+def test_frozen_parameters_stand_still_in_the_first_epochs() -> None:
+    model = small_model()
+    objective = Waiting()
+    model.add_objective("waiting", objective)
+    rates = Optimizer(base_lr=0.1, lr_rule="none")
+    optimizer = build_optimizer(model, rates, batch_size=8)
+    schedule = build_schedule(
+        optimizer,
+        Schedule(name="constant", warmup="0ep"),
+        rates=rates,
+        total_steps=9,
+        steps_per_epoch=3,
+        batch_size=8,
+    )
+    moved = []
+    for _ in range(8):
+        before = [layer.weight.detach().clone() for layer in (objective.first, objective.last)]
+        optimizer.zero_grad()
+        objective.loss(objective({"x": torch.ones(1, 2)}, {}), {}).backward()
+        optimizer.step()
+        schedule.step()
+        after = (objective.first.weight, objective.last.weight)
+        moved.append([not torch.equal(a, b) for a, b in zip(before, after, strict=True)])
+    assert moved == [[True, False]] * 6 + [[True, True]] * 2
