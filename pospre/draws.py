@@ -39,22 +39,24 @@ def _mix(words: Keys) -> Keys:
     return words ^ _shift_right(words, 31)
 
 
+@torch.compiler.assume_constant_result  # torch.compile cannot look into hashlib
 def _purpose_word(purpose: str) -> int:
     return int.from_bytes(hashlib.blake2b(purpose.encode(), digest_size=8).digest(), "little")
 
 
-def sample_keys(seed: int, epoch: Keys | int, index: Keys, view: int, purpose: str) -> Keys:
+def sample_keys(seed: int, epoch: Keys | int, index: Keys, view: Keys | int, purpose: str) -> Keys:
     """Return one key per sample.
 
     Args:
         seed: the run's seed.
         epoch: an epoch per sample (same shape as ``index``), or one for all.
         index: int64 sample indices in the data set, numpy or torch, any shape.
-        view: number of the view within the sample.
+        view: number of the view within the sample; or several, of a shape that broadcasts with
+            ``index``'s, for keys of the common shape.
         purpose: what the draw is for (``"crop"``, ``"mae/mask"``…); purposes are independent.
 
     Returns:
-        int64 keys of the shape, library and device of ``index``.
+        int64 keys of the shape (see ``view``), library and device of ``index``.
     """
     start = _signed(seed * _GOLDEN + _purpose_word(purpose))
     zero = index * 0

@@ -61,6 +61,7 @@ Init = Literal["xavier", "trunc_normal", "beit"]
 Pair = Annotated[tuple[float, float], Field(strict=False)]
 Side = Annotated[int, Field(gt=0)]
 Size = Side | Annotated[tuple[Side, Side], Field(strict=False)]
+Rate = float | Annotated[tuple[float, ...], Field(strict=False)]
 Arguments = Annotated[dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)]
 
 
@@ -68,6 +69,20 @@ class Section(BaseModel):
     """A part of the recipe: strict types, no unknown keys, unchangeable once read."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Augment(Section):
+    """Changes of colour in training: arguments of ``pospre.data.augment.Augment``."""
+
+    jitter: Annotated[tuple[float, float, float, float], Field(strict=False)] | None = None
+    jitter_rate: Rate = 0.8
+    grey_rate: Rate = 0.0
+    blur_rate: Rate = 0.0
+    blur_sigma: Pair = (0.1, 2.0)
+    blur_kernel: int = 9
+    solarise_rate: Rate = 0.0
+    solarise_threshold: int = 128
+    three_augment: bool = False
 
 
 class View(Section):
@@ -80,6 +95,7 @@ class View(Section):
     flip_rate: float = Field(default=0.5, ge=0, le=1)
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
     crop: Literal["random", "center"] = "random"
+    augment: Augment = Augment()
 
 
 class Data(Section):

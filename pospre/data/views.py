@@ -6,13 +6,14 @@ the purposes ``"crop"`` and ``"flip"``; views are numbered through all groups of
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from pospre import draws
+from pospre.data.augment import Augment
 from pospre.errors import UserError, suggestion
 
 INTERPOLATIONS = ("bicubic", "bilinear")
@@ -37,6 +38,7 @@ class ViewGroup:
         interpolation: ``"bicubic"`` or ``"bilinear"``, both with antialiasing when shrinking.
         crop: ``"random"``, or ``"center"`` for evaluation: the central square with 224/256 of the
             image's short side, never flipped (the field of view of resize to 256, centre crop 224).
+        augment: what may change the views' colours in training, on the device.
     """
 
     name: str = "view"
@@ -47,6 +49,7 @@ class ViewGroup:
     flip_rate: float = 0.5
     interpolation: str = "bicubic"
     crop: str = "random"
+    augment: Augment = field(default_factory=Augment)
 
     def __post_init__(self) -> None:
         where = f"view group '{self.name}'"
@@ -72,6 +75,10 @@ class ViewGroup:
             if name not in known:
                 hint = suggestion(name, known)
                 raise UserError(f"{where}: {key} '{name}' is unknown.{hint}")
+        try:
+            self.augment.check_views(self.count, (self.size, self.size))
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from None
 
 
 class PixelBox(NamedTuple):
@@ -114,14 +121,24 @@ class GroupPlan:
         return random_box(draw, width, height, self.group.scale, self.group.ratio)
 
 
+def first_view(views: Iterable[ViewGroup], name: str) -> int:
+    """Return the number of a group's first view, as views are numbered through all groups."""
+    first = 0
+    for group in views:
+        if group.name == name:
+            break
+        first += group.count
+    return first
+
+
 def plan_views(
     views: Sequence[ViewGroup], *, seed: int, epoch: int, index: np.ndarray
 ) -> list[GroupPlan]:
     """Draw boxes and flips for samples ``index`` (int64, (B,)), one plan per view group."""
-    plans, first_view = [], 0
+    plans = []
     for group in views:
-        numbers = range(first_view, first_view + group.count)
-        first_view += group.count
+        first = first_view(views, group.name)
+        numbers = range(first, first + group.count)
         if group.crop == "center":
             shape = (len(index), group.count)
             plans.append(GroupPlan(group, np.zeros((*shape, 0), np.float32), np.zeros(shape, bool)))

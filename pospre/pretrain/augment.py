@@ -1,14 +1,64 @@
-"""The device step of every view: flip and normalise."""
+"""The device step of every view: flip, change colours in training, normalise.
+
+Colours follow the group's ``Augment``. Their parameters are draws of (seed, epoch, index, view
+number through all groups), so a view looks the same in any batch, on any rank and after a resume.
+"""
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+
+from pospre import draws
+from pospre.data.augment import Augment, Rate, per_view
+from pospre.pretrain import colour
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
+@dataclass(frozen=True)
+class ViewDraws:
+    """The source of draws for the views of one group.
+
+    Attributes:
+        seed: the run's seed.
+        epoch: (B,).
+        index: (B,).
+        first_view: number of the group's first view through all groups.
+        count: views of the group.
+    """
+
+    seed: int
+    epoch: Tensor
+    index: Tensor
+    first_view: int
+    count: int
+
+    def keys(self, purpose: str) -> Tensor:
+        """Return one key for each view, (B, V)."""
+        views = torch.arange(self.count, device=self.index.device) + self.first_view
+        epoch, index = self.epoch[:, None], self.index[:, None]
+        return draws.sample_keys(self.seed, epoch, index, views, f"augment/{purpose}")
+
+    def uniform(self, purpose: str, count: int) -> Tensor:
+        """Return ``count`` draws from [0, 1) for each view, (B·V, count)."""
+        return draws.uniform(self.keys(purpose), count).flatten(0, 1)
+
+    def happens(self, draw_N: Tensor, rate: Rate) -> Tensor:
+        """Return who of the views (B·V,) draws below the rate of its place in the group."""
+        draws_V = draw_N.view(-1, self.count).unbind(dim=1)
+        rates = per_view(rate, self.count)
+        happens = [draw < chance for draw, chance in zip(draws_V, rates, strict=True)]
+        return torch.stack(happens, dim=1).flatten()
+
+
 class DeviceAugment(nn.Module):
-    """Flip and normalise uint8 views on the device they are on, vectorised over the batch."""
+    """Flip, colour and normalise uint8 views on the device they are on, all at once.
+
+    Shapes are fixed, so it is a part of the compiled step. Arithmetic is in float32, without
+    rounding to whole levels in between.
+    """
 
     mean: Tensor
     std: Tensor
@@ -22,7 +72,63 @@ class DeviceAugment(nn.Module):
         self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(3, 1, 1), persistent=False)
 
-    def forward(self, image_BV3HW: Tensor, flip_BV: Tensor) -> Tensor:
-        """Return normalised float32 views (B, V, 3, H, W); those marked in ``flip_BV`` mirrored."""
-        mirrored = torch.where(flip_BV[..., None, None, None], image_BV3HW.flip(-1), image_BV3HW)
-        return (mirrored.float() / 255 - self.mean) / self.std
+    def forward(
+        self,
+        image_BV3HW: Tensor,
+        flip_BV: Tensor,
+        augment: Augment | None = None,
+        source: ViewDraws | None = None,
+    ) -> Tensor:
+        """Return normalised float32 views (B, V, 3, H, W).
+
+        Args:
+            image_BV3HW: uint8 pixels.
+            flip_BV: the views to mirror.
+            augment: how to change colours; None leaves them.
+            source: of the draws; needed with ``augment``.
+        """
+        views = torch.where(flip_BV[..., None, None, None], image_BV3HW.flip(-1), image_BV3HW)
+        levels = views.float()
+        if augment is not None and source is not None and not augment.is_off:
+            levels = change_colours(levels.flatten(0, 1), augment, source).view(levels.shape)
+        return (levels / 255 - self.mean) / self.std
+
+
+def change_colours(levels_N3HW: Tensor, augment: Augment, source: ViewDraws) -> Tensor:
+    """Return float levels (B·V, 3, H, W) jittered, then made grey, blurred and solarised."""
+    if augment.jitter is not None:
+        levels_N3HW = _jittered(levels_N3HW, augment, augment.jitter, source)
+    draw = source.uniform("colour", 4)
+    if augment.three_augment:
+        choice = (draw[:, 0] * 3).to(torch.int64)
+        to_grey, to_blur, to_solarise = choice == 0, choice == 1, choice == 2
+    else:
+        to_grey = source.happens(draw[:, 0], augment.grey_rate)
+        to_blur = source.happens(draw[:, 1], augment.blur_rate)
+        to_solarise = source.happens(draw[:, 2], augment.solarise_rate)
+    levels = _where(to_grey, colour.grey(levels_N3HW), levels_N3HW)
+    if augment.blurs:
+        low, high = augment.blur_sigma
+        sigma = low + (high - low) * draw[:, 3]
+        levels = _where(to_blur, colour.blur(levels, sigma, augment.blur_kernel), levels)
+    return _where(to_solarise, colour.solarise(levels, augment.solarise_threshold), levels)
+
+
+def _jittered(
+    levels_N3HW: Tensor,
+    augment: Augment,
+    strengths: tuple[float, float, float, float],
+    source: ViewDraws,
+) -> Tensor:
+    """Apply torchvision's ``ColorJitter`` at the group's rate; the others get neutral values."""
+    draw = source.uniform("jitter", 5)
+    on = source.happens(draw[:, 4], augment.jitter_rate)[:, None]
+    columns = [(2 * draw[:, place] - 1) * strength for place, strength in enumerate(strengths)]
+    centred = torch.where(on, torch.stack(columns, dim=1), 0.0)
+    order = draws.permutation(source.keys("jitter_order"), 4).flatten(0, 1)
+    turns = centred[:, 3] if strengths[3] else None
+    return colour.jitter(levels_N3HW, 1 + centred[:, :3], turns, order)
+
+
+def _where(chosen_N: Tensor, then: Tensor, otherwise: Tensor) -> Tensor:
+    return torch.where(chosen_N.view(-1, 1, 1, 1), then, otherwise)

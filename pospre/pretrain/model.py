@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from pospre import draws
 from pospre.batch import EPOCH, INDEX, Batch, flip_key, image_key, per_row
-from pospre.data.views import ViewGroup
+from pospre.data.views import ViewGroup, first_view
 from pospre.errors import UserError
 from pospre.nn.encoder import Edit, Encoder, check_divides
-from pospre.pretrain.augment import IMAGENET_MEAN, IMAGENET_STD, DeviceAugment
+from pospre.pretrain.augment import IMAGENET_MEAN, IMAGENET_STD, DeviceAugment, ViewDraws
 from pospre.pretrain.objective import Objective, ObjectiveSet, Outputs
 from pospre.pretrain.teacher import Frozen, Momentum, follow
 
@@ -245,8 +245,16 @@ class PretrainModel(ComposerModel):
     # -- what runs ----------------------------------------------------------------------------
 
     def images(self, batch: Batch, group: str = "view") -> Tensor:
-        """Return the group's flipped, normalised views: float32 (B, V, 3, H, W)."""
-        return self.augment(batch[image_key(group)], batch[flip_key(group)])
+        """Return the group's views, flipped and normalised: float32 (B, V, 3, H, W).
+
+        In training their colours are changed as the group says.
+        """
+        views, flips, chosen = batch[image_key(group)], batch[flip_key(group)], self.views[group]
+        if not self.training or chosen.augment.is_off:
+            return self.augment(views, flips)
+        first = first_view(self.views.values(), group)
+        source = ViewDraws(self.seed, batch[EPOCH], batch[INDEX], first, chosen.count)
+        return self.augment(views, flips, chosen.augment, source)
 
     def tokens(self, images_BCHW: Tensor) -> Tensor:
         """Encode whole images as whoever uses the exported encoder does: (B, P+N, D)."""

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from pospre.config import Recipe, check_arguments
+from pospre.data.augment import Augment
 from pospre.data.loader import ViewLoader, build_loader
 from pospre.data.views import ViewGroup
 from pospre.errors import UserError
@@ -25,6 +26,7 @@ from pospre.nn.encoder import build_encoder
 from pospre.pretrain.algorithm import PretrainAlgorithm, algorithm_class
 from pospre.pretrain.model import PretrainModel
 from pospre.schedules import duration_steps
+from pospre.sections import View
 from pospre.training.callbacks.metrics import MetricsFile
 from pospre.training.callbacks.mirror import RunMirror
 from pospre.training.callbacks.position import LoaderPosition
@@ -76,10 +78,16 @@ def build_views(recipe: Recipe) -> dict[str, ViewGroup]:
     """Return the recipe's view groups by name; a view has the encoder's size unless it says one."""
     image_size = recipe.encoder.image_size
     side = image_size if isinstance(image_size, int) else image_size[0]
-    return {
-        name: ViewGroup(name=name, **{**view.model_dump(), "size": view.size or side})
-        for name, view in recipe.data.views.items()
-    }
+    return {name: _build_view(name, view, side) for name, view in recipe.data.views.items()}
+
+
+def _build_view(name: str, view: View, side: int) -> ViewGroup:
+    options = view.model_dump()
+    try:
+        augment = Augment(**options.pop("augment"))
+    except UserError as error:
+        raise UserError(f"data.views.{name}.{error}") from None
+    return ViewGroup(name=name, augment=augment, **{**options, "size": view.size or side})
 
 
 def build_data(recipe: Recipe) -> ViewLoader:

@@ -1,0 +1,118 @@
+"""Colour operations with their own parameters for every image, in fixed shapes.
+
+Images are float levels (N, 3, H, W) from 0 to 255; results are not rounded to whole levels. On the
+same parameters each operation gives what ``torchvision.transforms.v2.functional`` gives for float
+images. Every image's result is the same bits in any batch.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+WHITE = 255.0
+
+_LUMA = (0.2989, 0.587, 0.114)  # torchvision's: Rec. 601 to four digits
+_FIXED_POINT = 2.0**12
+_BRIGHTNESS, _CONTRAST, _SATURATION, _HUE = range(4)
+
+
+def grey(levels_N3HW: Tensor) -> Tensor:
+    """Return the luma (N, 1, H, W)."""
+    red, green, blue = levels_N3HW.split(1, dim=1)
+    return _LUMA[0] * red + _LUMA[1] * green + _LUMA[2] * blue
+
+
+def jitter(
+    levels_N3HW: Tensor, factors_N3: Tensor, turns_N: Tensor | None, order_N4: Tensor
+) -> Tensor:
+    """Change brightness, contrast, saturation and hue, in each image's own order.
+
+    Args:
+        levels_N3HW: images.
+        factors_N3: of brightness, contrast and saturation; 1 changes nothing.
+        turns_N: by how much to turn the hue, in full turns; None: not at all.
+        order_N4: permutations of those four operations.
+    """
+    # The hue is turned once, for all images together: three other steps may come before it in an
+    # image's order and three after; at a step that is not the image's, the factor is 1.
+    hue_place_N = (order_N4 == _HUE).to(torch.int64).argmax(dim=1)
+
+    def steps(levels: Tensor, places: range, is_on: Callable[[int], Tensor]) -> Tensor:
+        for place in places:
+            which_N = order_N4[:, place]
+            factor_N = factors_N3.gather(1, which_N.clamp(max=_SATURATION)[:, None])[:, 0]
+            factor_N = torch.where(is_on(place), factor_N, 1.0)
+            levels = _blend(levels, which_N, factor_N)
+        return levels
+
+    before = steps(levels_N3HW, range(3), lambda place: hue_place_N > place)
+    turned = before if turns_N is None else turn_hue(before, turns_N)
+    return steps(turned, range(1, 4), lambda place: hue_place_N < place)
+
+
+def _blend(levels_N3HW: Tensor, which_N: Tensor, factor_N: Tensor) -> Tensor:
+    """Move away from, or towards, black (brightness), the mean grey (contrast) or the own grey."""
+    luma_N1HW = grey(levels_N3HW)
+    which = _spread(which_N)
+    base = torch.where(which == _SATURATION, luma_N1HW, _spread(_mean(luma_N1HW)))
+    base = torch.where(which == _BRIGHTNESS, 0.0, base)
+    factor = _spread(factor_N)
+    return (factor * levels_N3HW + (1 - factor) * base).clamp(0, WHITE)
+
+
+def _mean(luma_N1HW: Tensor) -> Tensor:
+    """Return the mean (N,) of whole numbers: the same bits in whatever order they are added."""
+    whole = (luma_N1HW * _FIXED_POINT).round().to(torch.int64).flatten(1)
+    return (whole.sum(dim=1).double() / (whole.shape[1] * _FIXED_POINT)).to(luma_N1HW.dtype)
+
+
+def turn_hue(levels_N3HW: Tensor, turns_N: Tensor) -> Tensor:
+    """Turn the hue in HSV space; images turned by 0 stay as they are."""
+    red, green, blue = levels_N3HW.split(1, dim=1)
+    value, low = levels_N3HW.amax(1, keepdim=True), levels_N3HW.amin(1, keepdim=True)
+    chroma = value - low
+    span = torch.where(chroma == 0, 1.0, chroma)
+    sixths = torch.where(
+        value == red,
+        (green - blue) / span,
+        torch.where(value == green, 2 + (blue - red) / span, 4 + (red - green) / span),
+    )
+    turned = sixths + 6 * _spread(turns_N)
+    channels = []
+    for offset in (5, 3, 1):  # red, green, blue: HSV to RGB in closed form
+        place = torch.remainder(turned + offset, 6.0)
+        channels.append(value - chroma * torch.minimum(place, 4 - place).clamp(0, 1))
+    return torch.where(_spread(turns_N) == 0, levels_N3HW, torch.cat(channels, dim=1))
+
+
+def blur(levels_N3HW: Tensor, sigma_N: Tensor, kernel: int) -> Tensor:
+    """Blur by Gaussians of standard deviations ``sigma_N`` in a window of ``kernel`` pixels."""
+    half = kernel // 2
+    offsets = torch.arange(-half, half + 1, device=sigma_N.device, dtype=sigma_N.dtype)
+    weights_NK = torch.softmax(-0.5 * (offsets / sigma_N[:, None]) ** 2, dim=1)
+    padded = functional.pad(levels_N3HW, (half, half, half, half), mode="reflect")
+    return _slide(_slide(padded, weights_NK, dim=3), weights_NK, dim=2)
+
+
+def _slide(images_N3HW: Tensor, weights_NK: Tensor, dim: int) -> Tensor:
+    """Return the weighted sum of shifted images along ``dim``, which becomes K − 1 shorter.
+
+    Not a convolution: its kernels would add up in an order that depends on the batch.
+    """
+    size = images_N3HW.shape[dim] - weights_NK.shape[1] + 1
+    total = _spread(weights_NK[:, 0]) * images_N3HW.narrow(dim, 0, size)
+    for shift in range(1, weights_NK.shape[1]):
+        total = total + _spread(weights_NK[:, shift]) * images_N3HW.narrow(dim, shift, size)
+    return total
+
+
+def solarise(levels_N3HW: Tensor, threshold: float) -> Tensor:
+    """Invert the levels from ``threshold`` on."""
+    return torch.where(levels_N3HW >= threshold, WHITE - levels_N3HW, levels_N3HW)
+
+
+def _spread(values_N: Tensor) -> Tensor:
+    """Return per-image values so that they broadcast over channels and pixels."""
+    return values_N.view(-1, 1, 1, 1)
