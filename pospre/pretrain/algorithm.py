@@ -4,7 +4,7 @@ import importlib
 import math
 import pkgutil
 from abc import abstractmethod
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from composer.core import Algorithm, Event, State, TimeUnit
 from composer.loggers import Logger
@@ -99,6 +99,18 @@ def check_weight(owner: str, weight: float) -> None:
     """Raise ``UserError`` unless the factor of a loss is finite and not negative."""
     if not (math.isfinite(weight) and weight >= 0):
         raise UserError(f"{owner}.weight is {weight}, but must be finite and not negative.")
+
+
+def check_choices(owner: str, algorithm: object) -> None:
+    """Raise ``UserError`` for an option whose value is none of those that its type names.
+
+    Recipes are checked before; this is for algorithms made in code.
+    """
+    for name, hint in get_type_hints(type(algorithm)).items():
+        value = getattr(algorithm, name)
+        if get_origin(hint) is Literal and value not in get_args(hint):
+            known = ", ".join(map(str, get_args(hint)))
+            raise UserError(f"{owner}.{name} is '{value}'. Use one of {known}.")
 
 
 def require_one_view(model: PretrainModel, owner: str, group: str) -> None:
