@@ -31,6 +31,7 @@ class EncoderPass:
             the model's position source.
         teacher: run the teacher instead of the trained encoder; it gets no gradient.
         grad: whether gradients flow through the trained encoder here.
+        grid: (rows, columns) of patches where images are not of the group's size.
     """
 
     group: str = "view"
@@ -40,6 +41,7 @@ class EncoderPass:
     positions: tuple[str, ...] = ()
     teacher: bool = False
     grad: bool = True
+    grid: tuple[int, int] | None = None
 
     @property
     def has_grad(self) -> bool:
@@ -105,9 +107,10 @@ class PretrainModel(ComposerModel):
         self.writers: dict[str, str] = {}
         self.position_source: str | None = None
         self.seed = seed
-        self.views = dict(views or {"view": ViewGroup(size=encoder.image_size[0])})
+        self.views = dict(views or {"view": ViewGroup(size=encoder.image_size)})
         for name, group in self.views.items():
-            check_divides(group.size, encoder.patch_size[0], key=f"data.views.{name}.size")
+            for side, patch in zip(group.shape, encoder.patch_size, strict=True):
+                check_divides(side, patch, key=f"data.views.{name}.size")
 
     # -- what algorithms attach ---------------------------------------------------------------
 
@@ -133,8 +136,7 @@ class PretrainModel(ComposerModel):
         """Return (rows, columns) of patches of a group's views."""
         if group == "view":
             return self.encoder.grid
-        size = self.views[group].size
-        return self.encoder.grid_of(size, size)
+        return self.encoder.grid_of(*self.views[group].shape)
 
     def claim(self, key: str, writer: str) -> None:
         """Register ``writer`` as the only algorithm that writes the batch key ``key``.
@@ -260,7 +262,8 @@ class PretrainModel(ComposerModel):
         """Encode whole images as whoever uses the exported encoder does: (B, P+N, D)."""
         if self.position_source is None:
             return self.encoder(images_BCHW)
-        source = partial(self.positions, (self.position_source,), {}, EncoderPass())
+        whole = EncoderPass(grid=self.encoder.grid_of(*images_BCHW.shape[-2:]))
+        source = partial(self.positions, (self.position_source,), {}, whole)
         return self.encoder(images_BCHW, positions=source)
 
     def encode(self, name: str, images_BVCHW: Tensor, batch: Batch) -> Tensor:
