@@ -38,6 +38,29 @@ def sincos_positions(dim: int, rows: int, cols: int) -> Tensor:
     ).float()
 
 
+def sincos_positions_1d(dim: int, length: int) -> Tensor:
+    """Return the sinusoids of a sequence (Vaswani et al. 2017): sine and cosine in turn.
+
+    Args:
+        dim: width of a vector, a multiple of 2.
+        length: number of tokens.
+
+    Returns:
+        float32 (length, dim), computed in float64.
+    """
+    if dim % 2:
+        raise UserError(f"sin-cos positions of a sequence need an even width, not {dim}.")
+    half = dim // 2
+    frequencies = 10000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
+    angle = torch.arange(length, dtype=torch.float64).unsqueeze(1) * frequencies
+    return torch.stack([angle.sin(), angle.cos()], dim=2).flatten(1).float()
+
+
+def sincos_table(dim: int, rows: int, cols: int) -> Tensor:
+    """Return the sin-cos positions of a grid, or of a sequence if the grid has one column."""
+    return sincos_positions_1d(dim, rows) if cols == 1 else sincos_positions(dim, rows, cols)
+
+
 def sincos_at(dim: int, coordinates_BN2: Tensor) -> Tensor:
     """Return the sin-cos vectors at any coordinates: the table's at whole ones.
 

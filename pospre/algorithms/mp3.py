@@ -1,0 +1,298 @@
+"""MP3: masked patch position prediction (Zhai et al. 2022, arXiv 2207.07611).
+
+The encoder gets the patches without any position and says where each of them belongs. To make it
+harder, only a random part of them, the context, gives keys and values in every attention layer,
+while all of them ask. There is no decoder: one linear layer classifies each patch into the N
+positions. Fine-tuning adds fresh positions, or none.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pospre import draws
+from pospre.batch import EPOCH, INDEX, Batch, image_key, per_row
+from pospre.errors import UserError
+from pospre.nn.encoder import Encoder
+from pospre.nn.masking import slot_mask
+from pospre.nn.positions import sincos_table
+from pospre.nn.weights import init_trunc_normal
+from pospre.pretrain.algorithm import PretrainAlgorithm, Progress, check_weight
+from pospre.pretrain.model import EncoderPass, PretrainModel
+from pospre.pretrain.objective import Outputs
+from pospre.pretrain.position_task import (
+    Distance,
+    PositionObjective,
+    check_relaxations,
+    weighted_mean,
+)
+from pospre.schedules import linear
+
+
+@dataclass(kw_only=True, eq=False)
+class MP3(PretrainAlgorithm):
+    """Predict the positions of all patches from the content of some; needs no host and takes none.
+
+    Writes ``mp3/context`` (B, V, M), the patches that give keys and values (unless all of them do),
+    and, where some patches are told their position, ``mp3/shown``, bool (B, V, N).
+
+    Args:
+        mask_ratio: η, share of patches outside the context, in [0, 1).
+        sigma_start: width of DropPos's label smoothing at the start, in patches; 0 is one-hot.
+        sigma_end: its width at the end; the change is linear in steps.
+        distance: in the smoothing's exponent, ``squared`` Euclidean or ``euclid``.
+        temperature: τ of DropPos's attentive weights, here from a pass in which all patches are
+            context; None weighs all patches alike. As in DropPos, the weights make the loss depend
+            (slightly) on the microbatch size.
+        position_rate: share of patches that are told their position (sin-cos), in [0, 1); the
+            paper's speech has 0.05.
+        count_shown: whether those count in loss and accuracy (the paper does not say).
+        weight: factor of this loss in the total.
+    """
+
+    mask_ratio: float = 0.75
+    sigma_start: float = 0.0
+    sigma_end: float = 0.0
+    distance: Distance = "squared"
+    temperature: float | None = None
+    position_rate: float = 0.0
+    count_shown: bool = False
+    weight: float = 1.0
+
+    def attach(self, model: PretrainModel) -> None:
+        """Add the pass with context-only keys and the linear head; a no-op if they are there."""
+        if "mp3" in model.objectives:
+            return
+        _refuse_company(model)
+        patches = model.encoder.num_patches
+        context = num_context(patches, self.mask_ratio)
+        shown = num_told(patches, self.position_rate, count_shown=self.count_shown)
+        check_weight("mp3", self.weight)
+        check_relaxations(
+            "mp3",
+            model.encoder,
+            sigmas=(self.sigma_start, self.sigma_end),
+            distance=self.distance,
+            temperature=self.temperature,
+        )
+        for key in ("positions", "mp3/context", "mp3/shown"):
+            model.claim(key, "mp3")
+        if shown:
+            model.positions.named["mp3"] = ShownPositions(model.encoder, shown)
+        # without masking there is nothing to gather
+        gathered = "mp3/context" if context < patches else None
+        editors = ("mp3",) if shown else ()
+        model.add_pass("student", EncoderPass(context=gathered, positions=editors))
+        if self.temperature is not None:
+            model.add_pass("affinity", EncoderPass(grad=False))
+        model.add_objective("mp3", PatchPositions(model.encoder, self))
+
+    def write(self, batch: Batch, model: PretrainModel) -> None:
+        """Draw the context, and which patches are told their position."""
+        patches = model.encoder.num_patches
+        context = num_context(patches, self.mask_ratio)
+        if context < patches:
+            batch["mp3/context"] = draw_patches(batch, patches, context, model.seed, "mp3/context")
+        shown = num_told(patches, self.position_rate, count_shown=self.count_shown)
+        if shown:
+            batch["mp3/shown"] = draw_shown(batch, patches, shown, model.seed)
+
+    def schedule(self, model: PretrainModel, progress: Progress) -> None:
+        """Set the width of the label smoothing."""
+        objective = model.objectives["mp3"]
+        assert isinstance(objective, PatchPositions)
+        objective.sigma.fill_(linear(self.sigma_start, self.sigma_end, progress.step))
+
+
+def _refuse_company(model: PretrainModel) -> None:
+    """Raise ``UserError`` if anything tells the encoder positions, or hides patches from it."""
+    if model.position_source is not None:
+        raise UserError(
+            f"mp3 predicts positions that the encoder must not know, but "
+            f"'{model.position_source}' gives them to every pass. Use one of the two algorithms."
+        )
+    if model.encoder.position_kind != "none":
+        raise UserError(
+            f"mp3 predicts positions that the encoder must not know, but encoder.positions is "
+            f"{model.encoder.position_kind}. Set encoder.positions: none."
+        )
+    host = model.writers.get("view/keep")
+    if host is not None:
+        raise UserError(
+            f"mp3 asks for the position of every patch, but '{host}' removes some of them "
+            "(view/keep). Use one of the two algorithms."
+        )
+    if "student" in model.passes:
+        others = ", ".join(model.objectives)
+        raise UserError(
+            f"mp3 needs the pass 'student' with keys from its context alone, but {others} runs it "
+            "with keys from all patches. Use one of them."
+        )
+
+
+def num_context(num_patches: int, mask_ratio: float) -> int:
+    """Return how many patches give keys and values: ``N − int(N·η)``.
+
+    Raises:
+        UserError: the ratio lies outside [0, 1).
+    """
+    if not 0.0 <= mask_ratio < 1.0:
+        raise UserError(
+            f"mp3.mask_ratio is {mask_ratio}, but must lie in [0, 1): at least one patch must give "
+            "keys and values. 0.75 is usual for 196 patches, 0.5 for 64."
+        )
+    return num_patches - int(num_patches * mask_ratio)
+
+
+def num_told(num_patches: int, position_rate: float, *, count_shown: bool) -> int:
+    """Return how many patches are told their position: N·rate, rounded.
+
+    Raises:
+        UserError: the rate lies outside [0, 1), is positive but shows none, or leaves none to ask.
+    """
+    key = f"mp3.position_rate = {position_rate}"
+    if not 0.0 <= position_rate < 1.0:
+        raise UserError(f"{key} must lie in [0, 1). The paper has 0 for images, 0.05 for speech.")
+    told = round(num_patches * position_rate)
+    if position_rate > 0 and told == 0:
+        raise UserError(
+            f"{key} tells none of {num_patches} patches its position. "
+            f"Use at least {1 / num_patches:.4f}, or 0."
+        )
+    if told == num_patches and not count_shown:
+        raise UserError(f"{key} tells all {num_patches} patches their position: none is left.")
+    return told
+
+
+class ShownPositions(nn.Module):
+    """Adds the sin-cos position of the ``count`` patches that are told theirs, and of no others."""
+
+    def __init__(self, encoder: Encoder, count: int) -> None:
+        super().__init__()
+        self.count = count
+        self.table_ND: Tensor
+        table = sincos_table(encoder.embed_dim, *encoder.grid)
+        self.register_buffer("table_ND", table, persistent=False)
+
+    def forward(self, position_BKD: Tensor, batch: Batch, where: EncoderPass) -> Tensor:
+        """Return the positions (B·V, N, D) to add."""
+        shown = per_row(batch["mp3/shown"], len(position_BKD)).unsqueeze(-1)
+        return position_BKD + shown * self.table_ND
+
+
+class PatchPositions(PositionObjective):
+    """The linear head over patch tokens, and its cross-entropy."""
+
+    def __init__(self, encoder: Encoder, options: MP3) -> None:
+        super().__init__(
+            encoder,
+            sigma=options.sigma_start,
+            distance=options.distance,
+            temperature=options.temperature,
+        )
+        self.weight, self.count_shown = options.weight, options.count_shown
+        self.predict = nn.Linear(encoder.embed_dim, encoder.num_patches)
+        init_trunc_normal(self)
+
+    def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
+        """Return ``logits`` (B·V, N, N), and ``affinity`` (B·V, N) with attentive weights."""
+        outputs = {"logits": self.predict(passes["student"][:, self.num_prefix :])}
+        if "affinity" in passes:
+            outputs["affinity"] = self.attentive_weights(passes["affinity"])
+        return outputs
+
+    def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
+        """Return the mean cross-entropy over all patches that count, in the context or not."""
+        log_prob = F.log_softmax(outputs["logits"].float(), dim=-1)
+        cross_entropy = -(self.targets() * log_prob).sum(-1)
+        weights = self._counting(outputs, batch).float()
+        if "affinity" in outputs:
+            weights = weights * outputs["affinity"]
+        return weighted_mean(cross_entropy, weights)
+
+    def metrics(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
+        """Return the top-1 ``accuracy``, also of the context and of the other patches alone."""
+        logits = outputs["logits"].detach()
+        rows, patches, _ = logits.shape
+        hit = logits.argmax(-1) == torch.arange(patches, device=logits.device)
+        counting = self._counting(outputs, batch)
+        accuracies = {"accuracy": _share(hit, counting)}
+        if "mp3/context" in batch:
+            context = slot_mask(per_row(batch["mp3/context"], rows), patches)
+            accuracies["context_accuracy"] = _share(hit, counting & context)
+            accuracies["masked_accuracy"] = _share(hit, counting & ~context)
+        return accuracies
+
+    def _counting(self, outputs: Outputs, batch: Batch) -> Tensor:
+        """Return bool (B·V, N): the patches that count in loss and accuracy."""
+        logits = outputs["logits"]
+        if self.count_shown or "mp3/shown" not in batch:
+            return torch.ones(logits.shape[:2], dtype=torch.bool, device=logits.device)
+        return ~per_row(batch["mp3/shown"], len(logits))
+
+
+def _share(hit: Tensor, among: Tensor) -> Tensor:
+    return (hit & among).sum() / among.sum().clamp_min(1)
+
+
+def draw_patches(batch: Batch, patches: int, count: int, seed: int, purpose: str) -> Tensor:
+    """Return ``count`` of the patches of every view, all equally likely: int64 (B, V, count).
+
+    A plain prefix of a random permutation. The paper's pseudo-code indexes the permutation with
+    itself, which prefers the first patches, and takes N·η patches where its text takes N·(1−η).
+    """
+    keys = [
+        draws.sample_keys(seed, batch[EPOCH], batch[INDEX], view, purpose)
+        for view in range(batch[image_key()].shape[1])
+    ]
+    return draws.permutation(torch.stack(keys, dim=1), patches)[..., :count]
+
+
+def draw_shown(batch: Batch, patches: int, count: int, seed: int) -> Tensor:
+    """Return which ``count`` patches of every view are told their position: bool (B, V, N)."""
+    told = draw_patches(batch, patches, count, seed, "mp3/positions")
+    return slot_mask(told.flatten(0, 1), patches).unflatten(0, told.shape[:2])
+
+
+@torch.no_grad()
+def predict_patches(
+    model: PretrainModel, batch: Batch, *, mask_ratio: float, seed: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Predict the position of every patch at any mask ratio.
+
+    Args:
+        model: has MP3 attached; as many patches are told their position as in training.
+        batch: images with ``index`` and ``epoch``.
+        mask_ratio: η.
+        seed: of the context.
+
+    Returns:
+        ``logits`` (B·V, N, N), and bool (B·V, N) ``context`` and ``asked`` (not told).
+    """
+    patches = model.encoder.num_patches
+    count = num_context(patches, mask_ratio)
+    context = draw_patches(batch, patches, count, seed, "mp3/context").flatten(0, 1)
+    asked = torch.ones(len(context), patches, dtype=torch.bool, device=context.device)
+    positions = None
+    if "mp3" in model.positions.named:
+        told = model.positions.named["mp3"].count
+        shown = draw_shown(batch, patches, told, seed)
+        positions = partial(model.positions, ("mp3",), {"mp3/shown": shown}, EncoderPass())
+        asked = ~shown.flatten(0, 1)
+    tokens = model.encoder(
+        model.images(batch).flatten(0, 1),
+        positions=positions,
+        context_BM=context if count < patches else None,
+    )
+    logits = model.objectives["mp3"]({"student": tokens}, batch)["logits"]
+    return logits, slot_mask(context, patches), asked
+
+
+def attach_mp3(model: PretrainModel, **options: object) -> MP3:
+    """Attach MP3 to ``model`` (functional form); options are those of ``MP3``."""
+    algorithm = MP3(**options)  # type: ignore[arg-type]
+    algorithm.attach(model)
+    return algorithm
