@@ -15,7 +15,7 @@ from timm.layers import LayerNorm
 from torch import Tensor, nn
 
 from pospre import draws
-from pospre.batch import Batch
+from pospre.batch import Batch, field_box_key
 from pospre.errors import UserError
 from pospre.nn.decoder import check_decoder, decoder_blocks
 from pospre.nn.encoder import Encoder
@@ -188,8 +188,12 @@ class DroppedPositions(nn.Module):
         self.token = token_parameter(dim) if kind == "learned" else None
 
     def forward(self, position_BKD: Tensor, batch: Batch, where: EncoderPass) -> Tensor:
-        """Return the positions (B, K, D) that the encoder sees; true ones carry no gradient."""
-        position_BKD = position_BKD.detach()
+        """Return the positions (B, K, D) that the encoder sees.
+
+        True ones carry no gradient, as published; those of a field do, or it would never learn.
+        """
+        if field_box_key(where.group) not in batch:
+            position_BKD = position_BKD.detach()
         shown = batch["droppos/shown"].unsqueeze(-1)
         if self.token is not None:
             return torch.where(shown, position_BKD, self.token)
