@@ -128,8 +128,8 @@ class LUT(PretrainAlgorithm):
             )
         if self.symmetric and "view/removed" not in model.writers:
             raise UserError(
-                "lut.symmetric = true shows of the second view what the host hides in the first, but "
-                "no host writes 'view/removed'. Use lut.symmetric = false."
+                "lut.symmetric = true shows of the second view what the host hides in the "
+                "first, but no host writes 'view/removed'. Use lut.symmetric = false."
             )
         return host
 
@@ -168,8 +168,8 @@ class LUT(PretrainAlgorithm):
             )
         if self.pool == "class_token" and self.steer == "both":
             raise UserError(
-                "lut.pool = class_token takes no mean of patches that lut.steer = both could widen. "
-                "Use lut.steer = unmasked."
+                "lut.pool = class_token takes no mean that lut.steer = both could "
+                "widen. Use lut.steer = unmasked."
             )
         if self.pool == "class_token" and not model.encoder.has_class_token:
             raise UserError(
@@ -177,8 +177,8 @@ class LUT(PretrainAlgorithm):
             )
         if self._same_crop and model.position_source:
             raise UserError(
-                f"lut.supervision = {self.supervision} cuts the second view where the first one is, "
-                f"before '{model.position_source}' reads its box. List lut before it."
+                f"lut.supervision = {self.supervision} cuts the second view where the first "
+                f"one is, before '{model.position_source}' reads its box. List lut before it."
             )
         if (self.symmetric or self._same_crop) and model.grid("second") != model.grid("view"):
             raise UserError(
