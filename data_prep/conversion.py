@@ -1,25 +1,36 @@
-"""From a folder of images to a complete data set in its place, or to nothing at all."""
+"""From a folder of images or WAV files to a complete data set in its place, or to nothing."""
 
 import importlib
 import re
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
 from data_prep import sidecar
 from data_prep.images import PreparedImage, Unreadable, prepare_image
 from data_prep.parallel import ordered_map
+from data_prep.sources.audio_folder import (
+    AudioFolder,
+    is_audio_folder,
+    list_audio_folder,
+    select_audio_split,
+)
 from data_prep.sources.image_folder import ImageFile, ImageFolder, list_image_folder, select_split
 from data_prep.staging import replace_folder, replace_pair, staging_folder
 from pospre.data.mds_reader import SIDECAR_NAME, is_mds
 from pospre.data.sidecar import VERSION
 from pospre.errors import UserError
+
+if TYPE_CHECKING:
+    from data_prep.audio import PreparedClip, Statistics
+
+_FRAMES = 100  # of a clip: one second, and 20 ms of silence
 
 _MISSING_LIBRARY = {
     "ffcv": "FFCV cannot be loaded ({error}); install its libraries (Debian, Ubuntu: apt-get "
@@ -40,30 +51,45 @@ class Settings:
     split: str | None = None
     val_fraction: float = 0.1
     seed: int = 0
+    frames: int | None = None  # of a clip; None for images
 
 
 @dataclass
 class Tally:
-    """What a conversion met."""
+    """What a conversion met.
+
+    Attributes:
+        statistics: of the features, where the source is audio.
+        split_rule: what parted the data set, where ``Settings.split`` asks for a part of audio.
+    """
 
     num_kept: int = 0
     num_encoded: int = 0
     width_sum: int = 0
     height_sum: int = 0
+    audio_seconds: float = 0.0
     seconds: float = 0.0
+    statistics: "Statistics | None" = None
+    split_rule: str | None = None
     skipped: list[dict[str, str]] = field(default_factory=list)
 
     @property
-    def num_images(self) -> int:
-        """Images written."""
+    def num_samples(self) -> int:
+        """Images or clips written."""
         return self.num_kept + self.num_encoded
 
-    def add(self, image: PreparedImage) -> None:
-        """Count a written image."""
-        self.num_kept += image.kept
-        self.num_encoded += not image.kept
-        self.width_sum += image.width
-        self.height_sum += image.height
+    def add(self, sample: "PreparedImage | PreparedClip") -> None:
+        """Count a written image or clip."""
+        if isinstance(sample, PreparedImage):
+            self.num_kept += sample.kept
+            self.num_encoded += not sample.kept
+            self.width_sum += sample.width
+            self.height_sum += sample.height
+            return
+        assert self.statistics is not None
+        self.num_encoded += 1
+        self.audio_seconds += sample.seconds
+        self.statistics.add(sample.features)
 
 
 def convert(
@@ -82,9 +108,7 @@ def convert(
             missing, or with ``strict`` a file cannot be read. The destination is then untouched.
     """
     _check_paths(source, destination, settings.format)
-    folder = list_image_folder(source)
-    if settings.split is not None:
-        folder = select_split(folder, settings.split, settings.val_fraction, settings.seed)
+    folder, settings, rule = _select(source, settings)
     made_from = {"settings": asdict(settings), "source": folder.fingerprint()}
     if not overwrite and _is_complete(destination, settings.format, made_from):
         return None
@@ -93,12 +117,37 @@ def convert(
     writer_module = _load_writer(settings.format)
     start = time.monotonic()
     with staging_folder(destination) as partial_folder:
-        tally = _write_images(
+        tally = _write_samples(
             partial_folder, folder, settings, writer_module, num_workers=num_workers, strict=strict
         )
+        tally.split_rule = rule
         _describe_and_publish(partial_folder, destination, folder, settings, tally, made_from)
     tally.seconds = time.monotonic() - start
     return tally
+
+
+def _select(source: Path, settings: Settings) -> tuple[ImageFolder, Settings, str | None]:
+    """List the source's wanted part; settings are those that matter for its kind."""
+    split, fraction, seed = settings.split, settings.val_fraction, settings.seed
+    if not (source.is_dir() and is_audio_folder(source)):
+        if settings.frames is not None:
+            raise UserError(
+                f"--frames {settings.frames} is for WAV files, but {source} holds none."
+            )
+        folder = list_image_folder(source)
+        return (
+            folder if split is None else select_split(folder, split, fraction, seed),
+            settings,
+            None,
+        )
+    if settings.format != "mds":
+        raise UserError(f"{source} holds WAV files; their features are stored with --format mds.")
+    settings = replace(settings, frames=settings.frames or _FRAMES)
+    clips = list_audio_folder(source)
+    if split is None:
+        return clips, settings, None
+    clips, rule = select_audio_split(clips, split, fraction, seed)
+    return clips, settings, rule
 
 
 def _check_paths(source: Path, destination: Path, data_format: str) -> None:
@@ -160,11 +209,17 @@ def _load_writer(data_format: str) -> Any:
         raise UserError(_MISSING_LIBRARY[data_format].format(error=error)) from error
 
 
-def _prepare_file(file: ImageFile, settings: Settings, root: Path) -> PreparedImage | Unreadable:
-    return prepare_image(root / file.path, settings.max_side, settings.quality)
+def _prepare_file(
+    file: ImageFile, settings: Settings, root: Path
+) -> "PreparedImage | PreparedClip | Unreadable":
+    if settings.frames is None:
+        return prepare_image(root / file.path, settings.max_side, settings.quality)
+    from data_prep.audio import prepare_clip  # torchaudio: seconds to import
+
+    return prepare_clip(root / file.path, settings.frames)
 
 
-def _write_images(
+def _write_samples(
     partial_folder: Path,
     folder: ImageFolder,
     settings: Settings,
@@ -173,20 +228,27 @@ def _write_images(
     num_workers: int,
     strict: bool,
 ) -> Tally:
-    """Prepare every image in worker processes and write the good ones in order.
+    """Prepare every file in worker processes and write the good ones in order.
 
     Raises:
-        UserError: no image can be read, or with ``strict`` one cannot.
+        UserError: no file can be read, or with ``strict`` one cannot.
     """
     tally = Tally()
+    noun, unit, make_writer = "images", "img", writer_module.Writer
+    if isinstance(folder, AudioFolder):
+        from data_prep.audio import Statistics
+
+        tally.statistics = Statistics()
+        noun, unit = "WAV files", "clip"
+        make_writer = partial(writer_module.FeatureWriter, num_frames=settings.frames)
     prepare = partial(_prepare_file, settings=settings, root=folder.root)
     results = ordered_map(prepare, folder.files, min(num_workers, len(folder.files)))
-    bar = tqdm(results, total=len(folder.files), unit="img", desc="convert", disable=None)
-    writing = _writing(writer_module.Writer(partial_folder, folder.files))
+    bar = tqdm(results, total=len(folder.files), unit=unit, desc="convert", disable=None)
+    writing = _writing(make_writer(partial_folder, folder.files))
     with closing(results), closing(bar), writing as writer:
         for file, prepared in zip(folder.files, bar, strict=True):
             result = _storable(prepared, writer.max_bytes)
-            if isinstance(result, PreparedImage):
+            if not isinstance(result, Unreadable):
                 writer.write(file, result)
                 tally.add(result)
             elif strict:
@@ -196,20 +258,22 @@ def _write_images(
                 )
             else:
                 tally.skipped.append({"path": file.path, "reason": result.reason})
-        if not tally.num_images:
+        if not tally.num_samples:
             first = tally.skipped[0]
             raise UserError(
-                f"{folder.root}: none of the {len(folder.files)} images can be read "
+                f"{folder.root}: none of the {len(folder.files)} {noun} can be read "
                 f"({first['path']}: {first['reason']}); nothing was written."
             )
     return tally
 
 
-def _storable(result: PreparedImage | Unreadable, max_bytes: int) -> PreparedImage | Unreadable:
-    if isinstance(result, Unreadable) or len(result.jpeg) <= max_bytes:
+def _storable(
+    result: "PreparedImage | PreparedClip | Unreadable", max_bytes: int
+) -> "PreparedImage | PreparedClip | Unreadable":
+    if isinstance(result, Unreadable) or result.num_bytes <= max_bytes:
         return result
     return Unreadable(
-        f"as a JPEG it takes {len(result.jpeg)} bytes, but at most {max_bytes} fit; --max-side "
+        f"as a JPEG it takes {result.num_bytes} bytes, but at most {max_bytes} fit; --max-side "
         "makes it smaller"
     )
 
@@ -239,7 +303,7 @@ def _describe_and_publish(
     content = {
         "format": f"pospre-{settings.format}",
         "version": VERSION,
-        "samples": tally.num_images,
+        "samples": tally.num_samples,
         "classes": folder.classes,
         "kept": tally.num_kept,
         "encoded": tally.num_encoded,
@@ -248,6 +312,10 @@ def _describe_and_publish(
         "made_from": made_from,
         **sidecar.checksums(data, settings.format),
     }
+    if tally.statistics is not None:
+        content["features"] = tally.statistics.describe()
+    if tally.split_rule is not None:
+        content["split_rule"] = tally.split_rule
     sidecar.write_sidecar(description, content)
     if is_mds:
         replace_folder(partial_folder, destination)

@@ -51,6 +51,11 @@ class PreparedImage:
     height: int
     kept: bool
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that it takes in the data set."""
+        return len(self.jpeg)
+
 
 @dataclass(frozen=True)
 class Unreadable:

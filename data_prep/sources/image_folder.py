@@ -58,7 +58,7 @@ def list_image_folder(root: Path) -> ImageFolder:
         raise UserError(f"{root} {state}; give the folder that holds the images.")
     names = list_images(root)
     classes, labels = class_labels(names)
-    files = tuple(_image_file(root, name, label) for name, label in zip(names, labels, strict=True))
+    files = tuple(source_file(root, name, label) for name, label in zip(names, labels, strict=True))
     return ImageFolder(root, files, classes, _count_others(root, set(names)))
 
 
@@ -94,7 +94,8 @@ def _count_others(root: Path, images: set[str]) -> int:
     return sum(path.relative_to(root).as_posix() not in images for path in paths)
 
 
-def _image_file(root: Path, name: str, label: int) -> ImageFile:
+def source_file(root: Path, name: str, label: int) -> ImageFile:
+    """Return the entry of a file below ``root``."""
     try:
         status = (root / name).stat()
     except OSError:  # a dangling link: reported as unreadable when its turn comes

@@ -62,8 +62,8 @@ def list_images(root: Path) -> list[str]:
     """
     images: list[str] = []
     others: list[str] = []
-    for name in _visible_files(root):
-        (images if _looks_like_image(root, name) else others).append(name)
+    for name in visible_files(root):
+        (images if looks_like_image(root, name) else others).append(name)
     if not images:
         seen = f" ({len(others)} other files, for instance {min(others)})" if others else ""
         raise UserError(
@@ -87,7 +87,7 @@ def class_labels(names: list[str]) -> tuple[list[str] | None, list[int]]:
     return classes, [places[folder] for folder in folders]
 
 
-def _visible_files(root: Path) -> Iterator[str]:
+def visible_files(root: Path) -> Iterator[str]:
     """Yield the relative path of every file that is not hidden."""
     visited = set()
     for folder, subfolders, names in os.walk(root, followlinks=True):
@@ -112,7 +112,8 @@ def _image_extensions() -> frozenset[str]:
     )
 
 
-def _looks_like_image(root: Path, name: str) -> bool:
+def looks_like_image(root: Path, name: str) -> bool:
+    """Tell by its extension, else by its first bytes, whether a file is an image."""
     if os.path.splitext(name)[1].lower() in _image_extensions():  # fast: there may be millions
         return True
     try:

@@ -6,13 +6,15 @@ imported, which would cost seconds and shared memory that nothing here needs.
 """
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from pospre.data.samples import Reader, Sample, read_bytes
+from pospre.data.samples import Features, Reader, Sample, read_bytes
 from pospre.data.sidecar import read_json, read_sidecar
 from pospre.errors import UserError
 
@@ -30,6 +32,8 @@ _ENTRY_TYPES = {
     "column_sizes": list,
 }
 _ENCODINGS = {"image": _IMAGE_ENCODINGS, "label": ("int",), "path": ("str",)}
+_FEATURES = "features"
+_FEATURE_ENCODING = re.compile(r"ndarray:float32:(\d+),(\d+)")
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,7 @@ def is_mds(path: Path) -> bool:
 class MdsReader(Reader):
     """Reads the columns ``image`` (encoded bytes), ``label`` (int) and ``path`` (str).
 
+    Data sets of features have ``features`` (float32 of one shape) instead of ``image``.
     ``label`` and ``path`` may be missing in shards of other origin; further columns are ignored.
     """
 
@@ -67,6 +72,7 @@ class MdsReader(Reader):
             f"`python -m data_prep.convert SRC {path} --format mds`."
         )
         entries = self._shard_entries()
+        self._feature_shape: tuple[int, int] | None = None
         self._shards = [self._open_shard(entry) for entry in entries]
         counts = [len(shard.offsets) - 1 for shard in self._shards]
         self._ends = np.cumsum(counts)
@@ -75,17 +81,21 @@ class MdsReader(Reader):
         sidecar = read_sidecar(path / SIDECAR_NAME, "pospre-mds", len(self), self.remedy)
         self._check_manifest(sidecar.get("manifest"))
         self.classes = sidecar.get("classes")
+        if self._feature_shape is not None:
+            self.features = self._describe_features(sidecar.get("features", {}))
 
     def __len__(self) -> int:
         return int(self._ends[-1])
 
     def read(self, index: int) -> Sample:
-        """Return a sample's encoded image and label."""
+        """Return a sample's encoded image, or its features, and its label."""
         shard, number = self._locate(index)
         columns = self._read_columns(shard, number)
         label = columns.get("label")
         value = -1 if label is None else int(label.numpy().view("<i8")[0])
-        return Sample(columns["image"], value)
+        if self._feature_shape is None:
+            return Sample(columns["image"], value)
+        return Sample(columns[_FEATURES].view(torch.float32).view(*self._feature_shape, 1), value)
 
     def name(self, index: int) -> str:
         """Return shard, place in the shard and, where known, the file it was converted from."""
@@ -185,11 +195,30 @@ class MdsReader(Reader):
         wrong = [
             name for name, kinds in _ENCODINGS.items() if found.get(name, kinds[0]) not in kinds
         ]
-        if wrong or "image" not in found:
+        match = _FEATURE_ENCODING.fullmatch(found.get(_FEATURES, ""))
+        if wrong or ("image" in found) == (match is not None):
             raise UserError(
-                f"{self.path} has the columns {found}; needed: image (bytes, jpeg or png), label "
-                f"(int) and path (str), of which the last two may be missing. {self.remedy}"
+                f"{self.path} has the columns {found}; needed: image (bytes, jpeg or png) or "
+                "features (ndarray:float32:H,W), label (int) and path (str), of which the last two "
+                f"may be missing. {self.remedy}"
             )
+        shape = None if match is None else (int(match[1]), int(match[2]))
+        if self._feature_shape not in (None, shape):
+            raise UserError(f"{self.path} holds features of several shapes. {self.remedy}")
+        self._feature_shape = shape
+
+    def _describe_features(self, noted: Any) -> Features:
+        """Return the shape of the features and what the description notes about them."""
+        assert self._feature_shape is not None
+        parts = [noted.get(key, []) if isinstance(noted, dict) else None for key in ("mean", "std")]
+        for part in parts:
+            is_good = isinstance(part, list) and len(part) in (0, self._feature_shape[1])
+            if not (is_good and all(isinstance(value, float) for value in part)):
+                raise UserError(
+                    f"{self.path / SIDECAR_NAME}: features.mean and features.std are no lists of "
+                    f"{self._feature_shape[1]} numbers. {self.remedy}"
+                )
+        return Features(self._feature_shape, tuple(parts[0]), tuple(parts[1]))
 
     def _check_manifest(self, manifest: dict[str, Any] | None) -> None:
         if manifest is None:

@@ -1,4 +1,4 @@
-"""What a reader of any storage format gives: encoded bytes and a label per sample index."""
+"""What a reader of any storage format gives: encoded bytes or features, and a label, per sample."""
 
 import os
 from abc import ABC, abstractmethod
@@ -15,12 +15,27 @@ class Sample(NamedTuple):
     """One stored sample.
 
     Attributes:
-        encoded: bytes of an image file, uint8 (N,); or pixels, uint8 (H, W, 3).
+        encoded: bytes of an image file, uint8 (N,); pixels, uint8 (H, W, 3); or features, float32
+            (H, W, 1).
         label: class, or −1 when unknown.
     """
 
     encoded: Tensor
     label: int
+
+
+class Features(NamedTuple):
+    """What a data set of features holds instead of images: H steps of W numbers.
+
+    Attributes:
+        shape: (H, W).
+        mean: of each of the W numbers over the data set; empty where nobody noted it.
+        std: likewise.
+    """
+
+    shape: tuple[int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
 
 
 class Reader(ABC):
@@ -31,12 +46,14 @@ class Reader(ABC):
         format: ``"folder"``, ``"ffcv"`` or ``"mds"``.
         classes: class names in order of their label, or None.
         remedy: what to do when a sample cannot be read, for messages.
+        features: what the samples hold if they are no images.
     """
 
     path: Path
     format: str
     classes: list[str] | None
     remedy: str
+    features: Features | None = None
 
     @abstractmethod
     def __len__(self) -> int: ...

@@ -1,0 +1,162 @@
+"""One WAV file → the features to store: 40 MFCCs of every 10 ms of its first second.
+
+As in the keyword spotting of TC-ResNet (Choi et al. 2019), which MP3 follows: 16 kHz, windows of
+30 ms, power spectrum of 512 points, 64 mel bands from 80 to 7600 Hz, log(x + 1e-6), DCT, the
+first 40 coefficients. The features are torchaudio's; soundfile reads the files.
+"""
+
+import errno
+import math
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import soundfile
+import torch
+from torchaudio.transforms import MFCC, Resample
+
+from data_prep.images import Unreadable
+from pospre.errors import UserError
+
+RATE = 16000
+NUM_COEFFICIENTS = 40
+FRAME_COUNTS = (98, 100)  # that fit into a second; the same with 20 ms of silence behind it
+
+_WINDOW, _HOP, _FFT = 480, 160, 512
+_LARGEST_RATIO = 1000  # the resampler's table grows with the ratio of the two rates
+_ONE_FILES_ERRORS = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.ELOOP)
+
+
+@dataclass(frozen=True)
+class PreparedClip:
+    """A clip ready to store.
+
+    Attributes:
+        features: float32 (frames, 40).
+        seconds: length of the whole file.
+    """
+
+    features: np.ndarray
+    seconds: float
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that it takes in the data set."""
+        return self.features.nbytes
+
+
+def prepare_clip(path: Path, num_frames: int) -> PreparedClip | Unreadable:
+    """Read a WAV file and return its features; what a file may contain never raises.
+
+    Channels are averaged, other rates resampled; the first second counts, and what is shorter ends
+    in silence.
+
+    Raises:
+        UserError: the disk or the network fails; to leave such files out would lose good clips.
+    """
+    try:
+        with path.open("rb") as file, soundfile.SoundFile(file) as sound:
+            rate, length = sound.samplerate, sound.frames
+            problem = _problem(rate, length)
+            if problem is not None:
+                return Unreadable(problem)
+            samples = sound.read(frames=rate, dtype="float32", always_2d=True).mean(axis=1)
+    except soundfile.LibsndfileError as error:
+        return Unreadable(str(error.error_string))
+    except OSError as error:
+        if error.errno in _ONE_FILES_ERRORS:
+            return Unreadable(error.strerror or str(error))
+        raise UserError(
+            f"{path} cannot be read: {error.strerror}. This is no matter of the file: check the "
+            "disk or the network share, then run the same command again. Nothing was written."
+        ) from error
+    if not len(samples):
+        return Unreadable("the file is cut off before its first sample")
+    if not np.isfinite(samples).all():
+        return Unreadable("it holds samples that are not finite")
+    return PreparedClip(clip_features(samples, rate, num_frames), length / rate)
+
+
+def clip_features(samples: np.ndarray, rate: int, num_frames: int) -> np.ndarray:
+    """Return the MFCCs (num_frames, 40) of a clip's first second, float32.
+
+    Args:
+        samples: float32 mono.
+        rate: of the samples, in Hz.
+        num_frames: 98, or 100 for 20 ms of silence behind the second.
+    """
+    with _one_thread(), torch.no_grad():
+        wave = torch.from_numpy(samples)
+        if rate != RATE:
+            wave = _resampler(rate)(wave)
+        # a window lies in the middle of the points that are transformed
+        before = (_FFT - _WINDOW) // 2
+        padded = torch.zeros(2 * before + _WINDOW + _HOP * (num_frames - 1))
+        wave = wave[: min(RATE, len(padded) - before)]
+        padded[before : before + len(wave)] = wave
+        return _mfcc()(padded).T.contiguous().numpy()
+
+
+class Statistics:
+    """Mean and standard deviation of every coefficient over all frames."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._sum = np.zeros(NUM_COEFFICIENTS)
+        self._squares = np.zeros(NUM_COEFFICIENTS)
+
+    def add(self, features: np.ndarray) -> None:
+        """Count the frames of a clip."""
+        deep = features.astype(np.float64)
+        self._count += len(deep)
+        self._sum += deep.sum(axis=0)
+        self._squares += np.square(deep).sum(axis=0)
+
+    def describe(self) -> dict[str, list[float]]:
+        """Return ``mean`` and ``std``; a coefficient that never changes has the std 1."""
+        mean = self._sum / self._count
+        std = np.sqrt(np.maximum(self._squares / self._count - np.square(mean), 0.0))
+        std = np.where(std > 1e-6, std, 1.0)
+        return {"mean": [round(v, 6) for v in mean.tolist()],
+                "std": [round(v, 6) for v in std.tolist()]}  # fmt: skip
+
+
+def _problem(rate: int, length: int) -> str | None:
+    if not length:
+        return "it holds no samples"
+    if max(rate, RATE) // math.gcd(rate, RATE) > _LARGEST_RATIO:
+        return f"its rate of {rate} Hz cannot be brought to {RATE} Hz"
+    return None
+
+
+@cache
+def _mfcc() -> MFCC:
+    spectrum = {
+        "n_fft": _FFT,
+        "win_length": _WINDOW,
+        "hop_length": _HOP,
+        "center": False,
+        "n_mels": 64,
+        "f_min": 80.0,
+        "f_max": 7600.0,
+    }
+    return MFCC(RATE, NUM_COEFFICIENTS, log_mels=True, melkwargs=spectrum)
+
+
+@cache
+def _resampler(rate: int) -> Resample:
+    return Resample(rate, RATE)
+
+
+@contextmanager
+def _one_thread() -> Generator[None]:
+    """Compute on this thread alone: forked processes cannot use torch's pool of the parent."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
