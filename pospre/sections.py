@@ -108,7 +108,7 @@ class Data(Section):
 
 
 class Encoder(Section):
-    """Arguments of ``pospre.nn.encoder.build_encoder``."""
+    """Arguments of ``pospre.nn.encoder.build_encoder``, and the weights to start from."""
 
     name: str
     image_size: Size = 224
@@ -121,7 +121,18 @@ class Encoder(Section):
     layer_scale: float | None = Field(default=None, gt=0)
     drop_path: float = Field(default=0.0, ge=0, lt=1)
     dropout: float = Field(default=0.0, ge=0, lt=1)
+    final_norm: bool = True
     init: Init = "xavier"
+    weights: str | None = Field(
+        default=None, description="checkpoint, run folder, .pth or .safetensors; local or s3://"
+    )
+    weights_from: Literal["student", "teacher"] = Field(
+        default="student", description="which encoder of a checkpoint: the trained one, or its EMA"
+    )
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of ``build_encoder``."""
+        return self.model_dump(exclude={"weights", "weights_from"})
 
 
 class Optimizer(Section):

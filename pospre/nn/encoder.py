@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pospre import draws
 from pospre.errors import UserError, suggestion
 from pospre.nn.attention import EncoderBlock
-from pospre.nn.positions import resample_positions, sincos_positions
+from pospre.nn.positions import resample_positions, sincos_table
 from pospre.nn.sizes import SIZES, EncoderSize, timm_model
 from pospre.nn.weights import init_beit, init_trunc_normal, init_weights
 from pospre.sections import Init, PositionKind
@@ -53,6 +53,7 @@ class Encoder(VisionTransformer):
         layer_scale: float | None = None,
         drop_path: float = 0.0,
         dropout: float = 0.0,
+        final_norm: bool = True,
         init: Init = "xavier",
     ) -> None:
         options: dict[str, Any] = {
@@ -63,6 +64,7 @@ class Encoder(VisionTransformer):
             "class_token": class_token,
             "reg_tokens": num_registers,
             "init_values": layer_scale,
+            "final_norm": final_norm,
             "pos_embed": "learn" if positions in ("sincos", "learned") else "none",
         }
         super().__init__(
@@ -118,7 +120,7 @@ class Encoder(VisionTransformer):
             return
         self.pos_embed.requires_grad_(False)
         self.pos_embed.zero_()
-        self.pos_embed[0, self.num_prefix_tokens :] = sincos_positions(self.embed_dim, *self.grid)
+        self.pos_embed[0, self.num_prefix_tokens :] = sincos_table(self.embed_dim, *self.grid)
 
     @property
     def is_relative(self) -> bool:
@@ -152,7 +154,7 @@ class Encoder(VisionTransformer):
             keys_B: int64 draw keys that decide who drops which branch (drop path); None drops none.
 
         Returns:
-            (B, P+K, D) tokens after the final norm; the P prefix tokens come first.
+            (B, P+K, D) tokens after the final norm (if there is one), the P prefix tokens first.
         """
         tokens = self._embed(images_BCHW, keep_BK)
         if content is not None:
@@ -251,6 +253,7 @@ def build_encoder(
     layer_scale: float | None = None,
     drop_path: float = 0.0,
     dropout: float = 0.0,
+    final_norm: bool = True,
     init: Init = "xavier",
 ) -> Encoder:
     """Build an encoder by name.
@@ -270,6 +273,8 @@ def build_encoder(
         drop_path: rate at which a sample skips the branches of the last block, in [0, 1); it grows
             linearly from 0 in the first.
         dropout: rate after projections and positions, in [0, 1).
+        final_norm: whether tokens are normalised after the last block; without it a classifier that
+            averages them normalises the average instead (MAE's fine-tuning).
         init: ``xavier`` (MAE, DropPos, LUT), ``trunc_normal`` (I-JEPA, DINOv2, DeiT), or ``beit``
             (SimMIM).
 
@@ -310,6 +315,7 @@ def build_encoder(
         layer_scale=layer_scale,
         drop_path=drop_path,
         dropout=dropout,
+        final_norm=final_norm,
         init=init,
     )
 

@@ -54,6 +54,7 @@ def _differences(size: EncoderSize, options: dict[str, Any]) -> dict[str, Any]:
         "class_token": True,
         "reg_tokens": 0,
         "init_values": None,
+        "final_norm": True,
     }
     different = {key: options[key] for key, value in usual.items() if options[key] != value}
     if not options["class_token"]:
@@ -75,7 +76,7 @@ def _relative(size: EncoderSize, options: dict[str, Any], *, shared: bool) -> di
         "class_token": options["class_token"],
         "init_values": options["init_values"] or 0.0,
         "global_pool": "token" if options["class_token"] else "",
-        "fc_norm": False,
+        "fc_norm": not options["final_norm"],
         "rel_pos_type": "bias",
         "shared_rel_pos": shared,
     }

@@ -67,7 +67,7 @@ def build_model(recipe: Recipe) -> PretrainModel:
     algorithms = build_algorithms(recipe)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        encoder = build_encoder(**recipe.encoder.model_dump())
+        encoder = build_encoder(**recipe.encoder.arguments())
         model = PretrainModel(encoder, seed=recipe.seed, views=build_views(recipe))
         for algorithm in algorithms:
             algorithm.attach(model)

@@ -181,7 +181,7 @@ def load_model(uri: str, *, initial: bool = False) -> tuple[PretrainModel, Recip
 
     Args:
         uri: a checkpoint file, a folder of them or a run folder (the newest counts), local or S3.
-        initial: give the same model as it was before training.
+        initial: give the same model with the random weights of its seed, before any training.
 
     Raises:
         UserError: no such checkpoint, or the file is damaged or of another model.

@@ -25,6 +25,7 @@ from pospre.training.checkpoint import (
     remove_checkpoints,
 )
 from pospre.training.object_store import check_writable, is_remote
+from pospre.training.weights import start_from
 from pospre.yaml_text import read_mapping
 
 Value = TypeVar("Value")
@@ -60,12 +61,23 @@ def train(recipe: Recipe) -> bool:
     parts = build_parts(recipe)
     if dist.get_world_size() > 1:
         dist.initialize_dist(parts.device, recipe.trainer.dist_timeout)
+    _start_weights(parts)
     start = from_rank_zero(lambda: open_run(parts))
     if start is not None and start.batch >= parts.total_steps:
         say(f"{recipe.run_name} is already finished ({start.uri}); nothing to train")
         return True
     fit(parts, start)
     return False
+
+
+def _start_weights(parts: Parts) -> None:
+    """Load ``encoder.weights``, unless a checkpoint of this very run is there to go on from."""
+    recipe = parts.recipe
+    if recipe.encoder.weights is None:
+        return
+    folder, again = recipe.checkpoint_folder(), recipe.trainer.overwrite
+    if from_rank_zero(lambda: again or newest_checkpoint(folder) is None):
+        say(start_from(parts.model, recipe.encoder.weights, recipe.encoder.weights_from))
 
 
 def fit(parts: Parts, start: Found | None) -> None:

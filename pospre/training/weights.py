@@ -1,0 +1,182 @@
+"""Starting an encoder from weights that another training left behind.
+
+Every tensor of the encoder is taken from the file, or may be fresh and is named; nothing stays
+random without a word. Only positions may be fresh, when the file has none of their kind.
+"""
+
+import pickle
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from pospre.errors import UserError
+from pospre.nn.encoder import Encoder
+from pospre.nn.positions import resample_positions
+from pospre.pretrain.model import PretrainModel
+from pospre.pretrain.teacher import follow
+from pospre.training.checkpoint import find_file, local_copy, read_checkpoint, recorded
+
+Which = Literal["student", "teacher"]
+EXPORTED = (".safetensors", ".pth", ".bin")
+_PREFIX = {"student": "encoder.", "teacher": "teacher.module."}
+_TABLE = "relative_position_bias_table"
+_SHARED = f"shared_rel_pos.{_TABLE}"
+
+
+class Source(NamedTuple):
+    """Encoder tensors under timm's names, and the kind of positions where known."""
+
+    name: str
+    tensors: dict[str, Tensor]
+    positions: str | None = None
+
+
+def start_from(model: PretrainModel, uri: str, which: Which = "student") -> str:
+    """Load an encoder's weights into ``model`` and into the teachers that follow it.
+
+    Args:
+        model: with its algorithms attached.
+        uri: checkpoint, folder of them or run folder, or an exported ``.safetensors`` or ``.pth``
+            (also MAE's published ones); local or S3.
+        which: the encoder of a checkpoint.
+
+    Returns:
+        One line that says what was loaded, what is fresh and what was not used.
+
+    Raises:
+        UserError: the file cannot be read, or does not fit; the first such tensor is named.
+    """
+    source = read_source(uri, which)
+    _check_kind(model.encoder, source)
+    expected = model.encoder.state_dict()
+    loaded, fresh = {}, []
+    for key, own in expected.items():
+        found = _matching(key, own, model.encoder, source)
+        if found is None:
+            fresh.append(key)
+        else:
+            loaded[key] = found.to(own.dtype)
+    unused = [key for key in source.tensors if key not in expected and key != _SHARED]
+    _check_unused(unused, source)
+    model.encoder.load_state_dict(loaded, strict=False)
+    follow(model.pairs, 0.0)
+    parts = [f"encoder: {len(loaded)} of {len(expected)} tensors from {source.name}"]
+    for title, keys in (("fresh", fresh), ("not used", unused)):
+        if keys:
+            parts.append(f"{title}: {_listed(keys)}")
+    return "; ".join(parts)
+
+
+def read_source(uri: str, which: Which) -> Source:
+    """Return the encoder tensors at ``uri``; nothing in the file is ever executed.
+
+    Raises:
+        UserError: missing, damaged, without a teacher, or with values that are not finite.
+    """
+    exported = uri.endswith(EXPORTED)
+    if exported and which == "teacher":
+        raise UserError(f"encoder.weights_from = teacher, but {uri} holds one encoder; use student")
+    uri = uri if exported else find_file(uri)
+    with local_copy(uri) as path:
+        if not path.is_file():
+            raise UserError(f"encoder.weights = {uri} does not exist")
+        source = _read_export(path, uri) if exported else _read_run(path, uri, which)
+    for key, tensor in source.tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise UserError(f"{source.name}: tensor '{key}' holds values that are not finite")
+    return source
+
+
+def _read_run(path: Path, uri: str, which: Which) -> Source:
+    content = read_checkpoint(path, uri)
+    tensors = content["state"]["model"]
+    start = _PREFIX[which]
+    own = {key[len(start) :]: value for key, value in tensors.items() if key.startswith(start)}
+    if not own:
+        raise UserError(
+            f"encoder.weights_from = {which}, but {uri} was trained without a teacher; use student"
+        )
+    recipe: dict[str, Any] = recorded(content)[0]
+    return Source(f"{uri} ({which})", own, recipe["encoder"].get("positions"))
+
+
+def _read_export(path: Path, uri: str) -> Source:
+    tensors: Any
+    try:
+        if path.suffix == ".safetensors":
+            tensors = safetensors.torch.load_file(path)
+        else:
+            tensors = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, SafetensorError, RuntimeError, EOFError, OSError) as error:
+        raise UserError(f"{uri} is damaged, or holds more than tensors ({error})") from error
+    tensors = tensors.get("model", tensors) if isinstance(tensors, dict) else None
+    if not isinstance(tensors, dict) or "patch_embed.proj.weight" not in tensors:
+        raise UserError(f"{uri} holds no Vision Transformer under timm's names")
+    return Source(uri, {key: value for key, value in tensors.items() if _of_encoder(key, value)})
+
+
+def _of_encoder(key: str, value: Any) -> bool:
+    """Return whether an entry of a file is a tensor, and not of a decoder that MAE saved along."""
+    return isinstance(value, Tensor) and not key.startswith(("decoder", "mask_token"))
+
+
+def _check_kind(encoder: Encoder, source: Source) -> None:
+    if encoder.position_kind == "sincos" and source.positions == "learned":
+        raise UserError(
+            f"encoder.positions = sincos is a fixed table, but {source.name} has learned its own; "
+            "use encoder.positions=learned"
+        )
+
+
+def _matching(key: str, own: Tensor, encoder: Encoder, source: Source) -> Tensor | None:
+    """Return the source's tensor for ``key``; None where a fresh one is allowed."""
+    found = source.tensors.get(key)
+    if found is None and key.endswith(f"rel_pos.{_TABLE}"):
+        found = source.tensors.get(_SHARED)  # SimMIM's fine-tuning: a copy for every block
+        if found is None:
+            return None
+    if found is None and key == "pos_embed":
+        return None
+    if found is None:
+        raise UserError(f"encoder.weights = {source.name} lacks the tensor '{key}'")
+    if key == "pos_embed" and found.shape != own.shape:
+        return _resampled(found, own, encoder, source)
+    if found.shape != own.shape:
+        raise UserError(
+            f"encoder.weights = {source.name}: tensor '{key}' has shape {tuple(found.shape)}, the "
+            f"recipe's encoder wants {tuple(own.shape)}"
+        )
+    return found
+
+
+def _resampled(found: Tensor, own: Tensor, encoder: Encoder, source: Source) -> Tensor:
+    """Return the position table of another grid at the encoder's."""
+    prefix = encoder.num_prefix_tokens
+    count = found.shape[1] - prefix
+    side = round(max(count, 0) ** 0.5)
+    if found.shape[-1] != own.shape[-1] or side * side != count:
+        raise UserError(
+            f"encoder.weights = {source.name}: tensor 'pos_embed' has shape {tuple(found.shape)}, "
+            f"the recipe's encoder wants {tuple(own.shape)}; only square grids are resampled"
+        )
+    patches = resample_positions(found[0, prefix:], (side, side), encoder.grid)
+    return torch.cat([found[0, :prefix], patches])[None]
+
+
+def _check_unused(unused: list[str], source: Source) -> None:
+    """Raise a ``UserError`` if the file has a part of an encoder that this one lacks."""
+    allowed = ("pos_embed", "norm.", "fc_norm.", "head.", "shared_rel_pos.")
+    for key in unused:
+        if not key.startswith(allowed) and not key.endswith(f"rel_pos.{_TABLE}"):
+            raise UserError(
+                f"encoder.weights = {source.name}: its tensor '{key}' is not in the recipe's "
+                "encoder; compare name, depth, class_token, num_registers and layer_scale"
+            )
+
+
+def _listed(keys: list[str]) -> str:
+    return ", ".join(keys) if len(keys) < 5 else f"{keys[0]} … {keys[-1]} ({len(keys)})"
