@@ -1,0 +1,499 @@
+"""MP3: the invariants of the spec (section 8), an independent reference, and bad input."""
+
+import math
+from functools import partial
+from typing import Any
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from pospre import draws
+from pospre.algorithms.droppos import attach_droppos
+from pospre.algorithms.mae import attach_mae
+from pospre.algorithms.mp3 import MP3, PatchPositions, attach_mp3, num_context, predict_patches
+from pospre.batch import Batch
+from pospre.data.views import ViewGroup
+from pospre.errors import UserError
+from pospre.nn.encoder import Encoder, build_encoder
+from pospre.nn.masking import slot_mask
+from pospre.nn.positions import sincos_positions_1d, smoothed_labels
+from pospre.pretrain.algorithm import Progress
+from pospre.pretrain.model import EncoderPass, PretrainModel
+
+PATCHES = 16
+
+
+def make_model(*, views: int = 1, **encoder: Any) -> PretrainModel:
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"image_size": 32, "patch_size": 8, "depth": 2, "positions": "none"}
+    group = ViewGroup(size=32, count=views)
+    return PretrainModel(
+        build_encoder("vit_tiny16", **options | encoder), seed=7, views={"view": group}
+    )
+
+
+def make_batch(size: int = 4, views: int = 1) -> Batch:
+    generator = torch.Generator().manual_seed(2)
+    shape = (size, views, 3, 32, 32)
+    return {
+        "view/image": torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator),
+        "view/flip": torch.arange(size * views).view(size, views) % 2 == 0,
+        "index": torch.arange(size) + 10,
+        "epoch": torch.full((size,), 3),
+    }
+
+
+def attached(*, views: int = 1, **options: Any) -> tuple[PretrainModel, Batch]:
+    model = make_model(views=views)
+    algorithm = attach_mp3(model, **options)
+    inputs = make_batch(views=views)
+    algorithm.schedule(model, Progress(0.0, 0.0))
+    algorithm.write(inputs, model)
+    return model, inputs
+
+
+def loss_of(model: PretrainModel, inputs: Batch) -> Tensor:
+    return model.loss(model(inputs), inputs)["total"]
+
+
+def random_context(encoder: Encoder, images: Tensor, count: int) -> Tensor:
+    noise = torch.rand(len(images), encoder.num_patches)
+    return noise.argsort(dim=1)[:, :count]
+
+
+@pytest.fixture
+def double() -> Encoder:
+    torch.manual_seed(0)
+    return (
+        build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=3, positions="none")
+        .double()
+        .eval()
+    )
+
+
+@pytest.mark.parametrize(
+    ("patches", "ratio", "count"),
+    [(196, 0.75, 49), (64, 0.8, 13), (196, 0.9, 20), (64, 0.5, 32), (98, 0.0, 98)],
+)
+def test_context_counts(patches: int, ratio: float, count: int) -> None:
+    assert num_context(patches, ratio) == count
+
+
+@pytest.mark.parametrize("class_token", [True, False])
+def test_without_masking_it_is_timms_vit_without_positions(class_token: bool) -> None:
+    torch.manual_seed(0)
+    ours = build_encoder(
+        "vit_tiny16",
+        image_size=32,
+        patch_size=8,
+        depth=3,
+        positions="none",
+        class_token=class_token,
+    )
+    # timm's own "none" drops the class token as well: with one, its table is zero instead
+    size: dict[str, Any] = {"img_size": 32, "patch_size": 8, "depth": 3}
+    if not class_token:
+        size |= {"pos_embed": "none", "class_token": False, "global_pool": ""}
+    theirs = timm.create_model("vit_tiny_patch16_224", num_classes=0, **size)
+    assert isinstance(theirs, VisionTransformer)
+    if theirs.pos_embed is not None:
+        nn.init.zeros_(theirs.pos_embed)
+    different = theirs.load_state_dict(ours.state_dict(), strict=False)
+    assert not different.unexpected_keys and set(different.missing_keys) <= {"pos_embed"}
+    images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    expected = theirs.double().eval().forward_features(images)
+    torch.testing.assert_close(ours.double().eval()(images), expected, atol=1e-13, rtol=0)
+    model = make_model()
+    attach_mp3(model, mask_ratio=0.0)
+    assert model.passes["student"] == EncoderPass()  # MP3 runs it just so
+
+
+def test_permuting_patches_permutes_their_tokens_and_leaves_the_class_token(
+    double: Encoder,
+) -> None:
+    images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    context = random_context(double, images, 5)
+    order = torch.randperm(PATCHES)
+    place = order.argsort()  # where each patch went
+    straight = double(images, context_BM=context)
+    keep = order.expand(2, -1)
+    shuffled = double(images, keep, context_BM=place[context])
+    torch.testing.assert_close(shuffled[:, 0], straight[:, 0], atol=1e-13, rtol=0)
+    torch.testing.assert_close(shuffled[:, 1:], straight[:, 1:][:, order], atol=1e-13, rtol=0)
+
+
+def test_a_patch_outside_the_context_reaches_only_its_own_token(double: Encoder) -> None:
+    images = torch.randn(1, 3, 32, 32, dtype=torch.float64)
+    context = torch.tensor([[0, 3, 6, 9]])
+    before = double(images, context_BM=context)
+    changed = images.clone()
+    changed[:, :, 8:16, 8:16] += 1  # patch 5
+    after = double(changed, context_BM=context)
+    same = [token for token in range(17) if token != 6]
+    assert torch.equal(after[:, same], before[:, same])
+    assert not torch.allclose(after[:, 6], before[:, 6])
+
+
+def test_a_patch_of_the_context_reaches_every_token(double: Encoder) -> None:
+    images = torch.randn(1, 3, 32, 32, dtype=torch.float64)
+    context = torch.tensor([[0, 3, 5, 9]])
+    before = double(images, context_BM=context)
+    images[:, :, 8:16, 8:16] += 1
+    assert ((double(images, context_BM=context) - before).abs().amax(-1) > 1e-6).all()
+
+
+def test_identical_patches_have_identical_tokens(double: Encoder) -> None:
+    images = torch.randn(2, 3, 8, 8, dtype=torch.float64).repeat(1, 1, 4, 4)
+    tokens = double(images, context_BM=random_context(double, images, 5))[:, 1:]
+    torch.testing.assert_close(tokens, tokens[:, :1].expand_as(tokens), atol=1e-13, rtol=0)
+
+
+def test_every_patch_is_as_likely_to_be_context_as_any_other() -> None:
+    """The paper's pseudo-code takes the first patches more often: 25.4 % instead of 25 %."""
+    model = make_model()
+    algorithm = attach_mp3(model, mask_ratio=0.75)
+    samples = 20_000
+    batch = {
+        "index": torch.arange(samples),
+        "epoch": torch.zeros(samples, dtype=torch.int64),
+        "view/image": torch.zeros(samples, 1),
+    }
+    algorithm.write(batch, model)
+    context = batch["mp3/context"]
+    assert context.shape == (samples, 1, 4)
+    rate = torch.bincount(context.flatten(), minlength=PATCHES) / samples
+    spread = math.sqrt(0.25 * 0.75 / samples)
+    assert ((rate - 0.25).abs() < 4 * spread).all()
+    assert abs(float(rate[:4].mean() - rate[4:].mean())) < 3 * spread
+    assert (context.sort(dim=2).values.diff(dim=2) > 0).all()  # nobody twice
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.75])
+def test_the_loss_starts_near_the_log_of_the_number_of_positions(ratio: float) -> None:
+    model, inputs = attached(mask_ratio=ratio)
+    assert float(loss_of(model, inputs).detach()) == pytest.approx(math.log(PATCHES), abs=0.15)
+
+
+class Reference(nn.Module):
+    """The paper's forward pass with an attention mask where ours gathers, in a few lines."""
+
+    def __init__(self, encoder: Encoder, head: nn.Linear) -> None:
+        super().__init__()
+        self.encoder, self.head = encoder, head
+
+    def forward(self, images: Tensor, context: Tensor) -> Tensor:
+        net = self.encoder
+        patches = net.patch_embed.proj(images).flatten(2).transpose(1, 2)
+        assert net.cls_token is not None
+        x = torch.cat([net.cls_token.expand(len(patches), -1, -1), patches], dim=1)
+        visible = torch.cat([context.new_ones(len(x), 1), context], dim=1).bool()
+        for block in net.blocks:
+            heads = block.attn.num_heads
+            qkv = F.linear(block.norm1(x), block.attn.qkv.weight, block.attn.qkv.bias)
+            q, k, v = qkv.unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+            logits = q @ k.mT / math.sqrt(q.shape[-1])
+            logits = logits.masked_fill(~visible[:, None, None], -torch.inf)
+            x = x + block.attn.proj((logits.softmax(-1) @ v).transpose(1, 2).flatten(2))
+            x = x + block.mlp(block.norm2(x))
+        prediction = self.head(net.norm(x)[:, 1:])
+        target = torch.arange(prediction.shape[1]).repeat(len(prediction))
+        return F.cross_entropy(prediction.flatten(0, 1), target)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.5, 0.75])
+def test_loss_and_gradients_are_those_of_an_independent_reference(ratio: float) -> None:
+    model, inputs = attached(mask_ratio=ratio)
+    everything = torch.arange(PATCHES).expand(4, 1, -1)
+    context = slot_mask(inputs.get("mp3/context", everything)[:, 0], PATCHES).long()
+    objective = model.objectives["mp3"]
+    assert isinstance(objective, PatchPositions)
+    reference = Reference(model.encoder, objective.predict)(model.images(inputs)[:, 0], context)
+    loss = loss_of(model, inputs)
+    torch.testing.assert_close(loss, reference, atol=1e-6, rtol=1e-6)
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    ours = torch.autograd.grad(loss, list(trained.values()))
+    theirs = torch.autograd.grad(reference, list(trained.values()))
+    for name, mine, other in zip(trained, ours, theirs, strict=True):
+        error = float((mine - other).norm())
+        assert error <= 1e-4 * float(other.norm()) + 1e-7, name
+        assert other.any(), f"{name} is not trained"
+
+
+def test_only_the_context_gives_gradient_through_attention() -> None:
+    model, inputs = attached(mask_ratio=0.75)
+    seen: list[Tensor] = []
+
+    def keep_inputs(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        output.retain_grad()
+        seen.append(output)
+
+    model.encoder.blocks[1].norm1.register_forward_hook(keep_inputs)
+    outputs = model(inputs)
+    outputs["mp3"]["logits"][:, 15].sum().backward()
+    given = seen[0].grad
+    assert given is not None
+    has_gradient = (given != 0).any(-1)[:, 1:]
+    expected = slot_mask(inputs["mp3/context"][:, 0], PATCHES)
+    expected[:, 15] = True  # it asks
+    assert torch.equal(has_gradient, expected)
+
+
+def forward_flops(ratio: float, size: str = "vits16") -> float:
+    with torch.device("meta"):
+        model = build_encoder(size, positions="none")
+        images = torch.zeros(1, 3, 224, 224)
+        patches = model.num_patches
+        count = num_context(patches, ratio)
+        context = torch.zeros(1, count, dtype=torch.int64) if count < patches else None
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            model(images, context_BM=context)
+    return float(counter.get_total_flops())
+
+
+def test_cost_falls_with_the_mask_ratio() -> None:
+    flops = [forward_flops(ratio) for ratio in (0.0, 0.1, 0.3, 0.5, 0.75, 0.9)]
+    assert flops == sorted(flops, reverse=True) and len(set(flops)) == len(flops)
+
+
+def test_cost_of_vitb_is_the_specs() -> None:
+    whole = forward_flops(0.0, "vitb16")
+    ratios = [forward_flops(ratio, "vitb16") / whole for ratio in (0.3, 0.5, 0.75, 0.9)]
+    assert ratios == pytest.approx([0.94, 0.90, 0.853, 0.823], abs=0.005)
+
+
+def test_accuracies_are_of_all_of_the_context_and_of_the_others() -> None:
+    model, inputs = attached(mask_ratio=0.75)
+    outputs = model(inputs)
+    context = slot_mask(inputs["mp3/context"][:, 0], PATCHES)
+    right = torch.eye(PATCHES).expand(4, -1, -1)
+    # right in the context, wrong outside
+    outputs["mp3"]["logits"] = torch.where(context.unsqueeze(-1), right, -right)
+    terms = model.loss(outputs, inputs)
+    assert terms["metric/mp3_accuracy"] == 0.25
+    assert terms["metric/mp3_context_accuracy"] == 1
+    assert terms["metric/mp3_masked_accuracy"] == 0
+
+
+def test_without_masking_there_is_one_accuracy() -> None:
+    model, inputs = attached(mask_ratio=0.0)
+    measured = {key for key in model.loss(model(inputs), inputs) if key.startswith("metric/")}
+    assert measured == {"metric/mp3_accuracy"} and "mp3/context" not in inputs
+
+
+def test_smoothing_is_cross_entropy_with_dropposs_soft_labels() -> None:
+    model, inputs = attached(sigma_start=1.0)
+    outputs = model(inputs)
+    objective = model.objectives["mp3"]
+    assert isinstance(objective, PatchPositions)
+    labels = smoothed_labels(objective.distance_NN, torch.tensor(1.0))
+    expected = F.cross_entropy(
+        outputs["mp3"]["logits"].flatten(0, 1), labels.repeat(len(inputs["index"]), 1)
+    )
+    torch.testing.assert_close(model.loss(outputs, inputs)["total"], expected)
+    MP3(sigma_start=1.0, sigma_end=0.5).schedule(model, Progress(0.5, 0.0))
+    assert objective.sigma.item() == pytest.approx(0.75)
+
+
+def test_attentive_weights_come_from_a_pass_with_all_patches_as_context() -> None:
+    model, inputs = attached(temperature=0.1)
+    outputs = model(inputs)
+    affinity = outputs["mp3"]["affinity"]
+    tokens = model.encoder(model.images(inputs)[:, 0])
+    similarity = F.cosine_similarity(tokens[:, :1], tokens[:, 1:], dim=-1)
+    torch.testing.assert_close(affinity, (similarity / 0.1).softmax(-1))
+    assert not affinity.requires_grad
+    target = torch.arange(PATCHES).repeat(4)
+    costs = F.cross_entropy(outputs["mp3"]["logits"].flatten(0, 1), target, reduction="none")
+    expected = (costs * affinity.flatten()).sum() / 4
+    torch.testing.assert_close(model.loss(outputs, inputs)["total"], expected)
+
+
+def test_a_share_of_patches_is_told_its_position_and_left_out() -> None:
+    model, inputs = attached(position_rate=0.2)
+    shown = inputs["mp3/shown"]
+    assert shown.shape == (4, 1, PATCHES) and (shown.sum(2) == 3).all()
+    editor = partial(model.positions, ("mp3",), inputs, EncoderPass())
+    added = editor(torch.zeros(4, PATCHES, 192))
+    assert torch.equal((added != 0).any(-1), shown[:, 0])
+    torch.testing.assert_close(added[shown[:, 0]].square().sum(1), torch.full((12,), 96.0))
+    outputs = model(inputs)
+    logits, asked = outputs["mp3"]["logits"], ~shown[:, 0]
+    target = torch.arange(PATCHES).expand(4, -1)
+    torch.testing.assert_close(
+        model.loss(outputs, inputs)["total"], F.cross_entropy(logits[asked], target[asked])
+    )
+    right = torch.eye(PATCHES).expand(4, -1, -1)
+    outputs["mp3"]["logits"] = torch.where(asked.unsqueeze(-1), right, -right)
+    assert model.loss(outputs, inputs)["metric/mp3_accuracy"] == 1
+    counted, same = attached(position_rate=0.2, count_shown=True)
+    torch.testing.assert_close(
+        loss_of(counted, same), F.cross_entropy(logits.flatten(0, 1), target.flatten())
+    )
+
+
+def test_speech_tells_five_of_a_hundred_frames_their_sinusoid() -> None:
+    encoder = build_encoder(
+        "vit_tiny16",
+        image_size=(100, 40),
+        patch_size=(1, 40),
+        channels=1,
+        depth=1,
+        positions="none",
+    )
+    model = PretrainModel(encoder, seed=0)
+    algorithm = attach_mp3(model, mask_ratio=0.0, position_rate=0.05)
+    inputs = {
+        "view/image": torch.zeros(2, 1, 1, 100, 40),
+        "index": torch.arange(2),
+        "epoch": torch.zeros(2, dtype=torch.int64),
+    }
+    algorithm.write(inputs, model)
+    shown = inputs["mp3/shown"]
+    assert (shown.sum(2) == 5).all()
+    added = model.positions(("mp3",), inputs, EncoderPass(), torch.zeros(2, 100, 192))
+    table = sincos_positions_1d(192, 100)
+    assert torch.equal(added, table * shown[:, 0].unsqueeze(-1))
+
+
+def test_views_of_a_sample_have_contexts_of_their_own() -> None:
+    model, inputs = attached(views=2)
+    context = inputs["mp3/context"]
+    assert context.shape == (4, 2, 4) and not torch.equal(context[:, 0], context[:, 1])
+    assert model(inputs)["mp3"]["logits"].shape == (8, PATCHES, PATCHES)
+    single, alone = attached()
+    assert torch.equal(alone["mp3/context"][:, 0], context[:, 0])
+    assert loss_of(single, alone).isfinite()
+
+
+def test_context_is_a_function_of_the_sample_alone() -> None:
+    model, whole = attached(position_rate=0.2)
+    rows = {key: value[2:3] for key, value in make_batch().items()}
+    MP3(position_rate=0.2).write(rows, model)
+    for key in ("mp3/context", "mp3/shown"):
+        assert torch.equal(rows[key], whole[key][2:3]), key
+    keys = draws.sample_keys(7, whole["epoch"], whole["index"], 0, "mp3/context")
+    assert torch.equal(whole["mp3/context"][:, 0], draws.permutation(keys, PATCHES)[:, :4])
+
+
+@pytest.mark.parametrize("told", [0.0, 0.2])
+def test_prediction_draws_the_training_context(told: float) -> None:
+    model, inputs = attached(mask_ratio=0.5, position_rate=told)
+    model.eval()
+    logits, context, asked = predict_patches(model, make_batch(), mask_ratio=0.5, seed=7)
+    torch.testing.assert_close(logits, model(inputs)["mp3"]["logits"].detach())
+    assert torch.equal(context, slot_mask(inputs["mp3/context"][:, 0], PATCHES))
+    assert asked.sum(1).tolist() == [PATCHES - round(told * PATCHES)] * 4
+    _, context, _ = predict_patches(model, make_batch(), mask_ratio=0.0, seed=7)
+    assert context.all()
+
+
+def test_a_model_trained_without_masking_can_be_asked_with_it() -> None:
+    model, inputs = attached(mask_ratio=0.0)
+    model.eval()
+    whole, _, _ = predict_patches(model, make_batch(), mask_ratio=0.0, seed=7)
+    torch.testing.assert_close(whole, model(inputs)["mp3"]["logits"].detach())
+    part, context, _ = predict_patches(model, make_batch(), mask_ratio=0.75, seed=7)
+    assert (context.sum(1) == 4).all() and not torch.allclose(part, whole)
+
+
+def test_the_class_token_is_trained() -> None:
+    model, inputs = attached(mask_ratio=0.75)
+    loss_of(model, inputs).backward()
+    assert model.encoder.cls_token is not None and model.encoder.cls_token.grad is not None
+    assert model.encoder.cls_token.grad.any()
+
+
+def test_it_works_without_class_token_and_with_registers() -> None:
+    model = make_model(class_token=False, num_registers=2)
+    algorithm = attach_mp3(model)
+    inputs = make_batch()
+    algorithm.write(inputs, model)
+    assert model(inputs)["mp3"]["logits"].shape == (4, PATCHES, PATCHES)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mask_ratio": 1.0}, r"mp3.mask_ratio is 1.0, but must lie in \[0, 1\)"),
+        ({"mask_ratio": -0.1}, r"mp3.mask_ratio is -0.1"),
+        ({"position_rate": 1.0}, r"mp3.position_rate = 1.0 must lie in \[0, 1\)"),
+        ({"position_rate": 0.01}, r"tells none of 16 patches .* Use at least 0.0625, or 0"),
+        ({"position_rate": 0.99}, r"tells all 16 patches their position: none is left"),
+        ({"temperature": 0.0}, r"mp3.temperature = 0.0 must be positive; null turns it off"),
+        ({"sigma_end": -1.0}, r"mp3.sigma_start and mp3.sigma_end must not be negative"),
+        ({"distance": "far"}, r"mp3.distance is 'far'. Use one of squared, euclid"),
+        ({"weight": -1.0}, r"mp3.weight is -1.0"),
+    ],
+)
+def test_bad_options_are_refused_at_attachment(options: dict[str, Any], message: str) -> None:
+    model = make_model()
+    with pytest.raises(UserError, match=message):
+        attach_mp3(model, **options)
+    assert not list(model.objectives) and not model.passes and not model.writers
+
+
+@pytest.mark.parametrize("kind", ["sincos", "learned", "relative", "shared_relative"])
+def test_an_encoder_that_knows_positions_is_refused(kind: str) -> None:
+    with pytest.raises(UserError, match=rf"is {kind}. Set encoder.positions: none"):
+        attach_mp3(make_model(positions=kind))
+
+
+def test_attentive_weights_need_a_class_token() -> None:
+    with pytest.raises(UserError, match=r"mp3.temperature = 0.1 .*encoder.class_token is false"):
+        attach_mp3(make_model(class_token=False), temperature=0.1)
+
+
+def test_a_host_that_removes_patches_is_refused() -> None:
+    model = make_model()
+    attach_mae(model, decoder_dim=32, decoder_depth=1, decoder_heads=2)
+    with pytest.raises(UserError, match=r"every patch, but 'mae' removes some"):
+        attach_mp3(model)
+
+
+def test_a_host_that_reads_all_patches_in_the_same_pass_is_refused() -> None:
+    model = make_model()
+    model.add_pass("student", EncoderPass())
+    with pytest.raises(UserError, match=r"keys from its context alone"):
+        attach_mp3(model)
+
+
+def test_positions_from_elsewhere_are_refused_in_either_order() -> None:
+    model = make_model()
+    model.add_position_source("crop_field", nn.Identity())
+    with pytest.raises(UserError, match=r"'crop_field' gives them to every pass"):
+        attach_mp3(model)
+    model = make_model()
+    attach_mp3(model)
+    with pytest.raises(UserError, match=r"'mp3' and 'crop_field' both write .*'positions'"):
+        model.add_position_source("crop_field", nn.Identity())
+
+
+def test_droppos_is_refused_in_either_order() -> None:
+    model = make_model()
+    attach_mp3(model)
+    with pytest.raises(UserError, match=r"droppos needs positions to drop"):
+        attach_droppos(model)
+    model = make_model(positions="sincos")
+    attach_droppos(model, decoder_dim=32, decoder_depth=1, decoder_heads=2)
+    with pytest.raises(UserError, match=r"Set encoder.positions: none"):
+        attach_mp3(model)
+
+
+def test_attaching_twice_is_attaching_once() -> None:
+    model, _ = attached()
+    names = [name for name, _ in model.named_parameters()]
+    attach_mp3(model)
+    assert [name for name, _ in model.named_parameters()] == names
+
+
+def test_the_head_is_all_that_pre_training_adds() -> None:
+    with torch.device("meta"):
+        model = PretrainModel(build_encoder("vitb16", positions="none"), seed=0)
+        attach_mp3(model)
+    added = sum(p.numel() for p in model.objectives.parameters())
+    assert added == 768 * 196 + 196
