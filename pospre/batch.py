@@ -6,12 +6,14 @@ A batch is a dict of tensors, batch first. B samples, V views of one group, H×W
 key             shape            dtype    written by meaning
 ==============  ===============  =======  =========  ==============================================
 ``index``       (B,)             int64    loader     position of the sample in the data set
-``epoch``       (B,)             int64    loader     epoch that the draws belong to
+``epoch``       (B,)             int64    loader     epoch that the draws belong to; if samples are
+                                                     repeated, each repeat counts as one
 ``label``       (B,)             int64    loader     class, or −1 when unknown
 ``g/image``     (B, V, 3, H, W)  uint8    loader     RGB pixels of view group g, not yet flipped;
                                                      in memory channels come last
 ``g/box``       (B, V, 4)        float32  loader     x0, y0, x1, y1 of the view in [0, 1] of the
-                                                     upright original image, before the flip
+                                                     upright original image, before the flip;
+                                                     a view that was padded reaches a little over
 ``g/flip``      (B, V)           bool     loader     the device step mirrors this view left–right
 ``g/keep``      (B, K)           int64    host       patches that the encoder sees, in random order
 ``g/removed``   (B, N−K)         int64    host       the other patches

@@ -89,12 +89,12 @@ class View(Section):
     """A group of views: arguments of ``pospre.data.views.ViewGroup``."""
 
     count: int = Field(default=1, gt=0)
-    size: int | None = Field(default=None, gt=0, description="None: encoder.image_size")
+    size: Size | None = Field(default=None, description="None: encoder.image_size")
     scale: Annotated[Pair, AfterValidator(_share)] = (0.2, 1.0)
     ratio: Pair = (3 / 4, 4 / 3)
     flip_rate: float = Field(default=0.5, ge=0, le=1)
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
-    crop: Literal["random", "center"] = "random"
+    crop: Literal["random", "center", "full", "simple", "pad"] = "random"
     augment: Augment = Augment()
 
 
@@ -105,6 +105,7 @@ class Data(Section):
     batch_size: int = Field(gt=0, description="samples per step, over all ranks")
     views: dict[str, View] = Field(default={"view": View()}, min_length=1)
     num_workers: int | None = Field(default=None, gt=0)
+    repeats: int = Field(default=1, gt=0, description="times that each sample comes in a row")
 
 
 class Encoder(Section):

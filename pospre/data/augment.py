@@ -58,16 +58,18 @@ class Augment:
             for key in ("grey_rate", "blur_rate", "solarise_rate"):
                 if any(_each(getattr(self, key))):
                     raise _refusal(
-                        key, getattr(self, key), "three_augment sets it; leave it at 0, or turn "
-                        "three_augment off.",
-                    )  # fmt: skip
+                        key,
+                        getattr(self, key),
+                        "three_augment sets it; leave it at 0, or turn three_augment off.",
+                    )
 
     def _check_jitter(self, strengths: tuple[float, float, float, float]) -> None:
         if len(strengths) != 4 or min(strengths) < 0 or max(strengths) > 1 or strengths[3] > 0.5:
             raise _refusal(
-                "jitter", strengths, "give [brightness, contrast, saturation, hue], from 0 to 1, "
-                "hue to 0.5.",
-            )  # fmt: skip
+                "jitter",
+                strengths,
+                "give [brightness, contrast, saturation, hue], from 0 to 1, hue to 0.5.",
+            )
 
     @property
     def is_off(self) -> bool:

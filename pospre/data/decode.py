@@ -14,7 +14,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torchvision.io import ImageReadMode, decode_jpeg
 
-from pospre.data.views import PixelBox
+from pospre.data.crops import Cut, PixelBox
 
 _JPEG_START = b"\xff\xd8\xff"
 
@@ -64,6 +64,30 @@ def resize_crop(image: np.ndarray, box: PixelBox, view: np.ndarray, interpolatio
         antialias=True,
     )
     np.copyto(view, resized.permute(0, 2, 3, 1)[0].numpy())
+
+
+def cut_view(image: np.ndarray, cut: Cut, view: np.ndarray, interpolation: str) -> None:
+    """Write the view that ``cut`` describes into ``view`` (h, w, 3), all uint8."""
+    if cut.is_whole:
+        resize_crop(image, cut.box, view, interpolation)
+        return
+    scaled = np.empty((cut.scaled[1], cut.scaled[0], 3), np.uint8)
+    resize_crop(image, cut.box, scaled, interpolation)
+    window = cut.window
+    rows, no_row = _lines(window.top, window.height, cut.scaled[1])
+    columns, no_column = _lines(window.left, window.width, cut.scaled[0])
+    np.copyto(view, scaled[rows[:, None], columns])
+    if cut.edge == "black":
+        view[no_row] = 0
+        view[:, no_column] = 0
+
+
+def _lines(start: int, count: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return which of ``size`` lines to take, mirrored at both ends, and which lie beyond."""
+    wanted = np.arange(start, start + count)
+    period = max(2 * size - 2, 1)
+    folded = np.abs((wanted + size - 1) % period - (size - 1))
+    return folded, (wanted < 0) | (wanted >= size)
 
 
 def _decode_with_pillow(data: bytes) -> np.ndarray:

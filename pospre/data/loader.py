@@ -1,7 +1,9 @@
 """The loader: from a data set to batches of views, decoded by threads.
 
 Which samples form batch b of an epoch, and every box and flip, follow from (seed, epoch, index)
-alone. Storage format, number of threads and what was skipped change nothing.
+alone. Storage format, number of threads and what was skipped change nothing. With repeated
+augmentation (Hoffer et al. 2020, as in DeiT) a sample comes several times in a row, each time with
+draws of its own; an epoch then holds the first N of that order.
 """
 
 import os
@@ -17,7 +19,7 @@ import torch
 from pospre import draws
 from pospre.batch import EPOCH, INDEX, LABEL, Batch, box_key, flip_key, image_key
 from pospre.data.cores import available_cores
-from pospre.data.decode import DecodeError, decode_image, resize_crop
+from pospre.data.decode import DecodeError, cut_view, decode_image
 from pospre.data.reader import open_reader
 from pospre.data.samples import Reader
 from pospre.data.views import GroupPlan, ViewGroup, plan_views
@@ -50,6 +52,7 @@ class ViewLoader:
             back to 0 when that iteration starts.
         num_samples: size of the whole data set.
         batch_size: samples per batch of this rank.
+        repeats: how many times in a row each sample comes.
         classes: class names in order of their label, or None.
     """
 
@@ -63,6 +66,7 @@ class ViewLoader:
         shuffle: bool = True,
         drop_last: bool = True,
         num_workers: int | None = None,
+        repeats: int = 1,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
@@ -78,6 +82,8 @@ class ViewLoader:
             raise UserError(
                 f"num_workers is {num_workers}; it counts decoding threads, at least 1."
             )
+        if repeats < 1:
+            raise UserError(f"repeats is {repeats}; each sample comes at least once.")
         self.reader = reader
         self.views = tuple(views)
         self.batch_size = batch_size
@@ -85,6 +91,7 @@ class ViewLoader:
         self.shuffle = shuffle
         self.drop_last = drop_last
         self.num_workers = num_workers or _default_workers()
+        self.repeats = repeats
         self.rank = rank
         self.world_size = world_size
         self.num_samples = len(reader)
@@ -123,12 +130,13 @@ class ViewLoader:
             order = draws.order(self.seed, epoch, self.num_samples)
         else:
             order = np.arange(self.num_samples)
+        order = np.repeat(order, self.repeats)[: self.num_samples]
         prefetch = _MIN_PREFETCH + -(-self.num_workers * _CHUNK // self.batch_size)
         pool = ThreadPoolExecutor(self.num_workers, thread_name_prefix="pospre-loader")
         pending: deque[_PendingBatch] = deque()
         try:
             for number in range(skip, len(self)):
-                pending.append(self._start(pool, epoch, self._rank_slice(order, number)))
+                pending.append(self._start(pool, epoch, order, self._rank_slice(number)))
                 if len(pending) > prefetch:
                     yield pending.popleft().result()
             while pending:
@@ -136,14 +144,20 @@ class ViewLoader:
         finally:  # also after an early break, an error or Ctrl-C in the consumer
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _rank_slice(self, order: np.ndarray, number: int) -> np.ndarray:
+    def _rank_slice(self, number: int) -> slice:
+        """Return this rank's part of batch ``number`` in the epoch's order."""
         start = (number * self.world_size + self.rank) * self.batch_size
-        return order[start : start + self.batch_size]
+        return slice(start, start + self.batch_size)
 
-    def _start(self, pool: ThreadPoolExecutor, epoch: int, index: np.ndarray) -> _PendingBatch:
+    def _start(
+        self, pool: ThreadPoolExecutor, epoch: int, order: np.ndarray, part: slice
+    ) -> _PendingBatch:
         """Draw boxes and flips, lay the batch out, and hand its samples to the threads."""
-        plans = plan_views(self.views, seed=self.seed, epoch=epoch, index=index)
-        batch = _empty_batch(plans, epoch, index)
+        index = order[part]
+        # a repeat draws as if it were an epoch of its own, masks and colours included
+        epochs = epoch * self.repeats + np.arange(len(order))[part] % self.repeats
+        plans = plan_views(self.views, seed=self.seed, epoch=epochs, index=index)
+        batch = _empty_batch(plans, epochs, index)
         tasks = [
             pool.submit(self._fill, batch, plans, range(start, min(start + _CHUNK, len(index))))
             for start in range(0, len(index), _CHUNK)
@@ -160,10 +174,10 @@ class ViewLoader:
             height, width = picture.shape[:2]
             for plan, group_images, group_boxes in zip(plans, images, boxes, strict=True):
                 for view in range(plan.group.count):
-                    box = plan.box(row, view, width, height)
-                    group_boxes[row, view] = box.relative(width, height)
+                    cut = plan.cut(row, view, width, height)
+                    group_boxes[row, view] = cut.relative(width, height)
                     pixels = group_images[row, view].transpose(1, 2, 0)
-                    resize_crop(picture, box, pixels, plan.group.interpolation)
+                    cut_view(picture, cut, pixels, plan.group.interpolation)
 
     def _decode(self, index: int) -> tuple[np.ndarray, int]:
         sample = self.reader.read(index)
@@ -183,6 +197,7 @@ def build_loader(
     shuffle: bool = True,
     drop_last: bool = True,
     num_workers: int | None = None,
+    repeats: int = 1,
     rank: int = 0,
     world_size: int = 1,
 ) -> ViewLoader:
@@ -196,6 +211,7 @@ def build_loader(
         shuffle: visit the samples in the epoch's random order instead of the stored one.
         drop_last: leave out the samples that do not fill a batch of all ranks.
         num_workers: decoding threads; by default one per core that this rank may use.
+        repeats: how many times in a row each sample comes, in an epoch of the same length.
         rank: number of this rank.
         world_size: number of ranks.
 
@@ -210,6 +226,7 @@ def build_loader(
         shuffle=shuffle,
         drop_last=drop_last,
         num_workers=num_workers,
+        repeats=repeats,
         rank=rank,
         world_size=world_size,
     )
@@ -221,19 +238,19 @@ def _default_workers() -> int:
     return max(1, available_cores() // num_ranks)
 
 
-def _empty_batch(plans: list[GroupPlan], epoch: int, index: np.ndarray) -> Batch:
+def _empty_batch(plans: list[GroupPlan], epochs: np.ndarray, index: np.ndarray) -> Batch:
     """Lay a batch out: pinned where a GPU will fetch it, channels last for the image decoder."""
     pinned = torch.cuda.is_available()
     num = len(index)
     batch = {
         INDEX: torch.from_numpy(index.astype(np.int64)),
-        EPOCH: torch.full((num,), epoch, dtype=torch.int64),
+        EPOCH: torch.from_numpy(epochs.astype(np.int64)),
         LABEL: torch.full((num,), -1, dtype=torch.int64),
     }
     for plan in plans:
         group = plan.group
         pixels = torch.empty(
-            (num, group.count, group.size, group.size, 3), dtype=torch.uint8, pin_memory=pinned
+            (num, group.count, *group.shape, 3), dtype=torch.uint8, pin_memory=pinned
         )
         batch[image_key(group.name)] = pixels.permute(0, 1, 4, 2, 3)
         batch[box_key(group.name)] = torch.empty((num, group.count, 4), dtype=torch.float32)

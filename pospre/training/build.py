@@ -26,7 +26,7 @@ from pospre.nn.encoder import build_encoder
 from pospre.pretrain.algorithm import PretrainAlgorithm, algorithm_class
 from pospre.pretrain.model import PretrainModel
 from pospre.schedules import duration_steps
-from pospre.sections import View
+from pospre.sections import Size, View
 from pospre.training.callbacks.metrics import MetricsFile
 from pospre.training.callbacks.mirror import RunMirror
 from pospre.training.callbacks.position import LoaderPosition
@@ -76,18 +76,17 @@ def build_model(recipe: Recipe) -> PretrainModel:
 
 def build_views(recipe: Recipe) -> dict[str, ViewGroup]:
     """Return the recipe's view groups by name; a view has the encoder's size unless it says one."""
-    image_size = recipe.encoder.image_size
-    side = image_size if isinstance(image_size, int) else image_size[0]
-    return {name: _build_view(name, view, side) for name, view in recipe.data.views.items()}
+    size = recipe.encoder.image_size
+    return {name: _build_view(name, view, size) for name, view in recipe.data.views.items()}
 
 
-def _build_view(name: str, view: View, side: int) -> ViewGroup:
+def _build_view(name: str, view: View, size: Size) -> ViewGroup:
     options = view.model_dump()
     try:
         augment = Augment(**options.pop("augment"))
     except UserError as error:
         raise UserError(f"data.views.{name}.{error}") from None
-    return ViewGroup(name=name, augment=augment, **{**options, "size": view.size or side})
+    return ViewGroup(name=name, augment=augment, **{**options, "size": view.size or size})
 
 
 def build_data(recipe: Recipe) -> ViewLoader:
@@ -106,6 +105,7 @@ def build_data(recipe: Recipe) -> ViewLoader:
         rank=dist.get_global_rank(),
         world_size=world,
         num_workers=data.num_workers,
+        repeats=data.repeats,
     )
     loader.probe()
     return loader

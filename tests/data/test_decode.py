@@ -9,8 +9,8 @@ import torch
 from PIL import Image, ImageOps
 from torchvision.transforms.v2 import functional
 
-from pospre.data.decode import DecodeError, decode_image, resize_crop
-from pospre.data.views import PixelBox
+from pospre.data.crops import PixelBox, padded_cut, simple_cut
+from pospre.data.decode import DecodeError, cut_view, decode_image, resize_crop
 
 
 def picture(mode: str = "RGB", size: tuple[int, int] = (75, 50)) -> Image.Image:
@@ -123,3 +123,35 @@ def test_a_box_of_the_views_size_is_copied():
     view = np.empty((96, 96, 3), dtype=np.uint8)
     resize_crop(image, PixelBox(5, 6, 96, 96), view, "bicubic")
     assert np.array_equal(view, image[6:102, 5:101])
+
+
+@pytest.mark.parametrize("draw", [(0.0, 0.0), (0.999, 0.999), (0.4, 0.7)])
+def test_simple_resized_crop_is_torchvisions(draw):
+    image = picture(size=(125, 94))
+    cut = simple_cut(draw, 125, 94, 56)
+    view = np.empty((56, 56, 3), np.uint8)
+    cut_view(np.array(image), cut, view, "bicubic")
+    resized = functional.resize(image, [56], functional.InterpolationMode.BICUBIC)
+    assert resized.size == cut.scaled
+    padded = functional.pad(resized, [4, 4, 4, 4], padding_mode="reflect")
+    expected = functional.crop(padded, cut.window.top + 4, cut.window.left + 4, 56, 56)
+    assert np.abs(view.astype(int) - np.asarray(expected).astype(int)).max() <= 1
+
+
+@pytest.mark.parametrize("draw", [(0.0, 0.0), (0.999, 0.999), (0.5, 0.5)])
+def test_padded_crop_is_torchvisions(draw):
+    image = picture(size=(32, 32))
+    cut = padded_cut(draw, 32, 32, (32, 32))
+    view = np.empty((32, 32, 3), np.uint8)
+    cut_view(np.array(image), cut, view, "bicubic")
+    padded = functional.pad(image, [4, 4, 4, 4])
+    expected = functional.crop(padded, cut.window.top + 4, cut.window.left + 4, 32, 32)
+    assert np.array_equal(view, np.asarray(expected))
+
+
+def test_a_tiny_image_is_mirrored_as_often_as_needed():
+    view = np.empty((2, 2, 3), np.uint8)
+    image = np.arange(2 * 40 * 3, dtype=np.uint8).reshape(2, 40, 3)
+    cut_view(image, simple_cut((0.0, 0.0), 40, 2, 2), view, "bicubic")
+    expected = np.pad(image, ((4, 4), (4, 4), (0, 0)), mode="reflect")[:2, :2]
+    assert np.array_equal(view, expected)

@@ -83,6 +83,43 @@ def test_three_formats_give_the_same_batches(stored: Callable[[str], Path]):
     assert same(batches["folder"], batches["ffcv"])
 
 
+@pytest.mark.parametrize("crop", ["full", "simple", "pad"])
+def test_every_crop_gives_views_of_its_size(photos, crop):
+    batch = next(iter(loader(photos, views=[ViewGroup(size=32, crop=crop, count=2)])))
+    assert batch["view/image"].shape == (4, 2, 3, 32, 32)
+    reach = {"full": 0.0, "simple": 4 / 32, "pad": 4 / 32}[crop]
+    assert (batch["view/box"] >= -reach - 1e-6).all() and (batch["view/box"] <= 1 + reach).all()
+    assert crop == "full" or (batch["view/box"][:, 0] != batch["view/box"][:, 1]).any()
+
+
+def test_views_need_not_be_square(photos):
+    batch = next(iter(loader(photos, views=[ViewGroup(size=(20, 12))])))
+    assert batch["view/image"].shape == (4, 1, 3, 20, 12)
+
+
+def test_repeats_come_in_a_row_with_draws_of_their_own(photos):
+    ours = loader(photos, repeats=3)
+    ours.epoch = 2
+    assert len(ours) == len(loader(photos)) == 5
+    whole = joined(list(ours))
+    assert whole["index"].tolist() == np.repeat(draws.order(3, 2, 22), 3)[:20].tolist()
+    assert whole["epoch"].tolist() == ([6, 7, 8] * 7)[:20]
+    boxes = whole["view/box"][:18].unflatten(0, (6, 3))
+    assert all((boxes[:, one] != boxes[:, other]).any(-1).all() for one, other in ((0, 1), (1, 2)))
+    ours.epoch = 3
+    assert not set(joined(list(ours))["epoch"].tolist()) & {6, 7, 8}
+
+
+def test_repeats_keep_ranks_and_resumption(photos):
+    whole = list(loader(photos, batch_size=6, repeats=3))
+    ranks = [list(loader(photos, batch_size=3, repeats=3, rank=r, world_size=2)) for r in range(2)]
+    for number, batch in enumerate(whole):
+        assert same(joined([batches[number] for batches in ranks]), batch)
+    ours = loader(photos, batch_size=6, repeats=3)
+    ours.skip = 1
+    assert all(itertools.starmap(same, zip(list(ours), whole[1:], strict=True)))
+
+
 def test_labels_are_the_class_folders(data_set):
     ours = loader(data_set, shuffle=False, drop_last=False)
     assert ours.classes == ["ant", "bee", "cat"]
@@ -96,11 +133,11 @@ def test_views_are_the_planned_boxes_of_the_decoded_image(photos):
     for row, index in enumerate(batch["index"].tolist()):
         image = decode_image(ours.reader.read(index).encoded)
         height, width = image.shape[:2]
-        box = plan.box(row, 0, width, height)
+        cut = plan.cut(row, 0, width, height)
         view = np.empty((32, 32, 3), np.uint8)
-        resize_crop(image, box, view, "bicubic")
+        resize_crop(image, cut.box, view, "bicubic")
         assert np.array_equal(batch["view/image"][row, 0].permute(1, 2, 0).numpy(), view)
-        assert torch.equal(batch["view/box"][row, 0], torch.tensor(box.relative(width, height)))
+        assert torch.equal(batch["view/box"][row, 0], torch.tensor(cut.relative(width, height)))
     assert np.array_equal(batch["view/flip"].numpy(), plan.flips)
 
 
@@ -251,6 +288,7 @@ def test_a_folder_of_odd_files_gives_views(tmp_path):
         ({"batch_size": 12, "world_size": 2}, "one batch of 24"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"num_workers": 0}, "num_workers is 0"),
+        ({"repeats": 0}, "repeats is 0"),
     ],
 )
 def test_impossible_batches_are_refused(photos, options, said):

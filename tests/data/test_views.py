@@ -9,7 +9,16 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torchvision.transforms import RandomResizedCrop
 
-from pospre.data.views import PixelBox, ViewGroup, center_box, plan_views, random_box
+from pospre.data.crops import (
+    Cut,
+    PixelBox,
+    center_box,
+    padded_cut,
+    random_box,
+    simple_cut,
+    whole_cut,
+)
+from pospre.data.views import ViewGroup, plan_views
 from pospre.errors import UserError
 
 DRAWS = st.lists(st.integers(0, 2**24 - 1).map(lambda word: word / 2**24), min_size=40, max_size=40)
@@ -24,7 +33,7 @@ def test_boxes_lie_inside_the_image(draw, width, height, low, ratio, wider):
     assert box.width >= 1 and box.height >= 1
     assert box.left >= 0 and box.left + box.width <= width
     assert box.top >= 0 and box.top + box.height <= height
-    x0, y0, x1, y1 = box.relative(width, height)
+    x0, y0, x1, y1 = whole_cut(box, (224, 224)).relative(width, height)
     assert 0 <= x0 < x1 <= 1 and 0 <= y0 < y1 <= 1
 
 
@@ -65,7 +74,7 @@ def test_distribution_is_torchvisions(size, scale):
     width, height = size
     num = 3000
     (plan,) = plan_views([ViewGroup(scale=scale)], seed=0, epoch=0, index=np.arange(num))
-    ours = np.array([plan.box(sample, 0, width, height) for sample in range(num)])
+    ours = np.array([plan.cut(sample, 0, width, height).box for sample in range(num)])
     torch.manual_seed(0)
     image = torch.empty(1, height, width)
     theirs = np.array(
@@ -121,7 +130,49 @@ def test_center_box_is_the_central_square(width, height):
 def test_center_views_are_never_flipped():
     (plan,) = plan_views([ViewGroup(crop="center")], seed=0, epoch=0, index=np.arange(50))
     assert plan.flips.shape == (50, 1) and not plan.flips.any()
-    assert plan.box(0, 0, 512, 256) == center_box(512, 256) == PixelBox(144, 16, 224, 224)
+    assert plan.cut(0, 0, 512, 256).box == center_box(512, 256) == PixelBox(144, 16, 224, 224)
+
+
+@given(width=SIDES, height=SIDES)
+def test_center_boxes_of_other_shapes_keep_the_shape(width, height):
+    box = center_box(width, height, (100, 40))
+    assert box.width <= width and box.height <= height
+    assert abs(box.width / 40 - box.height / 100) <= 1 / 40
+
+
+def test_simple_resized_crop_of_a_photograph():
+    """The golden numbers of LUT's crop: 500×375 → 298×224, offsets 0–82 × 0–8 with 4 of padding."""
+    corner = simple_cut([0.0, 0.0], 500, 375, 224)
+    assert corner == Cut(
+        PixelBox(0, 0, 500, 375), (298, 224), PixelBox(-4, -4, 224, 224), "reflect"
+    )
+    last = simple_cut([1 - 2**-24, 1 - 2**-24], 500, 375, 224)
+    assert last.window[:2] == (82 - 4, 8 - 4)
+    assert simple_cut([0.0, 0.0], 375, 500, 224).scaled == (224, 298)
+    offsets = [simple_cut([step / 1000, 0.5], 500, 375, 224).window.left for step in range(1000)]
+    assert sorted(set(offsets)) == list(range(-4, 79))
+    assert min(offsets.count(place) for place in set(offsets)) >= 12
+
+
+def test_a_view_over_the_edge_says_where_its_own_pixels_are():
+    x0, y0, x1, y1 = simple_cut([0.0, 0.999], 448, 448, 224).relative(448, 448)
+    assert (x0, y0, x1, y1) == (-4 / 224, 4 / 224, 220 / 224, 228 / 224)
+
+
+def test_padded_crop_of_a_small_image():
+    cuts = [padded_cut([x / 9, y / 9], 32, 32, (32, 32)) for x in range(9) for y in range(9)]
+    assert {cut.window[:2] for cut in cuts} == {(x, y) for x in range(-4, 5) for y in range(-4, 5)}
+    assert cuts[0].edge == "black" and cuts[40].window == PixelBox(0, 0, 32, 32)
+
+
+def test_a_full_view_is_the_whole_image():
+    (plan,) = plan_views(
+        [ViewGroup(crop="full", size=(10, 20))], seed=0, epoch=0, index=np.arange(50)
+    )
+    cut = plan.cut(0, 0, 333, 222)
+    assert cut.is_whole and cut.scaled == (20, 10)
+    assert cut.relative(333, 222) == (0, 0, 1, 1)
+    assert 10 < plan.flips.sum() < 40
 
 
 @pytest.mark.parametrize(
@@ -135,6 +186,8 @@ def test_center_views_are_never_flipped():
         ({"flip_rate": 1.5}, "flip_rate is 1.5"),
         ({"interpolation": "bicubik"}, "Did you mean 'bicubic'"),
         ({"crop": "middle"}, "crop 'middle' is unknown"),
+        ({"size": (32, 0)}, "size is 0"),
+        ({"crop": "simple", "size": (32, 16)}, "'simple' cuts squares, but size is"),
     ],
 )
 def test_wrong_settings_are_refused(wrong, said):
