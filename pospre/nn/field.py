@@ -32,13 +32,17 @@ def interpolation_weights(centre_RN: Tensor, size: int, kind: Interpolation) -> 
     first = place.floor()
     part = place - first
     if kind == "bilinear":
-        offsets, factors = (0, 1), [1 - part, part]
+        taps = {0: 1 - part, 1: part}
     else:
-        offsets = (-1, 0, 1, 2)
-        factors = [_outer(1 + part), _inner(part), _inner(1 - part), _outer(2 - part)]
+        taps = {
+            -1: _outer(1 + part),
+            0: _inner(part),
+            1: _inner(1 - part),
+            2: _outer(2 - part),
+        }
     cells = torch.arange(size, dtype=place.dtype, device=place.device)
     weights = torch.zeros(*place.shape, size, dtype=place.dtype, device=place.device)
-    for offset, factor in zip(offsets, factors, strict=True):
+    for offset, factor in taps.items():
         cell = (first + offset).clamp(0, size - 1)
         weights = weights + factor.unsqueeze(-1) * (cell.unsqueeze(-1) == cells)
     return weights
