@@ -6,6 +6,7 @@ SplitMix64 finaliser (Steele, Lea and Flood 2014) applied to a chain of those fi
 """
 
 import hashlib
+import math
 from typing import Any, TypeVar
 
 import numpy as np
@@ -82,6 +83,25 @@ def uniform(keys: Keys, count: int) -> Keys:
     if isinstance(words, Tensor):
         return words.to(torch.float32) * 2.0**-24
     return words.astype(np.float32) * np.float32(2.0**-24)
+
+
+def normal(keys: Keys, count: int) -> Keys:
+    """Return float32 draws from N(0, 1), shape ``keys.shape + (count,)`` (Box and Muller 1958).
+
+    Each word of bits gives two of them. numpy and torch agree to rounding, not to the bit.
+    """
+    words = bits(keys, (count + 1) // 2)
+    scale = 2.0**-32
+    if isinstance(words, Tensor):
+        radius = (-2 * ((_shift_right(words, 32).float() + 0.5) * scale).log()).sqrt()
+        angle = (words & 0xFFFFFFFF).float() * (2 * math.pi * scale)
+        pair = torch.stack([radius * angle.cos(), radius * angle.sin()], dim=-1)
+        return pair.flatten(-2)[..., :count]
+    high, low = _shift_right(words, 32).astype(np.float32), words & 0xFFFFFFFF
+    radii = np.sqrt(-2 * np.log((high + np.float32(0.5)) * np.float32(scale)))
+    angles = low.astype(np.float32) * np.float32(2 * math.pi * scale)
+    waves = np.stack([radii * np.cos(angles), radii * np.sin(angles)], axis=-1)
+    return waves.reshape(*keys.shape, -1)[..., :count]
 
 
 def permutation(keys: Keys, count: int) -> Keys:

@@ -125,6 +125,25 @@ def test_every_number_visits_every_place_equally():
         assert chi_square < (count - 1) + 6 * math.sqrt(2 * (count - 1))
 
 
+def test_normal_draws_are_standard_normal_and_independent():
+    table = draws.normal(keys(), 5)
+    assert table.shape == (NUM, 5) and table.dtype == np.float32
+    flat = np.sort(table.ravel().astype(np.float64))
+    cumulative = np.array([0.5 * (1 + math.erf(x / math.sqrt(2))) for x in flat[::50]])
+    ranks = np.arange(len(flat))[::50] / len(flat)
+    assert np.abs(cumulative - ranks).max() < 1.95 / math.sqrt(len(flat))  # Kolmogorov-Smirnov
+    off_diagonal = np.corrcoef(table.T)[~np.eye(5, dtype=bool)]
+    assert np.abs(off_diagonal).max() < 5 / math.sqrt(NUM)
+    assert abs(correlation(table[:, 0] ** 2, table[:, 1] ** 2)) < 5 / math.sqrt(NUM)
+
+
+def test_normal_draws_agree_between_numpy_and_torch():
+    words = keys()[:100]
+    torch_table = draws.normal(torch.from_numpy(words), 7)
+    assert torch_table.dtype == torch.float32
+    np.testing.assert_allclose(torch_table.numpy(), draws.normal(words, 7), atol=1e-5)
+
+
 def test_the_order_is_a_permutation_that_changes_with_seed_and_epoch():
     orders = [draws.order(seed, epoch, 500) for seed, epoch in ((0, 0), (0, 1), (1, 0))]
     for order in orders:

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from pospre import draws
 from pospre.batch import EPOCH, INDEX, Batch
 from pospre.errors import UserError
-from pospre.nn.blocks import Blocks, check_blocks, draw_blocks, draw_official
 from pospre.nn.encoder import Encoder
 from pospre.nn.masking import slot_mask
+from pospre.nn.multiblock import Blocks, check_blocks, draw_blocks, draw_official
 from pospre.nn.predictor import Predictor, check_predictor, gather_blocks
 from pospre.nn.weights import init_trunc_normal
 from pospre.pretrain.algorithm import (
@@ -58,7 +58,7 @@ class IJEPA(PretrainAlgorithm):
             of another algorithm.
         momentum_end: approached at the last step.
         momentum_shape: of the way between them.
-        official: masks as the published code draws them, see ``pospre.nn.blocks.draw_official``:
+        official: masks as the published code draws them, see ``pospre.nn.multiblock.draw_official``:
             block sizes are shared by the batch, so masks depend on what it holds, and counts vary
             from batch to batch (``target_tokens`` and ``context_tokens`` must be null).
         weight: factor of this loss in the total.

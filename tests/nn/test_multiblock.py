@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pospre import draws
 from pospre.errors import UserError
-from pospre.nn.blocks import (
+from pospre.nn.multiblock import (
     ATTEMPTS,
     BlockMasks,
     Blocks,
