@@ -1,0 +1,61 @@
+"""What every encoder of patches offers to the model, the algorithms and the export."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from pospre.sections import PositionKind
+
+Edit = Callable[[Tensor], Tensor]
+"""Takes patch embeddings (B, N, D), or positions (B, K, D), and returns what to use instead."""
+
+
+class PatchEncoder(nn.Module, ABC):
+    """A network from the kept patches of an image to tokens.
+
+    Attributes:
+        image_size: (height, width) in pixels.
+        patch_size: (height, width) of a patch in pixels.
+        grid: (rows, columns) of patches; ``num_patches`` is their product.
+        channels: of the images.
+        embed_dim: width of a token.
+        num_prefix_tokens: class token (0 or 1) and registers; they precede the patch tokens.
+        patches_per_token: patches that one output token stands for.
+        position_kind: where positions come from, see ``build_encoder``.
+        timm_name: the timm architecture, and ``timm_kwargs`` what differs from its defaults.
+    """
+
+    image_size: tuple[int, int]
+    patch_size: tuple[int, int]
+    grid: tuple[int, int]
+    num_patches: int
+    channels: int
+    embed_dim: int
+    drop_path: float
+    position_kind: PositionKind
+    timm_name: str
+    timm_kwargs: dict[str, Any]
+    num_prefix_tokens: int = 0
+    has_class_token: bool = False
+    patches_per_token: int = 1
+
+    def set_grid(self, image_size: tuple[int, int], patch_size: tuple[int, int]) -> None:
+        """Set the sizes, and what follows from them."""
+        self.image_size, self.patch_size = image_size, patch_size
+        self.grid = self.grid_of(*image_size)
+        self.num_patches = self.grid[0] * self.grid[1]
+
+    def grid_of(self, height: int, width: int) -> tuple[int, int]:
+        """Return (rows, columns) of patches of an image of that size."""
+        return height // self.patch_size[0], width // self.patch_size[1]
+
+    @property
+    def is_relative(self) -> bool:
+        """Whether attention itself knows positions, so that it needs all tokens."""
+        return False
+
+    @abstractmethod
+    def timm_state(self) -> dict[str, Tensor]:
+        """Return the weights as timm's model of ``timm_name`` takes them, every one."""

@@ -1,0 +1,327 @@
+"""Swin-T over packed patches, without a way for positions to leak (for DropPos).
+
+The kept patches are packed into a smaller square map (uniform masking of Li et al. 2022, UM-MAE),
+in the order of ``keep``, which must be random: the slot of a patch then says nothing about its
+place. Places enter through one road only: each block's attention bias, a small network of the
+offset between two tokens' true places (Liu et al. 2022, Swin v2). A pair that involves a patch
+whose position is dropped has bias 0. Off a whole image the bias is timm's table.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timm.layers import LayerNorm, Mlp
+from torch import Tensor, nn
+
+from pospre.errors import UserError
+from pospre.nn.drop_path import residual_factors
+from pospre.nn.patch_encoder import Edit, PatchEncoder
+from pospre.nn.weights import init_trunc_normal
+
+TOKEN = 4  # pixels of the smallest token's side
+DEPTHS, HEADS, WIDTH = (2, 2, 6, 2), (3, 6, 12, 24), 96
+MERGED = 2  # the last stage merges 2×2 patches into one token
+
+
+class OffsetBias(nn.Module):
+    """The attention bias by the offset between two tokens: a network of two layers."""
+
+    def __init__(self, num_heads: int, hidden: int = 256) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(2, hidden)
+        self.fc2 = nn.Linear(hidden, num_heads, bias=False)
+
+    def forward(self, reach: int) -> Tensor:
+        """Return the biases ((2·reach − 1)², heads) of all offsets below ``reach``, row-major."""
+        steps = torch.arange(1 - reach, reach, device=self.fc1.weight.device)
+        # steps of the logarithm: near offsets differ more than far ones
+        scaled = steps.sign() * (1 + steps.abs().float()).log2() / 3
+        rows, cols = torch.meshgrid(scaled, scaled, indexing="ij")
+        offsets = torch.stack([rows.flatten(), cols.flatten()], dim=1)
+        return self.fc2(F.relu(self.fc1(offsets)))
+
+
+class WindowAttention(nn.Module):
+    """Attention within windows; timm's names for what it has in common."""
+
+    def __init__(self, dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.proj = nn.Linear(dim, dim)
+        self.offset_bias = OffsetBias(num_heads)
+
+    def forward(self, tokens_WTC: Tensor, places_WT3: Tensor, mask_W1TT: Tensor | None) -> Tensor:
+        """Attend within each window.
+
+        Args:
+            tokens_WTC: tokens of W windows.
+            places_WT3: float (row, column, known) of each token.
+            mask_W1TT: −inf between tokens that only a cyclic shift brought together, or None.
+        """
+        query, key, value = (
+            part.unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+            for part in self.qkv(tokens_WTC).chunk(3, dim=-1)
+        )
+        bias = self._bias(places_WT3)
+        if mask_W1TT is not None:
+            bias = bias + mask_W1TT
+        mixed = F.scaled_dot_product_attention(query, key, value, bias.to(query.dtype))
+        return self.proj(mixed.transpose(1, 2).flatten(2))
+
+    def _bias(self, places_WT3: Tensor) -> Tensor:
+        """Return the bias (W, heads, T, T); 0 where a token's place is not known."""
+        reach = self.reach
+        place, known = places_WT3[..., :2].long(), places_WT3[..., 2]
+        row, col = (place.unsqueeze(2) - place.unsqueeze(1) + reach - 1).unbind(-1)
+        table = self.offset_bias(reach)
+        both = known.unsqueeze(2) * known.unsqueeze(1)
+        return (table[row * (2 * reach - 1) + col] * both.unsqueeze(-1)).permute(0, 3, 1, 2)
+
+    reach: int
+    """Largest side of a map of this stage, in tokens; set by the encoder."""
+
+
+class SwinBlock(nn.Module):
+    """Window attention and MLP, pre-norm; every second block shifts its windows by half."""
+
+    def __init__(self, dim: int, num_heads: int, *, window: int, shifted: bool) -> None:
+        super().__init__()
+        self.window, self.shifted = window, shifted
+        self.norm1 = LayerNorm(dim, eps=1e-5)
+        self.attn = WindowAttention(dim, num_heads)
+        self.norm2 = LayerNorm(dim, eps=1e-5)
+        self.mlp = Mlp(dim, 4 * dim)
+
+    def forward(self, tokens_BHWC: Tensor, places_BHW3: Tensor, branch_B2: Tensor | None) -> Tensor:
+        """Return the tokens after attention within windows and MLP."""
+        factors = (1, 1) if branch_B2 is None else branch_B2[..., None, None, None].unbind(1)
+        mixed = self._attend(self.norm1(tokens_BHWC), places_BHW3)
+        tokens_BHWC = tokens_BHWC + factors[0] * mixed
+        return tokens_BHWC + factors[1] * self.mlp(self.norm2(tokens_BHWC))
+
+    def _attend(self, tokens_BHWC: Tensor, places_BHW3: Tensor) -> Tensor:
+        side = tokens_BHWC.shape[1]
+        window = min(self.window, side)
+        shift = window // 2 if self.shifted and side > window else 0
+        tokens, places = (
+            cut(part.roll((-shift, -shift), (1, 2)), window) for part in (tokens_BHWC, places_BHW3)
+        )
+        mask = None
+        if shift:
+            mask = shift_mask(side, window, shift).to(tokens.device)
+            mask = mask.repeat(len(tokens_BHWC), 1, 1).unsqueeze(1)
+        mixed = join(self.attn(tokens, places, mask), side, window)
+        return mixed.roll((shift, shift), (1, 2))
+
+
+class PatchMerging(nn.Module):
+    """Joins 2×2 tokens into one of twice the width; timm's order and names."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm = LayerNorm(4 * dim, eps=1e-5)
+        self.reduction = nn.Linear(4 * dim, 2 * dim, bias=False)
+
+    def forward(self, tokens_BHWC: Tensor) -> Tensor:
+        """Return (B, H/2, W/2, 2·C)."""
+        four = squares(tokens_BHWC).permute(0, 1, 2, 4, 3, 5).flatten(3)
+        return self.reduction(self.norm(four))
+
+
+class Stage(nn.Module):
+    """Merging, except in the first stage, then blocks."""
+
+    def __init__(self, stage: int, window: int) -> None:
+        super().__init__()
+        dim = WIDTH * 2**stage
+        self.downsample = PatchMerging(dim // 2) if stage else nn.Identity()
+        self.blocks = nn.ModuleList(
+            SwinBlock(dim, HEADS[stage], window=window, shifted=bool(block % 2))
+            for block in range(DEPTHS[stage])
+        )
+
+
+class PatchEmbed(nn.Module):
+    """Embeds tokens of 4×4 pixels; timm's names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(3, WIDTH, TOKEN, TOKEN)
+        self.norm = LayerNorm(WIDTH, eps=1e-5)
+
+    def forward(self, patches_BKCHW: Tensor) -> Tensor:
+        """Return (B, K, tokens per patch side, the same, C) for patches of pixels."""
+        batch, num = patches_BKCHW.shape[:2]
+        tokens = self.proj(patches_BKCHW.flatten(0, 1)).permute(0, 2, 3, 1)
+        return self.norm(tokens).unflatten(0, (batch, num))
+
+
+class SwinEncoder(PatchEncoder):
+    """Swin-T that encodes packed 16-px patches; positions can be known or dropped per patch.
+
+    Attributes:
+        patches_per_token: 4: each output token stands for a square of 2×2 slots.
+    """
+
+    patches_per_token = MERGED**2
+
+    def __init__(self, *, image_size: int, window: int = 8, drop_path: float = 0.0) -> None:
+        super().__init__()
+        patch = TOKEN * 2 ** (len(DEPTHS) - 2)
+        self.set_grid((image_size, image_size), (patch, patch))
+        self.embed_dim, self.channels, self.drop_path = WIDTH * 2 ** (len(DEPTHS) - 1), 3, drop_path
+        self.window = window
+        self.position_kind = "relative"
+        self.patch_embed = PatchEmbed()
+        self.layers = nn.ModuleList(Stage(stage, window) for stage in range(len(DEPTHS)))
+        self.norm = LayerNorm(self.embed_dim, eps=1e-5)
+        self.timm_name = "swin_tiny_patch4_window7_224"
+        self.timm_kwargs: dict[str, Any] = {"img_size": image_size, "window_size": window}
+        init_trunc_normal(self)
+        for number, stage in enumerate(self.layers):
+            assert isinstance(stage, Stage)
+            for block in stage.blocks:
+                assert isinstance(block, SwinBlock)
+                block.attn.reach = image_size // TOKEN // 2**number
+
+    def forward(
+        self,
+        images_BCHW: Tensor,
+        keep_BK: Tensor | None = None,
+        positions: Edit | None = None,
+        *,
+        content: Edit | None = None,
+        context_BM: Tensor | None = None,
+        keys_B: Tensor | None = None,
+        grid: tuple[int, int] | None = None,
+    ) -> Tensor:
+        """Encode the kept patches, packed into a square in the order of ``keep_BK``.
+
+        Args:
+            images_BCHW: normalised float images of ``image_size``.
+            keep_BK: int64 indices of K = s² patches in random order; None takes all in their place.
+            positions: maps (row, column, 1) of each kept patch, (B, K, 3), to the same, or to
+                zeros where the position is dropped.
+            content: not for Swin.
+            context_BM: not for Swin.
+            keys_B: draw keys of drop path.
+            grid: not for Swin.
+
+        Returns:
+            (B, K/4, D): tokens of 2×2 slots each, row-major.
+
+        Raises:
+            UserError: K is no square of an even number.
+        """
+        if content is not None or context_BM is not None:
+            raise UserError("encoder.name = swin_tiny takes whole patches: use mae's ViT for this.")
+        patches = self._patches(images_BCHW, keep_BK)
+        side = self._side(patches.shape[1])
+        places = self._places(len(patches), keep_BK, images_BCHW.device)
+        places = places if positions is None else positions(places)
+        tokens = spread(self.patch_embed(patches), side)
+        per_side = tokens.shape[1] // side
+        maps = spread(inner_places(places, per_side), side)
+        factors = iter(residual_factors(keys_B, self.drop_path, sum(DEPTHS)))
+        for number, stage in enumerate(self.layers):
+            assert isinstance(stage, Stage)
+            if number:
+                maps = merged_places(maps)
+            tokens = stage.downsample(tokens)
+            for block in stage.blocks:
+                tokens = block(tokens, maps, next(factors))
+        return self.norm(tokens).flatten(1, 2)
+
+    def _patches(self, images_BCHW: Tensor, keep_BK: Tensor | None) -> Tensor:
+        """Return the pixels (B, K, C, h, w) of the kept patches."""
+        (rows, cols), (high, wide) = self.grid, self.patch_size
+        patches = images_BCHW.unflatten(3, (cols, wide)).unflatten(2, (rows, high))
+        patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
+        if keep_BK is None:
+            return patches
+        batch = torch.arange(len(patches), device=keep_BK.device).unsqueeze(1)
+        return patches[batch, keep_BK]
+
+    def _places(self, num: int, keep_BK: Tensor | None, device: torch.device) -> Tensor:
+        """Return float (row, column, 1) of the kept patches: (B, K, 3)."""
+        if keep_BK is None:
+            keep_BK = torch.arange(self.num_patches, device=device).expand(num, -1)
+        row, col = keep_BK // self.grid[1], keep_BK % self.grid[1]
+        return torch.stack([row, col, torch.ones_like(row)], dim=-1).float()
+
+    def _side(self, num: int) -> int:
+        side = round(num**0.5)
+        if side * side != num or side % MERGED:
+            raise UserError(
+                f"encoder.name = swin_tiny packs the visible patches into a square, but {num} of "
+                f"{self.num_patches} are visible. Use mask_ratio 0.75 or 0."
+            )
+        return side
+
+    def timm_state(self) -> dict[str, Tensor]:
+        """Return the weights as timm's Swin takes them: the biases within a window as tables."""
+        state = {k: v.contiguous() for k, v in self.state_dict().items() if "offset_bias" not in k}
+        for number, stage in enumerate(self.layers):
+            assert isinstance(stage, Stage)
+            for index, block in enumerate(stage.blocks):
+                assert isinstance(block, SwinBlock)
+                window = min(self.window, block.attn.reach)
+                name = f"layers.{number}.blocks.{index}.attn.relative_position_bias_table"
+                state[name] = block.attn.offset_bias(window).detach().contiguous()
+        return state
+
+
+def squares(map_BHWC: Tensor) -> Tensor:
+    """Return (B, H/2, W/2, 2, 2, C): the tokens of each square of two by two."""
+    rows, cols = map_BHWC.shape[1] // 2, map_BHWC.shape[2] // 2
+    return map_BHWC.unflatten(2, (cols, 2)).unflatten(1, (rows, 2)).transpose(2, 3)
+
+
+def cut(map_BHWC: Tensor, window: int) -> Tensor:
+    """Cut a map into windows: (B·windows, window², C)."""
+    count = map_BHWC.shape[1] // window
+    parts = map_BHWC.unflatten(2, (count, window)).unflatten(1, (count, window))
+    return parts.transpose(2, 3).flatten(3, 4).flatten(0, 2)
+
+
+def join(windows_WTC: Tensor, side: int, window: int) -> Tensor:
+    """Undo ``cut`` for a square map of ``side`` tokens."""
+    count = side // window
+    parts = windows_WTC.unflatten(0, (-1, count, count)).unflatten(3, (window, window))
+    return parts.transpose(2, 3).flatten(3, 4).flatten(1, 2)
+
+
+def shift_mask(side: int, window: int, shift: int) -> Tensor:
+    """Return (windows, T, T): −inf between parts of a window that are no neighbours, else 0."""
+    steps = torch.arange(side)
+    region = (steps >= side - window).long() + (steps >= side - shift).long()
+    regions = cut((3 * region.unsqueeze(1) + region)[None, :, :, None], window).squeeze(-1)
+    apart = regions.unsqueeze(1) != regions.unsqueeze(2)
+    return torch.zeros(apart.shape).masked_fill(apart, -torch.inf)
+
+
+def spread(parts_BKSSC: Tensor, side: int) -> Tensor:
+    """Lay K = side² patches of S×S tokens out as a map: (B, side·S, side·S, C)."""
+    rows = parts_BKSSC.unflatten(1, (side, side)).transpose(2, 3)
+    return rows.flatten(3, 4).flatten(1, 2)
+
+
+def inner_places(places_BK3: Tensor, per_side: int) -> Tensor:
+    """Return the places of the tokens within patches: (B, K, S, S, 3); unknown stays unknown."""
+    steps = torch.arange(per_side, device=places_BK3.device, dtype=places_BK3.dtype)
+    row, col = torch.meshgrid(steps, steps, indexing="ij")
+    inner = torch.stack([row, col, torch.zeros_like(row)], dim=-1)
+    known = places_BK3[..., 2:]
+    scale = places_BK3.new_tensor([per_side, per_side, 1])
+    return (places_BK3 * scale)[:, :, None, None] + inner * known[:, :, None, None]
+
+
+def merged_places(map_BHW3: Tensor) -> Tensor:
+    """Return the places after merging 2×2 tokens; known if all four are, and lie in one square."""
+    four = squares(map_BHW3).flatten(3, 4)
+    cell = (four[..., :2] / 2).floor()
+    together = (cell == cell[..., :1, :]).all(-1).all(-1) & (four[..., 2] > 0).all(-1)
+    merged = torch.cat([cell[..., 0, :], torch.ones_like(cell[..., 0, :1])], dim=-1)
+    return merged * together.unsqueeze(-1)

@@ -1,0 +1,115 @@
+"""Swin over packed patches: timm's numbers on whole images, and no road for dropped positions."""
+
+import pytest
+import timm
+import torch
+from torch import Tensor
+
+from pospre.errors import UserError
+from pospre.nn.decoder import unpatchify
+from pospre.nn.swin import SwinEncoder, cut, join, merged_places, shift_mask
+
+SIDE, PATCHES, VISIBLE = 128, 64, 16
+
+
+@pytest.fixture(scope="module")
+def encoder() -> SwinEncoder:
+    torch.manual_seed(0)
+    encoder = SwinEncoder(image_size=SIDE, window=4).eval()
+    for name, parameter in encoder.named_parameters():
+        if "offset_bias" in name:
+            torch.nn.init.normal_(parameter, std=0.5)
+    return encoder
+
+
+def image_of(contents_KF: Tensor, places_K: Tensor) -> Tensor:
+    """Return a grey image (1, 3, 128, 128) that shows flat patches at their places."""
+    patches = torch.zeros(1, PATCHES, contents_KF.shape[1])
+    patches[0, places_K] = contents_KF
+    return unpatchify(patches, (8, 8))
+
+
+def test_a_whole_image_gives_timms_features(encoder: SwinEncoder) -> None:
+    theirs = timm.create_model(encoder.timm_name, num_classes=0, **encoder.timm_kwargs).eval()
+    theirs.load_state_dict(encoder.timm_state(), strict=True)
+    images = torch.randn(2, 3, SIDE, SIDE)
+    with torch.no_grad():
+        expected = theirs.forward_features(images).flatten(1, 2)  # type: ignore[operator]
+        torch.testing.assert_close(encoder(images), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("known", [0, 4])
+def test_dropped_positions_cannot_leak(encoder: SwinEncoder, known: int) -> None:
+    generator = torch.Generator().manual_seed(3)
+    contents = torch.randn(VISIBLE, 16 * 16 * 3, generator=generator)
+    places = torch.randperm(PATCHES, generator=generator)[:VISIBLE]
+    free = torch.tensor([p for p in range(PATCHES) if p not in places[:known]])
+    moved = places.clone()
+    moved[known:] = free[torch.randperm(len(free), generator=generator)[: VISIBLE - known]]
+    shown = (torch.arange(VISIBLE) < known).float()[None, :, None]
+
+    def encode(places: Tensor, shown: Tensor) -> Tensor:
+        with torch.no_grad():
+            return encoder(image_of(contents, places), places[None], lambda p: p * shown)
+
+    assert torch.equal(encode(places, shown), encode(moved, shown))
+    everything = torch.ones_like(shown)
+    assert not torch.allclose(encode(places, everything), encode(moved, everything), atol=1e-3)
+
+
+def test_known_positions_are_used(encoder: SwinEncoder) -> None:
+    contents = torch.randn(VISIBLE, 16 * 16 * 3)
+    first, second = torch.arange(VISIBLE), torch.arange(VISIBLE) * 3
+    tokens = [encoder(image_of(contents, places), places[None]) for places in (first, second)]
+    assert tokens[0].shape == (1, VISIBLE // 4, 768)
+    assert not torch.allclose(tokens[0], tokens[1], atol=1e-3)
+
+
+def test_removed_patches_have_no_influence(encoder: SwinEncoder) -> None:
+    images = torch.randn(1, 3, SIDE, SIDE)
+    keep = torch.arange(VISIBLE)[None]
+    changed = images.clone()
+    changed[..., 64:, :] += 1
+    assert torch.equal(encoder(images, keep), encoder(changed, keep))
+
+
+def test_windows_are_cut_and_joined() -> None:
+    picture = torch.arange(2 * 8 * 8 * 3).view(2, 8, 8, 3)
+    windows = cut(picture, 4)
+    assert windows.shape == (8, 16, 3)
+    assert torch.equal(windows[1].view(4, 4, 3), picture[0, :4, 4:])
+    assert torch.equal(join(windows, 8, 4), picture)
+
+
+def test_shifted_windows_see_only_neighbours() -> None:
+    mask = shift_mask(8, 4, 2)
+    assert mask.shape == (4, 16, 16)
+    assert torch.equal(mask[0], torch.zeros(16, 16))
+    assert (mask[3][0] == 0).sum() == 4  # the last window joins the four corners of the map
+
+
+def test_merged_tokens_know_their_place_only_together() -> None:
+    rows, cols = torch.meshgrid(torch.arange(4.0), torch.arange(4.0), indexing="ij")
+    whole = torch.stack([rows, cols, torch.ones(4, 4)], dim=-1)[None]
+    merged = merged_places(whole)
+    assert merged[0, 1, 0].tolist() == [1, 0, 1] and bool((merged[..., 2] == 1).all())
+    torn = whole.clone()
+    torn[0, 0, 0] = 0  # dropped
+    torn[0, 3, 3, :2] = 0  # elsewhere
+    known = merged_places(torn)[..., 2]
+    assert known[0].tolist() == [[0, 1], [1, 0]]
+
+
+def test_numbers_that_fill_no_square_are_refused(encoder: SwinEncoder) -> None:
+    with pytest.raises(UserError, match=r"15 of 64 are visible.*mask_ratio 0\.75"):
+        encoder(torch.zeros(1, 3, SIDE, SIDE), torch.arange(15)[None])
+
+
+def test_drop_path_follows_the_keys() -> None:
+    torch.manual_seed(0)
+    encoder = SwinEncoder(image_size=SIDE, window=4, drop_path=0.5)
+    images = torch.randn(1, 3, SIDE, SIDE).expand(3, -1, -1, -1)
+    keys = torch.arange(3)
+    first = encoder(images, keys_B=keys)
+    torch.testing.assert_close(encoder(images[1:], keys_B=keys[1:]), first[1:])
+    assert not torch.equal(first[0], first[1])
