@@ -55,7 +55,9 @@ class DropPos(PretrainAlgorithm):
             depends (slightly) on the microbatch size and the number of ranks; without them it does
             not.
         affinity: the patches behind the attentive weights: the ``full`` image (published), or the
-            ``visible`` ones with all their positions, at about a quarter of the cost.
+            ``visible`` ones with all their positions, at about a quarter of the cost, or the full
+            image as another algorithm's momentum ``teacher`` sees it: free where that pass is made
+            anyway (ijepa; lut with symmetric: true).
         position_token: what replaces a dropped position: one ``learned`` vector, ``zeros``, or a
             ``wrong`` position, that of another dropped patch.
         ignore_confident: leave out patches whose predicted probability has reached its target.
@@ -73,7 +75,7 @@ class DropPos(PretrainAlgorithm):
     sigma_end: float = 0.0
     distance: Distance = "squared"
     temperature: float | None = 0.1
-    affinity: Literal["full", "visible"] = "full"
+    affinity: Literal["full", "visible", "teacher"] = "full"
     position_token: PositionToken = "learned"
     ignore_confident: bool = False
     decoder_dim: int = 512
@@ -85,6 +87,7 @@ class DropPos(PretrainAlgorithm):
     def attach(self, model: PretrainModel) -> None:
         """Add the position decoder, the position token and the passes; a no-op if there already."""
         if "droppos" in model.objectives:
+            self._check_teacher(model)
             return
         self._check(model)
         alone = () if self._beside_host(model) else ("view/keep", "view/removed")
@@ -94,7 +97,9 @@ class DropPos(PretrainAlgorithm):
             model.encoder.embed_dim, self.position_token
         )
         model.add_pass("student", EncoderPass(keep="view/keep", positions=("droppos",)))
-        if self.temperature is not None:
+        if self.temperature is not None and self.affinity == "teacher":
+            model.add_pass("teacher", EncoderPass(teacher=True))
+        elif self.temperature is not None:
             keep = "view/keep" if self.affinity == "visible" else None
             model.add_pass("affinity", EncoderPass(keep=keep, grad=False))
         model.add_objective("droppos", PositionClassification(model.encoder, self))
@@ -102,8 +107,23 @@ class DropPos(PretrainAlgorithm):
     def _beside_host(self, model: PretrainModel) -> bool:
         return model.writers.get("view/keep", "droppos") != "droppos"
 
+    def _check_teacher(self, model: PretrainModel) -> None:
+        """Raise ``UserError`` if nobody has brought the teacher; it may come after DropPos."""
+        needed = self.affinity == "teacher" and self.temperature is not None
+        if needed and model.teacher is None:
+            raise UserError(
+                "droppos.affinity = teacher takes another algorithm's momentum teacher, and none "
+                "has one. Add lut or ema_teacher, or use droppos.affinity = full."
+            )
+
     def _check(self, model: PretrainModel) -> None:
         """Raise ``UserError`` for options that cannot work together."""
+        if "view/visible" in model.writers:
+            raise UserError(
+                f"algorithms: droppos classifies the patches that the encoder sees, but "
+                f"'{model.writers['view/visible']}' gives it masked ones as well, which only their "
+                "positions tell apart. Use droppos alone or with mae."
+            )
         if self._beside_host(model) and self.mask_ratio is not None:
             host = model.writers["view/keep"]
             raise UserError(
@@ -126,7 +146,7 @@ class DropPos(PretrainAlgorithm):
             )
         for name, options in (
             ("position_token", ("learned", "zeros", "wrong")),
-            ("affinity", ("full", "visible")),
+            ("affinity", ("full", "visible", "teacher")),
         ):
             if getattr(self, name) not in options:
                 raise UserError(
@@ -143,6 +163,7 @@ class DropPos(PretrainAlgorithm):
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
         """Draw the visible patches (unless a host did) and which of them keep their position."""
+        self._check_teacher(model)
         if self._beside_host(model):
             visible = batch["view/keep"].shape[1]
             masks = draw_dropped(batch, visible, self.position_mask_ratio, model.seed)
@@ -235,10 +256,11 @@ class PositionClassification(PositionObjective):
         """Return ``logits`` (B, K, N), and ``affinity`` (B, K) if attentive weights are on."""
         decoded = self.blocks(self.embed(passes["student"]))
         outputs = {"logits": self.predict(self.norm(decoded[:, self.num_prefix :]))}
-        if "affinity" in passes:
+        source = "teacher" if self.affinity == "teacher" else "affinity"
+        if self.temperature is not None and source in passes:
             # a pass over the visible patches has no others to leave out
-            keep = batch["view/keep"] if self.affinity == "full" else None
-            outputs["affinity"] = self.attentive_weights(passes["affinity"], keep)
+            keep = None if self.affinity == "visible" else batch["view/keep"]
+            outputs["affinity"] = self.attentive_weights(passes[source], keep)
         return outputs
 
     def loss(self, outputs: Outputs, batch: Batch) -> Tensor:

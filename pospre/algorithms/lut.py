@@ -85,8 +85,8 @@ class LUT(PretrainAlgorithm):
         """Add the teacher, the passes and the heads; a no-op if they are there."""
         if "lut" in model.objectives:
             return
-        self._check(model)
         host = self._host(model)
+        self._check(model)
         for group in self._online:
             self._add_student(model, host, group)
         for group in self._targets:
@@ -126,10 +126,12 @@ class LUT(PretrainAlgorithm):
                 f"is {others}, which hides no random patches of one view. Put it beside mae, "
                 "simmim or droppos, and list droppos before lut."
             )
-        if self.symmetric and "view/removed" not in model.writers:
+        drawn_by = model.writers.get("view/removed")
+        if self.symmetric and drawn_by not in ("mae", "simmim", "droppos"):
             raise UserError(
-                "lut.symmetric = true shows of the second view what the host hides in the "
-                "first, but no host writes 'view/removed'. Use lut.symmetric = false."
+                "lut.symmetric = true shows of the second view what the host hides of the first, "
+                f"by ranks of a random mask, which '{drawn_by}' does not draw. "
+                "Use lut.symmetric = false."
             )
         return host
 
