@@ -58,9 +58,10 @@ class IJEPA(PretrainAlgorithm):
             of another algorithm.
         momentum_end: approached at the last step.
         momentum_shape: of the way between them.
-        official: masks as the published code draws them, see ``pospre.nn.multiblock.draw_official``:
-            block sizes are shared by the batch, so masks depend on what it holds, and counts vary
-            from batch to batch (``target_tokens`` and ``context_tokens`` must be null).
+        official: masks as the published code draws them, see
+            ``pospre.nn.multiblock.draw_official``: block sizes are shared by the batch, so masks
+            depend on what it holds, and counts vary from batch to batch (``target_tokens`` and
+            ``context_tokens`` must be null).
         weight: factor of this loss in the total.
     """
 
@@ -180,7 +181,10 @@ class FeaturePrediction(Objective):
     Attributes:
         predictor: projects the context by a Linear, ``predictor.embed``.
         extra: a further term of the loss, or None.
+        edited_by: the algorithm that has replaced parts of these, or None.
     """
+
+    edited_by: str | None = None
 
     def __init__(self, encoder: Encoder, options: IJEPA) -> None:
         super().__init__()
@@ -203,7 +207,12 @@ class FeaturePrediction(Objective):
         features = self.predictor(passes["student"][:, self.num_prefix :], keep, targets, batch)
         whole = passes["teacher"][:, self.num_prefix :].float()
         whole = F.layer_norm(whole, whole.shape[-1:])
-        outputs = {"predicted": self.predict(features), "target": gather_blocks(whole, targets)}
+        outputs = {
+            "predicted": self.predict(features),
+            "target": gather_blocks(whole, targets),
+            "projection_norm": self.predictor.embed.weight.detach().float().norm(),
+            "token_norm": self.predictor.mask_token.detach().float().norm(),
+        }
         if self.extra is not None:
             outputs |= self.extra(features, whole, self.predictor.embed, batch)
         return outputs
@@ -214,17 +223,25 @@ class FeaturePrediction(Objective):
         return distance if self.extra is None else self.extra.combine(distance, outputs, self.kind)
 
     def metrics(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
-        """Return two measures that the loss alone does not tell.
+        """Return measures that the loss alone does not tell.
 
         ``cosine`` is the similarity of predicted and true features, both less the mean true feature
-        of the batch; ``spread`` the true features' standard deviation, 0 when all have become one.
+        of the batch; ``spread`` the true features' standard deviation, 0 when all have become one;
+        the norms are those of the context's projection A and of the mask token m̃, which StoP trades
+        for one another; ``noise_std`` and its square are what StoP adds.
         """
         predicted, target = (outputs[key].detach().float() for key in ("predicted", "target"))
         mean = target.mean((0, 1, 2))
-        return {
+        measured = {
             "cosine": F.cosine_similarity(predicted - mean, target - mean, dim=-1).mean(),
             "spread": (target - mean).square().mean((0, 1, 2)).sqrt().mean(),
+            "projection_norm": outputs["projection_norm"],
+            "token_norm": outputs["token_norm"],
         }
+        if self.predictor.tokens.noise_std:
+            std = mean.new_full((), self.predictor.tokens.noise_std)
+            measured |= {"noise_std": std, "noise_variance": std.square()}
+        return measured
 
 
 def feature_distance(predicted: Tensor, target: Tensor, kind: Loss) -> Tensor:

@@ -26,7 +26,13 @@ def check_predictor(owner: str, dim: int, depth: int, num_heads: int) -> None:
 
 
 class PredictorTokens(nn.Module):
-    """What enters the predictor before positions are added; StoP replaces it."""
+    """What enters the predictor before positions are added; StoP replaces it.
+
+    Attributes:
+        noise_std: standard deviation of the noise before its projection; 0: none is added.
+    """
+
+    noise_std: float = 0.0
 
     def forward(
         self,
@@ -80,7 +86,7 @@ class Predictor(nn.Module):
         self.norm = LayerNorm(dim)
         init_trunc_normal(self)
         self.mask_token = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, 1, dim), std=0.02))
-        self.tokens: nn.Module = PredictorTokens()
+        self.tokens = PredictorTokens()
         self.positions: nn.Module = PredictorPositions(dim, grid)
 
     def forward(
