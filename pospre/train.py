@@ -7,6 +7,9 @@ from typing import Any
 from pospre.config import Recipe, load_recipe
 from pospre.errors import UserError, run_command
 
+METHOD_OF = {"position_grid": "droppos", "position_pictures": "droppos", "patch_position": "mp3"}
+"""The algorithm whose head an evaluation needs."""
+
 _EPILOG = """\
 examples:
   python -m pospre.train yamls/demo/droppos.yaml data.path=photos
@@ -59,8 +62,9 @@ def _check_evaluation(name: str, settings: dict[str, Any], recipe: Recipe) -> No
         check_settings(name, {key: value for key, value in settings.items() if key != "data"})
     except UserError as error:
         raise UserError(f"recipe: evaluation.{name}: {error}") from error
-    if name.startswith("position_") and "droppos" not in recipe.algorithms:
-        raise UserError(f"recipe: evaluation.{name} needs the algorithm droppos; leave it out")
+    method = METHOD_OF.get(name)
+    if method is not None and method not in recipe.algorithms:
+        raise UserError(f"recipe: evaluation.{name} needs the algorithm {method}; leave it out")
     for key in ("data", "bank"):
         if settings.get(key) is not None:
             open_reader(settings[key])

@@ -128,7 +128,7 @@ def test_prefix_tokens_are_always_context(registers: int) -> None:
     with torch.no_grad():
         token = encoder.cls_token if not registers else encoder.reg_token
         assert token is not None
-        token += 1
+        token.add_(1)
     after = encoder(images, context_BM=context)
     prefix = 1 + registers
     assert ((after - before)[:, prefix:].abs().amax(-1) > 1e-6).all()
