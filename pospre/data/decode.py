@@ -24,10 +24,11 @@ class DecodeError(Exception):
 
 
 def decode_image(encoded: Tensor) -> np.ndarray:
-    """Return the upright RGB image, uint8 (H, W, 3).
+    """Return the upright RGB image, uint8 (H, W, 3); pixels and features come back as they are.
 
     Args:
-        encoded: bytes of an image file, uint8 (N,); or pixels already, uint8 (H, W, 3).
+        encoded: bytes of an image file, uint8 (N,); pixels, uint8 (H, W, 3); or features, float32
+            (H, W, 1).
 
     Raises:
         DecodeError: the bytes are cut off, damaged or no image.

@@ -3,14 +3,15 @@
 Which samples form batch b of an epoch, and every box and flip, follow from (seed, epoch, index)
 alone. Storage format, number of threads and what was skipped change nothing. With repeated
 augmentation (Hoffer et al. 2020, as in DeiT) a sample comes several times in a row, each time with
-draws of its own; an epoch then holds the first N of that order.
+draws of its own; an epoch then holds the first N of that order. Features (``Reader.features``) come
+whole.
 """
 
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from pospre.batch import EPOCH, INDEX, LABEL, Batch, box_key, flip_key, image_ke
 from pospre.data.cores import available_cores
 from pospre.data.decode import DecodeError, cut_view, decode_image
 from pospre.data.reader import open_reader
-from pospre.data.samples import Reader
+from pospre.data.samples import Features, Reader
 from pospre.data.views import GroupPlan, ViewGroup, plan_views
 from pospre.errors import UserError
 
@@ -86,6 +87,8 @@ class ViewLoader:
             raise UserError(f"repeats is {repeats}; each sample comes at least once.")
         self.reader = reader
         self.views = tuple(views)
+        if reader.features is not None:
+            self.views = tuple(_whole(group, reader) for group in views)
         self.batch_size = batch_size
         self.seed = seed
         self.shuffle = shuffle
@@ -157,7 +160,7 @@ class ViewLoader:
         # a repeat draws as if it were an epoch of its own, masks and colours included
         epochs = epoch * self.repeats + np.arange(len(order))[part] % self.repeats
         plans = plan_views(self.views, seed=self.seed, epoch=epochs, index=index)
-        batch = _empty_batch(plans, epochs, index)
+        batch = _empty_batch(plans, epochs, index, self.reader.features)
         tasks = [
             pool.submit(self._fill, batch, plans, range(start, min(start + _CHUNK, len(index))))
             for start in range(0, len(index), _CHUNK)
@@ -238,8 +241,24 @@ def _default_workers() -> int:
     return max(1, available_cores() // num_ranks)
 
 
-def _empty_batch(plans: list[GroupPlan], epochs: np.ndarray, index: np.ndarray) -> Batch:
+def _whole(group: ViewGroup, reader: Reader) -> ViewGroup:
+    """Return a group of whole, unflipped views, as features are neither cropped nor mirrored."""
+    assert reader.features is not None
+    shape = reader.features.shape
+    if group.shape != shape:
+        raise UserError(
+            f"{reader.path} holds features of {shape[0]} x {shape[1]}, but the views of "
+            f"'{group.name}' are {group.shape[0]} x {group.shape[1]}. Set encoder.image_size: "
+            f"{list(shape)}."
+        )
+    return replace(group, crop="full", flip_rate=0.0)
+
+
+def _empty_batch(
+    plans: list[GroupPlan], epochs: np.ndarray, index: np.ndarray, features: Features | None
+) -> Batch:
     """Lay a batch out: pinned where a GPU will fetch it, channels last for the image decoder."""
+    channels, dtype = (3, torch.uint8) if features is None else (1, torch.float32)
     pinned = torch.cuda.is_available()
     num = len(index)
     batch = {
@@ -250,7 +269,7 @@ def _empty_batch(plans: list[GroupPlan], epochs: np.ndarray, index: np.ndarray) 
     for plan in plans:
         group = plan.group
         pixels = torch.empty(
-            (num, group.count, *group.shape, 3), dtype=torch.uint8, pin_memory=pinned
+            (num, group.count, *group.shape, channels), dtype=dtype, pin_memory=pinned
         )
         batch[image_key(group.name)] = pixels.permute(0, 1, 4, 2, 3)
         batch[box_key(group.name)] = torch.empty((num, group.count, 4), dtype=torch.float32)

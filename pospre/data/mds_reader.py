@@ -72,8 +72,8 @@ class MdsReader(Reader):
             f"`python -m data_prep.convert SRC {path} --format mds`."
         )
         entries = self._shard_entries()
-        self._feature_shape: tuple[int, int] | None = None
         self._shards = [self._open_shard(entry) for entry in entries]
+        shapes = {_feature_shape(entry) for entry in entries}
         counts = [len(shard.offsets) - 1 for shard in self._shards]
         self._ends = np.cumsum(counts)
         if not counts or self._ends[-1] == 0:
@@ -81,8 +81,13 @@ class MdsReader(Reader):
         sidecar = read_sidecar(path / SIDECAR_NAME, "pospre-mds", len(self), self.remedy)
         self._check_manifest(sidecar.get("manifest"))
         self.classes = sidecar.get("classes")
-        if self._feature_shape is not None:
-            self.features = self._describe_features(sidecar.get("features", {}))
+        (shape, *others) = shapes
+        if others:
+            raise UserError(
+                f"{path} holds features of several shapes, or images too. {self.remedy}"
+            )
+        if shape is not None:
+            self.features = self._describe_features(shape, sidecar.get("features", {}))
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -93,9 +98,10 @@ class MdsReader(Reader):
         columns = self._read_columns(shard, number)
         label = columns.get("label")
         value = -1 if label is None else int(label.numpy().view("<i8")[0])
-        if self._feature_shape is None:
+        if self.features is None:
             return Sample(columns["image"], value)
-        return Sample(columns[_FEATURES].view(torch.float32).view(*self._feature_shape, 1), value)
+        numbers = columns[_FEATURES].view(torch.float32)
+        return Sample(numbers.view(*self.features.shape, 1), value)
 
     def name(self, index: int) -> str:
         """Return shard, place in the shard and, where known, the file it was converted from."""
@@ -195,30 +201,26 @@ class MdsReader(Reader):
         wrong = [
             name for name, kinds in _ENCODINGS.items() if found.get(name, kinds[0]) not in kinds
         ]
-        match = _FEATURE_ENCODING.fullmatch(found.get(_FEATURES, ""))
-        if wrong or ("image" in found) == (match is not None):
+        if wrong or ("image" in found) == (_feature_shape(entry) is not None):
             raise UserError(
                 f"{self.path} has the columns {found}; needed: image (bytes, jpeg or png) or "
                 "features (ndarray:float32:H,W), label (int) and path (str), of which the last two "
                 f"may be missing. {self.remedy}"
             )
-        shape = None if match is None else (int(match[1]), int(match[2]))
-        if self._feature_shape not in (None, shape):
-            raise UserError(f"{self.path} holds features of several shapes. {self.remedy}")
-        self._feature_shape = shape
 
-    def _describe_features(self, noted: Any) -> Features:
+    def _describe_features(self, shape: tuple[int, int], noted: Any) -> Features:
         """Return the shape of the features and what the description notes about them."""
-        assert self._feature_shape is not None
-        parts = [noted.get(key, []) if isinstance(noted, dict) else None for key in ("mean", "std")]
-        for part in parts:
-            is_good = isinstance(part, list) and len(part) in (0, self._feature_shape[1])
-            if not (is_good and all(isinstance(value, float) for value in part)):
+        parts: list[tuple[float, ...]] = []
+        for key in ("mean", "std"):
+            part: Any = noted.get(key, []) if isinstance(noted, dict) else None
+            is_list = isinstance(part, list) and len(part) in (0, shape[1])
+            if not is_list or not all(isinstance(value, float) for value in part):
                 raise UserError(
-                    f"{self.path / SIDECAR_NAME}: features.mean and features.std are no lists of "
-                    f"{self._feature_shape[1]} numbers. {self.remedy}"
+                    f"{self.path / SIDECAR_NAME}: features.{key} is no list of {shape[1]} numbers. "
+                    f"{self.remedy}"
                 )
-        return Features(self._feature_shape, tuple(parts[0]), tuple(parts[1]))
+            parts.append(tuple(part))
+        return Features(shape, *parts)
 
     def _check_manifest(self, manifest: dict[str, Any] | None) -> None:
         if manifest is None:
@@ -231,3 +233,10 @@ class MdsReader(Reader):
                 f"{self.path / SIDECAR_NAME} and {INDEX_NAME} disagree about {names[0]}. "
                 f"{self.remedy}"
             )
+
+
+def _feature_shape(entry: dict[str, Any]) -> tuple[int, int] | None:
+    """Return the shape of the features in a shard; None where it holds images."""
+    columns = zip(entry["column_names"], entry["column_encodings"], strict=True)
+    match = _FEATURE_ENCODING.fullmatch(dict(columns).get(_FEATURES, ""))
+    return None if match is None else (int(match[1]), int(match[2]))

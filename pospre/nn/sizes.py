@@ -26,6 +26,8 @@ SIZES = {
     "vitb16": EncoderSize("vit_base_patch16_224", 16, 768, 12, 12),
     "vitl16": EncoderSize("vit_large_patch16_224", 16, 1024, 24, 16),
     "vith14": EncoderSize("vit_huge_patch14_224", 14, 1280, 32, 16),
+    # MP3's for speech: one frame of 40 coefficients is a patch; timm has the first of this name
+    "speech8": EncoderSize("vit_tiny_patch16_224", (1, 40), 32, 8, 4, mlp_ratio=2.0),
 }
 
 
@@ -46,10 +48,11 @@ def timm_model(
 
 def _differences(size: EncoderSize, options: dict[str, Any]) -> dict[str, Any]:
     """Return what ``timm.create_model(size.timm_name)`` must be told to build this encoder."""
+    timms = next(known for known in SIZES.values() if known.timm_name == size.timm_name)
     usual = {
         "img_size": 224,
-        "patch_size": size.patch_size,
-        "depth": size.depth,
+        "patch_size": timms.patch_size,
+        "depth": timms.depth,
         "in_chans": 3,
         "class_token": True,
         "reg_tokens": 0,
@@ -57,6 +60,9 @@ def _differences(size: EncoderSize, options: dict[str, Any]) -> dict[str, Any]:
         "final_norm": True,
     }
     different = {key: options[key] for key, value in usual.items() if options[key] != value}
+    for key in ("embed_dim", "num_heads", "mlp_ratio"):
+        if getattr(size, key) != getattr(timms, key):
+            different[key] = getattr(size, key)
     if not options["class_token"]:
         different["global_pool"] = ""
     return different
