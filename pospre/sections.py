@@ -48,6 +48,12 @@ def _share(pair: tuple[float, float]) -> tuple[float, float]:
     return pair
 
 
+def _positive(numbers: tuple[float, ...]) -> tuple[float, ...]:
+    if not all(number > 0 for number in numbers):
+        raise PydanticCustomError("numbers", "Input should be numbers above 0")
+    return numbers
+
+
 def _all_or_some(count: int) -> int:
     if count < 1 and count != -1:
         raise PydanticCustomError("count", "Input should be 1 or more, or -1 to keep all")
@@ -62,6 +68,7 @@ Pair = Annotated[tuple[float, float], Field(strict=False)]
 Side = Annotated[int, Field(gt=0)]
 Size = Side | Annotated[tuple[Side, Side], Field(strict=False)]
 Rate = float | Annotated[tuple[float, ...], Field(strict=False)]
+Numbers = Annotated[tuple[float, ...], Field(strict=False, min_length=1)]
 Arguments = Annotated[dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)]
 
 
@@ -106,6 +113,10 @@ class Data(Section):
     views: dict[str, View] = Field(default={"view": View()}, min_length=1)
     num_workers: int | None = Field(default=None, gt=0)
     repeats: int = Field(default=1, gt=0, description="times that each sample comes in a row")
+    mean: Numbers | None = Field(
+        default=None, description="of the normalisation; None: ImageNet's, or the data set's own"
+    )
+    std: Annotated[Numbers, AfterValidator(_positive)] | None = None
 
 
 class Encoder(Section):

@@ -4,6 +4,7 @@ Colours follow the group's ``Augment``. Their parameters are draws of (seed, epo
 number through all groups), so a view looks the same in any batch, on any rank and after a resume.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -56,6 +57,8 @@ class ViewDraws:
 class DeviceAugment(nn.Module):
     """Flip, colour and normalise uint8 views on the device they are on, all at once.
 
+    Views of features (float32) are only normalised.
+
     Shapes are fixed, so it is a part of the compiled step. Arithmetic is in float32, without
     rounding to whole levels in between.
     """
@@ -65,12 +68,16 @@ class DeviceAugment(nn.Module):
 
     def __init__(
         self,
-        mean: tuple[float, float, float] = IMAGENET_MEAN,
-        std: tuple[float, float, float] = IMAGENET_STD,
+        mean: Sequence[float] = IMAGENET_MEAN,
+        std: Sequence[float] = IMAGENET_STD,
+        *,
+        channels: int = 3,
     ) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(std).view(3, 1, 1), persistent=False)
+        for name, numbers in (("mean", mean), ("std", std)):
+            # one for each channel, or for each column of features
+            shape = (-1, 1, 1) if len(numbers) == channels else (1, 1, -1)
+            self.register_buffer(name, torch.tensor(numbers).view(shape), persistent=False)
 
     def forward(
         self,
@@ -82,11 +89,13 @@ class DeviceAugment(nn.Module):
         """Return normalised float32 views (B, V, 3, H, W).
 
         Args:
-            image_BV3HW: uint8 pixels.
+            image_BV3HW: uint8 pixels, or float32 features (B, V, 1, H, W).
             flip_BV: the views to mirror.
             augment: how to change colours; None leaves them.
             source: of the draws; needed with ``augment``.
         """
+        if image_BV3HW.is_floating_point():
+            return (image_BV3HW - self.mean) / self.std
         views = torch.where(flip_BV[..., None, None, None], image_BV3HW.flip(-1), image_BV3HW)
         levels = views.float()
         if augment is not None and source is not None and not augment.is_off:

@@ -1,6 +1,6 @@
 """The one model that every host and every position algorithm attaches to."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -79,8 +79,9 @@ class PretrainModel(ComposerModel):
         seed: the run's seed; every mask is a function of it.
         views: the view groups of each batch by name; by default one group ``view`` of the
             encoder's size.
-        mean: of the pixel normalisation, RGB in [0, 1].
-        std: of the pixel normalisation.
+        mean: of the normalisation, for each channel in [0, 1] or each column of features; None
+            takes ImageNet's, or 0 where there is one channel.
+        std: of the normalisation; None takes ImageNet's, or 1.
     """
 
     def __init__(
@@ -89,12 +90,12 @@ class PretrainModel(ComposerModel):
         *,
         seed: int,
         views: Mapping[str, ViewGroup] | None = None,
-        mean: tuple[float, float, float] = IMAGENET_MEAN,
-        std: tuple[float, float, float] = IMAGENET_STD,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
         self.encoder = encoder
-        self.augment = DeviceAugment(mean, std)
+        self.normalise_by(mean, std)
         self.contents = EditSet()
         self.positions = EditSet()
         self.objectives = ObjectiveSet()
@@ -111,6 +112,12 @@ class PretrainModel(ComposerModel):
         for name, group in self.views.items():
             for side, patch in zip(group.shape, encoder.patch_size, strict=True):
                 check_divides(side, patch, key=f"data.views.{name}.size")
+
+    def normalise_by(self, mean: Sequence[float] | None, std: Sequence[float] | None) -> None:
+        """Set the normalisation of all views; see the class's arguments."""
+        channels = self.encoder.channels
+        usual = (IMAGENET_MEAN, IMAGENET_STD) if channels == 3 else ((0.0,), (1.0,))
+        self.augment = DeviceAugment(mean or usual[0], std or usual[1], channels=channels)
 
     # -- what algorithms attach ---------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from pospre.config import Recipe, check_arguments
 from pospre.data.augment import Augment
 from pospre.data.loader import ViewLoader, build_loader
+from pospre.data.samples import Reader
 from pospre.data.views import ViewGroup
 from pospre.errors import UserError
 from pospre.nn.encoder import build_encoder
@@ -68,7 +69,13 @@ def build_model(recipe: Recipe) -> PretrainModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         encoder = build_encoder(**recipe.encoder.arguments())
-        model = PretrainModel(encoder, seed=recipe.seed, views=build_views(recipe))
+        model = PretrainModel(
+            encoder,
+            seed=recipe.seed,
+            views=build_views(recipe),
+            mean=recipe.data.mean,
+            std=recipe.data.std,
+        )
         for algorithm in algorithms:
             algorithm.attach(model)
     return model
@@ -111,6 +118,33 @@ def build_data(recipe: Recipe) -> ViewLoader:
     return loader
 
 
+def with_statistics(recipe: Recipe, reader: Reader) -> Recipe:
+    """Return the recipe with what a data set of features notes about itself written out.
+
+    So checkpoints hold it, and other data, such as those held out, are normalised alike.
+
+    Raises:
+        UserError: the encoder is for images and the data are features, or the other way round.
+    """
+    channels, features = recipe.encoder.channels, reader.features
+    if (channels == 1) != (features is not None):
+        holds = "images" if features is None else "features"
+        raise UserError(
+            f"encoder.channels = {channels}, but {reader.path} holds {holds}, which have "
+            f"{3 if features is None else 1}"
+        )
+    if features is None:
+        return recipe
+    noted = {"mean": features.mean or None, "std": features.std or None}
+    given = {key: getattr(recipe.data, key) or value for key, value in noted.items()}
+    for key, numbers in given.items():
+        if numbers is not None and len(numbers) not in (1, features.shape[1]):
+            raise UserError(
+                f"data.{key} has {len(numbers)} numbers; give one, or {features.shape[1]}"
+            )
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update=given)})
+
+
 @dataclass(frozen=True)
 class Parts:
     """What a recipe makes before the trainer: checked, and nothing written yet."""
@@ -130,6 +164,8 @@ def build_parts(recipe: Recipe) -> Parts:
     device = build_device(recipe)
     model = build_model(recipe)
     loader = build_data(recipe)
+    recipe = with_statistics(recipe, loader.reader)
+    model.normalise_by(recipe.data.mean, recipe.data.std)
     batch_size, epoch_steps = recipe.data.batch_size, len(loader)
     total_steps = duration_steps(
         recipe.trainer.max_duration, steps_per_epoch=epoch_steps, batch_size=batch_size
