@@ -88,6 +88,7 @@ def test_simmim_equals_the_official_code(case, monkeypatch):
     checked = set()
     for name, parameter in model.named_parameters():
         gradient = parameter.grad
+        assert gradient is not None
         gradient = shuffled(gradient) if name.startswith("objectives.") else gradient
         for part, official in zip(gradient.chunk(len(theirs(name))), theirs(name), strict=True):
             if official == "":

@@ -1,0 +1,149 @@
+"""SimMIM: counts, invariants, options, bad input."""
+
+import pytest
+import torch
+from official import batch
+
+from pospre.algorithms.mae import attach_mae
+from pospre.algorithms.simmim import SimMIM, attach_simmim
+from pospre.errors import UserError
+from pospre.nn.encoder import build_encoder
+from pospre.nn.masking import cell_patches
+from pospre.pretrain.model import PretrainModel
+
+
+def small_model(**options):
+    torch.manual_seed(0)
+    encoder = build_encoder("vit_tiny16", image_size=48, patch_size=8, depth=2, **options)
+    return PretrainModel(encoder, seed=3)
+
+
+def model_and_batch(**options):
+    model = small_model()
+    algorithm = attach_simmim(model, **{"mask_cell": 16, **options})
+    torch.manual_seed(1)
+    inputs = batch() | {"view/image": torch.randint(0, 256, (4, 1, 3, 48, 48), dtype=torch.uint8)}
+    algorithm.write(inputs, model)
+    return model, inputs
+
+
+def test_published_counts_are_30_of_49_cells_and_120_of_196_patches():
+    with torch.device("meta"):
+        model = PretrainModel(build_encoder("vit_tiny16", depth=1), seed=0)
+        algorithm = attach_simmim(model)
+    inputs = {"index": torch.arange(3), "epoch": torch.zeros(3, dtype=torch.int64)}
+    algorithm.write(inputs, model)
+    assert inputs["view/visible"].shape == (3, 76)
+    assert inputs["view/removed"].shape == (3, 120)
+    assert inputs["view/masked"].sum(1).tolist() == [120] * 3
+    cells = inputs["view/masked"].unflatten(1, (7, 2, 7, 2)).float().mean((2, 4))
+    assert set(cells.flatten().tolist()) == {0.0, 1.0}
+    assert cells.sum((1, 2)).tolist() == [30] * 3
+
+
+def test_visible_and_masked_patches_are_all_patches():
+    _, inputs = model_and_batch()
+    both = torch.cat([inputs["view/visible"], inputs["view/removed"]], dim=1)
+    assert torch.equal(both.sort(1).values, torch.arange(36).expand(4, -1))
+    assert inputs["view/masked"].gather(1, inputs["view/removed"]).all()
+
+
+def test_oblong_cells_hold_their_patches_row_by_row():
+    patches = cell_patches(torch.tensor([[0, 3]]), (2, 6), (1, 3))
+    assert patches.tolist() == [[0, 1, 2, 9, 10, 11]]
+
+
+def test_masked_pixels_reach_the_target_and_never_the_prediction():
+    model, inputs = model_and_batch()
+    before = model(inputs)["simmim"]
+    images = inputs["view/image"].clone()
+    masked = inputs["view/masked"].view(4, 1, 1, 6, 6)
+    masked = masked.repeat_interleave(8, -1).repeat_interleave(8, -2).expand_as(images)
+    images[masked] ^= 255
+    after = model(inputs | {"view/image": images})["simmim"]
+    assert torch.equal(after["predicted"], before["predicted"])
+    assert not torch.equal(after["target"], before["target"])
+
+
+def test_visible_pixels_change_the_prediction_but_not_the_target():
+    model, inputs = model_and_batch()
+    before = model(inputs)["simmim"]
+    images = inputs["view/image"].clone()
+    shown = ~inputs["view/masked"].view(4, 1, 1, 6, 6)
+    shown = shown.repeat_interleave(8, -1).repeat_interleave(8, -2).expand_as(images)
+    images[shown] ^= 255
+    after = model(inputs | {"view/image": images})["simmim"]
+    assert torch.equal(after["target"], before["target"])
+    assert not torch.equal(after["predicted"], before["predicted"])
+
+
+def test_the_loss_is_the_published_sum_over_masked_pixels_and_channels():
+    model, inputs = model_and_batch()
+    outputs = model(inputs)
+    predicted, target = outputs["simmim"]["predicted"], outputs["simmim"]["target"]
+    masked_pixels = inputs["view/masked"].sum() * 64
+    expected = (predicted - target).abs().sum() / (masked_pixels + 1e-5) / 3
+    torch.testing.assert_close(model.loss(outputs, inputs)["simmim"], expected)
+
+
+@pytest.mark.parametrize("positions", ["sincos", "shared_relative", "none"])
+def test_it_learns_with_any_positions(positions):
+    model = small_model(positions=positions, init="beit", layer_scale=0.1, drop_path=0.1)
+    algorithm = attach_simmim(model, mask_cell=16)
+    _, inputs = model_and_batch()
+    algorithm.write(inputs, model)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=2e-3)
+    losses = []
+    for _ in range(8):
+        loss = model.loss(model(inputs), inputs)["total"]
+        optimizer.zero_grad()
+        loss.backward()
+        assert all(p.grad is not None for p in trained)
+        optimizer.step()
+        losses.append(float(loss))
+    assert losses[-1] < losses[0]
+
+
+def test_beit_initialisation_is_cut_at_one_deviation_and_shrinks_with_depth():
+    torch.manual_seed(0)
+    encoder = build_encoder("vit_tiny16", image_size=48, depth=4, init="beit")
+    assert encoder.blocks[0].attn.qkv.weight.abs().max() <= 0.02
+    for depth, block in enumerate(encoder.blocks, start=1):
+        for last in (block.attn.proj, block.mlp.fc2):
+            largest = 0.02 / (2 * depth) ** 0.5
+            assert 0.95 * largest < last.weight.abs().max() <= largest * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mask_ratio": 1.0}, r"simmim.mask_ratio is 1.0, but must lie in \(0, 1\)"),
+        ({"mask_ratio": 0.95}, r"leaves none of the 9 cells visible"),
+        ({"mask_cell": 12}, r"simmim.mask_cell is 12, but must be a multiple of the patch size 8"),
+        ({"mask_cell": 32}, r"simmim.mask_cell = 32 does not divide encoder.image_size = 48"),
+        ({"weight": -1.0}, r"simmim.weight is -1.0"),
+    ],
+)
+def test_bad_options_are_refused_at_attachment(options, message):
+    with pytest.raises(UserError, match=message):
+        attach_simmim(small_model(), **{"mask_cell": 16, **options})
+
+
+def test_two_hosts_are_refused():
+    model = small_model()
+    attach_simmim(model, mask_cell=16)
+    with pytest.raises(UserError, match=r"'simmim' and 'mae' both write"):
+        attach_mae(model)
+
+
+def test_class_and_functional_form_agree_and_attach_once():
+    functional, by_class = small_model(), small_model()
+    torch.manual_seed(1)
+    algorithm = attach_simmim(functional, mask_cell=16)
+    algorithm.attach(functional)
+    torch.manual_seed(1)
+    SimMIM(mask_cell=16).attach(by_class)
+    ours, theirs = functional.state_dict(), by_class.state_dict()
+    assert list(ours) == list(theirs)
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
