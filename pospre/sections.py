@@ -78,9 +78,19 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class Augment(Section):
-    """Changes of colour in training: arguments of ``pospre.data.augment.Augment``."""
+class RandAugment(Section):
+    """Arguments of ``pospre.data.augment.RandAugment``."""
 
+    num_ops: int = 2
+    magnitude: float = 9.0
+    magnitude_std: float = 0.5
+    increasing: bool = True
+
+
+class Augment(Section):
+    """Changes of a view in training: arguments of ``pospre.data.augment.Augment``."""
+
+    rand_augment: RandAugment | None = None
     jitter: Annotated[tuple[float, float, float, float], Field(strict=False)] | None = None
     jitter_rate: Rate = 0.8
     grey_rate: Rate = 0.0
@@ -90,6 +100,7 @@ class Augment(Section):
     solarise_rate: Rate = 0.0
     solarise_threshold: int = 128
     three_augment: bool = False
+    erase_rate: Rate = 0.0
 
 
 class View(Section):

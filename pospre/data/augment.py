@@ -1,8 +1,9 @@
-"""What may change the colours of a view group's views while training: rates and ranges, checked.
+"""What may change a view group's pixels while training: rates and ranges, checked.
 
 The device step in ``pospre.pretrain.augment`` carries it out. Everything is off by default.
 """
 
+import math
 from dataclasses import dataclass, fields
 
 from pospre.errors import UserError
@@ -11,13 +12,39 @@ Rate = float | tuple[float, ...]
 
 
 @dataclass(frozen=True)
+class RandAugment:
+    """RandAugment as timm names it: ``rand-m9-mstd0.5-inc1``.
+
+    Attributes:
+        num_ops: operations drawn for a view; half of them are carried out.
+        magnitude: their mean strength, of 10.
+        magnitude_std: standard deviation of the strength.
+        increasing: every operation gets stronger with the magnitude (``inc1``).
+    """
+
+    num_ops: int = 2
+    magnitude: float = 9.0
+    magnitude_std: float = 0.5
+    increasing: bool = True
+
+    def __post_init__(self) -> None:
+        if self.num_ops < 1:
+            raise _refusal("rand_augment.num_ops", self.num_ops, "give 1 or more.")
+        if not 0 <= self.magnitude <= 10:
+            raise _refusal("rand_augment.magnitude", self.magnitude, "give 0 to 10.")
+        if not 0 <= self.magnitude_std < math.inf:
+            raise _refusal("rand_augment.magnitude_std", self.magnitude_std, "give 0 or more.")
+
+
+@dataclass(frozen=True)
 class Augment:
-    """Colour augmentation of a view group, in the order of the attributes.
+    """What changes a view group's pixels, in the order of the attributes.
 
     A rate is a probability for every view of the group, or a list with one per view (DINOv2 blurs
     its second global view only).
 
     Attributes:
+        rand_augment: RandAugment's options; None for none.
         jitter: strengths of brightness, contrast, saturation (factors from 1 − s to 1 + s) and hue
             (shifts from −s to s turns), applied in a random order; None for no jitter.
         jitter_rate: how often a view is jittered.
@@ -29,8 +56,10 @@ class Augment:
         solarise_threshold: that threshold, of 255.
         three_augment: exactly one of grey, solarised and blurred, each as often, instead of the
             three rates.
+        erase_rate: how often a rectangle of 2 to 33 % becomes noise (random erasing, ``pixel``).
     """
 
+    rand_augment: RandAugment | None = None
     jitter: tuple[float, float, float, float] | None = None
     jitter_rate: Rate = 0.8
     grey_rate: Rate = 0.0
@@ -40,6 +69,7 @@ class Augment:
     solarise_rate: Rate = 0.0
     solarise_threshold: int = 128
     three_augment: bool = False
+    erase_rate: Rate = 0.0
 
     def __post_init__(self) -> None:
         for key in _RATES:
@@ -74,13 +104,22 @@ class Augment:
     @property
     def is_off(self) -> bool:
         """Whether views stay as they are."""
-        return not (
-            (self.jitter and any(_each(self.jitter_rate)))
-            or self.three_augment
+        return self.rand_augment is None and not self.colours and not self.erases
+
+    @property
+    def colours(self) -> bool:
+        """Whether any view may be jittered, grey, blurred or solarised."""
+        return (
+            (self.jitter is not None and any(_each(self.jitter_rate)))
             or any(_each(self.grey_rate))
             or self.blurs
             or any(_each(self.solarise_rate))
         )
+
+    @property
+    def erases(self) -> bool:
+        """Whether a part of any view may be erased."""
+        return any(_each(self.erase_rate))
 
     @property
     def blurs(self) -> bool:

@@ -1,6 +1,6 @@
-"""The device step of every view: flip, change colours in training, normalise.
+"""The device step of every view: flip, change the pixels in training, normalise.
 
-Colours follow the group's ``Augment``. Their parameters are draws of (seed, epoch, index, view
+Changes follow the group's ``Augment``. Their parameters are draws of (seed, epoch, index, view
 number through all groups), so a view looks the same in any batch, on any rank and after a resume.
 """
 
@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from pospre import draws
-from pospre.data.augment import Augment, Rate, per_view
-from pospre.pretrain import colour
+from pospre.data.augment import Augment, RandAugment, Rate, per_view
+from pospre.pretrain import colour, erase
+from pospre.pretrain.rand_augment import NUM_DRAWS, rand_augment
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -91,16 +92,37 @@ class DeviceAugment(nn.Module):
         Args:
             image_BV3HW: uint8 pixels, or float32 features (B, V, 1, H, W).
             flip_BV: the views to mirror.
-            augment: how to change colours; None leaves them.
+            augment: how to change the pixels; None leaves them.
             source: of the draws; needed with ``augment``.
         """
         if image_BV3HW.is_floating_point():
             return (image_BV3HW - self.mean) / self.std
         views = torch.where(flip_BV[..., None, None, None], image_BV3HW.flip(-1), image_BV3HW)
-        levels = views.float()
-        if augment is not None and source is not None and not augment.is_off:
-            levels = change_colours(levels.flatten(0, 1), augment, source).view(levels.shape)
+        if augment is None or source is None:
+            return self.normalise(views.float())
+        levels = views.flatten(0, 1).float()
+        if augment.rand_augment is not None:
+            fill = (255 * self.mean.flatten()).round()
+            levels = rand_augmented(levels, augment.rand_augment, source, fill)
+        if augment.colours:
+            levels = change_colours(levels, augment, source)
+        pixels = self.normalise(levels)
+        if augment.erases:
+            pixels = erase_parts(pixels, augment, source)
+        return pixels.view(views.shape)
+
+    def normalise(self, levels: Tensor) -> Tensor:
+        """Return levels (…, 3, H, W) from 0 to 255 in units of the standard deviation."""
         return (levels / 255 - self.mean) / self.std
+
+
+def rand_augmented(
+    levels_N3HW: Tensor, options: RandAugment, source: ViewDraws, fill_3: Tensor
+) -> Tensor:
+    """Return whole levels (B·V, 3, H, W) after RandAugment."""
+    draw = source.uniform("rand", NUM_DRAWS * options.num_ops)
+    normal = draws.normal(source.keys("rand_magnitude").flatten(), options.num_ops)
+    return rand_augment(levels_N3HW, options, draw, normal, fill_3)
 
 
 def change_colours(levels_N3HW: Tensor, augment: Augment, source: ViewDraws) -> Tensor:
@@ -121,6 +143,15 @@ def change_colours(levels_N3HW: Tensor, augment: Augment, source: ViewDraws) -> 
         sigma = low + (high - low) * draw[:, 3]
         levels = _where(to_blur, colour.blur(levels, sigma, augment.blur_kernel), levels)
     return _where(to_solarise, colour.solarise(levels, augment.solarise_threshold), levels)
+
+
+def erase_parts(pixels_N3HW: Tensor, augment: Augment, source: ViewDraws) -> Tensor:
+    """Return normalised views with a rectangle of noise at the group's rate."""
+    draw = source.uniform("erase", 1 + erase.NUM_DRAWS)
+    erased = erase.erased_area(draw[:, 1:], *pixels_N3HW.shape[2:])
+    erased = erased & source.happens(draw[:, 0], augment.erase_rate).view(-1, 1, 1, 1)
+    noise = draws.normal(source.keys("noise").flatten(), pixels_N3HW[0].numel())
+    return torch.where(erased, noise.view(pixels_N3HW.shape), pixels_N3HW)
 
 
 def _jittered(

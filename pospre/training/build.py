@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from pospre.config import Recipe, check_arguments
-from pospre.data.augment import Augment
+from pospre.data.augment import Augment, RandAugment
 from pospre.data.loader import ViewLoader, build_loader
 from pospre.data.samples import Reader
 from pospre.data.views import ViewGroup
@@ -89,8 +89,11 @@ def build_views(recipe: Recipe) -> dict[str, ViewGroup]:
 
 def _build_view(name: str, view: View, size: Size) -> ViewGroup:
     options = view.model_dump()
+    changes = options.pop("augment")
     try:
-        augment = Augment(**options.pop("augment"))
+        if changes["rand_augment"] is not None:
+            changes["rand_augment"] = RandAugment(**changes["rand_augment"])
+        augment = Augment(**changes)
     except UserError as error:
         raise UserError(f"data.views.{name}.{error}") from None
     return ViewGroup(name=name, augment=augment, **{**options, "size": view.size or size})
