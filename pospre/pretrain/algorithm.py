@@ -4,7 +4,8 @@ import importlib
 import math
 import pkgutil
 from abc import abstractmethod
-from typing import ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from composer.core import Algorithm, Event, State, TimeUnit
 from composer.loggers import Logger
@@ -39,6 +40,19 @@ class PretrainAlgorithm(Algorithm):
 
     is_host: ClassVar[bool] = False
     _progress: Progress = Progress(0.0, 0.0)
+
+    @classmethod
+    def for_classes(
+        cls, arguments: dict[str, Any], classes: Sequence[str] | None, path: str
+    ) -> dict[str, Any]:
+        """Return the recipe's arguments, completed by what the training data says.
+
+        Args:
+            arguments: of the constructor, all of them.
+            classes: names of the data's classes; None without labels.
+            path: of the data, for errors.
+        """
+        return arguments
 
     @abstractmethod
     def attach(self, model: PretrainModel) -> None:

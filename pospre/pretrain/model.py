@@ -1,6 +1,6 @@
 """The one model that every host and every position algorithm attaches to."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -106,6 +106,8 @@ class PretrainModel(ComposerModel):
         self.pairs: list[tuple[nn.Module, nn.Module]] = []
         self.passes: dict[str, EncoderPass] = {}
         self.writers: dict[str, str] = {}
+        # by view group, what mixes its views (B, V, 3, H, W) in training
+        self.mixes: dict[str, Callable[[Tensor, Batch], Tensor]] = {}
         self.position_source: str | None = None
         self.seed = seed
         self.views = dict(views or {"view": ViewGroup(size=encoder.image_size)})
@@ -326,6 +328,10 @@ class PretrainModel(ComposerModel):
         """
         groups = dict.fromkeys(declared.group for declared in self.passes.values())
         pixels = {group: self.images(batch, group) for group in groups}
+        if self.training:
+            for group in groups:
+                if group in self.mixes:
+                    pixels[group] = self.mixes[group](pixels[group], batch)
         batch = {**batch, **{f"{group}/pixels": views for group, views in pixels.items()}}
         # autocast keeps the weights it casts: cast without gradient first, they would never learn
         order = sorted(self.passes, key=lambda name: not self.passes[name].has_grad)

@@ -44,6 +44,13 @@ class Objective(nn.Module, ABC):
         """
         return []
 
+    def averaged(self) -> list[tuple[nn.Module, nn.Module]]:
+        """Return (student, teacher) modules that an average of the weights should have as well.
+
+        Called once, by ``ema_teacher``, it makes the teachers; none by default.
+        """
+        return []
+
 
 class ObjectiveSet(nn.Module):
     """The objectives of a model by name, run in the order of their attachment.

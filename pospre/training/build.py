@@ -165,6 +165,8 @@ def build_parts(recipe: Recipe) -> Parts:
     """Return the checked recipe with what it is made of."""
     recipe = resolve_algorithms(recipe)
     device = build_device(recipe)
+    loader = build_data(recipe)
+    recipe = _with_classes(recipe, loader)
     model = build_model(recipe)
     loader = build_data(recipe)
     recipe = with_statistics(recipe, loader.reader)
@@ -183,6 +185,15 @@ def build_parts(recipe: Recipe) -> Parts:
         batch_size=batch_size,
     )
     return Parts(recipe, device, loader, model, optimizer, schedule, total_steps)
+
+
+def _with_classes(recipe: Recipe, loader: ViewLoader) -> Recipe:
+    """Return the recipe with those arguments spelled out that depend on the data's classes."""
+    algorithms = {
+        name: algorithm_class(name).for_classes(arguments, loader.classes, recipe.data.path)
+        for name, arguments in recipe.algorithms.items()
+    }
+    return recipe.model_copy(update={"algorithms": algorithms})
 
 
 def build_device(recipe: Recipe) -> Device:

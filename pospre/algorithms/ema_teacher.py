@@ -1,0 +1,63 @@
+"""A momentum average of the weights beside any host: to evaluate, to export, or to teach others.
+
+(Polyak and Juditsky 1992; Tarvainen and Valpola 2017, arXiv 1703.01780.)
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pospre.batch import Batch
+from pospre.errors import UserError
+from pospre.pretrain.algorithm import PretrainAlgorithm, Progress, check_choices
+from pospre.pretrain.model import PretrainModel
+from pospre.pretrain.teacher import Momentum
+
+
+@dataclass(kw_only=True, eq=False)
+class EmaTeacher(PretrainAlgorithm):
+    """Keeps a teacher that follows the encoder, and the class head if there is one.
+
+    Algorithms listed after it whose momentum is null take this teacher. Evaluation and export take
+    its weights with ``--weights teacher``, another run with ``encoder.weights_from: teacher``.
+
+    Args:
+        momentum_start: share of the teacher that stays in the first step, in [0, 1).
+        momentum_end: approached at the end; of no use to ``constant``.
+        shape: ``constant``, ``cosine`` or ``linear``.
+    """
+
+    momentum_start: float = 0.9999
+    momentum_end: float = 1.0
+    shape: Literal["constant", "cosine", "linear"] = "constant"
+
+    def attach(self, model: PretrainModel) -> None:
+        """Add the teacher; a no-op if it is there."""
+        if model.teacher_owner == "ema_teacher":
+            return
+        check_choices("ema_teacher", self)
+        if model.teacher_owner is not None:
+            raise UserError(
+                f"algorithms: '{model.teacher_owner}' has a teacher of its own, so ema_teacher is "
+                "of no use. Leave one of them out, or set the other's momentum to null and list "
+                "it after ema_teacher."
+            )
+        model.add_teacher(
+            "ema_teacher", Momentum(self.momentum_start, self.momentum_end, self.shape)
+        )
+        for name in model.objectives:
+            for student, teacher in model.objectives[name].averaged():
+                model.mirror(student, teacher)
+
+    def write(self, batch: Batch, model: PretrainModel) -> None:
+        """Write nothing: the teacher only follows."""
+
+    def after_step(self, model: PretrainModel, progress: Progress) -> None:
+        """Move the teacher towards the trained weights."""
+        model.update_teacher(progress.step, owner="ema_teacher")
+
+
+def attach_ema_teacher(model: PretrainModel, **options: object) -> EmaTeacher:
+    """Attach a teacher to ``model`` (functional form); options are those of ``EmaTeacher``."""
+    algorithm = EmaTeacher(**options)  # type: ignore[arg-type]
+    algorithm.attach(model)
+    return algorithm

@@ -1,0 +1,110 @@
+"""Mixup and CutMix with draws of their own per sample, at fixed shapes.
+
+Sample i of a batch of B is mixed with sample B−1−i, as in timm; how much, and where, is drawn from
+sample i's own key. Only the partner depends on what else is in the (micro)batch.
+"""
+
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_STEPS = 4096
+
+
+class Mix(NamedTuple):
+    """How each sample is mixed with its partner.
+
+    Attributes:
+        blend: float32 (B,), share of the sample's own pixels outside of the box.
+        box: int64 (B, 4), top, bottom, left and right of the part that the partner covers.
+        share: float32 (B,), share of the sample's own class in its target.
+    """
+
+    blend: Tensor
+    box: Tensor
+    share: Tensor
+
+
+@cache
+def beta_quantiles(alpha: float) -> np.ndarray:
+    """Return the quantiles of Beta(alpha, alpha) at 0, 1/4096 … 1, by numerical integration."""
+    # with x = sin²(t) the density in t is smooth for alpha ≥ 1/2, and for less it can be summed
+    edges = np.linspace(0, np.pi / 2, 2**16 + 1)
+    middle = (edges[1:] + edges[:-1]) / 2
+    mass = (np.sin(middle) * np.cos(middle)) ** (2 * alpha - 1)
+    reached = np.concatenate([[0.0], np.cumsum(mass)])
+    angles = np.interp(np.linspace(0, 1, _STEPS + 1), reached / reached[-1], edges)
+    return (np.sin(angles) ** 2).astype(np.float32)
+
+
+def from_quantiles(quantiles: np.ndarray, uniform_B: Tensor) -> Tensor:
+    """Return draws whose law has the given quantiles, from uniform ones."""
+    table = torch.from_numpy(quantiles).to(uniform_B.device)
+    place = uniform_B * _STEPS
+    low = place.to(torch.int64)  # below 4096, as the draws are below 1
+    return torch.lerp(table[low], table[low + 1], place - low)
+
+
+def draw_mix(
+    uniform_B5: Tensor,
+    size: tuple[int, int],
+    *,
+    mixup: float,
+    cutmix: float,
+    rate: float,
+    switch_rate: float,
+) -> Mix:
+    """Return who is mixed, how much and where, as timm's ``Mixup`` draws it per element.
+
+    Args:
+        uniform_B5: draws from [0, 1).
+        size: (height, width) of the views.
+        mixup: α of Mixup; 0 turns it off.
+        cutmix: α of CutMix; 0 turns it off.
+        rate: share of samples that are mixed at all.
+        switch_rate: share of those that get CutMix, where both are on.
+    """
+    on, which, draw, middle_y, middle_x = uniform_B5.unbind(1)
+    switch = switch_rate if mixup and cutmix else float(bool(cutmix))
+    cut = (which < switch) & (on < rate)
+    share = torch.ones_like(draw)
+    if mixup:
+        mixed = ~cut & (on < rate)
+        share = torch.where(mixed, from_quantiles(beta_quantiles(mixup), draw), share)
+    blend = share
+    height, width = size
+    ratio = torch.zeros_like(draw)
+    if cutmix:
+        kept = from_quantiles(beta_quantiles(cutmix), draw)
+        ratio = torch.where(cut, (1 - kept).clamp_min(0).sqrt(), ratio)
+    top, bottom = _span(ratio, middle_y, height)
+    left, right = _span(ratio, middle_x, width)
+    covered = (bottom - top) * (right - left) / (height * width)
+    return Mix(
+        blend, torch.stack([top, bottom, left, right], dim=1), torch.where(cut, 1 - covered, share)
+    )
+
+
+def _span(ratio_B: Tensor, middle_B: Tensor, side: int) -> tuple[Tensor, Tensor]:
+    """Return the ends of a box along one axis; what lies outside of the picture is cut off."""
+    half = (side * ratio_B).to(torch.int64) // 2
+    middle = (middle_B * side).to(torch.int64)
+    return (middle - half).clamp(0, side), (middle + half).clamp(0, side)
+
+
+def mix_pixels(pixels_BVCHW: Tensor, mix: Mix) -> Tensor:
+    """Return the views blended with their partner's and covered by them inside the box."""
+    partner = pixels_BVCHW.flip(0)
+    blend = mix.blend.to(pixels_BVCHW.dtype).view(-1, 1, 1, 1, 1)
+    mixed = blend * pixels_BVCHW + (1 - blend) * partner
+    height, width = pixels_BVCHW.shape[-2:]
+    top, bottom, left, right = mix.box.unbind(1)
+    rows = torch.arange(height, device=mix.box.device)
+    cols = torch.arange(width, device=mix.box.device)
+    inside_y = (rows >= top[:, None]) & (rows < bottom[:, None])
+    inside_x = (cols >= left[:, None]) & (cols < right[:, None])
+    inside = (inside_y[:, :, None] & inside_x[:, None, :])[:, None, None]
+    return torch.where(inside, partner, mixed)

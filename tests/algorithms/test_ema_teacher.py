@@ -1,0 +1,61 @@
+"""The average of the weights: what follows, who may use it, and what it refuses."""
+
+import pytest
+import torch
+
+from pospre.algorithms.ema_teacher import attach_ema_teacher
+from pospre.algorithms.mae import attach_mae
+from pospre.algorithms.supervised import attach_supervised
+from pospre.errors import UserError
+from pospre.nn.encoder import build_encoder
+from pospre.pretrain.algorithm import Progress
+from pospre.pretrain.model import PretrainModel
+from pospre.pretrain.teacher import Momentum
+
+
+def small_model() -> PretrainModel:
+    torch.manual_seed(0)
+    return PretrainModel(build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1), seed=0)
+
+
+def test_encoder_and_class_head_are_averaged() -> None:
+    model = small_model()
+    attach_supervised(model, num_classes=3)
+    teacher = attach_ema_teacher(model, momentum_start=0.75)
+    assert len(model.pairs) == 2
+    before = model.state_dict()
+    before = {key: value.clone() for key, value in before.items()}
+    with torch.no_grad():
+        for _, parameter in model.encoder.named_parameters():
+            parameter.add_(1.0)
+        model.objectives["supervised"].head.linear.bias.add_(1.0)  # type: ignore[union-attr,operator]
+    teacher.after_step(model, Progress(0.5, 0.5))
+    after = model.state_dict()
+    key = "teacher.module.blocks.0.mlp.fc1.weight"
+    torch.testing.assert_close(after[key], before[key] + 0.25)
+    key = "objectives.named.supervised.teacher_head.module.linear.bias"
+    torch.testing.assert_close(after[key], before[key] + 0.25)
+    assert not any(p.requires_grad for _, copy in model.pairs for p in copy.parameters())
+
+
+def test_the_first_teacher_counts_and_is_shared() -> None:
+    model = small_model()
+    attach_mae(model, decoder_dim=32, decoder_depth=1, decoder_heads=2)
+    algorithm = attach_ema_teacher(model, momentum_start=0.5, momentum_end=0.9, shape="linear")
+    model.add_teacher("lut", None)
+    assert model.momentum == Momentum(0.5, 0.9, "linear")
+    pairs = len(model.pairs)
+    algorithm.attach(model)
+    assert len(model.pairs) == pairs
+
+
+def test_two_momenta_are_refused() -> None:
+    model = small_model()
+    model.add_teacher("lut", Momentum(0.9))
+    with pytest.raises(UserError, match=r"'lut' has a teacher of its own"):
+        attach_ema_teacher(model)
+    for options in ({"momentum_start": 1.0}, {"momentum_start": 0.9, "momentum_end": 0.5}):
+        with pytest.raises(UserError, match=r"ema_teacher: the teacher's momentum"):
+            attach_ema_teacher(small_model(), **options)
+    with pytest.raises(UserError, match=r"ema_teacher.shape is 'round'"):
+        attach_ema_teacher(small_model(), shape="round")
