@@ -168,7 +168,6 @@ def build_parts(recipe: Recipe) -> Parts:
     loader = build_data(recipe)
     recipe = _with_classes(recipe, loader)
     model = build_model(recipe)
-    loader = build_data(recipe)
     recipe = with_statistics(recipe, loader.reader)
     model.normalise_by(recipe.data.mean, recipe.data.std)
     batch_size, epoch_steps = recipe.data.batch_size, len(loader)

@@ -1,7 +1,6 @@
 """Classification: pooling as in timm, targets, mixing, options, bad input."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from pospre.nn.encoder import build_encoder
 from pospre.pretrain.model import PretrainModel
 
 Run = Callable[..., tuple[int, str]]
-MIXED = {"mixup": 0.8, "cutmix": 1.0, "label_smoothing": 0.1}
+MIXED: dict[str, Any] = {"mixup": 0.8, "cutmix": 1.0, "label_smoothing": 0.1}
 
 
 def make(
@@ -116,7 +115,7 @@ def test_the_loss_of_a_batch_is_the_mean_of_its_halves() -> None:
 def test_head_starts_where_it_is_told() -> None:
     model, _, _ = make({"final_norm": False}, pooling="mean", head_init=2e-5, num_classes=1000)
     head = model.objectives["supervised"].head
-    assert 1.5e-5 < float(head.linear.weight.detach().std()) < 2.2e-5  # type: ignore[union-attr,arg-type]
+    assert 1.5e-5 < float(head.linear.weight.detach().std()) < 2.2e-5  # type: ignore[union-attr,operator]
     assert not head.linear.bias.any()  # type: ignore[union-attr,operator]
 
 
