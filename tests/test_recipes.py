@@ -26,7 +26,7 @@ def test_recipe_builds(path: Path) -> None:
     assert {group["decayed"] for group in groups} == {True, False}
     size = sum(parameter.numel() for parameter in model.encoder.parameters())
     if recipe.encoder.name in PARAMETERS:
-        assert size == pytest.approx(PARAMETERS[recipe.encoder.name], rel=0.02)
+        assert size == pytest.approx(PARAMETERS[recipe.encoder.name], rel=0.04)
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -39,7 +39,7 @@ def test_header_teaches(path: Path) -> None:
     assert all(len(line) <= 100 for line in path.read_text().splitlines())
 
 
-@pytest.mark.parametrize("name", ["mae", "droppos"])
+@pytest.mark.parametrize("name", ["mae", "droppos", "mp3"])
 def test_demo_recipe_trains(name: str, image_folder: Callable[..., Path], tmp_path: Path) -> None:
     overrides = [
         f"data.path={image_folder(num_images=16)}",
