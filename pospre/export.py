@@ -4,6 +4,7 @@ import argparse
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ examples:
   python -m pospre.export runs/droppos_vits16 droppos_vits16.pth --format timm
   python -m pospre.export runs/mae_vits16 mae.pth --format timm --num-classes 0
   python -m pospre.export s3://bucket/mae/checkpoints mae.safetensors --format safetensors
+  python -m pospre.export runs/intertwined_vits16 for_1024.pth --format timm --grid 64x64
 
 exit codes: 0 done, 2 a mistake in the command or the checkpoint (said in one message).
 """
@@ -55,6 +57,13 @@ def main(argv: list[str] | None = None) -> int:
         help="classes of the zero classifier of --format timm; 0: none. Default: what timm's "
         "create_model makes without being told (mostly 1000)",
     )
+    parser.add_argument(
+        "--grid",
+        metavar="RxC",
+        help="rows and columns of the positions written, for images of so many patches; default: "
+        "the encoder's. Positions of a field (crop_field) are read from it at once, which keeps "
+        "more than resampling the file would; RxC of the field itself writes it as it is",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
     arguments = parser.parse_args(argv)
     lines = export(
@@ -62,6 +71,7 @@ def main(argv: list[str] | None = None) -> int:
         arguments.out,
         format=arguments.format,
         num_classes=arguments.num_classes,
+        grid=arguments.grid,
         overwrite=arguments.overwrite,
     )
     print("\n".join(lines))
@@ -74,6 +84,7 @@ def export(
     *,
     format: str,
     num_classes: int | None = None,
+    grid: str | None = None,
     overwrite: bool = False,
 ) -> list[str]:
     """Write the encoder of ``checkpoint`` to ``out``, whole or not at all.
@@ -83,6 +94,7 @@ def export(
         out: the file to write.
         format: ``timm`` or ``safetensors``.
         num_classes: of timm's classifier, see ``--help``.
+        grid: of the positions, such as ``"14x14"``; None takes the encoder's.
         overwrite: replace ``out`` if it exists.
 
     Returns:
@@ -93,18 +105,19 @@ def export(
             cannot be used.
     """
     _check_target(out, format, num_classes, overwrite)
+    wanted = None if grid is None else _parse_grid(grid)
     # Late, so that a mistyped option answers at once.
     from pospre.evaluation.run import require_finite
     from pospre.training.checkpoint import load_model
 
     model, recipe = load_model(checkpoint)
     require_finite(model, checkpoint)
-    tensors, kwargs = _tensors(model.encoder, format, num_classes)
+    tensors, kwargs = _tensors(model, format, num_classes, wanted or model.encoder.grid)
     metadata = _metadata(model, kwargs, recipe.dump())
     partial = out.with_name(f".partial-{os.getpid()}-{out.name}")
     try:
         _write(partial, tensors, metadata)
-        difference = _check_features(model, partial, kwargs)
+        difference = _check_features(model, partial, kwargs, wanted or model.encoder.grid)
         os.replace(partial, out)
     except OSError as error:
         raise UserError(f"{out} cannot be written: {error}") from error
@@ -145,11 +158,28 @@ def _check_target(out: Path, format: str, num_classes: int | None, overwrite: bo
         raise UserError(f"the folder {out.parent} of OUT does not exist; make it first.")
 
 
+def _parse_grid(text: str) -> tuple[int, int]:
+    """Return (rows, columns) of ``14x14``."""
+    match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
+    if match is None:
+        raise UserError(f"--grid is '{text}'; give rows and columns of patches, such as 14x14.")
+    return int(match[1]), int(match[2])
+
+
 def _tensors(
-    encoder: "Encoder", format: str, num_classes: int | None
+    model: "PretrainModel", format: str, num_classes: int | None, grid: tuple[int, int]
 ) -> tuple[dict[str, "Tensor"], dict[str, Any]]:
     """Return what goes into the file, and what ``timm.create_model`` must be told to take it."""
+    encoder = model.encoder
     tensors = encoder.timm_state()
+    resized = grid != encoder.grid
+    if resized and encoder.pos_embed is None:
+        raise UserError(
+            f"--grid {grid[0]}x{grid[1]} is for positions of a table or a field, but "
+            f"encoder.positions is {encoder.position_kind}."
+        )
+    if resized or model.position_source is not None:
+        tensors["pos_embed"] = _positions(model, grid)
     usual = _timm_classes(encoder.timm_name)
     classes = usual if num_classes is None else num_classes
     if format == "safetensors":
@@ -157,9 +187,37 @@ def _tensors(
     if classes:
         tensors.update(_zero_head(encoder.embed_dim, classes))
     kwargs: dict[str, Any] = dict(encoder.timm_kwargs)
+    if resized:
+        height, width = _image_size(encoder, grid)
+        kwargs["img_size"] = height if height == width else (height, width)
     if classes != usual:
         kwargs["num_classes"] = classes
     return tensors, kwargs
+
+
+def _image_size(encoder: "Encoder", grid: tuple[int, int]) -> tuple[int, int]:
+    """Return (height, width) in pixels of an image of so many patches."""
+    return grid[0] * encoder.patch_size[0], grid[1] * encoder.patch_size[1]
+
+
+def _positions(model: "PretrainModel", grid: tuple[int, int]) -> "Tensor":
+    """Return the table (1, P + rows·columns, D) of a whole image's positions, prefix first."""
+    import torch
+
+    from pospre.nn.positions import resample_positions
+    from pospre.pretrain.model import EncoderPass
+
+    encoder = model.encoder
+    assert encoder.pos_embed is not None
+    prefix, patches = encoder.pos_embed.detach()[0].tensor_split([encoder.num_prefix_tokens])
+    if model.position_source is None:
+        patches = resample_positions(patches, encoder.grid, grid)
+    else:
+        blank = patches.new_zeros(1, grid[0] * grid[1], encoder.embed_dim)
+        source = (model.position_source,)
+        with torch.no_grad():
+            patches = model.positions(source, {}, EncoderPass(grid=grid), blank)[0]
+    return torch.cat([prefix, patches]).unsqueeze(0)
 
 
 def _metadata(
@@ -208,7 +266,9 @@ def _write(path: Path, tensors: dict[str, "Tensor"], metadata: dict[str, str]) -
         os.fsync(file.fileno())
 
 
-def _check_features(model: "PretrainModel", path: Path, kwargs: dict[str, Any]) -> float:
+def _check_features(
+    model: "PretrainModel", path: Path, kwargs: dict[str, Any], grid: tuple[int, int]
+) -> float:
     """Load the file with timm and return how far its features are from ours, relatively.
 
     A timm of another version might build another network under the same names: then the file is
@@ -220,10 +280,10 @@ def _check_features(model: "PretrainModel", path: Path, kwargs: dict[str, Any]) 
     theirs: Any = timm.create_model(
         model.encoder.timm_name, checkpoint_path=str(path), **kwargs
     ).eval()
-    height, width = model.encoder.image_size
+    height, width = _image_size(model.encoder, grid)
     images = torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        ours, found = model.encoder(images), theirs.forward_features(images)
+        ours, found = model.tokens(images), theirs.forward_features(images)
     difference = float((ours - found).abs().max() / ours.abs().max())
     if not difference < _TOLERANCE:
         raise RuntimeError(f"timm {timm.__version__} computes other features: {difference}")
