@@ -1,0 +1,303 @@
+"""StoP: noise shaped by the context's projection, its ablations, what it cannot stand beside."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pospre.algorithms.droppos import attach_droppos
+from pospre.algorithms.ijepa import IJEPA, FeaturePrediction, attach_ijepa
+from pospre.algorithms.mae import attach_mae
+from pospre.algorithms.stop import VARIANTS, SecondScale, StoP, attach_stop
+from pospre.errors import UserError
+from pospre.nn.encoder import build_encoder
+from pospre.nn.predictor import Predictor
+from pospre.pretrain.model import EditSet, PretrainModel
+
+PREDICTOR: dict[str, Any] = {"predictor_dim": 32, "predictor_depth": 2, "predictor_heads": 4}
+DECODER = {"decoder_dim": 32, "decoder_depth": 1, "decoder_heads": 4}
+
+
+def small_model() -> PretrainModel:
+    torch.manual_seed(0)
+    encoder = build_encoder(
+        "vit_tiny16", image_size=64, patch_size=8, depth=1, class_token=False, init="trunc_normal"
+    )
+    return PretrainModel(encoder, seed=3)
+
+
+def make_batch(epoch: int = 0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    shape = (4, 1, 3, 64, 64)
+    return {
+        "view/image": torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator),
+        "view/flip": torch.zeros(4, 1, dtype=torch.bool),
+        "index": torch.arange(4),
+        "epoch": torch.full((4,), epoch),
+    }
+
+
+def attached(**options: Any) -> tuple[PretrainModel, StoP, dict[str, Tensor]]:
+    model = small_model()
+    host = attach_ijepa(model, **PREDICTOR)
+    algorithm = attach_stop(model, **options)
+    return model, algorithm, written(model, host, algorithm)
+
+
+def written(
+    model: PretrainModel, host: IJEPA, algorithm: StoP, epoch: int = 0
+) -> dict[str, Tensor]:
+    inputs = make_batch(epoch)
+    host.write(inputs, model)
+    algorithm.write(inputs, model)
+    return inputs
+
+
+def objective_of(model: PretrainModel) -> FeaturePrediction:
+    objective = model.objectives["ijepa"]
+    assert isinstance(objective, FeaturePrediction)
+    return objective
+
+
+def predictor_of(model: PretrainModel) -> Predictor:
+    return objective_of(model).predictor
+
+
+def masked_tokens(model: PretrainModel, inputs: dict[str, Tensor]) -> Tensor:
+    """Return what mask tokens are before positions are added."""
+    predictor, targets = predictor_of(model), inputs["ijepa/targets"]
+    context = torch.zeros(4, 16, 192)
+    tokens = predictor.tokens(context, targets, predictor.mask_token, predictor.embed, inputs)[1]
+    assert isinstance(tokens, Tensor)
+    return tokens
+
+
+def plain_loss() -> tuple[PretrainModel, Tensor]:
+    model = small_model()
+    host = attach_ijepa(model, **PREDICTOR)
+    inputs = make_batch()
+    host.write(inputs, model)
+    return model, model.loss(model(inputs), inputs)["total"]
+
+
+def test_without_noise_it_is_ijepa_to_the_bit_in_loss_and_gradient_but_not_as_published() -> None:
+    plain, expected = plain_loss()
+    expected.backward()
+    for options in (
+        {"noise_std": 0.0},
+        {"variant": "both", "noise_std": 0.0},
+        {"variant": "sincos"},
+    ):
+        model, _, inputs = attached(**options)
+        loss = model.loss(model(inputs), inputs)["total"]
+        loss.backward()
+        assert torch.equal(loss, expected)
+        gradients = {name: p.grad for name, p in model.named_parameters()}
+        for name, parameter in plain.named_parameters():
+            if parameter.grad is not None:
+                torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-5, atol=1e-8)
+    model, _, inputs = attached(official=True, noise_std=0.0)
+    assert not torch.equal(model.loss(model(inputs), inputs)["total"], expected)
+
+
+def test_the_paper_form_equals_a_few_plain_lines() -> None:
+    model, _, inputs = attached(noise_std=0.5)
+    predictor, head = predictor_of(model), objective_of(model).predict
+    table = predictor.positions(inputs)
+    tokens = model.encode("student", model.images(inputs), inputs)
+    weight, bias = predictor.embed.weight, predictor.embed.bias
+    rows = []
+    for sample in range(4):
+        keep = inputs["view/keep"][sample]
+        context = tokens[sample] @ weight.T + bias + table[keep]
+        for block in range(4):
+            places = inputs["ijepa/targets"][sample, block]
+            noise = 0.5 * inputs["stop/masked"][sample, block]
+            masked = table[places] + noise @ weight.T + predictor.mask_token[0]
+            rows.append(torch.cat([context, masked]))
+    decoded = predictor.norm(predictor.blocks(torch.stack(rows)))[:, 16:]
+    whole = F.layer_norm(model.encode("teacher", model.images(inputs), inputs), (192,))
+    target = [whole[b, inputs["ijepa/targets"][b, m]] for b in range(4) for m in range(4)]
+    expected = F.smooth_l1_loss(head(decoded), torch.stack(target))
+    loss = model.loss(model(inputs), inputs)["total"]
+    torch.testing.assert_close(loss, expected, atol=1e-6, rtol=0)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    pairs = zip(
+        torch.autograd.grad(loss, trained), torch.autograd.grad(expected, trained), strict=True
+    )
+    for ours, theirs in pairs:
+        assert float((ours - theirs).norm()) <= 1e-4 * float(theirs.norm()) + 1e-7
+
+
+def test_the_noise_has_mean_mask_token_and_covariance_of_the_projection() -> None:
+    model, _, inputs = attached(noise_std=0.5)
+    weight = predictor_of(model).embed.weight.detach()
+    rows = []
+    for epoch in range(60):
+        host, algorithm = IJEPA(**PREDICTOR), StoP(noise_std=0.5)
+        inputs = written(model, host, algorithm, epoch)
+        rows.append(masked_tokens(model, inputs).detach().flatten(0, 2))
+    noise = torch.cat(rows) - predictor_of(model).mask_token.detach()[0]
+    expected = 0.25 * weight @ weight.T
+    scale = float(expected.diagonal().mean())
+    assert float(noise.mean(0).abs().max()) < 5 * (scale / len(noise)) ** 0.5
+    covariance = noise.T @ noise / len(noise)
+    assert float((covariance - expected).abs().max()) < 6 * scale * (2 / len(noise)) ** 0.5
+
+
+def test_the_noise_grows_linearly_with_its_standard_deviation() -> None:
+    spread = []
+    for std in (0.25, 0.5):
+        model, _, inputs = attached(noise_std=std)
+        spread.append((masked_tokens(model, inputs) - predictor_of(model).mask_token).std())
+    torch.testing.assert_close(spread[1], 2 * spread[0])
+
+
+def test_noise_is_fresh_per_epoch_block_and_token_and_the_same_when_repeated() -> None:
+    model, algorithm, inputs = attached()
+    host = IJEPA(**PREDICTOR)
+    noise = inputs["stop/masked"]
+    assert noise.shape == (4, 4, 9, 192)
+    assert len(torch.unique(noise.flatten(0, 2), dim=0)) == 4 * 4 * 9
+    assert torch.equal(written(model, host, algorithm)["stop/masked"], noise)
+    later = written(model, host, algorithm, epoch=1)["stop/masked"]
+    assert not (later == noise).all(-1).any()
+
+
+def test_there_is_no_noise_at_evaluation() -> None:
+    _, expected = plain_loss()
+    for variant in ("masked", "both", "fixed_cov"):
+        model, _, _ = attached(variant=variant)
+        inputs = make_batch()
+        IJEPA(**PREDICTOR).write(inputs, model)
+        model.eval()
+        assert torch.equal(model.loss(model(inputs), inputs)["total"], expected)
+
+
+def test_the_projection_learns_through_context_and_noise() -> None:
+    def gradient(**changed: Tensor) -> Tensor:
+        model, _, inputs = attached()
+        passes = {name: model.encode(name, model.images(inputs), inputs) for name in model.passes}
+        passes["student"] = torch.zeros_like(passes["student"])
+        outputs = {"ijepa": objective_of(model)(passes, inputs | changed)}
+        model.loss(outputs, inputs)["total"].backward()
+        weight = predictor_of(model).embed.weight.grad
+        assert weight is not None
+        return weight
+
+    assert gradient().any()
+    assert not gradient(**{"stop/masked": torch.zeros(4, 4, 9, 192)}).any()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_variant_trains_what_it_has(variant: Any) -> None:
+    model, algorithm, inputs = attached(variant=variant)
+    algorithm.attach(model)  # again: changes nothing
+    loss = model.loss(model(inputs), inputs)["total"]
+    loss.backward()
+    for name, parameter in model.objectives.named_parameters():
+        assert parameter.grad is not None and parameter.grad.any(), name
+    same = torch.equal(loss, plain_loss()[1])
+    assert same == (variant == "sincos")
+    assert ("stop/masked" in inputs) == (variant in ("masked", "both", "fixed_cov"))
+    assert ("stop/context" in inputs) == (variant in ("context", "both"))
+
+
+def test_fixed_covariance_has_unit_shape_in_the_predictors_width() -> None:
+    model, _, inputs = attached(variant="fixed_cov", noise_std=0.5)
+    assert inputs["stop/masked"].shape == (4, 4, 9, 32)
+    noise = masked_tokens(model, inputs) - predictor_of(model).mask_token
+    torch.testing.assert_close(noise, 0.5 * inputs["stop/masked"], atol=1e-6, rtol=0)
+
+
+def test_context_and_target_noise_are_independent() -> None:
+    _, _, inputs = attached(variant="both")
+    context, masked = inputs["stop/context"][:, :9], inputs["stop/masked"][:, 0]
+    both = torch.stack([context.flatten(), masked.flatten()])
+    assert abs(float(torch.corrcoef(both)[0, 1])) < 0.06
+
+
+def test_l1_adds_the_weighted_sum_of_the_projection() -> None:
+    _, expected = plain_loss()
+    for weight, used in ((None, 1e-5), (1e-3, 1e-3)):
+        model, _, inputs = attached(variant="l1", l1_weight=weight)
+        penalty = used * predictor_of(model).embed.weight.abs().sum()
+        torch.testing.assert_close(model.loss(model(inputs), inputs)["total"], expected + penalty)
+
+
+@pytest.mark.parametrize(("pooling", "value"), [("bilinear", 10.5), ("maxpool", 13.0)])
+def test_coarse_targets_are_the_halved_map_repeated(pooling: Any, value: float) -> None:
+    scale = SecondScale(8, 1, (6, 4), pooling)
+    coarse = scale.coarse(torch.arange(24.0).view(1, 24, 1)).view(6, 4)
+    assert coarse[2, 0] == coarse[3, 1] == value
+    blocks = coarse.view(3, 2, 2, 2)
+    assert (blocks == blocks[:, :1, :, :1]).all()
+
+
+def test_low_resolution_loss_is_the_mean_of_both_scales() -> None:
+    model, _, inputs = attached(variant="lowres_bilinear")
+    outputs = model(inputs)
+    parts = outputs["ijepa"]
+    fine = F.smooth_l1_loss(parts["predicted"], parts["target"])
+    coarse = F.smooth_l1_loss(parts["coarse_predicted"], parts["coarse_target"])
+    torch.testing.assert_close(model.loss(outputs, inputs)["total"], (fine + coarse) / 2)
+    assert not torch.equal(parts["target"], parts["coarse_target"])
+
+
+def test_metrics_say_both_readings_of_sigma_and_what_is_traded() -> None:
+    model, _, inputs = attached(noise_std=0.5)
+    terms = model.loss(model(inputs), inputs)
+    assert float(terms["metric/ijepa_noise_std"]) == 0.5
+    assert float(terms["metric/ijepa_noise_variance"]) == 0.25
+    predictor = predictor_of(model)
+    torch.testing.assert_close(
+        terms["metric/ijepa_projection_norm"], predictor.embed.weight.detach().norm()
+    )
+    torch.testing.assert_close(
+        terms["metric/ijepa_token_norm"], predictor.mask_token.detach().norm()
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"variant": "noisy"}, r"stop.variant is 'noisy'. Use one of masked, context"),
+        ({"noise_std": -0.1}, r"stop.noise_std is -0.1"),
+        ({"noise_std": float("nan")}, r"stop.noise_std is nan"),
+        ({"official": True, "variant": "both"}, r"stop.official = true reproduces"),
+        ({"l1_weight": 1e-4}, r"stop.l1_weight = 0.0001 is for stop.variant = l1"),
+        ({"l1_weight": 0.0, "variant": "l1"}, r"stop.l1_weight is 0.0"),
+    ],
+)
+def test_bad_options_are_refused_at_attachment(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        attached(**options)
+
+
+def test_hosts_without_a_projecting_predictor_are_refused() -> None:
+    model = small_model()
+    attach_mae(model, **DECODER)
+    with pytest.raises(UserError, match=r"stop needs a predictor.*Add the host ijepa.*here: mae"):
+        attach_stop(model)
+    with pytest.raises(UserError, match=r"here: no host"):
+        attach_stop(small_model())
+
+
+def test_noise_beside_dropped_positions_of_the_context_is_refused() -> None:
+    model = small_model()
+    attach_ijepa(model, **PREDICTOR)
+    attach_droppos(model, temperature=None, **DECODER)
+    with pytest.raises(UserError, match=r"stop.variant = both puts noise.*droppos changes too"):
+        attach_stop(model, variant="both")
+    attach_stop(model)
+
+
+def test_learned_positions_do_not_follow_a_position_field() -> None:
+    model = small_model()
+    attach_ijepa(model, **PREDICTOR)
+    source: nn.Module = EditSet()
+    model.add_position_source("crop_field", source)
+    with pytest.raises(UserError, match=r"learned_pos has one position.*crop_field"):
+        attach_stop(model, variant="learned_pos")
