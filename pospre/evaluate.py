@@ -50,6 +50,13 @@ def main(argv: list[str] | None = None) -> int:
         "--data", required=True, metavar="PATH", help="image folder, .beton file or MDS directory"
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="where to write the JSON")
+    parser.add_argument(
+        "--weights",
+        default="student",
+        choices=("student", "teacher"),
+        help="of a checkpoint with a momentum teacher: measure the trained weights (default) or "
+        "the teacher's; the JSON of the teacher's is NAME_teacher.json",
+    )
     parser.add_argument("--device", default="auto", help="auto (default), cpu or gpu")
     parser.add_argument(
         "settings", nargs="*", metavar="key=value", help="settings of the evaluation; see below"
@@ -66,11 +73,12 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
     settings = parse_settings(arguments.settings)
     check_settings(arguments.name, settings)
-    model, recipe = load_model(arguments.checkpoint)
+    model, recipe = load_model(arguments.checkpoint, weights=arguments.weights)
     run = run_folder_of(arguments.checkpoint)
     output = arguments.output
     if output is None and run is not None:
-        output = run / "evaluation" / f"{arguments.name}.json"
+        ending = "" if arguments.weights == "student" else f"_{arguments.weights}"
+        output = run / "evaluation" / f"{arguments.name}{ending}.json"
     document = run_evaluation(
         arguments.name,
         model,
@@ -79,6 +87,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         settings,
         output,
         checkpoint=arguments.checkpoint,
+        weights=arguments.weights,
         device=arguments.device,
     )
     print(evaluation_module(arguments.name).table(document["results"]))

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pospre.errors import UserError, run_command
 
@@ -22,8 +22,9 @@ _FORMATS = ("timm", "safetensors")
 _EPILOG = """\
 formats:
   timm         what timm.create_model(NAME, checkpoint_path=OUT) loads, every tensor, strictly; the
-               exact call is printed. timm's models have a classifier, so a zero one goes along
-               (--num-classes). OUT ends in .pth, or in .safetensors.
+               exact call is printed. timm's models have a classifier: that of a run with
+               "supervised" goes along, else a zero one (--num-classes). OUT ends in .pth, or in
+               .safetensors.
   safetensors  the bare encoder under timm's names, with recipe, architecture and pixel
                normalisation as metadata. OUT ends in .safetensors.
 
@@ -54,8 +55,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--num-classes",
         type=int,
-        help="classes of the zero classifier of --format timm; 0: none. Default: what timm's "
-        "create_model makes without being told (mostly 1000)",
+        help="classes of a zero classifier of --format timm; 0: none. Default: the trained "
+        "classifier, or what timm's create_model makes without being told (mostly 1000)",
     )
     parser.add_argument(
         "--grid",
@@ -63,6 +64,12 @@ def main(argv: list[str] | None = None) -> int:
         help="rows and columns of the positions written, for images of so many patches; default: "
         "the encoder's. Positions of a field (crop_field) are read from it at once, which keeps "
         "more than resampling the file would; RxC of the field itself writes it as it is",
+    )
+    parser.add_argument(
+        "--weights",
+        default="student",
+        choices=("student", "teacher"),
+        help="the trained encoder (default), or the momentum teacher that followed it",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
     arguments = parser.parse_args(argv)
@@ -72,6 +79,7 @@ def main(argv: list[str] | None = None) -> int:
         format=arguments.format,
         num_classes=arguments.num_classes,
         grid=arguments.grid,
+        weights=arguments.weights,
         overwrite=arguments.overwrite,
     )
     print("\n".join(lines))
@@ -85,6 +93,7 @@ def export(
     format: str,
     num_classes: int | None = None,
     grid: str | None = None,
+    weights: Literal["student", "teacher"] = "student",
     overwrite: bool = False,
 ) -> list[str]:
     """Write the encoder of ``checkpoint`` to ``out``, whole or not at all.
@@ -95,6 +104,7 @@ def export(
         format: ``timm`` or ``safetensors``.
         num_classes: of timm's classifier, see ``--help``.
         grid: of the positions, such as ``"14x14"``; None takes the encoder's.
+        weights: the trained ones, or the teacher's.
         overwrite: replace ``out`` if it exists.
 
     Returns:
@@ -110,14 +120,16 @@ def export(
     from pospre.evaluation.run import require_finite
     from pospre.training.checkpoint import load_model
 
-    model, recipe = load_model(checkpoint)
+    model, recipe = load_model(checkpoint, weights=weights)
     require_finite(model, checkpoint)
-    tensors, kwargs = _tensors(model, format, num_classes, wanted or model.encoder.grid)
+    shown = wanted or model.encoder.grid
+    trained = num_classes is None and format == "timm" and "supervised" in model.objectives
+    tensors, kwargs = _tensors(model, format, num_classes, shown, classifier=trained)
     metadata = _metadata(model, kwargs, recipe.dump())
     partial = out.with_name(f".partial-{os.getpid()}-{out.name}")
     try:
         _write(partial, tensors, metadata)
-        difference = _check_features(model, partial, kwargs, wanted or model.encoder.grid)
+        difference = _check_features(model, partial, kwargs, shown, classifier=trained)
         os.replace(partial, out)
     except OSError as error:
         raise UserError(f"{out} cannot be written: {error}") from error
@@ -126,7 +138,8 @@ def export(
     normalise = ", ".join(f"{key}={_rounded(metadata[key])}" for key in ("mean", "std"))
     return [
         f"written: {out}",
-        f"checked: timm loads all {len(tensors)} tensors; its features are ours (largest relative "
+        f"checked: timm loads all {len(tensors)} tensors; its "
+        f"{'features and logits' if trained else 'features'} are ours (largest relative "
         f"difference {difference:.0e})",
         "",
         "import timm",
@@ -167,7 +180,12 @@ def _parse_grid(text: str) -> tuple[int, int]:
 
 
 def _tensors(
-    model: "PretrainModel", format: str, num_classes: int | None, grid: tuple[int, int]
+    model: "PretrainModel",
+    format: str,
+    num_classes: int | None,
+    grid: tuple[int, int],
+    *,
+    classifier: bool,
 ) -> tuple[dict[str, "Tensor"], dict[str, Any]]:
     """Return what goes into the file, and what ``timm.create_model`` must be told to take it."""
     encoder = model.encoder
@@ -184,9 +202,15 @@ def _tensors(
     classes = usual if num_classes is None else num_classes
     if format == "safetensors":
         classes = 0
-    if classes:
-        tensors.update(_zero_head(encoder.embed_dim, classes))
     kwargs: dict[str, Any] = dict(encoder.timm_kwargs)
+    if classifier:
+        classes = _add_classifier(model, tensors, kwargs)
+    elif classes:
+        tensors.update(_zero_head(encoder.embed_dim, classes))
+    if (
+        kwargs.get("fc_norm") and not classifier
+    ):  # timm's relative models have this norm or the other
+        tensors.update(_plain_norm(encoder.embed_dim))
     if resized:
         height, width = _image_size(encoder, grid)
         kwargs["img_size"] = height if height == width else (height, width)
@@ -242,6 +266,28 @@ def _timm_classes(timm_name: str) -> int:
     return 1000 if config is None else int(config.num_classes)
 
 
+def _add_classifier(
+    model: "PretrainModel", tensors: dict[str, "Tensor"], kwargs: dict[str, Any]
+) -> int:
+    """Add the trained class head; return how many classes it has."""
+    from pospre.algorithms.supervised import Classification
+
+    objective = model.objectives["supervised"]
+    assert isinstance(objective, Classification)
+    state, options = objective.timm_state()
+    tensors.update(state)
+    kwargs.pop("final_norm", None)  # said by fc_norm: the norm moves behind the pooling
+    kwargs.update(options)
+    return int(kwargs.pop("num_classes"))
+
+
+def _plain_norm(dim: int) -> dict[str, "Tensor"]:
+    """Return a norm behind the pooling with nothing learned in it."""
+    import torch
+
+    return {"fc_norm.weight": torch.ones(dim), "fc_norm.bias": torch.zeros(dim)}
+
+
 def _zero_head(dim: int, num_classes: int) -> dict[str, "Tensor"]:
     """Return timm's classifier with nothing learned in it: every logit is 0."""
     import torch
@@ -267,9 +313,16 @@ def _write(path: Path, tensors: dict[str, "Tensor"], metadata: dict[str, str]) -
 
 
 def _check_features(
-    model: "PretrainModel", path: Path, kwargs: dict[str, Any], grid: tuple[int, int]
+    model: "PretrainModel",
+    path: Path,
+    kwargs: dict[str, Any],
+    grid: tuple[int, int],
+    *,
+    classifier: bool,
 ) -> float:
     """Load the file with timm and return how far its features are from ours, relatively.
+
+    With a trained ``classifier`` its logits are compared as well.
 
     A timm of another version might build another network under the same names: then the file is
     not given out.
@@ -284,7 +337,11 @@ def _check_features(
     images = torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         ours, found = model.tokens(images), theirs.forward_features(images)
-    difference = float((ours - found).abs().max() / ours.abs().max())
+        pairs = [(ours, found)]
+        if classifier:
+            logits = model.objectives["supervised"]({"student": ours}, {})["logits"]
+            pairs.append((logits, theirs(images)))
+    difference = max(float((ours - found).abs().max() / ours.abs().max()) for ours, found in pairs)
     if not difference < _TOLERANCE:
         raise RuntimeError(f"timm {timm.__version__} computes other features: {difference}")
     return difference

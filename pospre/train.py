@@ -7,7 +7,12 @@ from typing import Any
 from pospre.config import Recipe, load_recipe
 from pospre.errors import UserError, run_command
 
-METHOD_OF = {"position_grid": "droppos", "position_pictures": "droppos", "patch_position": "mp3"}
+METHOD_OF = {
+    "position_grid": "droppos",
+    "position_pictures": "droppos",
+    "patch_position": "mp3",
+    "accuracy": "supervised",
+}
 """The algorithm whose head an evaluation needs."""
 
 _EPILOG = """\
@@ -59,9 +64,12 @@ def _check_evaluation(name: str, settings: dict[str, Any], recipe: Recipe) -> No
     from pospre.evaluation.registry import check_settings
 
     try:
-        check_settings(name, {key: value for key, value in settings.items() if key != "data"})
+        own = {key: value for key, value in settings.items() if key not in ("data", "weights")}
+        check_settings(name, own)
     except UserError as error:
         raise UserError(f"recipe: evaluation.{name}: {error}") from error
+    if settings.get("weights", "student") not in ("student", "teacher"):
+        raise UserError(f"recipe: evaluation.{name}.weights is student or teacher")
     method = METHOD_OF.get(name)
     if method is not None and method not in recipe.algorithms:
         raise UserError(f"recipe: evaluation.{name} needs the algorithm {method}; leave it out")
@@ -77,7 +85,8 @@ def finish(recipe: Recipe, *, again: bool) -> None:
 
     Args:
         recipe: of a finished run; ``data`` in an evaluation is where to measure (the training
-            images without it), its other keys are settings.
+            images without it), ``weights: teacher`` measures the teacher's, its other keys are
+            settings.
         again: also redo those whose results are there.
 
     Raises:
@@ -101,15 +110,17 @@ def finish(recipe: Recipe, *, again: bool) -> None:
             continue
         settings = dict(given)
         data = settings.pop("data", recipe.data.path)
+        weights = settings.pop("weights", "student")
         checkpoint = find_file(recipe.checkpoint_folder())
         try:
             document = run_evaluation(
                 name,
-                *load_model(checkpoint),
+                *load_model(checkpoint, weights=weights),
                 data,
                 settings,
                 output,
                 checkpoint=checkpoint,
+                weights=weights,
                 device=recipe.trainer.device,
                 progress=recipe.trainer.progress_bar,
             )

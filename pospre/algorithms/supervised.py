@@ -181,6 +181,22 @@ class Classification(Objective):
         self.teacher_head = self.teacher_head or Frozen(self.head)
         return [(self.head, self.teacher_head.module)]
 
+    def timm_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the head under timm's names, and what ``timm.create_model`` must be told of it."""
+        parts = {"head": self.head.linear, "fc_norm": self.head.norm}
+        state = {
+            f"{prefix}.{key}": value
+            for prefix, part in parts.items()
+            for key, value in part.state_dict().items()
+        }
+        kwargs: dict[str, Any] = {"num_classes": self.num_classes}
+        bare = isinstance(self.head.norm, LayerNorm)
+        if self.pooling == "mean":
+            kwargs["global_pool"] = "avg"
+        if bare or self.pooling == "mean":
+            kwargs["fc_norm"] = bare
+        return state, kwargs
+
     def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
         """Return ``logits`` (B, C)."""
         tokens = passes["student"]

@@ -25,6 +25,7 @@ def run_evaluation(
     output: Path | None = None,
     *,
     checkpoint: str = "",
+    weights: str = "student",
     device: str = "auto",
     progress: bool = True,
 ) -> dict[str, Any]:
@@ -40,12 +41,13 @@ def run_evaluation(
         output: where to write the JSON; pictures go into a folder of the same name beside it. None
             writes nothing.
         checkpoint: where the model came from, for the record.
+        weights: ``student`` or ``teacher``: which of the checkpoint's, for the record.
         device: ``auto``, ``cpu`` or ``gpu``.
         progress: whether to draw progress bars.
 
     Returns:
-        What the JSON holds: ``name``, ``checkpoint``, ``data``, ``created``, ``settings``,
-        ``results``.
+        What the JSON holds: ``name``, ``checkpoint``, ``weights``, ``data``, ``created``,
+        ``settings``, ``results``.
 
     Raises:
         UserError: unknown evaluation or setting, data that cannot be read, or a model that this
@@ -72,6 +74,7 @@ def run_evaluation(
     document = {
         "name": name,
         "checkpoint": checkpoint,
+        "weights": weights,
         "data": str(data_path),
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "settings": checked,

@@ -132,6 +132,8 @@ def evaluate_command(run: Run, name: str) -> str:
     settings = [f"{key}={_plain(value)}" for key, value in given.items() if value is not None]
     kind = str(made.get("name") or name)
     words = ["pospre.evaluate", kind, "--checkpoint", checkpoint, "--data", data]
+    if made.get("weights") == "teacher":
+        words += ["--weights", "teacher"]
     if kind != name:
         words += ["--output", f"{short_path(run.folder)}/evaluation/{name}.json"]
     return _command(*words, *settings)

@@ -13,7 +13,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +25,8 @@ from pospre.pretrain.model import PretrainModel
 from pospre.training.build import build_model
 from pospre.training.object_store import Bucket, is_remote
 from pospre.yaml_text import read_mapping
+
+Weights = Literal["student", "teacher"]
 
 _NAME = re.compile(r"ep(\d+)-ba(\d+)\.pt")
 # What torch.load may build besides tensors and plain values: Composer's clock, torch's version
@@ -176,15 +178,19 @@ def find_file(uri: str) -> str:
     raise UserError(f"{uri} holds no checkpoint (ep<epoch>-ba<batch>.pt)")
 
 
-def load_model(uri: str, *, initial: bool = False) -> tuple[PretrainModel, Recipe]:
+def load_model(
+    uri: str, *, initial: bool = False, weights: Weights = "student"
+) -> tuple[PretrainModel, Recipe]:
     """Return the model of a checkpoint, in eval mode on the CPU, and its recipe.
 
     Args:
         uri: a checkpoint file, a folder of them or a run folder (the newest counts), local or S3.
         initial: give the same model with the random weights of its seed, before any training.
+        weights: ``teacher`` puts the teacher's weights where the trained ones are.
 
     Raises:
-        UserError: no such checkpoint, or the file is damaged or of another model.
+        UserError: no such checkpoint, the file is damaged or of another model, or it has no
+            teacher.
     """
     uri = find_file(str(uri))
     with local_copy(uri) as path:
@@ -192,7 +198,20 @@ def load_model(uri: str, *, initial: bool = False) -> tuple[PretrainModel, Recip
     recipe = recipe_from_dict(recorded(content)[0], source=f"recipe in {uri}")
     model = build_model(recipe)
     if not initial:
-        weights = content["state"]["model"]
-        compare_tensors(model.state_dict(), weights, uri)
-        model.load_state_dict(weights)
+        found = content["state"]["model"]
+        compare_tensors(model.state_dict(), found, uri)
+        model.load_state_dict(found)
+    if weights == "teacher":
+        _take_teacher(model, uri)
     return model.eval(), recipe
+
+
+def _take_teacher(model: PretrainModel, name: str) -> None:
+    """Give every trained module that has a teacher its teacher's weights."""
+    if model.teacher is None:
+        raise UserError(
+            f"{name} was trained without a teacher; leave out --weights teacher (the algorithm "
+            "ema_teacher keeps one)"
+        )
+    for student, teacher in model.pairs:
+        student.load_state_dict(teacher.state_dict())

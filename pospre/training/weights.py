@@ -6,7 +6,7 @@ random without a word. Only positions may be fresh, when the file has none of th
 
 import pickle
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import safetensors.torch
 import torch
@@ -18,9 +18,8 @@ from pospre.nn.encoder import Encoder
 from pospre.nn.positions import resample_positions
 from pospre.pretrain.model import PretrainModel
 from pospre.pretrain.teacher import follow
-from pospre.training.checkpoint import find_file, local_copy, read_checkpoint, recorded
+from pospre.training.checkpoint import Weights, find_file, local_copy, read_checkpoint, recorded
 
-Which = Literal["student", "teacher"]
 EXPORTED = (".safetensors", ".pth", ".bin")
 _PREFIX = {"student": "encoder.", "teacher": "teacher.module."}
 _TABLE = "relative_position_bias_table"
@@ -35,7 +34,7 @@ class Source(NamedTuple):
     positions: str | None = None
 
 
-def start_from(model: PretrainModel, uri: str, which: Which = "student") -> str:
+def start_from(model: PretrainModel, uri: str, which: Weights = "student") -> str:
     """Load an encoder's weights into ``model`` and into the teachers that follow it.
 
     Args:
@@ -71,7 +70,7 @@ def start_from(model: PretrainModel, uri: str, which: Which = "student") -> str:
     return "; ".join(parts)
 
 
-def read_source(uri: str, which: Which) -> Source:
+def read_source(uri: str, which: Weights) -> Source:
     """Return the encoder tensors at ``uri``; nothing in the file is ever executed.
 
     Raises:
@@ -91,7 +90,7 @@ def read_source(uri: str, which: Which) -> Source:
     return source
 
 
-def _read_run(path: Path, uri: str, which: Which) -> Source:
+def _read_run(path: Path, uri: str, which: Weights) -> Source:
     content = read_checkpoint(path, uri)
     tensors = content["state"]["model"]
     start = _PREFIX[which]
@@ -120,8 +119,13 @@ def _read_export(path: Path, uri: str) -> Source:
 
 
 def _of_encoder(key: str, value: Any) -> bool:
-    """Return whether an entry of a file is a tensor, and not of a decoder that MAE saved along."""
-    return isinstance(value, Tensor) and not key.startswith(("decoder", "mask_token"))
+    """Return whether an entry of a file is a tensor of an encoder or of a classifier on it.
+
+    MAE saved its decoder along. An encoder without positions is exported with a table of zeros.
+    """
+    if not isinstance(value, Tensor) or key.startswith(("decoder", "mask_token")):
+        return False
+    return key != "pos_embed" or bool(value.any())
 
 
 def _check_kind(encoder: Encoder, source: Source) -> None:

@@ -105,6 +105,14 @@ def test_positions_may_be_fresh_and_are_named(tmp_path: Path) -> None:
     assert "; fresh" not in start_from(small(positions="none"), str(path))
 
 
+def test_a_table_of_zeros_stands_for_none(tmp_path: Path) -> None:
+    path, weights = exported(tmp_path / "mp3.pth", positions="none")
+    torch.save({**weights, "pos_embed": torch.zeros(1, 17, 192)}, path)  # as timm gets it
+    model = small(positions="learned")
+    assert "; fresh: pos_embed" in start_from(model, str(path))
+    assert model.encoder.pos_embed is not None and model.encoder.pos_embed.any()
+
+
 def test_a_shared_bias_is_copied_to_every_block(tmp_path: Path) -> None:
     path, weights = exported(tmp_path / "simmim.pth", positions="shared_relative")
     model = small(positions="relative")
