@@ -67,6 +67,7 @@ class MP3(PretrainAlgorithm):
         if "mp3" in model.objectives:
             return
         _refuse_company(model)
+        model.require_views("mp3", "view")
         patches = model.encoder.num_patches
         context = num_context(patches, self.mask_ratio)
         shown = num_told(patches, self.position_rate, count_shown=self.count_shown)

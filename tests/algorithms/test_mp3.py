@@ -484,6 +484,13 @@ def test_droppos_is_refused_in_either_order() -> None:
         attach_mp3(model)
 
 
+def test_a_group_of_views_for_its_pass_is_needed() -> None:
+    model = make_model()
+    model.views = {"global": ViewGroup(name="global", size=32, count=2)}
+    with pytest.raises(UserError, match=r"mp3 needs the view group 'view', .*has global"):
+        attach_mp3(model)
+
+
 def test_attaching_twice_is_attaching_once() -> None:
     model, _ = attached()
     names = [name for name, _ in model.named_parameters()]
