@@ -1,0 +1,171 @@
+"""The masks of iBOT and DINOv2: rectangular blocks on some of an image's global crops.
+
+All samples are drawn at once, with a fixed number of tries, so that nothing waits for the device.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pospre import draws
+from pospre.batch import EPOCH, INDEX, Batch
+from pospre.errors import UserError
+
+NUM_CROPS = 2
+"""Global crops of an image."""
+
+_TRIES = 40  # the published loop, which has no bound, took 27 at most in 20000 draws
+_GIVE_UP = 10  # tries without success after which it stops short of its count
+_MIN_AREA = 4
+_ASPECTS = (0.3, 1 / 0.3)
+
+
+class Slots(NamedTuple):
+    """A fixed number of patches in which all masked ones fit; the rest is padding.
+
+    Attributes:
+        patch: int64 (S,), which of all patches of all crops.
+        weight: float32 (S,), 1 / the number of masked patches of the crop; 0 for padding.
+    """
+
+    patch: Tensor
+    weight: Tensor
+
+
+@dataclass(frozen=True)
+class CropMasking:
+    """How global crops are masked: which of them, and what share of their patches.
+
+    Every sample masks ``crop_rate`` of its crops, and a masked crop draws its share from ``ratio``.
+    Published (``stratified``) is another way to the same marginals: ``crop_rate`` of all crops of
+    the batch are masked, so that a sample may have none or two, and each of them takes its share
+    from an interval of its own of ``ratio``. That needs fewer padding slots, but a sample's masks
+    then depend on which others it is seen with.
+    """
+
+    crop_rate: float
+    ratio: tuple[float, float]
+    stratified: bool = False
+
+    def check(self, owner: str) -> None:
+        """Raise ``UserError`` naming the algorithm ``owner`` for shares that cannot be."""
+        low, high = self.ratio
+        if not 0 <= low <= high < 1 or high == 0:
+            raise UserError(
+                f"{owner}.mask_ratio is {list(self.ratio)}, but must hold 0 <= low <= high < 1 "
+                "with high above 0. [0.1, 0.5] is published."
+            )
+        if not 0 < self.crop_rate <= 1:
+            raise UserError(f"{owner}.mask_crop_rate is {self.crop_rate}. Use 0.5, or 1.0.")
+        if not self.stratified and self.crop_rate not in (0.5, 1.0):
+            raise UserError(
+                f"{owner}.mask_crop_rate = {self.crop_rate} masks no whole number of an image's "
+                f"{NUM_CROPS} crops. Use 0.5 or 1.0 (or {owner}.official: true for other rates)."
+            )
+
+    def bounds(self, num_samples: int, num_patches: int) -> list[int]:
+        """Return the largest count of masked patches of each masked crop."""
+        masked = int(NUM_CROPS * num_samples * self.crop_rate)
+        low, high = self.ratio
+        if not self.stratified:
+            return [int(num_patches * high)] * masked
+        step = (high - low) / max(masked, 1)
+        return [int(num_patches * (low + step * (rank + 1))) for rank in range(masked)]
+
+    def draw(self, batch: Batch, grid: tuple[int, int], seed: int) -> Tensor:
+        """Return which patches of the global crops are masked: bool (B, 2, N)."""
+        keys = crop_keys(batch, seed, "dinov2/blocks")
+        counts = self._stratified(batch, grid, seed) if self.stratified else None
+        if counts is None:
+            counts = self._per_sample(batch, grid, seed)
+        return block_masks(keys.flatten(), counts.flatten(), grid).unflatten(0, keys.shape)
+
+    def _per_sample(self, batch: Batch, grid: tuple[int, int], seed: int) -> Tensor:
+        """Return the counts (B, 2) where each sample masks as many crops as any other."""
+        num_patches = grid[0] * grid[1]
+        first = draws.sample_keys(seed, batch[EPOCH], batch[INDEX], 0, "dinov2/masked_crop")
+        rank = draws.permutation(first, NUM_CROPS)
+        share = draws.uniform(crop_keys(batch, seed, "dinov2/ratio"), 1).squeeze(-1)
+        low, high = self.ratio
+        count = (num_patches * (low + (high - low) * share)).long()
+        count = count.clamp_max(int(num_patches * high))
+        return torch.where(rank < int(NUM_CROPS * self.crop_rate), count, 0)
+
+    def _stratified(self, batch: Batch, grid: tuple[int, int], seed: int) -> Tensor:
+        """Return the counts (B, 2) of the published way, over the samples of this batch."""
+        num_patches = grid[0] * grid[1]
+        words = draws.bits(crop_keys(batch, seed, "dinov2/masked_crop"), 1).flatten()
+        rank = words.argsort(stable=True).argsort(stable=True)
+        bounds = self.bounds(len(batch[INDEX]), num_patches)
+        share = draws.uniform(crop_keys(batch, seed, "dinov2/ratio"), 1).flatten()
+        low, high = self.ratio
+        ratio = low + (high - low) * (rank + share) / max(len(bounds), 1)
+        limit = torch.zeros_like(rank)
+        limit[: len(bounds)] = torch.tensor(bounds, device=rank.device)
+        return torch.minimum((num_patches * ratio).long(), limit[rank]).unflatten(
+            0, (-1, NUM_CROPS)
+        )
+
+
+def crop_keys(batch: Batch, seed: int, purpose: str) -> Tensor:
+    """Return a draw key for each global crop: int64 (B, 2)."""
+    index = batch[INDEX].unsqueeze(1)
+    crops = torch.arange(NUM_CROPS, device=index.device)
+    epoch = batch[EPOCH].unsqueeze(1)
+    return draws.sample_keys(seed, epoch, index, crops, purpose)
+
+
+def block_masks(keys_R: Tensor, counts_R: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Return masks of at most ``counts_R`` patches, nearly always exactly so: bool (R, N).
+
+    Rectangles are laid over one another (BEiT; iBOT). One is taken if it is smaller than the grid
+    on both sides, and covers at least one patch more but none too many; after ten refusals in a
+    row the mask stays as it is.
+
+    Args:
+        keys_R: draw keys.
+        counts_R: int64, patches to mask.
+        grid: (rows, columns) of patches.
+    """
+    rows, cols = grid
+    largest = max(rows // 2 * cols, 1)
+    size, shape, top, left = draws.uniform(keys_R, 4 * _TRIES).unflatten(1, (4, _TRIES)).unbind(1)
+    low, high = (math.log(aspect) for aspect in _ASPECTS)
+    aspect = (low + (high - low) * shape).exp()
+    row, col = (torch.arange(side, device=keys_R.device) for side in grid)
+    mask = torch.zeros(len(keys_R), rows, cols, dtype=torch.bool, device=keys_R.device)
+    refused = torch.zeros_like(counts_R)
+    for i in range(_TRIES):
+        limit = (counts_R - mask.sum((1, 2))).clamp_max(largest)
+        area = _MIN_AREA + (limit - _MIN_AREA) * size[:, i]
+        height, width = (area * aspect[:, i]).sqrt().round(), (area / aspect[:, i]).sqrt().round()
+        inside = _span(row, top[:, i], height).unsqueeze(2) & _span(col, left[:, i], width)[:, None]
+        added = (inside & ~mask).sum((1, 2))
+        taken = (height < rows) & (width < cols) & (added > 0) & (added <= limit)
+        taken &= refused < _GIVE_UP
+        mask |= inside & taken[:, None, None]
+        refused = torch.where(taken, 0, refused + 1)
+    return mask.flatten(1)
+
+
+def _span(cells_G: Tensor, start_R: Tensor, length_R: Tensor) -> Tensor:
+    """Return which cells an interval covers, (R, G); ``start_R`` is drawn from [0, 1)."""
+    start = (start_R * (len(cells_G) - length_R + 1)).floor().unsqueeze(1)
+    return (cells_G >= start) & (cells_G < start + length_R.unsqueeze(1))
+
+
+def masked_slots(mask_BVN: Tensor, num_slots: int) -> Slots:
+    """Return where the masked patches are, in order, and the weights of their losses.
+
+    Args:
+        mask_BVN: bool.
+        num_slots: S, at least the number of masked patches, whatever is drawn.
+    """
+    flat = mask_BVN.flatten()
+    patch = flat.to(torch.uint8).argsort(descending=True, stable=True)[:num_slots]
+    counts = mask_BVN.sum(-1).clamp_min(1).flatten()
+    weight = flat[patch].float() / counts[patch // mask_BVN.shape[-1]]
+    return Slots(patch, weight)
