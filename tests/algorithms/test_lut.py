@@ -16,7 +16,7 @@ from pospre.algorithms.simmim import attach_simmim
 from pospre.data.views import ViewGroup
 from pospre.errors import UserError
 from pospre.nn.encoder import build_encoder
-from pospre.pretrain.algorithm import Progress
+from pospre.pretrain.algorithm import PretrainAlgorithm, Progress
 from pospre.pretrain.model import EncoderPass, PretrainModel
 from pospre.pretrain.teacher import Momentum
 
@@ -302,7 +302,7 @@ def step_flops(**options):
     views = {name: ViewGroup(name=name) for name in ("view", "second")}
     with torch.device("meta"):
         model = PretrainModel(build_encoder("vitb16"), seed=0, views=views)
-        algorithms = [attach_mae(model)]
+        algorithms: list[PretrainAlgorithm] = [attach_mae(model)]
         if options:
             algorithms.append(attach_lut(model, **options))
         inputs = {"index": torch.arange(2), "epoch": torch.zeros(2, dtype=torch.int64)}
