@@ -21,7 +21,8 @@ key             shape            dtype    written by meaning
                                                      field, the whole of which is [0, 1]
 ``a/…``         (B, …)           any      algorithm  what else algorithm a draws before the forward
                                                      pass, such as dropped positions
-``g/pixels``    (B, V, 3, H, W)  float32  model      flipped and normalised, inside a forward only
+``g/pixels``    (B, V, 3, H, W)  float32  model      flipped, augmented in training, normalised;
+                                                     inside a forward only
 ==============  ===============  =======  =========  ==============================================
 
 Every value has the batch first and nothing is nested, so Composer's own splitting into

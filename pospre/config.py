@@ -30,6 +30,7 @@ from pospre.sections import (
 _WORDING = {
     "model_type": "a section with keys of its own",
     "dict_type": "a section with keys of its own",
+    "tuple_type": "a list",
     "too_short": "at least one entry",
     "string_pattern_mismatch": "letters, digits, '.', '_' and '-', a letter or digit first",
 }

@@ -45,7 +45,7 @@ class ViewGroup:
             ``"full"``: the whole image, whatever its shape; ``"simple"``: DeiT III's simple resized
             crop; ``"pad"``: a random window of the whole image in a black frame of size/8, as usual
             for CIFAR. ``scale`` and ``ratio`` are for ``"random"`` only.
-        augment: what may change the views' colours in training, on the device.
+        augment: what may change the views' pixels in training, on the device.
     """
 
     name: str = "view"

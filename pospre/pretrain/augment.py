@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from pospre import draws
 from pospre.data.augment import Augment, RandAugment, Rate, per_view
 from pospre.pretrain import colour, erase
+from pospre.pretrain.colour import Rows, change_some
 from pospre.pretrain.rand_augment import NUM_DRAWS, rand_augment
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -100,7 +101,7 @@ class DeviceAugment(nn.Module):
         views = torch.where(flip_BV[..., None, None, None], image_BV3HW.flip(-1), image_BV3HW)
         if augment is None or source is None:
             return self.normalise(views.float())
-        levels = views.flatten(0, 1).float()
+        levels = views.flatten(0, 1).contiguous().float()  # colours are faster channel by channel
         if augment.rand_augment is not None:
             fill = (255 * self.mean.flatten()).round()
             levels = rand_augmented(levels, augment.rand_augment, source, fill)
@@ -137,21 +138,27 @@ def change_colours(levels_N3HW: Tensor, augment: Augment, source: ViewDraws) -> 
         to_grey = source.happens(draw[:, 0], augment.grey_rate)
         to_blur = source.happens(draw[:, 1], augment.blur_rate)
         to_solarise = source.happens(draw[:, 2], augment.solarise_rate)
-    levels = _where(to_grey, colour.grey(levels_N3HW), levels_N3HW)
+    levels = change_some(levels_N3HW, to_grey, lambda some, _: colour.grey(some))
     if augment.blurs:
         low, high = augment.blur_sigma
-        sigma = low + (high - low) * draw[:, 3]
-        levels = _where(to_blur, colour.blur(levels, sigma, augment.blur_kernel), levels)
-    return _where(to_solarise, colour.solarise(levels, augment.solarise_threshold), levels)
+        sigma_N, kernel = low + (high - low) * draw[:, 3], augment.blur_kernel
+        levels = change_some(
+            levels, to_blur, lambda some, rows: colour.blur(some, sigma_N[rows], kernel)
+        )
+    threshold = augment.solarise_threshold
+    return change_some(levels, to_solarise, lambda some, _: colour.solarise(some, threshold))
 
 
 def erase_parts(pixels_N3HW: Tensor, augment: Augment, source: ViewDraws) -> Tensor:
     """Return normalised views with a rectangle of noise at the group's rate."""
-    draw = source.uniform("erase", 1 + erase.NUM_DRAWS)
-    erased = erase.erased_area(draw[:, 1:], *pixels_N3HW.shape[2:])
-    erased = erased & source.happens(draw[:, 0], augment.erase_rate).view(-1, 1, 1, 1)
-    noise = draws.normal(source.keys("noise").flatten(), pixels_N3HW[0].numel())
-    return torch.where(erased, noise.view(pixels_N3HW.shape), pixels_N3HW)
+    draw, keys = source.uniform("erase", 1 + erase.NUM_DRAWS), source.keys("noise").flatten()
+
+    def erased(some: Tensor, rows: Rows) -> Tensor:
+        area = erase.erased_area(draw[rows, 1:], *some.shape[2:])
+        noise = draws.normal(keys[rows], some[0].numel())
+        return torch.where(area, noise.view(some.shape), some)
+
+    return change_some(pixels_N3HW, source.happens(draw[:, 0], augment.erase_rate), erased)
 
 
 def _jittered(
@@ -160,15 +167,14 @@ def _jittered(
     strengths: tuple[float, float, float, float],
     source: ViewDraws,
 ) -> Tensor:
-    """Apply torchvision's ``ColorJitter`` at the group's rate; the others get neutral values."""
+    """Apply torchvision's ``ColorJitter`` at the group's rate."""
     draw = source.uniform("jitter", 5)
-    on = source.happens(draw[:, 4], augment.jitter_rate)[:, None]
     columns = [(2 * draw[:, place] - 1) * strength for place, strength in enumerate(strengths)]
-    centred = torch.where(on, torch.stack(columns, dim=1), 0.0)
+    centred = torch.stack(columns, dim=1)
     order = draws.permutation(source.keys("jitter_order"), 4).flatten(0, 1)
-    turns = centred[:, 3] if strengths[3] else None
-    return colour.jitter(levels_N3HW, 1 + centred[:, :3], turns, order)
 
+    def jittered(some: Tensor, rows: Rows) -> Tensor:
+        turns = centred[rows, 3] if strengths[3] else None
+        return colour.jitter(some, 1 + centred[rows, :3], turns, order[rows])
 
-def _where(chosen_N: Tensor, then: Tensor, otherwise: Tensor) -> Tensor:
-    return torch.where(chosen_N.view(-1, 1, 1, 1), then, otherwise)
+    return change_some(levels_N3HW, source.happens(draw[:, 4], augment.jitter_rate), jittered)

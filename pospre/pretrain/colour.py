@@ -18,8 +18,30 @@ _FIXED_POINT = 2.0**12
 _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE = range(4)
 
 
-def grey(levels_N3HW: Tensor) -> Tensor:
-    """Return the luma (N, 1, H, W)."""
+Rows = Tensor | slice
+
+
+def change_some(
+    images_N3HW: Tensor, chosen_N: Tensor, change: Callable[[Tensor, Rows], Tensor]
+) -> Tensor:
+    """Return the images with the chosen ones changed.
+
+    Args:
+        images_N3HW: images.
+        chosen_N: bool.
+        change: returns images changed, given some of them and which rows of all they are.
+    """
+    if torch.compiler.is_compiling() or images_N3HW.device.type != "cpu":
+        # fixed shapes for the compiler, and no wait for the accelerator to tell how many
+        return torch.where(spread(chosen_N), change(images_N3HW, slice(None)), images_N3HW)
+    rows = chosen_N.nonzero()[:, 0]
+    if len(rows) == 0:
+        return images_N3HW
+    return images_N3HW.index_copy(0, rows, change(images_N3HW[rows], rows))
+
+
+def luma(levels_N3HW: Tensor) -> Tensor:
+    """Return the grey images (N, 1, H, W)."""
     red, green, blue = levels_N3HW.split(1, dim=1)
     return _LUMA[0] * red + _LUMA[1] * green + _LUMA[2] * blue
 
@@ -54,11 +76,11 @@ def jitter(
 
 def _blend(levels_N3HW: Tensor, which_N: Tensor, factor_N: Tensor) -> Tensor:
     """Move away from, or towards, black (brightness), the mean grey (contrast) or the own grey."""
-    luma_N1HW = grey(levels_N3HW)
-    which = _spread(which_N)
-    base = torch.where(which == _SATURATION, luma_N1HW, _spread(_mean(luma_N1HW)))
+    luma_N1HW = luma(levels_N3HW)
+    which = spread(which_N)
+    base = torch.where(which == _SATURATION, luma_N1HW, spread(_mean(luma_N1HW)))
     base = torch.where(which == _BRIGHTNESS, 0.0, base)
-    factor = _spread(factor_N)
+    factor = spread(factor_N)
     return (factor * levels_N3HW + (1 - factor) * base).clamp(0, WHITE)
 
 
@@ -79,12 +101,17 @@ def turn_hue(levels_N3HW: Tensor, turns_N: Tensor) -> Tensor:
         (green - blue) / span,
         torch.where(value == green, 2 + (blue - red) / span, 4 + (red - green) / span),
     )
-    turned = sixths + 6 * _spread(turns_N)
+    turned = sixths + 6 * spread(turns_N)
     channels = []
     for offset in (5, 3, 1):  # red, green, blue: HSV to RGB in closed form
         place = torch.remainder(turned + offset, 6.0)
         channels.append(value - chroma * torch.minimum(place, 4 - place).clamp(0, 1))
-    return torch.where(_spread(turns_N) == 0, levels_N3HW, torch.cat(channels, dim=1))
+    return torch.where(spread(turns_N) == 0, levels_N3HW, torch.cat(channels, dim=1))
+
+
+def grey(levels_N3HW: Tensor) -> Tensor:
+    """Return the images without colour."""
+    return luma(levels_N3HW).expand_as(levels_N3HW)
 
 
 def blur(levels_N3HW: Tensor, sigma_N: Tensor, kernel: int) -> Tensor:
@@ -102,9 +129,9 @@ def _slide(images_N3HW: Tensor, weights_NK: Tensor, dim: int) -> Tensor:
     Not a convolution: its kernels would add up in an order that depends on the batch.
     """
     size = images_N3HW.shape[dim] - weights_NK.shape[1] + 1
-    total = _spread(weights_NK[:, 0]) * images_N3HW.narrow(dim, 0, size)
+    total = spread(weights_NK[:, 0]) * images_N3HW.narrow(dim, 0, size)
     for shift in range(1, weights_NK.shape[1]):
-        total = total + _spread(weights_NK[:, shift]) * images_N3HW.narrow(dim, shift, size)
+        total = total + spread(weights_NK[:, shift]) * images_N3HW.narrow(dim, shift, size)
     return total
 
 
@@ -113,6 +140,6 @@ def solarise(levels_N3HW: Tensor, threshold: float) -> Tensor:
     return torch.where(levels_N3HW >= threshold, WHITE - levels_N3HW, levels_N3HW)
 
 
-def _spread(values_N: Tensor) -> Tensor:
-    """Return per-image values so that they broadcast over channels and pixels."""
-    return values_N.view(-1, 1, 1, 1)
+def spread(values_N: Tensor, ndim: int = 4) -> Tensor:
+    """Return per-image values so that they broadcast over ``ndim`` dimensions."""
+    return values_N.view(-1, *(1,) * (ndim - 1))

@@ -258,7 +258,7 @@ class PretrainModel(ComposerModel):
     def images(self, batch: Batch, group: str = "view") -> Tensor:
         """Return the group's views, flipped and normalised: float32 (B, V, 3, H, W).
 
-        In training their colours are changed as the group says.
+        In training they are augmented as the group says.
         """
         views, flips, chosen = batch[image_key(group)], batch[flip_key(group)], self.views[group]
         if not self.training or chosen.augment.is_off:

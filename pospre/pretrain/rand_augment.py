@@ -1,9 +1,8 @@
 """RandAugment (Cubuk et al. 2020) as timm's ``rand-m9-mstd0.5-inc1``, for whole batches at once.
 
-Every image draws its own operations and magnitudes. The 15 operations are cases of three steps,
-which every image passes, most of them without effect: a look-up table per channel, a blend with
-another image, and an affine map. So shapes are fixed, and the results are those of Pillow, which
-timm calls: whole levels from 0 to 255.
+Every image draws its own operations and magnitudes. The 15 operations are cases of three: a
+look-up table per channel, a blend with another image, an affine map. So it is three steps for all
+images at once. The results are those of Pillow, which timm calls: whole levels from 0 to 255.
 """
 
 from dataclasses import dataclass
@@ -13,24 +12,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from pospre.data.augment import RandAugment
+from pospre.pretrain.colour import Rows, change_some, spread
 
-OPERATIONS = (
-    "auto_contrast",
-    "equalise",
-    "invert",
-    "rotate",
-    "posterise",
-    "solarise",
-    "solarise_add",
-    "colour",
-    "contrast",
-    "brightness",
-    "sharpness",
-    "shear_x",
-    "shear_y",
-    "translate_x",
-    "translate_y",
-)
+_LOOK_UPS = ("auto_contrast", "equalise", "invert", "posterise", "solarise", "solarise_add")
+_ENHANCEMENTS = ("colour", "contrast", "brightness", "sharpness")
+_MAPS = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
+OPERATIONS = (*_LOOK_UPS, *_ENHANCEMENTS, *_MAPS)
 NUM_DRAWS = 3  # whether, which operation, sign
 _RATE = 0.5  # timm's probability of each of the operations drawn
 
@@ -50,6 +37,11 @@ class Choice:
     level_N: Tensor
     sign_N: Tensor
     increasing: bool
+
+    def of(self, rows: Rows) -> "Choice":
+        """Return the choice for some of the images."""
+        which, level, sign = self.which_N[rows], self.level_N[rows], self.sign_N[rows]
+        return Choice(which, level, sign, self.increasing)
 
     def is_one_of(self, *names: str) -> Tensor:
         """Return which images have one of these operations, (N,)."""
@@ -92,8 +84,22 @@ def choose(options: RandAugment, draw_N3: Tensor, normal_N: Tensor) -> Choice:
 
 def apply(levels_N3HW: Tensor, choice: Choice, fill_3: Tensor) -> Tensor:
     """Apply the chosen operation to each image."""
-    mapped = _look_up(levels_N3HW, _tables(levels_N3HW, choice))
-    return _affine(_enhance(mapped, choice), _matrices(choice, *levels_N3HW.shape[2:]), fill_3)
+    images = change_some(
+        levels_N3HW,
+        choice.is_one_of(*_LOOK_UPS),
+        lambda some, rows: _look_up(some, choice.of(rows)),
+    )
+    images = change_some(
+        images, choice.is_one_of(*_ENHANCEMENTS), lambda some, rows: _enhance(some, choice.of(rows))
+    )
+    return change_some(
+        images, choice.is_one_of(*_MAPS), lambda some, rows: _affine(some, choice.of(rows), fill_3)
+    )
+
+
+def _look_up(levels_N3HW: Tensor, choice: Choice) -> Tensor:
+    whole = levels_N3HW.flatten(2).to(torch.int64)
+    return _tables(levels_N3HW, choice).gather(2, whole).view(levels_N3HW.shape)
 
 
 def _tables(levels_N3HW: Tensor, choice: Choice) -> Tensor:
@@ -114,10 +120,10 @@ def _tables(levels_N3HW: Tensor, choice: Choice) -> Tensor:
     }
     tables = level.expand(*levels_N3HW.shape[:2], 256)
     for name, table in same_for_channels.items():
-        tables = torch.where(_spread(choice.is_one_of(name), 3), table[:, None], tables)
+        tables = torch.where(spread(choice.is_one_of(name), 3), table[:, None], tables)
     contrast, equal = _auto_contrast(levels_N3HW, level), _equalise(levels_N3HW, level)
-    tables = torch.where(_spread(choice.is_one_of("auto_contrast"), 3), contrast, tables)
-    tables = torch.where(_spread(choice.is_one_of("equalise"), 3), equal, tables)
+    tables = torch.where(spread(choice.is_one_of("auto_contrast"), 3), contrast, tables)
+    tables = torch.where(spread(choice.is_one_of("equalise"), 3), equal, tables)
     return tables.to(levels_N3HW.dtype)
 
 
@@ -142,30 +148,24 @@ def _equalise(levels_N3HW: Tensor, level: Tensor) -> Tensor:
     return torch.where(step > 0, equal.double(), level)
 
 
-def _look_up(levels_N3HW: Tensor, tables_N3T: Tensor) -> Tensor:
-    whole = levels_N3HW.flatten(2).to(torch.int64)
-    return tables_N3T.gather(2, whole).view(levels_N3HW.shape)
-
-
 def _enhance(levels_N3HW: Tensor, choice: Choice) -> Tensor:
     """Blend with black, the mean grey, the own grey or the smoothed image, as ImageEnhance does."""
     if choice.increasing:
         factor = (1 + 0.9 * choice.sign_N * choice.level_N).clamp(min=0.1)
     else:
         factor = 0.1 + 1.8 * choice.level_N
-    enhances = choice.is_one_of("brightness", "contrast", "colour", "sharpness")
-    factor = _spread(torch.where(enhances, factor, 1.0), 4)
+    factor = spread(factor)
     red, green, blue = levels_N3HW.to(torch.int64).split(1, dim=1)
     luma_N1HW = (19595 * red + 38470 * green + 7471 * blue + 32768) >> 16
     total_N = luma_N1HW.sum((1, 2, 3))
     mean_N = (total_N.double() / luma_N1HW[0].numel() + 0.5).floor().to(levels_N3HW.dtype)
     base = torch.where(
-        _spread(choice.is_one_of("colour"), 4),
+        spread(choice.is_one_of("colour")),
         luma_N1HW.to(levels_N3HW.dtype),
         _smooth(levels_N3HW),
     )
-    base = torch.where(_spread(choice.is_one_of("contrast"), 4), _spread(mean_N, 4), base)
-    base = torch.where(_spread(choice.is_one_of("brightness"), 4), 0.0, base)
+    base = torch.where(spread(choice.is_one_of("contrast")), spread(mean_N), base)
+    base = torch.where(spread(choice.is_one_of("brightness")), 0.0, base)
     return (base + factor * (levels_N3HW - base)).clamp(0, 255).trunc()
 
 
@@ -194,9 +194,10 @@ def _matrices(choice: Choice, height: int, width: int) -> Tensor:
     return torch.stack([cosine, sine + across, right, down - sine, cosine, lower], dim=1)
 
 
-def _affine(levels_N3HW: Tensor, matrices_N6: Tensor, fill_3: Tensor) -> Tensor:
-    """Return the mapped images, sampled with Pillow's bicubic; the identity is exact."""
+def _affine(levels_N3HW: Tensor, choice: Choice, fill_3: Tensor) -> Tensor:
+    """Return the mapped images, sampled with Pillow's bicubic."""
     num, _, height, width = levels_N3HW.shape
+    matrices_N6 = _matrices(choice, height, width)
     along = torch.arange(width, device=levels_N3HW.device) + 0.5
     down = torch.arange(height, device=levels_N3HW.device)[:, None] + 0.5
     a, b, c, d, e, f = (part.view(-1, 1, 1) for part in matrices_N6.unbind(1))
@@ -223,7 +224,3 @@ def _cubic(taps: list[Tensor], fraction: Tensor) -> Tensor:
     square = 2 * (first - second) + third - fourth
     cube = second - first - third + fourth
     return second + fraction * (linear + fraction * (square + fraction * cube))
-
-
-def _spread(values_N: Tensor, ndim: int) -> Tensor:
-    return values_N.view(-1, *(1,) * (ndim - 1))

@@ -8,13 +8,15 @@ import torch
 from torchvision.transforms.v2 import functional as reference
 
 from pospre import sections
-from pospre.data.augment import Augment
+from pospre.config import recipe_from_dict
+from pospre.data.augment import Augment, RandAugment
 from pospre.data.views import ViewGroup
 from pospre.errors import UserError
 from pospre.nn.encoder import build_encoder
 from pospre.pretrain import colour
 from pospre.pretrain.augment import DeviceAugment, ViewDraws, change_colours
 from pospre.pretrain.model import PretrainModel
+from pospre.training.build import build_views
 
 JITTER = (0.4, 0.4, 0.2, 0.1)
 EVERYTHING = Augment(
@@ -74,7 +76,7 @@ def test_blur_and_grey_and_solarise_are_torchvisions():
         expected = reference.gaussian_blur(levels[row] / 255, [9, 9], [width, width])
         torch.testing.assert_close(ours[row] / 255, expected, rtol=0, atol=2e-6)
     grey = reference.rgb_to_grayscale(levels / 255, 3)
-    ours = colour.grey(levels.float()).expand(-1, 3, -1, -1) / 255
+    ours = colour.grey(levels.float()) / 255
     torch.testing.assert_close(ours, grey, rtol=0, atol=2e-6)
     every = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(1, 3, 16, 16)
     ours = colour.solarise(every.float(), 128)
@@ -110,6 +112,15 @@ def test_three_augment_is_exactly_one_of_three():
     counts = Counter(zip(grey.tolist(), solarised.tolist(), blurred.tolist(), strict=True))
     assert set(counts) == {(True, False, False), (False, True, False), (False, False, True)}
     assert all(abs(count / num - 1 / 3) < 0.03 for count in counts.values())
+
+
+def test_in_memory_channels_may_come_last():
+    images = pixels(2, 32, 1)
+    channels_last = images.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+    flips, step = torch.tensor([[True], [False]]), DeviceAugment()
+    augment = dataclasses.replace(EVERYTHING, blur_rate=1.0, solarise_rate=0.5, jitter_rate=1.0)
+    views = step(images, flips, augment, source(2, 1))
+    assert torch.equal(step(channels_last, flips, augment, source(2, 1)), views)
 
 
 def test_rates_are_per_view():
@@ -148,6 +159,13 @@ def test_a_model_colours_in_training_only():
     plain, coloured = model(view={"count": 2}), model(view={"count": 2, "augment": EVERYTHING})
     assert not torch.equal(plain.images(batch()), coloured.images(batch()))
     assert torch.equal(plain.eval().images(batch()), coloured.eval().images(batch()))
+
+
+def test_under_autocast_views_stay_float32():
+    coloured = model(view={"count": 2, "augment": EVERYTHING})
+    with torch.autocast("cpu", torch.bfloat16):
+        views = coloured.images(batch())
+    assert torch.equal(views, coloured.images(batch()))
 
 
 def test_compiled_views_are_one_graph():
@@ -193,3 +211,50 @@ def test_rates_and_kernels_that_do_not_suit_the_views_are_refused():
         ViewGroup(count=3, augment=EVERYTHING)
     with pytest.raises(UserError, match=r"augment\.blur_kernel is 9; views have 4 pixels only"):
         ViewGroup(size=4, augment=Augment(blur_rate=0.1))
+
+
+def recipe(augment):
+    return recipe_from_dict(
+        {
+            "run_name": "test",
+            "data": {
+                "path": "photos",
+                "batch_size": 4,
+                "views": {"global": {"count": 2, "size": 32, "augment": augment}},
+            },
+            "encoder": {"name": "vit_tiny16"},
+            "algorithms": {"mae": {}},
+            "trainer": {"max_duration": "1ep"},
+        }
+    )
+
+
+def test_a_recipe_says_how_views_change():
+    changes = {"jitter": [0.4, 0.4, 0.2, 0.1], "blur_rate": [0, 0.9], "rand_augment": {}}
+    group = build_views(recipe(changes))["global"]
+    expected = Augment(jitter=JITTER, blur_rate=(0.0, 0.9), rand_augment=RandAugment())
+    assert group.augment == expected
+    assert build_views(recipe({}))["global"].augment.is_off
+
+
+@pytest.mark.parametrize(
+    ("augment", "said"),
+    [
+        ({"blurrate": 0.1}, r"'data\.views\.global\.augment\.blurrate'\. Did you mean 'blur_rate'"),
+        (
+            {"rand_augment": {"num_op": 1}},
+            r"augment\.rand_augment\.num_op'\. Did you mean 'num_ops'",
+        ),
+        ({"blur_rate": "often"}, r"'data\.views\.global\.augment\.blur_rate' is 'often'"),
+        ({"jitter": [0.4, 0.4]}, r"'data\.views\.global\.augment\.jitter\.2' is missing"),
+        ({"grey_rate": 2}, r"data\.views\.global\.augment\.grey_rate is 2\.0; give rates"),
+        ({"rand_augment": {"magnitude": 12}}, r"global\.augment\.rand_augment\.magnitude is 12"),
+        (
+            {"grey_rate": [0.1, 0.2, 0.3]},
+            r"'global': augment\.grey_rate is .* give one number, or 2",
+        ),
+    ],
+)
+def test_wrong_recipes_name_the_key(augment, said):
+    with pytest.raises(UserError, match=said):
+        build_views(recipe(augment))
