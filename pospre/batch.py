@@ -17,6 +17,10 @@ key             shape            dtype    written by meaning
 ``g/flip``      (B, V)           bool     loader     the device step mirrors this view left–right
 ``g/keep``      (B, K)           int64    host       patches that the encoder sees, in random order
 ``g/removed``   (B, N−K)         int64    host       the other patches
+``g/visible``   (B, K)           int64    host       patches not masked, where the encoder sees all
+                                                     of them, some behind a mask token
+``g/masked``    (B, N)           bool     host       the patches behind a mask token
+``g/target``    (B, K)           int64    lut        patches that the teacher sees, if not all
 ``g/field_box`` (B, V, 4)        float32  algorithm  x0, y0, x1, y1 of the view in the position
                                                      field, the whole of which is [0, 1]
 ``a/…``         (B, …)           any      algorithm  what else algorithm a draws before the forward
