@@ -1,0 +1,217 @@
+"""Masked position prediction (Intertwined, Sec. 3.3): the feature of a patch whose place is hidden.
+
+On DINOv2, global crops whose content is not masked get their positions masked instead: on crosses
+of patches, one learned vector takes the place of the position. The student's feature at such a
+patch predicts, over the prototypes of a head of its own, the teacher's feature at the same patch,
+which knows the position.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from pospre import draws
+from pospre.algorithms.dinov2 import MASK_KEY as CONTENT_KEY
+from pospre.algorithms.dinov2 import DINOv2, PrototypeMatching, prototype_head
+from pospre.batch import Batch, per_row
+from pospre.errors import UserError
+from pospre.nn.assignment import Targets, patch_loss
+from pospre.nn.block_masks import NUM_CROPS, block_masks, crop_keys, masked_slots
+from pospre.nn.cross_masks import cross_order
+from pospre.pretrain.algorithm import PretrainAlgorithm, Progress, check_weight
+from pospre.pretrain.model import EncoderPass, PretrainModel
+from pospre.pretrain.objective import Objective, Outputs
+from pospre.pretrain.teacher import Frozen
+
+MASK_KEY = "global/position_mask"
+
+
+@dataclass(kw_only=True, eq=False)
+class MaskedPosition(PretrainAlgorithm):
+    """Masks positions on those global crops of DINOv2 whose content is not masked.
+
+    Writes ``global/position_mask``, bool (B, 2, N). Prototypes, temperatures, centering and the
+    freeze at the beginning are those of ``dinov2``; the head is one more of the same size. The host
+    decides what is left to mask: with ``dinov2.mask_crop_rate`` 0.5 one global crop of each image
+    has masked content and the other masked positions, with 0 both have masked positions. Works with
+    the usual positions and with those of ``crop_field``.
+
+    Args:
+        shape: ``cross`` (a row and a column of patches, around drawn centres; always of the drawn
+            count), or ``box``, the blocks of DINOv2.
+        mask_ratio: range of the masked share of a crop's positions, drawn uniformly.
+        weight: factor of this loss in the total.
+    """
+
+    shape: Literal["cross", "box"] = "cross"
+    mask_ratio: tuple[float, float] = (0.1, 0.5)
+    weight: float = 1.0
+
+    def attach(self, model: PretrainModel) -> None:
+        """Add the position token, the head and its teacher; a no-op if they are there."""
+        if "masked_position" in model.objectives:
+            return
+        self._check(model)
+        model.claim(MASK_KEY, "masked_position")
+        model.positions.named["masked_position"] = MaskedPositions(model.encoder.embed_dim)
+        model.add_pass("global", EncoderPass(group="global", positions=("masked_position",)))
+        model.add_objective("masked_position", PositionMatching(model, self))
+
+    def _check(self, model: PretrainModel) -> None:
+        """Raise ``UserError`` for options that cannot be, or a host that cannot serve."""
+        if "dinov2" not in model.objectives:
+            raise UserError(
+                "masked_position compares patches with a momentum teacher's on global crops, which "
+                "algorithms.dinov2 brings. Add dinov2, or use droppos, which needs no teacher."
+            )
+        if model.encoder.pos_embed is None:
+            raise UserError(
+                f"masked_position needs positions to mask, but encoder.positions is "
+                f"{model.encoder.position_kind}. Use learned or sincos."
+            )
+        if _host(model).options.mask_crop_rate == 1:
+            raise UserError(
+                "masked_position masks the global crops that dinov2 leaves unmasked, but "
+                "dinov2.mask_crop_rate = 1.0 leaves none. Use 0.5, or leave masked_position out."
+            )
+        check_weight("masked_position", self.weight)
+        low, high = self.mask_ratio
+        if not 0 <= low <= high < 1:
+            raise UserError(
+                f"masked_position.mask_ratio is {list(self.mask_ratio)}, but must hold "
+                "0 <= low <= high < 1: all positions masked leave nothing to infer one from. "
+                "[0.1, 0.5] is published."
+            )
+        patches = math.prod(model.grid("global"))
+        if int(patches * high) < 1:
+            raise UserError(
+                f"masked_position.mask_ratio = {list(self.mask_ratio)} masks none of the {patches} "
+                "patches of a global crop. [0.1, 0.5] is published."
+            )
+        if self.shape not in ("cross", "box"):
+            raise UserError(f"masked_position.shape is '{self.shape}'. Use one of cross, box.")
+
+    def write(self, batch: Batch, model: PretrainModel) -> None:
+        """Draw which positions of the student's global crops are masked."""
+        grid = model.grid("global")
+        patches = math.prod(grid)
+        share = draws.uniform(crop_keys(batch, model.seed, "masked_position/ratio"), 1).squeeze(-1)
+        low, high = self.mask_ratio
+        count = (patches * (low + (high - low) * share)).long().clamp_max(int(patches * high))
+        count = torch.where(free_crops(batch[CONTENT_KEY], _host(model).options), count, 0)
+        keys = crop_keys(batch, model.seed, f"masked_position/{self.shape}")
+        if self.shape == "box":
+            mask = block_masks(keys.flatten(), count.flatten(), grid).unflatten(0, keys.shape)
+        else:
+            order = cross_order(keys, grid)
+            first = torch.arange(patches, device=count.device) < count.unsqueeze(-1)
+            mask = torch.zeros_like(first).scatter(-1, order, first)
+        batch[MASK_KEY] = mask
+
+    def schedule(self, model: PretrainModel, progress: Progress) -> None:
+        """Take over the host's temperature of the teacher."""
+        objective = model.objectives["masked_position"]
+        assert isinstance(objective, PositionMatching)
+        objective.temperature.copy_(_host(model).temperature)
+
+
+def _host(model: PretrainModel) -> PrototypeMatching:
+    host = model.objectives["dinov2"]
+    assert isinstance(host, PrototypeMatching)
+    return host
+
+
+def num_free_crops(num_samples: int, host: DINOv2) -> int:
+    """Return how many global crops of so many samples have no content mask."""
+    return NUM_CROPS * num_samples - int(NUM_CROPS * num_samples * host.mask_crop_rate)
+
+
+def free_crops(content_mask_B2N: Tensor, host: DINOv2) -> Tensor:
+    """Return which global crops have no content mask, bool (B, 2), always equally many.
+
+    (A mask of DINOv2 may come out empty: its crop then still counts as masked.)
+    """
+    amount = content_mask_B2N.sum(-1)
+    # the published masks are dealt out over the batch, ours within each sample
+    pools = amount.flatten() if host.official else amount
+    free = num_free_crops(len(amount) if host.official else 1, host)
+    rank = pools.argsort(dim=-1, stable=True).argsort(dim=-1)
+    return (rank < free).view_as(amount)
+
+
+class MaskedPositions(nn.Module):
+    """Replaces masked positions by one learned vector, whatever gave them."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.zeros(1, 1, dim))
+
+    def forward(self, position_RND: Tensor, batch: Batch, where: EncoderPass) -> Tensor:
+        """Return the positions (rows, N, D) that the student sees."""
+        mask = per_row(batch[MASK_KEY], len(position_RND)).unsqueeze(-1)
+        return torch.where(mask, self.token.to(position_RND.dtype), position_RND)
+
+
+class PositionMatching(Objective):
+    """The head, its teacher, and the loss over patches without position (Eq. 4)."""
+
+    def __init__(self, model: PretrainModel, options: MaskedPosition) -> None:
+        super().__init__()
+        host = _host(model).options
+        self.host, self.weight, self.mask_ratio = host, options.weight, options.mask_ratio
+        self.num_prefix = model.encoder.num_prefix_tokens
+        self.head = prototype_head(model, host)
+        self.teacher_head = Frozen(self.head)
+        self.targets = Targets(host.centering, host.num_prototypes)
+        self.frozen_epochs = {"head.last": host.freeze_epochs}
+        self.temperature: Tensor
+        start = torch.tensor(host.teacher_temperature_start)
+        self.register_buffer("temperature", start, persistent=False)
+
+    def mirrored(self) -> list[tuple[nn.Module, nn.Module]]:
+        """Return the head with its teacher."""
+        return [(self.head, self.teacher_head.module)]
+
+    def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
+        """Return the ``loss``, and how often the student names the teacher's prototype."""
+        mask = batch[MASK_KEY]
+        num_samples, _, patches = mask.shape
+        most = int(patches * self.mask_ratio[1])
+        slots = masked_slots(mask, num_free_crops(num_samples, self.host) * most)
+        logits = self.head(self._patches(passes["global"])[slots.patch])
+        with torch.no_grad():
+            targets = self.teacher_head(self._patches(passes["teacher"])[slots.patch])
+            targets = self.targets(targets, self.temperature, slots.weight)
+        masked = (slots.weight > 0).float()
+        agree = (logits.argmax(-1) == targets.argmax(-1)) * masked
+        return {
+            "loss": patch_loss(
+                logits,
+                targets,
+                slots.weight,
+                NUM_CROPS * num_samples,
+                self.host.student_temperature,
+            ),
+            "agreement": agree.sum() / masked.sum().clamp_min(1),
+        }
+
+    def _patches(self, tokens_RTD: Tensor) -> Tensor:
+        return tokens_RTD[:, self.num_prefix :].flatten(0, 1)
+
+    def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
+        """Return the mean over all global crops of each crop's mean over its masked patches."""
+        return outputs["loss"]
+
+    def metrics(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
+        """Return the ``agreement``: share of masked patches put to the teacher's prototype."""
+        return {"agreement": outputs["agreement"].detach()}
+
+
+def attach_masked_position(model: PretrainModel, **options: object) -> MaskedPosition:
+    """Attach it to ``model`` (functional form); options are those of ``MaskedPosition``."""
+    algorithm = MaskedPosition(**options)  # type: ignore[arg-type]
+    algorithm.attach(model)
+    return algorithm

@@ -1,0 +1,233 @@
+"""Masked position prediction: the invariants of the specification, and an independent reference."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from pospre.algorithms.masked_position import attach_masked_position
+from pospre.errors import UserError
+from pospre.pretrain.model import EncoderPass
+from tests.algorithms.cases import Case, written
+
+CONTENT, POSITION = "global/content_mask", "global/position_mask"
+
+
+def filled(*names, size=4, seed=None, dinov2=None, encoder=None, **options):
+    case = Case(
+        ("dinov2", *names, "masked_position"),
+        {"masked_position": options, "dinov2": dinov2 or {}},
+        encoder or {"positions": "learned"},
+    )
+    model, algorithms = case.build()
+    if seed is not None:
+        model.seed = seed
+    batch = case.batch(size)
+    return model, written(model, algorithms, batch)
+
+
+def terms(model, batch):
+    return model.loss(model(batch), batch)
+
+
+@pytest.mark.parametrize("shape", ["cross", "box"])
+@pytest.mark.parametrize("official", [False, True])
+def test_each_global_crop_has_masked_content_or_masked_positions(shape, official):
+    model, batch = filled(shape=shape, size=16, dinov2={"official": official})
+    content, position = batch[CONTENT].any(-1), batch[POSITION].any(-1)
+    assert not (batch[CONTENT] & batch[POSITION]).any()
+    assert (content ^ position).all() and position.sum() == 16
+    if not official:
+        assert (position.sum(1) == 1).all()
+    counts = batch[POSITION].sum(-1)[position]
+    assert counts.max() <= 32 and counts.float().mean() == pytest.approx(0.3 * 64, rel=0.25)
+    assert model.passes["local"].positions == ()
+    assert model.passes["teacher"].positions == ()
+
+
+def test_counts_of_crosses_are_those_drawn():
+    _, batch = filled(mask_ratio=(0.25, 0.25), size=8)
+    assert set(batch[POSITION].sum(-1).flatten().tolist()) == {0, 16}
+
+
+def test_masks_are_a_function_of_the_sample_alone():
+    model, whole = filled()
+    case = Case(("dinov2", "masked_position"), {}, {"positions": "learned"})
+    _, algorithms = case.build()
+    rows = {key: value[1:3] for key, value in case.batch().items()}
+    assert torch.equal(written(model, algorithms, rows)[POSITION], whole[POSITION][1:3])
+
+
+@pytest.mark.parametrize("names", [(), ("crop_field",)])
+def test_the_student_does_not_see_masked_positions(names):
+    model, batch = filled(*names)
+    mask = batch[POSITION].flatten(0, 1)
+    chain = (*names, "masked_position")
+    where = EncoderPass(group="global")
+    positions = torch.randn(8, 64, 192)
+    seen = model.positions(chain, batch, where, positions)
+    assert not seen[mask].any() and seen[~mask].any(-1).all()
+    other = torch.where(mask.unsqueeze(-1), torch.randn_like(positions), positions)
+    assert torch.equal(model.positions(chain, batch, where, other), seen)
+
+
+def test_the_token_takes_the_place_of_the_position_and_content_stays():
+    model, batch = filled()
+    token = model.positions.named["masked_position"].token
+    with torch.no_grad():
+        token.fill_(3.0)
+    seen = model.positions(("masked_position",), batch, EncoderPass("global"), torch.ones(8, 64, 1))
+    assert torch.equal(seen[..., 0] == 3.0, batch[POSITION].flatten(0, 1))
+
+
+def test_pixels_under_masked_content_never_reach_the_student():
+    model, batch = filled()
+    images = batch["global/image"].clone()
+    batch["global/flip"][:] = False
+    masked = batch[CONTENT].unflatten(-1, (8, 8)).repeat_interleave(4, 2).repeat_interleave(4, 3)
+    changed = torch.where(masked.unsqueeze(2), 255 - images, images)
+    assert not torch.equal(changed, images)
+    one = model.encode("global", model.images(batch, "global"), batch)
+    other = batch | {"global/image": changed}
+    assert torch.equal(model.encode("global", model.images(other, "global"), other), one)
+
+
+def test_the_loss_is_that_of_a_plain_loop():
+    """Per crop: the mean over masked patches of the cross-entropy; then the mean over 2B crops."""
+    model, batch = filled("crop_field")
+    objective = model.objectives["masked_position"]
+    student = model.encode("global", model.images(batch, "global"), batch)[:, 1:]
+    teacher = model.encode("teacher", model.images(batch, "global"), batch)[:, 1:]
+    mask = batch[POSITION].flatten(0, 1)
+    logits = objective.teacher_head.module(teacher[mask]).double() / objective.temperature
+    plan = (logits - logits.max()).exp()
+    for _ in range(3):
+        plan = plan / plan.sum(0) / plan.shape[1]
+        plan = plan / plan.sum(1, keepdim=True) / plan.shape[0]
+    targets = (plan * plan.shape[0]).detach()
+    total, done = torch.zeros(()).double(), 0
+    for crop in range(8):
+        rows = int(mask[crop].sum())
+        if rows:
+            log_prob = F.log_softmax(objective.head(student[crop][mask[crop]]).double() / 0.1, -1)
+            total = total - (targets[done : done + rows] * log_prob).sum(-1).mean()
+            done += rows
+    expected = total / 8
+    measured = terms(model, batch)["masked_position"]
+    torch.testing.assert_close(measured.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_uniform_logits_give_half_the_log_of_the_prototypes():
+    model, batch = filled()
+    with torch.no_grad():
+        model.objectives["masked_position"].head.last.weight[:] = 1.0
+    assert float(terms(model, batch)["masked_position"]) == pytest.approx(math.log(32) / 2)
+
+
+def test_without_masked_positions_it_is_dinov2_to_the_bit():
+    model, batch = filled()
+    batch[POSITION] = torch.zeros_like(batch[POSITION])
+    alone, algorithms = Case(("dinov2",), {}, {"positions": "learned"}).build()
+    written(alone, algorithms, batch)
+    alone.load_state_dict(
+        {key: value for key, value in model.state_dict().items() if "masked_position" not in key}
+    )
+    measured, expected = terms(model, batch), terms(alone, batch)
+    assert torch.equal(measured["dinov2"], expected["dinov2"])
+    assert float(measured["masked_position"]) == 0
+
+
+def test_gradient_reaches_token_and_its_own_head_only():
+    model, batch = filled("crop_field", dinov2={"separate_heads": True})
+    batch[CONTENT] = torch.zeros_like(batch[CONTENT])
+    terms(model, batch)["masked_position"].backward()
+    token = model.positions.named["masked_position"].token
+    assert token.grad is not None and token.grad.any()
+    head = model.objectives["masked_position"].head
+    assert all(p.grad is not None and p.grad.any() for p in head.parameters())
+    others = [*model.objectives["dinov2"].parameters(), *model.contents.parameters()]
+    assert all(p.grad is None or not p.grad.any() for p in others)
+    frozen = [model.teacher, model.teacher_positions, model.objectives["masked_position"]]
+    for module in frozen:
+        for name, parameter in module.named_parameters():
+            if "teacher" in name or module is not frozen[2]:
+                assert parameter.grad is None, name
+
+
+def test_masks_of_the_student_leave_the_targets_alone():
+    model, batch = filled("crop_field")
+    before = model.encode("teacher", model.images(batch, "global"), batch)
+    batch[POSITION] = ~batch[POSITION]
+    assert torch.equal(model.encode("teacher", model.images(batch, "global"), batch), before)
+
+
+def test_the_teacher_head_follows():
+    model, _ = filled()
+    objective = model.objectives["masked_position"]
+    with torch.no_grad():
+        objective.head.last.weight.add_(1.0)
+    old = objective.teacher_head.module.last.weight.clone()
+    model.update_teacher(0.0)
+    moved = objective.teacher_head.module.last.weight - old
+    torch.testing.assert_close(moved, torch.full_like(moved, 0.008))
+
+
+def test_it_takes_over_the_temperature_of_the_host():
+    model, _ = filled()
+    host, own = (model.objectives[name].temperature for name in ("dinov2", "masked_position"))
+    assert torch.equal(own, host) and float(own) == pytest.approx(0.07)
+
+
+def test_all_positions_masked_is_an_ablation():
+    model, batch = filled(dinov2={"mask_crop_rate": 0.0})
+    assert not batch[CONTENT].any() and batch[POSITION].any(-1).all()
+    measured = terms(model, batch)
+    assert measured["total"].isfinite() and float(measured["metric/dinov2_ibot"]) == 0
+
+
+def test_compiled_forward_is_one_graph_with_the_same_loss():
+    model, batch = filled("crop_field")
+    eager = terms(model, batch)["total"]
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(model.loss(compiled(batch), batch)["total"], eager)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mask_ratio": (0.1, 1.0)}, r"mask_ratio is \[0.1, 1.0\], but must hold"),
+        ({"mask_ratio": (0.5, 0.1)}, r"mask_ratio is \[0.5, 0.1\]"),
+        ({"mask_ratio": (0.0, 0.01)}, r"masks none of the 64 patches"),
+        ({"shape": "star"}, r"masked_position.shape is 'star'. Use one of cross, box"),
+        ({"weight": -1.0}, r"masked_position.weight is -1.0"),
+    ],
+)
+def test_bad_options_are_refused_at_attachment(options, message):
+    model, _ = Case(("dinov2",)).build()
+    with pytest.raises(UserError, match=message):
+        attach_masked_position(model, **options)
+    assert "masked_position" not in model.objectives
+
+
+@pytest.mark.parametrize("host", ["mae", "simmim", "ijepa", "droppos"])
+def test_hosts_without_a_teacher_of_patches_are_refused(host):
+    model, _ = Case((host,)).build()
+    with pytest.raises(UserError, match=r"Add dinov2"):
+        attach_masked_position(model)
+
+
+def test_hosts_that_leave_nothing_to_mask_are_refused():
+    model, _ = Case(("dinov2",), {"dinov2": {"mask_crop_rate": 1.0}}).build()
+    with pytest.raises(UserError, match=r"mask_crop_rate = 1.0 leaves none"):
+        attach_masked_position(model)
+    model, _ = Case(("dinov2",), encoder={"positions": "none"}).build()
+    with pytest.raises(UserError, match=r"needs positions to mask"):
+        attach_masked_position(model)
+
+
+def test_attaching_twice_is_attaching_once():
+    model, _ = filled()
+    names = [name for name, _ in model.named_parameters()]
+    attach_masked_position(model, shape="box")
+    assert [name for name, _ in model.named_parameters()] == names
