@@ -6,6 +6,7 @@ prototypes, those of the teacher on another crop (DINO), its masked patches the 
 the same place (iBOT), and its class tokens are kept apart from one another (KoLeo).
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -53,7 +54,8 @@ class DINOv2(PretrainAlgorithm):
         freeze_epochs: epochs at the beginning in which the prototypes do not learn.
         momentum_start: of the teacher, at the first step; the way is half a cosine.
         momentum_end: of the teacher, at the last.
-        mask_crop_rate: share of the global crops that are masked: 0.5 is one of each sample's two.
+        mask_crop_rate: share of the global crops that are masked: 0.5 is one of each sample's two;
+            0 turns the loss over patches off.
         mask_ratio: range of the masked share of such a crop, drawn uniformly.
         official: mask as published: the rate of crops holds over the (micro)batch, not in every
             sample, and the shares are stratified over it.
@@ -107,7 +109,7 @@ class DINOv2(PretrainAlgorithm):
             raise UserError("dinov2 needs a class token. Set encoder.class_token: true.")
         self._check_grids(model)
         self.masking.check("dinov2")
-        if not max(self.masking.bounds(1, model.grid("global")[0] * model.grid("global")[1])):
+        if int(math.prod(model.grid("global")) * self.mask_ratio[1]) < 1:
             raise UserError(f"dinov2.mask_ratio = {list(self.mask_ratio)} masks no patch.")
         check_head(
             "dinov2",
@@ -205,7 +207,7 @@ class PrototypeMatching(Objective):
         """Return the losses ``dino``, ``ibot`` and ``koleo``, and what ``metrics`` logs."""
         masked = batch[MASK_KEY]
         bounds = self.options.masking.bounds(len(masked), masked.shape[-1])
-        slots = masked_slots(masked, sum(bounds))
+        slots = masked_slots(masked, max(sum(bounds), 1))  # padding alone where nothing is masked
         student = passes["global"].unflatten(0, (-1, NUM_CROPS))
         teacher = passes["teacher"].unflatten(0, (-1, NUM_CROPS))
         classes = student[:, :, 0]

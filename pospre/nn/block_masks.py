@@ -58,12 +58,12 @@ class CropMasking:
                 f"{owner}.mask_ratio is {list(self.ratio)}, but must hold 0 <= low <= high < 1 "
                 "with high above 0. [0.1, 0.5] is published."
             )
-        if not 0 < self.crop_rate <= 1:
-            raise UserError(f"{owner}.mask_crop_rate is {self.crop_rate}. Use 0.5, or 1.0.")
-        if not self.stratified and self.crop_rate not in (0.5, 1.0):
+        if not 0 <= self.crop_rate <= 1:
+            raise UserError(f"{owner}.mask_crop_rate is {self.crop_rate}. Use 0.5, 1.0, or 0.0.")
+        if not self.stratified and self.crop_rate not in (0.0, 0.5, 1.0):
             raise UserError(
                 f"{owner}.mask_crop_rate = {self.crop_rate} masks no whole number of an image's "
-                f"{NUM_CROPS} crops. Use 0.5 or 1.0 (or {owner}.official: true for other rates)."
+                f"{NUM_CROPS} crops. Use 0.5, 1.0 or 0.0 (or {owner}.official: true for others)."
             )
 
     def bounds(self, num_samples: int, num_patches: int) -> list[int]:
