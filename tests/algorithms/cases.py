@@ -21,11 +21,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "droppos": DECODER,
     "simmim": {"mask_cell": 16},
     "ijepa": {"predictor_dim": 32, "predictor_depth": 1, "predictor_heads": 2},
-    "dinov2": {"num_prototypes": 32, "hidden_dim": 32, "bottleneck_dim": 16},
+    "dinov2": {"num_prototypes": 32, "head_hidden": 32, "head_bottleneck": 16},
     "supervised": {"num_classes": 3},
     "lut": {"hidden_dim": 32},
     "crop_field": {"field_size": 9},
-    "masked_position": {"num_prototypes": 32, "hidden_dim": 32, "bottleneck_dim": 16},
 }
 
 HOST_OF = {
@@ -103,7 +102,7 @@ class Case:
             "label": torch.tensor([index % 3]),
         }
         for name, group in self.views().items():
-            shape = (1, group.count, 3, group.size, group.size)
+            shape = (1, group.count, 3, *group.shape)
             sample[f"{name}/image"] = torch.randint(
                 0, 256, shape, dtype=torch.uint8, generator=generator
             )
@@ -142,7 +141,7 @@ def train(
             algorithm.write(inputs, model)
         optimizer.zero_grad()
         loss = model.loss(model(inputs), inputs)["total"]
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         for algorithm in algorithms:
             algorithm.after_step(model, progress)
