@@ -49,9 +49,9 @@ class Context:
     progress: bool = True
 
     @property
-    def image_size(self) -> int:
-        """Side of the square views that the encoder takes, in pixels."""
-        return self.model.encoder.image_size[0]
+    def image_size(self) -> tuple[int, int]:
+        """Height and width of the views that the encoder takes."""
+        return self.model.encoder.image_size
 
 
 def evaluation_names() -> list[str]:
