@@ -251,6 +251,11 @@ def _whole(group: ViewGroup, reader: Reader) -> ViewGroup:
             f"'{group.name}' are {group.shape[0]} x {group.shape[1]}. Set encoder.image_size: "
             f"{list(shape)}."
         )
+    if not group.augment.is_off:
+        raise UserError(
+            f"{reader.path} holds features, but data.views.{group.name}.augment changes images. "
+            "Leave it out."
+        )
     return replace(group, crop="full", flip_rate=0.0)
 
 

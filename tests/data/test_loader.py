@@ -18,8 +18,11 @@ from PIL import Image
 from torch import Tensor
 
 from pospre import draws
+from pospre.data.augment import Augment
 from pospre.data.decode import decode_image, resize_crop
 from pospre.data.loader import ViewLoader, build_loader
+from pospre.data.reader import open_reader
+from pospre.data.samples import Features
 from pospre.data.views import ViewGroup, plan_views
 from pospre.errors import UserError
 
@@ -294,3 +297,11 @@ def test_a_folder_of_odd_files_gives_views(tmp_path):
 def test_impossible_batches_are_refused(photos, options, said):
     with pytest.raises(UserError, match=said):
         loader(photos, **options)
+
+
+def test_features_are_not_coloured(photos):
+    reader = open_reader(photos)
+    reader.features = Features((32, 32), (), ())
+    views = [ViewGroup(size=32, augment=Augment(grey_rate=0.5))]
+    with pytest.raises(UserError, match=r"holds features, but data\.views\.view\.augment"):
+        ViewLoader(reader, views=views, batch_size=4, seed=0)
