@@ -8,7 +8,7 @@ import torch
 
 from pospre.config import load_recipe
 from pospre.train import main
-from pospre.training.build import build_model, resolve_algorithms
+from pospre.training.build import build_model, resolve_algorithms, with_classes
 from pospre.training.groups import parameter_groups
 
 YAMLS = Path(__file__).parents[1] / "yamls"
@@ -18,7 +18,7 @@ PARAMETERS = {"vits16": 22e6, "vitb16": 86e6, "vitl16": 303e6}
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_recipe_builds(path: Path) -> None:
-    recipe = resolve_algorithms(load_recipe(path))
+    recipe = with_classes(resolve_algorithms(load_recipe(path)), ["cat", "dog"])
     with torch.device("meta"):
         model = build_model(recipe)
     others = {"crop_field", "stop", "ema_teacher"}  # no loss of their own

@@ -166,7 +166,7 @@ def build_parts(recipe: Recipe) -> Parts:
     recipe = resolve_algorithms(recipe)
     device = build_device(recipe)
     loader = build_data(recipe)
-    recipe = _with_classes(recipe, loader)
+    recipe = with_classes(recipe, loader.classes)
     model = build_model(recipe)
     recipe = with_statistics(recipe, loader.reader)
     model.normalise_by(recipe.data.mean, recipe.data.std)
@@ -186,10 +186,10 @@ def build_parts(recipe: Recipe) -> Parts:
     return Parts(recipe, device, loader, model, optimizer, schedule, total_steps)
 
 
-def _with_classes(recipe: Recipe, loader: ViewLoader) -> Recipe:
+def with_classes(recipe: Recipe, classes: Sequence[str] | None) -> Recipe:
     """Return the recipe with those arguments spelled out that depend on the data's classes."""
     algorithms = {
-        name: algorithm_class(name).for_classes(arguments, loader.classes, recipe.data.path)
+        name: algorithm_class(name).for_classes(arguments, classes, recipe.data.path)
         for name, arguments in recipe.algorithms.items()
     }
     return recipe.model_copy(update={"algorithms": algorithms})

@@ -80,7 +80,15 @@ def test_run_folder_gets_the_results(tmp_path, image_folder, capsys):
         assert evaluate.main(arguments) == 0
         output = capsys.readouterr()
         document = json.loads((run / "evaluation" / f"{name}.json").read_text())
-        assert list(document) == ["name", "checkpoint", "weights", "data", "created", "settings", "results"]
+        assert list(document) == [
+            "name",
+            "checkpoint",
+            "weights",
+            "data",
+            "created",
+            "settings",
+            "results",
+        ]
         assert (document["name"], document["data"]) == (name, str(data))
         assert f"written: {run / 'evaluation' / name}.json" in output.out
         assert f"report: {run / 'report.html'}" in output.out
