@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
+from composer.utils import dist
 from torch import Tensor, nn
 
 from pospre import draws
@@ -202,9 +203,9 @@ class LUT(PretrainAlgorithm):
                 batch[f"{group}/target"] = self._draw_target(batch, model, group)
 
     def _check_batch(self, batch: Batch, model: PretrainModel) -> None:
-        objective = model.objectives["lut"]
-        assert isinstance(objective, BroaderContext)
-        if len(batch[INDEX]) == 1 and objective.is_alone and model.training:
+        index = batch[INDEX]
+        shared = index.is_cuda and dist.get_world_size() > 1
+        if len(index) == 1 and model.training and not shared:
             raise UserError(
                 "algorithms.lut has batch norm in its heads and cannot train on one sample at a "
                 "time. Raise trainer.microbatch_size, or data.batch_size per device; no last "
@@ -258,11 +259,6 @@ class BroaderContext(Objective):
         self.predictor = Projector(dim, options.hidden_dim, dim)
         init_weights(self)
         self.teacher_head = Frozen(self.head)
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether the batch norms see this rank's samples only."""
-        return not isinstance(self.head[1], nn.SyncBatchNorm)
 
     def mirrored(self) -> list[tuple[nn.Module, nn.Module]]:
         """Return the projector and the teacher's."""

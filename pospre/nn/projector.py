@@ -1,14 +1,23 @@
 """The two-layer head with batch norm of BYOL and LUT, used as projector and as predictor."""
 
-import torch
 from torch import Tensor, nn
+
+
+class RankBatchNorm(nn.SyncBatchNorm):
+    """Batch norm whose statistics are those of all GPUs' rows.
+
+    torch can gather them from GPUs only: on CPUs every rank normalises by its own rows.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise (rows, D)."""
+        if input.device.type == "cpu":
+            return super(nn.SyncBatchNorm, self).forward(input)  # the plain one
+        return super().forward(input)
 
 
 class Projector(nn.Sequential):
     """Linear, batch norm, ReLU, Linear; no biases and no norm at the end.
-
-    On several GPUs the statistics are of the batch over all of them. torch has no such batch norm
-    for CPUs: with gloo each rank normalises by its own share of the batch.
 
     Args:
         in_dim: width of the input.
@@ -17,10 +26,9 @@ class Projector(nn.Sequential):
     """
 
     def __init__(self, in_dim: int, hidden_dim: int, out_dim: int) -> None:
-        norm = nn.SyncBatchNorm if _on_several_gpus() else nn.BatchNorm1d
         super().__init__(
             nn.Linear(in_dim, hidden_dim, bias=False),
-            norm(hidden_dim),
+            RankBatchNorm(hidden_dim),
             nn.ReLU(inplace=True),
             nn.Linear(hidden_dim, out_dim, bias=False),
         )
@@ -28,10 +36,3 @@ class Projector(nn.Sequential):
     def forward(self, rows: Tensor) -> Tensor:
         """Map (…, in_dim) to (…, out_dim); the statistics are over all but the last dimension."""
         return super().forward(rows.flatten(0, -2)).unflatten(0, rows.shape[:-1])
-
-
-def _on_several_gpus() -> bool:
-    distributed = torch.distributed
-    if not distributed.is_available() or not distributed.is_initialized():
-        return False
-    return distributed.get_world_size() > 1 and "nccl" in distributed.get_backend_config()
