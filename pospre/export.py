@@ -197,7 +197,7 @@ def _tensors(
             f"encoder.positions is {encoder.position_kind}."
         )
     if resized or model.position_source is not None:
-        tensors["pos_embed"] = _positions(model, grid)
+        tensors["pos_embed"] = model.position_table(grid)
     usual = _timm_classes(encoder.timm_name)
     classes = usual if num_classes is None else num_classes
     if format == "safetensors":
@@ -222,26 +222,6 @@ def _tensors(
 def _image_size(encoder: "Encoder", grid: tuple[int, int]) -> tuple[int, int]:
     """Return (height, width) in pixels of an image of so many patches."""
     return grid[0] * encoder.patch_size[0], grid[1] * encoder.patch_size[1]
-
-
-def _positions(model: "PretrainModel", grid: tuple[int, int]) -> "Tensor":
-    """Return the table (1, P + rows·columns, D) of a whole image's positions, prefix first."""
-    import torch
-
-    from pospre.nn.positions import resample_positions
-    from pospre.pretrain.model import EncoderPass
-
-    encoder = model.encoder
-    assert encoder.pos_embed is not None
-    prefix, patches = encoder.pos_embed.detach()[0].tensor_split([encoder.num_prefix_tokens])
-    if model.position_source is None:
-        patches = resample_positions(patches, encoder.grid, grid)
-    else:
-        blank = patches.new_zeros(1, grid[0] * grid[1], encoder.embed_dim)
-        source = (model.position_source,)
-        with torch.no_grad():
-            patches = model.positions(source, {}, EncoderPass(grid=grid), blank)[0]
-    return torch.cat([prefix, patches]).unsqueeze(0)
 
 
 def _metadata(

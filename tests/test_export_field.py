@@ -1,13 +1,18 @@
 """Export of a position field: a plain ViT with the table has the features of whole images."""
 
+from typing import Any
+
 import pytest
 import timm
 import torch
 
+from pospre.algorithms.crop_field import PositionField
 from pospre.config import recipe_from_dict
 from pospre.errors import UserError
 from pospre.export import export
+from pospre.training.build import build_model
 from pospre.training.checkpoint import load_model
+from pospre.training.weights import start_from
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
 
 
@@ -34,7 +39,7 @@ def test_a_plain_vit_reproduces_whole_images(tmp_path, options, grid):
     exported(path, out, grid=grid)
     rows, cols = (4, 4) if grid is None else map(int, grid.split("x"))
     size = (16 * rows, 16 * cols)
-    plain = timm.create_model(
+    plain: Any = timm.create_model(
         "vit_tiny_patch16_224", img_size=size, depth=2, num_classes=0, checkpoint_path=str(out)
     ).eval()
     images = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0))
@@ -48,7 +53,10 @@ def test_the_native_grid_is_the_field_itself(tmp_path):
     model = load_model(str(path))[0]
     written = exported(path, tmp_path / "encoder.pth", grid="7x7")["pos_embed"]
     assert written.shape == (1, 50, 192)
-    field = model.positions.named["crop_field"].field
+    source = model.positions.named["crop_field"]
+    assert isinstance(source, PositionField)
+    assert source.field is not None and model.encoder.pos_embed is not None
+    field = source.field
     torch.testing.assert_close(written[0, 1:], field.flatten(0, 1).detach(), rtol=0, atol=1e-6)
     assert torch.equal(written[:, :1], model.encoder.pos_embed[:, :1])
 
@@ -69,3 +77,32 @@ def test_without_positions_there_is_no_grid(tmp_path):
     path = checkpoint(tmp_path / "runs", positions="none")
     with pytest.raises(UserError, match=r"encoder\.positions is none"):
         exported(path, tmp_path / "encoder.pth", grid="6x6")
+
+
+@pytest.mark.parametrize("field", ["learned", "sincos"])
+@pytest.mark.parametrize("size", [64, 96])
+def test_another_training_starts_from_the_field(tmp_path, field, size):
+    options = {"field": field, "field_size": 7}
+    path = checkpoint(tmp_path / "runs", options=options, positions="learned")
+    start = tiny_recipe(tmp_path / "next", "mae", positions="learned", image_size=size)
+    model = build_model(start).eval()
+    assert "; fresh" not in start_from(model, str(path))
+    images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = load_model(str(path))[0].tokens(images)
+        torch.testing.assert_close(model.tokens(images), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_fixed_table_does_not_take_a_learned_field(tmp_path):
+    path = checkpoint(tmp_path / "runs", options={"field_size": 7})
+    model = build_model(tiny_recipe(tmp_path / "next", "mae"))
+    with pytest.raises(UserError, match=r"has learned its own"):
+        start_from(model, str(path))
+
+
+def test_a_new_field_is_said_to_be_fresh(tmp_path):
+    path = checkpoint(tmp_path / "runs", positions="learned")
+    plain = tiny_recipe(tmp_path / "next", "mae", positions="learned").dump()
+    plain["algorithms"]["crop_field"] = {"field_size": 7}
+    model = build_model(recipe_from_dict(plain))
+    assert "; fresh: the positions of crop_field" in start_from(model, str(path))

@@ -13,6 +13,7 @@ from pospre.batch import EPOCH, INDEX, Batch, flip_key, image_key, per_row
 from pospre.data.views import ViewGroup, first_view
 from pospre.errors import UserError
 from pospre.nn.encoder import Edit, Encoder, check_divides
+from pospre.nn.positions import resample_positions
 from pospre.pretrain.augment import IMAGENET_MEAN, IMAGENET_STD, DeviceAugment, ViewDraws
 from pospre.pretrain.objective import Objective, ObjectiveSet, Outputs
 from pospre.pretrain.teacher import Frozen, Momentum, follow
@@ -274,6 +275,20 @@ class PretrainModel(ComposerModel):
         whole = EncoderPass(grid=self.encoder.grid_of(*images_BCHW.shape[-2:]))
         source = partial(self.positions, (self.position_source,), {}, whole)
         return self.encoder(images_BCHW, positions=source)
+
+    @torch.no_grad()
+    def position_table(self, grid: tuple[int, int]) -> Tensor:
+        """Return the positions of whole images of ``grid`` patches, prefix first: (1, P+N, D)."""
+        table = self.encoder.pos_embed
+        assert table is not None
+        prefix, patches = table[0].tensor_split([self.encoder.num_prefix_tokens])
+        if self.position_source is None:
+            patches = resample_positions(patches, self.encoder.grid, grid)
+        else:
+            blank = patches.new_zeros(1, grid[0] * grid[1], self.encoder.embed_dim)
+            source = (self.position_source,)
+            patches = self.positions(source, {}, EncoderPass(grid=grid), blank)[0]
+        return torch.cat([prefix, patches]).unsqueeze(0)
 
     def encode(self, name: str, images_BVCHW: Tensor, batch: Batch) -> Tensor:
         """Run the declared pass ``name``: (B·V, P+K, D) tokens."""

@@ -18,7 +18,14 @@ from pospre.nn.encoder import Encoder
 from pospre.nn.positions import resample_positions
 from pospre.pretrain.model import PretrainModel
 from pospre.pretrain.teacher import follow
-from pospre.training.checkpoint import Weights, find_file, local_copy, read_checkpoint, recorded
+from pospre.training.checkpoint import (
+    Weights,
+    find_file,
+    load_model,
+    local_copy,
+    read_checkpoint,
+    recorded,
+)
 
 EXPORTED = (".safetensors", ".pth", ".bin")
 _PREFIX = {"student": "encoder.", "teacher": "teacher.module."}
@@ -49,7 +56,7 @@ def start_from(model: PretrainModel, uri: str, which: Weights = "student") -> st
     Raises:
         UserError: the file cannot be read, or does not fit; the first such tensor is named.
     """
-    source = read_source(uri, which)
+    source = read_source(uri, which, model.encoder.grid)
     _check_kind(model.encoder, source)
     expected = model.encoder.state_dict()
     loaded, fresh = {}, []
@@ -59,6 +66,8 @@ def start_from(model: PretrainModel, uri: str, which: Weights = "student") -> st
             fresh.append(key)
         else:
             loaded[key] = found.to(own.dtype)
+    if model.position_source is not None:
+        fresh.append(f"the positions of {model.position_source}")
     unused = [key for key in source.tensors if key not in expected and key != _SHARED]
     _check_unused(unused, source)
     model.encoder.load_state_dict(loaded, strict=False)
@@ -70,8 +79,10 @@ def start_from(model: PretrainModel, uri: str, which: Weights = "student") -> st
     return "; ".join(parts)
 
 
-def read_source(uri: str, which: Weights) -> Source:
+def read_source(uri: str, which: Weights, grid: tuple[int, int]) -> Source:
     """Return the encoder tensors at ``uri``; nothing in the file is ever executed.
+
+    ``grid`` is of the positions wanted, where they come from a field instead of a table.
 
     Raises:
         UserError: missing, damaged, without a teacher, or with values that are not finite.
@@ -83,14 +94,14 @@ def read_source(uri: str, which: Weights) -> Source:
     with local_copy(uri) as path:
         if not path.is_file():
             raise UserError(f"encoder.weights = {uri} does not exist")
-        source = _read_export(path, uri) if exported else _read_run(path, uri, which)
+        source = _read_export(path, uri) if exported else _read_run(path, uri, which, grid)
     for key, tensor in source.tensors.items():
         if not bool(torch.isfinite(tensor).all()):
             raise UserError(f"{source.name}: tensor '{key}' holds values that are not finite")
     return source
 
 
-def _read_run(path: Path, uri: str, which: Weights) -> Source:
+def _read_run(path: Path, uri: str, which: Weights, grid: tuple[int, int]) -> Source:
     content = read_checkpoint(path, uri)
     tensors = content["state"]["model"]
     start = _PREFIX[which]
@@ -100,7 +111,12 @@ def _read_run(path: Path, uri: str, which: Weights) -> Source:
             f"encoder.weights_from = {which}, but {uri} was trained without a teacher; use student"
         )
     recipe: dict[str, Any] = recorded(content)[0]
-    return Source(f"{uri} ({which})", own, recipe["encoder"].get("positions"))
+    positions = recipe["encoder"].get("positions")
+    if "crop_field" in recipe["algorithms"]:  # the encoder's own table holds nothing then
+        own["pos_embed"] = load_model(str(path), weights=which)[0].position_table(grid)
+        if recipe["algorithms"]["crop_field"].get("field") != "sincos":
+            positions = "learned"
+    return Source(f"{uri} ({which})", own, positions)
 
 
 def _read_export(path: Path, uri: str) -> Source:
