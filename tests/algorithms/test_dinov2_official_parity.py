@@ -119,7 +119,7 @@ def test_a_step_equals_the_official_code(case, options):
         teacher_temperature_start=0.06,
         **options,
     )
-    model.augment = RecordedImages()
+    model.augment = RecordedImages()  # type: ignore[assignment]
     load_weights(model)
     inputs = recorded_batch()
     for step in recorded["steps"]:  # the second step sees the centre of the first
