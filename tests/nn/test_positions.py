@@ -1,11 +1,13 @@
 """The goldens of MAE's sin-cos table (spec: shared machinery)."""
 
+import math
+
 import pytest
 import torch
 from timm.layers import build_sincos2d_pos_embed
 
 from pospre.errors import UserError
-from pospre.nn.positions import sincos_positions
+from pospre.nn.positions import sincos_positions, sincos_positions_1d, sincos_table
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +37,18 @@ def test_rectangular_grid_has_the_column_first():
     torch.testing.assert_close(table[4, 0], torch.tensor(1.0).sin())  # row 1, column 1
     torch.testing.assert_close(table[2, 0], torch.tensor(2.0).sin())  # row 0, column 2
     torch.testing.assert_close(table[3, :2], torch.zeros(2))  # row 1, column 0
+
+
+def test_sequence_has_the_sinusoids_of_the_transformer():
+    table = sincos_positions_1d(32, 100)
+    assert table.shape == (100, 32)
+    torch.testing.assert_close(table.square().sum(1), torch.full((100,), 16.0))
+    assert table[7, 0].item() == pytest.approx(math.sin(7), abs=1e-6)
+    assert table[7, 5].item() == pytest.approx(math.cos(7 / 10000 ** (4 / 32)), abs=1e-6)
+    assert torch.equal(sincos_table(32, 100, 1), table)
+    assert torch.equal(sincos_table(32, 5, 20), sincos_positions(32, 5, 20))
+    with pytest.raises(UserError, match=r"even width, not 33"):
+        sincos_positions_1d(33, 4)
 
 
 def test_width_must_be_a_multiple_of_four():
