@@ -58,7 +58,8 @@ class LUT(PretrainAlgorithm):
             is, with its flip, and only its colours differ.
         pool: the mean of the ``patches``, or the ``class_token``.
         steer: the ``unmasked`` patches, or ``both``: masked ones too. A host that drops patches
-            has no tokens of them in its encoder; there the view is encoded a second time, whole.
+            has no tokens of them in its encoder; there the view is encoded a second time, whole
+            (the paper does not say how it did this).
         distance: ``cosine``, ``infonce`` (the other samples of this pass, or the image's other
             patches, are the negatives) or ``smooth_l1`` of the embeddings as they are.
         temperature: of ``infonce``; the paper does not say its own.

@@ -98,7 +98,7 @@ class MaskedPatches(nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.token = token_parameter(dim)
+        self.token = token_parameter(dim, cut=True)
 
     def forward(self, tokens_BND: Tensor, batch: Batch, where: EncoderPass) -> Tensor:
         """Return the embeddings (B, N, D) that the encoder sees, before positions."""

@@ -1,7 +1,6 @@
 """The Vision Transformer encoder: timm's weights and names, run over the tokens that matter."""
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -9,31 +8,22 @@ from timm.layers import RelPosBias
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from pospre import draws
 from pospre.errors import UserError, suggestion
 from pospre.nn.attention import EncoderBlock
+from pospre.nn.drop_path import residual_factors
+from pospre.nn.patch_encoder import Edit, PatchEncoder
 from pospre.nn.positions import resample_positions, sincos_table
 from pospre.nn.sizes import SIZES, EncoderSize, timm_model
-from pospre.nn.weights import init_beit, init_trunc_normal, init_weights
+from pospre.nn.swin import SWIN, SWIN_NEEDS, build_swin
+from pospre.nn.weights import init_beit, init_token, init_trunc_normal, init_weights
 from pospre.sections import Init, PositionKind
 
-Edit = Callable[[Tensor], Tensor]
-"""Takes patch embeddings (B, N, D), or positions (B, K, D), and returns what to use instead."""
 
-
-class Encoder(VisionTransformer):
+class Encoder(VisionTransformer, PatchEncoder):
     """A ViT without head whose forward takes kept tokens, context tokens and per-sample positions.
 
     Its parameters carry timm's names, so that its ``state_dict`` is a timm checkpoint as it stands
     (with relative positions: one of timm's ``vit_relpos`` names).
-
-    Attributes:
-        image_size: (height, width) in pixels.
-        patch_size: (height, width) of a patch in pixels.
-        grid: (rows, columns) of patches; ``num_patches`` is their product.
-        num_prefix_tokens: class token (0 or 1) and registers; they precede the patch tokens.
-        position_kind: where positions come from, see ``build_encoder``.
-        timm_name: the timm architecture, and ``timm_kwargs`` what differs from its defaults.
     """
 
     cls_token: nn.Parameter | None
@@ -79,9 +69,8 @@ class Encoder(VisionTransformer):
             weight_init="skip",
             block_fn=EncoderBlock,
         )
-        self.image_size, self.patch_size, self.channels = image_size, patch_size, channels
-        self.grid = self.grid_of(*image_size)
-        self.num_patches = self.grid[0] * self.grid[1]
+        self.set_grid(image_size, patch_size)
+        self.channels = channels
         self.position_kind, self.drop_path = positions, drop_path
         self.timm_name, self.timm_kwargs = timm_model(size, options, positions)
         self._add_relative_positions(positions)
@@ -109,7 +98,7 @@ class Encoder(VisionTransformer):
             init_trunc_normal(self)
         for token in (self.cls_token, self.reg_token):
             if token is not None:
-                nn.init.normal_(token, std=0.02)
+                init_token(token, cut=init == "beit")
         for part in self.modules():
             if isinstance(part, RelPosBias):
                 nn.init.zeros_(part.relative_position_bias_table)
@@ -126,10 +115,6 @@ class Encoder(VisionTransformer):
     def is_relative(self) -> bool:
         """Whether attention itself knows positions, so that it needs all tokens."""
         return self.position_kind in ("relative", "shared_relative")
-
-    def grid_of(self, height: int, width: int) -> tuple[int, int]:
-        """Return (rows, columns) of patches of an image of that size."""
-        return height // self.patch_size[0], width // self.patch_size[1]
 
     def forward(
         self,
@@ -167,7 +152,7 @@ class Encoder(VisionTransformer):
         tokens = self.pos_drop(torch.cat([*self._prefix(len(tokens)), tokens], dim=1))
         context_BM = self._with_prefix(context_BM)
         bias = None if self.shared_rel_pos is None else self.shared_rel_pos.get_bias()
-        branches = self._branches(keys_B)
+        branches = residual_factors(keys_B, self.drop_path, len(self.blocks))
         for block, branch in zip(self.blocks, branches, strict=True):
             tokens = block(tokens, bias, context_BM, branch)
         return self.norm(tokens)
@@ -198,16 +183,6 @@ class Encoder(VisionTransformer):
         prefix = torch.arange(self.num_prefix_tokens, device=context_BM.device)
         prefix = prefix.expand(len(context_BM), -1)
         return torch.cat([prefix, context_BM + self.num_prefix_tokens], dim=1)
-
-    def _branches(self, keys_B: Tensor | None) -> list[Tensor | None]:
-        """Return the factors (B, 2) of each block's branches: 0, or 1/(1 − rate), from the keys."""
-        depth = len(self.blocks)
-        if keys_B is None or not self.drop_path:
-            return [None] * depth
-        draw = draws.uniform(keys_B, 2 * depth).unflatten(1, (depth, 2))
-        # the rate grows linearly with depth (Huang et al. 2016)
-        rates = [self.drop_path * i / max(depth - 1, 1) for i in range(depth)]
-        return [(draw[:, i] >= rate) / (1 - rate) for i, rate in enumerate(rates)]
 
     def _embed(self, images_BCHW: Tensor, keep_BK: Tensor | None) -> Tensor:
         """Embed only the kept patches: (B, K, D); removed ones are not even copied."""
@@ -255,11 +230,13 @@ def build_encoder(
     dropout: float = 0.0,
     final_norm: bool = True,
     init: Init = "xavier",
+    window: int | None = None,
 ) -> Encoder:
     """Build an encoder by name.
 
     Args:
-        name: one of ``SIZES``: ``vit_tiny16``, ``vits16``, ``vitb16``, ``vitl16``, ``vith14``.
+        name: one of ``SIZES``: ``vit_tiny16``, ``vits16``, ``vitb16``, ``vitl16``, ``vith14``; or
+            ``swin_tiny``, which only DropPos takes.
         image_size: side in pixels, or (height, width).
         patch_size: side of a patch, or (height, width); None takes the name's.
         depth: number of blocks; None takes the name's.
@@ -277,13 +254,19 @@ def build_encoder(
             averages them normalises the average instead (MAE's fine-tuning).
         init: ``xavier`` (MAE, DropPos, LUT), ``trunc_normal`` (I-JEPA, DINOv2, DeiT), or ``beit``
             (SimMIM).
+        window: side of Swin's attention windows in tokens, 8 without it; for ``swin_tiny`` only.
 
     Raises:
         UserError: unknown name, an image size that the patch size does not divide, or a value out
             of its range.
     """
+    if name == SWIN:
+        given = {key: value for key, value in locals().items() if key in SWIN_NEEDS}
+        return cast(Encoder, build_swin(image_size, given, drop_path=drop_path, window=window))
     if name not in SIZES:
-        raise UserError(f"encoder.name is '{name}'.{suggestion(name, SIZES)}")
+        raise UserError(f"encoder.name is '{name}'.{suggestion(name, [*SIZES, SWIN])}")
+    if window is not None:
+        raise UserError(f"encoder.window = {window} is for swin_tiny; {name} has no windows.")
     size = SIZES[name]
     patch = _pair(size.patch_size if patch_size is None else patch_size)
     height_width = _pair(image_size)

@@ -21,9 +21,19 @@ def init_weights(module: nn.Module) -> None:
             nn.init.zeros_(part.bias)
 
 
-def token_parameter(dim: int) -> nn.Parameter:
-    """Return a learned (1, 1, dim) token drawn from N(0, 0.02²)."""
-    return nn.Parameter(torch.empty(1, 1, dim).normal_(std=0.02))
+def token_parameter(dim: int, *, cut: bool = False) -> nn.Parameter:
+    """Return a learned (1, 1, dim) token, see ``init_token``."""
+    token = nn.Parameter(torch.empty(1, 1, dim))
+    init_token(token, cut=cut)
+    return token
+
+
+def init_token(token: nn.Parameter, *, cut: bool = False) -> None:
+    """Draw a token from N(0, 0.02²); ``cut`` at one standard deviation as in BEiT and SimMIM."""
+    if cut:
+        nn.init.trunc_normal_(token, std=0.02, a=-0.02, b=0.02)
+    else:
+        nn.init.normal_(token, std=0.02)
 
 
 def init_trunc_normal(module: nn.Module) -> None:
