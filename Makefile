@@ -13,7 +13,7 @@ DEMO_IMAGES := 2000
 # What first-light trains: recipes sized for the machine at hand.
 FIRST_LIGHT ?= yamls/first_light/droppos.yaml yamls/first_light/mae.yaml
 
-.PHONY: help setup test lint types demo data first-light bench-loader bench-step clean
+.PHONY: help setup test lint types demo data first-light bench-loader bench-methods learn clean
 
 help: ## List the targets (this text).
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -44,8 +44,11 @@ first-light: need-DATA setup ## Convert DATA=<folder of images>, pre-train DropP
 bench-loader: need-DATA setup ## Time our loader beside stock FFCV and torchvision on DATA=<folder of images>.
 	PYTHONPATH=. $(PYTHON_RUN) tests/benchmarks/bench_loader.py "$(DATA)" $(ARGS)
 
-bench-step: setup ## Time a DropPos and an MAE training step beside a plain transcription.
-	PYTHONPATH=. $(PYTHON_RUN) tests/benchmarks/bench_step.py $(ARGS)
+bench-methods: setup ## Time a step of every method beside its peer, with FLOPs and peak memory.
+	PYTHONPATH=. $(PYTHON_RUN) tests/benchmarks/bench_methods.py $(ARGS)
+
+learn: need-DATA setup ## Pre-train every method on DATA=<class folders> in minutes each; kNN and linear accuracy.
+	PYTHONPATH=. $(PYTHON_RUN) tests/benchmarks/learn.py "$(DATA)" $(ARGS)
 
 # Before set-up: a forgotten variable is said at once.
 need-%:

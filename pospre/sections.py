@@ -146,6 +146,7 @@ class Encoder(Section):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     final_norm: bool = True
     init: Init = "xavier"
+    window: int | None = Field(default=None, gt=0, description="swin_tiny: side in tokens")
     weights: str | None = Field(
         default=None, description="checkpoint, run folder, .pth or .safetensors; local or s3://"
     )

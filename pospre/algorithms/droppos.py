@@ -7,7 +7,7 @@ is weighted by its similarity to the class token.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +17,15 @@ from torch import Tensor, nn
 from pospre import draws
 from pospre.batch import Batch, field_box_key
 from pospre.errors import UserError
-from pospre.nn.decoder import check_decoder, decoder_blocks
+from pospre.nn.decoder import check_decoder, decoder_blocks, split_tokens
 from pospre.nn.encoder import Encoder
-from pospre.nn.masking import gather_tokens, num_kept, slot_mask, visible_patches
+from pospre.nn.masking import (
+    gather_tokens,
+    num_kept,
+    slot_mask,
+    uniform_patches,
+    visible_patches,
+)
 from pospre.nn.weights import init_weights, token_parameter
 from pospre.pretrain.algorithm import PretrainAlgorithm, Progress, check_weight
 from pospre.pretrain.model import EncoderPass, PretrainModel
@@ -60,6 +66,8 @@ class DropPos(PretrainAlgorithm):
             anyway (ijepa; lut with symmetric: true).
         position_token: what replaces a dropped position: one ``learned`` vector, ``zeros``, or a
             ``wrong`` position, that of another dropped patch.
+        sampling: of the visible patches when alone: ``random``, or ``uniform``, one of every 2×2
+            (UM-MAE; mask_ratio 0.75).
         ignore_confident: leave out patches whose predicted probability has reached its target.
         decoder_dim: width of the position decoder (it has no position embedding).
         decoder_depth: its number of blocks.
@@ -77,12 +85,15 @@ class DropPos(PretrainAlgorithm):
     temperature: float | None = 0.1
     affinity: Literal["full", "visible", "teacher"] = "full"
     position_token: PositionToken = "learned"
+    sampling: Literal["random", "uniform"] = "random"
     ignore_confident: bool = False
     decoder_dim: int = 512
     decoder_depth: int = 2
     decoder_heads: int = 16
     official: bool = False
     weight: float = 1.0
+
+    takes_merged_patches: ClassVar[bool] = True
 
     def attach(self, model: PretrainModel) -> None:
         """Add the position decoder, the position token and the passes; a no-op if there already."""
@@ -139,12 +150,9 @@ class DropPos(PretrainAlgorithm):
             distance=self.distance,
             temperature=self.temperature,
         )
-        if model.encoder.pos_embed is None:
-            raise UserError(
-                f"droppos needs positions to drop, but encoder.positions is "
-                f"{model.encoder.position_kind}. Use sincos or learned."
-            )
+        self._check_positions(model.encoder)
         for name, options in (
+            ("sampling", ("random", "uniform")),
             ("position_token", ("learned", "zeros", "wrong")),
             ("affinity", ("full", "visible", "teacher")),
         ):
@@ -156,6 +164,26 @@ class DropPos(PretrainAlgorithm):
         if not self._beside_host(model):
             visible = num_kept(visible, self._ratio, key="droppos.mask_ratio")
         num_shown(visible, self.position_mask_ratio)
+
+    def _check_positions(self, encoder: Encoder) -> None:
+        """Raise ``UserError`` for positions that this encoder cannot drop."""
+        if encoder.patches_per_token > 1:
+            if self.position_token != "zeros":
+                raise UserError(
+                    f"droppos.position_token is '{self.position_token}', but swin_tiny has offsets "
+                    "between patches instead of positions to replace. Use zeros."
+                )
+        elif encoder.pos_embed is None:
+            raise UserError(
+                f"droppos needs positions to drop, but encoder.positions is "
+                f"{encoder.position_kind}. Use sincos or learned."
+            )
+        if self.sampling == "uniform" and (self._ratio != 0.75 or any(s % 2 for s in encoder.grid)):
+            rows, cols = encoder.grid
+            raise UserError(
+                f"droppos.sampling = uniform keeps one patch of every 2×2: droppos.mask_ratio must "
+                f"be 0.75, not {self._ratio}, and the grid of {rows}×{cols} patches even."
+            )
 
     @property
     def _ratio(self) -> float:
@@ -175,6 +203,9 @@ class DropPos(PretrainAlgorithm):
                 position_mask_ratio=self.position_mask_ratio,
                 seed=model.seed,
             )
+        if self.sampling == "uniform":
+            masking = uniform_patches(batch, model.encoder.grid, model.seed)
+            masks |= {"view/keep": masking.keep, "view/removed": masking.removed}
         batch.update(masks)
 
     def schedule(self, model: PretrainModel, progress: Progress) -> None:
@@ -246,7 +277,8 @@ class PositionClassification(PositionObjective):
         self.weight, self.official = options.weight, options.official
         self.affinity = options.affinity
         self.ignore_confident = options.ignore_confident
-        self.embed = nn.Linear(encoder.embed_dim, dim)
+        self.per_token = encoder.patches_per_token
+        self.embed = nn.Linear(encoder.embed_dim, dim * self.per_token)
         self.blocks = decoder_blocks(dim, options.decoder_depth, options.decoder_heads)
         self.norm = LayerNorm(dim)
         self.predict = nn.Linear(dim, encoder.num_patches)
@@ -254,7 +286,7 @@ class PositionClassification(PositionObjective):
 
     def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
         """Return ``logits`` (B, K, N), and ``affinity`` (B, K) if attentive weights are on."""
-        decoded = self.blocks(self.embed(passes["student"]))
+        decoded = self.blocks(split_tokens(self.embed(passes["student"]), self.per_token))
         outputs = {"logits": self.predict(self.norm(decoded[:, self.num_prefix :]))}
         source = "teacher" if self.affinity == "teacher" else "affinity"
         if self.temperature is not None and source in passes:

@@ -30,6 +30,20 @@ def decoder_blocks(dim: int, depth: int, num_heads: int) -> nn.Sequential:
     )
 
 
+def split_tokens(tokens_BTF: Tensor, per_token: int) -> Tensor:
+    """Return one token per slot where each stands for a square of slots, row-major: (B, K, dim).
+
+    Args:
+        tokens_BTF: (B, T, per_token·dim) of a square map.
+        per_token: slots of a token, 1 or 4.
+    """
+    if per_token == 1:
+        return tokens_BTF
+    side, square = round(tokens_BTF.shape[1] ** 0.5), round(per_token**0.5)
+    parts = tokens_BTF.unflatten(2, (square, square, -1)).unflatten(1, (side, side))
+    return parts.transpose(2, 3).flatten(3, 4).flatten(1, 2).flatten(1, 2)
+
+
 def patchify(images_BCHW: Tensor, patch_size: tuple[int, int]) -> Tensor:
     """Cut images into flat patches (B, N, h·w·C): row-major patches, channel fastest within one."""
     high, wide = patch_size

@@ -63,6 +63,28 @@ def visible_patches(batch: Batch, num_patches: int, kept: int, seed: int) -> Mas
     return random_masking(keys, num_patches, kept)
 
 
+def uniform_patches(batch: Batch, grid: tuple[int, int], seed: int) -> Masking:
+    """Keep one patch of every square of 2×2 (Li et al. 2022, UM-MAE), the squares in random order.
+
+    Args:
+        batch: its epoch and index decide, as in ``visible_patches``.
+        grid: (rows, columns), both even.
+        seed: of the run.
+    """
+    rows, cols = grid
+    index = torch.arange(rows * cols, device=batch[INDEX].device)
+    index = index.view(rows // 2, 2, cols // 2, 2).transpose(1, 2).flatten(2).flatten(0, 1)
+    order, pick = (
+        draws.sample_keys(seed, batch[EPOCH], batch[INDEX], 0, purpose)
+        for purpose in ("mask", "mask/square")
+    )
+    squares = index[draws.permutation(order, len(index))]  # B, squares, 4
+    first = (draws.uniform(pick, len(index)) * 4).long().unsqueeze(-1)
+    turned = (first + torch.arange(4, device=index.device)) % 4
+    members = torch.gather(squares, 2, turned)
+    return Masking(keep=members[..., 0], removed=members[..., 1:].flatten(1))
+
+
 def gather_tokens(tokens_BND: Tensor, index_BK: Tensor) -> Tensor:
     """Return the tokens at ``index_BK``: (B, K, D)."""
     index = index_BK.unsqueeze(-1).expand(-1, -1, tokens_BND.shape[-1])

@@ -19,6 +19,20 @@ from pospre.nn.drop_path import residual_factors
 from pospre.nn.patch_encoder import Edit, PatchEncoder
 from pospre.nn.weights import init_trunc_normal
 
+SWIN = "swin_tiny"
+SWIN_NEEDS: dict[str, Any] = {
+    "patch_size": None,
+    "depth": None,
+    "channels": 3,
+    "positions": "relative",
+    "class_token": False,
+    "num_registers": 0,
+    "layer_scale": None,
+    "dropout": 0.0,
+    "final_norm": True,
+    "init": "trunc_normal",
+}
+"""The options of ``build_encoder`` that Swin has one value of."""
 TOKEN = 4  # pixels of the smallest token's side
 DEPTHS, HEADS, WIDTH = (2, 2, 6, 2), (3, 6, 12, 24), 96
 MERGED = 2  # the last stage merges 2×2 patches into one token
@@ -271,6 +285,36 @@ class SwinEncoder(PatchEncoder):
                 name = f"layers.{number}.blocks.{index}.attn.relative_position_bias_table"
                 state[name] = block.attn.offset_bias(window).detach().contiguous()
         return state
+
+
+def build_swin(
+    image_size: int | tuple[int, int],
+    given: dict[str, Any],
+    *,
+    drop_path: float,
+    window: int | None,
+) -> SwinEncoder:
+    """Build Swin-T for ``build_encoder``; ``given`` holds the options of ``SWIN_NEEDS``.
+
+    Raises:
+        UserError: an option has another value than Swin's, or a size does not fit.
+    """
+    for key, needed in SWIN_NEEDS.items():
+        if given[key] != needed:
+            text = {None: "null", True: "true", False: "false"}.get(needed, needed)
+            raise UserError(f"encoder.name = {SWIN} needs encoder.{key}: {text}, not {given[key]}.")
+    if isinstance(image_size, tuple) and image_size[0] != image_size[1]:
+        raise UserError(f"encoder.name = {SWIN} takes square images, not {list(image_size)}.")
+    side = image_size if isinstance(image_size, int) else image_size[0]
+    window = 8 if window is None else window
+    patch = TOKEN * 2 ** (len(DEPTHS) - 2)
+    if side < 1 or side % (4 * patch) or window < 1 or (side // TOKEN) % window:
+        raise UserError(
+            f"encoder.image_size = {side} with encoder.window = {window} does not fit {SWIN}: a "
+            f"multiple of {4 * patch} pixels whose maps of {TOKEN}-pixel tokens the window "
+            "divides. 256 with window 8 (16 to fine-tune) are usual."
+        )
+    return SwinEncoder(image_size=side, window=window, drop_path=drop_path)
 
 
 def squares(map_BHWC: Tensor) -> Tensor:

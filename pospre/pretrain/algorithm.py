@@ -36,9 +36,11 @@ class PretrainAlgorithm(Algorithm):
 
     Attributes:
         is_host: hosts own the visible patches and attach first.
+        takes_merged_patches: works with encoders whose tokens stand for several patches (Swin).
     """
 
     is_host: ClassVar[bool] = False
+    takes_merged_patches: ClassVar[bool] = False
     _progress: Progress = Progress(0.0, 0.0)
 
     @classmethod

@@ -24,6 +24,7 @@ from pospre.data.samples import Reader
 from pospre.data.views import ViewGroup
 from pospre.errors import UserError
 from pospre.nn.encoder import build_encoder
+from pospre.nn.swin import SWIN
 from pospre.pretrain.algorithm import PretrainAlgorithm, algorithm_class
 from pospre.pretrain.model import PretrainModel
 from pospre.schedules import duration_steps
@@ -77,8 +78,19 @@ def build_model(recipe: Recipe) -> PretrainModel:
             std=recipe.data.std,
         )
         for algorithm in algorithms:
+            _check_encoder(algorithm, recipe)
             algorithm.attach(model)
     return model
+
+
+def _check_encoder(algorithm: PretrainAlgorithm, recipe: Recipe) -> None:
+    """Raise ``UserError`` if the algorithm needs a ViT and the recipe has Swin."""
+    if recipe.encoder.name == SWIN and not algorithm.takes_merged_patches:
+        name = type(algorithm).__module__.rpartition(".")[2]
+        raise UserError(
+            f"algorithms.{name} needs a token for every patch, but encoder.name = {SWIN} merges "
+            "patches. Use a ViT; of all algorithms only droppos takes Swin."
+        )
 
 
 def build_views(recipe: Recipe) -> dict[str, ViewGroup]:

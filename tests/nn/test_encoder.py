@@ -8,6 +8,7 @@ from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 
 from pospre.errors import UserError
 from pospre.nn.decoder import patchify, unpatchify
+from pospre.nn.drop_path import residual_factors
 from pospre.nn.encoder import build_encoder
 from pospre.nn.positions import resample_positions, sincos_at, sincos_positions
 
@@ -113,7 +114,7 @@ def test_drop_path_follows_the_keys_and_keeps_the_mean():
     keys = torch.arange(64)
     assert torch.equal(drop(images, keys_B=keys), drop(images, keys_B=keys))
     assert torch.equal(drop(images[:3], keys_B=keys[5:8]), drop(images, keys_B=keys)[5:8])
-    branches = drop._branches(torch.arange(4000))
+    branches = residual_factors(torch.arange(4000), 0.5, 2)
     assert branches[0] is not None and torch.equal(branches[0], torch.ones(4000, 2))
     assert branches[1] is not None and float(branches[1].mean()) == pytest.approx(1, abs=0.05)
     assert set(branches[1].unique().tolist()) == {0.0, 2.0}

@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 
 from pospre import draws
 from pospre.errors import UserError
-from pospre.nn.masking import gather_tokens, num_kept, random_masking, scatter_tokens, slot_mask
+from pospre.nn.masking import (
+    gather_tokens,
+    num_kept,
+    random_masking,
+    scatter_tokens,
+    slot_mask,
+    uniform_patches,
+)
 
 
 @pytest.mark.parametrize(
@@ -60,3 +67,18 @@ def test_scatter_undoes_gather():
     gathered = gather_tokens(tokens, index)
     background = tokens.masked_fill(slot_mask(index, 10).unsqueeze(-1), 0.0)
     assert torch.equal(scatter_tokens(background, index, gathered), tokens)
+
+
+def test_uniform_masking_keeps_one_of_every_square():
+    batch = {"index": torch.arange(300), "epoch": torch.ones(300, dtype=torch.int64)}
+    masking = uniform_patches(batch, (4, 6), seed=3)
+    assert masking.keep.shape == (300, 6) and masking.removed.shape == (300, 18)
+    both = torch.cat([masking.keep, masking.removed], dim=1).sort(dim=1).values
+    assert torch.equal(both, torch.arange(24).expand(300, -1))
+    row, col = masking.keep // 6, masking.keep % 6
+    squares = (row // 2 * 3 + col // 2).sort(dim=1).values
+    assert torch.equal(squares, torch.arange(6).expand(300, -1))
+    # every patch is kept a quarter of the time, and every slot holds any square
+    kept = torch.bincount(masking.keep.flatten(), minlength=24) / 300
+    assert float((kept - 0.25).abs().max()) < 0.12
+    assert len((row // 2 * 3 + col // 2)[:, 0].unique()) == 6

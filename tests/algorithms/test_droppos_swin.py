@@ -1,0 +1,100 @@
+"""DropPos for Swin-T: it learns, and the places of dropped patches cannot leak."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pospre.config import Recipe, recipe_from_dict
+from pospre.errors import UserError
+from pospre.nn.decoder import patchify, unpatchify
+from pospre.training.build import build_algorithms, build_model
+
+
+def two_images() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(4)
+    shape = (2, 1, 3, 128, 128)
+    return {
+        "view/image": torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator),
+        "view/flip": torch.zeros(2, 1, dtype=torch.bool),
+        "index": torch.arange(2),
+        "epoch": torch.zeros(2, dtype=torch.int64),
+    }
+
+
+def swin_recipe(**options: Any) -> Recipe:
+    needs = {"positions": "relative", "class_token": False, "init": "trunc_normal"}
+    return recipe_from_dict(
+        {
+            "run_name": "swin",
+            "data": {"path": "unused", "batch_size": 2},
+            "encoder": {"name": "swin_tiny", "image_size": 128, "window": 4, **needs},
+            "algorithms": {
+                "droppos": {
+                    "temperature": None,
+                    "position_token": "zeros",
+                    "sampling": "uniform",
+                    "decoder_dim": 32,
+                    "decoder_depth": 1,
+                    "decoder_heads": 2,
+                    **options,
+                }
+            },
+            "trainer": {"max_duration": "1ep"},
+        }
+    )
+
+
+def test_swin_classifies_positions_that_cannot_leak() -> None:
+    model = build_model(swin_recipe(position_mask_ratio=1.0)).eval()
+    inputs = two_images()
+    build_algorithms(swin_recipe(position_mask_ratio=1.0))[0].write(inputs, model)
+    assert inputs["view/keep"].shape == (2, 16)
+    logits = model(inputs)["droppos"]["logits"]
+    assert logits.shape == (2, 16, 64)
+    # the same patches from elsewhere in the image, in the same slots, give the same logits
+    moved = {**inputs, "view/keep": 63 - inputs["view/keep"]}
+    patches = patchify(inputs["view/image"][:, 0], (16, 16)).flip(1)
+    moved["view/image"] = unpatchify(patches, (8, 8)).unsqueeze(1)
+    assert torch.equal(model(moved)["droppos"]["logits"], logits)
+    model.loss(model(inputs), inputs)["total"].backward()
+    without = {n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()}
+    assert all("offset_bias" in name for name in without)  # nothing is shown, so no offset is known
+
+
+def test_swin_trains_on_shown_and_dropped_positions() -> None:
+    recipe = swin_recipe()
+    model = build_model(recipe)
+    inputs = two_images()
+    build_algorithms(recipe)[0].write(inputs, model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss = model.loss(model(inputs), inputs)["total"]
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"position_token": "learned"}, r"swin_tiny has offsets.*Use zeros"),
+        ({"temperature": 0.1}, r"encoder\.class_token is false"),
+        ({"mask_ratio": 0.5}, r"one patch of every 2×2.*must be 0\.75, not 0\.5"),
+        ({"sampling": "unifrom"}, r"sampling' is 'unifrom'"),
+    ],
+)
+def test_impossible_swin_recipes_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build_model(swin_recipe(**options))
+
+
+def test_other_algorithms_refuse_swin() -> None:
+    recipe = swin_recipe()
+    changed = recipe.model_copy(update={"algorithms": {"mae": {}}})
+    with pytest.raises(UserError, match=r"algorithms\.mae needs a token for every patch"):
+        build_model(changed)
