@@ -109,27 +109,52 @@ class Waiting(Objective):
         return outputs["x"].square().mean()
 
 
+class Step:
+    """Training of a waiting objective, step by step."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        model = small_model()
+        self.objective = Waiting()
+        model.add_objective("waiting", self.objective)
+        rates = Optimizer(base_lr=0.1, lr_rule="none")
+        self.optimizer = build_optimizer(model, rates, batch_size=8)
+        self.schedule = build_schedule(
+            self.optimizer,
+            Schedule(name="constant", warmup="0ep"),
+            rates=rates,
+            total_steps=9,
+            steps_per_epoch=3,
+            batch_size=8,
+        )
+
+    def train(self, steps: int) -> list[list[bool]]:
+        """Return for every step whether the first and the last layer moved."""
+        moved = []
+        layers = (self.objective.first, self.objective.last)
+        for _ in range(steps):
+            before = [layer.weight.detach().clone() for layer in layers]
+            self.optimizer.zero_grad()
+            self.objective.loss(self.objective({"x": torch.ones(1, 2)}, {}), {}).backward()
+            self.optimizer.step()
+            self.schedule.step()
+            after = [layer.weight for layer in layers]
+            moved.append([not torch.equal(a, b) for a, b in zip(before, after, strict=True)])
+        return moved
+
+
 def test_frozen_parameters_stand_still_in_the_first_epochs() -> None:
-    model = small_model()
-    objective = Waiting()
-    model.add_objective("waiting", objective)
-    rates = Optimizer(base_lr=0.1, lr_rule="none")
-    optimizer = build_optimizer(model, rates, batch_size=8)
-    schedule = build_schedule(
-        optimizer,
-        Schedule(name="constant", warmup="0ep"),
-        rates=rates,
-        total_steps=9,
-        steps_per_epoch=3,
-        batch_size=8,
-    )
-    moved = []
-    for _ in range(8):
-        before = [layer.weight.detach().clone() for layer in (objective.first, objective.last)]
-        optimizer.zero_grad()
-        objective.loss(objective({"x": torch.ones(1, 2)}, {}), {}).backward()
-        optimizer.step()
-        schedule.step()
-        after = (objective.first.weight, objective.last.weight)
-        moved.append([not torch.equal(a, b) for a, b in zip(before, after, strict=True)])
-    assert moved == [[True, False]] * 6 + [[True, True]] * 2
+    assert Step().train(8) == [[True, False]] * 6 + [[True, True]] * 2
+
+
+@pytest.mark.parametrize("stop", [2, 5, 6, 7])
+def test_a_resumed_run_waits_for_the_same_epochs(stop: int) -> None:
+    whole, first, second = Step(), Step(), Step()
+    moved = whole.train(8)
+    assert first.train(stop) == moved[:stop]
+    second.objective.load_state_dict(first.objective.state_dict())
+    second.optimizer.load_state_dict(first.optimizer.state_dict())
+    second.schedule.load_state_dict(first.schedule.state_dict())
+    assert second.train(8 - stop) == moved[stop:]
+    for name, value in second.objective.state_dict().items():
+        assert torch.equal(value, whole.objective.state_dict()[name])
