@@ -118,8 +118,12 @@ class DINOv2(PretrainAlgorithm):
             bottleneck=self.head_bottleneck,
             layers=self.head_layers,
         )
-        for key in ("weight", "dino_weight", "ibot_weight", "koleo_weight"):
-            check_weight(f"dinov2 ({key})", getattr(self, key))
+        check_weight("dinov2", self.weight)
+        for key in ("dino_weight", "ibot_weight", "koleo_weight"):
+            if not 0 <= getattr(self, key) < math.inf:
+                raise UserError(
+                    f"dinov2.{key} is {getattr(self, key)}, but must be finite and not negative."
+                )
         for side in ("student_temperature", "teacher_temperature_start", "teacher_temperature_end"):
             if getattr(self, side) <= 0:
                 raise UserError(f"dinov2.{side} is {getattr(self, side)}, but must be positive.")
