@@ -214,7 +214,7 @@ class FeaturePrediction(Objective):
             "token_norm": self.predictor.mask_token.detach().float().norm(),
         }
         if self.extra is not None:
-            outputs |= self.extra(features, whole, self.predictor.embed, batch)
+            outputs.update(self.extra(features, whole, self.predictor.embed, batch))
         return outputs
 
     def loss(self, outputs: Outputs, batch: Batch) -> Tensor:

@@ -205,6 +205,14 @@ def test_every_variant_trains_what_it_has(variant: Any) -> None:
     assert ("stop/context" in inputs) == (variant in ("context", "both"))
 
 
+@pytest.mark.parametrize("variant", ["both", "l1", "lowres_maxpool", "learned_pos"])
+def test_variants_compile_to_one_graph(variant: Any) -> None:
+    model, _, inputs = attached(variant=variant)
+    expected = model.loss(model(inputs), inputs)["total"]
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(model.loss(compiled(inputs), inputs)["total"], expected)
+
+
 def test_fixed_covariance_has_unit_shape_in_the_predictors_width() -> None:
     model, _, inputs = attached(variant="fixed_cov", noise_std=0.5)
     assert inputs["stop/masked"].shape == (4, 4, 9, 32)
