@@ -13,7 +13,7 @@ DEMO_IMAGES := 2000
 # What first-light trains: recipes sized for the machine at hand.
 FIRST_LIGHT ?= yamls/first_light/droppos.yaml yamls/first_light/mae.yaml
 
-.PHONY: help setup test lint types demo data first-light bench-loader bench-methods learn clean
+.PHONY: help setup test lint types demo data first-light speech bench-loader bench-methods learn clean
 
 help: ## List the targets (this text).
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -40,6 +40,9 @@ demo: setup ## Render scenes, convert, pre-train DropPos, measure, export, repor
 
 first-light: need-DATA setup ## Convert DATA=<folder of images>, pre-train DropPos and MAE on it, measure, export.
 	@RUNS="$(RUNS)" .setup/first_light.sh "$(DATA)" "$(WORK)/first_light" $(FIRST_LIGHT)
+
+speech: need-DATA setup ## Keyword spotting from DATA=<folder or tar of WAV files>: from scratch and from MP3.
+	@RUNS="$(RUNS)" .setup/speech.sh "$(DATA)" "$(WORK)/speech"
 
 bench-loader: need-DATA setup ## Time our loader beside stock FFCV and torchvision on DATA=<folder of images>.
 	PYTHONPATH=. $(PYTHON_RUN) tests/benchmarks/bench_loader.py "$(DATA)" $(ARGS)

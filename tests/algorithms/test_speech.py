@@ -1,0 +1,146 @@
+"""Speech through the whole frame: clips → batches → MP3 → fine-tuning → measured."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+
+from data_prep import convert
+from pospre.config import Recipe, load_recipe
+from pospre.data.loader import build_loader
+from pospre.data.views import ViewGroup
+from pospre.errors import UserError
+from pospre.evaluation.run import run_evaluation
+from pospre.nn.encoder import Encoder, build_encoder
+from pospre.train import main
+from pospre.training.build import build_model, build_parts
+from pospre.training.checkpoint import load_model
+from tests.data_prep.sample_clips import write_clips
+
+YAMLS = Path(__file__).parents[2] / "yamls" / "speech"
+SHORT = ("data.batch_size=4", "trainer.max_duration=2ba", "schedule.warmup=1ba", "encoder.depth=2")
+
+
+def speech8(**options: Any) -> Encoder:
+    return build_encoder("speech8", image_size=(100, 40), channels=1, **options)
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """Return ``get(frames)``: a data set of eight clips of two words."""
+    root = tmp_path_factory.mktemp("speech")
+    source = write_clips(root / "wavs", 4)
+
+    def get(frames: int) -> Path:
+        target = root / f"mds{frames}"
+        arguments = [source, target, "--format", "mds", "--frames", frames, "--workers", 1]
+        assert convert.main([str(argument) for argument in arguments]) == 0
+        return target
+
+    return get
+
+
+def recipe(name: str, data: Path, *overrides: str) -> Recipe:
+    return load_recipe(YAMLS / f"{name}.yaml", [f"data.path={data}", *SHORT, *overrides])
+
+
+def test_parameters_of_the_paper() -> None:
+    for name, count in (("paper_mp3", 69_760 + 33 * 100), ("paper_supervised", 70_156)):
+        full = load_recipe(YAMLS / f"{name}.yaml")
+        if "supervised" in full.algorithms:  # the paper's 12 classes
+            arguments = {"supervised": {**full.algorithms["supervised"], "num_classes": 12}}
+            full = full.model_copy(update={"algorithms": arguments})
+        trained = [p for p in build_model(full).parameters() if p.requires_grad]
+        assert sum(parameter.numel() for parameter in trained) == count
+
+
+def test_positions_are_the_sinusoids_of_a_sequence() -> None:
+    encoder = speech8(depth=1)
+    assert encoder.grid == (100, 1) and encoder.pos_embed is not None
+    table: torch.Tensor = encoder.pos_embed.detach()[0, 1:]
+    for frame in (0, 1, 7, 99):
+        for place in range(16):
+            angle = frame / 10000 ** (place / 16)
+            pair = [math.sin(angle), math.cos(angle)]
+            assert table[frame, 2 * place : 2 * place + 2].tolist() == pytest.approx(pair, abs=1e-6)
+    assert not encoder.pos_embed[0, 0].any() and not encoder.pos_embed.requires_grad
+
+
+def test_timm_builds_the_same_encoder() -> None:
+    encoder = speech8(depth=2).eval()
+    model = timm.create_model(encoder.timm_name, num_classes=0, **encoder.timm_kwargs).eval()
+    model.load_state_dict(encoder.state_dict())
+    clips = torch.randn(2, 1, 100, 40)
+    torch.testing.assert_close(model.forward_features(clips), encoder(clips))
+
+
+def test_batches_are_whole_and_normalised(words: Callable[[int], Path]) -> None:
+    parts = build_parts(recipe("demo_mp3", words(100), "data.batch_size=8"))
+    (batch,) = parts.loader
+    assert batch["view/image"].shape == (8, 1, 1, 100, 40)
+    assert batch["view/image"].dtype == torch.float32
+    assert not batch["view/flip"].any()
+    assert (batch["view/box"] == torch.tensor([0.0, 0.0, 1.0, 1.0])).all()
+    frames = parts.model.images(batch).double().flatten(0, 3)
+    torch.testing.assert_close(frames.mean(0), torch.zeros(40).double(), atol=1e-3, rtol=0)
+    torch.testing.assert_close(
+        frames.std(0, correction=0), torch.ones(40).double(), atol=1e-3, rtol=0
+    )
+    assert parts.recipe.data.mean is not None and len(parts.recipe.data.mean) == 40
+
+
+def test_other_data_is_normalised_as_in_training(words: Callable[[int], Path]) -> None:
+    given = recipe("demo_mp3", words(100), "data.mean=[1.0]", "data.std=[2.0]")
+    parts = build_parts(given)
+    batch = next(iter(parts.loader))
+    for model in (parts.model, build_model(parts.recipe)):  # in training, and when it is measured
+        torch.testing.assert_close(model.images(batch), (batch["view/image"] - 1) / 2)
+
+
+def test_pretrain_fine_tune_and_measure(words: Callable[[int], Path], tmp_path: Path) -> None:
+    folder = [f"trainer.run_folder={tmp_path}", "trainer.progress_bar=false", "trainer.device=cpu"]
+    common = [f"data.path={words(100)}", *SHORT, *folder]
+    assert main([str(YAMLS / "demo_mp3.yaml"), "run_name=mp3", *common]) == 0
+    start = f"encoder.weights={tmp_path}/mp3"
+    assert main([str(YAMLS / "demo_supervised.yaml"), "run_name=words", start, *common]) == 0
+    for name, evaluation, settings in (
+        ("mp3", "patch_position", {"mask_ratios": "0"}),
+        ("words", "accuracy", {}),
+    ):
+        model, made_from = load_model(str(tmp_path / name))
+        document = run_evaluation(
+            evaluation, model, made_from, words(100), settings, device="cpu", progress=False
+        )
+        assert document["results"]["samples"] == 8
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("encoder.image_size=[98,40]", r"holds features of 100 x 40, but .* are 98 x 40"),
+        ("encoder.channels=3", r"encoder\.channels = 3, but .* holds features, which have 1"),
+        ("data.mean=[1.0,2.0]", r"data\.mean has 2 numbers; give one, or 40"),
+        ("data.std=[0.0]", r"data\.std.* above 0"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    override: str, message: str, words: Callable[[int], Path]
+) -> None:
+    with pytest.raises(UserError, match=message):
+        build_parts(recipe("demo_mp3", words(100), override))
+
+
+def test_images_are_no_clips(image_folder: Callable[..., Path]) -> None:
+    with pytest.raises(UserError, match=r"encoder\.channels = 1, but .* holds images"):
+        build_parts(recipe("demo_mp3", image_folder()))
+
+
+def test_98_frames(words: Callable[[int], Path]) -> None:
+    loader = build_loader(words(98), views=[ViewGroup(size=(98, 40))], batch_size=8, seed=0)
+    assert next(iter(loader))["view/image"].shape == (8, 1, 1, 98, 40)
+    parts = build_parts(recipe("demo_mp3", words(98), "encoder.image_size=[98,40]"))
+    assert parts.model.encoder.num_patches == 98
