@@ -90,6 +90,11 @@ class CropField(PretrainAlgorithm):
 
     def _check(self, model: PretrainModel) -> None:
         """Raise ``UserError`` for options that cannot be, and company that it cannot keep."""
+        if "mp3" in model.objectives:
+            raise UserError(
+                "crop_field tells every patch its position, which is what mp3 asks for. Use one of "
+                "the two algorithms."
+            )
         kind = model.encoder.position_kind
         if kind not in ("sincos", "learned"):
             raise UserError(

@@ -226,7 +226,7 @@ def test_it_needs_company_that_was_attached_before():
 
 def test_beside_mp3_it_is_refused():
     model, _ = Case(("mp3",)).build()
-    with pytest.raises(UserError, match=r"encoder\.positions is none"):
+    with pytest.raises(UserError, match=r"which is what mp3 asks for"):
         attach_crop_field(model)
 
 
