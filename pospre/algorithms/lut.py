@@ -41,7 +41,7 @@ WHOLE = {"view": "whole", "second": "whole/second"}
 
 @dataclass(kw_only=True, eq=False)
 class LUT(PretrainAlgorithm):
-    """Broader-context supervision beside a host that hides patches: mae, simmim, droppos.
+    """Broader-context supervision beside mae, simmim, droppos, or ijepa's context.
 
     Needs the view group ``second``, one view, in the published recipes cut as ``view`` is and then
     changed in colour. The heads have batch norm: the loss of a sample depends on the batch that
@@ -126,7 +126,7 @@ class LUT(PretrainAlgorithm):
             raise UserError(
                 "algorithms.lut teaches what a masked view shows of the whole, but before it there "
                 f"is {others}, which hides no random patches of one view. Put it beside mae, "
-                "simmim or droppos, and list droppos before lut."
+                "simmim, ijepa or droppos, and list droppos before lut."
             )
         drawn_by = model.writers.get("view/removed")
         if self.symmetric and drawn_by not in ("mae", "simmim", "droppos"):
