@@ -22,7 +22,8 @@ key             shape            dtype    written by meaning
 ``g/masked``    (B, N)           bool     host       the patches behind a mask token
 ``g/target``    (B, K)           int64    lut        patches that the teacher sees, if not all
 ``g/field_box`` (B, V, 4)        float32  algorithm  x0, y0, x1, y1 of the view in the position
-                                                     field, the whole of which is [0, 1]
+                                                     field, the whole of which is [0, 1]; x0 > x1
+                                                     where positions are mirrored with the view
 ``a/…``         (B, …)           any      algorithm  what else algorithm a draws before the forward
                                                      pass, such as dropped positions
 ``g/pixels``    (B, V, 3, H, W)  float32  model      flipped, augmented in training, normalised;
