@@ -40,7 +40,7 @@ def test_header_teaches(path: Path) -> None:
     assert all(len(line) <= 100 for line in path.read_text().splitlines())
 
 
-@pytest.mark.parametrize("name", ["mae", "droppos", "mp3", "simmim", "lut"])
+@pytest.mark.parametrize("name", ["mae", "droppos", "mp3", "simmim", "lut", "ijepa", "stop"])
 def test_demo_recipe_trains(name: str, image_folder: Callable[..., Path], tmp_path: Path) -> None:
     overrides = [
         f"data.path={image_folder(num_images=16)}",
@@ -60,6 +60,7 @@ def test_papers_peak_rate_and_length() -> None:
         ("mae_vitb16", "40ep", "800ep"),
         ("droppos_vitb16", "10ep", "200ep"),
         ("droppos_vitl16", "40ep", "200ep"),
+        ("lut_vitb16", "40ep", "1600ep"),
     ):
         recipe = load_recipe(YAMLS / "pretrain" / f"{name}.yaml")
         assert recipe.optimizer.base_lr * recipe.data.batch_size / 256 == pytest.approx(2.4e-3)
