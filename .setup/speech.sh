@@ -25,7 +25,8 @@ convert() {
         source=$folder/wavs
         if [ ! -d "$source" ]; then
             rm -rf "$source.partial-tar" && mkdir "$source.partial-tar"
-            tar -xf "$data" -C "$source.partial-tar"
+            tar -xf "$data" -C "$source.partial-tar" ||
+                { echo "error: $data is no tar file that can be unpacked" >&2; exit 2; }
             mv "$source.partial-tar" "$source"
         fi
     fi
@@ -34,31 +35,36 @@ convert() {
     done
 }
 
-# train RECIPE RUN [key=value …]; called by xargs, with its output in a file
+# train RECIPE RUN SEED [mp3]: one run, from MP3's encoder if so said, with its output in a file
 train() {
     local log=$runs/$2.log
-    echo "+ python -m pospre.train ${recipes}_$1.yaml run_name=$2 ${*:3}"
-    OMP_NUM_THREADS=1 .venv/bin/python -m pospre.train "${recipes}_$1.yaml" run_name="$2" \
-        data.path="$folder/train" data.num_workers=1 trainer.run_folder="$runs" \
-        trainer.progress_bar=false "${@:3}" >"$log" 2>&1 ||
+    local keys=(run_name="$2" seed="$3" data.path="$folder/train" trainer.run_folder="$runs")
+    if [ "${4:-}" = mp3 ]; then keys+=(encoder.weights="$runs/$mp3"); fi
+    echo "+ python -m pospre.train ${recipes}_$1.yaml ${keys[*]}"
+    OMP_NUM_THREADS=1 .venv/bin/python -m pospre.train "${recipes}_$1.yaml" "${keys[@]}" \
+        data.num_workers=1 trainer.progress_bar=false >"$log" 2>&1 ||
         { tail -n 5 "$log" >&2; return 255; }  # 255: xargs starts no more
     rm "$log"
 }
 export -f train
-export recipes runs folder
+export recipes runs folder mp3
 
-all() { xargs -P "$(.venv/bin/python -c 'from pospre.data.cores import *; print(available_cores())')" \
-    -L 1 bash -c 'set -euo pipefail; train "$@"' train; }
+# The runs on standard input, one a line, as many at once as there are cores.
+train_all() {
+    local cores
+    cores=$(.venv/bin/python -c 'from pospre.data.cores import *; print(available_cores())')
+    xargs -P "$cores" -L 1 bash -c 'set -euo pipefail; train "$@"' train
+}
 
 convert
 started=$SECONDS
 {
-    echo mp3 "$mp3"
-    for seed in $seeds; do echo supervised "${name}_scratch_s$seed" seed="$seed"; done
-} | all
+    echo mp3 "$mp3" 0
+    for seed in $seeds; do echo supervised "${name}_scratch_s$seed" "$seed"; done
+} | train_all
 for seed in $seeds; do
-    echo supervised "${name}_from_mp3_s$seed" seed="$seed" encoder.weights="$runs/$mp3"
-done | all
+    echo supervised "${name}_from_mp3_s$seed" "$seed" mp3
+done | train_all
 echo "training took $((SECONDS - started)) s"
 
 run -m pospre.evaluate patch_position --checkpoint "$runs/$mp3" --data "$folder/val" mask_ratios=0

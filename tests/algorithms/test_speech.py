@@ -72,7 +72,7 @@ def test_positions_are_the_sinusoids_of_a_sequence() -> None:
 
 def test_timm_builds_the_same_encoder() -> None:
     encoder = speech8(depth=2).eval()
-    model = timm.create_model(encoder.timm_name, num_classes=0, **encoder.timm_kwargs).eval()
+    model: Any = timm.create_model(encoder.timm_name, num_classes=0, **encoder.timm_kwargs).eval()
     model.load_state_dict(encoder.state_dict())
     clips = torch.randn(2, 1, 100, 40)
     torch.testing.assert_close(model.forward_features(clips), encoder(clips))
