@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from pospre.algorithms.ema_teacher import attach_ema_teacher
+from pospre.algorithms.lut import attach_lut
 from pospre.algorithms.mae import attach_mae
 from pospre.algorithms.supervised import attach_supervised
+from pospre.data.views import ViewGroup
 from pospre.errors import UserError
 from pospre.nn.encoder import build_encoder
 from pospre.pretrain.algorithm import Progress
@@ -47,6 +49,24 @@ def test_the_first_teacher_counts_and_is_shared() -> None:
     pairs = len(model.pairs)
     algorithm.attach(model)
     assert len(model.pairs) == pairs
+
+
+def test_lut_learns_from_the_average() -> None:
+    groups = {name: ViewGroup(name=name, size=32) for name in ("view", "second")}
+    encoder = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1)
+    model = PretrainModel(encoder, seed=0, views=groups)
+    attach_mae(model, decoder_dim=32, decoder_depth=1, decoder_heads=2)
+    average = attach_ema_teacher(model, momentum_start=0.5)
+    lut = attach_lut(model, momentum_start=None, hidden_dim=32)
+    assert model.teacher_owner == "ema_teacher" and model.momentum == Momentum(0.5, 1.0, "constant")
+    assert model.teacher is not None
+    before = model.teacher.module.state_dict()["cls_token"].clone()
+    with torch.no_grad():
+        model.encoder.cls_token.add_(1.0)  # type: ignore[union-attr]
+    for algorithm in (lut, average):
+        algorithm.after_step(model, Progress(0.0, 0.0))
+    after = model.teacher.module.state_dict()["cls_token"]
+    torch.testing.assert_close(after, before + 0.5)  # moved once
 
 
 def test_two_momenta_are_refused() -> None:
