@@ -40,7 +40,9 @@ def test_header_teaches(path: Path) -> None:
     assert all(len(line) <= 100 for line in path.read_text().splitlines())
 
 
-@pytest.mark.parametrize("name", ["mae", "droppos", "mp3", "simmim", "lut", "ijepa", "stop", "intertwined"])
+@pytest.mark.parametrize(
+    "name", ["mae", "droppos", "mp3", "simmim", "lut", "ijepa", "stop", "intertwined"]
+)
 def test_demo_recipe_trains(name: str, image_folder: Callable[..., Path], tmp_path: Path) -> None:
     overrides = [
         f"data.path={image_folder(num_images=16)}",
