@@ -213,6 +213,11 @@ def check_blocks(blocks: Blocks, owner: str, *, official: bool) -> None:
                 )
         return
     smallest = int(blocks.num_tokens * blocks.target_scale[0])
+    if smallest < 1:
+        raise UserError(
+            f"{owner}.target_scale = {list(blocks.target_scale)} leaves target blocks without a "
+            f"token {where}. Use a finer grid (smaller patch, larger image), or a larger scale."
+        )
     if not 1 <= blocks.target_tokens <= smallest:
         raise UserError(
             f"{owner}.target_tokens is {blocks.target_tokens}, but must be from 1 to {smallest}, "

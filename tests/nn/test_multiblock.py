@@ -131,6 +131,7 @@ def test_published_redraws_relax_the_last_targets_first() -> None:
     [
         ({"target_tokens": 30}, r"ijepa.target_tokens is 30, but must be from 1 to 29"),
         ({"target_tokens": 0}, r"ijepa.target_tokens is 0"),
+        ({"grid": (2, 2)}, r"ijepa.target_scale = \[0.15, 0.2\] leaves target blocks without"),
         ({"context_tokens": 0}, r"ijepa.context_tokens is 0"),
         ({"context_tokens": 120}, r"ijepa.context_tokens = 120 is more than the target blocks"),
         ({"context_tokens": 190}, r"ijepa.context_tokens is 190"),
