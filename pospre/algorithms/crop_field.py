@@ -152,8 +152,11 @@ class CropField(PretrainAlgorithm):
 
 @torch.no_grad()
 def _clear_table(encoder: nn.Module) -> None:
+    """Empty the table's rows of patches; without rows of other tokens it has nothing to learn."""
     assert isinstance(encoder, Encoder) and encoder.pos_embed is not None
     encoder.pos_embed[:, encoder.num_prefix_tokens :] = 0
+    if not encoder.num_prefix_tokens:
+        encoder.pos_embed.requires_grad_(False)
 
 
 def _views_of(name: str, counts: dict[str, int]) -> slice:
