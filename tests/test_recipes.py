@@ -10,6 +10,7 @@ from pospre.config import load_recipe
 from pospre.train import main
 from pospre.training.build import build_model, resolve_algorithms, with_classes
 from pospre.training.groups import parameter_groups
+from pospre.training.optim import batch_peak
 
 YAMLS = Path(__file__).parents[1] / "yamls"
 RECIPES = sorted(YAMLS.glob("**/*.yaml"))
@@ -67,3 +68,45 @@ def test_papers_peak_rate_and_length() -> None:
         recipe = load_recipe(YAMLS / "pretrain" / f"{name}.yaml")
         assert recipe.optimizer.base_lr * recipe.data.batch_size / 256 == pytest.approx(2.4e-3)
         assert (recipe.schedule.warmup, recipe.trainer.max_duration) == (warmup, epochs)
+
+
+@pytest.mark.parametrize(
+    ("name", "peak", "layer_decay", "drop_path", "epochs"),
+    [
+        ("mae_vitb16", 2e-3, 0.65, 0.1, 100),
+        ("mae_vitl16", 4e-3, 0.75, 0.2, 50),
+        ("mae_vith14", 4e-3, 0.75, 0.3, 50),
+        ("droppos_vitb16", 4e-3, 0.75, 0.1, 100),
+        ("lut_vits16", 2e-3, 0.75, 0.1, 300),
+        ("lut_vitb16", 1e-3, 0.65, 0.1, 100),
+        ("simmim_vitb16", 5e-3, 0.65, 0.1, 100),
+        ("mp3_vitb16", 2e-3, None, 0.1, 150),
+        ("mp3_cifar100_vits4", 2.5e-4, None, 0.1, 400),
+    ],
+)
+def test_papers_fine_tuning(
+    name: str, peak: float, layer_decay: float | None, drop_path: float, epochs: int
+) -> None:
+    recipe = load_recipe(YAMLS / "finetune" / f"{name}.yaml")
+    assert batch_peak(recipe.optimizer, recipe.data.batch_size) == pytest.approx(peak)
+    assert recipe.optimizer.layer_decay == layer_decay
+    assert recipe.encoder.drop_path == drop_path and recipe.encoder.weights
+    assert recipe.trainer.max_duration == f"{epochs}ep"
+
+
+def test_demo_classifier_starts_from_a_pretrained_encoder(
+    image_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    common = [
+        f"data.path={image_folder(num_images=16)}",
+        "data.batch_size=8",
+        "schedule.warmup=1ba",
+        "trainer.max_duration=2ba",
+        "trainer.device=cpu",
+        "trainer.progress_bar=false",
+        f"trainer.run_folder={tmp_path}/runs",
+    ]
+    own = [f"evaluation.accuracy.data={tmp_path}/images", f"encoder.weights={tmp_path}/runs/mae"]
+    assert main([str(YAMLS / "demo" / "mae.yaml"), *common]) == 0
+    assert main([str(YAMLS / "demo" / "supervised.yaml"), *common, *own]) == 0
+    assert (tmp_path / "runs" / "supervised" / "evaluation" / "accuracy.json").exists()

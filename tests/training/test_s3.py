@@ -8,11 +8,15 @@ from typing import Any
 import boto3
 import pytest
 import requests
+import torch
 from moto.server import ThreadedMotoServer
 from tiny_runs import curve
 
 from pospre.errors import UserError
+from pospre.training.build import build_model
 from pospre.training.callbacks.mirror import mirror_run
+from pospre.training.weights import start_from
+from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
 
 Run = Callable[..., tuple[int, str]]
 FOLDER = "trainer.save_folder=s3://bucket/runs/tiny"
@@ -129,3 +133,20 @@ def test_the_small_files_of_a_run_are_not_worth_it(
     code, said = run(tiny, "trainer.max_duration=1ep", "trainer.save_folder=s3://bucket/runs/apart")
     assert "warning: the endpoint does not answer; copied again" in said
     assert code == 0
+
+
+def test_an_encoder_starts_from_the_bucket(bucket: Any, tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path / "runs", "mae")
+    checkpoint = save_checkpoint(recipe)
+    exported = tmp_path / "encoder.pth"
+    source = build_model(recipe)
+    torch.save(source.encoder.state_dict(), exported)
+    bucket.upload_file(str(checkpoint), "bucket", f"runs/tiny/{checkpoint.name}")
+    bucket.upload_file(str(exported), "bucket", "encoder.pth")
+    for address, name in (
+        ("s3://bucket/runs/tiny", checkpoint.name),
+        ("s3://bucket/encoder.pth", "encoder.pth"),
+    ):
+        assert name in start_from(build_model(recipe), address)
+    with pytest.raises(UserError, match=r"s3://bucket/none.pth does not exist"):
+        start_from(build_model(recipe), "s3://bucket/none.pth")
