@@ -27,7 +27,12 @@ from pospre.nn.masking import (
     visible_patches,
 )
 from pospre.nn.weights import init_weights, token_parameter
-from pospre.pretrain.algorithm import PretrainAlgorithm, Progress, check_weight
+from pospre.pretrain.algorithm import (
+    PretrainAlgorithm,
+    Progress,
+    check_weight,
+    require_one_view,
+)
 from pospre.pretrain.model import EncoderPass, PretrainModel
 from pospre.pretrain.objective import Outputs
 from pospre.pretrain.position_task import (
@@ -100,6 +105,7 @@ class DropPos(PretrainAlgorithm):
         if "droppos" in model.objectives:
             self._check_teacher(model)
             return
+        require_one_view(model, "droppos", "view")
         self._check(model)
         alone = () if self._beside_host(model) else ("view/keep", "view/removed")
         for key in ("droppos/order", "droppos/shown", *alone):

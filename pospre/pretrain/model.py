@@ -1,7 +1,7 @@
 """The one model that every host and every position algorithm attaches to."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 
 import torch
@@ -172,9 +172,14 @@ class PretrainModel(ComposerModel):
         if before is not None:
             bare = replace(encoder_pass, positions=before.positions, content=before.content)
             if bare != before:
+                different = [
+                    f"{field.name} = {getattr(before, field.name)} and {getattr(bare, field.name)}"
+                    for field in fields(bare)
+                    if getattr(before, field.name) != getattr(bare, field.name)
+                ]
                 raise UserError(
-                    f"algorithms: the encoder pass '{name}' is declared twice and differently "
-                    f"({before} and {bare}). Use one of the two algorithms."
+                    f"algorithms: two of them need the encoder pass '{name}' over other tokens "
+                    f"({', '.join(different)}). Use one of the two."
                 )
             encoder_pass = replace(
                 before,
@@ -253,6 +258,14 @@ class PretrainModel(ComposerModel):
         """
         if self.momentum is not None and owner in (None, self.teacher_owner):
             follow(self.pairs, self.momentum.at(progress))
+
+    def check_complete(self) -> None:
+        """Raise ``UserError`` if nothing attached has a loss."""
+        if not len(self.objectives.named):
+            raise UserError(
+                "algorithms: none of those listed has a loss of its own. Add a host (mae, simmim, "
+                "ijepa, dinov2, supervised), droppos or mp3."
+            )
 
     # -- what runs ----------------------------------------------------------------------------
 

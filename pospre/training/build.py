@@ -80,6 +80,7 @@ def build_model(recipe: Recipe) -> PretrainModel:
         for algorithm in algorithms:
             _check_encoder(algorithm, recipe)
             algorithm.attach(model)
+        model.check_complete()
     return model
 
 

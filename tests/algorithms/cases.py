@@ -64,6 +64,8 @@ class Case:
                 "global": ViewGroup(name="global", count=2, size=32),
                 "local": ViewGroup(name="local", count=2, size=16),
             }
+        if "dinov2" in self.names and {"droppos", "mp3", "lut"} & set(self.names):
+            groups["view"] = ViewGroup(size=32)
         if "lut" in self.names:
             groups["second"] = ViewGroup(name="second", size=32)
         return groups
@@ -87,6 +89,7 @@ class Case:
         model = PretrainModel(encoder, seed=7, views=self.views())
         for algorithm in algorithms:
             algorithm.attach(model)
+        model.check_complete()
         return model, algorithms
 
     def batch(self, size: int = 4, *, epoch: int = 1) -> dict[str, Tensor]:

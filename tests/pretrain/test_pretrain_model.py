@@ -172,5 +172,7 @@ def test_a_pass_over_other_tokens_is_refused_and_editors_form_a_chain():
     model.add_pass("student", EncoderPass(keep="view/keep", positions=("droppos",)))
     model.add_pass("student", EncoderPass(keep="view/keep", positions=("other",)))
     assert model.passes["student"].positions == ("droppos", "other")
-    with pytest.raises(UserError, match="'student' is declared twice and differently"):
+    with pytest.raises(
+        UserError, match=r"pass 'student' over other tokens \(keep = view/keep and None\)"
+    ):
         model.add_pass("student", EncoderPass())

@@ -25,7 +25,7 @@ def backward(
 ) -> torch.Tensor:
     inputs = written(model, attached, batch)
     loss = model.loss(model(inputs), inputs)["total"]
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     return loss.detach()
 
 
