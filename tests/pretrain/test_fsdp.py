@@ -5,7 +5,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-CASES = ("mae", "droppos", "mae+droppos")
+from pospre.pretrain.algorithm import algorithm_names
+from tests.algorithms.cases import HOST_OF
+
+TOGETHER = (
+    "mae+droppos",
+    "droppos+lut",
+    "ijepa+stop+crop_field",
+    "dinov2+crop_field+masked_position",
+)
+CASES = (*("+".join((*HOST_OF.get(name, ()), name)) for name in algorithm_names()), *TOGETHER)
 
 
 def test_two_ranks_equal_one_process():
@@ -16,7 +25,7 @@ def test_two_ranks_equal_one_process():
         [*launcher, str(script), *CASES],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         env=environment,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
