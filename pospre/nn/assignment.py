@@ -52,14 +52,14 @@ def sinkhorn(
         # a prototype's factor does not matter before its first normalisation
         top_K = scores.masked_fill(~valid.unsqueeze(1), -torch.inf).amax(0)
         top_K = _reduce(top_K, dist.ReduceOp.MAX)
-        scores = scores - torch.where(top_K.isfinite(), top_K, 0)
+        scores.sub_(torch.where(top_K.isfinite(), top_K, 0))
         top_M = scores.amax(1)
-        matrix = (scores - top_M.unsqueeze(1)).exp_()
+        matrix = scores.sub_(top_M.unsqueeze(1)).exp_()
         sample = torch.where(valid, top_M.exp(), 0)
         for _ in range(iterations):
             prototype = 1 / _reduce(sample @ matrix).clamp_min(1e-30)  # nothing but padding
             sample = torch.where(valid, 1 / (matrix @ prototype), 0)
-        return matrix * prototype * sample.unsqueeze(1)
+        return matrix.mul_(prototype).mul_(sample.unsqueeze(1))
 
 
 class Center(nn.Module):
