@@ -16,6 +16,7 @@ from pospre.evaluation.registry import Context
 from pospre.pretrain.model import PretrainModel
 
 Pooling = Literal["mean", "cls"]
+WHOLE = 48  # pixels; the short side of Tiny ImageNet is 64
 
 
 def centre_batches(
@@ -30,6 +31,8 @@ def centre_batches(
 ) -> Iterator[Batch]:
     """Yield batches of centre views (short side to 256/224 of the size, then the middle; no flip).
 
+    Where a view has at most 48 pixels, it shows the whole image, as is usual for CIFAR.
+
     Args:
         context: says which view size, device and whether to draw a progress bar.
         data: the data set.
@@ -42,9 +45,10 @@ def centre_batches(
     Raises:
         UserError: the data set is missing, empty or damaged.
     """
+    crop = "full" if max(context.image_size) <= WHOLE else "center"
     loader = build_loader(
         data,
-        views=[ViewGroup(size=context.image_size, crop="center")],
+        views=[ViewGroup(size=context.image_size, crop=crop)],
         batch_size=batch_size,
         seed=seed,
         shuffle=num_samples is not None,

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from pospre.errors import UserError
 from pospre.evaluation import knn
+from pospre.evaluation.features import centre_batches
+from pospre.evaluation.registry import Context
 from pospre.evaluation.run import run_evaluation
 from pospre.training.checkpoint import load_model
 
@@ -128,3 +130,18 @@ def test_missing_bank_is_refused(mae_checkpoint, image_folder):
 def test_real_photographs_one_per_class_are_refused(mae_checkpoint, test_data):
     with pytest.raises(UserError, match="one image per class"):
         evaluate(mae_checkpoint, test_data / "imagenet_sample", num_samples=30)
+
+
+def test_small_views_show_the_whole_image(mae_checkpoint, image_folder):
+    model, _ = load_model(str(mae_checkpoint))
+    data = str(image_folder(num_images=2))
+    boxes = {}
+    for side in (32, 64):
+        model.encoder.image_size = (side, side)
+        context = Context(model, lambda: model, data, torch.device("cpu"), progress=False)
+        (batch,) = centre_batches(
+            context, data, title="", num_samples=None, batch_size=2, num_workers=1, seed=0
+        )
+        boxes[side] = batch["view/box"][0, 0].tolist()
+    assert boxes[32] == [0, 0, 1, 1]
+    assert boxes[64][0] > 0
