@@ -16,7 +16,7 @@ key             shape            dtype    written by meaning
                                                      upright original image, before the flip;
                                                      a view that was padded reaches a little over
 ``g/flip``      (B, V)           bool     loader     the device step mirrors this view left–right
-``g/keep``      (B, K)           int64    host       patches that the encoder sees, in random order
+``g/keep``      (B, K)           int64    host       patches the encoder sees, in the host's order
 ``g/removed``   (B, N−K)         int64    host       the other patches
 ``g/visible``   (B, K)           int64    host       patches not masked, where the encoder sees all
                                                      of them, some behind a mask token
