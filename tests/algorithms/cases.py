@@ -89,7 +89,8 @@ class Case:
         model = PretrainModel(encoder, seed=7, views=self.views())
         for algorithm in algorithms:
             algorithm.attach(model)
-        model.check_complete()
+        if algorithms:
+            model.check_complete()
         return model, algorithms
 
     def batch(self, size: int = 4, *, epoch: int = 1) -> dict[str, Tensor]:
