@@ -22,6 +22,9 @@ key             shape            dtype    written by meaning
                                                      of them, some behind a mask token
 ``g/masked``    (B, N)           bool     host       the patches behind a mask token
 ``g/target``    (B, K)           int64    lut        patches that the teacher sees, if not all
+``global/…``    (B, 2, N)        bool     dinov2,    ``content_mask`` and ``position_mask``: patches
+                                         masked_    of the student's global crops whose content, or
+                                         position   whose position, is masked
 ``g/field_box`` (B, V, 4)        float32  algorithm  x0, y0, x1, y1 of the view in the position
                                                      field, the whole of which is [0, 1]; x0 > x1
                                                      where positions are mirrored with the view
