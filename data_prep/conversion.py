@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,12 +23,13 @@ from data_prep.sources.audio_folder import (
 )
 from data_prep.sources.image_folder import ImageFile, ImageFolder, list_image_folder, select_split
 from data_prep.staging import replace_folder, replace_pair, staging_folder
+from data_prep.tally import Settings, Tally
 from pospre.data.mds_reader import SIDECAR_NAME, is_mds
 from pospre.data.sidecar import VERSION
 from pospre.errors import UserError
 
 if TYPE_CHECKING:
-    from data_prep.audio import PreparedClip, Statistics
+    from data_prep.audio import PreparedClip
 
 _FRAMES = 100  # of a clip: one second, and 20 ms of silence
 
@@ -39,57 +40,6 @@ _MISSING_LIBRARY = {
     "mds": "Streaming cannot be loaded ({error}); pip install mosaicml-streaming, or use "
     "--format ffcv.",
 }
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Everything beside the source that decides the bytes of the result."""
-
-    format: str
-    max_side: int | None = None
-    quality: int = 90
-    split: str | None = None
-    val_fraction: float = 0.1
-    seed: int = 0
-    frames: int | None = None  # of a clip; None for images
-
-
-@dataclass
-class Tally:
-    """What a conversion met.
-
-    Attributes:
-        statistics: of the features, where the source is audio.
-        split_rule: what parted the data set, where ``Settings.split`` asks for a part of audio.
-    """
-
-    num_kept: int = 0
-    num_encoded: int = 0
-    width_sum: int = 0
-    height_sum: int = 0
-    audio_seconds: float = 0.0
-    seconds: float = 0.0
-    statistics: "Statistics | None" = None
-    split_rule: str | None = None
-    skipped: list[dict[str, str]] = field(default_factory=list)
-
-    @property
-    def num_samples(self) -> int:
-        """Images or clips written."""
-        return self.num_kept + self.num_encoded
-
-    def add(self, sample: "PreparedImage | PreparedClip") -> None:
-        """Count a written image or clip."""
-        if isinstance(sample, PreparedImage):
-            self.num_kept += sample.kept
-            self.num_encoded += not sample.kept
-            self.width_sum += sample.width
-            self.height_sum += sample.height
-            return
-        assert self.statistics is not None
-        self.num_encoded += 1
-        self.audio_seconds += sample.seconds
-        self.statistics.add(sample.features)
 
 
 def convert(
@@ -132,14 +82,12 @@ def _select(source: Path, settings: Settings) -> tuple[ImageFolder, Settings, st
     if not (source.is_dir() and is_audio_folder(source)):
         if settings.frames is not None:
             raise UserError(
-                f"--frames {settings.frames} is for WAV files, but {source} holds none."
+                f"--frames {settings.frames} is for clips, but {source} is no folder of WAV files."
             )
         folder = list_image_folder(source)
-        return (
-            folder if split is None else select_split(folder, split, fraction, seed),
-            settings,
-            None,
-        )
+        if split is not None:
+            folder = select_split(folder, split, fraction, seed)
+        return folder, settings, None
     if settings.format != "mds":
         raise UserError(f"{source} holds WAV files; their features are stored with --format mds.")
     settings = replace(settings, frames=settings.frames or _FRAMES)

@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 
 from data_prep import sidecar
-from data_prep.conversion import Settings, Tally, convert
+from data_prep.conversion import convert
+from data_prep.tally import Settings, Tally
 from pospre.data.cores import available_cores
 from pospre.errors import UserError, run_command
 

@@ -153,7 +153,7 @@ def test_options_of_the_other_kind(tmp_path: Path, capsys: pytest.CaptureFixture
     (tmp_path / "photos" / "a.jpg").write_bytes(encoded(picture()))
     (tmp_path / "photos" / "a.wav").write_bytes(wav(chirp()))
     assert run(tmp_path / "photos", tmp_path / "mds", "--frames", 98) == 2
-    assert "--frames 98 is for WAV files" in capsys.readouterr().err
+    assert "--frames 98 is for clips" in capsys.readouterr().err
     assert run(tmp_path / "photos", tmp_path / "mds") == 0  # images: the stray clip is ignored
     assert described(tmp_path / "mds")["ignored"] == 1
 
