@@ -34,6 +34,7 @@ def evaluate(
     k: PositiveInt = 20,
     temperature: PositiveFloat = 0.07,
     features: Pooling = "mean",
+    num_bank: PositiveInt | None = None,
     num_samples: PositiveInt | None = None,
     batch_size: PositiveInt = 64,
     num_workers: PositiveInt | None = None,
@@ -50,11 +51,12 @@ def evaluate(
         temperature: T; the smaller, the more the nearest ones count.
         features: mean of the patch tokens, or the cls token. The default is mean, because neither
             MAE nor DropPos puts a loss on the class token.
+        num_bank: let so many images of the bank vote, drawn by the seed; all without it.
         num_samples: classify so many images, drawn by the seed; all without it. Without a bank
             only these vote as well.
         batch_size: images per forward pass; it does not change the result.
         num_workers: decoding threads; the loader chooses without it.
-        seed: draws the images that num_samples asks for.
+        seed: draws the images that num_bank and num_samples ask for.
         baseline: measure the untrained encoder of the same recipe and seed as well.
 
     Returns:
@@ -83,7 +85,9 @@ def evaluate(
         return pooled_features(models, batches, features)
 
     queries, labels_Q = encode(context.data, "knn", num_samples)
-    banks, bank_labels_M = (queries, labels_Q) if bank is None else encode(bank, "knn bank", None)
+    banks, bank_labels_M = (
+        (queries, labels_Q) if bank is None else encode(bank, "knn bank", num_bank)
+    )
     answerable_Q = _check(labels_Q, bank_labels_M, k, context.data, bank)
     results: dict[str, Any] = {"initial_top1": None}
     for name in models:

@@ -22,6 +22,7 @@ YAMLS = Path(__file__).parents[2] / "yamls" / "learn"
 RESULTS = YAMLS / "results"
 WINDOW = 10  # logged lines that the first and the last figures of training are means of
 TEST_NAMES = ("test", "val")
+SETTINGS = ("num_bank=10000", "num_samples=5000")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -65,12 +66,12 @@ def run(method: str, seed: int, train: Path, test: Path, runs: Path) -> dict[str
     options = [f"run_name={name}", f"seed={seed}", f"data.path={train}"]
     call("pospre.train", str(YAMLS / f"{method}.yaml"), *options, f"trainer.run_folder={runs}")
     figures = training_figures(folder / "metrics.jsonl")
-    for evaluation, settings in (("knn", []), ("linear", ["num_bank=20000"])):
+    for evaluation in ("knn", "linear"):
         output = folder / "evaluation" / f"{evaluation}.json"
         if not output.exists():
             call(
                 "pospre.evaluate", evaluation, "--checkpoint", str(folder), "--data", str(test),
-                f"bank={train}", "batch_size=256", *settings,
+                f"bank={train}", "batch_size=256", *SETTINGS,
             )  # fmt: skip
         results = json.loads(output.read_text())["results"]
         figures[evaluation] = results["top1"]

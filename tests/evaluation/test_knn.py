@@ -145,3 +145,8 @@ def test_small_views_show_the_whole_image(mae_checkpoint, image_folder):
         boxes[side] = batch["view/box"][0, 0].tolist()
     assert boxes[32] == [0, 0, 1, 1]
     assert boxes[64][0] > 0
+
+
+def test_some_of_the_bank_may_vote(mae_checkpoint, image_folder):
+    data = image_folder(num_images=10)
+    assert evaluate(mae_checkpoint, data, bank=str(data), k=1, num_bank=6)["bank_samples"] == 6
