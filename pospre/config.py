@@ -96,6 +96,8 @@ def check_arguments(
     hints = get_type_hints(target)
     fields: dict[str, Any] = {}
     for name, parameter in inspect.signature(constructor).parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue  # a class without a constructor of its own takes nothing
         required = parameter.default is inspect.Parameter.empty
         fields[name] = (_lenient(hints[name]), ... if required else parameter.default)
     model = create_model(f"{key} arguments", __base__=Section, **fields)

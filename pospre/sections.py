@@ -143,6 +143,7 @@ class Encoder(Section):
     num_registers: int = Field(default=0, ge=0)
     layer_scale: float | None = Field(default=None, gt=0)
     drop_path: float = Field(default=0.0, ge=0, lt=1)
+    uniform_drop_path: bool = False
     dropout: float = Field(default=0.0, ge=0, lt=1)
     final_norm: bool = True
     init: Init = "xavier"
@@ -213,7 +214,11 @@ class Fsdp(Section):
     """Options of FSDP2; checkpoints stay single files, whatever the number of ranks."""
 
     reshard_after_forward: bool = True
-    mixed_precision: Literal["DEFAULT", "PURE", "FULL"] = "DEFAULT"
+    mixed_precision: Literal["FULL", "DEFAULT", "PURE"] = Field(
+        default="FULL",
+        description="FULL: autocast alone casts; the others also cast every float of the batch, "
+        "crop boxes and noise included",
+    )
 
 
 class ClipGrad(Section):

@@ -17,7 +17,6 @@ from pospre.batch import EPOCH, INDEX, Batch, box_key, field_box_key, flip_key, 
 from pospre.errors import UserError
 from pospre.nn.encoder import Encoder
 from pospre.nn.field import (
-    Interpolation,
     beta_2_5,
     enclosing_box,
     mirrored_image,
@@ -26,6 +25,7 @@ from pospre.nn.field import (
     sample_field,
     sincos_in_boxes,
 )
+from pospre.nn.interpolation import Interpolation
 from pospre.nn.masking import gather_tokens
 from pospre.pretrain.algorithm import PretrainAlgorithm
 from pospre.pretrain.model import EncoderPass, PretrainModel

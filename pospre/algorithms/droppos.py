@@ -15,7 +15,7 @@ from timm.layers import LayerNorm
 from torch import Tensor, nn
 
 from pospre import draws
-from pospre.batch import Batch, field_box_key
+from pospre.batch import Batch
 from pospre.errors import UserError
 from pospre.nn.decoder import check_decoder, decoder_blocks, split_tokens
 from pospre.nn.encoder import Encoder
@@ -156,7 +156,8 @@ class DropPos(PretrainAlgorithm):
             distance=self.distance,
             temperature=self.temperature,
         )
-        self._check_positions(model.encoder)
+        beside = model.writers.get("view/keep") if self._beside_host(model) else None
+        self._check_positions(model.encoder, beside)
         for name, options in (
             ("sampling", ("random", "uniform")),
             ("position_token", ("learned", "zeros", "wrong")),
@@ -171,7 +172,7 @@ class DropPos(PretrainAlgorithm):
             visible = num_kept(visible, self._ratio, key="droppos.mask_ratio")
         num_shown(visible, self.position_mask_ratio)
 
-    def _check_positions(self, encoder: Encoder) -> None:
+    def _check_positions(self, encoder: Encoder, beside: str | None) -> None:
         """Raise ``UserError`` for positions that this encoder cannot drop."""
         if encoder.patches_per_token > 1:
             if self.position_token != "zeros":
@@ -183,6 +184,11 @@ class DropPos(PretrainAlgorithm):
             raise UserError(
                 f"droppos needs positions to drop, but encoder.positions is "
                 f"{encoder.position_kind}. Use sincos or learned."
+            )
+        if self.sampling == "uniform" and beside is not None:
+            raise UserError(
+                f"droppos.sampling = uniform chooses the visible patches, but '{beside}' does so "
+                "already. Use random, or droppos alone."
             )
         if self.sampling == "uniform" and (self._ratio != 0.75 or any(s % 2 for s in encoder.grid)):
             rows, cols = encoder.grid
@@ -246,12 +252,7 @@ class DroppedPositions(nn.Module):
         self.token = token_parameter(dim) if kind == "learned" else None
 
     def forward(self, position_BKD: Tensor, batch: Batch, where: EncoderPass) -> Tensor:
-        """Return the positions (B, K, D) that the encoder sees.
-
-        True ones carry no gradient, as published; those of a field do, or it would never learn.
-        """
-        if field_box_key(where.group) not in batch:
-            position_BKD = position_BKD.detach()
+        """Return the positions (B, K, D) that the encoder sees; true ones learn if they can."""
         shown = batch["droppos/shown"].unsqueeze(-1)
         if self.token is not None:
             return torch.where(shown, position_BKD, self.token)

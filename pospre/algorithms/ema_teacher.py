@@ -38,8 +38,8 @@ class EmaTeacher(PretrainAlgorithm):
         if model.teacher_owner is not None:
             raise UserError(
                 f"algorithms: '{model.teacher_owner}' has a teacher of its own, so ema_teacher is "
-                "of no use. Leave one of them out, or set the other's momentum to null and list "
-                "it after ema_teacher."
+                "of no use. Leave one of them out. (lut takes this one if it is listed after it "
+                "with lut.momentum_start: null.)"
             )
         model.add_teacher(
             "ema_teacher", Momentum(self.momentum_start, self.momentum_end, self.shape)

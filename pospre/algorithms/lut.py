@@ -88,6 +88,11 @@ class LUT(PretrainAlgorithm):
         if "lut" in model.objectives:
             return
         host = self._host(model)
+        if model.mixes:
+            raise UserError(
+                "algorithms.lut compares two views of one image, but supervised mixes images in "
+                "'view'. Set supervised.mixup and supervised.cutmix to 0, or leave lut out."
+            )
         self._check(model)
         for group in self._online:
             self._add_student(model, host, group)
@@ -322,7 +327,8 @@ class BroaderContext(Objective):
         predicted, target = F.normalize(predicted, dim=-1), F.normalize(target, dim=-1)
         if self.distance == "cosine":
             return (2 - 2 * (predicted * target).sum(-1)).mean()
-        logits = predicted @ target.mT / self.temperature
+        with torch.autocast(predicted.device.type, enabled=False):
+            logits = predicted @ target.mT / self.temperature
         return -logits.log_softmax(-1).diagonal(dim1=-2, dim2=-1).mean()
 
     def metrics(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:

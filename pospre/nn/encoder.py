@@ -42,6 +42,7 @@ class Encoder(VisionTransformer, PatchEncoder):
         num_registers: int = 0,
         layer_scale: float | None = None,
         drop_path: float = 0.0,
+        uniform_drop_path: bool = False,
         dropout: float = 0.0,
         final_norm: bool = True,
         init: Init = "xavier",
@@ -72,6 +73,7 @@ class Encoder(VisionTransformer, PatchEncoder):
         self.set_grid(image_size, patch_size)
         self.channels = channels
         self.position_kind, self.drop_path = positions, drop_path
+        self.uniform_drop_path = uniform_drop_path
         self.timm_name, self.timm_kwargs = timm_model(size, options, positions)
         self._add_relative_positions(positions)
         self._init_parameters(init)
@@ -152,7 +154,9 @@ class Encoder(VisionTransformer, PatchEncoder):
         tokens = self.pos_drop(torch.cat([*self._prefix(len(tokens)), tokens], dim=1))
         context_BM = self._with_prefix(context_BM)
         bias = None if self.shared_rel_pos is None else self.shared_rel_pos.get_bias()
-        branches = residual_factors(keys_B, self.drop_path, len(self.blocks))
+        branches = residual_factors(
+            keys_B, self.drop_path, len(self.blocks), uniform=self.uniform_drop_path
+        )
         for block, branch in zip(self.blocks, branches, strict=True):
             tokens = block(tokens, bias, context_BM, branch)
         return self.norm(tokens)
@@ -227,6 +231,7 @@ def build_encoder(
     num_registers: int = 0,
     layer_scale: float | None = None,
     drop_path: float = 0.0,
+    uniform_drop_path: bool = False,
     dropout: float = 0.0,
     final_norm: bool = True,
     init: Init = "xavier",
@@ -249,7 +254,9 @@ def build_encoder(
         layer_scale: initial factor of each residual branch, learned per channel; None: no factor.
         drop_path: rate at which a sample skips the branches of the last block, in [0, 1); it grows
             linearly from 0 in the first.
-        dropout: rate after projections and positions, in [0, 1).
+        uniform_drop_path: every block has the rate ``drop_path`` instead (DINOv2).
+        dropout: rate after projections and positions, in [0, 1). Drawn by torch, not from the
+            sample's key: it depends on rank and batch, and a resumed run repeats it only there.
         final_norm: whether tokens are normalised after the last block; without it a classifier that
             averages them normalises the average instead (MAE's fine-tuning).
         init: ``xavier`` (MAE, DropPos, LUT), ``trunc_normal`` (I-JEPA, DINOv2, DeiT), or ``beit``
@@ -297,6 +304,7 @@ def build_encoder(
         num_registers=num_registers,
         layer_scale=layer_scale,
         drop_path=drop_path,
+        uniform_drop_path=uniform_drop_path,
         dropout=dropout,
         final_norm=final_norm,
         init=init,

@@ -4,58 +4,17 @@ A box is (x0, y0, x1, y1) with the whole field as [0, 1]²: the view's left, top
 edge. x0 > x1 runs from right to left: the view was mirrored together with its positions.
 """
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
+from pospre.nn.interpolation import Interpolation, interpolation_weights
 from pospre.nn.positions import sincos_at
-
-Interpolation = Literal["bicubic", "bilinear"]
-
-_CUBIC = -0.75  # a of the kernel that torch's bicubic interpolation uses
 
 
 def patch_centres(low_R: Tensor, high_R: Tensor, count: int) -> Tensor:
     """Return (R, count) centres of equal cells between two edges."""
     share = (torch.arange(count, dtype=low_R.dtype, device=low_R.device) + 0.5) / count
     return low_R[:, None] + (high_R - low_R)[:, None] * share
-
-
-def interpolation_weights(centre_RN: Tensor, size: int, kind: Interpolation) -> Tensor:
-    """Return the weights (R, N, size) with which points read a row of ``size`` cells.
-
-    Half-pixel centres (the row's extent is [0, 1], ``align_corners=False``) and its border repeated
-    outwards: the weights of ``F.grid_sample`` and, on a regular grid, of ``F.interpolate``.
-    """
-    place = centre_RN * size - 0.5
-    first = place.floor()
-    part = place - first
-    if kind == "bilinear":
-        taps = {0: 1 - part, 1: part}
-    else:
-        taps = {
-            -1: _outer(1 + part),
-            0: _inner(part),
-            1: _inner(1 - part),
-            2: _outer(2 - part),
-        }
-    cells = torch.arange(size, dtype=place.dtype, device=place.device)
-    weights = torch.zeros(*place.shape, size, dtype=place.dtype, device=place.device)
-    for offset, factor in taps.items():
-        cell = (first + offset).clamp(0, size - 1)
-        weights = weights + factor.unsqueeze(-1) * (cell.unsqueeze(-1) == cells)
-    return weights
-
-
-def _inner(x: Tensor) -> Tensor:
-    """Return the cubic kernel at distances up to 1."""
-    return ((_CUBIC + 2) * x - (_CUBIC + 3)) * x * x + 1
-
-
-def _outer(x: Tensor) -> Tensor:
-    """Return the cubic kernel at distances from 1 to 2."""
-    return ((x - 5) * x + 8) * x * _CUBIC - 4 * _CUBIC
 
 
 def sample_field(

@@ -1,11 +1,11 @@
 """Positions of a grid: the fixed sin-cos table in the order of MAE's weights, and soft labels."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from pospre.batch import Batch, field_box_key
 from pospre.errors import UserError
+from pospre.nn.interpolation import interpolation_weights
 
 
 def sincos_positions(dim: int, rows: int, cols: int) -> Tensor:
@@ -123,9 +123,13 @@ def resample_positions(table_ND: Tensor, old: tuple[int, int], new: tuple[int, i
     """
     if old == new:
         return table_ND
-    picture = table_ND.float().unflatten(0, old).permute(2, 0, 1).unsqueeze(0)
-    resampled = F.interpolate(picture, size=new, mode="bicubic", align_corners=False)
-    return resampled[0].flatten(1).T
+    down, across = (
+        interpolation_weights(((torch.arange(count) + 0.5) / count)[None], size, "bicubic")[0]
+        for size, count in zip(old, new, strict=True)
+    )
+    picture = table_ND.float().unflatten(0, old)
+    rows = torch.einsum("nh,hwd->nwd", down.to(picture.device), picture)
+    return torch.einsum("mw,nwd->nmd", across.to(picture.device), rows).flatten(0, 1)
 
 
 def grid_distances(rows: int, cols: int, *, squared: bool) -> Tensor:

@@ -140,6 +140,12 @@ class PretrainModel(ComposerModel):
                 f"algorithms.{owner} needs {count} views of the group '{group}', but "
                 f"data.views.{group}.count is {self.views[group].count}."
             )
+        shape, size = self.views[group].shape, self.encoder.image_size
+        if group == "view" and shape != size:
+            raise UserError(
+                f"data.views.view.size = {list(shape)}, but algorithms.{owner} works on the whole "
+                f"grid of encoder.image_size = {list(size)}. Leave the size out."
+            )
         return self.views[group]
 
     def grid(self, group: str = "view") -> tuple[int, int]:
@@ -168,6 +174,11 @@ class PretrainModel(ComposerModel):
             UserError: the pass is declared over other tokens, or attention with relative positions
                 would not see all tokens.
         """
+        if encoder_pass.group not in self.views:
+            raise UserError(
+                f"algorithms: the encoder pass '{name}' needs the view group "
+                f"'{encoder_pass.group}', but data.views has {', '.join(self.views)}."
+            )
         before = self.passes.get(name)
         if before is not None:
             bare = replace(encoder_pass, positions=before.positions, content=before.content)

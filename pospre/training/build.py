@@ -80,6 +80,8 @@ def build_model(recipe: Recipe) -> PretrainModel:
         for algorithm in algorithms:
             _check_encoder(algorithm, recipe)
             algorithm.attach(model)
+        for algorithm in algorithms:
+            algorithm.attach(model)  # again: what it takes from those after it is there now
         model.check_complete()
     return model
 

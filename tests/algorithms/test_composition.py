@@ -1,5 +1,7 @@
 """Every host with every algorithm, and the table that says so."""
 
+from typing import Any
+
 import pytest
 
 from tests.algorithms.cases import Case
@@ -50,7 +52,10 @@ def test_three_together_work(names: tuple[str, ...]) -> None:
 
 
 def test_lut_and_droppos_share_one_teacher_pass() -> None:
-    options = {"droppos": {"affinity": "teacher"}, "lut": {"symmetric": True}}
+    options: dict[str, dict[str, Any]] = {
+        "droppos": {"affinity": "teacher"},
+        "lut": {"symmetric": True},
+    }
     model, _ = Case(("droppos", "lut"), options=options).build()
     teachers = {name: done.group for name, done in model.passes.items() if done.teacher}
     assert sorted(teachers.values()) == ["second", "view"]

@@ -326,3 +326,28 @@ def test_attaching_twice_is_attaching_once():
     names = [name for name, _ in model.named_parameters()]
     attach_droppos(model, mask_ratio=0.5, **DECODER)
     assert [name for name, _ in model.named_parameters()] == names
+
+
+def test_uniform_sampling_beside_a_host_is_refused():
+    model = PretrainModel(build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1), seed=0)
+    attach_mae(model, **DECODER)
+    with pytest.raises(UserError, match=r"sampling = uniform .* but 'mae' does so already"):
+        attach_droppos(model, sampling="uniform", **DECODER)
+
+
+def test_a_learned_table_learns_from_the_shown_positions():
+    encoder = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1, positions="learned")
+    model = PretrainModel(encoder, seed=0)
+    algorithm = attach_droppos(model, temperature=None, mask_ratio=0.0, **DECODER)
+    inputs = {
+        "view/image": torch.randint(0, 256, (2, 1, 3, 32, 32), dtype=torch.uint8),
+        "view/flip": torch.zeros(2, 1, dtype=torch.bool),
+        "index": torch.arange(2),
+        "epoch": torch.zeros(2, dtype=torch.int64),
+    }
+    algorithm.write(inputs, model)
+    model.loss(model(inputs), inputs)["total"].backward()
+    assert encoder.pos_embed is not None and encoder.pos_embed.grad is not None
+    learned = encoder.pos_embed.grad[0, 1:].abs().sum(-1) > 0
+    shown = inputs["view/keep"][inputs["droppos/shown"]].unique()
+    assert sorted(learned.nonzero().flatten().tolist()) == shown.tolist()

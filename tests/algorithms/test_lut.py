@@ -19,6 +19,7 @@ from pospre.nn.encoder import build_encoder
 from pospre.pretrain.algorithm import PretrainAlgorithm, Progress
 from pospre.pretrain.model import EncoderPass, PretrainModel
 from pospre.pretrain.teacher import Momentum
+from tests.algorithms.cases import Case
 
 VARIANTS = [
     {},
@@ -416,3 +417,9 @@ def test_bf16_loss_is_near_fp32():
         half = model.loss(model(inputs), inputs)["total"]
     assert half.dtype == torch.float32
     torch.testing.assert_close(half, full, rtol=0.03, atol=0.03)
+
+
+def test_mixed_images_are_refused() -> None:
+    case = Case(("supervised", "lut"), options={"supervised": {"mask_ratio": 0.5, "mixup": 0.8}})
+    with pytest.raises(UserError, match=r"supervised mixes images in 'view'"):
+        case.build()

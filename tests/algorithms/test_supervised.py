@@ -133,7 +133,7 @@ def test_a_position_algorithm_joins_where_patches_are_removed() -> None:
         each.write(batch, model)
     terms = model.loss(model(batch), batch)
     assert {"supervised", "droppos"} <= set(terms) and bool(terms["total"].isfinite())
-    with pytest.raises(UserError, match=r"the encoder pass 'student' is declared twice"):
+    with pytest.raises(UserError, match=r"two of them need the encoder pass 'student'"):
         attach_droppos(make()[0], decoder_dim=32, decoder_depth=1, decoder_heads=2)
 
 

@@ -118,6 +118,8 @@ def test_drop_path_follows_the_keys_and_keeps_the_mean():
     assert branches[0] is not None and torch.equal(branches[0], torch.ones(4000, 2))
     assert branches[1] is not None and float(branches[1].mean()) == pytest.approx(1, abs=0.05)
     assert set(branches[1].unique().tolist()) == {0.0, 2.0}
+    same = residual_factors(torch.arange(4000), 0.5, 2, uniform=True)
+    assert same[0] is not None and set(same[0].unique().tolist()) == {0.0, 2.0}
     with_none = drop(images)
     assert torch.equal(with_none[0], with_none[1])
 
@@ -127,6 +129,9 @@ def test_views_of_another_size_get_the_table_resampled(encoder):
     assert small.shape == (2, 1 + 4, 192)
     table = resample_positions(encoder.pos_embed[0, 1:], (3, 4), (2, 2))
     assert table.shape == (4, 192)
+    picture = encoder.pos_embed[0, 1:].unflatten(0, (3, 4)).permute(2, 0, 1)[None]
+    torchs = torch.nn.functional.interpolate(picture, size=(2, 2), mode="bicubic")
+    torch.testing.assert_close(table, torchs[0].flatten(1).T, atol=1e-6, rtol=1e-6)
     constant = resample_positions(torch.ones(12, 5), (3, 4), (7, 2))
     torch.testing.assert_close(constant, torch.ones(14, 5))
 

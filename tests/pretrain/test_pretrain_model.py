@@ -11,6 +11,7 @@ from composer.loggers import Logger
 
 from pospre.algorithms.droppos import DropPos, attach_droppos
 from pospre.algorithms.mae import MAE, attach_mae
+from pospre.data.views import ViewGroup
 from pospre.errors import UserError
 from pospre.nn.encoder import build_encoder
 from pospre.pretrain.algorithm import (
@@ -176,3 +177,18 @@ def test_a_pass_over_other_tokens_is_refused_and_editors_form_a_chain():
         UserError, match=r"pass 'student' over other tokens \(keep = view/keep and None\)"
     ):
         model.add_pass("student", EncoderPass())
+
+
+def test_a_view_of_another_size_and_a_pass_without_views_are_refused():
+    views = {"view": ViewGroup(size=64)}
+    encoder = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1)
+    model = PretrainModel(encoder, seed=7, views=views)
+    with pytest.raises(UserError, match=r"data\.views\.view\.size = \[64, 64\]"):
+        attach_mae(model, **SMALL)
+    with pytest.raises(UserError, match=r"'extra' needs the view group 'global'"):
+        model.add_pass("extra", EncoderPass(group="global"))
+
+
+def test_a_model_without_a_loss_is_refused():
+    with pytest.raises(UserError, match=r"none of those listed has a loss"):
+        small_model().check_complete()

@@ -141,10 +141,10 @@ def test_an_encoder_starts_from_the_bucket(bucket: Any, tmp_path: Path) -> None:
     exported = tmp_path / "encoder.pth"
     source = build_model(recipe)
     torch.save(source.encoder.state_dict(), exported)
-    bucket.upload_file(str(checkpoint), "bucket", f"runs/tiny/{checkpoint.name}")
+    bucket.upload_file(str(checkpoint), "bucket", f"runs/start/{checkpoint.name}")
     bucket.upload_file(str(exported), "bucket", "encoder.pth")
     for address, name in (
-        ("s3://bucket/runs/tiny", checkpoint.name),
+        ("s3://bucket/runs/start", checkpoint.name),
         ("s3://bucket/encoder.pth", "encoder.pth"),
     ):
         assert name in start_from(build_model(recipe), address)
