@@ -56,6 +56,10 @@ LEARNED = "encoder.positions=learned"
         ),
         (["algorithms.droppos.sampling=uniform"], ["one patch of every 2×2", "0.75"]),
         (["encoder.name=swin_tiny"], ["swin_tiny needs encoder.depth: null, not 1"]),
+        (
+            ["trainer.compile=true", "data.views={view: {augment: {erase_rate: 0.25}}}"],
+            ["trainer.compile on the CPU crashes", "data.views.view.augment.erase_rate"],
+        ),
         (["encoder.window=8"], ["encoder.window = 8 is for swin_tiny"]),
     ],
 )
