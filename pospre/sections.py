@@ -131,7 +131,7 @@ class Data(Section):
 
 
 class Encoder(Section):
-    """Arguments of ``pospre.nn.encoder.build_encoder``, and the weights to start from."""
+    """Arguments of ``pospre.nn.build.build_encoder``, and the weights to start from."""
 
     name: str
     image_size: Size = 224

@@ -28,7 +28,8 @@ from pospre.nn.field import (
 from pospre.nn.interpolation import Interpolation
 from pospre.nn.masking import gather_tokens
 from pospre.pretrain.algorithm import PretrainAlgorithm
-from pospre.pretrain.model import EncoderPass, PretrainModel
+from pospre.pretrain.model import PretrainModel
+from pospre.pretrain.passes import EncoderPass
 
 FieldKind = Literal["learned", "sincos"]
 BoxScale = Literal["beta", "uniform", "const", "fill"]

@@ -19,8 +19,9 @@ from pospre.nn.assignment import Centering, Targets, cross_view_loss, koleo, pat
 from pospre.nn.block_masks import NUM_CROPS, CropMasking, masked_slots
 from pospre.nn.heads import PrototypeHead, check_head
 from pospre.pretrain.algorithm import PretrainAlgorithm, Progress, check_weight
-from pospre.pretrain.model import EncoderPass, PretrainModel
+from pospre.pretrain.model import PretrainModel
 from pospre.pretrain.objective import Objective, Outputs
+from pospre.pretrain.passes import EncoderPass
 from pospre.pretrain.teacher import Frozen, Momentum
 from pospre.schedules import linear
 

@@ -33,8 +33,9 @@ from pospre.pretrain.algorithm import (
     check_weight,
     require_one_view,
 )
-from pospre.pretrain.model import EncoderPass, PretrainModel
+from pospre.pretrain.model import PretrainModel
 from pospre.pretrain.objective import Outputs
+from pospre.pretrain.passes import EncoderPass
 from pospre.pretrain.position_task import (
     Distance,
     PositionObjective,

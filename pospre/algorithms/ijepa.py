@@ -27,8 +27,9 @@ from pospre.pretrain.algorithm import (
     check_weight,
     require_one_view,
 )
-from pospre.pretrain.model import EncoderPass, PretrainModel
+from pospre.pretrain.model import PretrainModel
 from pospre.pretrain.objective import Objective, Outputs
+from pospre.pretrain.passes import EncoderPass
 from pospre.pretrain.teacher import Momentum
 
 Loss = Literal["smooth_l1", "l2"]

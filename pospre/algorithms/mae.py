@@ -20,8 +20,9 @@ from pospre.nn.masking import gather_tokens, num_kept, scatter_tokens, visible_p
 from pospre.nn.positions import decoder_positions, sincos_positions
 from pospre.nn.weights import init_weights, token_parameter
 from pospre.pretrain.algorithm import PretrainAlgorithm, check_weight, require_one_view
-from pospre.pretrain.model import EncoderPass, PretrainModel
+from pospre.pretrain.model import PretrainModel
 from pospre.pretrain.objective import Objective, Outputs
+from pospre.pretrain.passes import EncoderPass
 
 
 @dataclass(kw_only=True, eq=False)

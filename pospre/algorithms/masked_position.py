@@ -22,8 +22,9 @@ from pospre.nn.assignment import Targets, patch_loss
 from pospre.nn.block_masks import NUM_CROPS, block_masks, crop_keys, masked_slots
 from pospre.nn.cross_masks import cross_order
 from pospre.pretrain.algorithm import PretrainAlgorithm, Progress, check_weight
-from pospre.pretrain.model import EncoderPass, PretrainModel
+from pospre.pretrain.model import PretrainModel
 from pospre.pretrain.objective import Objective, Outputs
+from pospre.pretrain.passes import EncoderPass
 from pospre.pretrain.teacher import Frozen
 
 MASK_KEY = "global/position_mask"

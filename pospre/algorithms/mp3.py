@@ -21,8 +21,9 @@ from pospre.nn.masking import slot_mask
 from pospre.nn.positions import sincos_table
 from pospre.nn.weights import init_trunc_normal
 from pospre.pretrain.algorithm import PretrainAlgorithm, Progress, check_weight
-from pospre.pretrain.model import EncoderPass, PretrainModel
+from pospre.pretrain.model import PretrainModel
 from pospre.pretrain.objective import Outputs
+from pospre.pretrain.passes import EncoderPass
 from pospre.pretrain.position_task import (
     Distance,
     PositionObjective,

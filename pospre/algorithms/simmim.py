@@ -18,8 +18,9 @@ from pospre.nn.encoder import Encoder
 from pospre.nn.masking import cell_patches, gather_tokens, slot_mask, visible_patches
 from pospre.nn.weights import token_parameter
 from pospre.pretrain.algorithm import PretrainAlgorithm, check_weight, require_one_view
-from pospre.pretrain.model import EncoderPass, PretrainModel
+from pospre.pretrain.model import PretrainModel
 from pospre.pretrain.objective import Objective, Outputs
+from pospre.pretrain.passes import EncoderPass
 
 
 @dataclass(kw_only=True, eq=False)

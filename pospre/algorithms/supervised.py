@@ -24,8 +24,9 @@ from pospre.pretrain.algorithm import (
     check_weight,
     require_one_view,
 )
-from pospre.pretrain.model import EncoderPass, PretrainModel
+from pospre.pretrain.model import PretrainModel
 from pospre.pretrain.objective import Objective, Outputs
+from pospre.pretrain.passes import EncoderPass
 from pospre.pretrain.teacher import Frozen
 
 Pooling = Literal["cls", "mean"]

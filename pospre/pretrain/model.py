@@ -1,7 +1,7 @@
 """The one model that every host and every position algorithm attaches to."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 
 import torch
@@ -12,61 +12,13 @@ from pospre import draws
 from pospre.batch import EPOCH, INDEX, Batch, flip_key, image_key, per_row
 from pospre.data.views import ViewGroup, first_view
 from pospre.errors import UserError
-from pospre.nn.encoder import Edit, Encoder, check_divides
+from pospre.nn.build import check_divides
+from pospre.nn.encoder import Edit, Encoder
 from pospre.nn.positions import resample_positions
 from pospre.pretrain.augment import IMAGENET_MEAN, IMAGENET_STD, DeviceAugment, ViewDraws
 from pospre.pretrain.objective import Objective, ObjectiveSet, Outputs
+from pospre.pretrain.passes import EditSet, EncoderPass
 from pospre.pretrain.teacher import Frozen, Momentum, follow
-
-
-@dataclass(frozen=True)
-class EncoderPass:
-    """One run of an encoder over all views of a group: B·V rows, a sample's views in a row.
-
-    Attributes:
-        group: the view group.
-        keep: batch key of the patches to encode, (B, K) or (B, V, K), or None for all of them.
-        context: batch key of those among them that give keys and values, or None for all.
-        content: names of the modules in ``PretrainModel.contents`` that edit patch embeddings.
-        positions: names of the modules in ``PretrainModel.positions`` that edit positions, after
-            the model's position source.
-        teacher: run the teacher instead of the trained encoder; it gets no gradient.
-        grad: whether gradients flow through the trained encoder here.
-        grid: (rows, columns) of patches where images are not of the group's size.
-    """
-
-    group: str = "view"
-    keep: str | None = None
-    context: str | None = None
-    content: tuple[str, ...] = ()
-    positions: tuple[str, ...] = ()
-    teacher: bool = False
-    grad: bool = True
-    grid: tuple[int, int] | None = None
-
-    @property
-    def has_grad(self) -> bool:
-        """Whether gradients flow through this pass."""
-        return self.grad and not self.teacher
-
-
-class EditSet(nn.Module):
-    """Modules by name that edit the tokens of a pass; a module with a forward, as FSDP2 wants.
-
-    A member's forward takes (tokens (rows, K, D), batch, pass) and returns tokens of that shape.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.named = nn.ModuleDict()
-
-    def forward(
-        self, names: tuple[str, ...], batch: Batch, where: EncoderPass, tokens: Tensor
-    ) -> Tensor:
-        """Let the modules ``names`` edit the tokens one after the other."""
-        for name in names:
-            tokens = self.named[name](tokens, batch, where)
-        return tokens
 
 
 class PretrainModel(ComposerModel):

@@ -23,7 +23,7 @@ from pospre.data.loader import ViewLoader, build_loader
 from pospre.data.samples import Reader
 from pospre.data.views import ViewGroup
 from pospre.errors import UserError
-from pospre.nn.encoder import build_encoder
+from pospre.nn.build import build_encoder
 from pospre.nn.swin import SWIN
 from pospre.pretrain.algorithm import PretrainAlgorithm, algorithm_class
 from pospre.pretrain.model import PretrainModel

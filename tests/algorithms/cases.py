@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pospre.data.views import ViewGroup
-from pospre.nn.encoder import build_encoder
+from pospre.nn.build import build_encoder
 from pospre.pretrain.algorithm import PretrainAlgorithm, Progress, algorithm_class
 from pospre.pretrain.model import PretrainModel
 

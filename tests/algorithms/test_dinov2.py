@@ -9,7 +9,7 @@ import torch
 from pospre.algorithms.dinov2 import MASK_KEY, DINOv2, PrototypeMatching, attach_dinov2
 from pospre.data.views import ViewGroup
 from pospre.errors import UserError
-from pospre.nn.encoder import build_encoder
+from pospre.nn.build import build_encoder
 from pospre.pretrain.algorithm import Progress
 from pospre.pretrain.model import PretrainModel
 

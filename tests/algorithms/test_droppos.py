@@ -16,11 +16,12 @@ from pospre.algorithms.droppos import (
 )
 from pospre.algorithms.mae import attach_mae
 from pospre.errors import UserError
-from pospre.nn.encoder import build_encoder
+from pospre.nn.build import build_encoder
 from pospre.nn.masking import num_kept
 from pospre.nn.positions import grid_distances, smoothed_labels
 from pospre.pretrain.algorithm import Progress
-from pospre.pretrain.model import EncoderPass, PretrainModel
+from pospre.pretrain.model import PretrainModel
+from pospre.pretrain.passes import EncoderPass
 
 
 def smooth(side, sigma, **options):

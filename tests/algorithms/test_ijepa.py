@@ -11,7 +11,7 @@ from pospre.algorithms.ijepa import IJEPA, FeaturePrediction, attach_ijepa
 from pospre.algorithms.mae import attach_mae
 from pospre.data.views import ViewGroup
 from pospre.errors import UserError
-from pospre.nn.encoder import build_encoder
+from pospre.nn.build import build_encoder
 from pospre.pretrain.algorithm import Progress
 from pospre.pretrain.model import PretrainModel
 

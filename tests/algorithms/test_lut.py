@@ -15,9 +15,10 @@ from pospre.algorithms.mp3 import attach_mp3
 from pospre.algorithms.simmim import attach_simmim
 from pospre.data.views import ViewGroup
 from pospre.errors import UserError
-from pospre.nn.encoder import build_encoder
+from pospre.nn.build import build_encoder
 from pospre.pretrain.algorithm import PretrainAlgorithm, Progress
-from pospre.pretrain.model import EncoderPass, PretrainModel
+from pospre.pretrain.model import PretrainModel
+from pospre.pretrain.passes import EncoderPass
 from pospre.pretrain.teacher import Momentum
 from tests.algorithms.cases import Case
 

@@ -6,7 +6,7 @@ from official import DECODER, batch, small_model
 
 from pospre.algorithms.mae import attach_mae
 from pospre.errors import UserError
-from pospre.nn.encoder import build_encoder
+from pospre.nn.build import build_encoder
 from pospre.pretrain.model import PretrainModel
 
 

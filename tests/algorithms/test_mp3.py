@@ -19,11 +19,13 @@ from pospre.algorithms.mp3 import MP3, PatchPositions, attach_mp3, num_context, 
 from pospre.batch import Batch
 from pospre.data.views import ViewGroup
 from pospre.errors import UserError
-from pospre.nn.encoder import Encoder, build_encoder
+from pospre.nn.build import build_encoder
+from pospre.nn.encoder import Encoder
 from pospre.nn.masking import slot_mask
 from pospre.nn.positions import sincos_positions_1d, smoothed_labels
 from pospre.pretrain.algorithm import Progress
-from pospre.pretrain.model import EncoderPass, PretrainModel
+from pospre.pretrain.model import PretrainModel
+from pospre.pretrain.passes import EncoderPass
 
 PATCHES = 16
 

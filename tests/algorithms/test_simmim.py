@@ -7,7 +7,7 @@ from official import batch
 from pospre.algorithms.mae import attach_mae
 from pospre.algorithms.simmim import SimMIM, attach_simmim
 from pospre.errors import UserError
-from pospre.nn.encoder import build_encoder
+from pospre.nn.build import build_encoder
 from pospre.nn.masking import cell_patches
 from pospre.pretrain.model import PretrainModel
 

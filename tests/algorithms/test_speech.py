@@ -15,7 +15,8 @@ from pospre.data.loader import build_loader
 from pospre.data.views import ViewGroup
 from pospre.errors import UserError
 from pospre.evaluation.run import run_evaluation
-from pospre.nn.encoder import Encoder, build_encoder
+from pospre.nn.build import build_encoder
+from pospre.nn.encoder import Encoder
 from pospre.train import main
 from pospre.training.build import build_model, build_parts
 from pospre.training.checkpoint import load_model

@@ -12,7 +12,7 @@ from timm.data.mixup import mixup_target
 from pospre.algorithms.droppos import attach_droppos
 from pospre.algorithms.supervised import Supervised, attach_supervised
 from pospre.errors import UserError
-from pospre.nn.encoder import build_encoder
+from pospre.nn.build import build_encoder
 from pospre.pretrain.model import PretrainModel
 
 Run = Callable[..., tuple[int, str]]

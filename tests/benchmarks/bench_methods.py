@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from pospre.data.views import ViewGroup
-from pospre.nn.encoder import build_encoder
+from pospre.nn.build import build_encoder
 from pospre.nn.positions import grid_distances, smoothed_labels
 from pospre.nn.sizes import SIZES
 from pospre.pretrain.algorithm import Progress, algorithm_class

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from pospre.nn.attention import EncoderAttention, EncoderBlock
-from pospre.nn.encoder import build_encoder
+from pospre.nn.build import build_encoder
 from pospre.nn.masking import slot_mask
 
 TOKENS = 9

@@ -7,9 +7,9 @@ from timm.models.vision_transformer import VisionTransformer
 from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 
 from pospre.errors import UserError
+from pospre.nn.build import build_encoder
 from pospre.nn.decoder import patchify, unpatchify
 from pospre.nn.drop_path import residual_factors
-from pospre.nn.encoder import build_encoder
 from pospre.nn.positions import resample_positions, sincos_at, sincos_positions
 
 

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from pospre.errors import UserError
 from pospre.nn.decoder import unpatchify
-from pospre.nn.swin import SwinEncoder, cut, join, merged_places, shift_mask
+from pospre.nn.swin import SwinEncoder
+from pospre.nn.windows import cut, join, merged_places, shift_mask
 
 SIDE, PATCHES, VISIBLE = 128, 64, 16
 

@@ -12,7 +12,7 @@ from pospre.config import recipe_from_dict
 from pospre.data.augment import Augment, RandAugment
 from pospre.data.views import ViewGroup
 from pospre.errors import UserError
-from pospre.nn.encoder import build_encoder
+from pospre.nn.build import build_encoder
 from pospre.pretrain import colour
 from pospre.pretrain.augment import DeviceAugment, ViewDraws, change_colours
 from pospre.pretrain.model import PretrainModel

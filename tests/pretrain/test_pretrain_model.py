@@ -13,7 +13,7 @@ from pospre.algorithms.droppos import DropPos, attach_droppos
 from pospre.algorithms.mae import MAE, attach_mae
 from pospre.data.views import ViewGroup
 from pospre.errors import UserError
-from pospre.nn.encoder import build_encoder
+from pospre.nn.build import build_encoder
 from pospre.pretrain.algorithm import (
     PretrainAlgorithm,
     Progress,
@@ -21,7 +21,8 @@ from pospre.pretrain.algorithm import (
     algorithm_names,
     training_progress,
 )
-from pospre.pretrain.model import EncoderPass, PretrainModel
+from pospre.pretrain.model import PretrainModel
+from pospre.pretrain.passes import EncoderPass
 
 SMALL: dict[str, Any] = {"decoder_dim": 32, "decoder_depth": 1, "decoder_heads": 2}
 

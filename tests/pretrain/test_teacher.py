@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from pospre.errors import UserError
-from pospre.nn.encoder import build_encoder
-from pospre.pretrain.model import EditSet, EncoderPass, PretrainModel
+from pospre.nn.build import build_encoder
+from pospre.pretrain.model import PretrainModel
+from pospre.pretrain.passes import EditSet, EncoderPass
 from pospre.pretrain.teacher import Frozen, Momentum, follow
 
 

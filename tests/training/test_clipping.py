@@ -8,7 +8,7 @@ from composer.core import Event
 from torch import nn
 
 from pospre.algorithms.mae import attach_mae
-from pospre.nn.encoder import build_encoder
+from pospre.nn.build import build_encoder
 from pospre.pretrain.model import PretrainModel
 from pospre.sections import ClipGrad
 from pospre.training.clipping import (

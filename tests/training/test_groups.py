@@ -10,7 +10,7 @@ from timm.optim import param_groups_layer_decay
 from torch import Tensor, nn
 
 from pospre.algorithms.droppos import attach_droppos
-from pospre.nn.encoder import build_encoder
+from pospre.nn.build import build_encoder
 from pospre.pretrain.model import PretrainModel
 from pospre.pretrain.objective import Objective
 from pospre.sections import Optimizer, Schedule

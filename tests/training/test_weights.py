@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from pospre.config import recipe_from_dict
 from pospre.errors import UserError
-from pospre.nn.encoder import build_encoder
+from pospre.nn.build import build_encoder
 from pospre.nn.positions import resample_positions
 from pospre.pretrain.model import PretrainModel
 from pospre.pretrain.teacher import Momentum

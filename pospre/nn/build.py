@@ -1,0 +1,115 @@
+"""Encoders by name, with every mistake found before one is made."""
+
+from typing import cast
+
+from pospre.errors import UserError, suggestion
+from pospre.nn.encoder import Encoder
+from pospre.nn.sizes import SIZES
+from pospre.nn.swin import SWIN, SWIN_NEEDS, build_swin
+from pospre.sections import Init, PositionKind
+
+
+def build_encoder(
+    name: str,
+    *,
+    image_size: int | tuple[int, int] = 224,
+    patch_size: int | tuple[int, int] | None = None,
+    depth: int | None = None,
+    channels: int = 3,
+    positions: PositionKind = "sincos",
+    class_token: bool = True,
+    num_registers: int = 0,
+    layer_scale: float | None = None,
+    drop_path: float = 0.0,
+    uniform_drop_path: bool = False,
+    dropout: float = 0.0,
+    final_norm: bool = True,
+    init: Init = "xavier",
+    window: int | None = None,
+) -> Encoder:
+    """Build an encoder by name.
+
+    Args:
+        name: one of ``SIZES``: ``vit_tiny16``, ``vits16``, ``vitb16``, ``vitl16``, ``vith14``;
+            ``speech8`` (MP3's, for clips); or ``swin_tiny``, which only DropPos takes.
+        image_size: side in pixels, or (height, width).
+        patch_size: side of a patch, or (height, width); None takes the name's.
+        depth: number of blocks; None takes the name's.
+        channels: of the input, 3 for images.
+        positions: ``sincos`` (fixed table, MAE's order), ``learned`` (drawn from N(0, 0.02²)),
+            ``none``, or a zero-initialised bias of the attention by relative position, one per
+            layer (``relative``) or one for all (``shared_relative``, as in BEiT).
+        class_token: whether there is one.
+        num_registers: learned tokens without meaning that take part in attention.
+        layer_scale: initial factor of each residual branch, learned per channel; None: no factor.
+        drop_path: rate at which a sample skips the branches of the last block, in [0, 1); it grows
+            linearly from 0 in the first.
+        uniform_drop_path: every block has the rate ``drop_path`` instead (DINOv2).
+        dropout: rate after projections and positions, in [0, 1). Drawn by torch, not from the
+            sample's key: it depends on rank and batch, and a resumed run repeats it only there.
+        final_norm: whether tokens are normalised after the last block; without it a classifier that
+            averages them normalises the average instead (MAE's fine-tuning).
+        init: ``xavier`` (MAE, DropPos, LUT), ``trunc_normal`` (I-JEPA, DINOv2, DeiT), or ``beit``
+            (SimMIM).
+        window: side of Swin's attention windows in tokens, 8 without it; for ``swin_tiny`` only.
+
+    Raises:
+        UserError: unknown name, an image size that the patch size does not divide, or a value out
+            of its range.
+    """
+    if name == SWIN:
+        given = {key: value for key, value in locals().items() if key in SWIN_NEEDS}
+        return cast(Encoder, build_swin(image_size, given, drop_path=drop_path, window=window))
+    if name not in SIZES:
+        raise UserError(f"encoder.name is '{name}'.{suggestion(name, [*SIZES, SWIN])}")
+    if window is not None:
+        raise UserError(f"encoder.window = {window} is for swin_tiny; {name} has no windows.")
+    size = SIZES[name]
+    patch = _pair(size.patch_size if patch_size is None else patch_size)
+    height_width = _pair(image_size)
+    blocks = size.depth if depth is None else depth
+    for key, value in (
+        ("patch_size", min(patch)),
+        ("depth", blocks),
+        ("image_size", min(height_width)),
+        ("channels", channels),
+    ):
+        if value < 1:
+            raise UserError(f"encoder.{key} is {value}, but must be at least 1.")
+    for key, rate in (("drop_path", drop_path), ("dropout", dropout)):
+        if not 0 <= rate < 1:
+            raise UserError(f"encoder.{key} is {rate}, but must lie in [0, 1).")
+    if positions in ("relative", "shared_relative") and num_registers:
+        raise UserError(f"encoder.positions = {positions} works without registers only.")
+    for side, part in zip(height_width, patch, strict=True):
+        check_divides(side, part, key="encoder.image_size")
+    return Encoder(
+        size,
+        image_size=height_width,
+        patch_size=patch,
+        depth=blocks,
+        channels=channels,
+        positions=positions,
+        class_token=class_token,
+        num_registers=num_registers,
+        layer_scale=layer_scale,
+        drop_path=drop_path,
+        uniform_drop_path=uniform_drop_path,
+        dropout=dropout,
+        final_norm=final_norm,
+        init=init,
+    )
+
+
+def check_divides(side: int, patch: int, *, key: str) -> None:
+    """Raise ``UserError`` naming ``key`` unless ``patch`` divides ``side``."""
+    if side % patch:
+        near = max(patch, round(side / patch) * patch)
+        raise UserError(
+            f"{key} = {side} is not divisible by the patch size {patch}. "
+            f"Use {near}, or another encoder.patch_size."
+        )
+
+
+def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else size
