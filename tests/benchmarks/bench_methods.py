@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -242,28 +243,30 @@ def measure(first: Step, second: Step, steps: int) -> tuple[list[float], list[fl
     return times
 
 
+@cache
 def count_flops(name: str, size: str) -> float:
-    """Return the FLOPs of forward and backward per image, without memory or time."""
-    with torch.device("meta"):
-        model, algorithms = build_ours(name, size, "meta")
+    """Return the FLOPs of forward and backward per image."""
+    model, algorithms = build_ours(name, size, "cpu")
     batch = make_batch(model.views, 2, "cpu")
     for algorithm in algorithms:
         algorithm.write(batch, model)
-    batch = {key: value.to("meta") for key, value in batch.items()}
     with FlopCounterMode(display=False) as counter:
         model.loss(model(batch), batch)["total"].backward()
     return counter.get_total_flops() / 2
 
 
+@cache
+def peak_bytes(name: str, size: str, batch: int, precision: str) -> float:
+    """Return the peak memory of a process that does two steps."""
+    command = [sys.executable, __file__, "--size", size, "--batch", str(batch)]
+    command += ["--precision", precision, "--peak-of", name]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
 def peak_memory(name: str, options: argparse.Namespace) -> float:
     """Return the peak of a process that does two steps, minus an idle one's, in GiB."""
-    command = [sys.executable, __file__, "--size", options.size, "--batch", str(options.batch)]
-    command += ["--precision", options.precision, "--peak-of"]
-    peaks = [
-        float(subprocess.run([*command, which], capture_output=True, text=True, check=True).stdout)
-        for which in (name, "nothing")
-    ]
-    return (peaks[0] - peaks[1]) / 2**30
+    settings = (options.size, options.batch, options.precision)
+    return (peak_bytes(name, *settings) - peak_bytes("nothing", *settings)) / 2**30
 
 
 def print_peak(name: str, settings: tuple[Any, ...]) -> None:
