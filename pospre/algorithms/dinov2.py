@@ -18,7 +18,7 @@ from pospre.errors import UserError
 from pospre.nn.assignment import Centering, Targets, cross_view_loss, koleo, patch_loss
 from pospre.nn.block_masks import NUM_CROPS, CropMasking, masked_slots
 from pospre.nn.heads import PrototypeHead, check_head
-from pospre.pretrain.algorithm import PretrainAlgorithm, Progress, check_weight
+from pospre.pretrain.algorithm import PretrainAlgorithm, Progress, check_choices, check_weight
 from pospre.pretrain.model import PretrainModel
 from pospre.pretrain.objective import Objective, Outputs
 from pospre.pretrain.passes import EncoderPass
@@ -132,8 +132,7 @@ class DINOv2(PretrainAlgorithm):
             raise UserError(f"dinov2.teacher_warmup is {self.teacher_warmup}. Use 0 to 1.")
         if self.freeze_epochs < 0:
             raise UserError("dinov2.freeze_epochs must not be negative; 1 is published.")
-        if self.centering not in ("sinkhorn", "centering"):
-            raise UserError(f"dinov2.centering is '{self.centering}'. Use sinkhorn or centering.")
+        check_choices("dinov2", self)
 
     def _check_grids(self, model: PretrainModel) -> None:
         """Refuse relative positions where crops are not of the grid whose bias is learned."""

@@ -30,6 +30,7 @@ from pospre.nn.weights import init_weights, token_parameter
 from pospre.pretrain.algorithm import (
     PretrainAlgorithm,
     Progress,
+    check_choices,
     check_weight,
     require_one_view,
 )
@@ -150,24 +151,15 @@ class DropPos(PretrainAlgorithm):
             )
         check_decoder("droppos", self.decoder_dim, self.decoder_depth, self.decoder_heads)
         check_weight("droppos", self.weight)
+        check_choices("droppos", self)
         check_relaxations(
             "droppos",
             model.encoder,
             sigmas=(self.sigma_start, self.sigma_end),
-            distance=self.distance,
             temperature=self.temperature,
         )
         beside = model.writers.get("view/keep") if self._beside_host(model) else None
         self._check_positions(model.encoder, beside)
-        for name, options in (
-            ("sampling", ("random", "uniform")),
-            ("position_token", ("learned", "zeros", "wrong")),
-            ("affinity", ("full", "visible", "teacher")),
-        ):
-            if getattr(self, name) not in options:
-                raise UserError(
-                    f"droppos.{name} is '{getattr(self, name)}'. Use one of {', '.join(options)}."
-                )
         visible = model.encoder.num_patches
         if not self._beside_host(model):
             visible = num_kept(visible, self._ratio, key="droppos.mask_ratio")

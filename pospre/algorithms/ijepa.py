@@ -24,6 +24,7 @@ from pospre.nn.weights import init_trunc_normal
 from pospre.pretrain.algorithm import (
     PretrainAlgorithm,
     Progress,
+    check_choices,
     check_weight,
     require_one_view,
 )
@@ -101,12 +102,7 @@ class IJEPA(PretrainAlgorithm):
         """Raise ``UserError`` for options that cannot work together."""
         check_predictor("ijepa", self.predictor_dim, self.predictor_depth, self.heads(encoder))
         check_weight("ijepa", self.weight)
-        for name, value, known in (
-            ("loss", self.loss, ("smooth_l1", "l2")),
-            ("momentum_shape", self.momentum_shape, ("linear", "cosine", "constant")),
-        ):
-            if value not in known:
-                raise UserError(f"ijepa.{name} is '{value}'. Use one of {', '.join(known)}.")
+        check_choices("ijepa", self)
         if self.official and (self.target_tokens, self.context_tokens) != (None, None):
             raise UserError(
                 "ijepa.official = true takes the counts of each batch. Remove ijepa.target_tokens "

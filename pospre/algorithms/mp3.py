@@ -20,7 +20,7 @@ from pospre.nn.encoder import Encoder
 from pospre.nn.masking import slot_mask
 from pospre.nn.positions import sincos_table
 from pospre.nn.weights import init_trunc_normal
-from pospre.pretrain.algorithm import PretrainAlgorithm, Progress, check_weight
+from pospre.pretrain.algorithm import PretrainAlgorithm, Progress, check_choices, check_weight
 from pospre.pretrain.model import PretrainModel
 from pospre.pretrain.objective import Outputs
 from pospre.pretrain.passes import EncoderPass
@@ -73,11 +73,11 @@ class MP3(PretrainAlgorithm):
         context = num_context(patches, self.mask_ratio)
         shown = num_told(patches, self.position_rate, count_shown=self.count_shown)
         check_weight("mp3", self.weight)
+        check_choices("mp3", self)
         check_relaxations(
             "mp3",
             model.encoder,
             sigmas=(self.sigma_start, self.sigma_end),
-            distance=self.distance,
             temperature=self.temperature,
         )
         for key in ("positions", "mp3/context", "mp3/shown"):

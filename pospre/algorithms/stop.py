@@ -20,7 +20,7 @@ from pospre.batch import EPOCH, INDEX, Batch, field_box_key
 from pospre.errors import UserError
 from pospre.nn.predictor import PredictorTokens, gather_blocks
 from pospre.nn.weights import init_trunc_normal
-from pospre.pretrain.algorithm import PretrainAlgorithm
+from pospre.pretrain.algorithm import PretrainAlgorithm, check_choices
 from pospre.pretrain.model import PretrainModel
 from pospre.pretrain.objective import Outputs
 
@@ -35,7 +35,6 @@ Variant = Literal[
     "learned_pos",
     "sincos",
 ]
-VARIANTS = Variant.__args__  # type: ignore[attr-defined]  # typing has no public way
 NOISY_TARGETS = ("masked", "both", "fixed_cov")
 NOISY_CONTEXT = ("context", "both")
 
@@ -90,8 +89,7 @@ class StoP(PretrainAlgorithm):
 
     def _check(self, model: PretrainModel) -> None:
         """Raise ``UserError`` for options that cannot work, alone or beside other algorithms."""
-        if self.variant not in VARIANTS:
-            raise UserError(f"stop.variant is '{self.variant}'. Use one of {', '.join(VARIANTS)}.")
+        check_choices("stop", self)
         if not (math.isfinite(self.noise_std) and self.noise_std >= 0):
             raise UserError(
                 f"stop.noise_std is {self.noise_std}, but must be finite and not negative. "

@@ -71,10 +71,9 @@ def check_relaxations(
     encoder: Encoder,
     *,
     sigmas: tuple[float, float],
-    distance: str,
     temperature: float | None,
 ) -> None:
-    """Raise ``UserError`` naming ``owner``'s key for a width, distance or temperature in error."""
+    """Raise ``UserError`` naming ``owner``'s key for a width or temperature in error."""
     if temperature is not None and temperature <= 0:
         raise UserError(f"{owner}.temperature = {temperature} must be positive; null turns it off.")
     if temperature is not None and not encoder.has_class_token:
@@ -84,5 +83,3 @@ def check_relaxations(
         )
     if min(sigmas) < 0:
         raise UserError(f"{owner}.sigma_start and {owner}.sigma_end must not be negative.")
-    if distance not in ("squared", "euclid"):
-        raise UserError(f"{owner}.distance is '{distance}'. Use one of squared, euclid.")

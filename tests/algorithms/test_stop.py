@@ -1,6 +1,6 @@
 """StoP: noise shaped by the context's projection, its ablations, what it cannot stand beside."""
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from pospre.algorithms.droppos import attach_droppos
 from pospre.algorithms.ijepa import IJEPA, FeaturePrediction, attach_ijepa
 from pospre.algorithms.mae import attach_mae
-from pospre.algorithms.stop import VARIANTS, SecondScale, StoP, attach_stop
+from pospre.algorithms.stop import SecondScale, StoP, Variant, attach_stop
 from pospre.errors import UserError
 from pospre.nn.build import build_encoder
 from pospre.nn.predictor import Predictor
@@ -192,7 +192,7 @@ def test_the_projection_learns_through_context_and_noise() -> None:
     assert not gradient(**{"stop/masked": torch.zeros(4, 4, 9, 192)}).any()
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", get_args(Variant))
 def test_every_variant_trains_what_it_has(variant: Any) -> None:
     model, algorithm, inputs = attached(variant=variant)
     algorithm.attach(model)  # again: changes nothing
