@@ -38,7 +38,10 @@ Every value has the batch first and nothing is nested, so Composer's own splitti
 microbatches and moving to the device work on it as they are.
 """
 
+import torch
 from torch import Tensor
+
+from pospre import draws
 
 Batch = dict[str, Tensor]
 
@@ -65,6 +68,13 @@ def per_row(value: Tensor, num_rows: int) -> Tensor:
         num_rows: B·V.
     """
     return value if len(value) == num_rows and value.ndim == 2 else value.flatten(0, 1)
+
+
+def view_keys(batch: Batch, count: int, seed: int, purpose: str) -> Tensor:
+    """Return a draw key for each of a sample's first ``count`` views: int64 (B, count)."""
+    index, epoch = batch[INDEX].unsqueeze(1), batch[EPOCH].unsqueeze(1)
+    views = torch.arange(count, device=index.device)
+    return draws.sample_keys(seed, epoch, index, views, purpose)
 
 
 def flip_key(group: str = "view") -> str:

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from pospre import draws
 from pospre.algorithms.dinov2 import MASK_KEY as CONTENT_KEY
 from pospre.algorithms.dinov2 import DINOv2, PrototypeMatching, prototype_head
-from pospre.batch import Batch, per_row
+from pospre.batch import Batch, per_row, view_keys
 from pospre.errors import UserError
 from pospre.nn.assignment import Targets, patch_loss
-from pospre.nn.block_masks import NUM_CROPS, block_masks, crop_keys, masked_slots
+from pospre.nn.block_masks import NUM_CROPS, block_masks, masked_slots
 from pospre.nn.cross_masks import cross_order
 from pospre.pretrain.algorithm import PretrainAlgorithm, Progress, check_choices, check_weight
 from pospre.pretrain.model import PretrainModel
@@ -98,11 +98,13 @@ class MaskedPosition(PretrainAlgorithm):
         """Draw which positions of the student's global crops are masked."""
         grid = model.grid("global")
         patches = math.prod(grid)
-        share = draws.uniform(crop_keys(batch, model.seed, "masked_position/ratio"), 1).squeeze(-1)
+        share = draws.uniform(
+            view_keys(batch, NUM_CROPS, model.seed, "masked_position/ratio"), 1
+        ).squeeze(-1)
         low, high = self.mask_ratio
         count = (patches * (low + (high - low) * share)).long().clamp_max(int(patches * high))
         count = torch.where(free_crops(batch[CONTENT_KEY], _host(model).options), count, 0)
-        keys = crop_keys(batch, model.seed, f"masked_position/{self.shape}")
+        keys = view_keys(batch, NUM_CROPS, model.seed, f"masked_position/{self.shape}")
         if self.shape == "box":
             mask = block_masks(keys.flatten(), count.flatten(), grid).unflatten(0, keys.shape)
         else:

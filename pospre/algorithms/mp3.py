@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pospre import draws
-from pospre.batch import EPOCH, INDEX, Batch, image_key, per_row
+from pospre.batch import Batch, image_key, per_row, view_keys
 from pospre.errors import UserError
 from pospre.nn.encoder import Encoder
 from pospre.nn.masking import slot_mask
@@ -246,11 +246,8 @@ def draw_patches(batch: Batch, patches: int, count: int, seed: int, purpose: str
     A plain prefix of a random permutation. The paper's pseudo-code indexes the permutation with
     itself, which prefers the first patches, and takes N·η patches where its text takes N·(1−η).
     """
-    keys = [
-        draws.sample_keys(seed, batch[EPOCH], batch[INDEX], view, purpose)
-        for view in range(batch[image_key()].shape[1])
-    ]
-    return draws.permutation(torch.stack(keys, dim=1), patches)[..., :count]
+    keys = view_keys(batch, batch[image_key()].shape[1], seed, purpose)
+    return draws.permutation(keys, patches)[..., :count]
 
 
 def draw_shown(batch: Batch, patches: int, count: int, seed: int) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pospre import draws
-from pospre.batch import EPOCH, INDEX, Batch
+from pospre.batch import EPOCH, INDEX, Batch, view_keys
 from pospre.errors import UserError
 
 NUM_CROPS = 2
@@ -77,7 +77,7 @@ class CropMasking:
 
     def draw(self, batch: Batch, grid: tuple[int, int], seed: int) -> Tensor:
         """Return which patches of the global crops are masked: bool (B, 2, N)."""
-        keys = crop_keys(batch, seed, "dinov2/blocks")
+        keys = view_keys(batch, NUM_CROPS, seed, "dinov2/blocks")
         counts = self._stratified(batch, grid, seed) if self.stratified else None
         if counts is None:
             counts = self._per_sample(batch, grid, seed)
@@ -88,7 +88,7 @@ class CropMasking:
         num_patches = grid[0] * grid[1]
         first = draws.sample_keys(seed, batch[EPOCH], batch[INDEX], 0, "dinov2/masked_crop")
         rank = draws.permutation(first, NUM_CROPS)
-        share = draws.uniform(crop_keys(batch, seed, "dinov2/ratio"), 1).squeeze(-1)
+        share = draws.uniform(view_keys(batch, NUM_CROPS, seed, "dinov2/ratio"), 1).squeeze(-1)
         low, high = self.ratio
         count = (num_patches * (low + (high - low) * share)).long()
         count = count.clamp_max(int(num_patches * high))
@@ -97,10 +97,10 @@ class CropMasking:
     def _stratified(self, batch: Batch, grid: tuple[int, int], seed: int) -> Tensor:
         """Return the counts (B, 2) of the published way, over the samples of this batch."""
         num_patches = grid[0] * grid[1]
-        words = draws.bits(crop_keys(batch, seed, "dinov2/masked_crop"), 1).flatten()
+        words = draws.bits(view_keys(batch, NUM_CROPS, seed, "dinov2/masked_crop"), 1).flatten()
         rank = words.argsort(stable=True).argsort(stable=True)
         bounds = self.bounds(len(batch[INDEX]), num_patches)
-        share = draws.uniform(crop_keys(batch, seed, "dinov2/ratio"), 1).flatten()
+        share = draws.uniform(view_keys(batch, NUM_CROPS, seed, "dinov2/ratio"), 1).flatten()
         low, high = self.ratio
         ratio = low + (high - low) * (rank + share) / max(len(bounds), 1)
         limit = torch.zeros_like(rank)
@@ -108,14 +108,6 @@ class CropMasking:
         return torch.minimum((num_patches * ratio).long(), limit[rank]).unflatten(
             0, (-1, NUM_CROPS)
         )
-
-
-def crop_keys(batch: Batch, seed: int, purpose: str) -> Tensor:
-    """Return a draw key for each global crop: int64 (B, 2)."""
-    index = batch[INDEX].unsqueeze(1)
-    crops = torch.arange(NUM_CROPS, device=index.device)
-    epoch = batch[EPOCH].unsqueeze(1)
-    return draws.sample_keys(seed, epoch, index, crops, purpose)
 
 
 def block_masks(keys_R: Tensor, counts_R: Tensor, grid: tuple[int, int]) -> Tensor:

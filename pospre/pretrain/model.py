@@ -8,8 +8,7 @@ import torch
 from composer.models import ComposerModel
 from torch import Tensor, nn
 
-from pospre import draws
-from pospre.batch import EPOCH, INDEX, Batch, flip_key, image_key, per_row
+from pospre.batch import EPOCH, INDEX, Batch, flip_key, image_key, per_row, view_keys
 from pospre.data.views import ViewGroup, first_view
 from pospre.errors import UserError
 from pospre.nn.build import check_divides
@@ -301,12 +300,7 @@ class PretrainModel(ComposerModel):
         """Return the draw keys (B·V,) of who skips which branch in this pass, in training."""
         if not self.training or declared.teacher or not self.encoder.drop_path:
             return None
-        purpose = f"drop_path/{name}"
-        keys = [
-            draws.sample_keys(self.seed, batch[EPOCH], batch[INDEX], view, purpose)
-            for view in range(views)
-        ]
-        return torch.stack(keys, dim=1).flatten()
+        return view_keys(batch, views, self.seed, f"drop_path/{name}").flatten()
 
     def forward(self, batch: Batch) -> dict[str, Outputs]:
         """Run the passes, then the objectives.
