@@ -98,6 +98,38 @@ def pooled_features(
     return {name: torch.cat(parts) for name, parts in features.items()}, torch.cat(labels)
 
 
+def encode_data(
+    context: Context,
+    models: Mapping[str, PretrainModel],
+    data: str,
+    pooling: Pooling,
+    *,
+    owner: str,
+    title: str,
+    num_samples: int | None,
+    batch_size: int,
+    num_workers: int | None,
+    seed: int,
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Encode the centre views of a labelled data set; see ``centre_batches``, ``pooled_features``.
+
+    Raises:
+        UserError: of evaluation ``owner``: an image has no label.
+    """
+    batches = centre_batches(
+        context,
+        data,
+        title=title,
+        num_samples=num_samples,
+        batch_size=batch_size,
+        num_workers=num_workers,
+        seed=seed,
+    )
+    features, labels = pooled_features(models, batches, pooling)
+    require_labels(owner, labels, data)
+    return features, labels
+
+
 def compare_classes(owner: str, data: str, bank: str) -> None:
     """Raise a ``UserError`` of evaluation ``owner`` if two data sets number classes differently."""
     names, others = open_reader(data).classes, open_reader(bank).classes

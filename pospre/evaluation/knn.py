@@ -6,6 +6,7 @@ leaving itself out. Nothing is trained.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,13 +15,7 @@ from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
 from pospre.errors import UserError
-from pospre.evaluation.features import (
-    Pooling,
-    centre_batches,
-    compare_classes,
-    pooled_features,
-    require_labels,
-)
+from pospre.evaluation.features import Pooling, compare_classes, encode_data
 from pospre.evaluation.registry import Context
 from pospre.evaluation.table import format_table, percent
 
@@ -72,21 +67,21 @@ def evaluate(
     if baseline:
         models["initial_top1"] = context.initial()
 
-    def encode(data: str, title: str, limit: int | None) -> tuple[dict[str, Tensor], Tensor]:
-        batches = centre_batches(
-            context,
-            data,
-            title=title,
-            num_samples=limit,
-            batch_size=batch_size,
-            num_workers=num_workers,
-            seed=seed,
-        )
-        return pooled_features(models, batches, features)
-
-    queries, labels_Q = encode(context.data, "knn", num_samples)
+    encode = partial(
+        encode_data,
+        context,
+        models,
+        pooling=features,
+        owner="knn",
+        batch_size=batch_size,
+        num_workers=num_workers,
+        seed=seed,
+    )
+    queries, labels_Q = encode(context.data, title="knn", num_samples=num_samples)
     banks, bank_labels_M = (
-        (queries, labels_Q) if bank is None else encode(bank, "knn bank", num_bank)
+        (queries, labels_Q)
+        if bank is None
+        else encode(bank, title="knn bank", num_samples=num_bank)
     )
     answerable_Q = _check(labels_Q, bank_labels_M, k, context.data, bank)
     results: dict[str, Any] = {"initial_top1": None}
@@ -156,10 +151,8 @@ def _check(labels_Q: Tensor, bank_labels_M: Tensor, k: int, data: str, bank: str
     """Return bool (Q,): which queries have a voter of their own class.
 
     Raises:
-        UserError: labels are missing, the bank is smaller than k, or no query has such a voter.
+        UserError: the bank is smaller than k, or no query has such a voter.
     """
-    for labels, name in ((labels_Q, data), (bank_labels_M, bank or data)):
-        require_labels("knn", labels, name)
     voters = len(bank_labels_M) - (bank is None)
     if voters < k:
         raise UserError(f"knn: k={k}, but only {voters} images can vote; use k={max(1, voters)}.")

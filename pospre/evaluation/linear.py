@@ -6,6 +6,7 @@ on a tenth of the bank that the choice does not train on. No augmentation, nothi
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,13 +16,7 @@ from torch import Tensor
 
 from pospre import draws
 from pospre.errors import UserError
-from pospre.evaluation.features import (
-    Pooling,
-    centre_batches,
-    compare_classes,
-    pooled_features,
-    require_labels,
-)
+from pospre.evaluation.features import Pooling, compare_classes, encode_data
 from pospre.evaluation.registry import Context
 from pospre.evaluation.table import format_table, percent
 
@@ -67,28 +62,24 @@ def evaluate(
     if baseline:
         models["initial_top1"] = context.initial()
 
-    def encode(data: str, title: str, limit: int | None) -> tuple[dict[str, Tensor], Tensor]:
-        batches = centre_batches(
-            context,
-            data,
-            title=title,
-            num_samples=limit,
-            batch_size=batch_size,
-            num_workers=num_workers,
-            seed=seed,
-        )
-        found, labels = pooled_features(models, batches, features)
-        require_labels("linear", labels, data)
-        return found, labels
-
-    banks, bank_labels_M = encode(bank, "linear bank", num_bank)
+    encode = partial(
+        encode_data,
+        context,
+        models,
+        pooling=features,
+        owner="linear",
+        batch_size=batch_size,
+        num_workers=num_workers,
+        seed=seed,
+    )
+    banks, bank_labels_M = encode(bank, title="linear bank", num_samples=num_bank)
     classes = len(bank_labels_M.unique())
     if len(bank_labels_M) < 10 or classes < 2:
         raise UserError(
             f"linear: bank={bank} holds {len(bank_labels_M)} images of {classes} classes; a "
             "classifier needs at least 10 images and 2 classes."
         )
-    queries, labels_Q = encode(context.data, "linear", num_samples)
+    queries, labels_Q = encode(context.data, title="linear", num_samples=num_samples)
     num_classes = int(torch.cat([labels_Q, bank_labels_M]).max()) + 1
     results: dict[str, Any] = {"initial_top1": None}
     for name in models:
