@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -65,6 +66,17 @@ class Reader(ABC):
     @abstractmethod
     def name(self, index: int) -> str:
         """Return what to call a sample in messages: its file, or its file and place."""
+
+    @property
+    def parts(self) -> np.ndarray:
+        """Ends of the parts that are fetched whole, int64 (P,): here one, the data set."""
+        return np.array([len(self)])
+
+    def expect(self, indices: np.ndarray) -> None:  # noqa: B027 (most readers need not know)
+        """Hear which samples will be read from now on, in order: int64 (n,); replaces the last."""
+
+    def close(self) -> None:  # noqa: B027
+        """End what ``expect`` started; it may be called again."""
 
 
 def read_bytes(path: Path, offset: int = 0, size: int | None = None) -> Tensor:
