@@ -1,17 +1,16 @@
-"""One WAV file → the features to store: 40 MFCCs of every 10 ms of its first second.
+"""A WAV file → the features to store: 40 MFCCs of every 10 ms of its first second.
 
 As in the keyword spotting of TC-ResNet (Choi et al. 2019), which MP3 follows: 16 kHz, windows of
 30 ms, power spectrum of 512 points, 64 mel bands from 80 to 7600 Hz, log(x + 1e-6), DCT, the
 first 40 coefficients. The features are torchaudio's; soundfile reads the files.
 """
 
-import errno
+import io
 import math
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import soundfile
@@ -19,7 +18,6 @@ import torch
 from torchaudio.transforms import MFCC, Resample
 
 from data_prep.images import Unreadable
-from pospre.errors import UserError
 
 RATE = 16000
 NUM_COEFFICIENTS = 40
@@ -27,7 +25,6 @@ FRAME_COUNTS = (98, 100)  # that fit into a second; the same with 20 ms of silen
 
 _WINDOW, _HOP, _FFT = 480, 160, 512
 _LARGEST_RATIO = 1000  # the resampler's table grows with the ratio of the two rates
-_ONE_FILES_ERRORS = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.ELOOP)
 
 
 @dataclass(frozen=True)
@@ -48,17 +45,14 @@ class PreparedClip:
         return self.features.nbytes
 
 
-def prepare_clip(path: Path, num_frames: int) -> PreparedClip | Unreadable:
-    """Read a WAV file and return its features; what a file may contain never raises.
+def prepare_clip(data: bytes, num_frames: int) -> PreparedClip | Unreadable:
+    """Return the features of a WAV file; what it may contain never raises.
 
     Channels are averaged, other rates resampled; the first second counts, and what is shorter ends
     in silence.
-
-    Raises:
-        UserError: the disk or the network fails; to leave such files out would lose good clips.
     """
     try:
-        with path.open("rb") as file, soundfile.SoundFile(file) as sound:
+        with soundfile.SoundFile(io.BytesIO(data)) as sound:
             rate, length = sound.samplerate, sound.frames
             problem = _problem(rate, length)
             if problem is not None:
@@ -66,13 +60,6 @@ def prepare_clip(path: Path, num_frames: int) -> PreparedClip | Unreadable:
             samples = sound.read(frames=rate, dtype="float32", always_2d=True).mean(axis=1)
     except soundfile.LibsndfileError as error:
         return Unreadable(str(error.error_string))
-    except OSError as error:
-        if error.errno in _ONE_FILES_ERRORS:
-            return Unreadable(error.strerror or str(error))
-        raise UserError(
-            f"{path} cannot be read: {error.strerror}. This is no matter of the file: check the "
-            "disk or the network share, then run the same command again. Nothing was written."
-        ) from error
     if not len(samples):
         return Unreadable("the file is cut off before its first sample")
     if not np.isfinite(samples).all():

@@ -1,4 +1,4 @@
-"""From a folder of images or WAV files to a complete data set in its place, or to nothing."""
+"""From a source of images or WAV files to a complete data set in its place, or to nothing."""
 
 import importlib
 import re
@@ -15,13 +15,9 @@ from tqdm import tqdm
 from data_prep import sidecar
 from data_prep.images import PreparedImage, Unreadable, prepare_image
 from data_prep.parallel import ordered_map
-from data_prep.sources.audio_folder import (
-    AudioFolder,
-    is_audio_folder,
-    list_audio_folder,
-    select_audio_split,
-)
-from data_prep.sources.image_folder import ImageFile, ImageFolder, list_image_folder, select_split
+from data_prep.reading import read_item
+from data_prep.sources.registry import open_source
+from data_prep.sources.source import Item, Source
 from data_prep.staging import replace_folder, replace_pair, staging_folder
 from data_prep.tally import Settings, Tally
 from pospre.data.mds_reader import SIDECAR_NAME, is_mds
@@ -51,15 +47,15 @@ def convert(
     strict: bool = False,
     overwrite: bool = False,
 ) -> Tally | None:
-    """Convert a folder; return None when the destination already holds this very conversion.
+    """Convert a data set; return None when the destination already holds this very conversion.
 
     Raises:
         UserError: nothing to convert, the destination is taken or cannot be written, a library is
             missing, or with ``strict`` a file cannot be read. The destination is then untouched.
     """
     _check_paths(source, destination, settings.format)
-    folder, settings, rule = _select(source, settings)
-    made_from = {"settings": asdict(settings), "source": folder.fingerprint()}
+    listed, settings = _select(source, settings)
+    made_from = {"settings": asdict(settings), "source": listed.fingerprint()}
     if not overwrite and _is_complete(destination, settings.format, made_from):
         return None
     if overwrite:
@@ -68,34 +64,31 @@ def convert(
     start = time.monotonic()
     with staging_folder(destination) as partial_folder:
         tally = _write_samples(
-            partial_folder, folder, settings, writer_module, num_workers=num_workers, strict=strict
+            partial_folder, listed, settings, writer_module, num_workers=num_workers, strict=strict
         )
-        tally.split_rule = rule
-        _describe_and_publish(partial_folder, destination, folder, settings, tally, made_from)
+        tally.split_rule = listed.split_rule
+        _describe_and_publish(partial_folder, destination, listed, settings, tally, made_from)
     tally.seconds = time.monotonic() - start
     return tally
 
 
-def _select(source: Path, settings: Settings) -> tuple[ImageFolder, Settings, str | None]:
+def _select(path: Path, settings: Settings) -> tuple[Source, Settings]:
     """List the source's wanted part; settings are those that matter for its kind."""
-    split, fraction, seed = settings.split, settings.val_fraction, settings.seed
-    if not (source.is_dir() and is_audio_folder(source)):
+    source = open_source(
+        path,
+        split=settings.split,
+        val_fraction=settings.val_fraction,
+        seed=settings.seed,
+    )
+    if not source.is_audio:
         if settings.frames is not None:
             raise UserError(
-                f"--frames {settings.frames} is for clips, but {source} is no folder of WAV files."
+                f"--frames {settings.frames} is for clips, but {path} is no folder of WAV files."
             )
-        folder = list_image_folder(source)
-        if split is not None:
-            folder = select_split(folder, split, fraction, seed)
-        return folder, settings, None
+        return source, settings
     if settings.format != "mds":
-        raise UserError(f"{source} holds WAV files; their features are stored with --format mds.")
-    settings = replace(settings, frames=settings.frames or _FRAMES)
-    clips = list_audio_folder(source)
-    if split is None:
-        return clips, settings, None
-    clips, rule = select_audio_split(clips, split, fraction, seed)
-    return clips, settings, rule
+        raise UserError(f"{path} holds WAV files; their features are stored with --format mds.")
+    return source, replace(settings, frames=settings.frames or _FRAMES)
 
 
 def _check_paths(source: Path, destination: Path, data_format: str) -> None:
@@ -157,19 +150,22 @@ def _load_writer(data_format: str) -> Any:
         raise UserError(_MISSING_LIBRARY[data_format].format(error=error)) from error
 
 
-def _prepare_file(
-    file: ImageFile, settings: Settings, root: Path
+def _prepare_item(
+    item: Item, settings: Settings, source: Source
 ) -> "PreparedImage | PreparedClip | Unreadable":
+    data = read_item(source, item)
+    if isinstance(data, Unreadable):
+        return data
     if settings.frames is None:
-        return prepare_image(root / file.path, settings.max_side, settings.quality)
+        return prepare_image(data, settings.max_side, settings.quality)
     from data_prep.audio import prepare_clip  # torchaudio: seconds to import
 
-    return prepare_clip(root / file.path, settings.frames)
+    return prepare_clip(data, settings.frames)
 
 
 def _write_samples(
     partial_folder: Path,
-    folder: ImageFolder,
+    source: Source,
     settings: Settings,
     writer_module: Any,
     *,
@@ -183,33 +179,33 @@ def _write_samples(
     """
     tally = Tally()
     noun, unit, make_writer = "images", "img", writer_module.Writer
-    if isinstance(folder, AudioFolder):
+    if source.is_audio:
         from data_prep.audio import Statistics
 
         tally.statistics = Statistics()
         noun, unit = "WAV files", "clip"
         make_writer = partial(writer_module.FeatureWriter, num_frames=settings.frames)
-    prepare = partial(_prepare_file, settings=settings, root=folder.root)
-    results = ordered_map(prepare, folder.files, min(num_workers, len(folder.files)))
-    bar = tqdm(results, total=len(folder.files), unit=unit, desc="convert", disable=None)
-    writing = _writing(make_writer(partial_folder, folder.files))
+    prepare = partial(_prepare_item, settings=settings, source=replace(source, items=()))
+    results = ordered_map(prepare, source.items, min(num_workers, len(source.items)))
+    bar = tqdm(results, total=len(source.items), unit=unit, desc="convert", disable=None)
+    writing = _writing(make_writer(partial_folder, source.items))
     with closing(results), closing(bar), writing as writer:
-        for file, prepared in zip(folder.files, bar, strict=True):
+        for item, prepared in zip(source.items, bar, strict=True):
             result = _storable(prepared, writer.max_bytes)
             if not isinstance(result, Unreadable):
-                writer.write(file, result)
+                writer.write(item, result)
                 tally.add(result)
             elif strict:
                 raise UserError(
-                    f"{folder.root / file.path} cannot be read: {result.reason}. Mend or remove "
+                    f"{source.root / item.name} cannot be read: {result.reason}. Mend or remove "
                     "it; without --strict such files are listed and left out."
                 )
             else:
-                tally.skipped.append({"path": file.path, "reason": result.reason})
+                tally.skipped.append({"path": item.name, "reason": result.reason})
         if not tally.num_samples:
             first = tally.skipped[0]
             raise UserError(
-                f"{folder.root}: none of the {len(folder.files)} {noun} can be read "
+                f"{source.root}: none of the {len(source.items)} {noun} can be read "
                 f"({first['path']}: {first['reason']}); nothing was written."
             )
     return tally
@@ -239,7 +235,7 @@ def _writing(writer: Any) -> Iterator[Any]:
 def _describe_and_publish(
     partial_folder: Path,
     destination: Path,
-    folder: ImageFolder,
+    source: Source,
     settings: Settings,
     tally: Tally,
     made_from: dict[str, Any],
@@ -252,10 +248,10 @@ def _describe_and_publish(
         "format": f"pospre-{settings.format}",
         "version": VERSION,
         "samples": tally.num_samples,
-        "classes": folder.classes,
+        "classes": source.classes,
         "kept": tally.num_kept,
         "encoded": tally.num_encoded,
-        "ignored": folder.num_ignored,
+        "ignored": source.num_ignored,
         "skipped": tally.skipped,
         "made_from": made_from,
         **sidecar.checksums(data, settings.format),

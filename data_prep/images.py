@@ -1,16 +1,13 @@
-"""One image file → bytes ready to store: an upright RGB or grey JPEG, checked by decoding it."""
+"""An encoded image → bytes ready to store: an upright RGB or grey JPEG, checked by decoding it."""
 
-import errno
 import io
 import struct
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
 
 from PIL import Image, ImageOps
 
 from pospre.data.decode import to_rgb
-from pospre.errors import UserError
 
 _ORIENTATION_TAG = 0x0112
 _UPRIGHT = 1
@@ -30,9 +27,6 @@ _DECODE_ERRORS = (
     struct.error,
     Image.DecompressionBombError,
 )
-
-# What keeps one file from being read, not its neighbours: absent or forbidden, links astray.
-_ONE_FILES_ERRORS = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.ELOOP)
 
 
 @dataclass(frozen=True)
@@ -64,30 +58,14 @@ class Unreadable:
     reason: str
 
 
-def prepare_image(path: Path, max_side: int | None, quality: int) -> PreparedImage | Unreadable:
-    """Read an image file and return the JPEG to store; what a file may contain never raises.
+def prepare_image(data: bytes, max_side: int | None, quality: int) -> PreparedImage | Unreadable:
+    """Return the JPEG to store of an encoded image; what it may contain never raises.
 
-    The file's own bytes are kept when it is an upright RGB or grey JPEG with no side above
+    The given bytes are kept when it is an upright RGB or grey JPEG with no side above
     ``max_side``. Everything else is turned upright, converted to RGB, shrunk to ``max_side`` and
     encoded at ``quality``. Transparency is dropped, as in torchvision's ImageFolder; of an
     animation the first frame is taken.
-
-    Raises:
-        UserError: the disk or the network fails; to leave such files out would lose good images.
     """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        if error.errno in _ONE_FILES_ERRORS:
-            return Unreadable(error.strerror or str(error))
-        raise UserError(
-            f"{path} cannot be read: {error.strerror}. This is no matter of the image: check the "
-            "disk or the network share, then run the same command again. Nothing was written."
-        ) from error
-    except MemoryError:
-        return Unreadable("the file is larger than the memory")
-    if not data:
-        return Unreadable("the file is empty")
     try:
         with warnings.catch_warnings():
             # Broken metadata beside a good image, and big but honest images, are no one's concern.

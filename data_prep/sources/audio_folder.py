@@ -1,11 +1,13 @@
-"""A folder of WAV files as a source: which clips, of which class, and which are held out."""
+"""A folder of WAV files by class: Speech Commands, Free Spoken Digits, or any."""
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
-from data_prep.sources.image_folder import ImageFolder, select_split, source_file
+from data_prep.sources.image_folder import FileSource, file_item
+from data_prep.sources.source import Part
 from pospre.data.folder_reader import class_labels, looks_like_image, visible_files
 from pospre.errors import UserError
 
@@ -17,61 +19,66 @@ _TEST_LIST, _VALIDATION_LIST = "testing_list.txt", "validation_list.txt"
 
 
 @dataclass(frozen=True)
-class AudioFolder(ImageFolder):
-    """A listed folder of WAV files: the clips in order, and the class names by label."""
+class AudioFolder(FileSource):
+    """A listed folder of WAV files."""
+
+    kind: ClassVar[str] = "audio_folder"
+    is_audio: ClassVar[bool] = True
 
 
-def is_audio_folder(root: Path) -> bool:
+def detects(path: Path) -> bool:
     """Tell whether a folder holds WAV files and no images."""
-    names = list(visible_files(root))
+    if not path.is_dir():
+        return False
+    names = list(visible_files(path))
     return any(map(_is_wav, names)) and not any(
-        looks_like_image(root, name) for name in names if not _is_wav(name)
+        looks_like_image(path, name) for name in names if not _is_wav(name)
     )
 
 
-def list_audio_folder(root: Path) -> AudioFolder:
-    """List the WAV files below ``root``, sorted by relative path.
+def load(path: Path, part: Part) -> AudioFolder:
+    """List the WAV files of the wanted part below ``path``, sorted by relative path.
 
     The classes are the sub-folders, those whose name begins with an underscore left out (Speech
     Commands keeps its noise in one). Where all files lie in one folder and are called
     ``class_speaker_number.wav`` (Free Spoken Digits), the names tell.
+
+    Raises:
+        UserError: there is no WAV file, or none in this part.
     """
-    visible = list(visible_files(root))
+    visible = list(visible_files(path)) if path.is_dir() else []
     names = sorted(name for name in visible if _is_wav(name) and not _is_noise(name))
+    if not names:
+        raise UserError(f"{path} holds no WAV files; give the folder that holds the clips.")
     classes, labels = _classes(names)
-    files = tuple(source_file(root, name, label) for name, label in zip(names, labels, strict=True))
-    return AudioFolder(root, files, classes, len(visible) - len(names))
+    items = tuple(file_item(path, name, label) for name, label in zip(names, labels, strict=True))
+    folder = AudioFolder(path, items, classes, len(visible) - len(names))
+    return folder if part.split is None else _select(folder, part)
 
 
-def select_audio_split(
-    folder: AudioFolder, split: str, val_fraction: float, seed: int
-) -> tuple[AudioFolder, str]:
-    """Keep the ``"train"`` or the ``"val"`` part of a folder, and say what parts it.
+def _select(folder: AudioFolder, part: Part) -> AudioFolder:
+    """Keep the wanted part of a folder.
 
     A data set's own parting holds where it has one. Speech Commands: ``val`` is its
     ``testing_list.txt``, and ``train`` what stands in neither that nor ``validation_list.txt``.
     Free Spoken Digits: numbers below 5 are ``val``. Elsewhere the parts are drawn like those of
     images.
-
-    Raises:
-        UserError: the part is empty.
     """
     test = _listed(folder.root / _TEST_LIST)
     if test:
         rule, unused = _TEST_LIST, _listed(folder.root / _VALIDATION_LIST) - test
-    elif _have_numbers(file.path for file in folder.files):
+    elif _have_numbers(item.name for item in folder.items):
         rule, unused = f"number in the name below {_NUM_TEST}", set()
-        test = {file.path for file in folder.files if _number(file.path) < _NUM_TEST}
+        test = {item.name for item in folder.items if _number(item.name) < _NUM_TEST}
     else:
-        drawn = select_split(folder, split, val_fraction, seed)
-        return replace(folder, files=drawn.files), f"drawn, val {val_fraction:g}"
-    wanted = split == "val"
-    files = tuple(
-        file for file in folder.files if (file.path in test) == wanted and file.path not in unused
+        return folder.drawn(part)
+    wanted = part.split != "train"  # what these hold out is val and test in one
+    items = tuple(
+        item for item in folder.items if (item.name in test) == wanted and item.name not in unused
     )
-    if not files:
-        raise UserError(f"--split {split}: {rule} leaves no clip of {len(folder.files)}.")
-    return replace(folder, files=files), rule
+    if not items:
+        raise UserError(f"--split {part.split}: {rule} leaves no clip of {len(folder.items)}.")
+    return replace(folder, items=items, split_rule=rule)
 
 
 def _is_wav(name: str) -> bool:

@@ -20,7 +20,7 @@ from ffcv.writer import MIN_PAGE_SIZE, DatasetWriter, handle_sample
 
 from data_prep.images import PreparedImage
 from data_prep.sidecar import BETON_NAME
-from data_prep.sources.image_folder import ImageFile
+from data_prep.sources.source import Item
 
 _STOCK_PAGE_SIZE = 4 * MIN_PAGE_SIZE
 _MAX_PAGE_SIZE = 1 << 31
@@ -36,7 +36,7 @@ class Writer:
         max_bytes: the largest JPEG that can be written.
     """
 
-    def __init__(self, folder: Path, source: tuple[ImageFile, ...]) -> None:
+    def __init__(self, folder: Path, source: tuple[Item, ...]) -> None:
         self._path = folder / BETON_NAME
         self.max_bytes = page_size = _page_size(source)
         fields = {"image": _jpeg_field(), "label": IntField()}
@@ -49,9 +49,9 @@ class Writer:
         self._allocator.__enter__()
         self._num_written = 0
 
-    def write(self, file: ImageFile, image: PreparedImage) -> None:
+    def write(self, item: Item, image: PreparedImage) -> None:
         """Append one sample."""
-        sample = (image, file.label)
+        sample = (image, item.label)
         names, fields = self._writer.metadata_type.names, self._writer.fields
         handle_sample(sample, self._num_written, names, self._metadata, self._allocator, fields)
         self._num_written += 1
@@ -103,17 +103,17 @@ def _store_jpeg(destination: Any, image: PreparedImage, malloc: Any) -> None:
     storage[:] = np.frombuffer(image.jpeg, dtype=np.uint8)
 
 
-def _page_size(source: tuple[ImageFile, ...]) -> int:
+def _page_size(source: tuple[Item, ...]) -> int:
     """Return a power of two that holds the largest image, with room for its re-encoding.
 
     A JPEG at most doubles when it is turned or shrunk. WebP, AVIF or PNG may grow many times, so
     these get the stock page at least and eight times their size as long as a page stays small;
     what then still does not fit is left out by name.
     """
-    is_jpeg = [file.path.lower().endswith(_JPEG_EXTENSIONS) for file in source]
-    others = [file.size for file, jpeg in zip(source, is_jpeg, strict=True) if not jpeg]
-    is_large = bool(others) or sum(file.size for file in source) > _MANY_BYTES
+    is_jpeg = [item.name.lower().endswith(_JPEG_EXTENSIONS) for item in source]
+    others = [item.size for item, jpeg in zip(source, is_jpeg, strict=True) if not jpeg]
+    is_large = bool(others) or sum(item.size for item in source) > _MANY_BYTES
     page = _STOCK_PAGE_SIZE if is_large else MIN_PAGE_SIZE
     grown = min(8 * max(others, default=0), _LONGEST_GROWN_JPEG)
-    needed = max(page, grown, 2 * max(file.size for file in source))
+    needed = max(page, grown, 2 * max(item.size for item in source))
     return min(1 << math.ceil(math.log2(needed)), _MAX_PAGE_SIZE)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from streaming import MDSWriter
 
 from data_prep.images import PreparedImage
-from data_prep.sources.image_folder import ImageFile
+from data_prep.sources.source import Item
 
 if TYPE_CHECKING:
     from data_prep.audio import PreparedClip
@@ -31,9 +31,9 @@ class _Shards:
         self._writer = MDSWriter(columns=columns, out=str(folder), size_limit=limit)
         self.max_bytes = _MAX_SHARD_BYTES // 2
 
-    def _append(self, file: ImageFile, column: str, value: Any) -> None:
-        path = file.path.encode("utf-8", "backslashreplace").decode()
-        self._writer.write({column: value, "label": file.label, "path": path})
+    def _append(self, item: Item, column: str, value: Any) -> None:
+        path = item.name.encode("utf-8", "backslashreplace").decode()
+        self._writer.write({column: value, "label": item.label, "path": path})
 
     def finish(self) -> None:
         """Write the last shard and the index."""
@@ -47,23 +47,23 @@ class _Shards:
 class Writer(_Shards):
     """Writes images: JPEG bytes in the column ``image``."""
 
-    def __init__(self, folder: Path, source: tuple[ImageFile, ...]) -> None:
-        super().__init__(folder, {"image": "bytes"}, 4 * max(file.size for file in source))
+    def __init__(self, folder: Path, source: tuple[Item, ...]) -> None:
+        super().__init__(folder, {"image": "bytes"}, 4 * max(item.size for item in source))
 
-    def write(self, file: ImageFile, image: PreparedImage) -> None:
+    def write(self, item: Item, image: PreparedImage) -> None:
         """Append one sample."""
-        self._append(file, "image", image.jpeg)
+        self._append(item, "image", image.jpeg)
 
 
 class FeatureWriter(_Shards):
     """Writes the features of clips: float32 (frames, 40) in the column ``features``."""
 
-    def __init__(self, folder: Path, source: tuple[ImageFile, ...], *, num_frames: int) -> None:
+    def __init__(self, folder: Path, source: tuple[Item, ...], *, num_frames: int) -> None:
         from data_prep.audio import NUM_COEFFICIENTS
 
         encoding = f"ndarray:float32:{num_frames},{NUM_COEFFICIENTS}"
         super().__init__(folder, {"features": encoding}, 0)
 
-    def write(self, file: ImageFile, clip: "PreparedClip") -> None:
+    def write(self, item: Item, clip: "PreparedClip") -> None:
         """Append one sample."""
-        self._append(file, "features", clip.features)
+        self._append(item, "features", clip.features)

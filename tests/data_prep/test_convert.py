@@ -16,7 +16,7 @@ from PIL import Image
 
 from data_prep import convert
 from data_prep.sidecar import sha256
-from data_prep.sources.image_folder import ImageFile
+from data_prep.sources.source import Item
 from pospre.errors import run_command
 from tests.data_prep.reading import FORMATS, destination, read_samples
 from tests.data_prep.sample_images import (
@@ -420,7 +420,7 @@ def test_page_size_follows_the_largest_file(
 ) -> None:
     destination(tmp_path, "ffcv")
     writers = importlib.import_module("data_prep.writers.ffcv")
-    writer = writers.Writer(tmp_path, (ImageFile(name, -1, size, 0),))
+    writer = writers.Writer(tmp_path, (Item(name, -1, size, ""),))
     writer.abort()
     assert writer.max_bytes == page
 

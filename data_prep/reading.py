@@ -1,0 +1,33 @@
+"""One item of a source → its bytes, or why it has none."""
+
+import errno
+
+from data_prep.images import Unreadable
+from data_prep.sources.source import DamagedItem, Item, Source
+from pospre.errors import UserError
+
+# What keeps one file from being read, not its neighbours: absent or forbidden, links astray.
+_ONE_FILES_ERRORS = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.ELOOP)
+
+
+def read_item(source: Source, item: Item) -> bytes | Unreadable:
+    """Return the encoded image or clip of an item.
+
+    Raises:
+        UserError: the disk or the network fails; to leave such items out would lose good ones.
+    """
+    try:
+        data = source.read(item)
+    except OSError as error:
+        if error.errno in _ONE_FILES_ERRORS:
+            return Unreadable(error.strerror or str(error))
+        raise UserError(
+            f"{source.root / item.name} cannot be read: {error.strerror or error}. This is no "
+            "matter of the file: check the disk or the network share, then run the same command "
+            "again. Nothing was written."
+        ) from error
+    except DamagedItem as error:
+        return Unreadable(str(error))
+    except MemoryError:
+        return Unreadable("the file is larger than the memory")
+    return data or Unreadable("the file is empty")

@@ -1,0 +1,75 @@
+"""The kinds of data sets: every module of this folder but this one and ``source``."""
+
+import importlib
+import pkgutil
+from pathlib import Path
+from types import ModuleType
+
+import data_prep.sources
+from data_prep.sources.source import Part, Source
+from pospre.errors import UserError, suggestion
+
+_NO_KINDS = ("registry", "source")
+# What any folder may be, tried when nothing else knows the path.
+_FALLBACKS = ("audio_folder", "image_folder")
+
+_MODULES: dict[str, ModuleType] = {
+    name: importlib.import_module(f"data_prep.sources.{name}")
+    for _, name, _ in pkgutil.iter_modules(data_prep.sources.__path__)
+    if name not in _NO_KINDS
+}
+
+KINDS: dict[str, str] = {
+    name: (module.__doc__ or "").split("\n", 1)[0] for name, module in _MODULES.items()
+}
+"""Every kind's name, as ``--source`` takes it, with a description of one line."""
+
+
+def open_source(
+    path: Path,
+    *,
+    kind: str = "auto",
+    split: str | None = None,
+    val_fraction: float = 0.1,
+    seed: int = 0,
+) -> Source:
+    """List the samples of a data set.
+
+    Args:
+        path: folder or archive.
+        kind: one of ``KINDS``, or ``"auto"``.
+        split: the wanted part; a data set's own parts are used where it has some, else ``"train"``
+            and ``"val"`` are drawn.
+        val_fraction: share of ``"val"`` where it is drawn.
+        seed: of the draw.
+
+    Raises:
+        UserError: the path is no such data set, or what it holds contradicts itself.
+    """
+    if not path.exists():
+        raise UserError(f"{path} does not exist; give the folder or archive of a data set.")
+    if kind == "auto":
+        kind = detect(path)
+    if kind not in _MODULES:
+        raise UserError(f"--source {kind}: there is no such kind.{suggestion(kind, KINDS)}")
+    source: Source = _MODULES[kind].load(path, Part(split, val_fraction, seed))
+    return source
+
+
+def detect(path: Path) -> str:
+    """Return the kind of the data set at ``path``.
+
+    Raises:
+        UserError: none fits, or more than one.
+    """
+    special = (name for name in _MODULES if name not in _FALLBACKS)
+    found = [name for name in special if _MODULES[name].detects(path)]
+    if len(found) > 1:
+        raise UserError(f"{path} may be {' or '.join(found)}; say which with --source.")
+    found += [name for name in _FALLBACKS if not found and _MODULES[name].detects(path)]
+    if not found:
+        raise UserError(
+            f"{path} is a file that no kind of source knows; give a folder, or name the kind with "
+            f"--source ({', '.join(KINDS)})."
+        )
+    return found[0]

@@ -1,0 +1,153 @@
+"""What a data set is to the conversion: samples in an order, and a way to read each of them.
+
+Every other module of this folder but ``registry`` is one kind of data set. It has
+
+- a docstring whose first line describes the kind (shown by ``--help``),
+- ``detects(path) -> bool``: cheap, and false where another kind would be right,
+- ``load(path, part) -> Source``: lists the samples of the wanted part.
+"""
+
+import hashlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from pospre import draws
+from pospre.errors import UserError
+
+
+class DamagedItem(ValueError):
+    """What is stored for one item cannot be used; its neighbours can."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One candidate sample.
+
+    Attributes:
+        name: unique in its source, with forward slashes; the sample keeps it.
+        label: place among the classes, or -1 where it is unknown.
+        size: bytes of the encoded image, 0 where that is not known.
+        stamp: changes when the content changes: time of change, place in an archive.
+        place: what ``read`` and ``annotate`` need beside the name.
+    """
+
+    name: str
+    label: int
+    size: int
+    stamp: str
+    place: Any = None
+
+
+@dataclass(frozen=True)
+class Part:
+    """The wanted part of a data set.
+
+    Attributes:
+        split: ``"train"``, ``"val"``, ``"test"``, or None for all there is.
+        val_fraction: share of ``"val"`` where the data set has no parts of its own.
+        seed: of the draw in that case.
+    """
+
+    split: str | None = None
+    val_fraction: float = 0.1
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Source(ABC):
+    """A listed data set. It travels to worker processes, so it holds no open files.
+
+    Attributes:
+        root: what the user gave.
+        items: the candidate samples, in the order in which they are stored.
+        classes: class names by label, or None.
+        num_ignored: files that are no samples.
+        split_rule: what parts the data set; None where all of it is wanted.
+        metadata_stamp: changes when what describes all items (a list, a JSON) does.
+        kind: name of the module.
+        is_audio: whether the items are WAV files instead of images.
+        annotation: what ``annotate`` gives: None, ``"json"`` or ``"png"``.
+    """
+
+    root: Path
+    items: tuple[Item, ...]
+    classes: list[str] | None = None
+    num_ignored: int = 0
+    split_rule: str | None = None
+    metadata_stamp: str = ""
+
+    kind: ClassVar[str]
+    is_audio: ClassVar[bool] = False
+    annotation: ClassVar[str | None] = None
+
+    @abstractmethod
+    def read(self, item: Item) -> bytes:
+        """Return the encoded image or clip.
+
+        Raises:
+            OSError: it is absent, or the disk or network fails.
+            DamagedItem: it is there and cannot be used.
+        """
+
+    def annotate(self, item: Item) -> bytes | None:
+        """Return what the data set tells about an item beside its label, or None.
+
+        JSON is one UTF-8 object; its pixel coordinates are those of the original image, whose
+        ``width`` and ``height`` it holds, so that they can be scaled where the conversion shrinks
+        images. PNG masks are the data set's own files, in their own size.
+
+        Raises:
+            OSError: it is absent, or the disk or network fails.
+            DamagedItem: it is there and cannot be used.
+        """
+        return None
+
+    def fingerprint(self) -> str:
+        """Return a hash of every name, label, size and stamp: another hash, another source."""
+        digest = hashlib.sha256(self.metadata_stamp.encode())
+        for item in self.items:
+            name = os.fsencode(item.name)
+            stamp = item.stamp.encode()
+            digest.update(b"%s\0%d\0%d\0%s\n" % (name, item.label, item.size, stamp))
+        return digest.hexdigest()
+
+    def drawn(self, part: Part) -> Self:
+        """Keep the ``"train"`` or the ``"val"`` items of a data set without parts of its own.
+
+        Each item's part is a counter-based draw from its name: the two parts are complementary, and
+        adding or removing items moves no other. The class names stay those of the whole, so a label
+        means the same in both parts.
+
+        Raises:
+            UserError: the part is empty, or it is neither of the two.
+        """
+        if part.split is None:
+            return self
+        if part.split not in ("train", "val"):
+            raise UserError(
+                f"--split {part.split}: {self.root} has no parts of its own, and of drawn ones "
+                "there are only train and val."
+            )
+        held_out = _held_out([item.name for item in self.items], part)
+        chosen = held_out if part.split == "val" else ~held_out
+        items = tuple(item for item, keep in zip(self.items, chosen, strict=True) if keep)
+        if not items:
+            raise UserError(
+                f"--split {part.split} with --val-fraction {part.val_fraction} leaves no sample of "
+                f"{len(self.items)}; choose another fraction or seed."
+            )
+        return replace(self, items=items, split_rule=f"drawn, val {part.val_fraction:g}")
+
+
+def _held_out(names: Sequence[str], part: Part) -> np.ndarray:
+    """Tell of each name whether it belongs to ``"val"``."""
+    hashes = [hashlib.blake2b(os.fsencode(name), digest_size=8).digest() for name in names]
+    words = np.frombuffer(b"".join(hashes), dtype="<i8").astype(np.int64)
+    keys = draws.sample_keys(part.seed, 0, words, 0, "split")
+    return draws.uniform(keys, 1)[:, 0] < part.val_fraction

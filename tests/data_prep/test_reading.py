@@ -1,0 +1,55 @@
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from data_prep.images import Unreadable
+from data_prep.reading import read_item
+from data_prep.sources.image_folder import ImageFolder
+from data_prep.sources.source import DamagedItem, Item
+from pospre.errors import UserError
+
+ITEM = Item("a.jpg", -1, 0, "")
+
+
+def read(root: Path) -> bytes | Unreadable:
+    return read_item(ImageFolder(root, (ITEM,)), ITEM)
+
+
+def fail_to_read(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def read_bytes(path: Path) -> bytes:
+        raise error
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+
+
+def test_the_bytes_of_a_file(tmp_path: Path) -> None:
+    assert read(tmp_path) == Unreadable("No such file or directory")
+    (tmp_path / "a.jpg").write_bytes(b"")
+    assert read(tmp_path) == Unreadable("the file is empty")
+    (tmp_path / "a.jpg").write_bytes(b"some")
+    assert read(tmp_path) == b"some"
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENOENT, errno.ELOOP])
+def test_a_file_out_of_reach_gives_a_reason(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    fail_to_read(monkeypatch, OSError(number, os.strerror(number)))
+    assert read(Path("here")) == Unreadable(os.strerror(number))
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE])
+def test_a_failing_disk_is_no_corrupt_image(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    fail_to_read(monkeypatch, OSError(number, os.strerror(number)))
+    with pytest.raises(UserError, match=r"here/a\.jpg cannot be read: .*Nothing was written"):
+        read(Path("here"))
+
+
+def test_a_damaged_item_gives_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_to_read(monkeypatch, DamagedItem("its checksum is wrong"))
+    assert read(Path("here")) == Unreadable("its checksum is wrong")
+
+
+def test_a_file_larger_than_memory_gives_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_to_read(monkeypatch, MemoryError())
+    assert read(Path("here")) == Unreadable("the file is larger than the memory")
