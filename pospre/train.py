@@ -96,10 +96,10 @@ def finish(recipe: Recipe, *, again: bool) -> None:
 
     from pospre.evaluation.registry import evaluation_module
     from pospre.evaluation.run import run_evaluation
+    from pospre.object_store import is_remote
     from pospre.report.page import write_report
     from pospre.training.callbacks.mirror import mirror_run
     from pospre.training.checkpoint import find_file, load_model
-    from pospre.training.object_store import is_remote
 
     if dist.get_global_rank() != 0:
         return

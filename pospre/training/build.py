@@ -25,6 +25,7 @@ from pospre.data.views import ViewGroup
 from pospre.errors import UserError
 from pospre.nn.build import build_encoder
 from pospre.nn.swin import SWIN
+from pospre.object_store import is_remote, split
 from pospre.pretrain.algorithm import PretrainAlgorithm, algorithm_class
 from pospre.pretrain.model import PretrainModel
 from pospre.schedules import duration_steps
@@ -35,7 +36,6 @@ from pospre.training.callbacks.position import LoaderPosition
 from pospre.training.callbacks.progress import ProgressBar
 from pospre.training.callbacks.record import RecipeRecord
 from pospre.training.clipping import MeanOverRanks, build_clipping
-from pospre.training.object_store import is_remote, split
 from pospre.training.optim import build_optimizer, build_schedule
 
 CHECKPOINT_NAME = "ep{epoch}-ba{batch}.pt"

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from pospre.config import Recipe, recipe_from_dict
 from pospre.errors import UserError
+from pospre.object_store import Bucket, is_remote
 from pospre.pretrain.model import PretrainModel
 from pospre.training.build import build_model
-from pospre.training.object_store import Bucket, is_remote
 from pospre.yaml_text import read_mapping
 
 Weights = Literal["student", "teacher"]

@@ -12,6 +12,7 @@ from composer.utils import dist
 
 from pospre.config import Recipe
 from pospre.errors import UserError
+from pospre.object_store import check_writable, is_remote
 from pospre.training.build import Parts, assemble, build_parts
 from pospre.training.callbacks.mirror import restore_metrics
 from pospre.training.checkpoint import (
@@ -24,7 +25,6 @@ from pospre.training.checkpoint import (
     recorded,
     remove_checkpoints,
 )
-from pospre.training.object_store import check_writable, is_remote
 from pospre.training.weights import start_from
 from pospre.yaml_text import read_mapping
 

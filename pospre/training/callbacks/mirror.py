@@ -9,7 +9,7 @@ from composer.loggers import Logger
 from composer.utils import dist
 
 from pospre.errors import UserError
-from pospre.training.object_store import Bucket
+from pospre.object_store import Bucket
 
 _NAMES = ("recipe.yaml", "metrics.jsonl", "report.html")
 

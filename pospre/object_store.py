@@ -1,4 +1,4 @@
-"""S3 as this package needs it: list, size, fetch, put, delete, and a quick check before training.
+"""S3 as this package needs it: list, read, fetch, put, delete, and a quick check before training.
 
 The endpoint comes from ``S3_ENDPOINT_URL`` or boto's ``AWS_ENDPOINT_URL``; key, secret and region
 from boto's own variables and files. Composer uploads checkpoints under the same settings.
@@ -50,15 +50,16 @@ class Bucket:
     Args:
         uri: the address.
         patience: how often boto tries; few for a check, many for data that must arrive.
+        timeout: seconds without a byte after which a try has failed; by default few for a check.
     """
 
-    def __init__(self, uri: str, *, patience: int = 5) -> None:
+    def __init__(self, uri: str, *, patience: int = 5, timeout: float | None = None) -> None:
         self.uri = uri
         self.name, self.key = split(uri)
         self.endpoint = os.environ.get("S3_ENDPOINT_URL") or None
         config = Config(
             connect_timeout=3,
-            read_timeout=5 if patience == 1 else 60,
+            read_timeout=timeout or (5 if patience == 1 else 60),
             retries={"total_max_attempts": patience, "mode": "standard"},
         )
         try:
@@ -78,7 +79,7 @@ class Bucket:
         if isinstance(error, Boto3Error | OSError):
             raise UserError(f"{self.uri}: {error}") from error
         if isinstance(error, BotoCoreError | ClientError):
-            raise UserError(self._explain(error)) from error
+            raise UserError(self.explain(error)) from error
         self.client.close()
 
     def list(self) -> dict[str, int]:
@@ -105,7 +106,8 @@ class Bucket:
         """Remove an object of this folder."""
         self.client.delete_object(Bucket=self.name, Key=f"{self.key}/{name}".lstrip("/"))
 
-    def _explain(self, error: BotoCoreError | ClientError) -> str:
+    def explain(self, error: BotoCoreError | ClientError) -> str:
+        """Return what an error of boto's means, naming the address and what to look at."""
         where = self.endpoint or os.environ.get("AWS_ENDPOINT_URL") or "AWS's own endpoint"
         if isinstance(error, NoCredentialsError | PartialCredentialsError):
             return (
