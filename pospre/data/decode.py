@@ -1,47 +1,134 @@
 """From encoded bytes to a view: one decoder, one crop and resize for every storage format.
 
-JPEGs go through libjpeg-turbo by way of torchvision, everything else (and what it refuses) through
-Pillow; both give the same upright RGB pixels. Neither holds Python's lock while it works, so
-threads decode in parallel.
+JPEGs go through libjpeg-turbo (``pospre.data.jpeg``), everything else, and what that refuses,
+through Pillow; both give upright RGB pixels. Neither holds Python's lock while it works, so threads
+decode in parallel.
 """
 
 import io
-from typing import Any, cast
+import threading
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
-from torchvision.io import ImageReadMode, decode_jpeg
 
+from pospre.data import jpeg
 from pospre.data.crops import Cut, PixelBox
 
-_JPEG_START = b"\xff\xd8\xff"
+# EXIF's orientations as numpy sees them: mirrored columns, mirrored rows, swapped axes, in order.
+_TURNS = {
+    2: (True, False, False),
+    3: (True, True, False),
+    4: (False, True, False),
+    5: (False, False, True),
+    6: (True, False, True),
+    7: (True, True, True),
+    8: (False, True, True),
+}
+
+
+_RESIZE = {
+    "bicubic": torch.ops.aten._upsample_bicubic2d_aa.out,
+    "bilinear": torch.ops.aten._upsample_bilinear2d_aa.out,
+}
 
 
 class DecodeError(Exception):
     """The bytes are no image that can be read; the message says why."""
 
 
-def decode_image(encoded: Tensor) -> np.ndarray:
-    """Return the upright RGB image, uint8 (H, W, 3); pixels and features come back as they are.
+class OpenedImage:
+    """An image whose size is known before it is decoded, so that only what is needed is.
 
-    Args:
-        encoded: bytes of an image file, uint8 (N,); pixels, uint8 (H, W, 3); or features, float32
-            (H, W, 1).
+    Attributes:
+        width: of the upright image in pixels.
+        height: likewise.
+    """
+
+    def __init__(self, encoded: Tensor) -> None:
+        """Read the header.
+
+        Args:
+            encoded: bytes of an image file, uint8 (N,); pixels, uint8 (H, W, 3); or features,
+                float32 (H, W, 1).
+
+        Raises:
+            DecodeError: the bytes are no image.
+        """
+        self._pixels: np.ndarray | None = None
+        self._header: jpeg.JpegHeader | None = None
+        self._data = encoded.numpy()
+        if encoded.ndim == 3:
+            self._pixels = self._data
+        else:
+            try:
+                self._header = jpeg.read_header(self._data.data)
+            except jpeg.UnusualJpeg:
+                self._pixels = _decode_with_pillow(self._data.tobytes())
+        if self._header is not None:
+            sides = self._header.width, self._header.height
+            self.width, self.height = sides[::-1] if self._header.orientation > 4 else sides
+        elif self._pixels is not None:
+            self.height, self.width = self._pixels.shape[:2]
+
+    def decode(self, shrink: int = 1, bottom: int | None = None) -> tuple[np.ndarray, int]:
+        """Return the upright image, (H, W, channels), and by how much it was really shrunk.
+
+        The pixels are good until this thread decodes again. Images that cannot be decoded smaller
+        come in full.
+
+        Args:
+            shrink: 1, 2, 4 or 8: how much smaller it may be. Sides are rounded up.
+            bottom: rows of the full-size image that are needed, from the top; None is all.
+
+        Raises:
+            DecodeError: the bytes are cut off or damaged.
+        """
+        header = self._header
+        if header is None:
+            assert self._pixels is not None
+            return self._pixels, 1
+        turned = header.orientation != 1
+        if turned:  # a grid of shrunk pixels would start at another side
+            shrink, bottom = 1, None
+        rows = header.height if bottom is None else bottom
+        try:
+            buffer = _scratch(jpeg.num_pixels(header, shrink))
+            pixels = jpeg.decode(self._data, header, shrink, rows, buffer)
+        except jpeg.UnusualJpeg:
+            return _decode_with_pillow(self._data.tobytes()), 1
+        except jpeg.JpegError as error:
+            raise DecodeError(str(error)) from error
+        return (_turn(pixels, header.orientation) if turned else pixels), shrink
+
+
+def decode_image(encoded: Tensor) -> np.ndarray:
+    """Return the whole upright image in full size, in memory of its own; see ``OpenedImage``.
 
     Raises:
         DecodeError: the bytes are cut off, damaged or no image.
     """
-    if encoded.ndim == 3:
-        return encoded.numpy()
-    if encoded[:3].numpy().tobytes() == _JPEG_START:
-        try:
-            image = decode_jpeg(encoded, ImageReadMode.RGB, apply_exif_orientation=True)
-            return cast(Tensor, image).permute(1, 2, 0).numpy()
-        except RuntimeError:
-            pass  # a rare kind of JPEG, or a broken one: Pillow reads it or says what is wrong
-    return _decode_with_pillow(encoded.numpy().tobytes())
+    return OpenedImage(encoded).decode()[0].copy()
+
+
+_threads = threading.local()
+
+
+def _scratch(num_bytes: int) -> np.ndarray:
+    """Return this thread's room for pixels: fresh memory would cost a page fault every 4 kB."""
+    buffer: np.ndarray | None = getattr(_threads, "buffer", None)
+    if buffer is None or len(buffer) < num_bytes:
+        buffer = _threads.buffer = np.empty(num_bytes, np.uint8)
+    return buffer
+
+
+def _turn(pixels: np.ndarray, orientation: int) -> np.ndarray:
+    columns, rows, swapped = _TURNS[orientation]
+    if swapped:
+        pixels = pixels.transpose(1, 0, 2)
+    return pixels[:: -1 if rows else 1, :: -1 if columns else 1]
 
 
 def resize_crop(image: np.ndarray, box: PixelBox, view: np.ndarray, interpolation: str) -> None:
@@ -57,14 +144,14 @@ def resize_crop(image: np.ndarray, box: PixelBox, view: np.ndarray, interpolatio
     if crop.shape == view.shape:
         np.copyto(view, crop)
         return
-    resized = torch.nn.functional.interpolate(
-        # Batch first, then permuted: these strides are what selects the fast channels-last kernel.
-        torch.from_numpy(crop)[None].permute(0, 3, 1, 2),
-        size=view.shape[:2],
-        mode=interpolation,
-        antialias=True,
-    )
-    np.copyto(view, resized.permute(0, 2, 3, 1)[0].numpy())
+    if interpolation == "area":
+        size = view.shape[1], view.shape[0]
+        np.copyto(view, np.asarray(Image.fromarray(crop).resize(size, Image.Resampling.BOX)))
+        return
+    # Batch first, then permuted: these strides are what selects the fast channels-last kernel.
+    planes = [torch.from_numpy(pixels)[None].permute(0, 3, 1, 2) for pixels in (crop, view)]
+    # What torch.nn.functional.interpolate(…, antialias=True) calls, but straight into the batch.
+    _RESIZE[interpolation](planes[0], view.shape[:2], False, None, None, out=planes[1])
 
 
 def cut_view(image: np.ndarray, cut: Cut, view: np.ndarray, interpolation: str) -> None:

@@ -1,5 +1,7 @@
 """The loader: from a data set to batches of views, decoded by threads.
 
+Every image is decoded once, however many views are cut out of it (``pospre.data.cutting``).
+
 Which samples form batch b of an epoch, and every box and flip, follow from (seed, epoch, index)
 alone. Storage format, number of threads and what was skipped change nothing. With repeated
 augmentation (Hoffer et al. 2020, as in DeiT) a sample comes several times in a row, each time with
@@ -11,20 +13,23 @@ import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
 
-from pospre import draws
-from pospre.batch import EPOCH, INDEX, LABEL, Batch, box_key, flip_key, image_key
+from pospre.batch import Batch
+from pospre.data.bill import Bill, Laps
 from pospre.data.cores import available_cores
-from pospre.data.decode import DecodeError, cut_view, decode_image
+from pospre.data.decode import DecodeError, decode_image
+from pospre.data.filling import BAD_SAMPLES, Filler, empty_batch
+from pospre.data.order import epoch_order
 from pospre.data.reader import open_reader
-from pospre.data.samples import Features, Reader
-from pospre.data.views import GroupPlan, ViewGroup, plan_views
-from pospre.errors import UserError
+from pospre.data.samples import Reader
+from pospre.data.views import ViewGroup, plan_views
+from pospre.errors import UserError, suggestion
 
 _CHUNK = 4  # samples per task: large enough to hide a task's cost, small enough to share evenly
 _MIN_PREFETCH = 2
@@ -49,10 +54,13 @@ class ViewLoader:
     Attributes:
         epoch: epoch of the next iteration, set by whoever trains. Iterating again without setting
             it repeats the same batches.
-        skip: batches to leave out at the start of the next iteration, without reading them; falls
-            back to 0 when that iteration starts.
+        start: samples, of all ranks, to leave out at the start of the next iteration, without
+            reading them; falls back to 0 when that iteration starts.
+        reader: the data set.
+        views: what is cut out of every image.
         num_samples: size of the whole data set.
         batch_size: samples per batch of this rank.
+        num_workers: decoding threads; 0 is none beside the consumer's own.
         repeats: how many times in a row each sample comes.
         classes: class names in order of their label, or None.
     """
@@ -70,6 +78,10 @@ class ViewLoader:
         repeats: int = 1,
         rank: int = 0,
         world_size: int = 1,
+        order: str = "random",
+        window: int = 16384,
+        bad_samples: str = "fail",
+        tolerance: float = 1.0,
     ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} of {world_size}")
@@ -77,14 +89,7 @@ class ViewLoader:
             raise ValueError("drop_last=False needs world_size=1: ranks would differ in batches")
         if len({group.name for group in views}) != len(views) or not views:
             raise ValueError("give one or more view groups, each with its own name")
-        if batch_size < 1:
-            raise UserError(f"batch_size is {batch_size}; it must be at least 1.")
-        if num_workers is not None and num_workers < 1:
-            raise UserError(
-                f"num_workers is {num_workers}; it counts decoding threads, at least 1."
-            )
-        if repeats < 1:
-            raise UserError(f"repeats is {repeats}; each sample comes at least once.")
+        _check(batch_size, num_workers, repeats, bad_samples, tolerance)
         self.reader = reader
         self.views = tuple(views)
         if reader.features is not None:
@@ -93,19 +98,47 @@ class ViewLoader:
         self.seed = seed
         self.shuffle = shuffle
         self.drop_last = drop_last
-        self.num_workers = num_workers or _default_workers()
+        self.num_workers = _default_workers() if num_workers is None else num_workers
         self.repeats = repeats
         self.rank = rank
         self.world_size = world_size
+        self.order = order
+        self.window = window
         self.num_samples = len(reader)
         self.classes = reader.classes
         self.epoch = 0
-        self.skip = 0
+        self.start = 0
+        self._delivered = 0
+        self._filler = Filler(
+            reader, self.views, seed=seed, bad_samples=bad_samples, tolerance=tolerance
+        )
         if len(self) == 0:
             raise UserError(
                 f"{reader.path} holds {self.num_samples} samples, fewer than one batch of "
                 f"{batch_size * world_size}; lower the batch size."
             )
+
+    @property
+    def bill(self) -> Bill:
+        """Where the time went, over all iterations so far."""
+        return self._filler.bill
+
+    @property
+    def bad(self) -> dict[int, str]:
+        """Why each sample that was left out so far cannot be used, by index (this rank's)."""
+        return self._filler.bad
+
+    def state_dict(self) -> dict[str, int]:
+        """Return where the loader is: the epoch, and how many samples of it all ranks were given.
+
+        It holds for any number of ranks, batch size and storage format.
+        """
+        return {"epoch": self.epoch, "samples": self._delivered}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on at the sample after those that ``state_dict`` counted, without reading them."""
+        self.epoch, self.start = state["epoch"], state["samples"]
+        self._delivered = self.start
 
     def probe(self, num_samples: int = 4) -> None:
         """Decode a few samples from all over the data set, to find out early that it is damaged.
@@ -114,7 +147,11 @@ class ViewLoader:
             UserError: one of them cannot be read; it is named.
         """
         for index in np.linspace(0, self.num_samples - 1, num_samples).astype(int).tolist():
-            self._decode(index)
+            sample = self.reader.read(index)
+            try:
+                decode_image(sample.encoded)
+            except DecodeError as error:
+                self._filler.refuse(index, str(error))
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch, whatever ``skip`` is."""
@@ -124,71 +161,107 @@ class ViewLoader:
         return -(-self.num_samples // global_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        epoch, skip = self.epoch, self.skip
-        self.skip = 0
-        return self._batches(epoch, skip)
+        epoch, start = self.epoch, self.start
+        self.start = 0
+        return self._batches(epoch, start)
 
-    def _batches(self, epoch: int, skip: int) -> Iterator[Batch]:
+    def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
+        order = self._epoch_order(epoch)
+        global_size = self.batch_size * self.world_size
+        stop = len(order) - (global_size - 1 if self.drop_last else 0)
+        firsts = range(start, stop, global_size)
+        self._delivered = start
+        self.reader.expect(self._own(order[start : start + len(firsts) * global_size]))
+        with closing(self.reader), _threads(self.num_workers) as pool:
+            pending = deque[_PendingBatch]()
+            prefetch = _MIN_PREFETCH + -(-self.num_workers * _CHUNK // self.batch_size)
+            for first in firsts:
+                pending.append(self._start(pool, epoch, order, first))
+                if len(pending) > (prefetch if self.num_workers else 0):
+                    yield self._deliver(pending.popleft())
+            while pending:
+                yield self._deliver(pending.popleft())
+
+    def _epoch_order(self, epoch: int) -> np.ndarray:
+        """Return all samples of an epoch in the order of its visits, for all ranks."""
         if self.shuffle:
-            order = draws.order(self.seed, epoch, self.num_samples)
+            order = epoch_order(self.seed, epoch, self.reader.parts, self.order, self.window)
         else:
             order = np.arange(self.num_samples)
-        order = np.repeat(order, self.repeats)[: self.num_samples]
-        prefetch = _MIN_PREFETCH + -(-self.num_workers * _CHUNK // self.batch_size)
-        pool = ThreadPoolExecutor(self.num_workers, thread_name_prefix="pospre-loader")
-        pending: deque[_PendingBatch] = deque()
-        try:
-            for number in range(skip, len(self)):
-                pending.append(self._start(pool, epoch, order, self._rank_slice(number)))
-                if len(pending) > prefetch:
-                    yield pending.popleft().result()
-            while pending:
-                yield pending.popleft().result()
-        finally:  # also after an early break, an error or Ctrl-C in the consumer
-            pool.shutdown(wait=True, cancel_futures=True)
+        return np.repeat(order, self.repeats)[: self.num_samples]
 
-    def _rank_slice(self, number: int) -> slice:
-        """Return this rank's part of batch ``number`` in the epoch's order."""
-        start = (number * self.world_size + self.rank) * self.batch_size
-        return slice(start, start + self.batch_size)
+    def _own(self, order: np.ndarray) -> np.ndarray:
+        """Return this rank's samples among those of whole batches, in order."""
+        whole = len(order) // (self.batch_size * self.world_size)
+        if not whole or self.world_size == 1:
+            return order
+        ranks = order[: whole * self.batch_size * self.world_size].reshape(
+            whole, self.world_size, self.batch_size
+        )
+        return ranks[:, self.rank].reshape(-1)
+
+    def _deliver(self, pending: _PendingBatch) -> Batch:
+        laps = Laps()
+        batch = pending.result()
+        laps.lap("wait")
+        self.bill.add(laps)
+        self._delivered += self.batch_size * self.world_size
+        return batch
 
     def _start(
-        self, pool: ThreadPoolExecutor, epoch: int, order: np.ndarray, part: slice
+        self, pool: ThreadPoolExecutor | None, epoch: int, order: np.ndarray, first: int
     ) -> _PendingBatch:
         """Draw boxes and flips, lay the batch out, and hand its samples to the threads."""
+        laps = Laps()
+        first += self.rank * self.batch_size
+        part = slice(first, first + self.batch_size)
         index = order[part]
         # a repeat draws as if it were an epoch of its own, masks and colours included
         epochs = epoch * self.repeats + np.arange(len(order))[part] % self.repeats
         plans = plan_views(self.views, seed=self.seed, epoch=epochs, index=index)
-        batch = _empty_batch(plans, epochs, index, self.reader.features)
-        tasks = [
-            pool.submit(self._fill, batch, plans, range(start, min(start + _CHUNK, len(index))))
-            for start in range(0, len(index), _CHUNK)
+        batch = empty_batch(plans, epochs, index, self.reader.features)
+        laps.lap("plan")
+        self.bill.add(laps)
+        rows = [
+            range(begin, min(begin + _CHUNK, len(index))) for begin in range(0, len(index), _CHUNK)
         ]
-        return _PendingBatch(batch, tasks)
+        fill = self._filler.fill
+        if pool is None:
+            for part_rows in rows:
+                fill(batch, plans, part_rows)
+            return _PendingBatch(batch, [])
+        return _PendingBatch(batch, [pool.submit(fill, batch, plans, some) for some in rows])
 
-    def _fill(self, batch: Batch, plans: list[GroupPlan], rows: range) -> None:
-        """Read and decode some samples of a batch and write their views in place."""
-        images = [batch[image_key(plan.group.name)].numpy() for plan in plans]
-        boxes = [batch[box_key(plan.group.name)].numpy() for plan in plans]
-        index, labels = batch[INDEX].tolist(), batch[LABEL].numpy()
-        for row in rows:
-            picture, labels[row] = self._decode(index[row])
-            height, width = picture.shape[:2]
-            for plan, group_images, group_boxes in zip(plans, images, boxes, strict=True):
-                for view in range(plan.group.count):
-                    cut = plan.cut(row, view, width, height)
-                    group_boxes[row, view] = cut.relative(width, height)
-                    pixels = group_images[row, view].transpose(1, 2, 0)
-                    cut_view(picture, cut, pixels, plan.group.interpolation)
 
-    def _decode(self, index: int) -> tuple[np.ndarray, int]:
-        sample = self.reader.read(index)
-        try:
-            return decode_image(sample.encoded), sample.label
-        except DecodeError as error:
-            name = self.reader.name(index)
-            raise UserError(f"{name} cannot be decoded: {error}. {self.reader.remedy}") from error
+@contextmanager
+def _threads(count: int) -> Iterator[ThreadPoolExecutor | None]:
+    """Give a pool of threads, or None; it ends after an early break, an error or Ctrl-C too."""
+    if count == 0:
+        yield None
+        return
+    pool = ThreadPoolExecutor(count, thread_name_prefix="pospre-loader")
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _check(
+    batch_size: int, num_workers: int | None, repeats: int, bad_samples: str, tolerance: float
+) -> None:
+    if batch_size < 1:
+        raise UserError(f"batch_size is {batch_size}; it must be at least 1.")
+    if num_workers is not None and num_workers < 0:
+        raise UserError(
+            f"num_workers is {num_workers}; it counts decoding threads, 0 for none of their own."
+        )
+    if repeats < 1:
+        raise UserError(f"repeats is {repeats}; each sample comes at least once.")
+    if bad_samples not in BAD_SAMPLES:
+        hint = suggestion(bad_samples, BAD_SAMPLES)
+        raise UserError(f"bad_samples '{bad_samples}' is unknown.{hint}")
+    if tolerance < 0:
+        raise UserError(f"tolerance is {tolerance}; give grey levels of 255, 0 for none.")
 
 
 def build_loader(
@@ -203,26 +276,40 @@ def build_loader(
     repeats: int = 1,
     rank: int = 0,
     world_size: int = 1,
+    order: str = "random",
+    window: int = 16384,
+    bad_samples: str = "fail",
+    tolerance: float = 1.0,
+    **storage: Any,
 ) -> ViewLoader:
     """Open a data set and return its loader.
 
     Args:
-        path: image folder, ``.beton`` file or MDS directory.
+        path: image folder, ``.beton`` file, MDS directory or ``s3://`` address of one.
         views: what to cut out of every image.
         batch_size: samples per batch of one rank.
         seed: the run's seed, for order, boxes and flips.
         shuffle: visit the samples in the epoch's random order instead of the stored one.
         drop_last: leave out the samples that do not fill a batch of all ranks.
-        num_workers: decoding threads; by default one per core that this rank may use.
+        num_workers: decoding threads; by default one per core that this rank may use; 0: images
+            are decoded by whoever asks for them.
         repeats: how many times in a row each sample comes, in an epoch of the same length.
         rank: number of this rank.
         world_size: number of ranks.
+        order: of a shuffled epoch: ``"random"``, or ``"windows"`` for data that come in parts; see
+            ``pospre.data.order``.
+        window: samples that are shuffled together in windows.
+        bad_samples: ``"fail"`` stops at a sample that cannot be decoded and names it; ``"skip"``
+            warns, counts it and takes the next one in its place.
+        tolerance: how much views may differ from those cut out of the full-size image, RMS in grey
+            levels of 255, so that large JPEGs may be decoded smaller; 0 is not at all.
+        storage: how the data are reached: see ``open_reader``.
 
     Raises:
         UserError: the data set cannot be read or is smaller than one batch.
     """
     return ViewLoader(
-        open_reader(path),
+        open_reader(path, **storage),
         views=views,
         batch_size=batch_size,
         seed=seed,
@@ -232,6 +319,10 @@ def build_loader(
         repeats=repeats,
         rank=rank,
         world_size=world_size,
+        order=order,
+        window=window,
+        bad_samples=bad_samples,
+        tolerance=tolerance,
     )
 
 
@@ -257,26 +348,3 @@ def _whole(group: ViewGroup, reader: Reader) -> ViewGroup:
             "Leave it out."
         )
     return replace(group, crop="full", flip_rate=0.0)
-
-
-def _empty_batch(
-    plans: list[GroupPlan], epochs: np.ndarray, index: np.ndarray, features: Features | None
-) -> Batch:
-    """Lay a batch out: pinned where a GPU will fetch it, channels last for the image decoder."""
-    channels, dtype = (3, torch.uint8) if features is None else (1, torch.float32)
-    pinned = torch.cuda.is_available()
-    num = len(index)
-    batch = {
-        INDEX: torch.from_numpy(index.astype(np.int64)),
-        EPOCH: torch.from_numpy(epochs.astype(np.int64)),
-        LABEL: torch.full((num,), -1, dtype=torch.int64),
-    }
-    for plan in plans:
-        group = plan.group
-        pixels = torch.empty(
-            (num, group.count, *group.shape, channels), dtype=dtype, pin_memory=pinned
-        )
-        batch[image_key(group.name)] = pixels.permute(0, 1, 4, 2, 3)
-        batch[box_key(group.name)] = torch.empty((num, group.count, 4), dtype=torch.float32)
-        batch[flip_key(group.name)] = torch.from_numpy(plan.flips)
-    return batch

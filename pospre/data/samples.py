@@ -12,6 +12,10 @@ from torch import Tensor
 from pospre.errors import UserError
 
 
+class DamagedSample(UserError):
+    """One sample is damaged in itself; its neighbours may be good."""
+
+
 class Sample(NamedTuple):
     """One stored sample.
 
@@ -61,7 +65,12 @@ class Reader(ABC):
 
     @abstractmethod
     def read(self, index: int) -> Sample:
-        """Return a sample; raises UserError, naming the file, when it cannot be read."""
+        """Return a sample.
+
+        Raises:
+            DamagedSample: this one cannot be used.
+            UserError: the file cannot be read.
+        """
 
     @abstractmethod
     def name(self, index: int) -> str:

@@ -119,7 +119,7 @@ def test_repeats_keep_ranks_and_resumption(photos):
     for number, batch in enumerate(whole):
         assert same(joined([batches[number] for batches in ranks]), batch)
     ours = loader(photos, batch_size=6, repeats=3)
-    ours.skip = 1
+    ours.start = ours.batch_size
     assert all(itertools.starmap(same, zip(list(ours), whole[1:], strict=True)))
 
 
@@ -175,13 +175,13 @@ def test_skipping_equals_iterating(data_set, monkeypatch):
     whole = list(loader(data_set))
     ours = loader(data_set)
     read = count_calls(monkeypatch, ours.reader, "read")
-    ours.skip = 3
+    ours.start = 3 * ours.batch_size
     rest = list(ours)
     assert len(rest) == 2 and all(itertools.starmap(same, zip(rest, whole[3:], strict=True)))
     assert sorted(index for (index,) in read) == sorted(
         joined(rest)["index"].tolist()
     )  # nothing skipped was read
-    assert ours.skip == 0 and len(list(ours)) == len(ours) == 5
+    assert ours.start == 0 and len(list(ours)) == len(ours) == 5
 
 
 def test_the_tail_is_kept_for_evaluation(photos):
@@ -290,7 +290,7 @@ def test_a_folder_of_odd_files_gives_views(tmp_path):
         ({"batch_size": 23}, "holds 22 samples, fewer than one batch of 23"),
         ({"batch_size": 12, "world_size": 2}, "one batch of 24"),
         ({"batch_size": 0}, "batch_size is 0"),
-        ({"num_workers": 0}, "num_workers is 0"),
+        ({"num_workers": -1}, "num_workers is -1"),
         ({"repeats": 0}, "repeats is 0"),
     ],
 )

@@ -7,18 +7,18 @@ from pospre.data.loader import ViewLoader
 
 
 class LoaderPosition(Callback):
-    """Sets the loader's epoch and how many of its batches are already trained."""
+    """Sets the loader's epoch and how many of its samples are already trained."""
 
     def __init__(self, loader: ViewLoader) -> None:
         self.loader = loader
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Go to the batch after the last one trained; Composer must not replay those before."""
-        self.loader.epoch = state.timestamp.epoch.value
-        self.loader.skip = state.timestamp.batch_in_epoch.value
+        """Go to the sample after the last one trained; Composer must not replay those before."""
+        time = state.timestamp
+        samples = time.sample_in_epoch.value
+        self.loader.load_state_dict({"epoch": time.epoch.value, "samples": samples})
         state.dataset_resumption["train"] = True
 
     def epoch_start(self, state: State, logger: Logger) -> None:
         """Go to the start of the epoch."""
-        self.loader.epoch = state.timestamp.epoch.value
-        self.loader.skip = 0
+        self.loader.load_state_dict({"epoch": state.timestamp.epoch.value, "samples": 0})
