@@ -3,6 +3,16 @@
 A draw is a pure function of (seed, epoch, sample index, view, purpose) and of its own counter. The
 rank, the worker, the batch size and the storage format never enter. The generator is the
 SplitMix64 finaliser (Steele, Lea and Flood 2014) applied to a chain of those five words.
+
+Exactly, with all words int64 and all sums and products modulo 2**64, mix the finaliser and
+G = 0x9E3779B97F4A7C15 (``pospre.exact`` has both; numba runs the same functions)::
+
+    purpose = the first 8 bytes, little-endian, of BLAKE2b with an 8-byte digest of the name
+    start   = seed · G + purpose
+    key     = mix(start)
+    key     = mix((key ^ word) + G)   for word in (epoch, index, view)
+    bits    = mix(key + c · G)        for the counter c = 1, 2, 3…
+    uniform = (bits >> 40, with zeros shifted in) / 2**24
 """
 
 import hashlib
@@ -13,10 +23,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pospre.exact import GOLDEN, chain, mix, shift_right
+
 Keys = TypeVar("Keys", np.ndarray, Tensor)
 
-_GOLDEN = 0x9E3779B97F4A7C15
 _MASK64 = (1 << 64) - 1
+_ORDER_BLOCK = 1 << 20
 
 
 def _signed(word: int) -> int:
@@ -25,24 +37,14 @@ def _signed(word: int) -> int:
     return word - (1 << 64) if word >> 63 else word
 
 
-_MULTIPLIERS = (_signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB))
-
-
-def _shift_right(words: Keys, count: int) -> Keys:
-    """Shift int64 words right, filling with zeros (int64's own ``>>`` copies the sign bit)."""
-    return (words >> count) & ((1 << (64 - count)) - 1)
-
-
-def _mix(words: Keys) -> Keys:
-    """Scramble int64 words; a bijection, so different words stay different."""
-    words = (words ^ _shift_right(words, 30)) * _MULTIPLIERS[0]
-    words = (words ^ _shift_right(words, 27)) * _MULTIPLIERS[1]
-    return words ^ _shift_right(words, 31)
-
-
 @torch.compiler.assume_constant_result  # torch.compile cannot look into hashlib
 def _purpose_word(purpose: str) -> int:
     return int.from_bytes(hashlib.blake2b(purpose.encode(), digest_size=8).digest(), "little")
+
+
+def start_word(seed: int, purpose: str) -> int:
+    """Return the word that all keys of a seed and a purpose start from."""
+    return _signed(seed * GOLDEN + _purpose_word(purpose))
 
 
 def sample_keys(seed: int, epoch: Keys | int, index: Keys, view: Keys | int, purpose: str) -> Keys:
@@ -59,27 +61,26 @@ def sample_keys(seed: int, epoch: Keys | int, index: Keys, view: Keys | int, pur
     Returns:
         int64 keys of the shape (see ``view``), library and device of ``index``.
     """
-    start = _signed(seed * _GOLDEN + _purpose_word(purpose))
     zero = index * 0
-    words: Any = _mix(zero + start)
+    words: Any = mix(zero + start_word(seed, purpose))
     for word in (epoch, index, view):
         if isinstance(word, int):
             word = zero + word
-        words = _mix((words ^ word) + _signed(_GOLDEN))
+        words = chain(words, word)
     return words
 
 
 def bits(keys: Keys, count: int) -> Keys:
     """Return ``count`` int64 words of random bits per key, shape ``keys.shape + (count,)``."""
-    counters = np.arange(1, count + 1, dtype=np.int64) * np.int64(_signed(_GOLDEN))
+    counters = np.arange(1, count + 1, dtype=np.int64) * np.int64(GOLDEN)
     if isinstance(keys, Tensor):
-        return _mix(keys.unsqueeze(-1) + torch.from_numpy(counters).to(keys.device))
-    return _mix(keys[..., None] + counters)
+        return mix(keys.unsqueeze(-1) + torch.from_numpy(counters).to(keys.device))
+    return mix(keys[..., None] + counters)
 
 
 def uniform(keys: Keys, count: int) -> Keys:
     """Return float32 draws in [0, 1), multiples of 2**-24, shape ``keys.shape + (count,)``."""
-    words = _shift_right(bits(keys, count), 40)
+    words = shift_right(bits(keys, count), 40)
     if isinstance(words, Tensor):
         return words.to(torch.float32) * 2.0**-24
     return words.astype(np.float32) * np.float32(2.0**-24)
@@ -93,11 +94,11 @@ def normal(keys: Keys, count: int) -> Keys:
     words = bits(keys, (count + 1) // 2)
     scale = 2.0**-32
     if isinstance(words, Tensor):
-        radius = (-2 * ((_shift_right(words, 32).float() + 0.5) * scale).log()).sqrt()
+        radius = (-2 * ((shift_right(words, 32).float() + 0.5) * scale).log()).sqrt()
         angle = (words & 0xFFFFFFFF).float() * (2 * math.pi * scale)
         pair = torch.stack([radius * angle.cos(), radius * angle.sin()], dim=-1)
         return pair.flatten(-2)[..., :count]
-    high, low = _shift_right(words, 32).astype(np.float32), words & 0xFFFFFFFF
+    high, low = shift_right(words, 32).astype(np.float32), words & 0xFFFFFFFF
     radii = np.sqrt(-2 * np.log((high + np.float32(0.5)) * np.float32(scale)))
     angles = low.astype(np.float32) * np.float32(2 * math.pi * scale)
     waves = np.stack([radii * np.cos(angles), radii * np.sin(angles)], axis=-1)
@@ -114,5 +115,8 @@ def permutation(keys: Keys, count: int) -> Keys:
 
 def order(seed: int, epoch: int, size: int) -> np.ndarray:
     """Return the order in which an epoch visits the samples: int64 (size,), for all ranks."""
-    keys = sample_keys(seed, epoch, np.arange(size, dtype=np.int64), 0, "shuffle")
-    return np.argsort(keys, kind="stable")
+    keys = np.empty(size, np.int64)
+    for start in range(0, size, _ORDER_BLOCK):  # little memory beside the result
+        index = np.arange(start, min(start + _ORDER_BLOCK, size), dtype=np.int64)
+        keys[start : start + _ORDER_BLOCK] = sample_keys(seed, epoch, index, 0, "shuffle")
+    return np.argsort(keys)  # keys differ, so any way of sorting gives the same

@@ -1,0 +1,128 @@
+"""The order of an epoch: a permutation, the same for all ranks, whose windows need few parts."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pospre import draws
+from pospre.data.order import epoch_order
+from pospre.errors import UserError
+
+SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=20).filter(sum)
+WINDOWS = st.integers(1, 900)
+SEEDS = st.integers(-(2**63), 2**64)
+
+
+def ends_of(sizes):
+    return np.cumsum(np.array(sizes, dtype=np.int64))
+
+
+def part_of(order, ends):
+    return np.searchsorted(ends, order, side="right")
+
+
+@given(seed=SEEDS, epoch=st.integers(0, 10**6), sizes=SIZES)
+def test_random_order_is_that_of_the_draws(seed, epoch, sizes):
+    order = epoch_order(seed, epoch, ends_of(sizes))
+    assert order.dtype == np.int64
+    assert np.array_equal(order, draws.order(seed, epoch, sum(sizes)))
+
+
+@given(seed=SEEDS, epoch=st.integers(0, 10**6), sizes=SIZES, window=WINDOWS)
+def test_windows_hold_every_sample_once(seed, epoch, sizes, window):
+    order = epoch_order(seed, epoch, ends_of(sizes), "windows", window)
+    assert order.dtype == np.int64
+    assert np.array_equal(np.sort(order), np.arange(sum(sizes)))
+    assert np.array_equal(order, epoch_order(seed, epoch, ends_of(sizes), "windows", window))
+
+
+@given(seed=SEEDS, sizes=SIZES, window=WINDOWS)
+def test_a_window_holds_the_samples_of_the_parts_that_lie_in_it(seed, sizes, window):
+    """Windows of 1 give the sequence of parts; the window's samples are that sequence's."""
+    ends = ends_of(sizes)
+    sequence = epoch_order(seed, 0, ends, "windows", 1)
+    visits = epoch_order(seed, 0, ends, "windows", window)
+    for start in range(0, len(visits), window):
+        part = slice(start, start + window)
+        assert set(visits[part]) == set(sequence[part])
+    # In the sequence every part comes in one piece, in its own order.
+    parts = part_of(sequence, ends)
+    assert (np.diff(parts) != 0).sum() + 1 == len(set(parts))
+    assert (np.diff(sequence)[np.diff(parts) == 0] == 1).all()
+
+
+@pytest.mark.parametrize(("size", "window"), [(100, 64), (100, 1000), (7, 7), (64, 50), (1, 30)])
+def test_how_many_parts_a_window_needs(size, window):
+    ends = np.arange(1, 60, dtype=np.int64) * size
+    visits = epoch_order(0, 3, ends, "windows", window)
+    parts = part_of(visits, ends)
+    for start in range(0, len(visits), window):
+        needed = set(parts[start : start + window])
+        assert len(needed) <= (max(window - 2, 0) // size + 2 if window > 1 else 1)
+
+
+def test_a_part_is_needed_in_neighbouring_windows_only():
+    ends = np.arange(1, 41, dtype=np.int64) * 100
+    windows = np.arange(4000) // 250
+    parts = part_of(epoch_order(0, 0, ends, "windows", 250), ends)
+    for part in range(40):
+        assert np.ptp(windows[parts == part]) <= 1
+
+
+def test_one_window_is_the_random_order():
+    ends = ends_of([30, 0, 70, 11])
+    assert np.array_equal(epoch_order(5, 2, ends, "windows", 111), epoch_order(5, 2, ends))
+
+
+@pytest.mark.parametrize("order", ["random", "windows"])
+def test_orders_differ_between_epochs_and_seeds(order):
+    ends = np.arange(1, 101, dtype=np.int64) * 20
+    orders = [
+        epoch_order(seed, epoch, ends, order, 300) for seed, epoch in ((0, 0), (0, 1), (1, 0))
+    ]
+    for first, second in ((0, 1), (0, 2), (1, 2)):
+        assert (orders[first] == orders[second]).mean() < 0.01
+        assert abs(np.corrcoef(orders[first], orders[second])[0, 1]) < 5 / np.sqrt(2000)
+
+
+def test_every_sample_takes_every_place_equally():
+    ends = ends_of([4, 4, 4, 4])
+    num = 3000
+    places = np.zeros((16, 16))
+    for epoch in range(num):
+        places[epoch_order(0, epoch, ends, "windows", 8), np.arange(16)] += 1
+    chi_square = ((places - num / 16) ** 2 / (num / 16)).sum(axis=1)
+    assert chi_square.max() < 15 + 6 * np.sqrt(2 * 15)
+
+
+def test_blocks_and_the_last_window_follow_the_same_rule(monkeypatch):
+    ends = ends_of([13] * 50)
+    whole = epoch_order(1, 1, ends, "windows", 32)
+    monkeypatch.setattr("pospre.data.order._BLOCK", 64)
+    assert np.array_equal(epoch_order(1, 1, ends, "windows", 32), whole)
+    monkeypatch.setattr("pospre.draws._ORDER_BLOCK", 7)
+    assert np.array_equal(epoch_order(1, 1, ends), draws.order(1, 1, 650))
+    sequence = epoch_order(1, 1, ends, "windows", 1)
+    keys = draws.sample_keys(1, 1, sequence, 0, "shuffle")
+    last = slice(650 - 650 % 32, None)
+    assert np.array_equal(whole[last], sequence[last][np.argsort(keys[last])])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"order": "window"}, r"order 'window' is unknown\. Did you mean 'windows'"),
+        ({"order": "windows", "window": 0}, r"window is 0; it counts samples"),
+    ],
+)
+def test_wrong_settings_are_refused(wrong, said):
+    with pytest.raises(UserError, match=said):
+        epoch_order(0, 0, np.array([10]), **wrong)
+
+
+def test_golden_order_never_changes():
+    assert epoch_order(0, 2, ends_of([3, 3, 3]), "windows", 4).tolist() == GOLDEN
+
+
+GOLDEN = [7, 0, 8, 6, 4, 3, 2, 1, 5]
