@@ -51,10 +51,8 @@ def choose_shrink(cuts: Sequence[Cut], pixels_per_pixel: float) -> int:
 def snap(box: PixelBox, shrink: int, width: int, height: int) -> PixelBox:
     """Move a box to whole pixels of an image ``shrink`` times smaller, in those pixels.
 
-    A box that is the whole image stays the whole image, whose last pixels may be cut ones.
+    Of a box that is the whole image up to ``shrink`` − 1 lines are left out at the far sides.
     """
-    if box == (0, 0, width, height):
-        return PixelBox(0, 0, -(-width // shrink), -(-height // shrink))
     left, across = _snap_side(box.left, box.width, width, shrink)
     top, down = _snap_side(box.top, box.height, height, shrink)
     return PixelBox(left, top, across, down)
@@ -79,7 +77,7 @@ def write_views(
     small = [cut.box for cut in cuts]
     if shrink > 1:
         small = [snap(cut.box, shrink, width, height) for cut in cuts]
-        boxes = [_enlarge(box, shrink, width, height) for box in small]
+        boxes = [PixelBox(*(shrink * side for side in box)) for box in small]
         cuts = [cut._replace(box=box) for cut, box in zip(cuts, boxes, strict=True)]
     laps.lap("plan")
     picture, found = image.decode(shrink, max(cut.box.top + cut.box.height for cut in cuts))
@@ -89,13 +87,3 @@ def write_views(
         decoded = cut._replace(box=box) if found == shrink else cut
         cut_view(picture, decoded, view.pixels, view.interpolation)
     laps.lap("resize")
-
-
-def _enlarge(box: PixelBox, shrink: int, width: int, height: int) -> PixelBox:
-    left, top = box.left * shrink, box.top * shrink
-    return PixelBox(
-        left,
-        top,
-        min(box.width * shrink, width - left),
-        min(box.height * shrink, height - top),
-    )

@@ -1,0 +1,137 @@
+"""JPEGs decoded only as far as needed: the same rows, at the size asked for, damage found."""
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from pospre.data import jpeg
+from pospre.data.decode import DecodeError, OpenedImage, decode_image
+
+
+def photograph(width: int, height: int, **options: Any) -> bytes:
+    coarse = np.random.default_rng(width).integers(0, 256, (9, 12, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    image = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+    image.save(buffer, "JPEG", **{"quality": 92, **options})
+    return buffer.getvalue()
+
+
+def opened(data: bytes) -> OpenedImage:
+    return OpenedImage(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+
+
+def full(data: bytes) -> np.ndarray:
+    return decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    width=st.integers(8, 90),
+    height=st.integers(8, 200),
+    share=st.floats(0.01, 1),
+    subsampling=st.sampled_from([0, 1, 2]),
+    restart=st.sampled_from([0, 1, 3]),
+)
+def test_rows_left_out_change_no_other(width, height, share, subsampling, restart):
+    options = {"restart_marker_rows": restart} if restart else {}
+    data = photograph(width, height, subsampling=subsampling, **options)
+    bottom = max(1, int(share * height))
+    pixels, shrink = opened(data).decode(1, bottom)
+    pixels = pixels.copy()  # the next decoding takes its memory
+    assert shrink == 1 and bottom <= len(pixels) <= max(height, bottom + 16)
+    assert np.array_equal(pixels[:bottom], full(data)[:bottom])
+
+
+def test_fewer_rows_are_decoded():
+    data = photograph(300, 400)
+    assert len(opened(data).decode(1, 100)[0]) == 116
+    assert len(opened(data).decode(1, 390)[0]) == 400  # not worth the copy
+
+
+@pytest.mark.parametrize("options", [{"progressive": True}, {}])
+def test_progressive_rows_are_all_decoded(options):
+    data = photograph(200, 300, **options)
+    pixels = opened(data).decode(1, 60)[0].copy()
+    assert len(pixels) == (300 if options else 76)
+    assert np.array_equal(pixels[:60], full(data)[:60])
+
+
+@pytest.mark.parametrize("shrink", [2, 4, 8])
+@pytest.mark.parametrize("size", [(320, 240), (321, 243), (154, 90)])
+def test_smaller_images_are_means_of_the_large(shrink, size):
+    data = photograph(*size)
+    pixels, found = opened(data).decode(shrink)
+    pixels = pixels.copy()
+    assert found == shrink
+    assert pixels.shape == (-(-size[1] // shrink), -(-size[0] // shrink), 3)
+    rows, columns = size[1] // shrink * shrink, size[0] // shrink * shrink
+    blocks = full(data)[:rows, :columns].reshape(
+        rows // shrink, shrink, columns // shrink, shrink, 3
+    )
+    means = blocks.astype(float).mean((1, 3))
+    error = pixels[: len(means), : means.shape[1]] - means
+    assert np.sqrt((error**2).mean()) < 6
+
+
+def test_turned_and_other_images_come_in_full():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned = opened(photograph(64, 48, exif=exif.tobytes()))
+    assert (turned.width, turned.height) == (48, 64)
+    pixels, shrink = turned.decode(4, 10)
+    assert pixels.shape == (64, 48, 3) and shrink == 1
+    buffer = io.BytesIO()
+    Image.new("RGB", (64, 48)).save(buffer, "PNG")
+    assert opened(buffer.getvalue()).decode(4, 10)[1] == 1
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
+def test_a_cut_off_jpeg_is_refused_where_its_rows_are_needed(share):
+    data = photograph(200, 300)
+    with pytest.raises(DecodeError, match=r"Premature end"):
+        opened(data[: int(share * len(data))]).decode()
+
+
+def test_flipped_bits_are_refused_or_decoded():
+    """Libjpeg notices few of them; the readers' checksums notice all."""
+    data, refused = photograph(200, 300), 0
+    for place in np.random.default_rng(0).integers(700, len(data) - 2, 100):
+        broken = bytearray(data)
+        broken[place] ^= 0xFF
+        try:
+            assert opened(bytes(broken)).decode()[0].shape == (300, 200, 3)
+        except DecodeError:
+            refused += 1
+    assert 0 < refused < 100
+
+
+def test_headers_are_read_past_other_segments():
+    data = photograph(40, 30, comment=b"x" * 3000, icc_profile=b"y" * 70000)
+    header = jpeg.read_header(memoryview(data))
+    assert (header.width, header.height, header.orientation) == (40, 30, 1)
+    place = header.height_at
+    assert data[place] << 8 | data[place + 1] == 30
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff\xd8\xff", b"\xff\xd8\xff\xc0\x00\x02", b"\x89PNG"])
+def test_other_bytes_have_no_jpeg_header(data):
+    with pytest.raises(jpeg.UnusualJpeg):
+        jpeg.read_header(memoryview(data))
+
+
+@settings(max_examples=200, deadline=None)
+@given(place=st.integers(2, 700), value=st.integers(0, 255))
+def test_no_byte_of_the_header_can_crash_us(place, value):
+    data = bytearray(photograph(40, 30))
+    data[place % len(data)] = value
+    try:
+        pixels, _ = opened(bytes(data)).decode(1, 12)
+    except DecodeError:
+        return
+    assert pixels.ndim == 3
