@@ -111,7 +111,7 @@ class View(Section):
     scale: Annotated[Pair, AfterValidator(_share)] = (0.2, 1.0)
     ratio: Pair = (3 / 4, 4 / 3)
     flip_rate: float = Field(default=0.5, ge=0, le=1)
-    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
+    interpolation: Literal["bicubic", "bilinear", "area"] = "bicubic"
     crop: Literal["random", "center", "full", "simple", "pad"] = "random"
     augment: Augment = Augment()
 
@@ -122,8 +122,20 @@ class Data(Section):
     path: str
     batch_size: int = Field(gt=0, description="samples per step, over all ranks")
     views: dict[str, View] = Field(default={"view": View()}, min_length=1)
-    num_workers: int | None = Field(default=None, gt=0)
+    num_workers: int | None = Field(
+        default=None, ge=0, description="decoding threads; None: one per core; 0: none of their own"
+    )
     repeats: int = Field(default=1, gt=0, description="times that each sample comes in a row")
+    order: Literal["random", "windows"] = Field(
+        default="random", description="windows: for data that come in parts, such as s3:// shards"
+    )
+    window: int = Field(default=16384, gt=0, description="samples shuffled together in windows")
+    bad_samples: Literal["fail", "skip"] = Field(
+        default="fail", description="skip: warn, count, and take the next sample"
+    )
+    tolerance: float = Field(
+        default=1.0, ge=0, description="of views to decoding at smaller scale, RMS grey levels"
+    )
     mean: Numbers | None = Field(
         default=None, description="of the normalisation; None: ImageNet's, or the data set's own"
     )

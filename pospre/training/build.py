@@ -131,6 +131,10 @@ def build_data(recipe: Recipe) -> ViewLoader:
         world_size=world,
         num_workers=data.num_workers,
         repeats=data.repeats,
+        order=data.order,
+        window=data.window,
+        bad_samples=data.bad_samples,
+        tolerance=data.tolerance,
     )
     loader.probe()
     return loader

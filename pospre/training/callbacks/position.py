@@ -1,4 +1,4 @@
-"""Keeps the loader where the run is, so that resuming neither replays nor skips a batch."""
+"""Keeps the loader where the run is, so that resuming neither replays nor skips a sample."""
 
 from composer.core import Callback, State
 from composer.loggers import Logger
@@ -22,3 +22,8 @@ class LoaderPosition(Callback):
     def epoch_start(self, state: State, logger: Logger) -> None:
         """Go to the start of the epoch."""
         self.loader.load_state_dict({"epoch": state.timestamp.epoch.value, "samples": 0})
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        """Log how many samples this rank has left out so far, as soon as there is one."""
+        if self.loader.bad:
+            logger.log_metrics({"data/bad_samples": len(self.loader.bad)})
