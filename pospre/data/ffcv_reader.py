@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
+from pospre.data.page_cache import Place, sample_bytes
 from pospre.data.samples import Reader, Sample, read_bytes
 from pospre.data.sidecar import read_sidecar
 from pospre.errors import UserError
@@ -21,7 +22,7 @@ _MAX_FIELDS = 64
 class FfcvReader(Reader):
     """Reads the fields ``image`` (RGBImageField, JPEG or raw) and ``label`` (IntField or none)."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, page_cache: str = "os") -> None:
         self.path = path
         self.format = "ffcv"
         self.remedy = (
@@ -37,13 +38,14 @@ class FfcvReader(Reader):
         if sidecar and sidecar.get("bytes") != self._num_bytes:
             self._refuse(f"has {self._num_bytes} bytes, {sidecar_path.name} says otherwise")
         self.classes = sidecar.get("classes")
+        self._bytes = sample_bytes(page_cache, self._place)
 
     def __len__(self) -> int:
         return len(self._images)
 
     def read(self, index: int) -> Sample:
         """Return a sample's JPEG bytes (or raw pixels) and label."""
-        data = read_bytes(self.path, int(self._images["data_ptr"][index]), int(self._sizes[index]))
+        data = self._bytes.read(index)
         if self._images["mode"][index] == _RAW:
             image = self._images[index]
             data = data.view(int(image["height"]), int(image["width"]), 3)
@@ -52,6 +54,17 @@ class FfcvReader(Reader):
     def name(self, index: int) -> str:
         """Return file and place."""
         return f"{self.path}, sample {index}"
+
+    def expect(self, indices: np.ndarray) -> None:
+        """Fetch these samples ahead, as ``page_cache`` says."""
+        self._bytes.expect(indices)
+
+    def close(self) -> None:
+        """End what ``expect`` started."""
+        self._bytes.close()
+
+    def _place(self, index: int) -> Place:
+        return Place(self.path, int(self._images["data_ptr"][index]), int(self._sizes[index]))
 
     def _refuse(self, why: str) -> NoReturn:
         raise UserError(f"{self.path} {why}. {self.remedy}")
