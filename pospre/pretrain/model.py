@@ -234,11 +234,12 @@ class PretrainModel(ComposerModel):
     def images(self, batch: Batch, group: str = "view") -> Tensor:
         """Return the group's views, flipped and normalised: float32 (B, V, 3, H, W).
 
-        In training they are augmented as the group says.
+        In training they are augmented as the group says; an evaluation may have its own group.
         """
-        views, flips, chosen = batch[image_key(group)], batch[flip_key(group)], self.views[group]
-        if not self.training or chosen.augment.is_off:
+        views, flips = batch[image_key(group)], batch[flip_key(group)]
+        if not self.training or self.views[group].augment.is_off:
             return self.augment(views, flips)
+        chosen = self.views[group]
         first = first_view(self.views.values(), group)
         source = ViewDraws(self.seed, batch[EPOCH], batch[INDEX], first, chosen.count)
         return self.augment(views, flips, chosen.augment, source)

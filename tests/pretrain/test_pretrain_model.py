@@ -193,3 +193,15 @@ def test_a_view_of_another_size_and_a_pass_without_views_are_refused():
 def test_a_model_without_a_loss_is_refused():
     with pytest.raises(UserError, match=r"none of those listed has a loss"):
         small_model().check_complete()
+
+
+def test_a_model_of_several_groups_of_crops_can_be_evaluated_on_whole_views():
+    torch.manual_seed(0)
+    views = {name: ViewGroup(name=name, size=32) for name in ("global", "local")}
+    encoder = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1)
+    model, batch = PretrainModel(encoder, views=views, seed=7), make_batch()
+    with pytest.raises(KeyError):
+        model.images(batch)
+    model.eval()
+    expected = small_model().eval().images(batch)
+    assert torch.equal(model.images(batch), expected)
