@@ -7,6 +7,7 @@ run goes on from its last checkpoint.
 """
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
@@ -88,9 +89,14 @@ def training_figures(metrics: Path) -> dict[str, Any]:
     def mean(part: list[dict[str, Any]], key: str) -> float:
         return statistics.fmean(line[key] for line in part)
 
+    # not the difference of the clock: a run may have been stopped for hours
+    seconds = sum(
+        (line["samples"] - before["samples"]) / line["throughput"]
+        for before, line in itertools.pairwise(lines)
+    )
     return {
         "steps": lines[-1]["step"],
-        "minutes": (lines[-1]["time"] - lines[0]["time"]) / 60,
+        "minutes": seconds / 60,
         "first": {key: mean(lines[:window], key) for key in names},
         "last": {key: mean(lines[-window:], key) for key in names},
     }
