@@ -4,24 +4,37 @@ from pathlib import Path
 
 from pospre.data.ffcv_reader import FfcvReader
 from pospre.data.folder_reader import FolderReader
-from pospre.data.mds_reader import INDEX_NAME, MdsReader, is_mds
+from pospre.data.mds_index import INDEX_NAME
+from pospre.data.mds_reader import MdsReader, is_mds
 from pospre.data.samples import Reader
 from pospre.errors import UserError
 
 
-def open_reader(path: str | Path) -> Reader:
-    """Open an image folder, a ``.beton`` file or an MDS directory; the kind is found out.
+def open_reader(
+    path: str | Path,
+    *,
+    cache_dir: str | Path | None = None,
+    cache_limit: int | None = None,
+    page_cache: str = "os",
+) -> Reader:
+    """Open an image folder, a ``.beton`` file or MDS shards; the kind is found out.
 
-    Sizes and structure are checked, contents (checksums) are not.
+    Sizes and structure are checked; contents (checksums) only of what is downloaded.
+
+    Args:
+        path: image folder, ``.beton`` file, directory of MDS shards, or ``s3://bucket/folder`` of
+            MDS shards.
+        cache_dir: folder for downloaded shards, by default ``$POSPRE_CACHE`` or
+            ``~/.cache/pospre``; every remote data set has a folder of its own in there.
+        cache_limit: bytes that the shards of a remote data set may take; None: no limit.
+        page_cache: who keeps the bytes of local shards and ``.beton`` files in memory, ``"os"`` or
+            ``"process"``; see ``pospre.data.page_cache``.
 
     Raises:
         UserError: missing, empty, unfinished, damaged or of an unknown format.
     """
     if "://" in str(path):
-        raise UserError(
-            f"{path} is remote; data sets are read from local disks so far: copy it first, for "
-            f"instance with `aws s3 sync {path} data`."
-        )
+        return _open_remote(str(path), cache_dir, cache_limit)
     path = Path(path)
     if not path.exists():
         raise UserError(
@@ -33,7 +46,7 @@ def open_reader(path: str | Path) -> Reader:
                 f"{path} is a file, but no .beton; give an image folder, a .beton file or an MDS "
                 "directory."
             )
-        return FfcvReader(path)
+        return FfcvReader(path, page_cache=page_cache)
     if not is_mds(path):
         return FolderReader(path)
     if not (path / INDEX_NAME).exists():
@@ -41,4 +54,20 @@ def open_reader(path: str | Path) -> Reader:
             f"{path} holds MDS shards but no {INDEX_NAME}: its conversion was never finished. "
             f"Convert again with `python -m data_prep.convert SRC {path} --format mds`."
         )
-    return MdsReader(path)
+    return MdsReader(path, page_cache=page_cache)
+
+
+def _open_remote(path: str, cache_dir: str | Path | None, cache_limit: int | None) -> Reader:
+    if not path.startswith("s3://"):
+        raise UserError(
+            f"{path}: data sets are read from local disks and from s3://; copy it first."
+        )
+    if path.endswith(".beton"):
+        name = path.rpartition("/")[2]
+        raise UserError(
+            f"{path} is remote, and .beton files are read from local disks: copy it first, "
+            f"`aws s3 cp {path} {name}`, or convert to MDS shards, which are fetched one by one."
+        )
+    from pospre.data.remote import RemoteMdsReader  # boto3 is for remote data alone
+
+    return RemoteMdsReader(path, cache_dir=cache_dir, cache_limit=cache_limit)

@@ -79,7 +79,8 @@ def test_a_link_to_its_own_parent_ends(image_folder):
 
 def test_missing_and_remote_paths(tmp_path):
     refuses(tmp_path / "nowhere", "nowhere does not exist", "give an image folder")
-    refuses("s3://bucket/data", "s3://bucket/data is remote", "copy it first")
+    refuses("s3://bucket/data.beton", "s3://bucket/data.beton is remote", "copy it first")
+    refuses("gs://bucket/data", "from s3://; copy it first")
 
 
 def test_folders_without_images(tmp_path):
@@ -147,7 +148,8 @@ def test_other_versions_and_formats(mds):
     refuses(mds, "version 1", "MDS version 2 is read")
     edit_shard(mds, version=2, format="json")
     refuses(mds, "format 'json'")
-    edit_shard(mds, format="mds", compression="zstd")
+    zipped = {"basename": "shard.00000.mds.zstd", "bytes": 9}
+    edit_shard(mds, format="mds", compression="zstd", zip_data=zipped)
     refuses(mds, "compressed with zstd")
     edit_json(mds / "index.json", lambda index: index.update(version=3))
     refuses(mds, "MDS version 3")

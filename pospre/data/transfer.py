@@ -1,0 +1,146 @@
+"""One object of a bucket, downloaded with patience: retried, taken up where it was cut, bounded.
+
+Streaming's own downloader is not used for this: it can be neither stopped nor bounded in time, and
+tries for ever when a server answers 400 (an expired token).
+"""
+
+import random
+import threading
+import time
+from typing import BinaryIO
+
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectTimeoutError,
+    EndpointConnectionError,
+    NoCredentialsError,
+    PartialCredentialsError,
+    ReadTimeoutError,
+)
+from urllib3.exceptions import HTTPError
+
+from pospre.errors import UserError
+from pospre.object_store import Bucket
+
+_BLOCK = 32 << 10  # small: between two blocks a download sees that it should stop
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 10.0
+_MISSING = ("NoSuchKey", "404", "NotFound")
+_FORBIDDEN = ("AccessDenied", "403", "Forbidden")
+_BUSY = ("SlowDown", "RequestTimeout", "Throttling", "ThrottlingException", "RequestLimitExceeded")
+_REPLACED = ("PreconditionFailed", "412", "InvalidRange", "416")
+
+
+class Stopped(Exception):
+    """The download was no longer wanted."""
+
+
+class MissingObject(UserError):
+    """The bucket does not hold it."""
+
+
+class ForbiddenObject(UserError):
+    """The bucket does not give it, and perhaps does not hold it."""
+
+
+class Transfer:
+    """The download of one object.
+
+    Attributes:
+        address: of the object, for messages.
+        done: bytes that lie in the target.
+        received: bytes that came over the network, those of cut tries included.
+        attempts: how often it was tried.
+        cause: why the last try failed, or nothing.
+    """
+
+    def __init__(self, bucket: Bucket, name: str) -> None:
+        self.bucket = bucket
+        self.key = f"{bucket.key}/{name}".lstrip("/")
+        self.address = f"s3://{bucket.name}/{self.key}"
+        self.done = 0
+        self.received = 0
+        self.attempts = 0
+        self.cause = ""
+        self._version: str | None = None
+
+    def run(self, target: BinaryIO, *, patience: float, stop: threading.Event) -> None:
+        """Download into an open file, from its start.
+
+        Raises:
+            UserError: after ``patience`` seconds, or as soon as trying again cannot help.
+            Stopped: ``stop`` was set.
+            OSError: the file cannot be written.
+        """
+        start = time.monotonic()
+        while True:
+            self.attempts += 1
+            try:
+                self._attempt(target, start + patience, stop)
+                return
+            except (BotoCoreError, ClientError, HTTPError) as error:
+                self.cause = self._judge(error)
+            pause = min(_FIRST_PAUSE * 2.0 ** min(self.attempts - 1, 10), _LONGEST_PAUSE)
+            pause *= random.uniform(0.5, 1)  # ranks that failed together should not come together
+            if time.monotonic() + pause > start + patience:
+                raise UserError(
+                    f"{self.address} could not be downloaded: gave up after {self.attempts} "
+                    f"attempts in {time.monotonic() - start:.0f} s; the last one: {self.cause}"
+                )
+            if stop.wait(pause):
+                raise Stopped
+
+    def _attempt(self, target: BinaryIO, deadline: float, stop: threading.Event) -> None:
+        """Ask for the rest of the object and write it."""
+        rest = {}
+        if self.done and self._version:
+            rest = {"Range": f"bytes={self.done}-", "IfMatch": self._version}
+        else:
+            self.done = 0
+        answer = self.bucket.client.get_object(Bucket=self.bucket.name, Key=self.key, **rest)
+        self._version = answer.get("ETag")
+        if "ContentRange" not in answer:
+            self.done = 0
+        target.seek(self.done)
+        body = answer["Body"]
+        try:
+            while block := body.read(_BLOCK):
+                if stop.is_set():
+                    raise Stopped
+                target.write(block)
+                self.done += len(block)
+                self.received += len(block)
+                if time.monotonic() > deadline:
+                    raise ReadTimeoutError(endpoint_url=self.address)
+        finally:
+            body.close()
+
+    def _judge(self, error: Exception) -> str:
+        """Return what went wrong; raise where another try would end alike."""
+        if isinstance(error, NoCredentialsError | PartialCredentialsError):
+            raise UserError(self.bucket.explain(error)) from error
+        if isinstance(error, ClientError):
+            return self._judge_answer(error)
+        if isinstance(error, ConnectTimeoutError | EndpointConnectionError):
+            return self.bucket.explain(error)
+        if isinstance(error, ReadTimeoutError):
+            return f"the server went silent, or was too slow, after {self.done} bytes"
+        return f"the connection was cut after {self.done} bytes ({type(error).__name__})"
+
+    def _judge_answer(self, error: ClientError) -> str:
+        code = error.response["Error"]["Code"]
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        if status >= 500 or status == 429 or code in _BUSY:
+            return f"the server answered {status} {code}"
+        if code in _REPLACED:
+            self.done = 0
+            return "it was replaced while it was being downloaded"
+        if code in _MISSING:
+            raise MissingObject(f"{self.address} does not exist") from error
+        if code in _FORBIDDEN:
+            raise ForbiddenObject(
+                f"{self.address} may not be read (403 {code}), or does not exist in a bucket that "
+                "may not be listed; check AWS_ACCESS_KEY_ID and the bucket's rules"
+            ) from error
+        raise UserError(self.bucket.explain(error)) from error

@@ -1,0 +1,153 @@
+"""An S3 over HTTP that misbehaves on demand: a proxy before moto's server, which counts and spoils.
+
+Faults are given per object and used up one by one, in order; then the proxy behaves.
+"""
+
+import http.client
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from moto.server import ThreadedMotoServer
+
+
+@dataclass
+class Fault:
+    """What to do to an answer.
+
+    Attributes:
+        status: answer this instead.
+        cut_after: bytes of the body after which the connection ends.
+        pause: seconds to wait before the body.
+        flip: change a byte in the middle of the body.
+        drip: seconds between pieces of 1000 bytes of the body.
+    """
+
+    status: int = 0
+    cut_after: int | None = None
+    pause: float = 0.0
+    flip: bool = False
+    drip: float = 0.0
+
+
+class FlakyS3:
+    """The proxy.
+
+    Attributes:
+        url: where it listens.
+        upstream: moto's server behind it.
+        gets: GET requests by name of the object.
+        sent: bytes of bodies sent, by name of the object.
+    """
+
+    def __init__(self, upstream_port: int) -> None:
+        self.upstream = f"http://127.0.0.1:{upstream_port}"
+        self.gets: Counter[str] = Counter()
+        self.sent: Counter[str] = Counter()
+        self._faults: dict[str, list[Fault]] = {}
+        self._always: dict[str, Fault] = {}
+        self._lock = threading.Lock()
+        handler = type("Handler", (_Handler,), {"flaky": self, "upstream_port": upstream_port})
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server.daemon_threads = True
+        self._server.block_on_close = False
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def spoil(self, name: str, *faults: Fault) -> None:
+        """Spoil the next answers for an object."""
+        self._faults[name] = list(faults)
+
+    def spoil_always(self, name: str, fault: Fault) -> None:
+        """Spoil every answer for an object."""
+        self._always[name] = fault
+
+    def heal(self) -> None:
+        """Behave, and count from zero."""
+        for book in (self._faults, self._always, self.gets, self.sent):
+            book.clear()
+
+    def next_fault(self, name: str) -> Fault:
+        """Count a request and return what to do to its answer."""
+        with self._lock:
+            self.gets[name] += 1
+            faults = self._faults.get(name)
+            return faults.pop(0) if faults else self._always.get(name, Fault())
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    flaky: FlakyS3
+    upstream_port: int
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+    def do_GET(self) -> None:
+        name = self.path.partition("?")[0].rpartition("/")[2]
+        fault = self.flaky.next_fault(name)
+        if fault.status:
+            self._answer(fault.status, [], b"<Error><Code>Fault</Code></Error>")
+            return
+        upstream = http.client.HTTPConnection("127.0.0.1", self.upstream_port, timeout=20)
+        upstream.request("GET", self.path, headers=dict(self.headers.items()))
+        answer = upstream.getresponse()
+        body = answer.read()
+        upstream.close()
+        skipped = {"transfer-encoding", "connection", "content-length", "server", "date"}
+        headers = [pair for pair in answer.getheaders() if pair[0].lower() not in skipped]
+        if fault.flip:
+            middle = len(body) // 2
+            body = body[:middle] + bytes([body[middle] ^ 255]) + body[middle + 1 :]
+        self._answer(answer.status, headers, body, fault, name)
+
+    def _answer(
+        self,
+        status: int,
+        headers: list[tuple[str, str]],
+        body: bytes,
+        fault: Fault | None = None,
+        name: str = "",
+    ) -> None:
+        fault = fault or Fault()
+        self.send_response(status)
+        for key, value in headers:
+            self.send_header(key, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        time.sleep(fault.pause)
+        size = len(body) if fault.cut_after is None else min(fault.cut_after, len(body))
+        step = 1000 if fault.drip else max(size, 1)
+        try:
+            for start in range(0, size, step):
+                self.wfile.write(body[start : min(start + step, size)])
+                self.flaky.sent[name] += min(step, size - start)
+                time.sleep(fault.drip)
+            if size < len(body):
+                self.close_connection = True
+                self.connection.shutdown(2)
+        except OSError:  # the client has gone
+            self.close_connection = True
+
+
+@contextmanager
+def flaky_s3() -> Iterator[FlakyS3]:
+    """Run moto's server and the proxy before it."""
+    moto = ThreadedMotoServer(port=0, verbose=False)
+    moto.start()
+    flaky = FlakyS3(moto.get_host_and_port()[1])
+    try:
+        yield flaky
+    finally:
+        flaky.close()
+        moto.stop()

@@ -1,0 +1,117 @@
+"""MDS shards in a bucket: what is fetched, when, how often, and what is said when it fails."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import numpy as np
+import pytest
+
+from pospre.data.reader import open_reader
+from pospre.data.remote import RemoteMdsReader
+from tests.data.flaky_s3 import FlakyS3, flaky_s3
+
+NUM_SAMPLES = 40
+ADDRESS = "s3://bucket/set"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[FlakyS3]:
+    with flaky_s3() as flaky:
+        yield flaky
+
+
+def content(number: int) -> bytes:
+    return np.random.default_rng(number).integers(0, 256, 3000, dtype=np.uint8).tobytes()
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return ``shards(**options of MDSWriter)``: a directory of five shards of eight samples."""
+    streaming = pytest.importorskip("streaming")
+    made: dict[str, Path] = {}
+
+    def make(**options: Any) -> Path:
+        name = json.dumps(options)
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp("mds")
+            columns = {"image": "bytes", "label": "int"}
+            with streaming.MDSWriter(
+                out=str(made[name]), columns=columns, size_limit=25_000, **options
+            ) as writer:
+                for number in range(NUM_SAMPLES):
+                    writer.write({"image": content(number), "label": number})
+        return made[name]
+
+    return make
+
+
+@pytest.fixture
+def upload(
+    server: FlakyS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shards: Any
+) -> Iterator[Callable[..., Any]]:
+    """Return ``upload(directory)``: put its files at ADDRESS; give a client."""
+    for name, value in {
+        "S3_ENDPOINT_URL": server.url,
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret-of-nobody",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "POSPRE_CACHE": str(tmp_path / "cache"),
+        "POSPRE_S3_PATIENCE": "10",
+    }.items():
+        monkeypatch.setenv(name, value)
+    server.heal()
+    made = []
+
+    def put(directory: Path) -> Any:
+        client: Any = boto3.client("s3", endpoint_url=server.upstream)
+        client.create_bucket(Bucket="bucket")
+        made.append(client)
+        for path in directory.iterdir():
+            client.upload_file(str(path), "bucket", f"set/{path.name}")
+        return client
+
+    yield put
+    for client in made:
+        for item in client.list_objects_v2(Bucket="bucket").get("Contents", []):
+            client.delete_object(Bucket="bucket", Key=item["Key"])
+
+
+@pytest.fixture
+def bucket(upload: Callable[[Path], Any], shards: Callable[..., Path]) -> Any:
+    """Serve the five shards; give a client."""
+    return upload(shards())
+
+
+def open_remote(**options: Any) -> RemoteMdsReader:
+    reader = open_reader(ADDRESS, **options)
+    assert isinstance(reader, RemoteMdsReader)
+    return reader
+
+
+def check(reader: RemoteMdsReader, indices: Any = range(NUM_SAMPLES)) -> None:
+    for index in indices:
+        sample = reader.read(int(index))
+        assert sample.encoded.numpy().tobytes() == content(int(index)) and sample.label == index
+
+
+def shard_gets(server: FlakyS3) -> list[int]:
+    return [count for name, count in sorted(server.gets.items()) if "shard" in name]
+
+
+def test_samples_are_those_of_the_local_shards(bucket: Any, server: FlakyS3) -> None:
+    reader = open_remote()
+    assert (len(reader), reader.format) == (NUM_SAMPLES, "mds")
+    assert reader.parts.tolist() == [8, 16, 24, 32, 40]
+    assert shard_gets(server) == []
+    check(reader)
+    assert shard_gets(server) == [1] * 5
+    assert reader.downloaded == sum(path.stat().st_size for path in reader.path.glob("*.mds"))
+    assert reader.name(9) == "s3://bucket/set/shard.00001.mds, sample 1"
+    reader.close()
+    server.heal()
+    again = open_remote()
+    check(again)
+    assert shard_gets(server) == [] and again.downloaded == 0
