@@ -80,7 +80,7 @@ def bits(keys: Keys, count: int) -> Keys:
 
 def uniform(keys: Keys, count: int) -> Keys:
     """Return float32 draws in [0, 1), multiples of 2**-24, shape ``keys.shape + (count,)``."""
-    words = shift_right(bits(keys, count), 40)
+    words: Keys = shift_right(bits(keys, count), 40)
     if isinstance(words, Tensor):
         return words.to(torch.float32) * 2.0**-24
     return words.astype(np.float32) * np.float32(2.0**-24)

@@ -5,11 +5,13 @@ operations on int64. IEEE 754 and two's complement say what those give, so it is
 number, an array, a tensor and in compiled code. Below are the compiled functions: they plan the
 views of one image in a few microseconds, by the same functions.
 
-All of it stands in one file because numba keeps its compiled code until *this* file changes. Its
-code keeps Python's lock: giving it up costs more than what it would be given up for.
+All of it stands in one file because numba stores its compiled code until *this* file changes: in
+``__pycache__``, else where it may write. It holds Python's lock: giving it up and getting it back
+would take longer than the work. Without ``fastmath``, LLVM keeps every rounding step.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -90,19 +92,26 @@ def relative_place(start: Any, length: Any, place: Any, scaled: Any, size: Any) 
 # ------------------------------------------------------------------------------------ compiled
 
 
-@njit(cache=True)
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    try:
+        return njit(function, cache=True)
+    except RuntimeError:  # nowhere to store it, as in a locked container: a second at each start
+        return njit(function)
+
+
+@_compiled
 def sample_key(start: int, epoch: int, index: int, view: int) -> Any:
     """Return the key of ``pospre.draws.sample_keys``; ``start`` is its ``start_word``."""
     return chain(chain(chain(mix(start), epoch), index), view)
 
 
-@njit(cache=True)
+@_compiled
 def uniform(key: int, number: int) -> Any:
     """Return the draw that is column ``number`` of ``pospre.draws.uniform``, as float64."""
     return shift_right(mix(key + (number + 1) * GOLDEN), 40) * _UNIT
 
 
-@njit(cache=True)
+@_compiled
 def _random_box(
     key: int,
     width: int,
@@ -127,7 +136,7 @@ def _random_box(
     return (width - across) // 2, (height - down) // 2, across, down
 
 
-@njit(cache=True)
+@_compiled
 def random_boxes(
     start: int,
     epoch: int,
@@ -159,7 +168,7 @@ def random_boxes(
     return boxes
 
 
-@njit(cache=True)
+@_compiled
 def random_windows(
     start: int,
     epoch: int,
@@ -190,7 +199,7 @@ def random_windows(
     return windows
 
 
-@njit(cache=True)
+@_compiled
 def relative_boxes(
     boxes: np.ndarray, windows: np.ndarray, scaled: tuple[int, int], image: tuple[int, int]
 ) -> Any:

@@ -3,14 +3,26 @@
 A view is a window of a resized part of the image. For most crops that part is a box and the window
 is all of it. *Simple resized crop* and *padded crop* resize the whole image instead and let the
 window reach a few pixels over its edge.
+
+The functions of draws are written for whole arrays of views, in numpy or torch: they say what a
+view's place is. ``pospre.exact`` has them compiled for one image; all give the same bits.
 """
 
-import math
-from collections.abc import Sequence
-from typing import NamedTuple
+import functools
+from collections.abc import Iterator
+from decimal import Decimal, localcontext
+from typing import Any, NamedTuple
 
-_DRAWS_PER_TRY = 4  # area, aspect ratio, left, top
-NUM_RANDOM_DRAWS = 10 * _DRAWS_PER_TRY
+import numpy as np
+import torch
+from torch import Tensor
+
+from pospre import exact
+from pospre.draws import Keys
+from pospre.exact import DRAWS_PER_TRY, NUM_TRIES, relative_place, round_half_even
+
+NUM_BOX_DRAWS = NUM_TRIES * DRAWS_PER_TRY
+NUM_WINDOW_DRAWS = 2  # left, top
 _CENTER_RATIO = 224 / 256  # of the short side, as in "resize to 256, take the central 224"
 _SIMPLE_PADDING = 4
 _PADDED_PART = 8  # padding of a padded crop: 4 of 32 pixels
@@ -52,63 +64,148 @@ class Cut(NamedTuple):
         of every pixel that is the image's own stays right.
         """
         (left, top, width, height), window = self.box, self.window
+        across = (left, width), self.scaled[0], image_width
+        down = (top, height), self.scaled[1], image_height
+        return (
+            relative_place(*across[0], window.left, *across[1:]),
+            relative_place(*down[0], window.top, *down[1:]),
+            relative_place(*across[0], window.left + window.width, *across[1:]),
+            relative_place(*down[0], window.top + window.height, *down[1:]),
+        )
 
-        def across(column: int) -> float:
-            return (left + column * width / self.scaled[0]) / image_width
 
-        def down(row: int) -> float:
-            return (top + row * height / self.scaled[1]) / image_height
+class Cuts(NamedTuple):
+    """All views of a group in one image, as arrays; see ``Cut``.
 
-        right, bottom = window.left + window.width, window.top + window.height
-        return across(window.left), down(window.top), across(right), down(bottom)
+    Attributes:
+        boxes: left, top, width, height of the parts of the image that are resized, int64 (V, 4).
+        scaled: (width, height) that each is resized to.
+        windows: left, top, width, height of the views in pixels of the resized boxes, int64 (V, 4).
+        image: width and height of the upright image.
+        edge: what lies beyond a resized box.
+    """
+
+    boxes: np.ndarray
+    scaled: tuple[int, int]
+    windows: np.ndarray
+    image: tuple[int, int]
+    edge: str = "black"
+
+    @property
+    def relative(self) -> np.ndarray:
+        """Return x0, y0, x1, y1 of the views as parts of the image, float32 (V, 4)."""
+        return exact.relative_boxes(self.boxes, self.windows, self.scaled, self.image)
+
+    def each(self) -> Iterator[Cut]:
+        """Yield the views one by one."""
+        for box, window in zip(self.boxes.tolist(), self.windows.tolist(), strict=True):
+            yield Cut(PixelBox(*box), self.scaled, PixelBox(*window), self.edge)
 
 
-def whole_cut(box: PixelBox, size: tuple[int, int]) -> Cut:
-    """Return a box resized to a view of ``size`` (height, width)."""
+class Frame(NamedTuple):
+    """A whole image resized, out of which windows of one size are taken at random.
+
+    Attributes:
+        scaled: (width, height) that the image is resized to.
+        size: (width, height) of a window.
+        padding: how many pixels a window may reach over each edge.
+        edge: what lies beyond the edge.
+    """
+
+    scaled: tuple[int, int]
+    size: tuple[int, int]
+    padding: int
+    edge: str
+
+
+def whole_cuts(boxes: np.ndarray, image: tuple[int, int], size: tuple[int, int]) -> Cuts:
+    """Return boxes (V, 4) of an image resized to views of ``size`` (height, width)."""
     height, width = size
-    return Cut(box, (width, height), PixelBox(0, 0, width, height))
+    windows = np.empty_like(boxes)
+    windows[:] = (0, 0, width, height)
+    return Cuts(boxes, (width, height), windows, image)
 
 
-def random_box(
-    draw: Sequence[float],
-    width: int,
-    height: int,
+def random_boxes(
+    draw: Keys,
+    widths: Keys | int,
+    heights: Keys | int,
     scale: tuple[float, float],
     ratio: tuple[float, float],
-) -> PixelBox:
-    """Return a box with the distribution of torchvision's ``RandomResizedCrop.get_params``.
+) -> Keys:
+    """Return boxes with the distribution of torchvision's ``RandomResizedCrop.get_params``.
+
+    Ten tries: the area is uniform in ``scale``, the logarithm of width / height in that of
+    ``ratio``; both sides are rounded. The first that fits into the image gets a random place in it.
+    Where none fits, it is the largest central box whose width / height lies in the range.
 
     Args:
-        draw: 40 numbers in [0, 1): area, log ratio, left and top for each of ten tries.
-        width: of the image, in pixels.
-        height: of the image, in pixels.
+        draw: (…, 40) numbers in [0, 1): area, log ratio, left and top for each try.
+        widths: of the images, in pixels, (…); or one for all.
+        heights: of the images, in pixels.
         scale: range of the box area as a fraction of the image area.
         ratio: range of width / height.
+
+    Returns:
+        left, top, width, height, int64 (…, 4), of the library and device of ``draw``.
     """
-    low, high = math.log(ratio[0]), math.log(ratio[1])
-    for start in range(0, len(draw), _DRAWS_PER_TRY):
-        area_draw, ratio_draw, left_draw, top_draw = draw[start : start + _DRAWS_PER_TRY]
-        area = width * height * (scale[0] + (scale[1] - scale[0]) * area_draw)
-        aspect = math.exp(low + (high - low) * ratio_draw)
-        box_width = round(math.sqrt(area * aspect))
-        box_height = round(math.sqrt(area / aspect))
-        if 0 < box_width <= width and 0 < box_height <= height:
-            left = int(left_draw * (width - box_width + 1))
-            top = int(top_draw * (height - box_height + 1))
-            return PixelBox(left, top, box_width, box_height)
-    return _fallback_box(width, height, ratio)
+    backend: Any = torch if isinstance(draw, Tensor) else np
+    tries, width, height = _float64(draw, draw), _float64(widths, draw), _float64(heights, draw)
+    box = _fallback_boxes(width, height, ratio, backend)
+    for start in range(NUM_BOX_DRAWS - DRAWS_PER_TRY, -1, -DRAWS_PER_TRY):  # the first that fits
+        area_draw, ratio_draw, left_draw, top_draw = (tries[..., start + i] for i in range(4))
+        squares = exact.squared_sides(
+            width * height, area_draw, ratio_draw, scale, log_range(ratio)
+        )
+        across, down = (round_half_even(backend.sqrt(square)) for square in squares)
+        left = backend.floor(left_draw * (width - across + 1))
+        top = backend.floor(top_draw * (height - down + 1))
+        fits = (across > 0) & (across <= width) & (down > 0) & (down <= height)
+        pairs = zip((left, top, across, down), box, strict=True)
+        box = [backend.where(fits, new, old) for new, old in pairs]
+    return _whole(backend.stack(box, -1))
 
 
-def _fallback_box(width: int, height: int, ratio: tuple[float, float]) -> PixelBox:
-    """Return the largest central box whose aspect ratio lies in the range."""
-    aspect = width / height
-    box_width, box_height = width, height
-    if aspect < ratio[0]:
-        box_height = min(height, max(1, round(width / ratio[0])))
-    elif aspect > ratio[1]:
-        box_width = min(width, max(1, round(height * ratio[1])))
-    left, top = (width - box_width) // 2, (height - box_height) // 2
-    return PixelBox(left, top, box_width, box_height)
+def _fallback_boxes(width: Any, height: Any, ratio: tuple[float, float], backend: Any) -> list[Any]:
+    one = width * 0 + 1
+    widest, highest = round_half_even(height * ratio[1]), round_half_even(width / ratio[0])
+    across = backend.minimum(width, backend.maximum(one, widest))
+    down = backend.minimum(height, backend.maximum(one, highest))
+    return [backend.floor((width - across) / 2), backend.floor((height - down) / 2), across, down]
+
+
+@functools.cache
+def log_range(ratio: tuple[float, float]) -> tuple[float, float]:
+    """Return the natural logarithms, correctly rounded (which ``math.log`` does not promise)."""
+    with localcontext(prec=40):
+        return float(Decimal(ratio[0]).ln()), float(Decimal(ratio[1]).ln())
+
+
+def random_windows(draw: Keys, frame: Frame) -> Keys:
+    """Return windows at random places in a frame: left, top, width, height, int64 (…, 4).
+
+    Args:
+        draw: (…, 2) numbers in [0, 1): left and top.
+        frame: what they are taken out of.
+    """
+    backend: Any = torch if isinstance(draw, Tensor) else np
+    places = _float64(draw, draw)
+    columns = []
+    for axis in range(2):
+        room = frame.scaled[axis] + 2 * frame.padding - frame.size[axis] + 1
+        columns.append(backend.floor(places[..., axis] * room) - frame.padding)
+    columns += [columns[0] * 0 + side for side in frame.size]
+    return _whole(backend.stack(columns, -1))
+
+
+def _float64(values: Any, like: Keys) -> Any:
+    if isinstance(like, Tensor):
+        return torch.as_tensor(values, dtype=torch.float64, device=like.device)
+    return np.asarray(values, np.float64)
+
+
+def _whole(values: Keys) -> Keys:
+    return values.to(torch.int64) if isinstance(values, Tensor) else values.astype(np.int64)
 
 
 def center_box(width: int, height: int, size: tuple[int, int] = (1, 1)) -> PixelBox:
@@ -119,42 +216,26 @@ def center_box(width: int, height: int, size: tuple[int, int] = (1, 1)) -> Pixel
     return PixelBox((width - box_width) // 2, (height - box_height) // 2, box_width, box_height)
 
 
-def simple_cut(draw: Sequence[float], width: int, height: int, side: int) -> Cut:
-    """Return DeiT III's simple resized crop.
+def simple_frame(width: int, height: int, side: int) -> Frame:
+    """Return the frame of DeiT III's simple resized crop.
 
     The short side becomes ``side``, the long one keeps the shape (its length cut to a whole
     number); four mirrored pixels are added all around; a square is taken at random.
 
     Args:
-        draw: two numbers in [0, 1): left and top.
         width: of the image, in pixels.
         height: of the image, in pixels.
         side: of the view.
     """
     short = min(width, height)
     scaled = (int(side * width / short), int(side * height / short))
-    image = PixelBox(0, 0, width, height)
-    return _padded_window(draw, image, scaled, (side, side), _SIMPLE_PADDING, "reflect")
+    return Frame(scaled, (side, side), _SIMPLE_PADDING, "reflect")
 
 
-def padded_cut(draw: Sequence[float], width: int, height: int, size: tuple[int, int]) -> Cut:
-    """Return the crop usual for CIFAR: the image at ``size``, black padding, a random window.
+def padded_frame(size: tuple[int, int]) -> Frame:
+    """Return the frame usual for CIFAR: the image at ``size`` (height, width) in black padding.
 
     An eighth of the short side is added on each side (4 of 32 pixels).
     """
-    padding = min(size) // _PADDED_PART
-    image = PixelBox(0, 0, width, height)
-    return _padded_window(draw, image, (size[1], size[0]), size, padding, "black")
-
-
-def _padded_window(
-    draw: Sequence[float],
-    box: PixelBox,
-    scaled: tuple[int, int],
-    size: tuple[int, int],
-    padding: int,
-    edge: str,
-) -> Cut:
-    left = int(draw[0] * (scaled[0] + 2 * padding - size[1] + 1)) - padding
-    top = int(draw[1] * (scaled[1] + 2 * padding - size[0] + 1)) - padding
-    return Cut(box, scaled, PixelBox(left, top, size[1], size[0]), edge)
+    upright = (size[1], size[0])
+    return Frame(upright, upright, min(size) // _PADDED_PART, "black")

@@ -1,7 +1,23 @@
 """What to cut out of an image: places and flips, pure functions of the sample and its size.
 
-The draws come from ``pospre.draws`` with the purposes ``"crop"`` and ``"flip"``; views are numbered
-through all groups of a loader. ``pospre.data.crops`` makes places of them.
+The plan of a view follows from the run's seed, the epoch, the sample's index in the data set and
+the view's number, which counts through all groups of a loader in their order. With the draws u0,
+u1… in [0, 1) of ``pospre.draws.uniform`` and arithmetic in float64:
+
+- Flip, purpose ``"flip"``: mirrored where u0 < flip_rate, compared in float32; center crops never.
+- Crop ``"random"``, purpose ``"crop"``, image of W × H pixels: for each try t = 0…9 take a, r, x, y
+  = u4t…u4t+3. With A = (W · H) · (scale0 + (scale1 − scale0) · a) and
+  q = e^(log ratio0 + (log ratio1 − log ratio0) · r), w = √(A · q) and h = √(A / q), rounded (halves
+  to even). The first try with 0 < w ≤ W and 0 < h ≤ H gives left = ⌊x · (W − w + 1)⌋ and
+  top = ⌊y · (H − h + 1)⌋. If none does: w = min(W, max(1, round(H · ratio1))),
+  h = min(H, max(1, round(W / ratio0))), left = ⌊(W − w) / 2⌋, top = ⌊(H − h) / 2⌋.
+- Crops ``"simple"`` and ``"pad"``, purpose ``"crop"``: the image is resized to S × T and the window
+  of s × t begins at ⌊u0 · (S + 2p − s + 1)⌋ − p and ⌊u1 · (T + 2p − t + 1)⌋ − p, p the padding.
+- Crops ``"center"`` and ``"full"`` draw nothing.
+
+``pospre.data.crops`` has the formulas for arrays of numpy and torch, ``pospre.exact`` compiled ones
+(and how e^ is computed); they agree to the bit. Colours are drawn on the device by the same rules:
+``pospre.pretrain.augment``.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,23 +25,23 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pospre import draws
+from pospre import draws, exact
 from pospre.data.augment import Augment
 from pospre.data.crops import (
-    NUM_RANDOM_DRAWS,
     Cut,
+    Cuts,
     PixelBox,
     center_box,
-    padded_cut,
-    random_box,
-    simple_cut,
-    whole_cut,
+    log_range,
+    padded_frame,
+    simple_frame,
+    whole_cuts,
 )
 from pospre.errors import UserError, suggestion
 
-INTERPOLATIONS = ("bicubic", "bilinear")
-_NUM_DRAWS = {"random": NUM_RANDOM_DRAWS, "center": 0, "full": 0, "simple": 2, "pad": 2}
-CROPS = tuple(_NUM_DRAWS)
+INTERPOLATIONS = ("bicubic", "bilinear", "area")
+CROPS = ("random", "center", "full", "simple", "pad")
+_MOST_RATIO = 1000.0  # exact.exp is exact enough to here, and no image is as narrow
 
 
 @dataclass(frozen=True)
@@ -37,9 +53,10 @@ class ViewGroup:
         count: views per image.
         size: of the view in pixels: the side of a square, or (height, width).
         scale: range of the box area as a fraction of the image area.
-        ratio: range of the box's width / height.
+        ratio: range of the box's width / height, from 1/1000 to 1000.
         flip_rate: probability that a view is mirrored.
-        interpolation: ``"bicubic"`` or ``"bilinear"``, both with antialiasing when shrinking.
+        interpolation: ``"bicubic"`` or ``"bilinear"``, both with antialiasing when shrinking; or
+            ``"area"``: the mean of the pixels under each new one.
         crop: ``"random"``; ``"center"`` for evaluation: the central square with 224/256 of the
             image's short side, never flipped (the field of view of resize to 256, centre crop 224);
             ``"full"``: the whole image, whatever its shape; ``"simple"``: DeiT III's simple resized
@@ -68,10 +85,10 @@ class ViewGroup:
                 f"{where}: scale is {list(self.scale)}; give two fractions of the image area, "
                 "0 < low <= high <= 1."
             )
-        if not 0 < self.ratio[0] <= self.ratio[1]:
+        if not 1 / _MOST_RATIO <= self.ratio[0] <= self.ratio[1] <= _MOST_RATIO:
             raise UserError(
                 f"{where}: ratio is {list(self.ratio)}; give two width/height ratios, "
-                "0 < low <= high."
+                f"{1 / _MOST_RATIO} <= low <= high <= {_MOST_RATIO}."
             )
         if not 0 <= self.flip_rate <= 1:
             raise UserError(f"{where}: flip_rate is {self.flip_rate}; give a rate from 0 to 1.")
@@ -97,32 +114,56 @@ class ViewGroup:
 
 @dataclass(frozen=True)
 class GroupPlan:
-    """What is drawn for one view group before any image is seen.
+    """What is known of one view group of a batch before any image is seen.
 
     Attributes:
         group: the view group.
-        crop_draws: float32 (B, V, draws that the crop needs) in [0, 1).
+        start: ``draws.start_word`` of the seed and the purpose ``"crop"``.
+        epoch: int64 (B,).
+        index: int64 (B,).
+        first_view: number of the group's first view.
         flips: bool (B, V).
     """
 
     group: ViewGroup
-    crop_draws: np.ndarray
+    start: int
+    epoch: np.ndarray
+    index: np.ndarray
+    first_view: int
     flips: np.ndarray
 
-    def cut(self, sample: int, view: int, width: int, height: int) -> Cut:
-        """Return where a view lies, given the size of the sample's upright image."""
-        group, draw = self.group, self.crop_draws[sample, view].tolist()
-        if group.crop == "simple":
-            return simple_cut(draw, width, height, group.shape[0])
-        if group.crop == "pad":
-            return padded_cut(draw, width, height, group.shape)
+    def cuts(self, sample: int, width: int, height: int) -> Cuts:
+        """Return where all views of the group lie, given the size of a sample's upright image."""
+        group, image = self.group, (width, height)
+        key = self.start, self.epoch[sample], self.index[sample], (self.first_view, group.count)
+        if group.crop == "random":
+            boxes = exact.random_boxes(
+                *key, image, _floats(group.scale), _floats(group.ratio), log_range(group.ratio)
+            )
+            return whole_cuts(boxes, image, group.shape)
         if group.crop == "center":
-            box = center_box(width, height, group.shape)
-        elif group.crop == "full":
-            box = PixelBox(0, 0, width, height)
-        else:
-            box = random_box(draw, width, height, group.scale, group.ratio)
-        return whole_cut(box, group.shape)
+            return whole_cuts(_each(group, center_box(*image, group.shape)), image, group.shape)
+        whole = _each(group, PixelBox(0, 0, *image))
+        if group.crop == "full":
+            return whole_cuts(whole, image, group.shape)
+        simple = group.crop == "simple"
+        frame = simple_frame(*image, group.shape[0]) if simple else padded_frame(group.shape)
+        windows = exact.random_windows(*key, frame.scaled, frame.size, frame.padding)
+        return Cuts(whole, frame.scaled, windows, image, frame.edge)
+
+    def cut(self, sample: int, view: int, width: int, height: int) -> Cut:
+        """Return where one view lies."""
+        return list(self.cuts(sample, width, height).each())[view]
+
+
+def _floats(pair: tuple[float, float]) -> tuple[float, float]:
+    return float(pair[0]), float(pair[1])  # whole numbers would be compiled for once more
+
+
+def _each(group: ViewGroup, box: PixelBox) -> np.ndarray:
+    boxes = np.empty((group.count, 4), np.int64)
+    boxes[:] = box
+    return boxes
 
 
 def first_view(views: Iterable[ViewGroup], name: str) -> int:
@@ -146,13 +187,28 @@ def plan_views(
         epoch: that the draws belong to: one for all samples, or int64 (B,).
         index: positions of the samples in the data set.
     """
-    rows, epochs = index[:, None], np.broadcast_to(epoch, index.shape)[:, None]
+    index = np.asarray(index, np.int64)
+    epochs = np.broadcast_to(np.asarray(epoch, np.int64), index.shape)
+    start = draws.start_word(seed, "crop")
     plans = []
     for group in views:
-        numbers = np.arange(group.count) + first_view(views, group.name)
-        crop_keys = draws.sample_keys(seed, epochs, rows, numbers, "crop")
-        flip_keys = draws.sample_keys(seed, epochs, rows, numbers, "flip")
-        flip_rate = 0.0 if group.crop == "center" else group.flip_rate
-        flips = draws.uniform(flip_keys, 1)[..., 0] < flip_rate
-        plans.append(GroupPlan(group, draws.uniform(crop_keys, _NUM_DRAWS[group.crop]), flips))
+        first = first_view(views, group.name)
+        flips = plan_flips(seed, epochs, index, np.arange(group.count) + first, group)
+        plans.append(GroupPlan(group, start, epochs, index, first, flips))
     return plans
+
+
+def plan_flips(
+    seed: int, epoch: draws.Keys, index: draws.Keys, views: draws.Keys, group: ViewGroup
+) -> draws.Keys:
+    """Return which views are mirrored, bool (B, V), in numpy or torch.
+
+    Args:
+        seed: the run's seed.
+        epoch: that the draws belong to, (B,).
+        index: positions of the samples in the data set, (B,).
+        views: numbers of the group's views, (V,).
+        group: the view group.
+    """
+    keys = draws.sample_keys(seed, epoch[:, None], index[:, None], views, "flip")
+    return draws.uniform(keys, 1)[..., 0] < (0.0 if group.crop == "center" else group.flip_rate)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from pospre.data.crops import PixelBox, whole_cut
+from pospre.data.crops import Cut, PixelBox
 from pospre.data.cutting import _PIXELS_PER_PIXEL, choose_shrink, margin, snap
 from pospre.data.loader import build_loader
 from pospre.data.views import ViewGroup
@@ -25,10 +25,11 @@ def test_the_margin_grows_with_the_demand():
 
 
 def test_the_view_that_needs_most_decides():
-    large, small = whole_cut(PixelBox(0, 0, 2000, 2000), (100, 100)), PixelBox(5, 5, 300, 300)
+    view = PixelBox(0, 0, 100, 100)
+    large, small = (Cut(PixelBox(0, 0, side, side), (100, 100), view) for side in (2000, 300))
     assert choose_shrink([large], 2.5) == 8
-    assert choose_shrink([large, whole_cut(small, (100, 100))], 1.5) == 2
-    assert choose_shrink([large, whole_cut(small, (100, 100))], 2.5) == 1
+    assert choose_shrink([large, small], 1.5) == 2
+    assert choose_shrink([large, small], 2.5) == 1
     assert choose_shrink([large], float("inf")) == 1
 
 

@@ -9,7 +9,7 @@ import torch
 from PIL import Image, ImageOps
 from torchvision.transforms.v2 import functional
 
-from pospre.data.crops import PixelBox, padded_cut, simple_cut
+from pospre.data.crops import Cut, Frame, PixelBox, padded_frame, random_windows, simple_frame
 from pospre.data.decode import DecodeError, cut_view, decode_image, resize_crop
 
 
@@ -125,10 +125,15 @@ def test_a_box_of_the_views_size_is_copied():
     assert np.array_equal(view, image[6:102, 5:101])
 
 
+def window_cut(draw: tuple[float, float], size: tuple[int, int], frame: Frame) -> Cut:
+    window = PixelBox(*random_windows(np.array(draw), frame).tolist())
+    return Cut(PixelBox(0, 0, *size), frame.scaled, window, frame.edge)
+
+
 @pytest.mark.parametrize("draw", [(0.0, 0.0), (0.999, 0.999), (0.4, 0.7)])
 def test_simple_resized_crop_is_torchvisions(draw):
     image = picture(size=(125, 94))
-    cut = simple_cut(draw, 125, 94, 56)
+    cut = window_cut(draw, (125, 94), simple_frame(125, 94, 56))
     view = np.empty((56, 56, 3), np.uint8)
     cut_view(np.array(image), cut, view, "bicubic")
     resized = functional.resize(image, [56], functional.InterpolationMode.BICUBIC)
@@ -141,7 +146,7 @@ def test_simple_resized_crop_is_torchvisions(draw):
 @pytest.mark.parametrize("draw", [(0.0, 0.0), (0.999, 0.999), (0.5, 0.5)])
 def test_padded_crop_is_torchvisions(draw):
     image = picture(size=(32, 32))
-    cut = padded_cut(draw, 32, 32, (32, 32))
+    cut = window_cut(draw, (32, 32), padded_frame((32, 32)))
     view = np.empty((32, 32, 3), np.uint8)
     cut_view(np.array(image), cut, view, "bicubic")
     padded = functional.pad(image, [4, 4, 4, 4])
@@ -152,6 +157,7 @@ def test_padded_crop_is_torchvisions(draw):
 def test_a_tiny_image_is_mirrored_as_often_as_needed():
     view = np.empty((2, 2, 3), np.uint8)
     image = np.arange(2 * 40 * 3, dtype=np.uint8).reshape(2, 40, 3)
-    cut_view(image, simple_cut((0.0, 0.0), 40, 2, 2), view, "bicubic")
+    cut = window_cut((0.0, 0.0), (40, 2), simple_frame(40, 2, 2))
+    cut_view(image, cut, view, "bicubic")
     expected = np.pad(image, ((4, 4), (4, 4), (0, 0)), mode="reflect")[:2, :2]
     assert np.array_equal(view, expected)
