@@ -134,14 +134,9 @@ def _views(
 ) -> list[View]:
     """Return where all views of a sample lie in its image and in the batch."""
     return [
-        View(
-            plan.cut(plan_row, view, image.width, image.height),
-            pixels[row, view].transpose(1, 2, 0),
-            places[row, view],
-            plan.group.interpolation,
-        )
+        View(cut, pixels[row, view].transpose(1, 2, 0), places[row, view], plan.group.interpolation)
         for plan, pixels, places in zip(plans, images, boxes, strict=True)
-        for view in range(plan.group.count)
+        for view, cut in enumerate(plan.cuts(plan_row, image.width, image.height).each())
     ]
 
 
