@@ -128,6 +128,7 @@ class FfcvReader(Reader):
         place = np.minimum(np.searchsorted(table["ptr"], pointers), len(table) - 1)
         sizes = table["size"][place].astype(np.int64)
         pixels = self._images["height"].astype(np.int64) * self._images["width"]
+        self.max_pixels = int(pixels.max())
         bad = (
             (table["ptr"][place] != pointers)
             | (pointers < data_start)

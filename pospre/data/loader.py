@@ -128,6 +128,17 @@ class ViewLoader:
         """Why each sample that was left out so far cannot be used, by index (this rank's)."""
         return self._filler.bad
 
+    @property
+    def num_batches_held(self) -> int:
+        """Batches in memory at once: those in preparation and the one in use."""
+        return self._prefetch + 2
+
+    @property
+    def _prefetch(self) -> int:
+        if self.num_workers == 0:
+            return 0
+        return _MIN_PREFETCH + -(-self.num_workers * _CHUNK // self.batch_size)
+
     def state_dict(self) -> dict[str, int]:
         """Return where the loader is: the epoch, and how many samples of it all ranks were given.
 
@@ -174,10 +185,9 @@ class ViewLoader:
         self.reader.expect(self._own(order[start : start + len(firsts) * global_size]))
         with closing(self.reader), _threads(self.num_workers) as pool:
             pending = deque[_PendingBatch]()
-            prefetch = _MIN_PREFETCH + -(-self.num_workers * _CHUNK // self.batch_size)
             for first in firsts:
                 pending.append(self._start(pool, epoch, order, first))
-                if len(pending) > (prefetch if self.num_workers else 0):
+                if len(pending) > self._prefetch:
                     yield self._deliver(pending.popleft())
             while pending:
                 yield self._deliver(pending.popleft())

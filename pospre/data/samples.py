@@ -53,6 +53,7 @@ class Reader(ABC):
         classes: class names in order of their label, or None.
         remedy: what to do when a sample cannot be read, for messages.
         features: what the samples hold if they are no images.
+        max_pixels: of the largest image, where it is known without reading them.
     """
 
     path: Path
@@ -60,6 +61,7 @@ class Reader(ABC):
     classes: list[str] | None
     remedy: str
     features: Features | None = None
+    max_pixels: int | None = None
 
     @abstractmethod
     def __len__(self) -> int: ...

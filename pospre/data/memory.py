@@ -1,0 +1,203 @@
+"""How much memory loading takes, and whether it is there: known before the start."""
+
+import os
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from pospre.data.loader import ViewLoader
+from pospre.data.page_cache import READ_AHEAD_BYTES
+from pospre.data.samples import Reader
+from pospre.errors import UserError
+
+_ASSUMED_PIXELS = 4_000_000  # of the largest image, where the reader does not know
+# Measured (tests/data/test_memory.py): decoded pixels, their cut-out and what resizing needs.
+_BYTES_PER_PIXEL = 8
+_BYTES_PER_THREAD = 8 << 20  # what the allocator keeps for each
+_BYTES_PER_SAMPLE = 100  # places, labels, names and the epoch's order
+_LOOKED_AT = 64  # files whose size stands for all
+_NO_LIMIT = 1 << 60  # what the first version of control groups says for none
+
+
+class _GroupFiles(NamedTuple):
+    """Where a version of control groups keeps its numbers."""
+
+    mount: str
+    limit: str
+    usage: str
+    prefix: str
+
+
+_GROUPS = _GroupFiles("", "memory.max", "memory.current", "")
+_OLD_GROUPS = _GroupFiles("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """What the loaders of a machine take, beside what is there; all in bytes.
+
+    Attributes:
+        batches: batches in preparation and in use, per rank.
+        decoding: what the decoding threads work in, per rank.
+        read_ahead: samples that are read before their time, per rank.
+        tables: places and order of the samples, per rank.
+        num_ranks: on this machine.
+        stored: the data set; None where unknown, and where it is not on this machine.
+        available: memory of this machine, or of its container; None where unknown.
+    """
+
+    batches: int
+    decoding: int
+    read_ahead: int
+    tables: int
+    num_ranks: int
+    stored: int | None
+    available: int | None
+
+    @property
+    def per_rank(self) -> int:
+        """Bytes that one rank's loader takes."""
+        return self.batches + self.decoding + self.read_ahead + self.tables
+
+    @property
+    def total(self) -> int:
+        """Bytes that the loaders of this machine take."""
+        return self.per_rank * self.num_ranks
+
+    def describe(self) -> str:
+        """Return two lines to print at the start."""
+        ranks = "" if self.num_ranks == 1 else f" for each of {self.num_ranks} ranks"
+        free = "" if self.available is None else f"; {_text(self.available)} are available"
+        parts = {
+            "batches": self.batches,
+            "decoding": self.decoding,
+            "read ahead": self.read_ahead,
+            "tables": self.tables,
+        }
+        listed = ", ".join(f"{name} {_text(size)}" for name, size in parts.items() if size)
+        lines = [f"loading takes about {_text(self.per_rank)} of memory{ranks} ({listed}){free}"]
+        if self.stored is not None:
+            fits = "" if self._fits else ", more than can stay in memory"
+            lines.append(f"the data set holds about {_text(self.stored)}{fits}")
+        return "\n".join(lines)
+
+    def check(self) -> None:
+        """Warn where every epoch would read the whole data set from disk and crowd out the rest.
+
+        Raises:
+            UserError: the loaders alone need more than there is.
+        """
+        if self.available is not None and self.total > self.available:
+            raise UserError(
+                f"loading needs about {_text(self.total)} of memory on this machine "
+                f"({self.num_ranks} x {_text(self.per_rank)}), but {_text(self.available)} are "
+                "available. Lower data.batch_size or data.num_workers, or give the machine or its "
+                "container more memory."
+            )
+        if not self._fits and not self.read_ahead:
+            assert self.stored is not None and self.available is not None
+            warnings.warn(
+                f"The data set holds about {_text(self.stored)}, but only "
+                f"{_text(self.available - self.total)} of memory are left to keep it in: every "
+                "epoch will read from disk. Where that is slow, set data.page_cache: process.",
+                stacklevel=2,
+            )
+
+    @property
+    def _fits(self) -> bool:
+        if self.stored is None or self.available is None:
+            return True
+        return self.stored <= self.available - self.total
+
+
+def estimate_memory(loader: ViewLoader, *, page_cache: str = "os") -> MemoryEstimate:
+    """Say what a loader will take, and the other ranks' of this machine like it."""
+    reader = loader.reader
+    numbers = 3 if reader.features is None else 4  # bytes per pixel
+    views = sum(group.count * (np.prod(group.shape) * numbers + 17) for group in loader.views)
+    stored = stored_bytes(reader)
+    pixels = 0 if reader.features is not None else reader.max_pixels or _ASSUMED_PIXELS
+    ahead = READ_AHEAD_BYTES if page_cache == "process" else 0
+    return MemoryEstimate(
+        batches=int((views + 24) * loader.batch_size * loader.num_batches_held),
+        decoding=max(1, loader.num_workers) * (_BYTES_PER_PIXEL * pixels + _BYTES_PER_THREAD),
+        read_ahead=ahead if stored is None else min(ahead, stored),
+        tables=_BYTES_PER_SAMPLE * len(reader),
+        num_ranks=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        stored=stored,
+        available=available_memory(),
+    )
+
+
+def stored_bytes(reader: Reader) -> int | None:
+    """Return how large a data set is, of folders about; None where it is not on this machine."""
+    if not reader.path.exists():
+        return None
+    if reader.path.is_file():
+        return reader.path.stat().st_size
+    if reader.format == "folder":
+        some = np.linspace(0, len(reader) - 1, min(_LOOKED_AT, len(reader))).astype(int).tolist()
+        sizes = [os.stat(reader.name(index)).st_size for index in some]
+        return int(np.mean(sizes) * len(reader))
+    return sum(entry.stat().st_size for entry in os.scandir(reader.path) if entry.is_file())
+
+
+def available_memory(root: Path = Path("/")) -> int | None:
+    """Return the bytes that this machine, or a container around us, can still give.
+
+    Args:
+        root: where ``proc`` and ``sys`` are.
+    """
+    known = [_free_memory(root), *_rooms(root)]
+    return min((size for size in known if size is not None), default=None)
+
+
+def _free_memory(root: Path) -> int | None:
+    for line in _lines(root / "proc/meminfo"):
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return None
+
+
+def _rooms(root: Path) -> list[int]:
+    """Return the room left in every control group around this process that has a limit."""
+    rooms = []
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        kind = _OLD_GROUPS if controllers else _GROUPS
+        base = root / "sys/fs/cgroup" / kind.mount
+        inner = base / path.lstrip("/")
+        # in a container the path may be the one outside, and its own group lie at the base
+        around = [folder for folder in inner.parents if folder.is_relative_to(base)]
+        rooms += [_room(folder, kind) for folder in (inner, *around)]
+    return [room for room in rooms if room is not None]
+
+
+def _room(folder: Path, kind: _GroupFiles) -> int | None:
+    """Return what a group may still take; files that it holds in memory can be dropped."""
+    limit, usage = _lines(folder / kind.limit), _lines(folder / kind.usage)
+    if not limit or not usage or limit[0] == "max" or int(limit[0]) >= _NO_LIMIT:
+        return None
+    counters = dict(line.split(" ", 1) for line in _lines(folder / "memory.stat"))
+    files = sum(int(counters.get(f"{kind.prefix}{age}_file", 0)) for age in ("active", "inactive"))
+    return max(0, int(limit[0]) - int(usage[0]) + files)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:  # no Linux, or no such control group
+        return []
+
+
+def _text(size: int) -> str:
+    """Return a size for people: ``"1.3 GiB"``."""
+    value, units = float(size), ["bytes", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1000 and len(units) > 1:
+        value, units = value / 1024, units[1:]
+    return f"{value:.3g} {units[0]}"
