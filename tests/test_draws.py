@@ -1,4 +1,7 @@
-"""Counter-based draws: the same bits in numpy and torch, uniform, independent, order-free."""
+"""Counter-based draws: the same bits in every library, uniform, independent, order-free.
+
+Chi-square limits are 5 standard deviations of draws with fixed seeds: nothing here is left to luck.
+"""
 
 import math
 
@@ -8,14 +11,52 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pospre import draws
+from pospre import draws, exact
 
-WORDS = st.integers(0, 2**63 - 1)
+WORDS = st.integers(-(2**63), 2**63 - 1)
+SEEDS = st.integers(-(2**70), 2**70)
 NUM = 20_000
+MANY = 2**16
+PURPOSES = [
+    "crop",
+    "flip",
+    "shuffle",
+    "shuffle/parts",
+    "mask",
+    "dinov2/blocks",
+    "droppos/positions",
+    "stop/context",
+    "ijepa/blocks",
+    "supervised/mix",
+    "augment/colour",
+    "augment/jitter",
+    "augment/jitter_order",
+    "augment/rand",
+    "augment/rand_magnitude",
+    "augment/erase",
+    "augment/noise",
+]
+# What may differ between two draws: neighbours, and words whose bits are far apart.
+OTHERS = [
+    *({"seed": seed} for seed in (1, 2, -1, 2**32, 2**63)),
+    *({"epoch": epoch} for epoch in (1, 2, -1, 2**32, 2**62)),
+    *({"view": view} for view in (1, 2, 3, 100)),
+    *({"shift": shift} for shift in (1, 2, 7, 1000, 2**32)),
+    *({"purpose": purpose} for purpose in ("flip", "crop ", "augment/colour")),
+    {"epoch": 1, "view": 1},
+    {"seed": 1, "epoch": -1},
+    {"epoch": 1, "shift": -1},
+]
 
 
-def keys(seed: int = 0, epoch: int = 0, view: int = 0, purpose: str = "crop") -> np.ndarray:
-    return draws.sample_keys(seed, epoch, np.arange(NUM), view, purpose)
+def keys(seed=0, epoch=0, view=0, purpose="crop", shift=0, num=NUM) -> np.ndarray:
+    return draws.sample_keys(seed, epoch, np.arange(num) + shift, view, purpose)
+
+
+def excess(counts: np.ndarray) -> float:
+    """By how many standard deviations counts of equally likely cases exceed their chi-square."""
+    expected, freedom = counts.sum() / counts.size, counts.size - 1
+    return (((counts - expected) ** 2 / expected).sum() - freedom) / math.sqrt(2 * freedom)
 
 
 def correlation(first: np.ndarray, second: np.ndarray) -> float:
@@ -23,10 +64,10 @@ def correlation(first: np.ndarray, second: np.ndarray) -> float:
 
 
 @given(
-    seed=WORDS,
+    seed=SEEDS,
     epoch=WORDS,
     index=st.lists(WORDS, min_size=1, max_size=8),
-    view=st.integers(0, 100),
+    view=WORDS,
     purpose=st.text(max_size=20),
     count=st.integers(1, 50),
 )
@@ -40,6 +81,16 @@ def test_numpy_and_torch_give_the_same_bits(seed, epoch, index, view, purpose, c
         first, second = draw(ours, count), draw(theirs, count).numpy()
         assert first.dtype == second.dtype and first.shape == (len(index), count)
         assert np.array_equal(first, second)
+
+
+@given(seed=SEEDS, epoch=WORDS, index=WORDS, view=WORDS, purpose=st.text(max_size=20))
+def test_numba_gives_the_same_bits(seed, epoch, index, view, purpose):
+    key = exact.sample_key(draws.start_word(seed, purpose), epoch, index, view)
+    expected = draws.sample_keys(seed, epoch, np.array([index]), view, purpose)
+    assert [key] == expected.tolist()
+    values = draws.uniform(expected, 40)[0]
+    assert [exact.uniform(key, number) for number in range(40)] == values.tolist()
+    assert all((value * 2**24).is_integer() for value in values.tolist())
 
 
 @given(count=st.integers(1, 40), rows=st.integers(1, 6), columns=st.integers(1, 3))
@@ -73,14 +124,48 @@ def test_keys_differ_in_every_word():
     assert len(np.unique(everything)) == len(everything)
 
 
-def test_uniform_draws_are_uniform():
-    values = draws.uniform(keys(), 4)
-    assert values.min() >= 0 and values.max() < 1
+@pytest.mark.parametrize("purpose", PURPOSES)
+def test_uniform_draws_are_uniform(purpose):
+    table = keys(purpose=purpose, num=MANY)
+    for values in draws.uniform(table, 4).T:
+        assert values.min() >= 0 and values.max() < 1
+        assert excess(np.histogram(values, bins=256, range=(0, 1))[0]) < 5
+        assert abs(values.mean() - 0.5) < 5 / math.sqrt(12 * MANY)
+        low_bits = (values * 2**24).astype(np.int64) & 255
+        assert excess(np.bincount(low_bits, minlength=256)) < 5
+    words = draws.bits(table, 1)[:, 0].view(np.uint64)
+    for shift in range(0, 64, 8):
+        part = (words >> np.uint64(shift)) & np.uint64(255)
+        assert excess(np.bincount(part.astype(np.int64), minlength=256)) < 5
+
+
+@pytest.mark.parametrize("word", ["seed", "epoch", "view"])
+def test_draws_are_uniform_along_every_word(word):
+    """Sample indices are counted up in the other tests; here it is another word."""
+    one = np.zeros(1, np.int64)
+    if word == "seed":
+        table = np.concatenate(
+            [draws.sample_keys(seed, 0, one, 0, "crop") for seed in range(-4096, 4096)]
+        )
+    else:
+        words = {"epoch": one, "view": one} | {word: np.arange(-MANY, MANY)}
+        table = draws.sample_keys(0, words["epoch"], one, words["view"], "crop")
+    values = draws.uniform(table, 2)
     for column in values.T:
-        counts, _ = np.histogram(column, bins=64, range=(0, 1))
-        chi_square = float(((counts - NUM / 64) ** 2 / (NUM / 64)).sum())
-        assert abs(chi_square - 63) < 5 * math.sqrt(2 * 63)
-        assert abs(column.mean() - 0.5) < 5 / math.sqrt(12 * NUM)
+        assert excess(np.histogram(column, bins=64, range=(0, 1))[0]) < 5
+    pairs = np.histogram2d(values[:-1, 0], values[1:, 0], bins=16, range=[(0, 1), (0, 1)])[0]
+    assert excess(pairs) < 5
+
+
+@pytest.mark.parametrize("word", range(64))
+def test_one_bit_of_a_word_changes_every_bit_with_probability_half(word):
+    """The avalanche of the finaliser, from small numbers as from large ones."""
+    flipped = np.int64(draws._signed(1 << word))
+    limit = 5 * 0.5 / math.sqrt(2 * NUM) + 0.005
+    for words in (np.arange(2 * NUM), draws.bits(keys(), 2).ravel()):
+        change = (exact.mix(words) ^ exact.mix(words ^ flipped)).view(np.uint64)
+        bits = (change[:, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)
+        assert np.abs(bits.mean(axis=0) - 0.5).max() < limit
 
 
 def test_every_bit_is_a_fair_coin():
@@ -89,15 +174,26 @@ def test_every_bit_is_a_fair_coin():
     assert np.abs(ones - 0.5).max() < 5 * 0.5 / math.sqrt(NUM)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [{"seed": 1}, {"epoch": 1}, {"view": 1}, {"purpose": "flip"}, {"epoch": 1, "view": 1}],
-)
+@pytest.mark.parametrize("other", OTHERS, ids=str)
 def test_draws_of_other_words_are_independent(other):
-    first, second = draws.uniform(keys(), 2), draws.uniform(keys(**other), 2)
-    limit = 5 / math.sqrt(NUM)
-    assert abs(correlation(first[:, 0], second[:, 0])) < limit
-    assert abs(correlation(first[:, 1], second[:, 1])) < limit
+    first = draws.uniform(keys(num=MANY), 2)
+    second = draws.uniform(keys(**other, num=MANY), 2)
+    for one, two in ((0, 0), (1, 1), (0, 1), (1, 0)):
+        columns = first[:, one], second[:, two]
+        assert abs(correlation(*columns)) < 5 / math.sqrt(MANY)
+        assert excess(np.histogram2d(*columns, bins=32, range=[(0, 1), (0, 1)])[0]) < 5
+    equal = (draws.bits(keys(), 1) ^ draws.bits(keys(**other), 1)).view(np.uint64)
+    ones = ((equal >> np.arange(64, dtype=np.uint64)) & np.uint64(1)).mean(axis=0)
+    assert np.abs(ones - 0.5).max() < 5 * 0.5 / math.sqrt(NUM)
+
+
+def test_the_draws_of_a_sample_are_independent():
+    values = draws.uniform(keys(num=MANY), 40)
+    off_diagonal = np.corrcoef(values.T)[~np.eye(40, dtype=bool)]
+    assert np.abs(off_diagonal).max() < 5 / math.sqrt(MANY)
+    for first in range(0, 40, 3):
+        pair = values[:, first], values[:, (first * 7 + 1) % 40]
+        assert excess(np.histogram2d(*pair, bins=32, range=[(0, 1), (0, 1)])[0]) < 5
 
 
 def test_neighbouring_samples_and_counters_are_independent():
