@@ -13,7 +13,7 @@ DEMO_IMAGES := 2000
 # What first-light trains: recipes sized for the machine at hand.
 FIRST_LIGHT ?= yamls/first_light/droppos.yaml yamls/first_light/mae.yaml
 
-.PHONY: help setup test lint types demo data first-light speech bench-loader bench-methods learn clean
+.PHONY: help setup test lint types demo data first-light speech bench-setup bench-loader bench-methods learn clean
 
 help: ## List the targets (this text).
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -44,7 +44,10 @@ first-light: need-DATA setup ## Convert DATA=<folder of images>, pre-train DropP
 speech: need-DATA setup ## Keyword spotting from DATA=<folder or tar of WAV files>: from scratch and from MP3.
 	@RUNS="$(RUNS)" .setup/speech.sh "$(DATA)" "$(WORK)/speech"
 
-bench-loader: need-DATA setup ## Time our loader beside stock FFCV and torchvision on DATA=<folder of images>.
+bench-setup: setup ## Install the loaders that bench-loader compares ours with into .venv-bench.
+	@.setup/bench.sh
+
+bench-loader: need-DATA setup ## Time our loader beside its peers on DATA=<folder of images>; bench-setup first.
 	PYTHONPATH=. $(PYTHON_RUN) tests/benchmarks/bench_loader.py "$(DATA)" $(ARGS)
 
 bench-methods: setup ## Time a step of every method beside its peer, with FLOPs and peak memory.

@@ -1,200 +1,105 @@
-"""How many images per second our loader gives beside stock FFCV and torchvision.
+"""How fast our loader is beside its peers, from the same files on the same cores, in one run.
 
     python tests/benchmarks/bench_loader.py photographs              # an ImageFolder of originals
-    python tests/benchmarks/bench_loader.py photographs --runs 9 --output loader.json
+    python tests/benchmarks/bench_loader.py photographs --cases one-view --runs 9 --output a.json
 
-One random view of 224 pixels per image, from the same files at their original size, on the same
-cores. The loaders take turns (one epoch each, again and again), so that a machine whose speed
-drifts favours none; the first epoch of each warms up and does not count. What each does:
+  one-view      1×224 random resized crop: ours from .beton, MDS and folder; stock FFCV (as
+                installed, and with numba's workqueue threads), torchvision's DataLoader, litdata,
+                webdataset, stock StreamingDataset
+  multi-crop    2×224 + 8×96 of every image, likewise
+  decode-bound  how much of the rate at which libjpeg-turbo alone decodes the files we keep
+  s3            MDS shards from an S3 server on this machine (moto, which takes its share of the
+                cores), beside stock StreamingDataset: first and second epoch
+  conversion    `python -m data_prep.convert` beside the plain use of MDSWriter and DatasetWriter
+  memory        our loader's over 20 epochs, beside its own estimate
 
-  ours         box, bicubic antialiased resize and flip decision; from .beton, MDS and the folder
-  ffcv         Loader with RandomResizedCropRGBImageDecoder (area resize), ToTensor; no flip
-  torchvision  DataLoader, ImageFolder, RandomResizedCrop (bilinear), flip, PILToTensor; processes
+Every loader has a process of its own, stopped while it is not its turn, and the turns are epochs,
+again and again, so that a machine whose speed drifts favours none. The first epoch of each warms up
+and does not count. Figures are medians; a ratio is the median of the ratios of each run. "First
+batch" is counted from the start of the process, once.
+
+Fair? All decode the original files, at the same batch size, with as many workers as cores. Ours
+resizes bicubic and leaves the mirroring to the device; it decodes a JPEG at a smaller scale where
+that changes the views by less than its tolerance. torchvision's transforms (which litdata,
+webdataset and StreamingDataset are given as well) resize bilinear, antialiased, and mirror; FFCV
+averages areas, does not mirror, and decodes an image once for each of its views. litdata and
+webdataset are installed by `make bench-setup`; what is not installed is left out.
 """
 
 import argparse
-import contextlib
-import io
 import json
-import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from torch.utils.data import DataLoader
-from torchvision import transforms
-from torchvision.datasets import ImageFolder
-
-from data_prep import convert
 from pospre.data.cores import available_cores
-from pospre.data.loader import build_loader
-from pospre.data.views import ViewGroup
 from pospre.errors import UserError, run_command
+from tests.benchmarks.loader_bench import Bench
+from tests.benchmarks.loader_cases import decode_bound, memory, multi_crop, one_view
+from tests.benchmarks.loader_conversion import conversion
+from tests.benchmarks.loader_s3 import from_s3
+from tests.benchmarks.loader_tables import Table, markdown, plot
 
-Epoch = Callable[[], Iterable[Any]]
-SIZE = 224
-SCALE = (0.08, 1.0)
-PEERS = ("ffcv", "torchvision")
-
-
-def our_epochs(path: Path, batch_size: int, num_workers: int) -> Epoch:
-    """Return a function that starts an epoch of our loader."""
-    loader = build_loader(
-        path,
-        views=[ViewGroup(size=SIZE, scale=SCALE)],
-        batch_size=batch_size,
-        seed=0,
-        drop_last=False,
-        num_workers=num_workers,
-    )
-
-    def epoch() -> Iterable[Any]:
-        loader.epoch += 1
-        return (batch["view/image"] for batch in loader)
-
-    return epoch
+CASES: dict[str, Callable[[Bench], Table]] = {
+    "one-view": one_view,
+    "multi-crop": multi_crop,
+    "decode-bound": decode_bound,
+    "s3": from_s3,
+    "conversion": conversion,
+    "memory": memory,
+}
 
 
-def ffcv_epochs(path: Path, batch_size: int, num_workers: int) -> Epoch:
-    """Return a function that starts an epoch of stock FFCV, on all its workers."""
-    import numba
-    from ffcv.fields.decoders import IntDecoder, RandomResizedCropRGBImageDecoder
-    from ffcv.loader import Loader, OrderOption
-    from ffcv.transforms import Squeeze, ToTensor
-
-    # With numba's first choice, TBB, FFCV was seen to decode on one core whatever num_workers is.
-    numba.config.THREADING_LAYER = "workqueue"  # type: ignore[attr-defined]
-    loader = Loader(
-        str(path),
-        batch_size=batch_size,
-        num_workers=num_workers,
-        order=OrderOption.RANDOM,
-        os_cache=True,
-        pipelines={
-            "image": [RandomResizedCropRGBImageDecoder((SIZE, SIZE), scale=SCALE), ToTensor()],
-            "label": [IntDecoder(), ToTensor(), Squeeze()],
-        },
-    )
-    return lambda: (batch[0] for batch in loader)
-
-
-def torchvision_epochs(path: Path, batch_size: int, num_workers: int) -> Epoch:
-    """Return a function that starts an epoch of torchvision's usual pipeline."""
-    steps = [
-        transforms.RandomResizedCrop(SIZE, scale=SCALE),
-        transforms.RandomHorizontalFlip(),
-        transforms.PILToTensor(),
-    ]
-    loader = DataLoader(
-        ImageFolder(str(path), transforms.Compose(steps)),
-        batch_size=batch_size,
-        shuffle=True,
-        num_workers=num_workers,
-        persistent_workers=True,
-    )
-    return lambda: (batch[0] for batch in loader)
-
-
-def converted(folder: Path, work: Path, data_format: str) -> Path:
-    """Convert the folder (original bytes kept) unless that was done before."""
-    target = work / ("images.beton" if data_format == "ffcv" else "images_mds")
-    if not target.exists():
-        print(f"converting to {target} …", file=sys.stderr)
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said):
-            code = convert.main([str(folder), str(target), "--format", data_format])
-        if code:
-            raise UserError(f"{folder} could not be converted:\n{said.getvalue()}")
-    return target
-
-
-def contestants(folder: Path, work: Path, batch_size: int, num_workers: int) -> dict[str, Epoch]:
-    """Return every loader that runs on this machine; without FFCV, those that do not need it."""
-    settings = (batch_size, num_workers)
-    found = {
-        "ours, MDS": our_epochs(converted(folder, work, "mds"), *settings),
-        "ours, folder": our_epochs(folder, *settings),
-        "torchvision": torchvision_epochs(folder, *settings),
-    }
-    try:
-        import ffcv  # noqa: F401
-    except (ImportError, OSError) as error:
-        print(f"no .beton: FFCV cannot be imported ({error})", file=sys.stderr)
-        return found
-    beton = converted(folder, work, "ffcv")
-    return {
-        "ours, .beton": our_epochs(beton, *settings),
-        **found,
-        "ffcv": ffcv_epochs(beton, *settings),
-    }
-
-
-def measure(loaders: dict[str, Epoch], runs: int) -> dict[str, list[float]]:
-    """Return images per second of each loader in each run."""
-    rates: dict[str, list[float]] = {name: [] for name in loaders}
-    for run in range(runs + 1):
-        for name, epoch in loaders.items():
-            start = time.perf_counter()
-            num_images = sum(len(images) for images in epoch())
-            rate = num_images / (time.perf_counter() - start)
-            if run:
-                rates[name].append(rate)
-            note = f"run {run}" if run else "warm-up"
-            print(f"  {note}: {name} {rate:.0f} images/s", file=sys.stderr)
-    return rates
-
-
-def summary(rates: dict[str, list[float]]) -> list[dict[str, Any]]:
-    """Return a row per loader: the median rate, and the median of its ratio to each peer's rate."""
-    rows = []
-    for name, values in rates.items():
-        row: dict[str, Any] = {"loader": name, "images_per_s": statistics.median(values)}
-        for peer in PEERS:
-            pairs = zip(values, rates.get(peer, ()), strict=False)
-            ratios = [ours / theirs for ours, theirs in pairs]
-            row[f"times_{peer}"] = statistics.median(ratios) if ratios else None
-        rows.append({**row, "runs": values})
-    return rows
-
-
-def markdown(rows: list[dict[str, Any]]) -> str:
-    """Return the table to read."""
-    lines = ["| loader | images/s | × stock FFCV | × torchvision |", "|---|---|---|---|"]
-    for row in rows:
-        ratios = [row[f"times_{peer}"] for peer in PEERS]
-        cells = ["–" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
-        lines.append(f"| {row['loader']} | {row['images_per_s']:.0f} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+def measure(bench: Bench, cases: list[str], output: Path | None) -> tuple[list[Table], list[str]]:
+    """Print each case's table as soon as it is there; return the tables and what went wrong."""
+    tables, failures = [], []
+    for case in cases:
+        print(f"{case}:", file=sys.stderr)
+        try:
+            tables.append(CASES[case](bench))
+        except UserError as error:
+            print(f"{case}: {error}", file=sys.stderr)
+            failures.append(case)
+            continue
+        print(f"{markdown(tables[-1])}\n", flush=True)
+        if output:
+            content = [table.content() for table in tables]
+            output.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    return tables, failures
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the table; write JSON with --output."""
+    """Print the tables; write JSON with --output and a picture with --plot."""
     num_cores = available_cores()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("data", type=Path, help="folder of images in class sub-folders")
-    parser.add_argument("--runs", type=int, default=5, help="epochs of each loader (5)")
-    parser.add_argument("--batch", type=int, default=32, help="images per batch (32)")
-    parser.add_argument("--workers", type=int, default=num_cores, help="of each loader (the cores)")
-    parser.add_argument("--work", type=Path, help="folder for the converted data sets, kept")
-    parser.add_argument("--output", type=Path, help="JSON file to write")
+    add = parser.add_argument
+    add("data", type=Path, help="folder of images in class sub-folders")
+    add("--cases", nargs="+", choices=CASES, default=list(CASES), help="what to measure (all)")
+    add("--runs", type=int, default=5, help="how often everything is measured (5)")
+    add("--batch", type=int, default=32, help="images per batch (32)")
+    add("--workers", type=int, default=num_cores, help="of each loader (the cores)")
+    add("--work", type=Path, help="folder for the converted data sets, kept")
+    add("--output", type=Path, help="JSON file to write")
+    add("--plot", type=Path, help="picture to write (.png, .svg)")
     options = parser.parse_args(argv)
+    if not options.data.is_dir():
+        raise UserError(f"{options.data} is no folder of images in class sub-folders.")
     with tempfile.TemporaryDirectory() as temporary:
-        work = options.work or Path(temporary)
+        work = (options.work or Path(temporary)).resolve()
         work.mkdir(parents=True, exist_ok=True)
-        loaders = contestants(options.data, work, options.batch, options.workers)
-        rows = summary(measure(loaders, options.runs))
-    print(
-        f"1 view of {SIZE}, original sizes, batch {options.batch}, {options.workers} workers on "
-        f"{num_cores} cores; medians of {options.runs} epochs taken in turn\n"
-    )
-    print(markdown(rows))
-    if options.output:
-        options.output.write_text(json.dumps(rows, indent=1) + "\n")
+        bench = Bench(options.data.resolve(), work, options.runs, options.batch, options.workers)
+        print(
+            f"batch {options.batch}, {options.workers} workers on {num_cores} cores; medians of "
+            f"{options.runs} runs\n"
+        )
+        tables, failures = measure(bench, options.cases, options.output)
+    if options.plot and tables:
+        plot(tables, options.plot)
+    if failures:
+        raise UserError(f"not measured: {', '.join(failures)}; the reason is above.")
     return 0
 
 

@@ -1,0 +1,81 @@
+"""Writing the formats: our command beside the plain use of the stock writers.
+
+Each writes the whole folder in a fresh process, in turn. MDSWriter works in one process and copies
+the bytes of JPEGs without looking at them; DatasetWriter uses all workers and encodes every image
+anew. Ours reads every header, keeps the bytes and adds checksums and a manifest.
+"""
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from tests.benchmarks import loader_data
+from tests.benchmarks.loader_bench import Bench
+from tests.benchmarks.loader_tables import Table, median_ratio, rate_rows
+from tests.benchmarks.loader_worker import LoaderDied, leave_out
+
+_WRITERS = {
+    "ours, MDS": ("mds", "images_mds"),
+    "ours, .beton": ("beton", "images.beton"),
+    "MDSWriter": ("stock_mds", "images_mds"),
+    "DatasetWriter": ("stock_beton", "images.beton"),
+}
+_REFERENCES = {"× MDSWriter": ["MDSWriter"], "× DatasetWriter": ["DatasetWriter"]}
+
+
+def conversion(bench: Bench) -> Table:
+    """Convert the folder again and again; the first time of each warms up."""
+    num_images = sum(1 for path in bench.data.rglob("*") if path.is_file())
+    alone: dict[str, list[float]] = {name: [] for name in _WRITERS}
+    whole: dict[str, list[float]] = {name: [] for name in _WRITERS}
+    for run in range(bench.runs + 1):
+        for name, (kind, target) in _WRITERS.items():
+            try:
+                seconds, all_seconds = _convert(bench, kind, bench.work / "conversion" / target)
+            except LoaderDied as error:
+                if not run:
+                    leave_out(name, str(error))
+                continue
+            rates = num_images / seconds, num_images / all_seconds
+            print(
+                f"  run {run}: {name} {rates[0]:.0f} images/s, {rates[1]:.0f} with the start",
+                file=sys.stderr,
+            )
+            if run:
+                alone[name].append(rates[0])
+                whole[name].append(rates[1])
+    more = {
+        "images/s with the start": {
+            k: f"{sorted(v)[len(v) // 2]:.0f}" for k, v in whole.items() if v
+        }
+    }
+    for column, (other,) in _REFERENCES.items():
+        ratios = {name: median_ratio(values, whole[other]) for name, values in whole.items()}
+        cells = {name: f"{ratio:.2f}" for name, ratio in ratios.items() if ratio is not None}
+        more[f"{column} with the start"] = cells
+    title = f"conversion of {num_images} originals by {bench.num_workers} workers"
+    return Table("conversion", title, "images/s", rate_rows(alone, _REFERENCES, more))
+
+
+def _convert(bench: Bench, kind: str, target: Path) -> tuple[float, float]:
+    """Return the seconds of writing alone and those of the whole process."""
+    shutil.rmtree(target.parent, ignore_errors=True)
+    target.parent.mkdir()
+    said, seconds = loader_data.write(kind, bench.data, target, bench.num_workers)
+    shutil.rmtree(target.parent)
+    return seconds_alone(said), seconds
+
+
+def seconds_alone(said: str) -> float:
+    """Return the seconds of writing that a conversion printed at its end.
+
+    Our command prints ``814 images`` in one line and ``… s (1234 images/s)`` in another.
+    """
+    rate = re.search(r"\(([\d.]+) images/s\)", said)
+    if rate:
+        count = re.search(r"^ +images +(\d+)$", said, re.MULTILINE)
+        assert count is not None, said
+        return int(count[1]) / float(rate[1])
+    return float(json.loads(said.splitlines()[-1])["seconds"])

@@ -1,0 +1,184 @@
+"""The image folder in every format that a loader wants, written once; and the peers' plain writers.
+
+    python -m tests.benchmarks.loader_data litdata photographs chunks --workers 2
+
+Run as a command, in a process of its own, it writes one format with a peer's own writer, used as
+its documentation shows, and prints the seconds that the writing took (not counting imports).
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.loader_worker import ROOT, LoaderDied, environment
+
+SMALL_SHARD = 1 << 23  # bytes: so that a few hundred photographs are a dozen shards
+_OURS = {"mds": "mds", "beton": "ffcv"}
+
+
+def command(kind: str, source: Path, target: Path, num_workers: int) -> list[str]:
+    """Return the command that writes ``source`` as ``kind``."""
+    places = [str(source), str(target), "--workers", str(num_workers)]
+    if kind in _OURS:
+        return [sys.executable, "-m", "data_prep.convert", *places, "--format", _OURS[kind]]
+    return [sys.executable, "-m", "tests.benchmarks.loader_data", kind, *places]
+
+
+def write(kind: str, source: Path, target: Path, num_workers: int) -> tuple[str, float]:
+    """Write ``source`` as ``kind`` in a fresh process; return what it printed, and its seconds.
+
+    Raises:
+        LoaderDied: it failed; the message is the end of what it said.
+    """
+    start = time.perf_counter()
+    done = subprocess.run(
+        command(kind, source, target, num_workers),
+        cwd=ROOT,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    seconds = time.perf_counter() - start
+    if done.returncode:
+        raise LoaderDied(f"{source} could not be written as {kind}:\n{done.stdout}{done.stderr}")
+    return done.stdout, seconds
+
+
+def prepared(kind: str, source: Path, work: Path, num_workers: int) -> Path:
+    """Return the folder or file that holds ``source`` as ``kind``, written unless it is there."""
+    if kind == "folder":
+        return source
+    target = work / ("images.beton" if kind == "beton" else f"images_{kind}")
+    if not target.exists():
+        print(f"writing {target} …", file=sys.stderr)
+        partial = target.with_name(f"partial-{target.name}")
+        _remove(partial)
+        write(kind, source, partial, num_workers)
+        partial.rename(target)
+    return target
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _files(source: Path) -> list[tuple[str, int]]:
+    """Return path and class of every image, as torchvision's ImageFolder lists them."""
+    from torchvision.datasets import ImageFolder
+
+    return ImageFolder(str(source)).samples
+
+
+def _read_lit(sample: tuple[str, int]) -> dict[str, Any]:
+    from PIL import Image
+
+    path, label = sample
+    return {"image": Image.open(path), "class": label}
+
+
+def write_litdata(source: Path, target: Path, num_workers: int) -> None:
+    """Write chunks with ``litdata.optimize``; JPEGs keep their bytes."""
+    from litdata import optimize
+
+    optimize(
+        fn=_read_lit,
+        inputs=_files(source),
+        output_dir=str(target),
+        chunk_bytes="64MB",
+        num_workers=num_workers,
+    )
+
+
+def write_webdataset(source: Path, target: Path, num_workers: int) -> None:
+    """Write tar files with ``webdataset.ShardWriter``: four for each worker that will read them."""
+    import webdataset
+
+    files = _files(source)
+    target.mkdir()
+    per_shard = -(-len(files) // (4 * num_workers))
+    with webdataset.ShardWriter(str(target / "%06d.tar"), maxcount=per_shard, verbose=0) as writer:
+        for number, (path, label) in enumerate(files):
+            jpeg = Path(path).read_bytes()
+            writer.write({"__key__": f"{number:08d}", "jpg": jpeg, "cls": label})
+
+
+def write_stock_mds(
+    source: Path, target: Path, num_workers: int, size_limit: int | str = "64mb"
+) -> None:
+    """Write shards with Streaming's ``MDSWriter``, which works in one process; bytes are kept."""
+    from PIL import Image
+    from streaming import MDSWriter
+
+    columns = {"image": "jpeg", "label": "int"}
+    with MDSWriter(out=str(target), columns=columns, size_limit=size_limit) as writer:
+        for path, label in _files(source):
+            writer.write({"image": Image.open(path), "label": label})
+
+
+def write_small_mds(source: Path, target: Path, num_workers: int) -> None:
+    """Write the same in shards so small that fetching and using them can overlap."""
+    write_stock_mds(source, target, num_workers, size_limit=SMALL_SHARD)
+
+
+def write_stock_beton(source: Path, target: Path, num_workers: int) -> None:
+    """Write a ``.beton`` with FFCV's ``DatasetWriter``, which encodes every image anew."""
+    from ffcv.fields import IntField, RGBImageField
+    from ffcv.writer import DatasetWriter
+    from torchvision.datasets import ImageFolder
+
+    fields = {"image": RGBImageField(write_mode="jpg"), "label": IntField()}
+    writer = DatasetWriter(str(target), fields, num_workers=num_workers)
+    writer.from_indexed_dataset(ImageFolder(str(source)))
+
+
+_WRITERS: dict[str, Callable[[Path, Path, int], None]] = {
+    "litdata": write_litdata,
+    "webdataset": write_webdataset,
+    "stock_mds": write_stock_mds,
+    "small_mds": write_small_mds,
+    "stock_beton": write_stock_beton,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write one format; print the seconds as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kind", choices=_WRITERS)
+    parser.add_argument("source", type=Path)
+    parser.add_argument("target", type=Path)
+    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    options = parser.parse_args(arguments)
+    _import_writer(options.kind)
+    start = time.perf_counter()
+    _WRITERS[options.kind](options.source, options.target, options.workers)
+    print(json.dumps({"seconds": time.perf_counter() - start}))
+    return 0
+
+
+def _import_writer(kind: str) -> None:
+    """Import beforehand what takes long to import."""
+    import torchvision.datasets  # noqa: F401
+
+    if kind == "litdata":
+        import litdata  # noqa: F401
+    elif kind == "webdataset":
+        import webdataset  # noqa: F401
+    elif kind == "stock_beton":
+        import ffcv.writer  # noqa: F401
+    else:
+        import streaming  # noqa: F401
+
+
+if __name__ == "__main__":
+    sys.exit(main())
