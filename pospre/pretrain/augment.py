@@ -2,6 +2,21 @@
 
 Changes follow the group's ``Augment``. Their parameters are draws of (seed, epoch, index, view
 number through all groups), so a view looks the same in any batch, on any rank and after a resume.
+
+The plan: purposes begin with ``"augment/"``; u0, u1… are a view's ``draws.uniform`` of a purpose,
+n0… its ``draws.normal``; parameters are float32. An operation happens where its draw is below its
+rate.
+
+- ``jitter``: brightness, contrast and saturation are multiplied by 1 + (2·ui − 1) · strength i, for
+  u0, u1, u2; the hue turns by (2·u3 − 1) · its strength; happens by u4. ``jitter_order``:
+  ``draws.permutation`` of these four.
+- ``colour``: grey happens by u0, blur by u1, solarising by u2; the blur's width is
+  low + (high − low) · u3. With ``three_augment``, ⌊3 · u0⌋ says which: 0 grey, 1 blur, 2 solarise.
+- ``rand``: operation o happens where u3o < 0.5, is number ⌊15 · u3o+1⌋ of ``OPERATIONS`` and turned
+  round where u3o+2 < 0.5. ``rand_magnitude``: its level is the mean magnitude plus
+  no · magnitude_std, kept in 0 to 10, over 10.
+- ``erase``: happens by u0; u4t+1…u4t+4 are area, aspect ratio, top and left of try t (see
+  ``erased_area``). ``noise``: the pixels of a whole view, of which the area is taken.
 """
 
 from collections.abc import Sequence
