@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from data_prep.sources.image_folder import FileSource, file_item
 from data_prep.sources.source import Part
+from data_prep.tree import Tree
 from pospre.data.folder_reader import class_labels, looks_like_image, visible_files
 from pospre.errors import UserError
 
@@ -26,8 +27,9 @@ class AudioFolder(FileSource):
     is_audio: ClassVar[bool] = True
 
 
-def detects(path: Path) -> bool:
+def detects(tree: Tree) -> bool:
     """Tell whether a folder holds WAV files and no images."""
+    path = tree.root
     if not path.is_dir():
         return False
     names = list(visible_files(path))
@@ -36,8 +38,8 @@ def detects(path: Path) -> bool:
     )
 
 
-def load(path: Path, part: Part) -> AudioFolder:
-    """List the WAV files of the wanted part below ``path``, sorted by relative path.
+def load(tree: Tree, part: Part) -> AudioFolder:
+    """List the WAV files of the wanted part below the root, sorted by relative path.
 
     The classes are the sub-folders, those whose name begins with an underscore left out (Speech
     Commands keeps its noise in one). Where all files lie in one folder and are called
@@ -46,6 +48,7 @@ def load(path: Path, part: Part) -> AudioFolder:
     Raises:
         UserError: there is no WAV file, or none in this part.
     """
+    path = tree.root
     visible = list(visible_files(path)) if path.is_dir() else []
     names = sorted(name for name in visible if _is_wav(name) and not _is_noise(name))
     if not names:

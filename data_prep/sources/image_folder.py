@@ -1,11 +1,14 @@
-"""A folder of image files; its top sub-folders are the classes."""
+"""A folder of image files: sub-folders are classes, or train/ and val/ hold class folders."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from data_prep.sources.source import Item, Part, Source
+from data_prep.archives import is_visible
+from data_prep.labels import class_places
+from data_prep.sources.source import Item, Part, Source, own_part, part_of_name
+from data_prep.tree import Tree
 from pospre.data.folder_reader import class_labels, list_images
 from pospre.errors import UserError
 
@@ -26,24 +29,57 @@ class ImageFolder(FileSource):
     kind: ClassVar[str] = "image_folder"
 
 
-def detects(path: Path) -> bool:
+def detects(tree: Tree) -> bool:
     """Tell whether this may be a folder of images: any folder may."""
-    return path.is_dir()
+    return tree.root.is_dir()
 
 
-def load(path: Path, part: Part) -> ImageFolder:
-    """List the images below ``path`` in the order and with the labels of pospre's folder reader.
+def load(tree: Tree, part: Part) -> ImageFolder:
+    """List the images below the root in the order and with the labels of pospre's folder reader.
+
+    Where the sub-folders are called train and val (or validation, test), these are the parts, and
+    class folders lie inside of them.
 
     Raises:
-        UserError: the folder is missing, is no folder, or holds no image.
+        UserError: it is no folder, or holds no image.
     """
-    if not path.is_dir():
-        state = "is a file" if path.exists() else "does not exist"
-        raise UserError(f"{path} {state}; give the folder that holds the images.")
-    names = list_images(path)
+    root = tree.root
+    if not root.is_dir():
+        raise UserError(f"{root} is a file; give the folder that holds the images.")
+    parts = _own_parts(root)
+    if not parts:
+        return _listed(root).drawn(part)
+    chosen = own_part(part, parts, root)
+    folder = replace(_listed(chosen), split_rule=f"{chosen.name}/")
+    if chosen == parts["train"] or folder.classes is None:
+        return folder
+    return _relabelled(folder, class_labels(list_images(parts["train"]))[0])
+
+
+def _listed(root: Path) -> ImageFolder:
+    names = list_images(root)
     classes, labels = class_labels(names)
-    items = tuple(file_item(path, name, label) for name, label in zip(names, labels, strict=True))
-    return ImageFolder(path, items, classes, _count_others(path, set(names))).drawn(part)
+    items = tuple(file_item(root, name, label) for name, label in zip(names, labels, strict=True))
+    return ImageFolder(root, items, classes, _count_others(root, set(names)))
+
+
+def _own_parts(root: Path) -> dict[str, Path]:
+    """Return the parts where all sub-folders are parts, of which one is for training."""
+    folders = [name for name in os.listdir(root) if is_visible(name) and (root / name).is_dir()]
+    parts = {part_of_name(name) or "": root / name for name in folders}
+    return parts if "train" in parts and len(parts) > 1 and "" not in parts else {}
+
+
+def _relabelled(folder: ImageFolder, classes: list[str] | None) -> ImageFolder:
+    """Give a part the labels of the training part: a class may lack images here."""
+    places = class_places(classes)
+    for name in folder.classes or ():
+        if name not in places:
+            raise UserError(f"{folder.root} has the class {name}, which the training part lacks.")
+    items = tuple(
+        replace(item, label=places[item.name.split("/", 1)[0]]) for item in folder.items
+    )
+    return replace(folder, items=items, classes=classes)
 
 
 def file_item(root: Path, name: str, label: int) -> Item:

@@ -7,6 +7,7 @@ from types import ModuleType
 
 import data_prep.sources
 from data_prep.sources.source import Part, Source
+from data_prep.tree import Tree
 from pospre.errors import UserError, suggestion
 
 _NO_KINDS = ("registry", "source")
@@ -48,28 +49,29 @@ def open_source(
     """
     if not path.exists():
         raise UserError(f"{path} does not exist; give the folder or archive of a data set.")
+    tree = Tree(path)
     if kind == "auto":
-        kind = detect(path)
+        kind = detect(tree)
     if kind not in _MODULES:
         raise UserError(f"--source {kind}: there is no such kind.{suggestion(kind, KINDS)}")
-    source: Source = _MODULES[kind].load(path, Part(split, val_fraction, seed))
+    source: Source = _MODULES[kind].load(tree, Part(split, val_fraction, seed))
     return source
 
 
-def detect(path: Path) -> str:
-    """Return the kind of the data set at ``path``.
+def detect(tree: Tree) -> str:
+    """Return the kind of a data set.
 
     Raises:
         UserError: none fits, or more than one.
     """
     special = (name for name in _MODULES if name not in _FALLBACKS)
-    found = [name for name in special if _MODULES[name].detects(path)]
+    found = [name for name in special if _MODULES[name].detects(tree)]
     if len(found) > 1:
-        raise UserError(f"{path} may be {' or '.join(found)}; say which with --source.")
-    found += [name for name in _FALLBACKS if not found and _MODULES[name].detects(path)]
+        raise UserError(f"{tree.root} may be {' or '.join(found)}; say which with --source.")
+    found += [name for name in _FALLBACKS if not found and _MODULES[name].detects(tree)]
     if not found:
         raise UserError(
-            f"{path} is a file that no kind of source knows; give a folder, or name the kind with "
-            f"--source ({', '.join(KINDS)})."
+            f"{tree.root} is a file that no kind of source knows; give a folder, or name the kind "
+            f"with --source ({', '.join(KINDS)})."
         )
     return found[0]

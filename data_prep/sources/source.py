@@ -3,22 +3,30 @@
 Every other module of this folder but ``registry`` is one kind of data set. It has
 
 - a docstring whose first line describes the kind (shown by ``--help``),
-- ``detects(path) -> bool``: cheap, and false where another kind would be right,
-- ``load(path, part) -> Source``: lists the samples of the wanted part.
+- ``detects(tree) -> bool``: cheap, and false where another kind would be right,
+- ``load(tree, part) -> Source``: lists the samples of the wanted part.
+
+``tree.root`` is the path that the user gave.
 """
 
 import hashlib
 import os
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
 from pospre import draws
 from pospre.errors import UserError
+
+T = TypeVar("T")
+
+_PART = re.compile(r"(?:^|[/_.-])(train|training|val|valid|validation|test)(?=[/_.-]|\d|$)")
+_SAME = {"training": "train", "valid": "val", "validation": "val"}
 
 
 class DamagedItem(ValueError):
@@ -70,6 +78,8 @@ class Source(ABC):
         num_ignored: files that are no samples.
         split_rule: what parts the data set; None where all of it is wanted.
         metadata_stamp: changes when what describes all items (a list, a JSON) does.
+        titles: readable class names by label, where ``classes`` are bare codes.
+        annotation_classes: names of the numbers that stand for classes inside annotations.
         kind: name of the module.
         is_audio: whether the items are WAV files instead of images.
         annotation: what ``annotate`` gives: None, ``"json"`` or ``"png"``.
@@ -81,6 +91,8 @@ class Source(ABC):
     num_ignored: int = 0
     split_rule: str | None = None
     metadata_stamp: str = ""
+    titles: list[str] | None = None
+    annotation_classes: list[str] | None = None
 
     kind: ClassVar[str]
     is_audio: ClassVar[bool] = False
@@ -151,3 +163,25 @@ def _held_out(names: Sequence[str], part: Part) -> np.ndarray:
     words = np.frombuffer(b"".join(hashes), dtype="<i8").astype(np.int64)
     keys = draws.sample_keys(part.seed, 0, words, 0, "split")
     return draws.uniform(keys, 1)[:, 0] < part.val_fraction
+
+
+def part_of_name(name: str) -> str | None:
+    """Return the part that the name of a file or folder tells: train, val or test."""
+    found = _PART.search(name)
+    return _SAME.get(found[1], found[1]) if found else None
+
+
+def own_part(part: Part, parts: Mapping[str, T], root: Path) -> T:
+    """Return the wanted one of the parts that a data set brings; ``parts`` is never empty.
+
+    Raises:
+        UserError: it has no such part, or several and none was named.
+    """
+    there = ", ".join(parts)
+    if part.split is None:
+        if len(parts) > 1:
+            raise UserError(f"{root} has the parts {there}; choose one with --split.")
+        return next(iter(parts.values()))
+    if part.split not in parts:
+        raise UserError(f"--split {part.split}: {root} has no such part, only {there}.")
+    return parts[part.split]

@@ -1,0 +1,95 @@
+"""Where encoded bytes lie: in a file, or inside a tar or zip, read there without unpacking it."""
+
+import errno
+import os
+import zipfile
+import zlib
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from data_prep.sources.source import DamagedItem
+
+_OPEN_ARCHIVES = 64
+# NotImplementedError: an odd compression; RuntimeError: a password is needed.
+_DAMAGED_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError)
+
+
+class Place(Protocol):
+    """Small and picklable; any process may read it."""
+
+    def read(self) -> bytes:
+        """Return the bytes.
+
+        Raises:
+            OSError: they are absent, or the disk or network fails.
+            DamagedItem: the archive is damaged here.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class InFile:
+    """A whole file."""
+
+    path: str
+
+    def read(self) -> bytes:
+        """Return the file's bytes."""
+        return Path(self.path).read_bytes()
+
+
+@dataclass(frozen=True, slots=True)
+class InTar:
+    """A stretch of an archive that is not compressed."""
+
+    archive: str
+    offset: int
+    size: int
+
+    def read(self) -> bytes:
+        """Return the stretch; the position of the open archive is neither used nor changed."""
+        descriptor = _open_file(self.archive).fileno()
+        parts, at, end = [], self.offset, self.offset + self.size
+        while at < end:
+            part = os.pread(descriptor, end - at, at)
+            if not part:
+                raise DamagedItem(f"{self.archive} is cut off before its end")
+            parts.append(part)
+            at += len(part)
+        return b"".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class InZip:
+    """A member of a zip."""
+
+    archive: str
+    member: str
+
+    def read(self) -> bytes:
+        """Return the member's bytes, checked by its checksum."""
+        try:
+            # A ZipFile moves its handle's position, which forked processes would share.
+            return _open_zip(self.archive, os.getpid()).read(self.member)
+        except _DAMAGED_ZIP as error:
+            raise DamagedItem(f"in {self.archive}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Nowhere: a list names the file, but it is not there."""
+
+    def read(self) -> bytes:
+        """Raise FileNotFoundError."""
+        raise FileNotFoundError(errno.ENOENT, "it is listed, but missing")
+
+
+@lru_cache(_OPEN_ARCHIVES)
+def _open_file(path: str) -> BinaryIO:
+    return open(path, "rb", buffering=0)
+
+
+@lru_cache(_OPEN_ARCHIVES)
+def _open_zip(path: str, process: int) -> zipfile.ZipFile:
+    return zipfile.ZipFile(path)

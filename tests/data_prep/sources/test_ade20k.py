@@ -1,0 +1,80 @@
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data_prep.images import Unreadable
+from data_prep.reading import read_annotation
+from data_prep.sources.registry import open_source
+from pospre.errors import UserError
+from tests.data_prep.sample_images import encoded, write_files
+from tests.data_prep.sources.fakes import JPEGS, converted, labels, opened, text, write_zip
+
+SCENES = "sceneCategories.txt"
+
+
+def mask(value: int) -> bytes:
+    return encoded(Image.fromarray(np.full((32, 48), value, np.uint8)), "PNG")
+
+
+def files() -> dict[str, bytes]:
+    found = {
+        SCENES: text(
+            ["ADE_train_1 street", "ADE_train_2 attic", "ADE_val_1 street"]
+        ),
+        "objectInfo150.txt": b"Idx\tRatio\n",
+        "images/training/notes.txt": b"x",
+    }
+    for number, name in enumerate(
+        (
+            "training/ADE_train_1",
+            "training/ADE_train_2",
+            "validation/ADE_val_1",
+        )
+    ):
+        found[f"images/{name}.jpg"] = JPEGS[number]
+        found[f"annotations/{name}.png"] = mask(number + 1)
+    return found
+
+
+def test_scenes_and_masks(tmp_path: Path) -> None:
+    root = write_files(tmp_path / "ADEChallengeData2016", files())
+    train = opened(root, "ade20k", split="train")
+    assert labels(train) == {
+        "training/ADE_train_1.jpg": 1,
+        "training/ADE_train_2.jpg": 0,
+    }
+    assert train.classes == ["attic", "street"] and train.annotation == "png"
+    assert [train.annotate(item) for item in train.items] == [mask(1), mask(2)]
+    assert train.num_ignored == 1
+    val = opened(root, "ade20k", split="val")
+    assert labels(val) == {"validation/ADE_val_1.jpg": 1} and val.classes == train.classes
+
+
+def test_from_the_zip_to_shards(tmp_path: Path) -> None:
+    packed = {f"ADEChallengeData2016/{name}": data for name, data in files().items()}
+    samples = converted(write_zip(tmp_path / "a.zip", packed), tmp_path / "m", "--split", "train")
+    assert [sample["image"] for sample in samples] == JPEGS[:2]
+    masks = [np.asarray(Image.open(io.BytesIO(sample["annotation"]))) for sample in samples]
+    assert [found.max() for found in masks] == [1, 2]
+
+
+def test_images_without_a_scene_or_a_mask(tmp_path: Path) -> None:
+    root = write_files(tmp_path, files())
+    (root / "annotations/validation/ADE_val_1.png").unlink()
+    source = open_source(root, split="val")
+    assert read_annotation(source, source.items[0]) == Unreadable("it is listed, but missing")
+    write_files(root, {"images/validation/ADE_val_9.jpg": JPEGS[0]})
+    with pytest.raises(UserError, match=r"sceneCategories\.txt does not name ADE_val_9"):
+        open_source(root, split="val")
+
+
+def test_broken_lists(tmp_path: Path) -> None:
+    root = write_files(tmp_path, files() | {SCENES: b"ADE_train_1\n"})
+    with pytest.raises(UserError, match=r"an image and its scene per line, but one is 'ADE_train"):
+        open_source(root, split="train")
+    (root / SCENES).unlink()
+    with pytest.raises(UserError, match=r"sceneCategories\.txt .* is missing; found annotations"):
+        open_source(root, split="train")

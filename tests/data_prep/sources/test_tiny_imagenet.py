@@ -1,0 +1,92 @@
+from pathlib import Path
+
+import pytest
+
+from data_prep.images import Unreadable
+from data_prep.reading import read_item
+from data_prep.sources.registry import open_source
+from pospre.errors import UserError
+from tests.data_prep.sample_images import write_files
+from tests.data_prep.sources.fakes import JPEGS, converted, everything, labels, opened, text
+from tests.data_prep.sources.fakes import write_zip as zipped
+
+VAL = "val/val_annotations.txt"
+
+
+def files() -> dict[str, bytes]:
+    """Two classes, listed in another order than the sorted one."""
+    found = {
+        "wnids.txt": text(["n02", "n01"]),
+        "words.txt": text(["n01\ttench, Tinca tinca", "n02\tgoldfish", "n09\tother"]),
+        "train/n01/n01_boxes.txt": b"n01_0.JPEG\t0\t0\t9\t9\n",
+        VAL: text(["val_0.JPEG\tn02\t0\t0\t9\t9", "val_1.JPEG\tn01\t0\t0\t9\t9"]),
+        "test/images/test_0.JPEG": JPEGS[6],
+    }
+    for number, name in enumerate(("n01/images/n01_0", "n01/images/n01_1", "n02/images/n02_0")):
+        found[f"train/{name}.JPEG"] = JPEGS[number]
+    return found | {f"val/images/val_{number}.JPEG": JPEGS[4 + number] for number in range(2)}
+
+
+def test_parts_labels_and_names(tmp_path: Path) -> None:
+    root = write_files(tmp_path / "tiny-imagenet-200", files())
+    train = opened(root, "tiny_imagenet", split="train")
+    assert everything(train) == [
+        ("train/n01/images/n01_0.JPEG", 0, JPEGS[0]),
+        ("train/n01/images/n01_1.JPEG", 0, JPEGS[1]),
+        ("train/n02/images/n02_0.JPEG", 1, JPEGS[2]),
+    ]
+    assert train.classes == ["n01", "n02"] and train.titles == ["tench, Tinca tinca", "goldfish"]
+    assert train.num_ignored == 1
+    val = opened(root, "tiny_imagenet", split="val")
+    assert labels(val) == {"val/images/val_0.JPEG": 1, "val/images/val_1.JPEG": 0}
+    assert list(labels(opened(root, "tiny_imagenet", split="test")).values()) == [-1]
+
+
+def test_the_zip_is_read_in_place(tmp_path: Path) -> None:
+    root = write_files(tmp_path / "folder", files())
+    archive = zipped(
+        tmp_path / "tiny.zip", {f"tiny-imagenet-200/{name}": data for name, data in files().items()}
+    )
+    for split in ("train", "val"):
+        packed = opened(archive, "tiny_imagenet", split=split)
+        assert everything(packed) == everything(opened(root, "tiny_imagenet", split=split))
+    samples = converted(archive, tmp_path / "mds", "--split", "val")
+    assert [(sample["label"], sample["image"]) for sample in samples] == [
+        (1, JPEGS[4]),
+        (0, JPEGS[5]),
+    ]
+    outside = write_files(tmp_path / "outside" / "tiny-imagenet-200", files()).parent
+    assert len(opened(outside, "tiny_imagenet", split="train").items) == 3
+
+
+def test_validation_images_sorted_into_classes(tmp_path: Path) -> None:
+    moved = {name: data for name, data in files().items() if not name.startswith("val/")}
+    root = write_files(tmp_path, moved | {"val/n02/images/val_0.JPEG": JPEGS[4]})
+    assert labels(opened(root, "tiny_imagenet", split="val")) == {"val/n02/images/val_0.JPEG": 1}
+
+
+def test_a_part_must_be_chosen(tmp_path: Path) -> None:
+    root = write_files(tmp_path, files())
+    with pytest.raises(UserError, match=r"has the parts train, val, test; choose one with --split"):
+        open_source(root)
+
+
+def test_a_missing_list_says_what_is_there(tmp_path: Path) -> None:
+    root = write_files(tmp_path, files())
+    (root / VAL).unlink()
+    with pytest.raises(UserError, match=r"val_annotations\.txt .* is missing; found images\."):
+        open_source(root, split="val")
+
+
+def test_an_unknown_class_is_named(tmp_path: Path) -> None:
+    root = write_files(tmp_path, files() | {VAL: b"val_0.JPEG\tn07\t0\n"})
+    with pytest.raises(UserError, match=r"val_0\.JPEG has the class n07"):
+        open_source(root, split="val")
+
+
+def test_a_listed_image_that_is_absent_is_named_later(tmp_path: Path) -> None:
+    root = write_files(tmp_path, files())
+    (root / "val/images/val_1.JPEG").unlink()
+    source = open_source(root, split="val")
+    lost = {item.name: item for item in source.items}["val/images/val_1.JPEG"]
+    assert read_item(source, lost) == Unreadable("it is listed, but missing")
