@@ -6,8 +6,8 @@ number, an array, a tensor and in compiled code. Below are the compiled function
 views of one image in a few microseconds, by the same functions.
 
 All of it stands in one file because numba stores its compiled code until *this* file changes: in
-``__pycache__``, else where it may write. It holds Python's lock: giving it up and getting it back
-would take longer than the work. Without ``fastmath``, LLVM keeps every rounding step.
+``__pycache__``, else where it may write. It keeps Python's lock, for a microsecond or two. Without
+``fastmath``, LLVM keeps every rounding step.
 """
 
 import math

@@ -25,7 +25,7 @@ from pospre.data.bill import Bill, Laps
 from pospre.data.cores import available_cores
 from pospre.data.decode import DecodeError, decode_image
 from pospre.data.filling import BAD_SAMPLES, Filler, empty_batch
-from pospre.data.order import epoch_order
+from pospre.data.order import check_order, epoch_order
 from pospre.data.reader import open_reader
 from pospre.data.samples import Reader
 from pospre.data.views import ViewGroup, plan_views
@@ -90,6 +90,7 @@ class ViewLoader:
         if len({group.name for group in views}) != len(views) or not views:
             raise ValueError("give one or more view groups, each with its own name")
         _check(batch_size, num_workers, repeats, bad_samples, tolerance)
+        check_order(order, window)
         self.reader = reader
         self.views = tuple(views)
         if reader.features is not None:

@@ -9,7 +9,8 @@ windows of that sequence. So
 
 - a sample is visited less than ``window`` visits from where its part lies in the sequence;
 - the samples of a window come from the parts that lie in it and no others: with parts of p samples
-  at most (window − 2) // p + 2 (a window as large as the data set is the order ``"random"``);
+  at most (window − 2) // p + 2, and one more where a shorter part lies between (a window as large
+  as the data set is the order ``"random"``);
 - a part is needed from its first window to its last. It is fetched once in an epoch as long as the
   cache holds the parts of two windows, that of the last and of the next batch.
 

@@ -7,8 +7,8 @@ The plan: purposes begin with ``"augment/"``; u0, u1… are a view's ``draws.uni
 n0… its ``draws.normal``; parameters are float32. An operation happens where its draw is below its
 rate.
 
-- ``jitter``: brightness, contrast and saturation are multiplied by 1 + (2·ui − 1) · strength i, for
-  u0, u1, u2; the hue turns by (2·u3 − 1) · its strength; happens by u4. ``jitter_order``:
+- ``jitter``: the factors of brightness, contrast and saturation are 1 + (2·u − 1) · strength for
+  u0, u1 and u2; the hue turns by (2·u3 − 1) · its strength; happens by u4. ``jitter_order``:
   ``draws.permutation`` of these four.
 - ``colour``: grey happens by u0, blur by u1, solarising by u2; the blur's width is
   low + (high − low) · u3. With ``three_augment``, ⌊3 · u0⌋ says which: 0 grey, 1 blur, 2 solarise.

@@ -292,6 +292,8 @@ def test_a_folder_of_odd_files_gives_views(tmp_path):
         ({"batch_size": 0}, "batch_size is 0"),
         ({"num_workers": -1}, "num_workers is -1"),
         ({"repeats": 0}, "repeats is 0"),
+        ({"order": "window"}, r"order 'window' is unknown\. Did you mean 'windows'"),
+        ({"order": "windows", "window": 0}, r"window is 0"),
     ],
 )
 def test_impossible_batches_are_refused(photos, options, said):

@@ -59,7 +59,7 @@ def test_how_many_parts_a_window_needs(size, window):
     parts = part_of(visits, ends)
     for start in range(0, len(visits), window):
         needed = set(parts[start : start + window])
-        assert len(needed) <= (max(window - 2, 0) // size + 2 if window > 1 else 1)
+        assert len(needed) <= (window - 2) // size + 2
 
 
 def test_a_part_is_needed_in_neighbouring_windows_only():
