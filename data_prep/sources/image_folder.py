@@ -64,10 +64,10 @@ def _listed(root: Path) -> ImageFolder:
 
 
 def _own_parts(root: Path) -> dict[str, Path]:
-    """Return the parts where all sub-folders are parts, of which one is for training."""
+    """Return the parts, where every sub-folder is one; some class may be called test as well."""
     folders = [name for name in os.listdir(root) if is_visible(name) and (root / name).is_dir()]
     parts = {part_of_name(name) or "": root / name for name in folders}
-    return parts if "train" in parts and len(parts) > 1 and "" not in parts else {}
+    return parts if "train" in parts and "" not in parts else {}
 
 
 def _relabelled(folder: ImageFolder, classes: list[str] | None) -> ImageFolder:

@@ -21,9 +21,7 @@ def mask(value: int) -> bytes:
 
 def files() -> dict[str, bytes]:
     found = {
-        SCENES: text(
-            ["ADE_train_1 street", "ADE_train_2 attic", "ADE_val_1 street"]
-        ),
+        SCENES: text(["ADE_train_1 street", "ADE_train_2 attic", "ADE_val_1 street"]),
         "objectInfo150.txt": b"Idx\tRatio\n",
         "images/training/notes.txt": b"x",
     }

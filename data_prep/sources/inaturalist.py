@@ -1,0 +1,89 @@
+"""iNaturalist: train….json, val….json (images, annotations, categories) and image folders."""
+
+import re
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from data_prep.sources.source import Item, Part, own_part
+from data_prep.stored import JsonSource, compact, stored_item
+from data_prep.tree import Tree
+from pospre.errors import UserError
+
+_LIST = re.compile(r"(train|val|test)(_?20\d\d)?\.json")
+
+
+@dataclass(frozen=True)
+class INaturalist(JsonSource):
+    """A listed part: one category per image, the classes are the categories by id.
+
+    An annotation holds ``image_id``, ``width`` and ``height`` of the original image, the
+    ``annotation`` and its ``category`` (with ``supercategory``) as in the file.
+    """
+
+    kind: ClassVar[str] = "inaturalist"
+
+
+def detects(tree: Tree) -> bool:
+    """Tell by the names of the lists, and by images in other folders beside them."""
+    names = tree.names()
+    return any(map(_LIST.fullmatch, names)) and any(tree.has(name) for name in names)
+
+
+def load(tree: Tree, part: Part) -> INaturalist:
+    """List the images that a part's JSON names.
+
+    Raises:
+        UserError: the JSON is missing or not as expected.
+    """
+    parts = {match[1]: match[0] for match in map(_LIST.fullmatch, tree.names()) if match}
+    if not parts:
+        raise UserError(f"{tree.root}: there is no train.json or val.json (or train2019.json …).")
+    path = own_part(part, parts, tree.root)
+    content = tree.json(path, "the images and their categories")
+    try:
+        items, classes = _items(tree, content)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{tree.root}: {path} is not as expected, with images, annotations and categories "
+            f"({type(error).__name__}: {error})."
+        ) from error
+    if not items:
+        raise UserError(f"{tree.root}: {path} names no images.")
+    stamp = tree.need(path, "images").stamp
+    return INaturalist(tree.root, tuple(items), classes, split_rule=path, metadata_stamp=stamp)
+
+
+def _items(tree: Tree, content: dict[str, Any]) -> tuple[list[Item], list[str] | None]:
+    categories = sorted(content.get("categories", ()), key=lambda category: category["id"])
+    labels = {category["id"]: label for label, category in enumerate(categories)}
+    found: dict[Any, dict[str, Any]] = {}
+    for annotation in content.get("annotations", ()):  # the test part has none
+        image = annotation["image_id"]
+        if annotation["category_id"] not in labels:
+            raise KeyError(f"image {image} has the category {annotation['category_id']}")
+        if found.setdefault(image, annotation)["category_id"] != annotation["category_id"]:
+            raise KeyError(f"image {image} has two categories; one is expected")
+    items = []
+    for image in sorted(content["images"], key=lambda image: image["file_name"]):
+        about = {"image_id": image["id"]} | {
+            side: image[side] for side in ("width", "height") if side in image
+        }
+        annotation = found.get(image["id"])
+        label = -1
+        if annotation is not None:
+            label = labels[annotation["category_id"]]
+            about |= {"annotation": annotation, "category": categories[label]}
+        name = image["file_name"]
+        items.append(stored_item(tree.listed(name), name, label, compact(about)))
+    if found and any(item.label < 0 for item in items):
+        lacking = next(item.name for item in items if item.label < 0)
+        raise KeyError(f"{lacking} has no annotation, but others have")
+    return items, _class_names(categories)
+
+
+def _class_names(categories: list[dict[str, Any]]) -> list[str] | None:
+    names = [str(category["name"]) for category in categories]
+    if len(set(names)) < len(names):
+        names = [f"{name} ({category['id']})"
+                 for name, category in zip(names, categories, strict=True)]  # fmt: skip
+    return names or None

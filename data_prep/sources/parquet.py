@@ -1,0 +1,184 @@
+"""Parquet files with a column of images ({bytes, path} or bytes) and labels, as on Hugging Face."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tqdm import tqdm
+
+from data_prep.labels import class_names, class_places, place_of
+from data_prep.sources.source import DamagedItem, Item, Part, Source, own_part, part_of_name
+from data_prep.tree import Tree
+from pospre.data.folder_reader import visible_files
+from pospre.errors import UserError
+
+_IMAGES, _LABELS = ("image", "img", "jpg", "png"), ("label", "labels", "fine_label", "cls")
+
+
+@dataclass(frozen=True)
+class Parquet(Source):
+    """Listed rows; an item's place is file, row group, row in the group and column.
+
+    Rows are read group by group, and the last group is kept: read them in order.
+    """
+
+    kind: ClassVar[str] = "parquet"
+
+    def read(self, item: Item) -> bytes:
+        """Return the image of a row."""
+        file, group, row, column = item.place
+        image = _group(file, group, column, os.getpid())[row].as_py()
+        data = image.get("bytes") if isinstance(image, dict) else image
+        if not isinstance(data, bytes):
+            raise DamagedItem("the row holds no image bytes")
+        return data
+
+
+class _Table:
+    """One file: where its images are, and its labels.
+
+    Attributes:
+        labels: of every row; None where there is no column of labels.
+        names: of the classes, where the file tells them.
+    """
+
+    def __init__(self, path: Path, name: str) -> None:
+        import pyarrow
+        from pyarrow.parquet import ParquetFile
+
+        self.path, self.name = path, name
+        try:
+            with ParquetFile(path) as file:
+                columns = file.schema_arrow.names
+                self.column = _one_of(_IMAGES, columns, path, "images")
+                has_paths = _has_field(file.schema_arrow.field(self.column).type, "path")
+                label = next((name for name in _LABELS if name in columns), None)
+                wanted = [f"{self.column}.path"] * has_paths + [label] * (label is not None)
+                rows = file.read(columns=wanted, use_threads=False).to_pylist() if wanted else []
+                groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+                self.groups = [(group.num_rows, group.total_byte_size) for group in groups]
+                self.names = _class_names(file.schema_arrow.metadata or {}, label)
+        except pyarrow.ArrowInvalid as error:
+            raise UserError(f"{path} is damaged or no parquet file: {error}.") from error
+        self.rows = rows or [{}] * sum(count for count, _ in self.groups)
+        self.labels = None if label is None else [row[label] for row in rows]
+
+    def items(self, classes: list[str] | None) -> list[Item]:
+        """Return the rows as items."""
+        known = class_places(classes)
+        stamp = str(self.path.stat().st_mtime_ns)
+        places = [
+            (group, row, size // count)
+            for group, (count, size) in enumerate(self.groups)
+            for row in range(count)
+        ]
+        items = []
+        for number, (group, row, size) in enumerate(places):
+            path = (self.rows[number].get(self.column) or {}).get("path")
+            name = f"{self.name}/{number:06d}" + (f"_{os.path.basename(path)}" if path else "")
+            place = (str(self.path), group, row, self.column)
+            raw = None if self.labels is None else self.labels[number]
+            label = place_of(raw, known, f"{self.path}: row {number}")
+            items.append(Item(name, label, size, stamp, place))
+        return items
+
+
+def detects(tree: Tree) -> bool:
+    """Tell by the extension of the file, or of files in the folder or one level below."""
+    if not tree.root.is_dir():
+        return tree.root.suffix == ".parquet"
+    return any(tree.root.glob("*.parquet")) or any(tree.root.glob("*/*.parquet"))
+
+
+def load(tree: Tree, part: Part) -> Parquet:
+    """List the rows of the wanted part's files.
+
+    Raises:
+        UserError: there is no parquet file, it is damaged, or its columns are others.
+    """
+    root = tree.root
+    names = sorted(name for name in visible_files(root) if name.endswith(".parquet"))
+    paths = {name: root / name for name in names} if root.is_dir() else {root.name: root}
+    if not paths:
+        raise UserError(f"{root} holds no .parquet file.")
+    bar = tqdm(paths.items(), unit="file", desc="index", disable=None)
+    tables = [_Table(path, name) for name, path in bar]
+    # the classes of all parts, so that a label means the same in each of them
+    classes = _common_classes(tables, root)
+    parts = _parts(tables)
+    if parts:
+        tables = own_part(part, parts, root)
+    items = [item for table in tables for item in table.items(classes)]
+    if not items:
+        raise UserError(f"{root}: the parquet files hold no row.")
+    source = Parquet(
+        root, tuple(items), classes, split_rule="names of the files" if parts else None
+    )
+    return source if parts else source.drawn(part)
+
+
+def _parts(tables: list[_Table]) -> dict[str, list[_Table]]:
+    """Return the files by the part that their names tell; none if any name does not."""
+    parts: dict[str, list[_Table]] = {}
+    for table in tables:
+        part = part_of_name(table.name)
+        if part is None:
+            return {}
+        parts.setdefault(part, []).append(table)
+    return parts
+
+
+def _common_classes(tables: list[_Table], root: Path) -> list[str] | None:
+    named = [table for table in tables if table.names is not None]
+    if named:
+        for table in named:
+            if table.names != named[0].names:
+                raise UserError(f"{root}: {table.name} and {named[0].name} name other classes.")
+        return named[0].names
+    return class_names((label for table in tables for label in table.labels or ()), root)
+
+
+def _one_of(names: Sequence[str], columns: list[str], path: Path, what: str) -> str:
+    for name in names:
+        if name in columns:
+            return name
+    raise UserError(
+        f"{path} has no column of {what} ({', '.join(names)}); its columns are "
+        f"{', '.join(columns)}."
+    )
+
+
+def _has_field(kind: Any, name: str) -> bool:
+    import pyarrow
+
+    return pyarrow.types.is_struct(kind) and kind.get_field_index(name) >= 0
+
+
+def _class_names(metadata: dict[bytes, bytes], label: str | None) -> list[str] | None:
+    """Return the names that Hugging Face notes in the file, if it does."""
+    try:
+        features = json.loads(metadata[b"huggingface"])["info"]["features"]
+        names = features[label]["names"]
+    except (KeyError, TypeError, ValueError):
+        return None
+    return [str(name) for name in names]
+
+
+@lru_cache(maxsize=1)
+def _group(path: str, group: int, column: str, process: int) -> Any:
+    import pyarrow
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        with ParquetFile(path) as file:
+            return file.read_row_group(group, columns=[column], use_threads=False)[column]
+    except pyarrow.ArrowInvalid as error:
+        raise DamagedItem(f"row group {group}: {error}") from error
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise DamagedItem(f"row group {group}: {error}") from error  # its compression is damaged

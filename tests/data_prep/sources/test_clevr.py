@@ -1,0 +1,97 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_prep.sources.registry import open_source
+from pospre.errors import UserError
+from tests.data_prep.sample_images import encoded, picture, write_files
+from tests.data_prep.sources.fakes import (
+    annotations,
+    converted,
+    everything,
+    labels,
+    opened,
+    text,
+    write_zip,
+)
+
+PNGS = [encoded(picture(number, 60, 40), "PNG") for number in range(4)]
+SCENES = "scenes/CLEVR_train_scenes.json"
+
+
+def scene(number: int, count: int, part: str = "train") -> dict[str, Any]:
+    thing = {
+        "color": "brown", "shape": "cylinder", "size": "large", "material": "rubber",
+        "rotation": 269.8, "3d_coords": [0.1, -2.5, 0.7], "pixel_coords": [30, 20, 9.5],
+    }  # fmt: skip
+    return {
+        "image_index": number,
+        "image_filename": f"CLEVR_{part}_{number:06d}.png",
+        "split": part,
+        "objects": [thing] * count,
+        "relationships": {"left": [[]] * count},
+        "directions": {"left": [-0.66, -0.75, 0.0]},
+    }
+
+
+def files() -> dict[str, bytes]:
+    return {
+        SCENES: text({"info": {}, "scenes": [scene(1, 3), scene(0, 5)]}),
+        "scenes/CLEVR_val_scenes.json": text({"scenes": [scene(0, 0, "val")]}),
+        "images/train/CLEVR_train_000000.png": PNGS[0],
+        "images/train/CLEVR_train_000001.png": PNGS[1],
+        "images/val/CLEVR_val_000000.png": PNGS[2],
+        "images/test/CLEVR_test_000000.png": PNGS[3],
+        "questions/CLEVR_train_questions.json": b"{}",
+    }
+
+
+def test_counts_and_scenes(tmp_path: Path) -> None:
+    root = write_files(tmp_path / "CLEVR_v1.0", files())
+    train = opened(root, "clevr", split="train")
+    assert everything(train) == [
+        ("train/CLEVR_train_000000.png", 5, PNGS[0]),
+        ("train/CLEVR_train_000001.png", 3, PNGS[1]),
+    ]
+    assert train.classes == [str(count) for count in range(11)]
+    assert annotations(train)[0] == scene(0, 5) | {"width": 60, "height": 40}
+    val = opened(root, "clevr", split="val")
+    assert labels(val) == {"val/CLEVR_val_000000.png": 0} and val.classes == train.classes
+    test = opened(root, "clevr", split="test")
+    assert labels(test) == {"test/CLEVR_test_000000.png": -1} and annotations(test) == [None]
+
+
+def test_from_the_zip_to_shards(tmp_path: Path) -> None:
+    packed = {f"CLEVR_v1.0/{name}": data for name, data in files().items()}
+    archive = write_zip(tmp_path / "CLEVR_v1.0.zip", packed)
+    samples = converted(archive, tmp_path / "mds", "--split", "train", "--max-side", "30")
+    assert [sample["label"] for sample in samples] == [5, 3]
+    about = json.loads(samples[1]["annotation"])
+    # pixels are those of the original image, whose size is told
+    assert (about["width"], about["height"]) == (60, 40)
+    assert about["objects"][0]["pixel_coords"] == [30, 20, 9.5]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"[1]", r"must hold an object, not a list"),
+        (b"{cut", r"CLEVR_train_scenes\.json \(the scenes\) is no JSON"),
+        (b"{}", r"holds no list 'scenes'"),
+        (b'{"scenes": [{"objects": []}]}', r"lacks image_filename or objects"),
+    ],
+)
+def test_broken_scenes(tmp_path: Path, content: bytes, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        open_source(write_files(tmp_path, files() | {SCENES: content}), split="train")
+
+
+def test_missing_scenes(tmp_path: Path) -> None:
+    root = write_files(tmp_path, files())
+    (root / SCENES).unlink()
+    with pytest.raises(UserError, match=r"is missing; found CLEVR_val_scenes\.json"):
+        open_source(root, split="train")
+    with pytest.raises(UserError, match=r"no images/train"):
+        open_source(write_files(tmp_path / "b", {SCENES: b"{}"}), kind="clevr", split="train")

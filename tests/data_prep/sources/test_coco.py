@@ -1,0 +1,135 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_prep.images import Unreadable
+from data_prep.reading import read_item
+from data_prep.sources.registry import open_source
+from pospre.errors import UserError
+from tests.data_prep.sample_images import write_files
+from tests.data_prep.sources.fakes import (
+    JPEGS,
+    annotations,
+    converted,
+    everything,
+    opened,
+    text,
+    write_zip,
+)
+
+TRAIN = "annotations/instances_train2017.json"
+
+
+def content() -> dict[str, Any]:
+    """Two images; the categories' ids have gaps."""
+    return {
+        "info": {},
+        "categories": [
+            {"id": 18, "name": "dog", "supercategory": "animal"},
+            {"id": 1, "name": "person", "supercategory": "person"},
+        ],
+        "images": [
+            {"id": 9, "file_name": "000000000009.jpg", "width": 48, "height": 32},
+            {"id": 7, "file_name": "000000000007.jpg", "width": 48, "height": 32},
+        ],
+        "annotations": [
+            {"id": 1, "image_id": 9, "category_id": 18, "bbox": [1.5, 2, 20, 9], "iscrowd": 0,
+             "area": 180, "segmentation": [[1.5, 2, 21.5, 2, 21.5, 11]]},
+            {"id": 2, "image_id": 9, "category_id": 1, "bbox": [0, 0, 4, 4], "iscrowd": 1,
+             "area": 16, "segmentation": {"counts": [4, 2, 9], "size": [32, 48]}},
+        ],
+    }  # fmt: skip
+
+
+def files() -> dict[str, bytes]:
+    val = {"categories": [], "annotations": [], "images": content()["images"][:1]}
+    return {
+        TRAIN: text(content()),
+        "annotations/instances_val2017.json": text(val),
+        "annotations/captions_train2017.json": b"{}",
+        "train2017/000000000007.jpg": JPEGS[0],
+        "train2017/000000000009.jpg": JPEGS[1],
+        "val2017/000000000009.jpg": JPEGS[2],
+    }
+
+
+ABOUT = [
+    {"image_id": 7, "width": 48, "height": 32, "boxes": [], "labels": [], "iscrowd": [],
+     "segmentation": []},
+    {"image_id": 9, "width": 48, "height": 32, "boxes": [[1.5, 2, 20, 9], [0, 0, 4, 4]],
+     "labels": [1, 0], "iscrowd": [0, 1], "segmentation": [
+         [[1.5, 2, 21.5, 2, 21.5, 11]], {"counts": [4, 2, 9], "size": [32, 48]}]},
+]  # fmt: skip
+
+
+def test_objects(tmp_path: Path) -> None:
+    root = write_files(tmp_path, files())
+    train = opened(root, "coco", split="train")
+    assert everything(train) == [
+        ("train2017/000000000007.jpg", -1, JPEGS[0]),
+        ("train2017/000000000009.jpg", -1, JPEGS[1]),
+    ]
+    assert train.classes is None and train.annotation_classes == ["person", "dog"]
+    assert annotations(train) == ABOUT
+    assert len(opened(root, "coco", split="val").items) == 1
+
+
+def test_zips_in_the_folder_to_shards(tmp_path: Path) -> None:
+    for archive in ("train2017", "annotations"):
+        inside = {name: data for name, data in files().items() if name.startswith(archive)}
+        (tmp_path / "coco").mkdir(exist_ok=True)
+        write_zip(tmp_path / "coco" / f"{archive}_all.zip", inside)
+    samples = converted(tmp_path / "coco", tmp_path / "mds", "--split", "train")
+    assert [json.loads(sample["annotation"]) for sample in samples] == ABOUT
+    assert [sample["image"] for sample in samples] == JPEGS[:2]
+
+
+def test_a_listed_image_that_is_absent(tmp_path: Path) -> None:
+    root = write_files(tmp_path, files())
+    (root / "train2017/000000000009.jpg").unlink()
+    source = open_source(root, split="train")
+    assert read_item(source, source.items[1]) == Unreadable("it is listed, but missing")
+
+
+def test_changes_of_the_json_are_noticed(tmp_path: Path) -> None:
+    root = write_files(tmp_path, files())
+    before = open_source(root, split="train").fingerprint()
+    assert open_source(root, split="train").fingerprint() == before
+    changed = content()
+    changed["annotations"][0]["bbox"] = [0, 0, 1, 1]
+    write_files(root, {TRAIN: text(changed)})
+    assert open_source(root, split="train").fingerprint() != before
+
+
+def broken(**changes: Any) -> bytes:
+    return text(content() | changes)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"{", r"instances_train2017\.json \(objects\) is no JSON"),
+        (text({"images": []}), r"is not as in COCO.*'categories'"),
+        (broken(images=[]), r"annotations of the image 9, which is not listed"),
+        (broken(images=[{"id": 9}]), r"is not as in COCO.*'file_name'"),
+        (broken(images=[], annotations=[]), r"names no images"),
+        (broken(categories=[{"id": 1, "name": "person"}]), r"annotation 1 has the category 18"),
+        (broken(annotations=[3]), r"is not as in COCO"),
+    ],
+)
+def test_broken_json(tmp_path: Path, data: bytes, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        open_source(write_files(tmp_path, files() | {TRAIN: data}), split="train")
+
+
+def test_missing_folders(tmp_path: Path) -> None:
+    root = write_files(tmp_path / "a", {TRAIN: text(content()), "readme.md": b"x"})
+    with pytest.raises(UserError, match=r"no folder or zip train2017 for annotations/instances_"):
+        open_source(root)
+    with pytest.raises(UserError, match=r"annotations/instances_<train.* is missing"):
+        open_source(write_files(tmp_path / "b", {"train2017/1.jpg": JPEGS[0]}), kind="coco")
+    write_files(root, {"annotations/instances_train2014.json": b"{}"})
+    with pytest.raises(UserError, match=r"has train2014 and train2017; move all but one away"):
+        open_source(root)

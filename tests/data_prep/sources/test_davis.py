@@ -1,0 +1,81 @@
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data_prep.sources.registry import open_source
+from pospre.errors import UserError
+from tests.data_prep.sample_images import encoded, write_files
+from tests.data_prep.sources.fakes import JPEGS, converted, everything, opened, text
+
+
+def mask(value: int) -> bytes:
+    """A mask with a palette, like those of DAVIS."""
+    image = Image.fromarray(np.full((32, 48), value, np.uint8))
+    image.putpalette([0, 0, 0, 236, 95, 103, 249, 145, 87])
+    return encoded(image, "PNG")
+
+
+def files() -> dict[str, bytes]:
+    found = {
+        "ImageSets/2016/train.txt": text(["wrong"]),
+        "ImageSets/2017/train.txt": text(["bear", "ant"]),
+        "ImageSets/2017/val.txt": text(["cow"]),
+        "ImageSets/2017/test-dev.txt": text(["dog"]),
+    }
+    for place, video in enumerate(("ant", "bear", "cow", "dog")):
+        for frame in range(2):
+            name = f"480p/{video}/{frame:05d}"
+            found[f"JPEGImages/{name}.jpg"] = JPEGS[2 * place + frame]
+            if video != "dog" or not frame:
+                found[f"Annotations/{name}.png"] = mask(frame + 1)
+    return found
+
+
+def test_frames_and_masks(tmp_path: Path) -> None:
+    root = write_files(tmp_path / "DAVIS", files())
+    train = opened(root, "davis", split="train")
+    names = ["ant/00000.jpg", "ant/00001.jpg", "bear/00000.jpg", "bear/00001.jpg"]
+    assert everything(train) == [(name, -1, JPEGS[place]) for place, name in enumerate(names)]
+    assert [train.annotate(item) for item in train.items] == [mask(1), mask(2)] * 2
+    assert train.classes is None and train.split_rule == "ImageSets/2017/train.txt"
+    test = opened(root, "davis", split="test")
+    assert [test.annotate(item) for item in test.items] == [mask(1), None]
+    assert len(opened(root, "davis").items) == 8
+
+
+def test_lists_of_frames_and_full_resolution(tmp_path: Path) -> None:
+    old = {
+        name.replace("480p", "1080p"): data
+        for name, data in files().items()
+        if not name.startswith("ImageSets")
+    }
+    frames = ["/JPEGImages/1080p/cow/00000.jpg /Annotations/1080p/cow/00000.png"]
+    root = write_files(tmp_path, old | {"ImageSets/1080p/val.txt": text(frames)})
+    found = [item.name for item in opened(root, "davis", split="val").items]
+    assert found == ["cow/00000.jpg", "cow/00001.jpg"]
+
+
+def test_to_shards(tmp_path: Path) -> None:
+    samples = converted(
+        write_files(tmp_path / "DAVIS", files()), tmp_path / "mds", "--split", "val"
+    )
+    assert [sample["path"] for sample in samples] == ["cow/00000.jpg", "cow/00001.jpg"]
+    for number, sample in enumerate(samples):
+        found = Image.open(io.BytesIO(sample["annotation"]))
+        assert found.mode == "P" and np.asarray(found).max() == number + 1
+
+
+def test_broken_lists(tmp_path: Path) -> None:
+    root = write_files(tmp_path, files() | {"ImageSets/2017/val.txt": b"cow\nyak\n"})
+    with pytest.raises(UserError, match=r"val\.txt names the video yak, but JPEGImages/480p"):
+        open_source(root, split="val")
+    for name in ("train", "val", "test-dev"):
+        (root / f"ImageSets/2017/{name}.txt").unlink()
+    (root / "ImageSets/2016/train.txt").unlink()
+    with pytest.raises(UserError, match=r"ImageSets/2017/val\.txt .* is missing"):
+        open_source(root, split="val")
+    with pytest.raises(UserError, match=r"no folder JPEGImages"):
+        open_source(write_files(tmp_path / "b", {"a.jpg": JPEGS[0]}), kind="davis")

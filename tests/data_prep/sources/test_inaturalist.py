@@ -1,0 +1,109 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_prep.images import Unreadable
+from data_prep.reading import read_item
+from data_prep.sources.registry import open_source
+from pospre.errors import UserError
+from tests.data_prep.sample_images import write_files
+from tests.data_prep.sources.fakes import JPEGS, annotations, converted, labels, opened, text
+
+TRAIN = "train2019.json"
+CATEGORIES = [
+    {"id": 40, "name": "Bubo bubo", "supercategory": "Birds"},
+    {"id": 3, "name": "Acer rubrum", "supercategory": "Plants"},
+]
+
+
+def content() -> dict[str, Any]:
+    return {
+        "categories": CATEGORIES,
+        "images": [
+            {"id": 1, "file_name": "train_val2019/Plants/3/b.jpg", "width": 48, "height": 32},
+            {"id": 2, "file_name": "train_val2019/Birds/40/a.jpg"},
+        ],
+        "annotations": [
+            {"id": 1, "image_id": 1, "category_id": 3},
+            {"id": 2, "image_id": 2, "category_id": 40},
+        ],
+    }
+
+
+def files() -> dict[str, bytes]:
+    test = {"images": [{"id": 5, "file_name": "test2019/c.jpg", "width": 48, "height": 32}]}
+    return {
+        TRAIN: text(content()),
+        "test2019.json": text(test),
+        "train_val2019/Plants/3/b.jpg": JPEGS[0],
+        "train_val2019/Birds/40/a.jpg": JPEGS[1],
+        "test2019/c.jpg": JPEGS[2],
+    }
+
+
+def test_species_and_what_is_told_of_them(tmp_path: Path) -> None:
+    root = write_files(tmp_path, files())
+    train = opened(root, "inaturalist", split="train")
+    assert labels(train) == {"train_val2019/Birds/40/a.jpg": 1, "train_val2019/Plants/3/b.jpg": 0}
+    assert train.classes == ["Acer rubrum", "Bubo bubo"]
+    size = {"width": 48, "height": 32}
+    assert annotations(train) == [
+        {"image_id": 2, "annotation": content()["annotations"][1], "category": CATEGORIES[0]}
+        | size,
+        {"image_id": 1, "annotation": content()["annotations"][0], "category": CATEGORIES[1]}
+        | size,
+    ]
+    test = opened(root, "inaturalist", split="test")
+    assert labels(test) == {"test2019/c.jpg": -1} and test.classes is None
+
+
+def test_to_shards(tmp_path: Path) -> None:
+    samples = converted(write_files(tmp_path / "a", files()), tmp_path / "mds", "--split", "train")
+    assert [(sample["label"], sample["image"]) for sample in samples] == [
+        (1, JPEGS[1]),
+        (0, JPEGS[0]),
+    ]
+    assert json.loads(samples[0]["annotation"])["category"]["supercategory"] == "Birds"
+
+
+def test_equal_names_stay_apart(tmp_path: Path) -> None:
+    same = [{"id": number, "name": "3", "supercategory": "Birds"} for number in (3, 40)]
+    root = write_files(tmp_path, files() | {TRAIN: text(content() | {"categories": same})})
+    assert open_source(root, split="train").classes == ["3 (3)", "3 (40)"]
+
+
+def test_a_listed_image_that_is_absent(tmp_path: Path) -> None:
+    root = write_files(tmp_path, files())
+    (root / "train_val2019/Birds/40/a.jpg").unlink()
+    source = open_source(root, split="train")
+    assert read_item(source, source.items[0]) == Unreadable("it is listed, but missing")
+
+
+def broken(**changes: Any) -> bytes:
+    return text(content() | changes)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"no", r"train2019\.json .* is no JSON"),
+        (text({}), r"is not as expected.*'images'"),
+        (broken(annotations=[{"image_id": 1, "category_id": 9}]), r"image 1 has the category 9"),
+        (
+            broken(annotations=[*content()["annotations"], {"image_id": 1, "category_id": 40}]),
+            r"image 1 has two categories",
+        ),
+        (broken(annotations=content()["annotations"][:1]), r"Birds/40/a\.jpg has no annotation"),
+        (broken(images=[], annotations=[]), r"names no images"),
+    ],
+)
+def test_broken_json(tmp_path: Path, data: bytes, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        open_source(write_files(tmp_path, files() | {TRAIN: data}), split="train")
+
+
+def test_no_list(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"there is no train\.json or val\.json"):
+        open_source(write_files(tmp_path, {"a/1.jpg": JPEGS[0]}), kind="inaturalist")

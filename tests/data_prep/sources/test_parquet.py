@@ -1,0 +1,140 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from data_prep.images import Unreadable
+from data_prep.reading import read_item
+from data_prep.sources.registry import open_source
+from pospre.errors import UserError
+from tests.data_prep.reading import FORMATS, destination
+from tests.data_prep.sources.fakes import JPEGS, converted, everything, labels, opened
+
+NAMES = ["ant", "bee", "cow"]
+
+
+def write(path: Path, columns: dict[str, list[Any]], names: list[str] | None = None) -> Path:
+    """Write a file in groups of two rows, with the class names where Hugging Face notes them."""
+    table = pyarrow.table(columns)
+    if names is not None:
+        features = {"image": {"_type": "Image"}, "label": {"names": names, "_type": "ClassLabel"}}
+        about = json.dumps({"info": {"features": features}})
+        table = table.replace_schema_metadata({"huggingface": about})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pyarrow.parquet.write_table(table, path, row_group_size=2)
+    return path
+
+
+def images(*numbers: int, name: str | None = "photo") -> list[dict[str, Any]]:
+    path = "{}/{}{}.jpg"
+    return [
+        {"bytes": JPEGS[number], "path": name and path.format("d", name, number)}
+        for number in numbers
+    ]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    data = tmp_path / "birds" / "data"
+    for number in range(2):
+        columns = {"image": images(*range(3 * number, 3 * number + 3)), "label": [2, 0, 2]}
+        write(data / f"train-0000{number}-of-00002-ab12.parquet", columns, NAMES)
+    columns = {"image": images(6, 7, name=None), "label": [1, -1]}
+    write(data / "validation-00000-of-00001.parquet", columns, NAMES)
+    return data.parent
+
+
+def test_rows_parts_and_names(root: Path) -> None:
+    train = opened(root, "parquet", split="train")
+    first = "data/train-00000-of-00002-ab12.parquet"
+    assert everything(train)[:3] == [
+        (f"{first}/000000_photo0.jpg", 2, JPEGS[0]),
+        (f"{first}/000001_photo1.jpg", 0, JPEGS[1]),
+        (f"{first}/000002_photo2.jpg", 2, JPEGS[2]),
+    ]
+    assert [data for _, _, data in everything(train)] == JPEGS[:6]
+    assert train.classes == NAMES
+    val = opened(root, "parquet", split="val")
+    assert list(labels(val).values()) == [1, -1]
+
+
+@pytest.mark.parametrize("data_format", FORMATS)
+def test_to_shards(root: Path, tmp_path: Path, data_format: str) -> None:
+    target = destination(tmp_path, data_format)
+    samples = converted(root, target, "--split", "train")
+    assert [(sample["label"], sample["image"]) for sample in samples] == list(
+        zip([2, 0, 2, 2, 0, 2], JPEGS, strict=False)
+    )
+
+
+def test_plain_bytes_and_names_as_labels(tmp_path: Path) -> None:
+    path = write(tmp_path / "all.parquet", {"jpg": JPEGS[:3], "label": ["yak", "ant", None]})
+    source = opened(path, "parquet")
+    assert source.classes == ["ant", "yak"]
+    assert everything(source) == [
+        ("all.parquet/000000", 1, JPEGS[0]),
+        ("all.parquet/000001", 0, JPEGS[1]),
+        ("all.parquet/000002", -1, JPEGS[2]),
+    ]
+    drawn = [open_source(path, split=part, val_fraction=0.5, seed=3) for part in ("train", "val")]
+    assert sum(len(part.items) for part in drawn) == 3
+
+
+def test_labels_mean_the_same_in_all_parts(tmp_path: Path) -> None:
+    write(tmp_path / "train.parquet", {"image": images(0, 1), "label": ["b", "c"]})
+    write(tmp_path / "test.parquet", {"image": images(2), "label": ["a"]})
+    for split, found in (("train", [1, 2]), ("test", [0])):
+        source = open_source(tmp_path, split=split)
+        assert source.classes == ["a", "b", "c"] and list(labels(source).values()) == found
+
+
+def test_no_labels(tmp_path: Path) -> None:
+    source = open_source(write(tmp_path / "a.parquet", {"image": images(0)}))
+    assert source.classes is None and list(labels(source).values()) == [-1]
+
+
+def test_rows_without_an_image_are_named(tmp_path: Path) -> None:
+    empty = {"bytes": None, "path": "elsewhere.jpg"}
+    source = open_source(write(tmp_path / "a.parquet", {"image": [*images(0), empty]}))
+    assert read_item(source, source.items[1]) == Unreadable("the row holds no image bytes")
+    assert read_item(source, source.items[0]) == JPEGS[0]
+
+
+@pytest.mark.parametrize(
+    ("columns", "names", "message"),
+    [
+        ({"pixels": [1]}, None, r"no column of images \(image, .*\); its columns are pixels"),
+        ({"image": images(0), "label": [3]}, NAMES, r"row 0 has the label 3, but there are 3"),
+        ({"image": images(0), "label": [-2]}, None, r"labels go from -2 to -2"),
+        ({"image": images(0), "label": [0.5]}, None, r"whole numbers or all names, not 0\.5"),
+        ({"image": []}, None, r"hold no row"),
+    ],
+)
+def test_other_columns(
+    tmp_path: Path, columns: dict[str, list], names: list[str] | None, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        open_source(write(tmp_path / "a.parquet", columns, names))
+
+
+def test_damage(root: Path) -> None:
+    path = root / "data" / "train-00001-of-00002-ab12.parquet"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-9])
+    with pytest.raises(UserError, match=r"train-00001.* is damaged or no parquet file"):
+        open_source(root, split="train")
+    at = whole.index(JPEGS[3][-60:]) - 200
+    path.write_bytes(whole[:at] + b"\xff" * 200 + whole[at + 200 :])
+    source = open_source(root, split="train")
+    found = [read_item(source, item) for item in source.items]
+    assert found[:3] == JPEGS[:3] and found[3] != JPEGS[3]
+
+
+def test_other_classes_in_another_file(root: Path) -> None:
+    path = root / "data" / "train-00009.parquet"
+    write(path, {"image": images(0), "label": [0]}, ["dog"])
+    with pytest.raises(UserError, match=r"train-00009\.parquet and .* name other classes"):
+        open_source(root, split="train")
