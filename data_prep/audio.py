@@ -102,6 +102,16 @@ class Statistics:
         self._sum += deep.sum(axis=0)
         self._squares += np.square(deep).sum(axis=0)
 
+    def sums(self) -> list[list[float]]:
+        """Return what ``add_sums`` takes: the clips of a data set may be counted in parts."""
+        return [[self._count], self._sum.tolist(), self._squares.tolist()]
+
+    def add_sums(self, sums: list[list[float]]) -> None:
+        """Count the frames that others have counted."""
+        self._count += int(sums[0][0])
+        self._sum += sums[1]
+        self._squares += sums[2]
+
     def describe(self) -> dict[str, list[float]]:
         """Return ``mean`` and ``std``; a coefficient that never changes has the std 1."""
         mean = self._sum / self._count

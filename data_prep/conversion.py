@@ -1,31 +1,32 @@
-"""From a source of images or WAV files to a complete data set in its place, or to nothing."""
+"""From a source to a complete data set in its place, or to nothing.
+
+A conversion is cut into blocks (``blocks``); workers convert them (``block_work``), a store keeps
+the finished ones (``store``), and when all are there they become the data set (``publishing``).
+Parts on several machines, and runs that follow a killed one, convert the blocks that are missing.
+"""
 
 import importlib
-import re
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tqdm import tqdm
 
-from data_prep import sidecar
-from data_prep.images import PreparedImage, Unreadable, prepare_image
+from data_prep.block_work import Job, convert_block
+from data_prep.blocks import Block, Share, cut_blocks
 from data_prep.parallel import ordered_map
-from data_prep.reading import read_item
+from data_prep.plan import Plan, ranges
+from data_prep.publishing import Target, open_target
 from data_prep.sources.registry import open_source
-from data_prep.sources.source import Item, Source
-from data_prep.staging import replace_folder, replace_pair, staging_folder
-from data_prep.tally import Settings, Tally
-from pospre.data.mds_reader import SIDECAR_NAME, is_mds
-from pospre.data.sidecar import VERSION
+from data_prep.sources.source import Source
+from data_prep.store import Store
+from data_prep.tally import Record, Settings, Tally
 from pospre.errors import UserError
-
-if TYPE_CHECKING:
-    from data_prep.audio import PreparedClip
 
 _FRAMES = 100  # of a clip: one second, and 20 ms of silence
 
@@ -40,46 +41,109 @@ _MISSING_LIBRARY = {
 
 def convert(
     source: Path,
-    destination: Path,
+    destination: str | Path,
     settings: Settings,
     *,
     num_workers: int,
     strict: bool = False,
     overwrite: bool = False,
+    share: Share | None = None,
 ) -> Tally | None:
-    """Convert a data set; return None when the destination already holds this very conversion.
+    """Convert a data set, or one share of it that ``merge`` puts together with the others.
+
+    Args:
+        source: folder or archive.
+        destination: folder of shards, ``.beton`` file or ``s3://`` address of shards.
+        settings: what decides the bytes of the result.
+        num_workers: processes.
+        strict: whether to stop at what cannot be read.
+        overwrite: whether to replace what is there.
+        share: which blocks to convert; None for all of them.
+
+    Returns:
+        what was met; None when the destination already holds this very conversion.
 
     Raises:
         UserError: nothing to convert, the destination is taken or cannot be written, a library is
             missing, or with ``strict`` a file cannot be read. The destination is then untouched.
     """
-    _check_paths(source, destination, settings.format)
+    target = open_target(destination, settings.format)
+    target.check_apart(source)
     listed, settings = _select(source, settings)
     made_from = {"settings": asdict(settings), "source": listed.fingerprint()}
-    if not overwrite and _is_complete(destination, settings.format, made_from):
+    if not overwrite and target.is_complete(made_from):
+        target.store.discard()
         return None
     if overwrite:
-        _check_replaceable(destination)
-    writer_module = _load_writer(settings.format)
+        target.check_replaceable()
+    writers = _load_writers(settings.format)
+    blocks = cut_blocks([item.size for item in listed.items], settings.shard_mb)
+    largest = max(sum(i.size for i in listed.items[b.start : b.stop]) for b in blocks)
+    plan = Plan(
+        made_from=made_from,
+        num_blocks=len(blocks),
+        num_items=len(listed.items),
+        classes=listed.classes,
+        num_ignored=listed.num_ignored,
+        split_rule=listed.split_rule,
+        annotation=listed.annotation,
+        limit=_limit(writers, listed, largest),
+        noun="WAV files" if listed.is_audio else "images",
+    )
+    wanted = blocks if share is None else share.of(blocks)
     start = time.monotonic()
-    with staging_folder(destination) as partial_folder:
-        tally = _write_samples(
-            partial_folder, listed, settings, writer_module, num_workers=num_workers, strict=strict
+    with _beginning(target, plan, share, overwrite):
+        job = Job(
+            replace(listed, items=()),
+            settings,
+            plan,
+            target.store,
+            num_shares=1 if share is None else share.count,
+            strict=strict,
         )
-        tally.split_rule = listed.split_rule
-        _describe_and_publish(partial_folder, destination, listed, settings, tally, made_from)
+        tally = _convert_blocks(listed, wanted, job, num_workers)
+        if share is None:
+            _check_samples(tally.records, plan, source)
+            target.publish(plan, tally.records)
     tally.seconds = time.monotonic() - start
     return tally
+
+
+def merge(destination: str | Path) -> Tally | None:
+    """Make one data set of the parts that ``convert`` has written; None if that was done before.
+
+    Raises:
+        UserError: a part is missing or foreign.
+    """
+    target = open_target(destination, "ffcv" if str(destination).endswith(".beton") else "mds")
+    plan = target.store.plan()
+    if plan is None:
+        if target.exists():
+            return None
+        raise UserError(
+            f"{target.store.where} holds no parts of {destination}; write them with --part k/n."
+        )
+    _load_writers(plan.format)
+    start = time.monotonic()
+    with target.store.alone("whole"), _as_user_errors(target):
+        found = target.store.records()
+        _check_blocks(found, plan, target)
+        records = [found[number] for number in range(plan.num_blocks)]
+        _check_samples(records, plan, target.store.where)
+        target.publish(plan, records)
+    return Tally(records, len(records), time.monotonic() - start)
 
 
 def _select(path: Path, settings: Settings) -> tuple[Source, Settings]:
     """List the source's wanted part; settings are those that matter for its kind."""
     source = open_source(
         path,
+        kind=settings.source,
         split=settings.split,
         val_fraction=settings.val_fraction,
         seed=settings.seed,
     )
+    settings = replace(settings, source=source.kind)
     if not source.is_audio:
         if settings.frames is not None:
             raise UserError(
@@ -91,179 +155,126 @@ def _select(path: Path, settings: Settings) -> tuple[Source, Settings]:
     return source, replace(settings, frames=settings.frames or _FRAMES)
 
 
-def _check_paths(source: Path, destination: Path, data_format: str) -> None:
-    for path in (source, destination):
-        if re.match(r"\w\w+:/", str(path)):  # s3:/… (Path drops the second slash)
-            raise UserError(f"{path} is remote; convert locally and copy the result afterwards.")
-    is_beton = destination.suffix == ".beton"
-    if is_beton != (data_format == "ffcv"):
-        remedy = "end in .beton" if data_format == "ffcv" else "be a folder, not a .beton"
-        raise UserError(f"DST {destination} must {remedy} for --format {data_format}.")
-    inside, target = source.resolve(), destination.resolve()
-    if target == inside or inside in target.parents or target in inside.parents:
-        raise UserError(f"DST {destination} and SRC {source} must lie apart.")
-    if destination.exists() and destination.is_dir() == is_beton:
-        kind = "folder" if is_beton else "file"
-        raise UserError(f"DST {destination} is a {kind}; choose another name.")
-
-
-def _is_complete(destination: Path, data_format: str, made_from: dict[str, Any]) -> bool:
-    """Tell whether the destination holds this conversion; False also when nothing is there.
-
-    Raises:
-        UserError: something else is there.
-    """
-    if not destination.exists() or (destination.is_dir() and not any(destination.iterdir())):
-        return False
-    taken = f"{destination} exists"
-    remedy = "choose another DST, or replace it with --overwrite."
-    if not sidecar.sidecar_path(destination, data_format).exists():
-        raise UserError(f"{taken} and was not made by this command; {remedy}")
-    content = sidecar.read_sidecar(destination)
-    before = content["made_from"]
-    for key, value in made_from["settings"].items():
-        if before["settings"].get(key) != value:
-            old = before["settings"].get(key)
-            raise UserError(f"{taken}, made with {key}={old} instead of {value}; {remedy}")
-    if before["source"] != made_from["source"]:
-        raise UserError(f"{taken}, made from other images or older versions of them; {remedy}")
-    sidecar.check_sizes(destination, content)
-    return True
-
-
-def _check_replaceable(destination: Path) -> None:
-    """Refuse to remove a folder that is no data set: the name may be a slip."""
-    if not destination.is_dir() or not any(destination.iterdir()):
-        return
-    if not is_mds(destination):
-        raise UserError(
-            f"{destination} is a folder that holds something else than a data set; --overwrite "
-            "would remove it. Choose another DST."
-        )
-
-
-def _load_writer(data_format: str) -> Any:
-    """Import the writer of a format: the libraries are heavy, and FFCV's may be missing."""
+def _load_writers(data_format: str) -> Any:
+    """Import the writers of a format: the libraries are heavy, and FFCV's may be missing."""
     try:
         return importlib.import_module(f"data_prep.writers.{data_format}")
     except ImportError as error:
         raise UserError(_MISSING_LIBRARY[data_format].format(error=error)) from error
 
 
-def _prepare_item(
-    item: Item, settings: Settings, source: Source
-) -> "PreparedImage | PreparedClip | Unreadable":
-    data = read_item(source, item)
-    if isinstance(data, Unreadable):
-        return data
-    if settings.frames is None:
-        return prepare_image(data, settings.max_side, settings.quality)
-    from data_prep.audio import prepare_clip  # torchaudio: seconds to import
-
-    return prepare_clip(data, settings.frames)
-
-
-def _write_samples(
-    partial_folder: Path,
-    source: Source,
-    settings: Settings,
-    writer_module: Any,
-    *,
-    num_workers: int,
-    strict: bool,
-) -> Tally:
-    """Prepare every file in worker processes and write the good ones in order.
-
-    Raises:
-        UserError: no file can be read, or with ``strict`` one cannot.
-    """
-    tally = Tally()
-    noun, unit, make_writer = "images", "img", writer_module.Writer
-    if source.is_audio:
-        from data_prep.audio import Statistics
-
-        tally.statistics = Statistics()
-        noun, unit = "WAV files", "clip"
-        make_writer = partial(writer_module.FeatureWriter, num_frames=settings.frames)
-    prepare = partial(_prepare_item, settings=settings, source=replace(source, items=()))
-    results = ordered_map(prepare, source.items, min(num_workers, len(source.items)))
-    bar = tqdm(results, total=len(source.items), unit=unit, desc="convert", disable=None)
-    writing = _writing(make_writer(partial_folder, source.items))
-    with closing(results), closing(bar), writing as writer:
-        for item, prepared in zip(source.items, bar, strict=True):
-            result = _storable(prepared, writer.max_bytes)
-            if not isinstance(result, Unreadable):
-                writer.write(item, result)
-                tally.add(result)
-            elif strict:
-                raise UserError(
-                    f"{source.root / item.name} cannot be read: {result.reason}. Mend or remove "
-                    "it; without --strict such files are listed and left out."
-                )
-            else:
-                tally.skipped.append({"path": item.name, "reason": result.reason})
-        if not tally.num_samples:
-            first = tally.skipped[0]
-            raise UserError(
-                f"{source.root}: none of the {len(source.items)} {noun} can be read "
-                f"({first['path']}: {first['reason']}); nothing was written."
-            )
-    return tally
-
-
-def _storable(
-    result: "PreparedImage | PreparedClip | Unreadable", max_bytes: int
-) -> "PreparedImage | PreparedClip | Unreadable":
-    if isinstance(result, Unreadable) or result.num_bytes <= max_bytes:
-        return result
-    return Unreadable(
-        f"as a JPEG it takes {result.num_bytes} bytes, but at most {max_bytes} fit; --max-side "
-        "makes it smaller"
-    )
+def _limit(writers: Any, source: Source, largest_block: int) -> int:
+    if hasattr(writers, "page_size"):
+        return int(writers.page_size(source.items))
+    return int(writers.size_limit(source.items, largest_block))
 
 
 @contextmanager
-def _writing(writer: Any) -> Iterator[Any]:
+def _beginning(target: Target, plan: Plan, share: Share | None, overwrite: bool) -> Iterator[None]:
+    """Begin or go on; on failure keep what is finished, and remove what is not worth keeping.
+
+    Raises:
+        UserError: something else is there, or nothing can be written.
+    """
+    store = target.store
+    name = "whole" if share is None else f"part-{share.number}-of-{share.count}"
+    with _as_user_errors(target), target.clean_parents(), store.alone(name):
+        if overwrite and share is None:
+            store.discard()
+        try:
+            store.begin(plan)
+            yield
+        except BaseException:
+            if share is None:  # else others may be at work there
+                _keep_or_discard(store, plan)
+            raise
+
+
+def _keep_or_discard(store: Store, plan: Plan) -> None:
+    before = store.plan()
+    if before is not None and before.key != plan.key:
+        return  # another conversion's
+    records = store.records()
+    if any(record.labels for record in records.values()):
+        print(
+            f"{len(records)} of {plan.num_blocks} blocks are finished and kept in {store.where}; "
+            "the same command goes on from there.",
+            file=sys.stderr,
+        )
+    else:
+        store.discard()
+
+
+@contextmanager
+def _as_user_errors(target: Target) -> Iterator[None]:
     try:
-        yield writer
-        writer.finish()
-    except BaseException:
-        writer.abort()
-        raise
+        yield
+    except OSError as error:
+        raise UserError(
+            f"cannot write {target}: {error.strerror or error}. Make room or choose another "
+            "destination, then run the same command again."
+        ) from error
 
 
-def _describe_and_publish(
-    partial_folder: Path,
-    destination: Path,
-    source: Source,
-    settings: Settings,
-    tally: Tally,
-    made_from: dict[str, Any],
-) -> None:
-    """Write the description, then move everything to its place."""
-    is_mds = settings.format == "mds"
-    data = partial_folder if is_mds else partial_folder / sidecar.BETON_NAME
-    description = partial_folder / SIDECAR_NAME
-    content = {
-        "format": f"pospre-{settings.format}",
-        "version": VERSION,
-        "samples": tally.num_samples,
-        "classes": source.classes,
-        "kept": tally.num_kept,
-        "encoded": tally.num_encoded,
-        "ignored": source.num_ignored,
-        "skipped": tally.skipped,
-        "made_from": made_from,
-        **sidecar.checksums(data, settings.format),
-    }
-    if tally.statistics is not None:
-        content["features"] = tally.statistics.describe()
-    if tally.split_rule is not None:
-        content["split_rule"] = tally.split_rule
-    sidecar.write_sidecar(description, content)
-    if is_mds:
-        replace_folder(partial_folder, destination)
+def _convert_blocks(source: Source, blocks: Sequence[Block], job: Job, num_workers: int) -> Tally:
+    """Convert the blocks that no earlier run has finished."""
+    found = job.store.records()
+    _check_own(found, job.plan, job.store.where)
+    reused = [block for block in blocks if block.number in found]
+    missing = [block for block in blocks if block.number not in found]
+    if reused:
+        print(f"{len(reused)} of {len(blocks)} blocks were finished before; going on.")
+    unit = "clip" if source.is_audio else "img"
+    tasks = [(block, source.items[block.start : block.stop]) for block in missing]
+    work: Callable[[Any], Record] = partial(convert_block, job=job)
+    results = ordered_map(work, tasks, min(num_workers, len(tasks)))
+    total = sum(block.stop - block.start for block in blocks)
+    before = sum(block.stop - block.start for block in reused)
+    bar = tqdm(total=total, initial=before, unit=unit, desc="convert", disable=None)
+    with closing(results), closing(bar):
+        for block, record in zip(missing, results, strict=True):
+            found[block.number] = record
+            bar.update(block.stop - block.start)
+    return Tally([found[block.number] for block in blocks], len(reused))
+
+
+def _check_own(found: dict[int, Record], plan: Plan, where: str) -> None:
+    foreign = [number for number, record in found.items() if record.plan != plan.key]
+    if foreign:
+        raise UserError(
+            f"{where} holds blocks of another conversion (blocks {ranges(foreign)} of "
+            f"{plan.num_blocks}); remove these parts, or write them again from the same images "
+            "with the same settings."
+        )
+
+
+def _check_blocks(found: dict[int, Record], plan: Plan, target: Target) -> None:
+    _check_own(found, plan, target.store.where)
+    missing = set(range(plan.num_blocks)) - set(found)
+    if missing:
+        raise UserError(
+            f"{target.store.where} lacks part {_which_parts(found, missing, plan)} (blocks "
+            f"{ranges(missing)} of {plan.num_blocks}); write it, or copy it there, then merge."
+        )
+
+
+def _which_parts(found: dict[int, Record], missing: set[int], plan: Plan) -> str:
+    """Name the parts that hold missing blocks, counted as those were that are there."""
+    count = max((record.num_shares for record in found.values()), default=1)
+    blocks = [Block(number, 0, 0) for number in range(plan.num_blocks)]
+    shares = [Share(number, count) for number in range(1, count + 1)]
+    return ", ".join(
+        f"{share.number}/{count}"
+        for share in shares
+        if missing.intersection(block.number for block in share.of(blocks))
+    )
+
+
+def _check_samples(records: Sequence[Record], plan: Plan, source: object) -> None:
+    if any(record.labels for record in records):
         return
-    # The description first: without the file beside it, it means nothing to a reader.
-    beside = sidecar.sidecar_path(destination, settings.format)
-    replace_pair((description, beside), (data, destination))
+    first = next(item for record in records for item in record.skipped)
+    raise UserError(
+        f"{source}: none of the {plan.num_items} {plan.noun} can be read ({first['path']}: "
+        f"{first['reason']}); nothing was written."
+    )

@@ -1,11 +1,13 @@
-"""Convert a folder of images or WAV files into one file (.beton) or a folder of MDS shards."""
+"""Convert a data set into one file (.beton) or a folder of MDS shards, here or in a bucket."""
 
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
-from data_prep import sidecar
-from data_prep.conversion import convert
+from data_prep.blocks import parse_share
+from data_prep.conversion import convert, merge
+from data_prep.sources.registry import KINDS
 from data_prep.tally import Settings, Tally
 from pospre.data.cores import available_cores
 from pospre.errors import UserError, run_command
@@ -17,32 +19,47 @@ examples:
   python -m data_prep.convert photos train.beton --format ffcv --split train --val-fraction 0.1
   python -m data_prep.convert photos val.beton   --format ffcv --split val   --val-fraction 0.1
   python -m data_prep.convert words  words_train --format mds  --split train
+  python -m data_prep.convert photos s3://bucket/photos --format mds
+
+on several machines, each with the same SRC (times of the files included) and a DST on a shared
+disk or in a bucket; then once:
+  python -m data_prep.convert photos /shared/photos_mds --format mds --part 3/16
+  python -m data_prep.convert --merge /shared/photos_mds
 
 Sub-folders directly below SRC are the classes; images directly in SRC mean no classes. JPEGs that
-need no change keep their bytes. Files that cannot be read are listed, counted and left out. DST
-appears only when it is complete: a conversion that was killed is simply run again.
+need no change keep their bytes. Files that cannot be read are listed, counted and left out.
+
+DST appears only when it is complete, and its bytes depend on SRC and the options alone, not on the
+workers, parts or interruptions. Until then finished blocks (shards of about 64 MB) are kept in
+DST.partial, or in the bucket: a conversion that was killed is simply run again and goes on from
+there. Parts on disks that are not shared: copy the DST.partial folders into one, then --merge. A
+.beton is put together from its blocks at the end, so it needs twice its size for a moment.
+In a bucket each shard goes up when it is finished, index.json at the very end; endpoint and
+credentials come from S3_ENDPOINT_URL and AWS's variables.
 
 Of WAV files the MFCCs are stored, 40 every 10 ms of the first second. What Speech Commands and Free
 Spoken Digits hold out themselves is their val; elsewhere it is drawn.
+
+kinds of sources:
 """
 
 _NUM_SHOWN = 20
 
 
-def _print_summary(destination: Path, tally: Tally) -> None:
-    content = sidecar.read_sidecar(destination)
-    num_bytes = sum(size for _, size, _ in sidecar.data_files(destination, content))
-    is_audio = tally.statistics is not None
+def _print_summary(destination: str, tally: Tally) -> None:
+    records = tally.records
+    is_audio = any(record.seconds for record in records)
     noun = "clips" if is_audio else "images"
-    classes, rate = content["classes"], tally.num_samples / tally.seconds
-    rows = [
-        (noun, f"{tally.num_samples}"),
-        *(_audio_rows(tally) if is_audio else _image_rows(tally)),
+    rows = [(noun, f"{tally.num_samples}")]
+    if not is_audio:
+        rows += [
+            ("  bytes kept", f"{tally.num_kept}"),
+            ("  encoded anew", f"{tally.num_samples - tally.num_kept}"),
+        ]
+    rows += [
         ("unreadable", f"{len(tally.skipped)}"),
-        (f"not {'WAV' if is_audio else 'images'}", f"{content['ignored']}"),
-        ("classes", "none" if classes is None else f"{len(classes)}"),
-        ("bytes", f"{num_bytes} ({num_bytes / 1e6:.1f} MB)"),
-        ("time", f"{tally.seconds:.1f} s ({rate:.0f} {noun}/s)"),
+        ("bytes", f"{tally.num_bytes} ({tally.num_bytes / 1e6:.1f} MB)"),
+        ("time", f"{tally.seconds:.1f} s ({tally.num_samples / tally.seconds:.0f} {noun}/s)"),
     ]
     print(f"wrote {destination}")
     for name, value in rows:
@@ -53,62 +70,66 @@ def _print_summary(destination: Path, tally: Tally) -> None:
         print(f"  … and {len(tally.skipped) - _NUM_SHOWN} more, all named in the description")
 
 
-def _image_rows(tally: Tally) -> list[tuple[str, str]]:
-    width, height = tally.width_sum / tally.num_samples, tally.height_sum / tally.num_samples
-    return [
-        ("  bytes kept", f"{tally.num_kept}"),
-        ("  encoded anew", f"{tally.num_encoded}"),
-        ("mean size", f"{width:.0f} x {height:.0f}"),
-    ]
-
-
-def _audio_rows(tally: Tally) -> list[tuple[str, str]]:
-    rows = [("mean length", f"{tally.audio_seconds / tally.num_samples:.2f} s")]
-    return rows if tally.split_rule is None else [*rows, ("parted by", tally.split_rule)]
-
-
-def _parser() -> argparse.ArgumentParser:
+def make_parser(**options: Any) -> argparse.ArgumentParser:
+    """Return a parser of what decides the result, without what decides who does the work."""
+    kinds = "".join(f"  {name:<16}{text}\n" for name, text in KINDS.items())
     parser = argparse.ArgumentParser(
-        prog="python -m data_prep.convert",
-        description=__doc__,
-        epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        **{**options, "epilog": options["epilog"] + kinds},
     )
     add = parser.add_argument
-    add("source", metavar="SRC", type=Path, help="folder of images or WAV files")
-    add("destination", metavar="DST", type=Path, help="file.beton, or folder for MDS shards")
-    add("--format", choices=("mds", "ffcv"), required=True, help="what to write")
+    add("source", metavar="SRC", type=Path, nargs="?", help="folder or archive")
+    add("destination", metavar="DST", nargs="?", help="file.beton, folder or s3:// for MDS shards")
+    add("--format", choices=("mds", "ffcv"), help="what to write")
+    add("--source", dest="kind", default="auto", metavar="KIND", help="what SRC is (found out)")
     add("--max-side", type=int, help="shrink larger images to this longer side in pixels")
     add("--quality", type=int, default=90, help="JPEG quality of what is encoded anew (90)")
     add("--frames", type=int, choices=(98, 100), help="of a clip: 98, or 100 with 20 ms of silence")
-    add("--workers", type=int, default=available_cores(), help="processes (all cores)")
-    add("--split", choices=("train", "val"), help="write only this part")
-    add("--val-fraction", type=float, default=0.1, help="share of the val part (0.1)")
+    add("--split", choices=("train", "val", "test"), help="write only these samples")
+    add("--val-fraction", type=float, default=0.1, help="share of val where it is drawn (0.1)")
     add("--seed", type=int, default=0, help="seed of the split (0)")
+    add(
+        "--check",
+        choices=("full", "header"),
+        default="full",
+        help="of a JPEG that is kept: decode it, or only look at beginning and end (full)",
+    )
+    add("--shard-mb", type=float, help="megabytes of SRC in a shard (67, less for small SRC)")
     add("--strict", action="store_true", help="stop at the first file that cannot be read")
-    add("--overwrite", action="store_true", help="replace an existing DST")
     add("--verify", action="store_true", help="then check every checksum and decode every sample")
     return parser
 
 
-def _check_numbers(args: argparse.Namespace) -> None:
+def _parser() -> argparse.ArgumentParser:
+    parser = make_parser(prog="python -m data_prep.convert", description=__doc__, epilog=_EPILOG)
+    add = parser.add_argument
+    add("--workers", type=int, default=available_cores(), help="processes (all cores)")
+    add("--part", metavar="K/N", help="write only the K-th of N parts, from 1")
+    add("--merge", metavar="DST", help="make one data set of the parts of DST")
+    add("--overwrite", action="store_true", help="replace an existing DST")
+    return parser
+
+
+def settings_of(args: argparse.Namespace) -> Settings:
+    """Return the settings that the command line asks for.
+
+    Raises:
+        UserError: something is missing or out of range.
+    """
+    for name, value in (("SRC", args.source), ("DST", args.destination), ("--format", args.format)):
+        if value is None:
+            raise UserError(f"{name} is missing; --help shows examples.")
     checks = (
         ("--max-side", args.max_side, args.max_side is None or args.max_side >= 1, "at least 1"),
         ("--quality", args.quality, 1 <= args.quality <= 100, "1 to 100"),
-        ("--workers", args.workers, args.workers >= 1, "at least 1"),
         ("--val-fraction", args.val_fraction, 0 < args.val_fraction < 1, "between 0 and 1"),
+        ("--shard-mb", args.shard_mb, args.shard_mb is None or args.shard_mb > 0, "above 0"),
     )
     for name, value, is_good, wanted in checks:
         if not is_good:
             raise UserError(f"{name} {value} is out of range; it must be {wanted}.")
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Run the command; return its exit code."""
-    args = _parser().parse_args(argv)
-    _check_numbers(args)
     has_split = args.split is not None
-    settings = Settings(
+    return Settings(
         format=args.format,
         max_side=args.max_side,
         quality=args.quality,
@@ -116,23 +137,50 @@ def main(argv: list[str] | None = None) -> int:
         val_fraction=args.val_fraction if has_split else Settings.val_fraction,
         seed=args.seed if has_split else Settings.seed,
         frames=args.frames,
+        source=args.kind,
+        check=args.check,
+        shard_mb=args.shard_mb,
     )
-    tally = convert(
+
+
+def _convert(args: argparse.Namespace) -> Tally | None:
+    settings = settings_of(args)
+    if args.workers < 1:
+        raise UserError(f"--workers {args.workers} is out of range; it must be at least 1.")
+    if args.part and (args.overwrite or args.verify):
+        raise UserError("--part goes without --overwrite and --verify; verify when you --merge.")
+    return convert(
         args.source,
         args.destination,
         settings,
         num_workers=args.workers,
         strict=args.strict,
         overwrite=args.overwrite,
+        share=parse_share(args.part) if args.part else None,
     )
-    if tally is None:
-        print(f"{args.destination} already holds this conversion; nothing to do.")
-    else:
-        _print_summary(args.destination, tally)
-    if args.verify:
-        from data_prep.verify import verify
 
-        verify(args.destination)
+
+def finish(destination: str, tally: Tally | None, *, verify: bool, part: str | None = None) -> None:
+    """Say what was done, and verify the result where that is wanted."""
+    if tally is None:
+        print(f"{destination} already holds this conversion; nothing to do.")
+    else:
+        _print_summary(destination if part is None else f"part {part} of {destination}", tally)
+    if verify:
+        from data_prep.verify import verify as verify_data
+
+        verify_data(destination)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; return its exit code."""
+    args = _parser().parse_args(argv)
+    if args.merge is None:
+        finish(args.destination, _convert(args), verify=args.verify, part=args.part)
+        return 0
+    if args.source is not None:
+        raise UserError("--merge DST takes nothing else but --verify: the parts know the rest.")
+    finish(args.merge, merge(args.merge), verify=args.verify)
     return 0
 
 

@@ -5,13 +5,17 @@ import struct
 import warnings
 from dataclasses import dataclass
 
+import numpy as np
 from PIL import Image, ImageOps
 
+from pospre.data import jpeg
 from pospre.data.decode import to_rgb
 
 _ORIENTATION_TAG = 0x0112
 _UPRIGHT = 1
 _TURNED = range(2, 9)
+_END_OF_IMAGE = b"\xff\xd9"
+_SHRINK = 8
 
 # What Pillow's plugins raise on damaged files. Anything else is a bug and should be seen.
 _DECODE_ERRORS = (
@@ -58,22 +62,54 @@ class Unreadable:
     reason: str
 
 
-def prepare_image(data: bytes, max_side: int | None, quality: int) -> PreparedImage | Unreadable:
+def prepare_image(
+    data: bytes, max_side: int | None, quality: int, *, check: str = "full"
+) -> PreparedImage | Unreadable:
     """Return the JPEG to store of an encoded image; what it may contain never raises.
 
     The given bytes are kept when it is an upright RGB or grey JPEG with no side above
     ``max_side``. Everything else is turned upright, converted to RGB, shrunk to ``max_side`` and
     encoded at ``quality``. Transparency is dropped, as in torchvision's ImageFolder; of an
     animation the first frame is taken.
+
+    Args:
+        data: bytes of an image file.
+        max_side: longest side in pixels, or None.
+        quality: of what is encoded anew.
+        check: what is looked at of a JPEG whose bytes are kept: ``"full"`` decodes it (at 1/8 of
+            the size: this reads every coefficient, so it finds what is cut off or damaged);
+            ``"header"`` decodes it only if it does not end as it should.
     """
     try:
         with warnings.catch_warnings():
             # Broken metadata beside a good image, and big but honest images, are no one's concern.
             warnings.simplefilter("ignore")
-            return _prepare(data, max_side, quality)
+            kept = _keep(data, max_side, check)
+            return kept or _prepare(data, max_side, quality)
     except _DECODE_ERRORS as error:
         text = str(error) or type(error).__name__
         return Unreadable(text.split("\n", 1)[0][:200])
+
+
+def _keep(data: bytes, max_side: int | None, check: str) -> PreparedImage | Unreadable | None:
+    """Check a JPEG that can stay as it is; None: it cannot, or is of a kind left to Pillow."""
+    try:
+        header = jpeg.read_header(memoryview(data))
+    except jpeg.UnusualJpeg:
+        return None
+    width, height = header.width, header.height
+    if header.orientation != _UPRIGHT or (max_side is not None and max(width, height) > max_side):
+        return None
+    if check == "header" and data.rstrip(b"\0").endswith(_END_OF_IMAGE):
+        return PreparedImage(data, width, height, kept=True)
+    try:
+        buffer = np.empty(jpeg.num_pixels(header, _SHRINK), np.uint8)
+        jpeg.decode(np.frombuffer(data, np.uint8), header, _SHRINK, height, buffer)
+    except jpeg.JpegError as error:
+        return Unreadable(str(error))
+    except jpeg.UnusualJpeg:
+        return None
+    return PreparedImage(data, width, height, kept=True)
 
 
 def _prepare(data: bytes, max_side: int | None, quality: int) -> PreparedImage | Unreadable:
@@ -85,7 +121,6 @@ def _prepare(data: bytes, max_side: int | None, quality: int) -> PreparedImage |
     shrink = max_side is not None and max(width, height) > max_side
     is_jpeg = image.format in ("JPEG", "MPO")  # MPO: a JPEG with further pictures behind it
     if is_jpeg and image.mode in ("RGB", "L") and not shrink and _orientation(image) == _UPRIGHT:
-        # Decoding at 1/8 scale reads every coefficient, so it finds what is cut off or damaged.
         image.draft(None, (1, 1))
         image.load()
         return PreparedImage(data, width, height, kept=True)

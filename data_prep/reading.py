@@ -1,6 +1,7 @@
 """One item of a source → its bytes, or why it has none."""
 
 import errno
+from collections.abc import Callable
 
 from data_prep.images import Unreadable
 from data_prep.sources.source import DamagedItem, Item, Source
@@ -16,8 +17,23 @@ def read_item(source: Source, item: Item) -> bytes | Unreadable:
     Raises:
         UserError: the disk or the network fails; to leave such items out would lose good ones.
     """
+    return _read(source.read, source, item) or Unreadable("the file is empty")
+
+
+def read_annotation(source: Source, item: Item) -> bytes | Unreadable:
+    """Return what the source tells about an item beside its label; empty where it tells nothing.
+
+    Raises:
+        UserError: the disk or the network fails.
+    """
+    return _read(source.annotate, source, item)
+
+
+def _read(
+    function: Callable[[Item], bytes | None], source: Source, item: Item
+) -> bytes | Unreadable:
     try:
-        data = source.read(item)
+        return function(item) or b""
     except OSError as error:
         if error.errno in _ONE_FILES_ERRORS:
             return Unreadable(error.strerror or str(error))
@@ -30,4 +46,3 @@ def read_item(source: Source, item: Item) -> bytes | Unreadable:
         return Unreadable(str(error))
     except MemoryError:
         return Unreadable("the file is larger than the memory")
-    return data or Unreadable("the file is empty")

@@ -29,14 +29,6 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def checksums(data: Path, data_format: str) -> dict[str, Any]:
-    """Return the part of the description that holds sizes and SHA-256 sums of the data files."""
-    if data_format == "mds":
-        shards = sorted(data.glob("shard.*"))
-        return {"manifest": {path.name: [path.stat().st_size, sha256(path)] for path in shards}}
-    return {"bytes": data.stat().st_size, "sha256": sha256(data)}
-
-
 def read_sidecar(destination: Path) -> dict[str, Any]:
     """Read the description of an existing data set of either format.
 
@@ -82,6 +74,6 @@ def check_sizes(destination: Path, sidecar: dict[str, Any]) -> None:
             )
 
 
-def write_sidecar(path: Path, content: dict[str, Any]) -> None:
-    """Write a description as readable JSON, the same bytes for the same content."""
-    path.write_text(json.dumps(content, indent=1, sort_keys=True, ensure_ascii=True) + "\n")
+def as_text(content: dict[str, Any]) -> str:
+    """Return a description as readable JSON, the same bytes for the same content."""
+    return json.dumps(content, indent=1, sort_keys=True, ensure_ascii=True) + "\n"

@@ -52,7 +52,7 @@ def remove_stale_partials(destination: Path) -> None:
         if match is None:
             continue
         pid = int(match[1])
-        if pid != os.getpid() and _is_alive(pid):
+        if pid != os.getpid() and is_alive(pid):
             raise UserError(
                 f"process {pid} is writing {destination} right now; wait for it, or remove {path} "
                 "if that process is something else."
@@ -87,7 +87,8 @@ def replace_pair(first: tuple[Path, Path], second: tuple[Path, Path]) -> None:
     _sync(second[1].parent)
 
 
-def _is_alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
+    """Tell whether a process of this machine runs."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):

@@ -1,12 +1,7 @@
 """What a conversion is told, and what it met."""
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-from data_prep.images import PreparedImage
-
-if TYPE_CHECKING:
-    from data_prep.audio import PreparedClip, Statistics
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -20,41 +15,80 @@ class Settings:
     val_fraction: float = 0.1
     seed: int = 0
     frames: int | None = None  # of a clip; None for images
+    source: str = "auto"
+    check: str = "full"
+    shard_mb: float | None = None
+
+
+@dataclass
+class Record:
+    """What became of a block: the file that holds its samples, and what they are.
+
+    Attributes:
+        number: of the block.
+        plan: key of the conversion that it belongs to.
+        num_shares: that the conversion was divided into when the block was converted.
+        files: name, bytes and SHA-256 of each file.
+        shards: their entries of ``index.json``, for MDS.
+        num_kept: images whose bytes were kept; all others were encoded anew.
+        skipped: path and reason of what cannot be read.
+        labels: of every sample written.
+        num_bytes: likewise, of its image (or features).
+        extra_bytes: likewise, of its annotation; empty where there are none.
+        sides: width and height of every image; empty for clips.
+        seconds: length of every clip; empty for images.
+        sums: of the features of clips, see ``audio.Statistics``.
+    """
+
+    number: int
+    plan: str
+    num_shares: int = 1
+    files: list[tuple[str, int, str]] = field(default_factory=list)
+    shards: list[dict[str, Any]] = field(default_factory=list)
+    num_kept: int = 0
+    skipped: list[dict[str, str]] = field(default_factory=list)
+    labels: list[int] = field(default_factory=list)
+    num_bytes: list[int] = field(default_factory=list)
+    extra_bytes: list[int] = field(default_factory=list)
+    sides: list[tuple[int, int]] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    sums: list[list[float]] | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what ``Record(**…)`` takes."""
+        return asdict(self)
 
 
 @dataclass
 class Tally:
-    """What a conversion met.
+    """What a whole conversion, or a part of one, met.
 
     Attributes:
-        statistics: of the features, where the source is audio.
-        split_rule: what parted the data set, where ``Settings.split`` asks for a part of audio.
+        records: of its blocks, in order.
+        num_reused: how many of them an earlier run had finished.
+        seconds: that this run took.
     """
 
-    num_kept: int = 0
-    num_encoded: int = 0
-    width_sum: int = 0
-    height_sum: int = 0
-    audio_seconds: float = 0.0
+    records: list[Record]
+    num_reused: int = 0
     seconds: float = 0.0
-    statistics: "Statistics | None" = None
-    split_rule: str | None = None
-    skipped: list[dict[str, str]] = field(default_factory=list)
 
     @property
     def num_samples(self) -> int:
         """Images or clips written."""
-        return self.num_kept + self.num_encoded
+        return sum(len(record.labels) for record in self.records)
 
-    def add(self, sample: "PreparedImage | PreparedClip") -> None:
-        """Count a written image or clip."""
-        if isinstance(sample, PreparedImage):
-            self.num_kept += sample.kept
-            self.num_encoded += not sample.kept
-            self.width_sum += sample.width
-            self.height_sum += sample.height
-            return
-        assert self.statistics is not None
-        self.num_encoded += 1
-        self.audio_seconds += sample.seconds
-        self.statistics.add(sample.features)
+    @property
+    def num_kept(self) -> int:
+        """Images whose own bytes were kept."""
+        return sum(record.num_kept for record in self.records)
+
+    @property
+    def skipped(self) -> list[dict[str, str]]:
+        """Path and reason of everything that cannot be read."""
+        return [item for record in self.records for item in record.skipped]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the files written."""
+        return sum(size for record in self.records for _, size, _ in record.files)

@@ -1,69 +1,60 @@
-"""MDS shards, written by Streaming's own MDSWriter."""
+"""MDS shards, written by Streaming's own MDSWriter, one block at a time."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from streaming import MDSWriter
 
-from data_prep.images import PreparedImage
 from data_prep.sources.source import Item
-
-if TYPE_CHECKING:
-    from data_prep.audio import PreparedClip
+from data_prep.tally import Record
 
 _LABEL_AND_PATH = {"label": "int", "path": "str"}
-
-_SHARD_BYTES = 1 << 26
 _MAX_SHARD_BYTES = (1 << 32) - 1  # offsets are uint32
 
 
-class _Shards:
-    """Writes samples in the order given; ``finish`` makes the data set complete.
+def size_limit(items: tuple[Item, ...], largest_block: int) -> int:
+    """Return how large a shard may grow.
+
+    A block's source files become one shard unless they grow a lot. A sample above the limit would
+    make Streaming write an empty shard before it.
+    """
+    return min(max(2 * largest_block, 4 * max(item.size for item in items)), _MAX_SHARD_BYTES)
+
+
+class BlockWriter:
+    """Writes the samples of a block in the order given; ``finish`` notes the shard in its record.
 
     Attributes:
         max_bytes: the largest sample that can be written.
     """
 
-    def __init__(self, folder: Path, columns: dict[str, str], largest: int) -> None:
-        # A sample above the limit would make Streaming write an empty shard before it.
-        limit = min(max(_SHARD_BYTES, largest), _MAX_SHARD_BYTES)
+    max_bytes = _MAX_SHARD_BYTES // 2
+
+    def __init__(self, folder: Path, columns: dict[str, str], limit: int) -> None:
+        self._folder, self._written = folder, folder / "written"
         columns = {**columns, **_LABEL_AND_PATH}
-        self._writer = MDSWriter(columns=columns, out=str(folder), size_limit=limit)
-        self.max_bytes = _MAX_SHARD_BYTES // 2
+        # Streaming can check the hashes while it downloads: validate_hash="sha256".
+        self._writer = MDSWriter(
+            columns=columns, out=str(self._written), size_limit=limit, hashes=["sha256"]
+        )
 
-    def _append(self, item: Item, column: str, value: Any) -> None:
+    def write(self, item: Item, sample: dict[str, Any]) -> None:
+        """Append one sample, given by column."""
         path = item.name.encode("utf-8", "backslashreplace").decode()
-        self._writer.write({column: value, "label": item.label, "path": path})
+        self._writer.write({**sample, "label": item.label, "path": path})
 
-    def finish(self) -> None:
-        """Write the last shard and the index."""
+    def finish(self, record: Record) -> None:
+        """Write the rest, and give the shards names that no other block uses."""
         self._writer.finish()
+        for place, shard in enumerate(self._writer.shards):
+            data = shard["raw_data"]
+            behind = f".{place:05d}" if place else ""
+            name = f"shard.{record.number:05d}{behind}.mds"
+            (self._written / data["basename"]).rename(self._folder / name)
+            data["basename"] = name
+            record.files.append((name, data["bytes"], data["hashes"]["sha256"]))
+            record.shards.append(shard)
 
     def abort(self) -> None:
         """Stop the writer's threads."""
         self._writer.cancel_future_jobs()
-
-
-class Writer(_Shards):
-    """Writes images: JPEG bytes in the column ``image``."""
-
-    def __init__(self, folder: Path, source: tuple[Item, ...]) -> None:
-        super().__init__(folder, {"image": "bytes"}, 4 * max(item.size for item in source))
-
-    def write(self, item: Item, image: PreparedImage) -> None:
-        """Append one sample."""
-        self._append(item, "image", image.jpeg)
-
-
-class FeatureWriter(_Shards):
-    """Writes the features of clips: float32 (frames, 40) in the column ``features``."""
-
-    def __init__(self, folder: Path, source: tuple[Item, ...], *, num_frames: int) -> None:
-        from data_prep.audio import NUM_COEFFICIENTS
-
-        encoding = f"ndarray:float32:{num_frames},{NUM_COEFFICIENTS}"
-        super().__init__(folder, {"features": encoding}, 0)
-
-    def write(self, item: Item, clip: "PreparedClip") -> None:
-        """Append one sample."""
-        self._append(item, "features", clip.features)

@@ -301,7 +301,8 @@ def test_destination_that_cannot_be(
     assert run(photos, tmp_path / "file" / "out") == 2
     assert "cannot write" in capsys.readouterr().err
     assert run(photos, tmp_path / "file") == 2
-    assert run(photos, "s3://bucket/out") == 2
+    assert run(photos, "s3://bucket/out.beton") == 2
+    assert run(photos, "gs://bucket/out") == 2
     assert (tmp_path / "file").read_bytes() == b"x"
 
 
@@ -387,7 +388,7 @@ def test_an_image_that_does_not_fit_is_left_out(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     target = destination(tmp_path, data_format)
-    writer = importlib.import_module(f"data_prep.writers.{data_format}").Writer
+    writer = importlib.import_module(f"data_prep.writers.{data_format}").BlockWriter
     start = writer.__init__
 
     def with_little_room(self: Any, *arguments: Any) -> None:
@@ -420,9 +421,7 @@ def test_page_size_follows_the_largest_file(
 ) -> None:
     destination(tmp_path, "ffcv")
     writers = importlib.import_module("data_prep.writers.ffcv")
-    writer = writers.Writer(tmp_path, (Item(name, -1, size, ""),))
-    writer.abort()
-    assert writer.max_bytes == page
+    assert writers.page_size((Item(name, -1, size, ""),)) == page
 
 
 def test_a_failing_source_disk_stops_and_writes_nothing(

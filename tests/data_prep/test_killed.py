@@ -3,12 +3,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from data_prep import convert
 from data_prep.staging import remove_stale_partials
+from data_prep.store import LocalStore
+from data_prep.tally import Record
 from pospre.errors import UserError, run_command
 from tests.data_prep.reading import FORMATS, destination, read_samples
 from tests.data_prep.sample_images import encoded, picture, write_files
@@ -39,59 +42,121 @@ def is_running(pid: int) -> bool:
 needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
 
 
+@pytest.fixture(scope="module")
+def slow_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images that take long enough to be killed half-way."""
+    data = encoded(picture(0, 700, 700), "PNG")
+    files = {f"{number}.png": data for number in range(NUM_IMAGES)}
+    return write_files(tmp_path_factory.mktemp("slow") / "photos", files)
+
+
+def command(source: Path, target: Path, data_format: str) -> list[str]:
+    shard_mb = 5 * (source / "0.png").stat().st_size / 1e6  # sixteen blocks
+    options = ["--format", data_format, "--workers", "2", "--shard-mb", str(shard_mb)]
+    return [str(source), str(target), *options]
+
+
 @needs_proc
 @pytest.mark.parametrize("data_format", FORMATS)
-def test_a_killed_conversion_leaves_nothing_and_runs_again(
-    tmp_path: Path, data_format: str
+def test_a_killed_conversion_goes_on(
+    tmp_path: Path,
+    slow_source: Path,
+    data_format: str,
+    snapshot: Callable[[Path], dict[str, bytes]],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    target = destination(tmp_path, data_format)
-    data = encoded(picture(0, 700, 700), "PNG")  # slow enough to be killed half-way
-    source = write_files(tmp_path / "photos", {f"{n}.png": data for n in range(NUM_IMAGES)})
-    arguments = [str(source), str(target), "--format", data_format, "--workers", "2"]
+    whole = destination(tmp_path / "whole", data_format)
+    assert convert.main(command(slow_source, whole, data_format)) == 0
+    target = destination(tmp_path / "killed", data_format)
+    arguments = command(slow_source, target, data_format)
     process = subprocess.Popen([sys.executable, "-m", "data_prep.convert", *arguments], cwd=ROOT)
+    partial = target.with_name(target.name + ".partial")
     try:
-        wait_for(lambda: list(tmp_path.glob("out*.partial-*")) and len(children(process.pid)) >= 2)
+        wait_for(lambda: len(list(partial.glob("blocks/*.json"))) >= 3)
         workers = children(process.pid)
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    assert not target.exists()
-    (partial,) = tmp_path.glob("out*.partial-*")
-    assert partial.name.endswith(f"-{process.pid}")
-    assert not (partial / "pospre.json").exists()
+    assert not target.exists() and len(workers) >= 2
     wait_for(lambda: not any(is_running(pid) for pid in workers), seconds=20)
+    times = {path: path.stat().st_mtime_ns for path in partial.glob("data/*")}
+    kept = len(list(partial.glob("blocks/*.json")))
+    assert 3 <= kept < 16
+    capsys.readouterr()
     assert run_command(lambda: convert.main(arguments)) == 0
-    assert not list(tmp_path.glob("*.partial-*"))
-    assert len(read_samples(target)) == NUM_IMAGES
+    assert f"{kept} of 16 blocks were finished before" in capsys.readouterr().out
+    assert snapshot(target.parent) == snapshot(whole.parent)
+    if data_format == "mds":  # not written again
+        again = [path for path in times if (target / path.name).stat().st_mtime_ns != times[path]]
+        assert len(again) <= len(times) - kept
 
 
 @needs_proc
-def test_ctrl_c_cleans_up(tmp_path: Path) -> None:
-    data = encoded(picture(0, 700, 700), "PNG")
-    source = write_files(tmp_path / "photos", {f"{n}.png": data for n in range(NUM_IMAGES)})
-    command = [sys.executable, "-m", "data_prep.convert", str(source), str(tmp_path / "out")]
+def test_ctrl_c_cleans_up(tmp_path: Path, slow_source: Path) -> None:
+    arguments = [str(slow_source), str(tmp_path / "out"), "--format", "mds", "--workers", "2"]
     process = subprocess.Popen(
-        [*command, "--format", "mds", "--workers", "2"],
+        [sys.executable, "-m", "data_prep.convert", *arguments, "--shard-mb", "1000"],
         cwd=ROOT,
         stderr=subprocess.PIPE,
         text=True,
         # a shell's background job ignores Ctrl-C, and so would its children
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    wait_for(lambda: list(tmp_path.glob("out.partial-*")) and len(children(process.pid)) >= 2)
+    wait_for(lambda: list(tmp_path.glob("out.partial/block-*")))
     process.send_signal(signal.SIGINT)
     _, message = process.communicate(timeout=60)
     assert process.returncode == 130, message
     assert "Traceback" not in message
-    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+    assert not list(tmp_path.iterdir())
 
 
-def test_a_living_writer_is_respected(tmp_path: Path) -> None:
-    other = tmp_path / f"out.partial-{os.getppid()}"
-    other.mkdir()
-    with pytest.raises(UserError, match="is writing"):
-        remove_stale_partials(tmp_path / "out")
-    assert other.exists()
+def test_a_living_writer_is_respected(tmp_path: Path, photos: Path) -> None:
+    script = (
+        "import sys, time; from pathlib import Path; from data_prep.store import LocalStore\n"
+        "with LocalStore(Path(sys.argv[1])).alone('whole'): print('held', flush=True); input()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path / "out")],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert other.stdout is not None and other.stdout.readline() == "held\n"
+    with pytest.raises(UserError, match=rf"process {other.pid} on .* is writing .*out right now"):
+        convert.main([str(photos), str(tmp_path / "out"), "--format", "mds"])
+    other.communicate("\n")
+    assert convert.main([str(photos), str(tmp_path / "out"), "--format", "mds"]) == 0
+    assert not (tmp_path / "out.partial").exists()
+
+
+def test_ctrl_c_keeps_what_is_finished(
+    tmp_path: Path,
+    slow_source: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    keep, calls = LocalStore.keep, []
+
+    def interrupted(self: LocalStore, folder: Path, record: Record) -> None:
+        keep(self, folder, record)
+        calls.append(record.number)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(LocalStore, "keep", interrupted)
+    arguments = command(slow_source, tmp_path / "out", "mds")
+    arguments[arguments.index("--workers") + 1] = "1"
+    assert run_command(lambda: convert.main(arguments)) == 130
+    assert "2 of 16 blocks are finished and kept" in capsys.readouterr().err
+    monkeypatch.undo()
+    # other settings are not mixed in
+    assert run_command(lambda: convert.main([*arguments, "--quality", "50"])) == 2
+    message = capsys.readouterr().err
+    assert "another conversion (made with quality=90 instead of 50)" in message
+    assert len(list(tmp_path.glob("out.partial/blocks/*.json"))) == 2
+    assert convert.main([*arguments, "--quality", "50", "--overwrite"]) == 0
+    assert len(read_samples(tmp_path / "out")) == NUM_IMAGES
 
 
 def test_only_partials_of_this_destination_are_removed(tmp_path: Path) -> None:

@@ -1,0 +1,168 @@
+"""One block → its shard or piece: read, prepare, write, hand over. This is what a worker does."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from data_prep.blocks import Block
+from data_prep.images import PreparedImage, Unreadable, prepare_image
+from data_prep.plan import Plan
+from data_prep.reading import read_annotation, read_item
+from data_prep.sources.source import Item, Source
+from data_prep.store import Store
+from data_prep.tally import Record, Settings
+from pospre.errors import UserError
+
+if TYPE_CHECKING:
+    from data_prep.audio import PreparedClip, Statistics
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is the same for all blocks; it travels to the workers.
+
+    Attributes:
+        source: without its items.
+        settings: of the conversion.
+        plan: likewise.
+        store: what takes the finished blocks.
+        num_shares: that the conversion is divided into.
+        strict: whether to stop at what cannot be read.
+    """
+
+    source: Source
+    settings: Settings
+    plan: Plan
+    store: Store
+    num_shares: int = 1
+    strict: bool = False
+
+
+def convert_block(task: tuple[Block, tuple[Item, ...]], job: Job) -> Record:
+    """Convert the items of a block; return its record.
+
+    Raises:
+        UserError: with ``strict`` an item cannot be read, or a disk or network fails.
+        OSError: the block cannot be written.
+    """
+    block, items = task
+    record = Record(block.number, job.plan.key, job.num_shares)
+    statistics = _statistics(job)
+    with job.store.scratch() as folder:
+        with _writing(_make_writer(folder, job), record) as writer:
+            for item in items:
+                prepared = _prepare(item, job, writer.max_bytes)
+                if isinstance(prepared, Unreadable):
+                    _skip(item, prepared, record, job)
+                else:
+                    writer.write(item, _sample(prepared))
+                    _note(item, prepared, record, statistics)
+        if statistics is not None:
+            record.sums = statistics.sums()
+        job.store.keep(folder, record)
+    return record
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    main: "PreparedImage | PreparedClip"
+    annotation: bytes | None
+
+
+def _prepare(item: Item, job: Job, max_bytes: int) -> "_Prepared | Unreadable":
+    data = read_item(job.source, item)
+    if isinstance(data, Unreadable):
+        return data
+    settings = job.settings
+    main: PreparedImage | PreparedClip | Unreadable
+    if settings.frames is None:
+        main = prepare_image(data, settings.max_side, settings.quality, check=settings.check)
+    else:
+        from data_prep.audio import prepare_clip  # torchaudio: seconds to import
+
+        main = prepare_clip(data, settings.frames)
+    if isinstance(main, Unreadable):
+        return main
+    annotation = None
+    if job.source.annotation is not None:
+        found = read_annotation(job.source, item)
+        if isinstance(found, Unreadable):
+            return found
+        annotation = found
+    num_bytes = main.num_bytes + len(annotation or b"")
+    if num_bytes > max_bytes:
+        return Unreadable(
+            f"as a JPEG it takes {num_bytes} bytes, but at most {max_bytes} fit; --max-side makes "
+            "it smaller"
+        )
+    return _Prepared(main, annotation)
+
+
+def _sample(prepared: _Prepared) -> dict[str, Any]:
+    main = prepared.main
+    sample: dict[str, Any] = (
+        {"image": main.jpeg} if isinstance(main, PreparedImage) else {"features": main.features}
+    )
+    return sample if prepared.annotation is None else {**sample, "annotation": prepared.annotation}
+
+
+def _skip(item: Item, why: Unreadable, record: Record, job: Job) -> None:
+    if job.strict:
+        raise UserError(
+            f"{job.source.root / item.name} cannot be read: {why.reason}. Mend or remove it; "
+            "without --strict such files are listed and left out."
+        )
+    record.skipped.append({"path": item.name, "reason": why.reason})
+
+
+def _note(item: Item, prepared: _Prepared, record: Record, statistics: "Statistics | None") -> None:
+    main = prepared.main
+    record.labels.append(item.label)
+    record.num_bytes.append(main.num_bytes)
+    if prepared.annotation is not None:
+        record.extra_bytes.append(len(prepared.annotation))
+    if isinstance(main, PreparedImage):
+        record.num_kept += main.kept
+        record.sides.append((main.width, main.height))
+        return
+    assert statistics is not None
+    record.seconds.append(main.seconds)
+    statistics.add(main.features)
+
+
+def _statistics(job: Job) -> "Statistics | None":
+    if job.settings.frames is None:
+        return None
+    from data_prep.audio import Statistics
+
+    return Statistics()
+
+
+def _make_writer(folder: Path, job: Job) -> Any:
+    # The libraries are heavy: only the wanted one is loaded, and before the workers start.
+    if job.settings.format == "ffcv":
+        from data_prep.writers import ffcv
+
+        return ffcv.BlockWriter(folder, job.plan.limit)
+    from data_prep.writers import mds
+
+    columns = {"image": "bytes"}
+    if job.settings.frames is not None:
+        from data_prep.audio import NUM_COEFFICIENTS
+
+        columns = {"features": f"ndarray:float32:{job.settings.frames},{NUM_COEFFICIENTS}"}
+    if job.source.annotation is not None:
+        columns["annotation"] = "bytes"
+    return mds.BlockWriter(folder, columns, job.plan.limit)
+
+
+@contextmanager
+def _writing(writer: Any, record: Record) -> Iterator[Any]:
+    try:
+        yield writer
+        writer.finish(record)
+    except BaseException:
+        writer.abort()
+        raise

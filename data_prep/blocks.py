@@ -1,0 +1,85 @@
+"""A source cut into blocks, each converted by one worker and kept as one shard or piece.
+
+The cut depends on the source and on the settings alone. So the result is the same whoever converts
+which block, with however many processes, on however many machines, and however often it was killed.
+"""
+
+
+import itertools
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pospre.errors import UserError
+
+_BLOCK_BYTES = 1 << 26
+_LEAST_BLOCK_BYTES = 1 << 22
+_ENOUGH_BLOCKS = 64  # for the workers of one machine; small data sets get smaller blocks
+_LEAST_ITEM_BYTES = 1 << 12  # a million tiny files in one block would be lost together
+_UNKNOWN_ITEM_BYTES = 100_000
+
+
+class Block(NamedTuple):
+    """The items from ``start`` up to ``stop`` of a source."""
+
+    number: int
+    start: int
+    stop: int
+
+
+class Share(NamedTuple):
+    """The ``number``-th of ``count`` shares of a conversion, counted from 1."""
+
+    number: int
+    count: int
+
+    def of(self, blocks: Sequence[Block]) -> Sequence[Block]:
+        """Return this share's blocks, which follow each other.
+
+        Raises:
+            UserError: there are fewer blocks than shares.
+        """
+        if self.count > len(blocks):
+            raise UserError(
+                f"--part {self.number}/{self.count}: this source is converted in {len(blocks)} "
+                f"blocks, so it has at most {len(blocks)} parts; --shard-mb makes more of them."
+            )
+        first, last = (len(blocks) * k // self.count for k in (self.number - 1, self.number))
+        return blocks[first:last]
+
+
+def parse_share(text: str) -> Share:
+    """Read ``k/n``.
+
+    Raises:
+        UserError: it is none, or k is not from 1 to n.
+    """
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    share = Share(*map(int, match.groups())) if match else Share(0, 0)
+    if not 1 <= share.number <= share.count:
+        raise UserError(f"--part {text} must be k/n with k from 1 to n, such as 3/16.")
+    return share
+
+
+def cut_blocks(sizes: Sequence[int], shard_mb: float | None) -> list[Block]:
+    """Cut items into blocks of about equal bytes.
+
+    Args:
+        sizes: bytes of every item, 0 where unknown.
+        shard_mb: wanted size of a block; by default 64 MiB, or less for small data sets.
+    """
+    known = np.array(sizes, np.int64)
+    costs = np.where(known > 0, np.maximum(known, _LEAST_ITEM_BYTES), _UNKNOWN_ITEM_BYTES)
+    ends = np.cumsum(costs)
+    total = int(ends[-1])
+    wanted = min(max(total // _ENOUGH_BLOCKS, _LEAST_BLOCK_BYTES), _BLOCK_BYTES)
+    if shard_mb is not None:
+        wanted = max(1, round(shard_mb * 1e6))
+    count = -(-total // wanted)
+    goals = [total * place // count for place in range(1, count)]
+    cuts = np.searchsorted(ends, goals) + 1
+    bounds = np.unique([0, *cuts, len(known)]).tolist()
+    pairs = itertools.pairwise(bounds)
+    return [Block(number, start, stop) for number, (start, stop) in enumerate(pairs)]

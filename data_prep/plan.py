@@ -1,0 +1,84 @@
+"""What a conversion is going to do: known before the first sample is read, the same everywhere."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pospre.errors import UserError
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all parts of a conversion have in common.
+
+    Attributes:
+        made_from: settings and the source's fingerprint.
+        num_blocks: that the source is converted in.
+        num_items: candidate samples.
+        classes: names by label, or None.
+        num_ignored: files that are no samples.
+        split_rule: what parted the data set, or None.
+        annotation: ``"json"``, ``"png"`` or None.
+        limit: largest shard in bytes (MDS), or size of a page (FFCV).
+        noun: what the samples are called in messages.
+    """
+
+    made_from: dict[str, Any]
+    num_blocks: int
+    num_items: int
+    classes: list[str] | None
+    num_ignored: int
+    split_rule: str | None
+    annotation: str | None
+    limit: int
+    noun: str
+
+    @property
+    def key(self) -> str:
+        """What tells this conversion from all others."""
+        return hashlib.sha256(self.as_json().encode()).hexdigest()[:16]
+
+    @property
+    def format(self) -> str:
+        """Format of the result: ``"mds"`` or ``"ffcv"``."""
+        return str(self.made_from["settings"]["format"])
+
+    def as_json(self) -> str:
+        """Return the text that ``parse_plan`` reads."""
+        return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
+
+
+def parse_plan(text: str | bytes, where: str) -> Plan:
+    """Read a plan that another run has left at ``where``.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    try:
+        return Plan(**json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{where} is damaged; remove it and convert again.") from error
+
+
+def difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
+    """Say in which setting, or else in the source, two conversions differ; None: in nothing."""
+    for key, value in now["settings"].items():
+        old = before["settings"].get(key)
+        if old != value:
+            return f"made with {key}={old} instead of {value}"
+    if before["source"] != now["source"]:
+        return "made from other images or older versions of them"
+    return None
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Write numbers, counted from 1, shortly: ``1-3, 7``."""
+    spans: list[list[int]] = []
+    for number in sorted(numbers):
+        if spans and spans[-1][1] == number:
+            spans[-1][1] = number + 1
+        else:
+            spans.append([number, number + 1])
+    return ", ".join(str(a + 1) if b == a + 1 else f"{a + 1}-{b}" for a, b in spans)

@@ -1,0 +1,234 @@
+"""Finished blocks → the data set: its description, and everything in its place at once."""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from data_prep import sidecar
+from data_prep.plan import Plan, difference
+from data_prep.staging import replace_folder, replace_pair
+from data_prep.store import LocalStore, Store
+from data_prep.tally import Record
+from pospre.data.mds_reader import INDEX_NAME, SIDECAR_NAME, is_mds
+from pospre.data.sidecar import VERSION
+from pospre.errors import UserError
+from pospre.object_store import is_remote
+
+_REMEDY = "choose another DST, or replace it with --overwrite."
+
+
+class Target(ABC):
+    """Where a data set goes.
+
+    Attributes:
+        store: keeps the finished blocks until then.
+    """
+
+    store: Store
+
+    @abstractmethod
+    def exists(self) -> bool:
+        """Tell whether a complete data set is there."""
+
+    @abstractmethod
+    def is_complete(self, made_from: dict[str, Any]) -> bool:
+        """Tell whether this very conversion is there; False also when nothing is there.
+
+        Raises:
+            UserError: something else is there.
+        """
+
+    @abstractmethod
+    def check_replaceable(self) -> None:
+        """Refuse to remove what is no data set: the name may be a slip."""
+
+    def check_apart(self, source: Path) -> None:  # noqa: B027 (only disks can overlap)
+        """Refuse a destination inside its own source."""
+
+    @contextmanager
+    def clean_parents(self) -> Iterator[None]:
+        """Remove the folders made on the way if nothing comes of it."""
+        yield
+
+    @abstractmethod
+    def publish(self, plan: Plan, records: Sequence[Record]) -> None:
+        """Put the data set in its place."""
+
+
+def open_target(destination: str | Path, data_format: str) -> Target:
+    """Return the target for a destination.
+
+    Raises:
+        UserError: the name does not suit the format.
+    """
+    name = str(destination)
+    if is_remote(name):
+        if data_format != "mds":
+            raise UserError(f"{name}: only MDS shards go straight to a bucket; use --format mds.")
+        from data_prep.remote import RemoteTarget
+
+        return RemoteTarget(name)
+    if "://" in name:
+        raise UserError(f"{name} is of a kind that is not written; give a path or s3://….")
+    path = Path(destination)
+    is_beton = path.suffix == ".beton"
+    if is_beton != (data_format == "ffcv"):
+        remedy = "end in .beton" if data_format == "ffcv" else "be a folder, not a .beton"
+        raise UserError(f"DST {path} must {remedy} for --format {data_format}.")
+    if path.exists() and path.is_dir() == is_beton:
+        kind = "folder" if is_beton else "file"
+        raise UserError(f"DST {path} is a {kind}; choose another name.")
+    return LocalBeton(path) if is_beton else LocalShards(path)
+
+
+def refuse_other(where: object, content: dict[str, Any], made_from: dict[str, Any]) -> None:
+    """Compare a data set's description with the conversion that is wanted.
+
+    Raises:
+        UserError: they differ.
+    """
+    why = difference(content["made_from"], made_from)
+    if why is not None:
+        raise UserError(f"{where} exists, {why}; {_REMEDY}")
+
+
+def describe(plan: Plan, records: Sequence[Record]) -> dict[str, Any]:
+    """Return the description of a data set, but for its checksums."""
+    num_samples = sum(len(record.labels) for record in records)
+    num_kept = sum(record.num_kept for record in records)
+    content = {
+        "format": f"pospre-{plan.format}",
+        "version": VERSION,
+        "samples": num_samples,
+        "classes": plan.classes,
+        "kept": num_kept,
+        "encoded": num_samples - num_kept,
+        "ignored": plan.num_ignored,
+        "skipped": [item for record in records for item in record.skipped],
+        "made_from": plan.made_from,
+    }
+    if plan.annotation is not None:
+        content["annotation"] = plan.annotation
+    if plan.split_rule is not None:
+        content["split_rule"] = plan.split_rule
+    sums = [record.sums for record in records if record.sums is not None]
+    if sums:
+        from data_prep.audio import Statistics
+
+        statistics = Statistics()
+        for entry in sums:
+            statistics.add_sums(entry)
+        content["features"] = statistics.describe()
+    return content
+
+
+def describe_shards(plan: Plan, records: Sequence[Record]) -> tuple[str, str]:
+    """Return the texts of ``index.json``, as Streaming writes it, and of our description."""
+    shards = [shard for record in records for shard in record.shards]
+    index = json.dumps({"version": 2, "shards": shards}, sort_keys=True)
+    files = [entry for record in records for entry in record.files]
+    manifest = {name: [size, digest] for name, size, digest in files}
+    return index, sidecar.as_text({**describe(plan, records), "manifest": manifest})
+
+
+class _LocalTarget(Target):
+    data_format: str
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.store: LocalStore = LocalStore(path)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def exists(self) -> bool:
+        return sidecar.sidecar_path(self.path, self.data_format).exists() and self.path.exists()
+
+    def is_complete(self, made_from: dict[str, Any]) -> bool:
+        path = self.path
+        if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+            return False
+        if not self.exists():
+            raise UserError(f"{path} exists and was not made by this command; {_REMEDY}")
+        content = sidecar.read_sidecar(path)
+        refuse_other(path, content, made_from)
+        sidecar.check_sizes(path, content)
+        return True
+
+    def check_apart(self, source: Path) -> None:
+        inside, target = source.resolve(), self.path.resolve()
+        if target == inside or inside in target.parents or target in inside.parents:
+            raise UserError(f"DST {self.path} and SRC {source} must lie apart.")
+
+    @contextmanager
+    def clean_parents(self) -> Iterator[None]:
+        missing = [parent for parent in self.path.absolute().parents if not parent.exists()]
+        try:
+            yield
+        finally:
+            for folder in missing:
+                try:
+                    folder.rmdir()
+                except OSError:
+                    break
+
+
+class LocalShards(_LocalTarget):
+    """A folder of MDS shards."""
+
+    data_format = "mds"
+
+    def check_replaceable(self) -> None:
+        """Refuse to remove a folder that holds something else."""
+        path = self.path
+        if path.is_dir() and any(path.iterdir()) and not is_mds(path):
+            raise UserError(
+                f"{path} is a folder that holds something else than a data set; --overwrite "
+                "would remove it. Choose another DST."
+            )
+
+    def publish(self, plan: Plan, records: Sequence[Record]) -> None:
+        """Describe the shards where they are, then rename their folder."""
+        index, description = describe_shards(plan, records)
+        names = {name for record in records for name, _, _ in record.files}
+        for path in self.store.data.iterdir():  # left by a kill between a block and its record
+            if path.name not in names:
+                path.unlink()
+        (self.store.data / SIDECAR_NAME).write_text(description)
+        (self.store.data / INDEX_NAME).write_text(index)
+        replace_folder(self.store.data, self.path)
+        self.store.discard()
+
+
+class LocalBeton(_LocalTarget):
+    """A ``.beton`` file."""
+
+    data_format = "ffcv"
+
+    def check_replaceable(self) -> None:
+        """A file is replaced whatever it holds: its name ends in ``.beton``."""
+
+    def publish(self, plan: Plan, records: Sequence[Record]) -> None:
+        """Put the pieces together, then rename file and description."""
+        from data_prep.writers.ffcv import DamagedPiece, write_beton
+
+        data = self.store.folder / sidecar.BETON_NAME
+        annotated = plan.annotation is not None
+        try:
+            num_bytes, digest = write_beton(
+                data, self.store.data, records, plan.limit, annotated=annotated
+            )
+        except DamagedPiece as error:
+            raise UserError(
+                f"{error} has changed since it was written; remove it and convert again."
+            ) from error
+        description = self.store.folder / SIDECAR_NAME
+        checksums = {"bytes": num_bytes, "sha256": digest}
+        description.write_text(sidecar.as_text({**describe(plan, records), **checksums}))
+        # The description first: without the file beside it, it means nothing to a reader.
+        beside = sidecar.sidecar_path(self.path, self.data_format)
+        replace_pair((description, beside), (data, self.path))
+        self.store.discard()

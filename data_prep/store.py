@@ -1,0 +1,178 @@
+"""Where finished blocks are kept until the data set is complete: here, a folder beside it.
+
+``DST.partial`` holds the plan, a record and the file of every finished block. A block appears in it
+at once or not at all, so a conversion that was killed goes on from there, and several processes and
+machines fill one folder together.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from data_prep.plan import Plan, difference, parse_plan
+from data_prep.tally import Record
+from pospre.errors import UserError
+
+PLAN_NAME = "plan.json"
+_LOCK_SECONDS = 3.0  # workers of a run that was just killed need a moment to end
+
+
+class Store(ABC):
+    """Keeps the finished blocks of one conversion. It travels to the workers."""
+
+    where: str
+
+    @abstractmethod
+    def begin(self, plan: Plan) -> None:
+        """Note the plan, or compare it with what an earlier run or another part has noted."""
+
+    @abstractmethod
+    def plan(self) -> Plan | None:
+        """Return the plan that is noted; None: nothing has begun."""
+
+    @abstractmethod
+    def records(self) -> dict[int, Record]:
+        """Return the records of the finished blocks, by number."""
+
+    @abstractmethod
+    def scratch(self) -> contextlib.AbstractContextManager[Path]:
+        """Give a fresh folder for the files of a block."""
+
+    @abstractmethod
+    def keep(self, folder: Path, record: Record) -> None:
+        """Take the files of a finished block out of its scratch folder."""
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Remove everything."""
+
+    @abstractmethod
+    def alone(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Make sure that nobody else does the work called ``name`` meanwhile."""
+
+    def check(self, plan: Plan, before: Plan) -> None:
+        """Compare a plan with the one that is noted.
+
+        Raises:
+            UserError: they differ.
+        """
+        if plan.key == before.key:
+            return
+        why = difference(before.made_from, plan.made_from) or "made by another version"
+        raise UserError(
+            f"{self.where} holds unfinished work of another conversion ({why}); finish that one, "
+            "replace it with --overwrite, or choose another DST."
+        )
+
+
+def parse_record(text: str | bytes, where: str) -> Record:
+    """Read the record of a block.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    try:
+        return Record(**json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{where} is damaged; remove it and convert again.") from error
+
+
+class LocalStore(Store):
+    """The folder ``DST.partial``."""
+
+    def __init__(self, destination: Path) -> None:
+        self.destination = destination
+        self.folder = destination.with_name(f"{destination.name}.partial")
+        self.where = str(self.folder)
+        self.data, self._blocks = self.folder / "data", self.folder / "blocks"
+
+    def begin(self, plan: Plan) -> None:
+        """Note the plan, or compare it with what is there."""
+        before = self.plan()
+        if before is not None:
+            self.check(plan, before)
+        for folder in (self.data, self._blocks):
+            folder.mkdir(parents=True, exist_ok=True)
+        if before is None:
+            self._write(self.folder / PLAN_NAME, plan.as_json())
+
+    def plan(self) -> Plan | None:
+        """Return the plan that is noted; None: nothing has begun."""
+        path = self.folder / PLAN_NAME
+        return parse_plan(path.read_bytes(), str(path)) if path.exists() else None
+
+    def records(self) -> dict[int, Record]:
+        """Return the records of the blocks whose files are there in full."""
+        found = [parse_record(p.read_bytes(), str(p)) for p in sorted(self._blocks.glob("*.json"))]
+        return {record.number: record for record in found if self._is_whole(record)}
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """Give a fresh folder on the same disk."""
+        folder = Path(tempfile.mkdtemp(prefix="block-", dir=self.folder))
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def keep(self, folder: Path, record: Record) -> None:
+        """Move the files of a block to their place; the record goes last."""
+        for name, _, _ in record.files:
+            (folder / name).replace(self.data / name)
+        text = json.dumps(record.as_json(), separators=(",", ":"))
+        self._write(self._blocks / f"{record.number:05d}.json", text)
+
+    def discard(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    @contextmanager
+    def alone(self, name: str) -> Iterator[None]:
+        """Hold a lock that ends with this process, however it ends."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"{name}.lock"
+        with path.open("a+") as file:
+            if not _lock(file):
+                file.seek(0)
+                raise UserError(
+                    f"{file.read().strip() or 'another process'} is writing {self.destination} "
+                    "right now; wait for it."
+                )
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {os.uname().nodename}\n")
+            file.flush()
+            yield
+
+    def _is_whole(self, record: Record) -> bool:
+        """Tell whether a block's files have their sizes; after a power cut they may not."""
+        for name, size, _ in record.files:
+            path = self.data / name
+            if not path.is_file() or path.stat().st_size != size:
+                return False
+        return True
+
+    def _write(self, path: Path, text: str) -> None:
+        with self.scratch() as folder:
+            (folder / path.name).write_text(text)
+            (folder / path.name).replace(path)
+
+
+def _lock(file: Any) -> bool:
+    end = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.05)
