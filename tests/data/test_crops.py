@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torchvision.transforms import RandomResizedCrop
 
@@ -34,6 +34,7 @@ LARGE_SIDES = st.one_of(SIDES, st.integers(1, 2**20))
 RATIOS = st.floats(0.001, 1000)
 DRAW = st.integers(0, 2**24 - 1).map(lambda word: word / 2**24)
 DRAWS = st.lists(DRAW, min_size=40, max_size=40)
+COMPILES = settings(deadline=None)  # the first call may take a second
 USUAL = (3 / 4, 4 / 3)
 NUM = 6000
 
@@ -46,6 +47,7 @@ def crop_keys(num=NUM, seed=0, views=1):
     return draws.sample_keys(seed, 0, np.arange(num)[:, None], np.arange(views), "crop")
 
 
+@COMPILES
 @given(draw=DRAWS, width=SIDES, height=SIDES, low=st.floats(0.001, 1), ratio=RATIOS, wider=RATIOS)
 def test_boxes_lie_inside_the_image(draw, width, height, low, ratio, wider):
     ratios = (min(ratio, wider), max(ratio, wider))
@@ -180,6 +182,7 @@ def test_area_and_aspect_are_the_stated_distributions():
     assert np.abs(pairs[~np.eye(3, dtype=bool)]).max() < 5 / math.sqrt(NUM)
 
 
+@COMPILES
 @given(
     seed=SEEDS,
     epoch=WORDS,
@@ -207,6 +210,7 @@ def test_boxes_have_the_same_bits_in_numpy_torch_and_numba(
     assert np.array_equal([compiled], in_torch.numpy())
 
 
+@COMPILES
 @given(index=WORDS, width=LARGE_SIDES, height=LARGE_SIDES, side=st.integers(1, 600))
 def test_windows_have_the_same_bits_in_numpy_torch_and_numba(index, width, height, side):
     keys = draws.sample_keys(3, 1, np.array([index]), np.arange(2) + 5, "crop")
@@ -220,6 +224,7 @@ def test_windows_have_the_same_bits_in_numpy_torch_and_numba(index, width, heigh
         assert (compiled[:, :2] + compiled[:, 2:] <= np.array(scaled) + padding).all()
 
 
+@COMPILES
 @given(
     draw=st.lists(DRAW, min_size=4, max_size=4), width=SIDES, height=SIDES, side=st.integers(8, 300)
 )
