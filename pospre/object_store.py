@@ -24,7 +24,7 @@ from botocore.exceptions import (
 from pospre.errors import UserError
 
 _MISSING = ("404", "NoSuchKey", "NotFound")
-_CREDENTIALS = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken")
+CREDENTIAL_FAULTS = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken")
 
 
 def is_remote(uri: str) -> bool:
@@ -121,7 +121,7 @@ class Bucket:
         code = error.response["Error"]["Code"]
         if code == "NoSuchBucket":
             return f"bucket '{self.name}' does not exist at {where}; make it or mend {self.uri}"
-        if code in _CREDENTIALS:
+        if code in CREDENTIAL_FAULTS:
             return (
                 f"{self.uri}: {where} refuses the credentials ({code}); "
                 "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"

@@ -99,7 +99,7 @@ class Supplier:
                 transfer = Transfer(self.bucket, entry.stored.name)
                 watch(transfer)
                 transfer.run(file, patience=self.patience, stop=stop)
-                problem = _unpack(file, transfer.done, entry)
+                problem = transfer.damage or _unpack(file, transfer.done, entry)
                 if not problem:
                     self.cache.publish(name)
                     return True

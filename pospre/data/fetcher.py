@@ -4,11 +4,13 @@ The threads are daemons and hold nothing but a lock of the kernel's and a ``.par
 happens to them, the process can end, and the next one finds the cache in order.
 """
 
+import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import numpy as np
 
@@ -22,6 +24,9 @@ from pospre.errors import UserError
 NUM_THREADS = 4
 AHEAD = 32  # shards
 
+T = TypeVar("T")
+
+_READS = 2  # after which an error is not taken for an evicted shard
 _TICK = 0.1  # seconds: how soon a lock or room that other processes hold is looked at again
 _GOODBYE = 1.0  # seconds that ``close`` gives the threads; a silent server may hold them longer
 
@@ -61,7 +66,8 @@ class Fetcher:
         self._plan: list[int] = []
         self._position: dict[int, int] = {}
         self._left: Counter[int] = Counter()  # reads that are still to come
-        self._next = 0  # place in the plan that nobody has asked for so far
+        self._begun: set[int] = set()  # of the plan: read from, and not for the last time
+        self._next = 0  # what nobody has asked for so far starts here in the plan
         if places is not None:
             found, first, count = np.unique(places, return_index=True, return_counts=True)
             order = np.argsort(first)
@@ -89,34 +95,45 @@ class Fetcher:
         for thread in threads:
             thread.join(max(0.0, end - time.monotonic()))
 
-    @contextmanager
-    def use(self, place: int) -> Iterator[Shard]:
-        """Give a shard, which will not be evicted by this process meanwhile.
+    def read(self, place: int, action: Callable[[Shard], T]) -> T:
+        """Return what ``action`` makes of a shard; this process does not evict it meanwhile.
+
+        Where ``action`` fails with a UserError, the shard is looked at anew, and fetched anew if
+        another process has evicted it or cut it off.
 
         Raises:
-            UserError: it cannot be had, or not in time.
+            UserError: the shard cannot be had, or not in time, or ``action`` fails all the same.
         """
+        with self._using(place):
+            for _ in range(_READS):
+                shard = self._here.get(place) or self._wait(place)
+                try:
+                    return action(shard)
+                except UserError:
+                    with self._changed:
+                        self._here.pop(place, None)
+            return action(self._wait(place))
+
+    @contextmanager
+    def _using(self, place: int) -> Iterator[None]:
+        """Note that a shard is being read, and how far in the plan the reading has come."""
         with self._changed:
             self._users[place] += 1
-            shard = self._here.get(place)
             if self._position.get(place, -1) >= self._next:
+                self._begun.update(self._plan[self._next : self._position[place] + 1])
                 self._next = self._position[place] + 1
                 self._changed.notify_all()
         try:
-            yield shard or self._wait(place)
+            yield
         finally:
             self._release(place)
-
-    def forget(self, place: int) -> None:
-        """Look again whether a shard is there, the next time that it is used."""
-        with self._changed:
-            self._here.pop(place, None)
 
     def _release(self, place: int) -> None:
         with self._changed:
             self._users[place] -= 1
             self._left[place] -= 1
             if self._left[place] == 0:
+                self._begun.discard(place)
                 self._cache.touch(self._entries[place].raw.name)
                 self._changed.notify_all()
 
@@ -215,11 +232,16 @@ class Fetcher:
     def _choose(self) -> tuple[int, bool] | None:
         """Return the shard to fetch next, and whether it is waited for."""
         for place in self._waiting:
-            if place not in self._active and place not in self._failed:
+            if not any(place in book for book in (self._active, self._failed, self._here)):
                 return place, True
         now = time.monotonic()
         self._later = {place: when for place, when in self._later.items() if when > now}
+        room = self._cache.limit or math.inf
+        room -= sum(self._entries[place].raw.size for place in self._begun)
         for place in self._plan[self._next : self._next + AHEAD]:
+            room -= self._entries[place].raw.size
+            if room < 0:  # it would only push out what is needed before it
+                break
             if place in self._active or place in self._later or place in self._given_up:
                 continue
             if not self._cache.holds(self._entries[place].raw):

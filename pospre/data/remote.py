@@ -121,15 +121,7 @@ class RemoteMdsReader(MdsReader):
 
     def _data(self, index: int) -> Tensor:
         place, number = self._locate(index)
-        for is_last in (False, False, True):
-            with self._fetcher.use(place) as shard:
-                try:
-                    return read_bytes(*shard.place(number))
-                except UserError:  # evicted by another process, or cut off: fetched again
-                    if is_last:
-                        raise
-            self._fetcher.forget(place)
-        raise AssertionError("the last try returns or raises")
+        return self._fetcher.read(place, lambda shard: read_bytes(*shard.place(number)))
 
     def _with_manifest(self, entry: ShardEntry) -> ShardEntry:
         """Add the SHA-256 that our converter noted to what the index says."""
@@ -199,8 +191,9 @@ def _small_files(bucket: Bucket, patience: float) -> dict[str, bytes]:
     contents = {}
     for name in (INDEX_NAME, SIDECAR_NAME):
         content = io.BytesIO()
+        transfer = Transfer(bucket, name)
         try:
-            Transfer(bucket, name).run(content, patience=patience, stop=threading.Event())
+            transfer.run(content, patience=patience, stop=threading.Event())
         except MissingObject as error:
             if name == INDEX_NAME:
                 raise UserError(
@@ -213,5 +206,7 @@ def _small_files(bucket: Bucket, patience: float) -> dict[str, bytes]:
             if name == INDEX_NAME:
                 raise
             continue
+        if transfer.damage:
+            raise UserError(f"{transfer.address} is damaged: {transfer.damage}.")
         contents[name] = content.getvalue()
     return contents

@@ -14,6 +14,7 @@ from botocore.exceptions import (
     ClientError,
     ConnectTimeoutError,
     EndpointConnectionError,
+    FlexibleChecksumError,
     NoCredentialsError,
     PartialCredentialsError,
     ReadTimeoutError,
@@ -21,13 +22,11 @@ from botocore.exceptions import (
 from urllib3.exceptions import HTTPError
 
 from pospre.errors import UserError
-from pospre.object_store import Bucket
+from pospre.object_store import CREDENTIAL_FAULTS, Bucket
 
 _BLOCK = 32 << 10  # small: between two blocks a download sees that it should stop
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 10.0
-_MISSING = ("NoSuchKey", "404", "NotFound")
-_FORBIDDEN = ("AccessDenied", "403", "Forbidden")
 _BUSY = ("SlowDown", "RequestTimeout", "Throttling", "ThrottlingException", "RequestLimitExceeded")
 _REPLACED = ("PreconditionFailed", "412", "InvalidRange", "416")
 
@@ -53,6 +52,7 @@ class Transfer:
         received: bytes that came over the network, those of cut tries included.
         attempts: how often it was tried.
         cause: why the last try failed, or nothing.
+        damage: what is wrong with the bytes that came, as far as the bucket knows, or nothing.
     """
 
     def __init__(self, bucket: Bucket, name: str) -> None:
@@ -63,6 +63,7 @@ class Transfer:
         self.received = 0
         self.attempts = 0
         self.cause = ""
+        self.damage = ""
         self._version: str | None = None
 
     def run(self, target: BinaryIO, *, patience: float, stop: threading.Event) -> None:
@@ -113,6 +114,8 @@ class Transfer:
                 self.received += len(block)
                 if time.monotonic() > deadline:
                     raise ReadTimeoutError(endpoint_url=self.address)
+        except FlexibleChecksumError:
+            self.damage = "it does not have the checksum that the bucket noted"
         finally:
             body.close()
 
@@ -136,9 +139,9 @@ class Transfer:
         if code in _REPLACED:
             self.done = 0
             return "it was replaced while it was being downloaded"
-        if code in _MISSING:
+        if status == 404 and code != "NoSuchBucket":
             raise MissingObject(f"{self.address} does not exist") from error
-        if code in _FORBIDDEN:
+        if status == 403 and code not in CREDENTIAL_FAULTS:
             raise ForbiddenObject(
                 f"{self.address} may not be read (403 {code}), or does not exist in a bucket that "
                 "may not be listed; check AWS_ACCESS_KEY_ID and the bucket's rules"
