@@ -91,6 +91,8 @@ class ViewLoader:
             raise ValueError("give one or more view groups, each with its own name")
         _check(batch_size, num_workers, repeats, bad_samples, tolerance)
         check_order(order, window)
+        if shuffle:
+            reader.check_order(order, window)
         self.reader = reader
         self.views = tuple(views)
         if reader.features is not None:
@@ -184,7 +186,8 @@ class ViewLoader:
         firsts = range(start, stop, global_size)
         self._delivered = start
         self.reader.expect(self._own(order[start : start + len(firsts) * global_size]))
-        with closing(self.reader), _threads(self.num_workers) as pool:
+        # the reader is closed first: a thread that waits for a download would not end otherwise
+        with _threads(self.num_workers) as pool, closing(self.reader):
             pending = deque[_PendingBatch]()
             for first in firsts:
                 pending.append(self._start(pool, epoch, order, first))

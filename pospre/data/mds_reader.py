@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pospre.data.mds_index import INDEX_NAME, ShardEntry, read_index
 from pospre.data.page_cache import Place, sample_bytes
-from pospre.data.samples import Features, Reader, Sample, read_bytes
+from pospre.data.samples import DamagedSample, Features, Reader, Sample, read_bytes
 from pospre.data.sidecar import read_sidecar
 from pospre.errors import UserError
 
@@ -185,7 +185,9 @@ class MdsReader(Reader):
             columns[name] = data[position : position + size]
             position += size
         if position != len(data):
-            raise UserError(f"{self._shard_name(place)}, sample {number} is damaged. {self.remedy}")
+            raise DamagedSample(
+                f"{self._shard_name(place)}, sample {number} is damaged. {self.remedy}"
+            )
         return columns
 
     def _describe_features(self, shape: tuple[int, int], noted: Any) -> Features:

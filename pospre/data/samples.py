@@ -84,6 +84,9 @@ class Reader(ABC):
         """Ends of the parts that are fetched whole, int64 (P,): here one, the data set."""
         return np.array([len(self)])
 
+    def check_order(self, order: str, window: int) -> None:  # noqa: B027 (most can do any)
+        """Raise a UserError where the samples cannot well be read in this order of an epoch."""
+
     def expect(self, indices: np.ndarray) -> None:  # noqa: B027 (most readers need not know)
         """Hear which samples will be read from now on, in order: int64 (n,); replaces the last."""
 
