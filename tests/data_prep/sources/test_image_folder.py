@@ -98,3 +98,26 @@ def test_empty_part() -> None:
 def test_other_parts_are_not_drawn() -> None:
     with pytest.raises(UserError, match="--split test: x has no parts of its own"):
         folder_of(["a/1.jpg"]).drawn(Part("test"))
+
+
+def test_parts_of_its_own(tmp_path: Path) -> None:
+    names = ["train/ant/1.jpg", "train/bee/2.jpg", "validation/bee/3.jpg", "test/4.jpg"]
+    root = write_files(tmp_path, dict.fromkeys(names, JPEG))
+    with pytest.raises(UserError, match=r"has the parts .*train.*; choose one with --split"):
+        open_source(root)
+    train, val, test = (open_source(root, split=split) for split in ("train", "val", "test"))
+    assert [(item.name, item.label) for item in train.items] == [("ant/1.jpg", 0), ("bee/2.jpg", 1)]
+    # a label means the same in all parts, even where a class has no image
+    assert [(item.name, item.label) for item in val.items] == [("bee/3.jpg", 1)]
+    assert train.classes == val.classes == ["ant", "bee"]
+    assert [item.label for item in test.items] == [-1] and test.classes is None
+    assert val.split_rule == "validation/" and val.read(val.items[0]) == JPEG
+    write_files(tmp_path, {"validation/cow/5.jpg": JPEG})
+    with pytest.raises(UserError, match=r"has the class cow, which the training part lacks"):
+        open_source(root, split="val")
+
+
+def test_classes_that_are_called_like_parts(tmp_path: Path) -> None:
+    names = ["train/1.jpg", "plane/2.jpg", "val/3.jpg"]
+    source = open_source(write_files(tmp_path, dict.fromkeys(names, JPEG)))
+    assert source.classes == ["plane", "train", "val"]

@@ -40,7 +40,10 @@ def images(*numbers: int, name: str | None = "photo") -> list[dict[str, Any]]:
 def root(tmp_path: Path) -> Path:
     data = tmp_path / "birds" / "data"
     for number in range(2):
-        columns = {"image": images(*range(3 * number, 3 * number + 3)), "label": [2, 0, 2]}
+        columns: dict[str, list] = {
+            "image": images(*range(3 * number, 3 * number + 3)),
+            "label": [2, 0, 2],
+        }
         write(data / f"train-0000{number}-of-00002-ab12.parquet", columns, NAMES)
     columns = {"image": images(6, 7, name=None), "label": [1, -1]}
     write(data / "validation-00000-of-00001.parquet", columns, NAMES)

@@ -1,0 +1,134 @@
+"""ImageNet-1k: the original tars, Kaggle's folders, or train/ and val/ (class folders or flat)."""
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import ClassVar
+
+from data_prep.archives import Entry, index_progress, tar_entries
+from data_prep.imagenet_truth import DEVKIT, Truth, read_truth
+from data_prep.places import InFile, InTar
+from data_prep.sources.source import Part, own_part
+from data_prep.stored import StoredSource, stored_item
+from data_prep.tree import Tree
+from pospre.errors import UserError
+
+_TRAIN_TAR, _VAL_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
+_KAGGLE = "ILSVRC/Data/CLS-LOC"
+_EXTENSIONS = (".jpeg", ".jpg", ".png")
+_WNID = re.compile(r"n\d{8}")
+
+
+@dataclass(frozen=True)
+class ImageNet(StoredSource):
+    """A listed part of ImageNet; the classes are the sorted WordNet ids."""
+
+    kind: ClassVar[str] = "imagenet"
+
+
+def detects(tree: Tree) -> bool:
+    """Tell by the names of the tars, Kaggle's folders, or class folders named by WordNet ids."""
+    if tree.root.is_file():
+        return tree.root.name in (_TRAIN_TAR, _VAL_TAR)
+    if any(tree.find(name) for name in (_TRAIN_TAR, _VAL_TAR)) or tree.has(_KAGGLE):
+        return True
+    is_tiny = tree.find("wnids.txt") is not None
+    return not is_tiny and tree.has("val") and any(map(_WNID.fullmatch, tree.names("train")))
+
+
+def load(tree: Tree, part: Part) -> ImageNet:
+    """List ``train`` or ``val``. Flat validation images need the devkit or Kaggle's lists.
+
+    Raises:
+        UserError: a part or its labels are missing, or a tar is cut off.
+    """
+    beside = tree if tree.root.is_dir() else Tree(tree.root.parent)
+    there = _parts(beside)
+    parts = {name: where for name, where in there.items() if tree.root in (beside.root, where)}
+    if not parts:
+        raise UserError(
+            f"{tree.root}: there is no {_TRAIN_TAR}, {_VAL_TAR}, {_KAGGLE}, train or val."
+        )
+    where = own_part(part, parts, tree.root)
+    truth = read_truth(beside)
+    found = _train(beside, where) if where == there.get("train") else _val(beside, where, truth)
+    # train tells the classes, so that a label means the same in both parts
+    known = _class_ids(beside, there["train"]) if "train" in there else set(truth.wnids.values())
+    classes = sorted(known or {wnid for wnid, _ in found})
+    labels = {wnid: label for label, wnid in enumerate(classes)}
+    items = []
+    for wnid, entry in found:
+        if wnid not in labels:
+            raise UserError(f"{tree.root}: {entry.name} has the class {wnid}, which train lacks.")
+        items.append(stored_item(entry, entry.name, labels[wnid]))
+    if not items:
+        raise UserError(f"{tree.root}: {where} holds no images.")
+    titles = [truth.titles.get(wnid, wnid) for wnid in classes] if truth.titles else None
+    stamp, rule = truth.stamp, where.name if isinstance(where, Path) else where
+    return ImageNet(tree.root, tuple(items), classes, 0, rule, stamp, titles)
+
+
+def _parts(tree: Tree) -> dict[str, Path | str]:
+    """Return where each part lies: a tar, or a folder by its name."""
+    parts: dict[str, Path | str] = {}
+    for split, tar in (("train", _TRAIN_TAR), ("val", _VAL_TAR)):
+        entry = tree.find(tar)
+        folders = [name for name in (f"{_KAGGLE}/{split}", split) if tree.has(name)]
+        if entry is not None and isinstance(entry.place, InFile):
+            parts[split] = Path(entry.place.path)
+        elif folders:
+            parts[split] = folders[0]
+    return parts
+
+
+def _class_ids(tree: Tree, where: Path | str) -> set[str]:
+    """Return the classes of the training images."""
+    if isinstance(where, Path):
+        return {entry.name.removesuffix(".tar") for entry in tar_entries(where)}
+    return {name for name in tree.names(where) if "." not in name}
+
+
+def _train(tree: Tree, where: Path | str) -> list[tuple[str, Entry]]:
+    """Return the training images with their classes, sorted."""
+    if not isinstance(where, Path):
+        return _in_class_folders(tree, where)
+    found = []
+    with index_progress([where]) as advance:
+        for tar in sorted(tar_entries(where), key=lambda entry: entry.name):
+            wnid = tar.name.removesuffix(".tar")
+            if not _WNID.fullmatch(wnid) or not isinstance(tar.place, InTar):
+                raise UserError(f"{where} must hold a tar per class, but there is {tar.name}.")
+            images = tar_entries(where, advance, inner=tar.place)
+            for image in sorted(images, key=lambda entry: entry.name):
+                found.append((wnid, replace(image, name=f"{wnid}/{image.name}")))
+    return found
+
+
+def _val(tree: Tree, where: Path | str, truth: Truth) -> list[tuple[str, Entry]]:
+    """Return the validation images with their classes, sorted."""
+    if isinstance(where, Path):
+        with index_progress([where]) as advance:
+            entries = sorted(tar_entries(where, advance), key=lambda entry: entry.name)
+    elif any(map(_WNID.fullmatch, tree.names(where))):
+        return _in_class_folders(tree, where)
+    else:
+        entries = _images(tree.below(where))
+    if not truth.wnids:
+        raise UserError(
+            f"{where}: nothing tells the classes of the validation images; put {DEVKIT}.tar.gz (or "
+            "Kaggle's LOC_val_solution.csv) beside them."
+        )
+    stems = [PurePosixPath(entry.name).stem for entry in entries]
+    for stem in stems:
+        if stem not in truth.wnids:
+            raise UserError(f"{where}: nothing tells the class of the validation image {stem}.")
+    return [(truth.wnids[stem], entry) for stem, entry in zip(stems, entries, strict=True)]
+
+
+def _in_class_folders(tree: Tree, where: str) -> list[tuple[str, Entry]]:
+    images = _images(tree.below(where))
+    return [(entry.name.removeprefix(f"{where}/").split("/", 1)[0], entry) for entry in images]
+
+
+def _images(entries: list[Entry]) -> list[Entry]:
+    return [entry for entry in entries if entry.name.lower().endswith(_EXTENSIONS)]

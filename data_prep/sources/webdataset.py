@@ -1,0 +1,147 @@
+"""WebDataset: tars in which a sample's files share a name (0001.jpg, 0001.cls, 0001.json)."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from data_prep.archives import Advance, Entry, index_progress, tar_entries
+from data_prep.labels import RawLabel, class_names, class_places, place_of
+from data_prep.sources.source import Item, Part, own_part, part_of_name
+from data_prep.stored import JsonSource, stored_item
+from data_prep.tree import Tree
+from pospre.data.folder_reader import visible_files
+from pospre.errors import UserError
+
+_IMAGES = ("jpg", "jpeg", "png", "webp", "ppm", "pgm", "bmp", "tif", "tiff")
+_JSON_LABELS = ("label", "cls", "class")
+_PEEK = 20
+
+
+@dataclass(frozen=True)
+class WebDataset(JsonSource):
+    """Listed samples of one or many tars; labels come from ``.cls``, else from ``.json``.
+
+    The annotation is a sample's ``.json``, with the image's ``width`` and ``height``.
+    """
+
+    kind: ClassVar[str] = "webdataset"
+
+
+def detects(tree: Tree) -> bool:
+    """Tell by the first files of the first tar: an image and something of the same name."""
+    root = tree.root
+    tars = sorted(root.glob("*.tar")) if root.is_dir() else _tars(root)
+    tars = tars or sorted(root.glob("*/*.tar"))
+    if not tars or re.match(r"ILSVRC|n\d{8}", tars[0].name):
+        return False
+    try:
+        samples = _samples(tar_entries(tars[0], limit=_PEEK))
+    except UserError:
+        return False
+    return any(_image(files) and len(files) > 1 for files in samples.values())
+
+
+def load(tree: Tree, part: Part) -> WebDataset:
+    """List the samples of the wanted part's tars.
+
+    Raises:
+        UserError: there is no tar, one is cut off, or labels are not as expected.
+    """
+    tars = _tars(tree.root)
+    if not tars:
+        raise UserError(f"{tree.root} holds no .tar file.")
+    with index_progress(tars) as advance:
+        shards = [_Shard(path, _name(path, tree.root), advance) for path in tars]
+    # the classes of all parts, so that a label means the same in each of them
+    classes = class_names((label for shard in shards for label in shard.labels), tree.root)
+    parts = _parts(shards)
+    chosen = own_part(part, parts, tree.root) if parts else shards
+    items = [item for shard in chosen for item in shard.items(classes)]
+    if not items:
+        raise UserError(f"{tree.root}: none of {len(chosen)} tars holds an image.")
+    others = sum(shard.num_others for shard in chosen)
+    rule = "names of the tars" if parts else None
+    source = WebDataset(tree.root, tuple(items), classes, others, rule)
+    return source if parts else source.drawn(part)
+
+
+class _Shard:
+    """A tar: its samples that have an image, and their labels.
+
+    Attributes:
+        num_others: files of samples that have none.
+    """
+
+    def __init__(self, path: Path, name: str, advance: Advance) -> None:
+        self.path, self.name = path, name
+        samples = _samples(tar_entries(path, advance))
+        self.samples = {key: files for key, files in samples.items() if _image(files)}
+        self.labels = [self._label(key, files) for key, files in self.samples.items()]
+        self.num_others = sum(map(len, samples.values())) - sum(map(len, self.samples.values()))
+
+    def items(self, classes: list[str] | None) -> Iterator[Item]:
+        """Yield the samples as items."""
+        known = class_places(classes)
+        for (key, files), raw in zip(self.samples.items(), self.labels, strict=True):
+            kind = _image(files)
+            where = f"{self.path}: sample {key}"
+            about = files["json"].place if "json" in files else None
+            label = place_of(raw, known, where)
+            yield stored_item(files[kind], f"{self.name}/{key}.{kind}", label, about)
+
+    def _label(self, key: str, files: dict[str, Entry]) -> RawLabel:
+        where = f"{self.path}: sample {key}"
+        if "cls" in files:
+            text = files["cls"].place.read().decode("utf-8", "replace").strip()
+            return int(text) if re.fullmatch(r"-?\d+", text) else text
+        if "json" not in files:
+            return None
+        try:
+            content = json.loads(files["json"].place.read())
+        except ValueError as error:
+            raise UserError(f"{where} has a .json that is none: {error}.") from error
+        if not isinstance(content, dict):
+            raise UserError(f"{where} has a .json that is no object.")
+        found = next((content[name] for name in _JSON_LABELS if name in content), None)
+        if found is not None and not isinstance(found, int | str):
+            raise UserError(f"{where}: its label is {found!r}, not a number or a name.")
+        return found
+
+
+def _samples(entries: list[Entry]) -> dict[str, dict[str, Entry]]:
+    """Group files by name: the extension begins at the first dot behind the last slash."""
+    samples: dict[str, dict[str, Entry]] = {}
+    for entry in entries:
+        folder, slash, name = entry.name.rpartition("/")
+        key, _, extension = name.partition(".")
+        samples.setdefault(folder + slash + key, {})[extension.lower()] = entry
+    return samples
+
+
+def _image(files: dict[str, Entry]) -> str:
+    """Return the extension of a sample's image, or nothing."""
+    return next((kind for kind in _IMAGES if kind in files), "")
+
+
+def _parts(shards: list[_Shard]) -> dict[str, list[_Shard]]:
+    """Return the tars by the part that their names tell; none if any name does not."""
+    parts: dict[str, list[_Shard]] = {}
+    for shard in shards:
+        part = part_of_name(shard.name)
+        if part is None:
+            return {}
+        parts.setdefault(part, []).append(shard)
+    return parts
+
+
+def _tars(root: Path) -> list[Path]:
+    if root.is_dir():
+        return sorted(root / name for name in visible_files(root) if name.endswith(".tar"))
+    return [root] if root.suffix == ".tar" else []
+
+
+def _name(path: Path, root: Path) -> str:
+    return path.name if path == root else path.relative_to(root).as_posix()

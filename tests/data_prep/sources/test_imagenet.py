@@ -1,0 +1,169 @@
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from data_prep.sources.registry import open_source
+from pospre.errors import UserError
+from tests.data_prep.reading import FORMATS, destination
+from tests.data_prep.sample_images import write_files
+from tests.data_prep.sources.fakes import (
+    JPEGS,
+    converted,
+    everything,
+    labels,
+    opened,
+    tar_bytes,
+    text,
+)
+from tests.data_prep.sources.imagenet_meta import META
+
+TRAIN, VAL, DEVKIT = (
+    "ILSVRC2012_img_train.tar",
+    "ILSVRC2012_img_val.tar",
+    "ILSVRC2012_devkit_t12",
+)
+WNIDS = ["n00000010", "n00000020", "n00000030"]
+TRUTH = "data/ILSVRC2012_validation_ground_truth.txt"
+
+
+def train_tar() -> bytes:
+    """Three classes in another order than the sorted one, two images each."""
+    return tar_bytes(
+        {
+            f"{WNIDS[place]}.tar": tar_bytes(
+                {f"{WNIDS[place]}_{number}.JPEG": JPEGS[2 * place + number] for number in (1, 0)}
+            )
+            for place in (2, 0, 1)
+        }
+    )
+
+
+def val_images() -> dict[str, bytes]:
+    return {f"ILSVRC2012_val_{place:08d}.JPEG": JPEGS[place + 3] for place in (1, 2, 3, 4)}
+
+
+def devkit() -> dict[str, bytes]:
+    """The numbers 1, 2, 3 are the third, the first and the second class."""
+    return {f"{DEVKIT}/{TRUTH}": b"1\n2\n3\n3\n", f"{DEVKIT}/data/meta.mat": META}
+
+
+def packed(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    files = {TRAIN: train_tar(), VAL: tar_bytes(val_images()), f"{DEVKIT}.tar.gz": packed(devkit())}
+    return write_files(tmp_path / "imagenet", files)
+
+
+IN_ORDER = [
+    (f"{wnid}/{wnid}_{number}.JPEG", label, JPEGS[2 * label + number])
+    for label, wnid in enumerate(WNIDS)
+    for number in (0, 1)
+]
+VAL_LABELS = [2, 0, 1, 1]
+
+
+def test_the_original_tars(root: Path) -> None:
+    train = opened(root, "imagenet", split="train")
+    assert everything(train) == IN_ORDER and train.classes == WNIDS
+    assert train.titles == ["tench, Tinca tinca", "plant × odd", "third thing"]
+    val = opened(root, "imagenet", split="val")
+    assert list(labels(val).values()) == VAL_LABELS and val.classes == WNIDS
+    assert [data for _, _, data in everything(val)] == list(val_images().values())
+    assert everything(opened(root / TRAIN, "imagenet")) == IN_ORDER
+    assert labels(opened(root / VAL, "imagenet", split="val")) == labels(val)
+    with pytest.raises(UserError, match=r"has no such part, only val"):
+        open_source(root / VAL, split="train")
+
+
+def test_an_unpacked_devkit_alone_with_val(root: Path) -> None:
+    (root / TRAIN).unlink()
+    (root / f"{DEVKIT}.tar.gz").unlink()
+    val = opened(write_files(root, devkit()), "imagenet")
+    assert list(labels(val).values()) == VAL_LABELS and val.classes == WNIDS
+
+
+@pytest.mark.parametrize("data_format", FORMATS)
+def test_tars_to_shards(root: Path, tmp_path: Path, data_format: str) -> None:
+    samples = converted(root, destination(tmp_path, data_format), "--split", "train")
+    assert [(sample["label"], sample["image"]) for sample in samples] == [
+        (label, data) for _, label, data in IN_ORDER
+    ]
+
+
+def test_kaggle(tmp_path: Path) -> None:
+    folder = "ILSVRC/Data/CLS-LOC"
+    files = {f"{folder}/train/{name}": data for name, _, data in IN_ORDER}
+    files |= {f"{folder}/val/{name}": data for name, data in val_images().items()}
+    rows = [f"ILSVRC2012_val_{place:08d},{WNIDS[label]} 1 2 3 4" for place, label in
+            enumerate(VAL_LABELS, start=1)]  # fmt: skip
+    files["LOC_val_solution.csv"] = text(["ImageId,PredictionString", *rows])
+    files["LOC_synset_mapping.txt"] = text([f"{wnid} name of {wnid}" for wnid in WNIDS])
+    root = write_files(tmp_path, files)
+    train = opened(root, "imagenet", split="train")
+    assert [(label, data) for _, label, data in everything(train)] == [
+        (label, data) for _, label, data in IN_ORDER
+    ]
+    assert train.titles == [f"name of {wnid}" for wnid in WNIDS]
+    val = opened(root, "imagenet", split="val")
+    assert list(labels(val).values()) == VAL_LABELS
+    write_files(root, {"LOC_val_solution.csv": b"a,b\n1,2\n"})
+    with pytest.raises(UserError, match=r"must hold the columns ImageId and PredictionString"):
+        open_source(root, split="val")
+
+
+def test_class_folders(tmp_path: Path) -> None:
+    files = {f"train/{name}": data for name, _, data in IN_ORDER}
+    root = write_files(tmp_path, files | {f"val/{WNIDS[1]}/a.JPEG": JPEGS[0]})
+    assert labels(opened(root, "imagenet", split="val")) == {f"val/{WNIDS[1]}/a.JPEG": 1}
+    write_files(root, {"val/n99999999/b.JPEG": JPEGS[1]})
+    with pytest.raises(UserError, match=r"has the class n99999999, which train lacks"):
+        open_source(root, split="val")
+
+
+def test_no_labels_for_validation(root: Path) -> None:
+    (root / f"{DEVKIT}.tar.gz").write_bytes(packed({f"{DEVKIT}/{TRUTH}": b"1\n"}))
+    with pytest.raises(UserError, match=r"does not hold data/meta\.mat"):
+        open_source(root, split="val")
+    short = {**devkit(), f"{DEVKIT}/{TRUTH}": b"1\n2\n"}
+    (root / f"{DEVKIT}.tar.gz").write_bytes(packed(short))
+    with pytest.raises(UserError, match=r"the class of the validation image .*00000003"):
+        open_source(root, split="val")
+    (root / f"{DEVKIT}.tar.gz").write_bytes(packed({**devkit(), f"{DEVKIT}/{TRUTH}": b"4\n"}))
+    with pytest.raises(UserError, match=r"ground_truth\.txt holds 4, which is no class"):
+        open_source(root, split="val")
+    (root / f"{DEVKIT}.tar.gz").write_bytes(packed(devkit())[:-90])
+    with pytest.raises(UserError, match=r"devkit_t12\.tar\.gz is damaged"):
+        open_source(root, split="val")
+    (root / f"{DEVKIT}.tar.gz").unlink()
+    with pytest.raises(UserError, match=r"put ILSVRC2012_devkit_t12\.tar\.gz .* beside them"):
+        open_source(root, split="val")
+
+
+@pytest.mark.parametrize("kept", [600, 3000, 12000, -10240])
+def test_a_tar_that_is_cut_off_is_named(root: Path, kept: int) -> None:
+    whole = (root / TRAIN).read_bytes()
+    (root / TRAIN).write_bytes(whole[:kept])
+    with pytest.raises(UserError, match=r"img_train\.tar is damaged or no tar"):
+        open_source(root, split="train")
+
+
+def test_damage_inside_of_a_class(root: Path) -> None:
+    files = {f"{wnid}.tar": tar_bytes({f"{wnid}_0.JPEG": JPEGS[0]}) for wnid in WNIDS}
+    cut = files[f"{WNIDS[1]}.tar"][:700]
+    (root / TRAIN).write_bytes(tar_bytes({**files, f"{WNIDS[1]}.tar": cut}))
+    with pytest.raises(UserError, match=r"a tar inside of .*train\.tar .*n00000020_0\.JPEG is"):
+        open_source(root, split="train")
+    (root / TRAIN).write_bytes(tar_bytes({"readme.txt": b"x"}))
+    with pytest.raises(UserError, match=r"must hold a tar per class, but there is readme\.txt"):
+        open_source(root, split="train")

@@ -1,0 +1,64 @@
+import pickle
+from pathlib import Path
+
+import pytest
+
+from data_prep.sources.registry import KINDS, open_source
+from data_prep.sources.source import part_of_name
+from pospre.errors import UserError
+from tests.data_prep.sample_images import write_files
+from tests.data_prep.sources.fakes import JPEGS
+
+
+def test_every_kind_is_described() -> None:
+    assert len(KINDS) == 12 and {"imagenet", "coco", "audio_folder", "image_folder"} <= set(KINDS)
+    for name, text in KINDS.items():
+        assert text.endswith(".") and len(text) < 100, name
+
+
+def test_unknown_kind_and_path(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--source cocoo: there is no such kind. Did you mean 'co"):
+        open_source(tmp_path, kind="cocoo")
+    with pytest.raises(UserError, match=r"nowhere does not exist"):
+        open_source(tmp_path / "nowhere", kind="coco")
+    (tmp_path / "file.bin").write_bytes(b"x")
+    with pytest.raises(UserError, match=r"file\.bin is a file that no kind of source knows"):
+        open_source(tmp_path / "file.bin")
+
+
+def test_two_kinds_at_once(tmp_path: Path) -> None:
+    files = {"annotations/instances_train.json": b"{}", "train.json": b"{}", "a/1.jpg": JPEGS[0]}
+    with pytest.raises(UserError, match=r"may be coco or inaturalist; say which with --source"):
+        open_source(write_files(tmp_path, files))
+
+
+def test_a_kind_that_was_named_wrongly(tmp_path: Path) -> None:
+    root = write_files(tmp_path / "photos", {"cat/1.jpg": JPEGS[0], "dog/1.jpg": JPEGS[1]})
+    for kind in sorted(set(KINDS) - {"image_folder"}):
+        with pytest.raises(UserError, match=r"photos"):
+            open_source(root, kind=kind, split="train")
+    assert open_source(root).kind == "image_folder"
+
+
+def test_sources_travel_to_other_processes(tmp_path: Path) -> None:
+    source = open_source(write_files(tmp_path, {"cat/1.jpg": JPEGS[0]}))
+    there = pickle.loads(pickle.dumps(source))
+    assert there == source and there.read(there.items[0]) == JPEGS[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("train", "train"),
+        ("data/train-00000-of-00002-ab.parquet", "train"),
+        ("imagenet-validation-03.tar", "val"),
+        ("valid/x.tar", "val"),
+        ("test.parquet", "test"),
+        ("training_set", "train"),
+        ("trains", None),
+        ("contest-1.tar", None),
+        ("restrain.tar", None),
+    ],
+)
+def test_parts_by_name(name: str, part: str | None) -> None:
+    assert part_of_name(name) == part

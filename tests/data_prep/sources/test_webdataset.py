@@ -1,0 +1,120 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_prep.sources.registry import open_source
+from data_prep.sources.source import Part
+from pospre.errors import UserError
+from tests.data_prep.sample_images import write_files
+from tests.data_prep.sources.fakes import (
+    JPEGS,
+    annotations,
+    converted,
+    everything,
+    labels,
+    opened,
+    tar_bytes,
+    text,
+)
+
+
+def shard(*numbers: int, folder: str = "", label: int | None = None) -> bytes:
+    """A tar of samples whose class is their number modulo 3, unless another is given."""
+    files: dict[str, bytes] = {}
+    for number in numbers:
+        stem = f"{folder}{number:04d}"
+        about = {"caption": "x", "cls": number % 3} if label is None else {"cls": label}
+        files[f"{stem}.cls"] = b"%d\n" % (number % 3 if label is None else label)
+        files[f"{stem}.JPG"] = JPEGS[number]
+        files[f"{stem}.json"] = text(about)
+        files[f"{stem}.seg.png"] = b"no image of its own"
+    return tar_bytes(files | {"readme.txt": b"x"})
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return write_files(
+        tmp_path / "birds",
+        {
+            "birds-train-000000.tar": shard(0, 1, 2),
+            "birds-train-000001.tar": shard(3, 4, folder="./deep/"),
+            "birds-val-000000.tar": shard(5, 6),
+            "notes.txt": b"x",
+        },
+    )
+
+
+def test_samples_parts_and_annotations(root: Path) -> None:
+    train = opened(root, "webdataset", split="train")
+    assert everything(train) == [
+        ("birds-train-000000.tar/0000.jpg", 0, JPEGS[0]),
+        ("birds-train-000000.tar/0001.jpg", 1, JPEGS[1]),
+        ("birds-train-000000.tar/0002.jpg", 2, JPEGS[2]),
+        ("birds-train-000001.tar/deep/0003.jpg", 0, JPEGS[3]),
+        ("birds-train-000001.tar/deep/0004.jpg", 1, JPEGS[4]),
+    ]
+    assert train.classes == ["0", "1", "2"] and train.num_ignored == 2
+    wanted = {"caption": "x", "cls": 1, "width": 48, "height": 32}
+    assert annotations(train)[1] == wanted
+    assert list(labels(opened(root, "webdataset", split="val")).values()) == [2, 0]
+
+
+def test_to_shards(root: Path, tmp_path: Path) -> None:
+    samples = converted(root, tmp_path / "mds", "--split", "train")
+    assert [(sample["label"], sample["image"]) for sample in samples] == list(
+        zip([0, 1, 2, 0, 1], JPEGS, strict=False)
+    )
+    assert json.loads(samples[4]["annotation"])["height"] == 32
+
+
+def one(tmp_path: Path, files: dict[str, bytes]) -> Path:
+    return write_files(tmp_path, {"one.tar": tar_bytes(files)}) / "one.tar"
+
+
+def test_labels_from_json_and_names(tmp_path: Path) -> None:
+    files = {
+        "a.jpg": JPEGS[0], "a.json": text({"label": "yak"}),
+        "b.png": JPEGS[1], "b.json": text({"label": "ant"}),
+        "c.jpeg": JPEGS[2],
+    }  # fmt: skip
+    source = opened(one(tmp_path, files), "webdataset")
+    assert source.classes == ["ant", "yak"]
+    assert labels(source) == {"one.tar/a.jpg": 1, "one.tar/b.png": 0, "one.tar/c.jpeg": -1}
+    assert annotations(source)[2] is None
+    parts = [source.drawn(Part(split, 0.5, seed=4)) for split in ("train", "val")]
+    assert sum(len(part.items) for part in parts) == 3
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"a.jpg": JPEGS[0], "a.json": b"{cut"}, r"sample a has a \.json that is none"),
+        ({"a.jpg": JPEGS[0], "a.json": b"[1]"}, r"sample a has a \.json that is no object"),
+        ({"a.jpg": JPEGS[0], "a.json": text({"label": [1]})}, r"its label is \[1\], not a number"),
+        ({"a.jpg": JPEGS[0], "a.cls": b"123456789"}, r"labels go from 123456789 to"),
+        ({"a.txt": b"x", "a.cls": b"1"}, r"none of 1 tars holds an image"),
+    ],
+)
+def test_broken_samples(tmp_path: Path, files: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        open_source(one(tmp_path, files), kind="webdataset")
+
+
+def test_a_tar_that_is_cut_off_is_named(root: Path) -> None:
+    path = root / "birds-train-000001.tar"
+    path.write_bytes(path.read_bytes()[:2000])
+    with pytest.raises(UserError, match=r"birds-train-000001\.tar is damaged or no tar: .*cut off"):
+        open_source(root, split="train")
+    path.unlink()
+    (root / "birds-train-000000.tar").unlink()
+    (root / "birds-val-000000.tar").unlink()
+    with pytest.raises(UserError, match=r"holds no \.tar file"):
+        open_source(root, kind="webdataset")
+
+
+def test_other_tars_are_none(tmp_path: Path) -> None:
+    plain = tar_bytes({"cat/1.jpg": JPEGS[0], "cat/2.jpg": JPEGS[1]})
+    with pytest.raises(UserError, match=r"is a file that no kind of source knows"):
+        open_source(write_files(tmp_path, {"a.tar": plain}) / "a.tar")
