@@ -24,7 +24,7 @@ _TORCHVISION: _Contestants = {"torchvision DataLoader": ("torchvision", "folder"
 _OTHERS: _Contestants = {
     "litdata": ("litdata", "litdata", {}),
     "webdataset": ("webdataset", "webdataset", {}),
-    "stock StreamingDataset": ("streaming", "mds", {}),
+    "stock StreamingDataset": ("streaming", "stock_mds", {}),
 }
 _REFERENCES = {
     "× stock FFCV": list(_FFCV),

@@ -116,7 +116,7 @@ def write_webdataset(source: Path, target: Path, num_workers: int) -> None:
 def write_stock_mds(
     source: Path, target: Path, num_workers: int, size_limit: int | str = "64mb"
 ) -> None:
-    """Write shards with Streaming's ``MDSWriter``, which works in one process; bytes are kept."""
+    """Write opened files with Streaming's ``MDSWriter``, in one process; it copies their bytes."""
     from PIL import Image
     from streaming import MDSWriter
 
@@ -124,6 +124,17 @@ def write_stock_mds(
     with MDSWriter(out=str(target), columns=columns, size_limit=size_limit) as writer:
         for path, label in _files(source):
             writer.write({"image": Image.open(path), "label": label})
+
+
+def write_stock_mds_images(source: Path, target: Path, num_workers: int) -> None:
+    """Write images as data sets give them, in memory, with ``MDSWriter``, which encodes them."""
+    from streaming import MDSWriter
+    from torchvision.datasets import ImageFolder
+
+    columns = {"image": "jpeg", "label": "int"}
+    with MDSWriter(out=str(target), columns=columns) as writer:
+        for image, label in ImageFolder(str(source)):
+            writer.write({"image": image, "label": label})
 
 
 def write_small_mds(source: Path, target: Path, num_workers: int) -> None:
@@ -146,6 +157,7 @@ _WRITERS: dict[str, Callable[[Path, Path, int], None]] = {
     "litdata": write_litdata,
     "webdataset": write_webdataset,
     "stock_mds": write_stock_mds,
+    "stock_mds_images": write_stock_mds_images,
     "small_mds": write_small_mds,
     "stock_beton": write_stock_beton,
 }

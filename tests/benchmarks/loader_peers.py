@@ -9,7 +9,6 @@ at their original size and use all cores. What they do with an image:
                antialiased), flip, as uint8 tensor; processes, kept alive from epoch to epoch
 """
 
-import io
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -193,7 +192,6 @@ def webdataset(job: Job) -> Loader:
 
 def streaming(job: Job) -> Loader:
     """DataLoader over a stock StreamingDataset; options such as ``remote`` are its own."""
-    from PIL import Image
     from streaming import StreamingDataset
     from torch.utils.data import DataLoader
 
@@ -202,8 +200,7 @@ def streaming(job: Job) -> Loader:
     class Images(StreamingDataset):
         def __getitem__(self, at: Any) -> Any:
             sample = super().__getitem__(at)
-            image = Image.open(io.BytesIO(sample["image"])).convert("RGB")
-            return crops(image), sample["label"]
+            return crops(sample["image"].convert("RGB")), sample["label"]
 
     data = Images(local=job.data, shuffle=True, batch_size=job.batch_size, **job.options)
     return _counted(
