@@ -2,7 +2,9 @@
 
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +19,16 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def whole_graph() -> Iterator[Callable[..., Any]]:
+    """Return ``torch.compile`` into one graph; what it compiled is forgotten after the test.
+
+    Else the eighth model of a process would be one too many for the limit of recompilations.
+    """
+    yield partial(torch.compile, backend="aot_eager", fullgraph=True)
+    torch._dynamo.reset()
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from pospre.batch import Batch, per_row
+from pospre.batch import Batch
 from pospre.errors import UserError
 from pospre.nn.assignment import Centering, Targets, cross_view_loss, koleo, patch_loss
 from pospre.nn.block_masks import NUM_CROPS, CropMasking, masked_slots
@@ -21,11 +21,12 @@ from pospre.nn.heads import PrototypeHead, check_head
 from pospre.pretrain.algorithm import PretrainAlgorithm, Progress, check_choices, check_weight
 from pospre.pretrain.model import PretrainModel
 from pospre.pretrain.objective import Objective, Outputs
-from pospre.pretrain.passes import EncoderPass
+from pospre.pretrain.passes import EncoderPass, MaskedTokens
 from pospre.pretrain.teacher import Frozen, Momentum
 from pospre.schedules import linear
 
-MASK_KEY = "global/content_mask"
+MASK = "content_mask"
+MASK_KEY = f"global/{MASK}"
 
 
 @dataclass(kw_only=True, eq=False)
@@ -95,7 +96,9 @@ class DINOv2(PretrainAlgorithm):
         model.claim(MASK_KEY, "dinov2")
         start = self.momentum_start
         model.add_teacher("dinov2", None if start is None else Momentum(start, self.momentum_end))
-        model.contents.named["dinov2"] = MaskedContent(model.encoder.embed_dim)
+        model.contents.named["dinov2"] = MaskedTokens(
+            nn.Parameter(torch.zeros(1, 1, model.encoder.embed_dim)), MASK
+        )
         model.add_pass("global", EncoderPass(group="global", content=("dinov2",)))
         if "local" in model.views:
             model.add_pass("local", EncoderPass(group="local"))
@@ -162,23 +165,6 @@ class DINOv2(PretrainAlgorithm):
         objective.temperature.fill_(
             linear(self.teacher_temperature_start, self.teacher_temperature_end, done)
         )
-
-    def after_step(self, model: PretrainModel, progress: Progress) -> None:
-        """Move the teacher, its encoder and its heads."""
-        model.update_teacher(progress.step, owner="dinov2")
-
-
-class MaskedContent(nn.Module):
-    """Replaces the embeddings of masked patches by one learned token, before positions."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.token = nn.Parameter(torch.zeros(1, 1, dim))
-
-    def forward(self, tokens: Tensor, batch: Batch, where: EncoderPass) -> Tensor:
-        """Return the embeddings (rows, N, D) that the student sees."""
-        mask = per_row(batch[MASK_KEY], len(tokens))
-        return torch.where(mask.unsqueeze(-1), self.token.to(tokens.dtype), tokens)
 
 
 class PrototypeMatching(Objective):

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pospre.batch import Batch
 from pospre.errors import UserError
-from pospre.pretrain.algorithm import PretrainAlgorithm, Progress, check_choices
+from pospre.pretrain.algorithm import PretrainAlgorithm, check_choices
 from pospre.pretrain.model import PretrainModel
 from pospre.pretrain.teacher import Momentum
 
@@ -50,10 +50,6 @@ class EmaTeacher(PretrainAlgorithm):
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
         """Write nothing: the teacher only follows."""
-
-    def after_step(self, model: PretrainModel, progress: Progress) -> None:
-        """Move the teacher towards the trained weights."""
-        model.update_teacher(progress.step, owner="ema_teacher")
 
 
 def attach_ema_teacher(model: PretrainModel, **options: object) -> EmaTeacher:

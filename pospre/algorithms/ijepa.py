@@ -23,7 +23,6 @@ from pospre.nn.predictor import Predictor, check_predictor, gather_blocks
 from pospre.nn.weights import init_trunc_normal
 from pospre.pretrain.algorithm import (
     PretrainAlgorithm,
-    Progress,
     check_choices,
     check_weight,
     require_one_view,
@@ -145,10 +144,6 @@ class IJEPA(PretrainAlgorithm):
         patches = model.encoder.num_patches
         order = torch.argsort(slot_mask(masks.context, patches), dim=1, stable=True)
         batch["view/removed"] = order[:, : patches - masks.context.shape[1]]
-
-    def after_step(self, model: PretrainModel, progress: Progress) -> None:
-        """Let the teacher follow."""
-        model.update_teacher(progress.step, owner="ijepa")
 
 
 class ExtraTerm(nn.Module, ABC):

@@ -22,7 +22,6 @@ from pospre.nn.projector import Projector
 from pospre.nn.weights import init_weights
 from pospre.pretrain.algorithm import (
     PretrainAlgorithm,
-    Progress,
     check_choices,
     check_weight,
     require_one_view,
@@ -246,10 +245,6 @@ class LUT(PretrainAlgorithm):
         kept = num_kept(rows * cols, self.target_mask_ratio, key="lut.target_mask_ratio")
         keys = draws.sample_keys(model.seed, batch[EPOCH], batch[INDEX], 0, f"lut/target/{group}")
         return random_masking(keys, rows * cols, kept).keep
-
-    def after_step(self, model: PretrainModel, progress: Progress) -> None:
-        """Move the teacher, unless it is another algorithm's."""
-        model.update_teacher(progress.step, owner="lut")
 
 
 class BroaderContext(Objective):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pospre import draws
 from pospre.algorithms.dinov2 import MASK_KEY as CONTENT_KEY
 from pospre.algorithms.dinov2 import DINOv2, PrototypeMatching, prototype_head
-from pospre.batch import Batch, per_row, view_keys
+from pospre.batch import Batch, view_keys
 from pospre.errors import UserError
 from pospre.nn.assignment import Targets, patch_loss
 from pospre.nn.block_masks import NUM_CROPS, block_masks, masked_slots
@@ -24,10 +24,11 @@ from pospre.nn.cross_masks import cross_order
 from pospre.pretrain.algorithm import PretrainAlgorithm, Progress, check_choices, check_weight
 from pospre.pretrain.model import PretrainModel
 from pospre.pretrain.objective import Objective, Outputs
-from pospre.pretrain.passes import EncoderPass
+from pospre.pretrain.passes import EncoderPass, MaskedTokens
 from pospre.pretrain.teacher import Frozen
 
-MASK_KEY = "global/position_mask"
+MASK = "position_mask"
+MASK_KEY = f"global/{MASK}"
 
 
 @dataclass(kw_only=True, eq=False)
@@ -57,7 +58,9 @@ class MaskedPosition(PretrainAlgorithm):
             return
         self._check(model)
         model.claim(MASK_KEY, "masked_position")
-        model.positions.named["masked_position"] = MaskedPositions(model.encoder.embed_dim)
+        model.positions.named["masked_position"] = MaskedTokens(
+            nn.Parameter(torch.zeros(1, 1, model.encoder.embed_dim)), MASK
+        )
         model.add_pass("global", EncoderPass(group="global", positions=("masked_position",)))
         model.add_objective("masked_position", PositionMatching(model, self))
 
@@ -142,19 +145,6 @@ def free_crops(content_mask_B2N: Tensor, host: DINOv2) -> Tensor:
     free = num_free_crops(len(amount) if host.official else 1, host)
     rank = pools.argsort(dim=-1, stable=True).argsort(dim=-1)
     return (rank < free).view_as(amount)
-
-
-class MaskedPositions(nn.Module):
-    """Replaces masked positions by one learned vector, whatever gave them."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.token = nn.Parameter(torch.zeros(1, 1, dim))
-
-    def forward(self, position_RND: Tensor, batch: Batch, where: EncoderPass) -> Tensor:
-        """Return the positions (rows, N, D) that the student sees."""
-        mask = per_row(batch[MASK_KEY], len(position_RND)).unsqueeze(-1)
-        return torch.where(mask, self.token.to(position_RND.dtype), position_RND)
 
 
 class PositionMatching(Objective):

@@ -8,7 +8,6 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from pospre.batch import Batch
@@ -20,7 +19,7 @@ from pospre.nn.weights import token_parameter
 from pospre.pretrain.algorithm import PretrainAlgorithm, check_weight, require_one_view
 from pospre.pretrain.model import PretrainModel
 from pospre.pretrain.objective import Objective, Outputs
-from pospre.pretrain.passes import EncoderPass
+from pospre.pretrain.passes import EncoderPass, MaskedTokens
 
 
 @dataclass(kw_only=True, eq=False)
@@ -51,7 +50,9 @@ class SimMIM(PretrainAlgorithm):
         self._visible_cells(model.encoder)
         for key in ("view/visible", "view/removed", "view/masked"):
             model.claim(key, "simmim")
-        model.contents.named["simmim"] = MaskedPatches(model.encoder.embed_dim)
+        model.contents.named["simmim"] = MaskedTokens(
+            token_parameter(model.encoder.embed_dim, cut=True), "masked"
+        )
         model.add_pass("student", EncoderPass(content=("simmim",)))
         model.add_objective("simmim", RawPixelRegression(model.encoder, self.weight))
 
@@ -92,19 +93,6 @@ class SimMIM(PretrainAlgorithm):
                 "Use a smaller ratio, or a smaller simmim.mask_cell."
             )
         return cells, visible
-
-
-class MaskedPatches(nn.Module):
-    """Puts one learned token in the place of the patches that ``g/masked`` marks in group g."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.token = token_parameter(dim, cut=True)
-
-    def forward(self, tokens_BND: Tensor, batch: Batch, where: EncoderPass) -> Tensor:
-        """Return the embeddings (B, N, D) that the encoder sees, before positions."""
-        masked = batch[f"{where.group}/masked"].unsqueeze(-1)
-        return torch.where(masked, self.token.to(tokens_BND.dtype), tokens_BND)
 
 
 class RawPixelRegression(Objective):

@@ -44,6 +44,11 @@ class PretrainAlgorithm(Algorithm):
     _progress: Progress = Progress(0.0, 0.0)
 
     @classmethod
+    def module_name(cls) -> str:
+        """Return the name that recipes use: that of the module."""
+        return cls.__module__.rpartition(".")[2]
+
+    @classmethod
     def for_classes(
         cls, arguments: dict[str, Any], classes: Sequence[str] | None, path: str
     ) -> dict[str, Any]:
@@ -69,8 +74,8 @@ class PretrainAlgorithm(Algorithm):
         return
 
     def after_step(self, model: PretrainModel, progress: Progress) -> None:
-        """Do what follows an optimiser step that began at ``progress``; nothing by default."""
-        return
+        """Move the teacher if this algorithm's momentum counts; ``progress`` began the step."""
+        model.update_teacher(progress.step, owner=self.module_name())
 
     def match(self, event: Event, state: State) -> bool:
         """Run at INIT, before every forward, and when a step is done."""

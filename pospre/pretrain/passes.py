@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
-from pospre.batch import Batch
+from pospre.batch import Batch, per_row
 
 
 @dataclass(frozen=True)
@@ -55,3 +56,21 @@ class EditSet(nn.Module):
         for name in names:
             tokens = self.named[name](tokens, batch, where)
         return tokens
+
+
+class MaskedTokens(nn.Module):
+    """Puts one learned token in the place of those that a mask marks.
+
+    Args:
+        token: what is learned, (1, 1, D).
+        mask: name of the batch key, without the group: bool (B, N) or (B, V, N).
+    """
+
+    def __init__(self, token: nn.Parameter, mask: str) -> None:
+        super().__init__()
+        self.token, self.mask = token, mask
+
+    def forward(self, tokens_RND: Tensor, batch: Batch, where: EncoderPass) -> Tensor:
+        """Return the embeddings or positions (rows, N, D) that the encoder sees."""
+        mask = per_row(batch[f"{where.group}/{self.mask}"], len(tokens_RND))
+        return torch.where(mask.unsqueeze(-1), self.token.to(tokens_RND.dtype), tokens_RND)

@@ -89,10 +89,9 @@ def build_model(recipe: Recipe) -> PretrainModel:
 def _check_encoder(algorithm: PretrainAlgorithm, recipe: Recipe) -> None:
     """Raise ``UserError`` if the algorithm needs a ViT and the recipe has Swin."""
     if recipe.encoder.name == SWIN and not algorithm.takes_merged_patches:
-        name = type(algorithm).__module__.rpartition(".")[2]
         raise UserError(
-            f"algorithms.{name} needs a token for every patch, but encoder.name = {SWIN} merges "
-            "patches. Use a ViT; of all algorithms only droppos takes Swin."
+            f"algorithms.{algorithm.module_name()} needs a token for every patch, but "
+            f"encoder.name = {SWIN} merges patches. Use a ViT; of all algorithms only droppos takes Swin."
         )
 
 

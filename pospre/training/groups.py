@@ -5,6 +5,8 @@ from typing import Any
 
 from torch import nn
 
+from pospre.errors import UserError
+from pospre.nn.encoder import Encoder
 from pospre.pretrain.model import PretrainModel
 from pospre.sections import Optimizer
 
@@ -25,6 +27,9 @@ def parameter_groups(model: nn.Module, options: Optimizer, peak: float) -> list[
         model: what is trained; parameters without gradient stay out.
         options: of the recipe.
         peak: the learning rate at the peak of the schedule.
+
+    Raises:
+        UserError: layer decay is asked for, but the encoder is no ViT.
     """
     waiting = dict(_frozen_epochs(model))
     groups: dict[tuple[bool, float, int], dict[str, Any]] = {}
@@ -57,6 +62,11 @@ def rate_scale(model: nn.Module, name: str, options: Optimizer) -> float:
     scale = options.patch_embed_lr if "patch_embed" in name else 1.0
     if options.layer_decay is None or not isinstance(model, PretrainModel):
         return scale
+    if not isinstance(model.encoder, Encoder):
+        raise UserError(
+            "optimizer.layer_decay counts the blocks of a ViT, but encoder.name = swin_tiny has "
+            "stages of them. Leave it out, or use a ViT."
+        )
     depth = len(model.encoder.blocks)
     return scale * options.layer_decay ** (depth + 1 - _layer_id(name, depth))
 

@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+from typing import Any
 
 import pytest
 import torch
@@ -96,14 +97,14 @@ def test_saved_and_resumed_training_is_the_uninterrupted_one(name: str) -> None:
         assert torch.equal(resumed.state_dict()[key], value), key
 
 
-def test_compiled_forward_is_one_graph_with_the_same_loss(name: str) -> None:
+def test_compiled_forward_is_one_graph_with_the_same_loss(name: str, whole_graph: Any) -> None:
     case = case_of(name)
     model, algorithms = case.build()
     twin, _ = case.build()  # a forward may move running statistics
     inputs = written(model, algorithms, case.batch())
     eager = model.loss(model(inputs), inputs)["total"]
     written(twin, algorithms, case.batch())
-    compiled = torch.compile(twin, backend="aot_eager", fullgraph=True)
+    compiled = whole_graph(twin)
     torch.testing.assert_close(
         twin.loss(compiled(inputs), inputs)["total"], eager, rtol=1e-4, atol=1e-5
     )

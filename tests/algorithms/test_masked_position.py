@@ -186,10 +186,10 @@ def test_all_positions_masked_is_an_ablation():
     assert measured["total"].isfinite() and float(measured["metric/dinov2_ibot"]) == 0
 
 
-def test_compiled_forward_is_one_graph_with_the_same_loss():
+def test_compiled_forward_is_one_graph_with_the_same_loss(whole_graph):
     model, batch = filled("crop_field")
     eager = terms(model, batch)["total"]
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    compiled = whole_graph(model)
     torch.testing.assert_close(model.loss(compiled(batch), batch)["total"], eager)
 
 

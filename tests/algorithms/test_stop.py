@@ -207,10 +207,10 @@ def test_every_variant_trains_what_it_has(variant: Any) -> None:
 
 
 @pytest.mark.parametrize("variant", ["both", "l1", "lowres_maxpool", "learned_pos"])
-def test_variants_compile_to_one_graph(variant: Any) -> None:
+def test_variants_compile_to_one_graph(variant: Any, whole_graph: Any) -> None:
     model, _, inputs = attached(variant=variant)
     expected = model.loss(model(inputs), inputs)["total"]
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    compiled = whole_graph(model)
     torch.testing.assert_close(model.loss(compiled(inputs), inputs)["total"], expected)
 
 

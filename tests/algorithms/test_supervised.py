@@ -93,9 +93,9 @@ def test_images_are_mixed_in_training_only() -> None:
     torch.testing.assert_close(model.loss(outputs, batch)["total"], expected)
 
 
-def test_mixing_is_a_part_of_the_compiled_step() -> None:
+def test_mixing_is_a_part_of_the_compiled_step(whole_graph) -> None:
     model, _, batch = make({"drop_path": 0.5}, **MIXED)
-    compiled = torch.compile(model.forward, backend="aot_eager", fullgraph=True)
+    compiled = whole_graph(model.forward)
     expected = model(batch)["supervised"]["logits"]
     torch.testing.assert_close(compiled(batch)["supervised"]["logits"], expected)
 

@@ -57,12 +57,12 @@ def test_tokens_of_zeros_and_of_half_precision_stay_finite():
     assert logits.abs().max() <= 1.01
 
 
-def test_a_copy_and_a_compiled_head_give_the_same():
+def test_a_copy_and_a_compiled_head_give_the_same(whole_graph):
     head = small_head(train_norm=True)
     tokens = torch.randn(4, 12)
     expected = head(tokens)
     torch.testing.assert_close(copy.deepcopy(head)(tokens), expected)
-    compiled = torch.compile(head, backend="aot_eager", fullgraph=True)
+    compiled = whole_graph(head)
     torch.testing.assert_close(compiled(tokens), expected)
     names = set(head.state_dict())
     assert {"last.weight", "last.scale"} == {name for name in names if name.startswith("last")}

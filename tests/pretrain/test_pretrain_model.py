@@ -69,10 +69,10 @@ def test_gradient_reaches_every_trained_parameter(attached):
     assert without == []
 
 
-def test_compiled_forward_is_one_graph_with_the_same_loss(attached):
+def test_compiled_forward_is_one_graph_with_the_same_loss(attached, whole_graph):
     model, inputs = attached
     eager = model.loss(model(inputs), inputs)["total"]
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    compiled = whole_graph(model)
     torch.testing.assert_close(model.loss(compiled(inputs), inputs)["total"], eager)
 
 

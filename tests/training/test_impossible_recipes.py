@@ -57,6 +57,15 @@ LEARNED = "encoder.positions=learned"
         (["algorithms.droppos.sampling=uniform"], ["one patch of every 2×2", "0.75"]),
         (["encoder.name=swin_tiny"], ["swin_tiny needs encoder.depth: null, not 1"]),
         (
+            [
+                "encoder={name: swin_tiny, image_size: 256, positions: relative,"
+                " class_token: false, init: trunc_normal}",
+                "optimizer.layer_decay=0.75",
+                "algorithms.droppos.temperature=null",
+            ],
+            ["optimizer.layer_decay", "swin_tiny", "Leave it out"],
+        ),
+        (
             ["trainer.compile=true", "data.views={view: {augment: {erase_rate: 0.25}}}"],
             ["trainer.compile on the CPU crashes", "data.views.view.augment.erase_rate"],
         ),
