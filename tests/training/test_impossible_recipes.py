@@ -62,6 +62,7 @@ LEARNED = "encoder.positions=learned"
                 " class_token: false, init: trunc_normal}",
                 "optimizer.layer_decay=0.75",
                 "algorithms.droppos.temperature=null",
+                "algorithms.droppos.position_token=zeros",
             ],
             ["optimizer.layer_decay", "swin_tiny", "Leave it out"],
         ),
