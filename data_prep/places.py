@@ -49,10 +49,10 @@ class InTar:
 
     def read(self) -> bytes:
         """Return the stretch; the position of the open archive is neither used nor changed."""
-        descriptor = _open_file(self.archive).fileno()
+        file = _open_file(self.archive)  # held while it is read: the cache may let go of it
         parts, at, end = [], self.offset, self.offset + self.size
         while at < end:
-            part = os.pread(descriptor, end - at, at)
+            part = os.pread(file.fileno(), end - at, at)
             if not part:
                 raise DamagedItem(f"{self.archive} is cut off before its end")
             parts.append(part)

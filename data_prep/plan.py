@@ -23,6 +23,8 @@ class Plan:
         annotation: ``"json"``, ``"png"`` or None.
         limit: largest shard in bytes (MDS), or size of a page (FFCV).
         noun: what the samples are called in messages.
+        titles: readable class names by label, where ``classes`` are codes.
+        annotation_classes: names by the numbers inside annotations.
     """
 
     made_from: dict[str, Any]
@@ -34,6 +36,8 @@ class Plan:
     annotation: str | None
     limit: int
     noun: str
+    titles: list[str] | None = None
+    annotation_classes: list[str] | None = None
 
     @property
     def key(self) -> str:

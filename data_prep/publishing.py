@@ -110,10 +110,9 @@ def describe(plan: Plan, records: Sequence[Record]) -> dict[str, Any]:
         "skipped": [item for record in records for item in record.skipped],
         "made_from": plan.made_from,
     }
-    if plan.annotation is not None:
-        content["annotation"] = plan.annotation
-    if plan.split_rule is not None:
-        content["split_rule"] = plan.split_rule
+    for key in ("annotation", "annotation_classes", "split_rule", "titles"):
+        if getattr(plan, key) is not None:
+            content[key] = getattr(plan, key)
     sums = [record.sums for record in records if record.sums is not None]
     if sums:
         from data_prep.audio import Statistics

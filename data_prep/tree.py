@@ -10,8 +10,11 @@ from typing import Any
 
 from data_prep.archives import Entry, is_visible, zip_entries
 from data_prep.places import InFile, Missing
+from data_prep.sources.source import part_of_name
 from pospre.data.folder_reader import visible_files
 from pospre.errors import UserError
+
+_BUNDLES = ("data", "shards")
 
 
 class Tree:
@@ -62,6 +65,18 @@ class Tree:
         if self._folder is not None and (self._folder / folder).is_dir():
             found |= {name for name in os.listdir(self._folder / folder) if is_visible(name)}
         return sorted(found)
+
+    def shallow(self, suffix: str) -> list[Path]:
+        """Return the root if its name ends so, or such files in it or in its folders of parts.
+
+        Folders of other names are not looked into: they may hold millions of images.
+        """
+        if self._folder is None:
+            return [self.root] if self.root.suffix == suffix else []
+        names = ["", *(name for name in self.names() if name in _BUNDLES or part_of_name(name))]
+        folders = [self._folder / name for name in names]
+        found = (sorted(folder.glob(f"*{suffix}")) for folder in folders if folder.is_dir())
+        return next((paths for paths in found if paths), [])
 
     def need(self, name: str, what: str) -> Entry:
         """Return the file of this name.

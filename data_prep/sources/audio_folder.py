@@ -32,10 +32,13 @@ def detects(tree: Tree) -> bool:
     path = tree.root
     if not path.is_dir():
         return False
-    names = list(visible_files(path))
-    return any(map(_is_wav, names)) and not any(
-        looks_like_image(path, name) for name in names if not _is_wav(name)
-    )
+    has_clips = False
+    for name in visible_files(path):
+        if _is_wav(name):
+            has_clips = True
+        elif looks_like_image(path, name):  # mostly the first file: there may be millions
+            return False
+    return has_clips
 
 
 def load(tree: Tree, part: Part) -> AudioFolder:

@@ -76,9 +76,7 @@ def _relabelled(folder: ImageFolder, classes: list[str] | None) -> ImageFolder:
     for name in folder.classes or ():
         if name not in places:
             raise UserError(f"{folder.root} has the class {name}, which the training part lacks.")
-    items = tuple(
-        replace(item, label=places[item.name.split("/", 1)[0]]) for item in folder.items
-    )
+    items = tuple(replace(item, label=places[item.name.split("/", 1)[0]]) for item in folder.items)
     return replace(folder, items=items, classes=classes)
 
 

@@ -1,5 +1,6 @@
 """iNaturalist: train….json, val….json (images, annotations, categories) and image folders."""
 
+import json
 import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -18,9 +19,21 @@ class INaturalist(JsonSource):
 
     An annotation holds ``image_id``, ``width`` and ``height`` of the original image, the
     ``annotation`` and its ``category`` (with ``supercategory``) as in the file.
+
+    Attributes:
+        categories: the JSON of every class, here once for all its images.
     """
 
+    categories: tuple[bytes, ...] = ()
+
     kind: ClassVar[str] = "inaturalist"
+
+    def annotate(self, item: Item) -> bytes | None:
+        """Return what is told of the image, and of its category where it has one."""
+        about = super().annotate(item)
+        if about is None or item.label < 0:
+            return about
+        return compact(json.loads(about) | {"category": json.loads(self.categories[item.label])})
 
 
 def detects(tree: Tree) -> bool:
@@ -41,7 +54,9 @@ def load(tree: Tree, part: Part) -> INaturalist:
     path = own_part(part, parts, tree.root)
     content = tree.json(path, "the images and their categories")
     try:
-        items, classes = _items(tree, content)
+        categories = sorted(content.get("categories", ()), key=lambda found: found["id"])
+        classes = _class_names(categories)
+        items = _items(tree, content, categories)
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{tree.root}: {path} is not as expected, with images, annotations and categories "
@@ -50,11 +65,17 @@ def load(tree: Tree, part: Part) -> INaturalist:
     if not items:
         raise UserError(f"{tree.root}: {path} names no images.")
     stamp = tree.need(path, "images").stamp
-    return INaturalist(tree.root, tuple(items), classes, split_rule=path, metadata_stamp=stamp)
+    return INaturalist(
+        tree.root,
+        tuple(items),
+        classes,
+        split_rule=path,
+        metadata_stamp=stamp,
+        categories=tuple(map(compact, categories)),
+    )
 
 
-def _items(tree: Tree, content: dict[str, Any]) -> tuple[list[Item], list[str] | None]:
-    categories = sorted(content.get("categories", ()), key=lambda category: category["id"])
+def _items(tree: Tree, content: dict[str, Any], categories: list[dict[str, Any]]) -> list[Item]:
     labels = {category["id"]: label for label, category in enumerate(categories)}
     found: dict[Any, dict[str, Any]] = {}
     for annotation in content.get("annotations", ()):  # the test part has none
@@ -72,13 +93,13 @@ def _items(tree: Tree, content: dict[str, Any]) -> tuple[list[Item], list[str] |
         label = -1
         if annotation is not None:
             label = labels[annotation["category_id"]]
-            about |= {"annotation": annotation, "category": categories[label]}
+            about["annotation"] = annotation
         name = image["file_name"]
         items.append(stored_item(tree.listed(name), name, label, compact(about)))
     if found and any(item.label < 0 for item in items):
         lacking = next(item.name for item in items if item.label < 0)
         raise KeyError(f"{lacking} has no annotation, but others have")
-    return items, _class_names(categories)
+    return items
 
 
 def _class_names(categories: list[dict[str, Any]]) -> list[str] | None:

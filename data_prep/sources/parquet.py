@@ -88,10 +88,8 @@ class _Table:
 
 
 def detects(tree: Tree) -> bool:
-    """Tell by the extension of the file, or of files in the folder or one level below."""
-    if not tree.root.is_dir():
-        return tree.root.suffix == ".parquet"
-    return any(tree.root.glob("*.parquet")) or any(tree.root.glob("*/*.parquet"))
+    """Tell by the extension of the file, or of files in the folder or its parts."""
+    return bool(tree.shallow(".parquet"))
 
 
 def load(tree: Tree, part: Part) -> Parquet:

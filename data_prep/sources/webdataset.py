@@ -32,9 +32,7 @@ class WebDataset(JsonSource):
 
 def detects(tree: Tree) -> bool:
     """Tell by the first files of the first tar: an image and something of the same name."""
-    root = tree.root
-    tars = sorted(root.glob("*.tar")) if root.is_dir() else _tars(root)
-    tars = tars or sorted(root.glob("*/*.tar"))
+    tars = tree.shallow(".tar")
     if not tars or re.match(r"ILSVRC|n\d{8}", tars[0].name):
         return False
     try:
