@@ -4,6 +4,7 @@ FFCV trusts the file: of one whose writer died it makes samples out of whatever 
 whole structure is checked when the file is opened; this takes milliseconds per 100,000 samples.
 """
 
+import importlib
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -150,14 +151,20 @@ class _Ffcv:
     """The parts of FFCV that are used."""
 
     def __init__(self) -> None:
-        # Here, not at the top: it takes seconds and needs system libraries that MDS does not need.
-        # And importing FFCV sets torch to a single thread, for the whole program.
+        # Here, not at the top: it needs system libraries that MDS does not need. Importing FFCV
+        # sets torch to a single thread, for the whole program, and fills a dict of numba's with two
+        # names, which is compiled for 2 s at every start; a plain one does, as FFCV reads it in
+        # plain Python.
         num_threads = torch.get_num_threads()
+        typed: Any = importlib.import_module("numba.typed")
+        compiled_dict = typed.Dict
         try:
+            typed.Dict = dict
             import ffcv.fields
             import ffcv.reader
             import ffcv.types
         finally:
+            typed.Dict = compiled_dict
             torch.set_num_threads(num_threads)
 
         self.types: Any = ffcv.types

@@ -17,7 +17,7 @@ _ASSUMED_PIXELS = 4_000_000  # of the largest image, where the reader does not k
 # Measured (tests/data/test_memory.py): decoded pixels, their cut-out and what resizing needs.
 _BYTES_PER_PIXEL = 8
 _BYTES_PER_THREAD = 8 << 20  # what the allocator keeps for each
-_BYTES_PER_SAMPLE = 100  # places, labels, names and the epoch's order
+_BYTES_PER_SAMPLE = 120  # places, labels, names and the epoch's order
 _LOOKED_AT = 64  # files whose size stands for all
 _NO_LIMIT = 1 << 60  # what the first version of control groups says for none
 

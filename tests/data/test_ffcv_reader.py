@@ -19,7 +19,7 @@ from pospre.errors import UserError
 
 pytest.importorskip("ffcv", exc_type=ImportError)
 
-from ffcv.fields import FloatField, IntField, RGBImageField
+from ffcv.fields import BytesField, FloatField, IntField, RGBImageField
 from ffcv.types import FieldDescType, HeaderType
 from ffcv.writer import DatasetWriter
 
@@ -103,6 +103,36 @@ def test_other_fields_are_refused(tmp_path):
     fields = {"image": RGBImageField(), "label": FloatField()}
     DatasetWriter(str(path), fields, num_workers=1).from_indexed_dataset(Pictures("raw"))
     refuses(path, "'label': 'FloatField'", "needed: image RGBImageField")
+
+
+class Annotated:
+    """The same with fields that nobody here reads, before and after."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray, float, int, np.ndarray]:
+        image, label = Pictures("raw")[index]
+        numbers = np.arange(index + 1, dtype=np.uint8)
+        return numbers, image, float(index), label, numbers[::-1].copy()
+
+
+def test_further_fields_are_passed_over(tmp_path):
+    path = tmp_path / "annotated.beton"
+    fields = {
+        "annotation": BytesField(),
+        "image": RGBImageField(write_mode="raw"),
+        "weight": FloatField(),
+        "label": IntField(),
+        "notes": BytesField(),
+    }
+    DatasetWriter(str(path), fields, num_workers=2).from_indexed_dataset(Annotated())
+    reader = open_reader(path)
+    assert len(reader) == 6
+    for index in range(6):
+        image, label = Pictures("raw")[index]
+        sample = reader.read(index)
+        assert np.array_equal(sample.encoded.numpy(), image) and sample.label == label
 
 
 def test_a_file_without_description_is_read(bare):
@@ -190,12 +220,14 @@ def test_an_unreadable_description(beton):
     refuses(beton, "copy.beton.json cannot be read")
 
 
-def test_torch_keeps_its_threads(beton):
-    """Importing FFCV sets torch to one thread."""
+def test_importing_ffcv_changes_nothing_else(beton):
+    """It sets torch to one thread; and where numba's dict is compiled, two seconds are lost."""
     code = (
-        "import sys, torch; torch.set_num_threads(3)\n"
+        "import sys, torch, numba.typed; torch.set_num_threads(3); typed = numba.typed.Dict\n"
         "from pospre.data.reader import open_reader; open_reader(sys.argv[1])\n"
-        "assert 'ffcv' in sys.modules and torch.get_num_threads() == 3"
+        "assert 'ffcv' in sys.modules and torch.get_num_threads() == 3\n"
+        "assert numba.typed.Dict is typed and typed is not dict\n"
+        "assert type(sys.modules['ffcv.fields.rgb_image'].IMAGE_MODES) is dict"
     )
     subprocess.run([sys.executable, "-c", code, str(beton)], check=True)
 

@@ -1,0 +1,27 @@
+"""The start is short: the loader imports nothing that it does not need."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+HEAVY = ("streaming", "transformers", "composer", "torchvision", "boto3", "ffcv", "cv2")
+FIRST_BATCH = """
+import sys, time
+from pospre.data.loader import build_loader
+from pospre.data.views import ViewGroup
+views = [ViewGroup("global", 2, 224), ViewGroup("local", 8, 96, scale=(0.05, 0.4))]
+next(iter(build_loader(sys.argv[1], views=views, batch_size=16, seed=0)))
+print(time.process_time(), *(name for name in sys.argv[2:] if name in sys.modules))
+"""
+
+
+@pytest.mark.parametrize("name", ["folder", "mds", "ffcv"])
+def test_the_first_batch_needs_little(stored: Callable[[str], Path], name: str) -> None:
+    command = [sys.executable, "-c", FIRST_BATCH, str(stored(name)), *HEAVY]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    seconds, *imported = done.stdout.split()
+    assert imported == (["ffcv", "cv2"] if name == "ffcv" else [])
+    assert float(seconds) < 20  # of all cores; about 2 when nothing needs to be compiled
