@@ -3,6 +3,7 @@
 import csv
 import io
 import tarfile
+import zlib
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
@@ -85,11 +86,11 @@ def _unpacked(packed: bytes, named: str) -> dict[str, bytes]:
     try:
         with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
             for member in archive:
-                file = archive.extractfile(member)
+                file = archive.extractfile(member) if member.isreg() else None
                 name = str(PurePosixPath(*PurePosixPath(member.name).parts[-2:]))
                 if file is not None and name in (_TRUTH, _META):
                     files[name] = file.read()
-    except (tarfile.TarError, EOFError, OSError) as error:
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         raise UserError(f"{named} is damaged ({error}); download it again.") from error
     for name in (_TRUTH, _META):
         if name not in files:

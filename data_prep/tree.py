@@ -5,7 +5,7 @@ import os
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from data_prep.archives import Entry, is_visible, zip_entries
@@ -30,11 +30,14 @@ class Tree:
         self._folder = _inmost(root) if root.is_dir() else None
 
     def find(self, name: str) -> Entry | None:
-        """Return the file of this name, or None."""
+        """Return the file of this name, or None; names that lead out of the tree find nothing."""
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts:
+            return None
         if self._folder is not None:
-            path = self._folder / name
-            if path.is_file():
-                return _file_entry(path, name)
+            file = self._folder / name
+            if file.is_file():
+                return _file_entry(file, name)
         return self._packed.get(name)
 
     def listed(self, name: str) -> Entry:

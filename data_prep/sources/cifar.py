@@ -92,7 +92,7 @@ def _files(tree: Tree) -> dict[str, bytes]:
     try:
         with tarfile.open(tree.root) as archive:
             for member in archive:
-                file = archive.extractfile(member)
+                file = archive.extractfile(member) if member.isreg() else None
                 if file is not None:
                     files[member.name.rpartition("/")[2]] = file.read()
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:

@@ -1,4 +1,4 @@
-"""COCO: annotations/instances_<name>.json and images in <name>/ (folders or the zips)."""
+"""COCO: annotations/instances_<name>.json and images in <name>/ or images/<name>/ (or zips)."""
 
 import re
 from collections import defaultdict
@@ -52,11 +52,12 @@ def load(tree: Tree, part: Part) -> Coco:
     if len(names) > 1:
         raise UserError(f"{tree.root}/{_FOLDER} has {' and '.join(names)}; move all but one away.")
     path = f"{_FOLDER}/instances_{names[0]}.json"
-    if not tree.has(names[0]):
+    folder = next((name for name in (names[0], f"images/{names[0]}") if tree.has(name)), None)
+    if folder is None:
         raise UserError(f"{tree.root}: there is no folder or zip {names[0]} for {path}.")
     content = tree.json(path, "objects")
     try:
-        items, classes = _items(tree, names[0], content)
+        items, classes = _items(tree, folder, content)
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{tree.root}: {path} is not as in COCO, with images, annotations and categories "

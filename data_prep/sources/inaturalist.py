@@ -10,7 +10,7 @@ from data_prep.stored import JsonSource, compact, stored_item
 from data_prep.tree import Tree
 from pospre.errors import UserError
 
-_LIST = re.compile(r"(train|val|test)(_?20\d\d)?\.json")
+_LIST = re.compile(r"(train|val|test)(_mini)?(_?20\d\d)?\.json")
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,9 @@ def load(tree: Tree, part: Part) -> INaturalist:
     Raises:
         UserError: the JSON is missing or not as expected.
     """
-    parts = {match[1]: match[0] for match in map(_LIST.fullmatch, tree.names()) if match}
+    lists = [match for match in map(_LIST.fullmatch, tree.names()) if match]
+    # where there is both, the full list and not the mini one
+    parts = {match[1]: match[0] for match in sorted(lists, key=lambda match: not match[2])}
     if not parts:
         raise UserError(f"{tree.root}: there is no train.json or val.json (or train2019.json …).")
     path = own_part(part, parts, tree.root)

@@ -86,6 +86,25 @@ def test_zips_in_the_folder_to_shards(tmp_path: Path) -> None:
     assert [sample["image"] for sample in samples] == JPEGS[:2]
 
 
+def test_images_in_a_common_folder(tmp_path: Path) -> None:
+    moved = {
+        name.replace("train2017/", "images/train2017/"): data for name, data in files().items()
+    }
+    source = opened(write_files(tmp_path, moved), "coco", split="train")
+    assert [source.read(item) for item in source.items] == JPEGS[:2]
+
+
+def test_names_do_not_lead_out_of_the_folder(tmp_path: Path) -> None:
+    outside = write_files(tmp_path / "outside", {"secret.jpg": JPEGS[7]}) / "secret.jpg"
+    for name in ("../../outside/secret.jpg", str(outside)):
+        changed = content()
+        changed["images"][0]["file_name"] = name
+        root = write_files(tmp_path / "coco", files() | {TRAIN: text(changed)})
+        source = open_source(root, split="train")
+        assert source.items[0].size == 0
+        assert read_item(source, source.items[0]) == Unreadable("it is listed, but missing")
+
+
 def test_a_listed_image_that_is_absent(tmp_path: Path) -> None:
     root = write_files(tmp_path, files())
     (root / "train2017/000000000009.jpg").unlink()

@@ -68,6 +68,14 @@ def test_to_shards(tmp_path: Path) -> None:
     assert json.loads(samples[0]["annotation"])["category"]["supercategory"] == "Birds"
 
 
+def test_the_full_list_is_taken_where_there_is_a_mini_one(tmp_path: Path) -> None:
+    mini = text(content() | {"images": content()["images"][:1], "annotations": []})
+    root = write_files(tmp_path, files() | {"train_mini.json": mini})
+    assert len(open_source(root, split="train").items) == 2
+    (root / TRAIN).unlink()
+    assert len(open_source(root, split="train").items) == 1
+
+
 def test_equal_names_stay_apart(tmp_path: Path) -> None:
     same = [{"id": number, "name": "3", "supercategory": "Birds"} for number in (3, 40)]
     root = write_files(tmp_path, files() | {TRAIN: text(content() | {"categories": same})})
