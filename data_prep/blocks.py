@@ -4,7 +4,6 @@ The cut depends on the source and on the settings alone. So the result is the sa
 which block, with however many processes, on however many machines, and however often it was killed.
 """
 
-
 import itertools
 import re
 from collections.abc import Sequence
@@ -30,10 +29,10 @@ class Block(NamedTuple):
 
 
 class Share(NamedTuple):
-    """The ``number``-th of ``count`` shares of a conversion, counted from 1."""
+    """The ``number``-th of ``total`` shares of a conversion, counted from 1."""
 
     number: int
-    count: int
+    total: int
 
     def of(self, blocks: Sequence[Block]) -> Sequence[Block]:
         """Return this share's blocks, which follow each other.
@@ -41,12 +40,12 @@ class Share(NamedTuple):
         Raises:
             UserError: there are fewer blocks than shares.
         """
-        if self.count > len(blocks):
+        if self.total > len(blocks):
             raise UserError(
-                f"--part {self.number}/{self.count}: this source is converted in {len(blocks)} "
+                f"--part {self.number}/{self.total}: this source is converted in {len(blocks)} "
                 f"blocks, so it has at most {len(blocks)} parts; --shard-mb makes more of them."
             )
-        first, last = (len(blocks) * k // self.count for k in (self.number - 1, self.number))
+        first, last = (len(blocks) * k // self.total for k in (self.number - 1, self.number))
         return blocks[first:last]
 
 
@@ -58,7 +57,7 @@ def parse_share(text: str) -> Share:
     """
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     share = Share(*map(int, match.groups())) if match else Share(0, 0)
-    if not 1 <= share.number <= share.count:
+    if not 1 <= share.number <= share.total:
         raise UserError(f"--part {text} must be k/n with k from 1 to n, such as 3/16.")
     return share
 

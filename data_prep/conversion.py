@@ -77,7 +77,7 @@ def convert(
     if overwrite:
         target.check_replaceable()
     writers = _load_writers(settings.format)
-    blocks = cut_blocks([item.size for item in listed.items], settings.shard_mb)
+    blocks = _cut(listed, settings)
     largest = max(sum(i.size for i in listed.items[b.start : b.stop]) for b in blocks)
     plan = Plan(
         made_from=made_from,
@@ -89,6 +89,8 @@ def convert(
         annotation=listed.annotation,
         limit=_limit(writers, listed, largest),
         noun="WAV files" if listed.is_audio else "images",
+        titles=listed.titles,
+        annotation_classes=listed.annotation_classes,
     )
     wanted = blocks if share is None else share.of(blocks)
     start = time.monotonic()
@@ -98,7 +100,7 @@ def convert(
             settings,
             plan,
             target.store,
-            num_shares=1 if share is None else share.count,
+            num_shares=1 if share is None else share.total,
             strict=strict,
         )
         tally = _convert_blocks(listed, wanted, job, num_workers)
@@ -131,7 +133,17 @@ def merge(destination: str | Path) -> Tally | None:
         records = [found[number] for number in range(plan.num_blocks)]
         _check_samples(records, plan, target.store.where)
         target.publish(plan, records)
-    return Tally(records, len(records), time.monotonic() - start)
+    return Tally(records, plan.classes, len(records), time.monotonic() - start)
+
+
+def count_blocks(source: Path, settings: Settings) -> int:
+    """Return in how many blocks a source is converted: the most parts that it can have."""
+    listed, settings = _select(source, settings)
+    return len(_cut(listed, settings))
+
+
+def _cut(source: Source, settings: Settings) -> list[Block]:
+    return cut_blocks([item.size for item in source.items], settings.shard_mb)
 
 
 def _select(path: Path, settings: Settings) -> tuple[Source, Settings]:
@@ -177,7 +189,7 @@ def _beginning(target: Target, plan: Plan, share: Share | None, overwrite: bool)
         UserError: something else is there, or nothing can be written.
     """
     store = target.store
-    name = "whole" if share is None else f"part-{share.number}-of-{share.count}"
+    name = "whole" if share is None else f"part-{share.number}-of-{share.total}"
     with _as_user_errors(target), target.clean_parents(), store.alone(name):
         if overwrite and share is None:
             store.discard()
@@ -235,7 +247,7 @@ def _convert_blocks(source: Source, blocks: Sequence[Block], job: Job, num_worke
         for block, record in zip(missing, results, strict=True):
             found[block.number] = record
             bar.update(block.stop - block.start)
-    return Tally([found[block.number] for block in blocks], len(reused))
+    return Tally([found[block.number] for block in blocks], source.classes, len(reused))
 
 
 def _check_own(found: dict[int, Record], plan: Plan, where: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from data_prep.blocks import parse_share
 from data_prep.conversion import convert, merge
 from data_prep.sources.registry import KINDS
+from data_prep.statistics import check_picture, draw, of_data_set, of_records, print_table
 from data_prep.tally import Settings, Tally
 from pospre.data.cores import available_cores
 from pospre.errors import UserError, run_command
@@ -64,6 +65,7 @@ def _print_summary(destination: str, tally: Tally) -> None:
     print(f"wrote {destination}")
     for name, value in rows:
         print(f"  {name:<16}{value}")
+    print_table(of_records(records, tally.classes))
     for item in tally.skipped[:_NUM_SHOWN]:
         print(f"  unreadable: {item['path']}: {item['reason']}")
     if len(tally.skipped) > _NUM_SHOWN:
@@ -95,6 +97,7 @@ def make_parser(**options: Any) -> argparse.ArgumentParser:
         help="of a JPEG that is kept: decode it, or only look at beginning and end (full)",
     )
     add("--shard-mb", type=float, help="megabytes of SRC in a shard (67, less for small SRC)")
+    add("--statistics", type=Path, metavar="PATH.png", help="draw sizes and classes there")
     add("--strict", action="store_true", help="stop at the first file that cannot be read")
     add("--verify", action="store_true", help="then check every checksum and decode every sample")
     return parser
@@ -160,13 +163,18 @@ def _convert(args: argparse.Namespace) -> Tally | None:
     )
 
 
-def finish(destination: str, tally: Tally | None, *, verify: bool, part: str | None = None) -> None:
-    """Say what was done, and verify the result where that is wanted."""
+def finish(destination: str, tally: Tally | None, args: argparse.Namespace) -> None:
+    """Say what was done; draw and verify it where that is wanted."""
+    part = getattr(args, "part", None)
+    name = f"part {part} of {destination}" if part else destination
     if tally is None:
         print(f"{destination} already holds this conversion; nothing to do.")
     else:
-        _print_summary(destination if part is None else f"part {part} of {destination}", tally)
-    if verify:
+        _print_summary(name, tally)
+    if args.statistics is not None:
+        counted = of_records(tally.records, tally.classes) if tally else of_data_set(destination)
+        draw(counted, args.statistics, name)
+    if args.verify:
         from data_prep.verify import verify as verify_data
 
         verify_data(destination)
@@ -175,12 +183,14 @@ def finish(destination: str, tally: Tally | None, *, verify: bool, part: str | N
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return its exit code."""
     args = _parser().parse_args(argv)
+    if args.statistics is not None:
+        check_picture(args.statistics)
     if args.merge is None:
-        finish(args.destination, _convert(args), verify=args.verify, part=args.part)
+        finish(args.destination, _convert(args), args)
         return 0
     if args.source is not None:
-        raise UserError("--merge DST takes nothing else but --verify: the parts know the rest.")
-    finish(args.merge, merge(args.merge), verify=args.verify)
+        raise UserError("--merge DST takes no SRC: the parts know what they were made from.")
+    finish(args.merge, merge(args.merge), args)
     return 0
 
 

@@ -65,11 +65,13 @@ class Tally:
 
     Attributes:
         records: of its blocks, in order.
+        classes: names by label, or None.
         num_reused: how many of them an earlier run had finished.
         seconds: that this run took.
     """
 
     records: list[Record]
+    classes: list[str] | None
     num_reused: int = 0
     seconds: float = 0.0
 

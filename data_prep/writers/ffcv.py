@@ -132,7 +132,8 @@ def _lay_out(sizes: np.ndarray, page_size: int) -> tuple[list[int], np.ndarray]:
     """
     ends = np.cumsum(sizes)
     places = ends - sizes
-    used, first = [], 0
+    used: list[int] = []
+    first = 0
     while first < len(sizes):
         begin = int(ends[first] - sizes[first])
         last = int(np.searchsorted(ends, begin + page_size, side="right"))

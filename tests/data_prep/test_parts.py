@@ -138,7 +138,7 @@ def test_a_damaged_piece_is_found(
         (["--part", "1/1000"], "it has at most"),
         (["--part", "1/2", "--overwrite"], "goes without --overwrite"),
         (["--part", "1/2", "--verify"], "goes without --overwrite and --verify"),
-        (["--merge", "x"], "takes nothing else"),
+        (["--merge", "x"], "takes no SRC"),
         (["--shard-mb", 0], "--shard-mb 0"),
     ],
 )

@@ -1,0 +1,220 @@
+"""Sizes, aspect ratios, bytes and classes of a data set, as a table and as a picture."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from data_prep.tally import Record
+from pospre.data.cores import available_cores
+from pospre.data.decode import DecodeError, OpenedImage
+from pospre.data.reader import open_reader
+from pospre.errors import UserError, run_command
+
+_EPILOG = """\
+examples:
+  python -m data_prep.statistics photos.beton
+  python -m data_prep.statistics photos_mds --picture photos.png
+
+DST is a data set of any storage format, or a folder of images. Nothing is decoded: only the headers
+of the images are looked at. data_prep.convert prints the same table, and draws with --statistics.
+"""
+
+_HEADS = ("mean", "min", "5 %", "median", "95 %", "max")
+_PICTURE_KINDS = (".png", ".pdf", ".svg")
+_MOST_CLASSES = 40  # that a picture names
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What is counted, one entry per sample.
+
+    Attributes:
+        sides: width and height, int64 (N, 2); (0, 2) where the samples are no images.
+        num_bytes: int64 (N,).
+        labels: int64 (N,), -1 where unknown.
+        seconds: of clips, float64 (N,); empty for images.
+        classes: names by label, or None.
+        num_unreadable: samples whose header cannot be read.
+    """
+
+    sides: np.ndarray
+    num_bytes: np.ndarray
+    labels: np.ndarray
+    seconds: np.ndarray
+    classes: list[str] | None
+    num_unreadable: int = 0
+
+    def quantities(self) -> dict[str, np.ndarray]:
+        """Return what has a distribution, by name."""
+        found: dict[str, np.ndarray] = {}
+        if len(self.sides):
+            width, height = self.sides.T
+            found |= {"width": width, "height": height, "width / height": width / height}
+        if len(self.seconds):
+            found["seconds"] = self.seconds
+        found["bytes"] = self.num_bytes
+        if self.classes:
+            found["samples in a class"] = self.per_class()
+        return found
+
+    def per_class(self) -> np.ndarray:
+        """Return how many samples each class has."""
+        known = self.labels[self.labels >= 0]
+        return np.bincount(known, minlength=len(self.classes or []))
+
+
+def of_records(records: Sequence[Record], classes: list[str] | None) -> Statistics:
+    """Count what a conversion has written."""
+
+    def joined(name: str, kind: type) -> np.ndarray:
+        values = [value for record in records for value in getattr(record, name)]
+        return np.array(values, kind)
+
+    return Statistics(
+        sides=joined("sides", np.int64).reshape(-1, 2),
+        num_bytes=joined("num_bytes", np.int64),
+        labels=joined("labels", np.int64),
+        seconds=joined("seconds", np.float64),
+        classes=classes,
+    )
+
+
+def of_data_set(path: str | Path, num_workers: int | None = None) -> Statistics:
+    """Read the headers of a data set's samples."""
+    reader = open_reader(path)
+
+    def look(index: int) -> tuple[int, int, int, int]:
+        sample = reader.read(index)
+        num_bytes = sample.encoded.numel() * sample.encoded.element_size()
+        if reader.features is not None:
+            return 0, 0, num_bytes, sample.label
+        try:
+            image = OpenedImage(sample.encoded)
+        except DecodeError:
+            return -1, -1, num_bytes, sample.label
+        return image.width, image.height, num_bytes, sample.label
+
+    with ThreadPoolExecutor(num_workers or available_cores()) as executor:
+        rows = executor.map(look, range(len(reader)))
+        bar = tqdm(rows, total=len(reader), unit="img", desc="statistics", disable=None)
+        found = np.array(list(bar), np.int64)
+    good = found[:, 0] >= 0
+    sides = found[good, :2] if reader.features is None else found[:0, :2]
+    return Statistics(
+        sides, found[:, 2], found[:, 3], np.zeros(0), reader.classes, int((~good).sum())
+    )
+
+
+def print_table(statistics: Statistics) -> None:
+    """Print mean and percentiles of every quantity, and what there is to say about classes."""
+    if not len(statistics.labels):
+        return
+    print(f"  {'':<20}" + "".join(f"{head:>10}" for head in _HEADS))
+    for name, values in statistics.quantities().items():
+        numbers = (values.mean(), values.min(), *np.percentile(values, (5, 50, 95)), values.max())
+        digits = 2 if values.dtype.kind == "f" else 0
+        cells = [f"{number:>10.{digits}f}" for number in numbers]
+        if digits == 0 and values.mean() < 10:
+            cells[0] = f"{values.mean():>10.1f}"
+        print(f"  {name:<20}" + "".join(cells))
+    for name, text in _class_rows(statistics):
+        print(f"  {name:<20}{text}")
+    if statistics.num_unreadable:
+        print(f"  {'unreadable':<20}{statistics.num_unreadable}")
+
+
+def _class_rows(statistics: Statistics) -> list[tuple[str, str]]:
+    classes = statistics.classes
+    num_unlabelled = int((statistics.labels < 0).sum())
+    if not classes:
+        return [("classes", "none")]
+    counts = statistics.per_class()
+    few, many = int(counts.argmin()), int(counts.argmax())
+    rows = [
+        ("classes", f"{len(classes)}"),
+        ("  smallest", f"{classes[few]} ({counts[few]})"),
+        ("  largest", f"{classes[many]} ({counts[many]})"),
+    ]
+    if (counts == 0).any():
+        rows.append(("  without samples", f"{int((counts == 0).sum())}"))
+    return [*rows, ("unlabelled", f"{num_unlabelled}")]
+
+
+def check_picture(path: Path) -> None:
+    """Refuse a name that no picture can have, before hours of work.
+
+    Raises:
+        UserError: its ending is none of a picture, or its folder does not exist.
+    """
+    if path.suffix not in _PICTURE_KINDS:
+        raise UserError(f"{path} must end in {', '.join(_PICTURE_KINDS)}: a picture is drawn.")
+    if not path.absolute().parent.is_dir():
+        raise UserError(f"{path.parent} does not exist; the picture {path} cannot be drawn there.")
+
+
+def draw(statistics: Statistics, path: Path, title: str) -> None:
+    """Draw a histogram of every quantity, and the sizes of the classes.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    from matplotlib.figure import Figure  # no pyplot: nothing may open a window
+
+    quantities = statistics.quantities()
+    counts = quantities.pop("samples in a class", None)
+    num_panels = len(quantities) + (counts is not None)
+    figure = Figure(figsize=(4 * num_panels, 3.4), layout="constrained")
+    axes = np.atleast_1d(figure.subplots(1, num_panels))
+    for axis, (name, values) in zip(axes, quantities.items(), strict=False):
+        top = np.percentile(values, 99.5)  # a few giants would flatten all the others
+        axis.hist(values[values <= top], bins=60, color="tab:blue")
+        axis.set(xlabel=name, ylabel="samples")
+    if counts is not None:
+        _draw_classes(axes[-1], counts, statistics.classes or [])
+    figure.suptitle(f"{title}: {len(statistics.labels)} samples")
+    try:
+        figure.savefig(path, dpi=110)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}.") from error
+    print(f"drew {path}")
+
+
+def _draw_classes(axis: Any, counts: np.ndarray, classes: list[str]) -> None:
+    order = np.argsort(-counts, kind="stable")
+    axis.bar(np.arange(len(counts)), counts[order], width=1.0, color="tab:orange")
+    axis.set(xlabel="classes, largest first", ylabel="samples")
+    if len(classes) <= _MOST_CLASSES:
+        axis.set_xticks(range(len(classes)), [classes[i] for i in order], rotation=90, fontsize=7)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; return its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m data_prep.statistics",
+        description=__doc__,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("path", metavar="DST", help="data set, or folder of images")
+    parser.add_argument("--picture", type=Path, metavar="PATH.png", help="where to draw it")
+    parser.add_argument("--workers", type=int, default=available_cores(), help="threads")
+    args = parser.parse_args(argv)
+    if args.picture is not None:
+        check_picture(args.picture)
+    statistics = of_data_set(args.path, max(1, args.workers))
+    print(f"{args.path}: {len(statistics.labels)} samples")
+    print_table(statistics)
+    if args.picture is not None:
+        draw(statistics, args.picture, str(args.path))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

@@ -1,0 +1,229 @@
+"""Conversion straight into a bucket, over HTTP."""
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from data_prep import convert, verify
+from data_prep.remote import RemoteStore
+from data_prep.tally import Record
+from pospre.errors import run_command
+from tests.data_prep.sample_images import encoded, odd_files, picture, write_files
+
+URI = "s3://bucket/photos"
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}".replace("0.0.0.0", "127.0.0.1")
+    server.stop()
+
+
+@pytest.fixture
+def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+    """An empty bucket ``bucket``, and a place of our own for temporary files; gives a client."""
+    for name, value in {
+        "S3_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    client: Any = boto3.client("s3", endpoint_url=endpoint)
+    client.create_bucket(Bucket="bucket")
+    yield client
+    for key in keys(client, ""):
+        client.delete_object(Bucket="bucket", Key=key)
+
+
+def keys(client: Any, prefix: str = "photos/") -> list[str]:
+    found = client.list_objects_v2(Bucket="bucket", Prefix=prefix).get("Contents", [])
+    return [item["Key"].removeprefix(prefix) for item in found]
+
+
+def contents(client: Any) -> dict[str, bytes]:
+    return {
+        key: client.get_object(Bucket="bucket", Key=f"photos/{key}")["Body"].read()
+        for key in keys(client)
+    }
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    more = {f"plain/{number}.jpg": encoded(picture(number)) for number in range(12)}
+    return write_files(tmp_path / "source", odd_files() | more)
+
+
+def call(*arguments: object) -> int:
+    return run_command(lambda: convert.main([str(argument) for argument in arguments]))
+
+
+def write(source: Path, target: object, *options: object) -> int:
+    return call(source, target, "--format", "mds", "--workers", 1, "--shard-mb", 0.03, *options)
+
+
+def test_the_bucket_holds_what_a_folder_would(
+    bucket: Any,
+    source: Path,
+    tmp_path: Path,
+    snapshot: Callable[[Path], dict[str, bytes]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert write(source, tmp_path / "local") == 0
+    assert write(source, URI, "--workers", 2, "--verify") == 0
+    assert "ok: 27 decoded" in capsys.readouterr().out
+    assert contents(bucket) == snapshot(tmp_path / "local")
+    assert not list((tmp_path / "temporary").iterdir())
+    assert write(source, URI) == 0
+    assert "already holds this conversion" in capsys.readouterr().out
+    assert write(source, URI, "--quality", 50) == 2
+    assert "made with quality=90 instead of 50" in capsys.readouterr().err
+    assert write(source, URI, "--quality", 50, "--overwrite") == 0
+    assert verify.main([URI]) == 0
+    assert not [key for key in keys(bucket) if key.startswith(".pospre")]
+
+
+def test_stock_streaming_reads_the_bucket(bucket: Any, source: Path, tmp_path: Path) -> None:
+    from streaming import StreamingDataset
+
+    assert write(source, URI) == 0
+    data = StreamingDataset(
+        remote=URI,
+        local=str(tmp_path / "cache"),
+        shuffle=False,
+        batch_size=1,
+        validate_hash="sha256",
+    )
+    assert [sample["path"] for sample in data] == sorted(
+        path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()
+    )
+
+
+def test_parts_and_merge(
+    bucket: Any,
+    source: Path,
+    tmp_path: Path,
+    snapshot: Callable[[Path], dict[str, bytes]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert write(source, tmp_path / "local") == 0
+    assert write(source, URI, "--part", "2/2") == 0
+    assert "index.json" not in keys(bucket)
+    assert call("--merge", URI) == 2
+    assert "lacks part 1/2" in capsys.readouterr().err
+    assert write(source, URI, "--part", "1/2") == 0
+    shards = {key: data for key, data in contents(bucket).items() if key.startswith("shard.")}
+    assert call("--merge", URI) == 0
+    assert contents(bucket) == snapshot(tmp_path / "local")
+    assert shards.items() <= contents(bucket).items()
+    assert call("--merge", URI) == 0
+    assert "nothing to do" in capsys.readouterr().out
+
+
+def test_an_interrupted_upload_goes_on(
+    bucket: Any,
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    snapshot: Callable[[Path], dict[str, bytes]],
+) -> None:
+    assert write(source, tmp_path / "local") == 0
+    keep = RemoteStore.keep
+    kept: list[int] = []
+
+    def stop_at_the_fourth(self: RemoteStore, folder: Path, record: Record) -> None:
+        # bounded: no shard but this one lies here
+        assert len(list((tmp_path / "temporary").rglob("*.mds"))) == 1
+        if len(kept) == 3:
+            raise KeyboardInterrupt
+        keep(self, folder, record)
+        kept.append(record.number)
+
+    monkeypatch.setattr(RemoteStore, "keep", stop_at_the_fourth)
+    assert write(source, URI) == 130
+    assert "3 of " in capsys.readouterr().err
+    assert not {"index.json", "pospre.json"} & set(keys(bucket))
+    monkeypatch.undo()
+    for name, value in {"S3_ENDPOINT_URL": bucket.meta.endpoint_url}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    # one of the shards did not arrive in full
+    bucket.put_object(Bucket="bucket", Key="photos/shard.00001.mds", Body=b"half")
+    assert write(source, URI) == 0
+    assert "2 of " in capsys.readouterr().out
+    assert contents(bucket) == snapshot(tmp_path / "local")
+
+
+def test_a_prefix_that_is_taken(
+    bucket: Any, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bucket.put_object(Bucket="bucket", Key="photos/thesis.tex", Body=b"x")
+    for options in ([], ["--overwrite"], ["--part", "1/2"]):
+        assert write(source, URI, *options) == 2
+        assert "holds other things (thesis.tex)" in capsys.readouterr().err
+    bucket.put_object(Bucket="bucket", Key="photos/index.json", Body=b'{"shards": []}')
+    for options in ([], ["--overwrite"]):
+        assert write(source, URI, *options) == 2
+        assert "not made by this command" in capsys.readouterr().err
+    assert keys(bucket) == ["index.json", "thesis.tex"]
+
+
+def test_verify_names_what_changed(
+    bucket: Any, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def verified() -> str:
+        assert run_command(lambda: verify.main([URI])) == 2
+        return capsys.readouterr().err
+
+    assert "index.json is missing" in verified()
+    assert write(source, URI) == 0
+    whole = contents(bucket)
+    data = bytearray(whole["shard.00002.mds"])
+    data[-9] ^= 1
+    bucket.put_object(Bucket="bucket", Key="photos/shard.00002.mds", Body=bytes(data))
+    assert f"{URI}/shard.00002.mds does not have the checksum" in verified()
+    bucket.delete_object(Bucket="bucket", Key="photos/shard.00002.mds")
+    assert f"{URI}/shard.00002.mds does not exist" in verified()
+    assert write(source, URI) == 2
+    assert f"{URI}/shard.00002.mds is gone" in capsys.readouterr().err
+    del whole["index.json"]
+    bucket.delete_object(Bucket="bucket", Key="photos/index.json")
+    assert "index.json is missing" in verified()
+
+
+def test_no_bucket(
+    bucket: Any, source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert write(source, "s3://nowhere/photos") == 2
+    assert "bucket 'nowhere' does not exist" in capsys.readouterr().err
+    assert call(source, "s3://bucket/a.beton", "--format", "ffcv") == 2
+    assert "only MDS shards go straight to a bucket" in capsys.readouterr().err
+
+
+def test_description_is_last(bucket: Any, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pospre.object_store import Bucket
+
+    put, names = Bucket.put, []
+
+    def noted(self: Bucket, name: str, content: bytes) -> None:
+        put(self, name, content)
+        names.append(name)
+
+    monkeypatch.setattr(Bucket, "put", noted)
+    assert write(source, URI) == 0
+    assert names[0] == ".pospre/plan.json"
+    assert names[-2:] == ["pospre.json", "index.json"]
+    assert json.loads(contents(bucket)["index.json"])["version"] == 2

@@ -1,0 +1,97 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data_prep import convert, statistics
+from pospre.errors import run_command
+from tests.data_prep.reading import FORMATS, destination
+from tests.data_prep.sample_clips import write_clips
+from tests.data_prep.sample_images import encoded, picture, write_files
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Three images of one class, one of another, of known sizes."""
+    sizes = {"a/1.jpg": (100, 50), "a/2.jpg": (60, 60), "a/3.png": (20, 40), "b/1.jpg": (200, 100)}
+    files = {
+        name: encoded(picture(1, *size), "PNG" if name.endswith("png") else "JPEG")
+        for name, size in sizes.items()
+    }
+    return write_files(tmp_path / "source", files)
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    lines = [line for line in text.splitlines() if line.startswith("  ")]
+    return {line[2:22].strip(): line[22:].split() for line in lines}
+
+
+@pytest.mark.parametrize("data_format", FORMATS)
+def test_the_table(
+    tmp_path: Path, source: Path, data_format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, drawn = destination(tmp_path, data_format), tmp_path / "drawn.png"
+    options = ["--format", data_format, "--statistics", str(drawn)]
+    assert convert.main([str(source), str(target), *options]) == 0
+    told = rows(capsys.readouterr().out)
+    assert told["width"] == ["95", "20", "26", "80", "185", "200"]
+    assert told["height"][0] == "62" and told["width / height"][1::4] == ["0.50", "2.00"]
+    assert told["classes"] == ["2"]
+    assert told["smallest"] == ["b", "(1)"] and told["largest"] == ["a", "(3)"]
+    assert told["unlabelled"] == ["0"]
+    assert Image.open(drawn).size[0] > 1000
+    again = tmp_path / "again.png"
+    assert statistics.main([str(target), "--picture", str(again)]) == 0
+    found = rows(capsys.readouterr().out)
+    assert found.items() <= told.items() and "bytes" in found
+    # and of the same data set, converted before
+    assert convert.main([str(source), str(target), *options]) == 0
+    assert again.stat().st_size > 1000
+
+
+def test_a_folder_and_no_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_files(tmp_path, {"1.jpg": encoded(picture()), "2.jpg": encoded(picture())[:300]})
+    assert statistics.main([str(tmp_path)]) == 0
+    told = rows(capsys.readouterr().out)
+    assert told["classes"] == ["none"] and told["width"][1] == "48"
+
+
+def test_clips(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write_clips(tmp_path / "words")
+    options = ["--format", "mds", "--statistics", str(tmp_path / "drawn.svg")]
+    assert convert.main([str(source), str(tmp_path / "out"), *options]) == 0
+    told = rows(capsys.readouterr().out)
+    assert told["seconds"][1] == "0.40" and "width" not in told
+    assert statistics.main([str(tmp_path / "out")]) == 0
+    assert rows(capsys.readouterr().out)["samples in a class"][0] == "6.0"
+
+
+def test_classes_without_samples_and_samples_without_classes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    counted = statistics.Statistics(
+        sides=np.array([[3, 4], [5, 6]]),
+        num_bytes=np.array([10, 20]),
+        labels=np.array([-1, 2]),
+        seconds=np.zeros(0),
+        classes=["x", "y", "z"],
+        num_unreadable=1,
+    )
+    statistics.print_table(counted)
+    told = rows(capsys.readouterr().out)
+    assert told["without samples"] == ["2"] and told["unlabelled"] == ["1"]
+    assert told["unreadable"] == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("x.txt", "must end in .png"), ("no/x.png", "does not exist")]
+)
+def test_a_picture_that_cannot_be_is_refused_first(
+    tmp_path: Path, source: Path, name: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [str(source), str(tmp_path / "out"), "--format", "mds"]
+    options = ["--statistics", str(tmp_path / name)]
+    assert run_command(lambda: convert.main([*arguments, *options])) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
