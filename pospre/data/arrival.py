@@ -93,7 +93,7 @@ class Supplier:
         name = entry.raw.name
         size = max(entry.raw.size, entry.stored.size)
         for _ in range(2):
-            with self.cache.incoming(name, size, needs(), urgent=urgent) as file:
+            with self.cache.incoming(name, size, needs, urgent=urgent) as file:
                 if file is None:
                     return False
                 transfer = Transfer(self.bucket, entry.stored.name)

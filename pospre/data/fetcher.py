@@ -89,6 +89,9 @@ class Fetcher:
         with self._changed:
             self._is_open = False
             self._stop.set()
+            self._cache.let_all_go()
+            if self._cache.limit is not None:
+                self._here.clear()  # others may evict them from now on
             threads, self._threads = self._threads, []
             self._changed.notify_all()
         end = time.monotonic() + _GOODBYE
@@ -135,6 +138,7 @@ class Fetcher:
             if self._left[place] == 0:
                 self._begun.discard(place)
                 self._cache.touch(self._entries[place].raw.name)
+                self._cache.let_go(self._entries[place].raw.name)
                 self._changed.notify_all()
 
     def _start(self) -> None:
@@ -206,6 +210,9 @@ class Fetcher:
     def _arrived(self, place: int) -> Shard | None:
         """Return a shard that lies in the cache, and take note of it."""
         entry = self._entries[place]
+        with self._changed:
+            if self._left[place] > 0:  # other ranks, a little ahead, may have done with it
+                self._cache.keep(entry.raw.name)
         if not self._cache.holds(entry.raw):
             return None
         try:

@@ -61,6 +61,7 @@ class ShardCache:
         home = root / f"{plain[-60:]}-{hashlib.sha256(address.encode()).hexdigest()[:12]}"
         self.path = home / f"v-{digest.hexdigest()[:16]}"
         self.limit = limit
+        self._kept: dict[str, TextIO] = {}
         with _writing(self.path, sum(map(len, contents.values()))):
             home.mkdir(parents=True, exist_ok=True)
             # held as long as this object lives: another run must not take the folder for old
@@ -102,16 +103,17 @@ class ShardCache:
 
     @contextmanager
     def incoming(
-        self, name: str, size: int, needs: dict[str, float], *, urgent: bool
+        self, name: str, size: int, needs: Callable[[], dict[str, float]], *, urgent: bool
     ) -> Iterator[BufferedRandom | None]:
         """Open the file into which a shard is to be downloaded; if not published, it goes again.
 
         Args:
             name: the shard, whose lock is held.
             size: bytes to set aside: a full disk shows before the download, not in its midst.
-            needs: when the shards will be needed, those of no number perhaps never: the latest are
-                evicted first, and among equals the least recently used; negative: never.
-            urgent: evict even what is needed sooner, and rather exceed the limit than wait.
+            needs: tells when shards will be needed, those of no number perhaps never: the latest
+                are evicted first, and among equals the least recently used; negative: never.
+            urgent: evict even what is needed sooner, but nothing that a process keeps, and rather
+                exceed the limit than wait.
 
         Gives None where there is no room.
 
@@ -122,7 +124,7 @@ class ShardCache:
         with _writing(path, size):
             try:
                 with self.lock(_ROOM, _no_matter):
-                    has_room = self._make_room(name, size, needs, urgent)
+                    has_room = self._make_room(name, size, needs(), urgent)
                     if has_room:
                         with open(path, "wb") as file:
                             os.posix_fallocate(file.fileno(), 0, size)
@@ -133,6 +135,23 @@ class ShardCache:
                     yield file
             finally:
                 path.unlink(missing_ok=True)
+
+    def keep(self, name: str) -> None:
+        """Have no process evict a shard until it is let go, or this process ends."""
+        if self.limit is not None and name not in self._kept:
+            kept = open(self.path / _LOCKS / f"{name}.use", "a")  # noqa: SIM115
+            fcntl.flock(kept, fcntl.LOCK_SH)  # for as long as somebody evicts it
+            self._kept[name] = kept
+
+    def let_go(self, name: str) -> None:
+        """End what ``keep`` began."""
+        if name in self._kept:
+            self._kept.pop(name).close()
+
+    def let_all_go(self) -> None:
+        """End all that ``keep`` began."""
+        for name in list(self._kept):
+            self.let_go(name)
 
     def publish(self, name: str) -> None:
         """Let a complete file appear under its name."""
@@ -155,8 +174,10 @@ class ShardCache:
             if used <= self.limit:
                 break
             if not other.endswith(_PART):
-                self.file(other).unlink(missing_ok=True)
-                used -= freed
+                with open(self.path / _LOCKS / f"{other}.use", "a") as use:
+                    if _try_lock(use):
+                        self.file(other).unlink(missing_ok=True)
+                        used -= freed
         return urgent or used <= self.limit
 
     def _remove_parts(self) -> None:

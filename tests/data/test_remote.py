@@ -1,5 +1,6 @@
 """MDS shards in a bucket: what is fetched, when, how often, and what is said when it fails."""
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -16,9 +17,13 @@ from typing import Any
 import boto3
 import numpy as np
 import pytest
+import torch
 
+from pospre.data.loader import build_loader
+from pospre.data.order import epoch_order
 from pospre.data.reader import open_reader
 from pospre.data.remote import RemoteMdsReader
+from pospre.data.views import ViewGroup
 from pospre.errors import UserError
 from tests.data.flaky_s3 import Fault, FlakyS3, flaky_s3
 
@@ -366,10 +371,62 @@ def test_a_limit_is_kept(bucket: Any, server: FlakyS3) -> None:
         reader.expect(order)
         for index in order:
             check(reader, [index])
-            most = max(most, sum(path.stat().st_size for path in reader.path.glob("shard*")))
+            most = max(most, used(reader.path))
         reader.close()
     assert 2 * size < most <= 3 * size
     assert sum(shard_gets(server)) <= 9  # the second epoch finds some of the first one's shards
+
+
+def test_ranks_that_lag_keep_their_shards(bucket: Any, server: FlakyS3) -> None:
+    ranks = [open_remote(cache_limit=4 * 25_000) for _ in range(2)]
+    order = epoch_order(0, 0, ranks[0].parts, "windows", 7)
+    for number, reader in enumerate(ranks):
+        reader.expect(order[number::2])
+    lag = 3  # samples
+    for step in range(NUM_SAMPLES // 2 + lag):
+        check(ranks[0], order[0::2][step : step + 1])
+        if step >= lag:
+            check(ranks[1], order[1::2][step - lag : step - lag + 1])
+    assert shard_gets(server) == [1] * 5
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batches_are_those_of_the_local_shards(
+    upload: Any, server: FlakyS3, stored: Any, num_workers: int
+) -> None:
+    upload(stored("mds"))
+    settings: dict[str, Any] = {"views": [ViewGroup("view", 2, (16, 16))], "batch_size": 4}
+    settings |= {"seed": 1, "order": "windows", "window": 7, "num_workers": num_workers}
+    local = build_loader(stored("mds"), **settings)
+    remote = build_loader(ADDRESS, **settings)
+    for here, there in zip(local, remote, strict=True):
+        assert all(torch.equal(here[key], there[key]) for key in here)
+    assert shard_gets(server) == [1]
+
+
+def test_a_loader_is_left_while_it_waits(bucket: Any, server: FlakyS3) -> None:
+    loader = build_loader(
+        ADDRESS, views=[ViewGroup("view", 1, (8, 8))], batch_size=4, seed=0, num_workers=2
+    )
+    for number in range(5):
+        server.spoil_always(f"shard.0000{number}.mds", Fault(pause=6))
+    batches = iter(loader)
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+    del batches
+    assert time.monotonic() - start < 3
+
+
+def used(folder: Path) -> int:
+    """Return the bytes of the shards and of what is on its way."""
+    total = 0
+    for entry in os.scandir(folder):
+        with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
+            total += entry.stat().st_size if entry.name.startswith("shard") else 0
+    return total
 
 
 def test_limits_and_orders(bucket: Any) -> None:
@@ -437,7 +494,10 @@ def test_a_line_on_a_terminal(
 
 READ_ALL = """
 import sys
+from pospre.data.loader import build_loader
+from pospre.data.order import epoch_order
 from pospre.data.reader import open_reader
+from pospre.data.views import ViewGroup
 from pospre.errors import run_command
 def main():
     reader = open_reader("s3://bucket/set")
