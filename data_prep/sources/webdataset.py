@@ -36,7 +36,7 @@ def detects(tree: Tree) -> bool:
     if not tars or re.match(r"ILSVRC|n\d{8}", tars[0].name):
         return False
     try:
-        samples = _samples(tar_entries(tars[0], limit=_PEEK))
+        samples = _samples(tars[0], tar_entries(tars[0], limit=_PEEK))
     except UserError:
         return False
     return any(_image(files) and len(files) > 1 for files in samples.values())
@@ -75,7 +75,7 @@ class _Shard:
 
     def __init__(self, path: Path, name: str, advance: Advance) -> None:
         self.path, self.name = path, name
-        samples = _samples(tar_entries(path, advance))
+        samples = _samples(path, tar_entries(path, advance))
         self.samples = {key: files for key, files in samples.items() if _image(files)}
         self.labels = [self._label(key, files) for key, files in self.samples.items()]
         self.num_others = sum(map(len, samples.values())) - sum(map(len, self.samples.values()))
@@ -109,13 +109,17 @@ class _Shard:
         return found
 
 
-def _samples(entries: list[Entry]) -> dict[str, dict[str, Entry]]:
+def _samples(path: Path, entries: list[Entry]) -> dict[str, dict[str, Entry]]:
     """Group files by name: the extension begins at the first dot behind the last slash."""
     samples: dict[str, dict[str, Entry]] = {}
     for entry in entries:
         folder, slash, name = entry.name.rpartition("/")
         key, _, extension = name.partition(".")
-        samples.setdefault(folder + slash + key, {})[extension.lower()] = entry
+        sample = samples.setdefault(folder + slash + key, {})
+        if sample.setdefault(extension.lower(), entry) is not entry:
+            raise UserError(
+                f"{path} holds {entry.name} twice; each sample needs a name of its own."
+            )
     return samples
 
 

@@ -94,6 +94,7 @@ def test_labels_from_json_and_names(tmp_path: Path) -> None:
         ({"a.jpg": JPEGS[0], "a.json": b"[1]"}, r"sample a has a \.json that is no object"),
         ({"a.jpg": JPEGS[0], "a.json": text({"label": [1]})}, r"its label is \[1\], not a number"),
         ({"a.jpg": JPEGS[0], "a.cls": b"123456789"}, r"labels go from 123456789 to"),
+        ({"a.jpg": JPEGS[0], "a.JPG": JPEGS[1]}, r"one\.tar holds a\.JPG twice"),
         ({"a.txt": b"x", "a.cls": b"1"}, r"none of 1 tars holds an image"),
     ],
 )
