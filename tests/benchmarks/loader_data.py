@@ -59,18 +59,14 @@ def prepared(kind: str, source: Path, work: Path, num_workers: int) -> Path:
     target = work / ("images.beton" if kind == "beton" else f"images_{kind}")
     if not target.exists():
         print(f"writing {target} …", file=sys.stderr)
-        partial = target.with_name(f"partial-{target.name}")
-        _remove(partial)
-        write(kind, source, partial, num_workers)
-        partial.rename(target)
+        if kind in _OURS:  # appears when it is complete
+            write(kind, source, target, num_workers)
+        else:
+            partial = target.with_name(f"partial-{target.name}")
+            shutil.rmtree(partial, ignore_errors=True)
+            write(kind, source, partial, num_workers)
+            partial.rename(target)
     return target
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def _files(source: Path) -> list[tuple[str, int]]:

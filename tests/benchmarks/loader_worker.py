@@ -115,7 +115,11 @@ class Worker:
                 env=environment(extra) | {_START: str(time.monotonic())},
                 process_group=0,
             )
-        self.first = self._answer()
+        try:
+            self.first = self._answer()
+        except BaseException:  # Ctrl-C as well: nobody else knows of this process yet
+            self.close()
+            raise
 
     def epoch(self) -> Epoch:
         """Run one epoch."""
@@ -154,7 +158,7 @@ class Worker:
         return Epoch(**json.loads(line))
 
     def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
+        if self._process.poll() is None:
             os.killpg(self._process.pid, number)
 
 
