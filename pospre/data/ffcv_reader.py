@@ -30,14 +30,14 @@ class FfcvReader(Reader):
             f"Copy it again, or convert again with "
             f"`python -m data_prep.convert SRC {path} --format ffcv`."
         )
-        self._num_bytes = path.stat().st_size
+        self.num_bytes: int = path.stat().st_size
         self._ffcv = _import_ffcv(path)
         self._check_header()
         self._open()
         sidecar_path = path.with_name(path.name + ".json")
         sidecar = read_sidecar(sidecar_path, "pospre-ffcv", len(self), self.remedy)
-        if sidecar and sidecar.get("bytes") != self._num_bytes:
-            self._refuse(f"has {self._num_bytes} bytes, {sidecar_path.name} says otherwise")
+        if sidecar and sidecar.get("bytes") != self.num_bytes:
+            self._refuse(f"has {self.num_bytes} bytes, {sidecar_path.name} says otherwise")
         self.classes = sidecar.get("classes")
         self._bytes = sample_bytes(page_cache, self._place)
 
@@ -74,7 +74,7 @@ class FfcvReader(Reader):
         """Compare the header with the file's size before FFCV follows its pointers."""
         types = self._ffcv.types
         header_type = types.HeaderType
-        if self._num_bytes < header_type.itemsize:
+        if self.num_bytes < header_type.itemsize:
             self._refuse("is no .beton file: it is shorter than a header")
         header = read_bytes(self.path, 0, header_type.itemsize).numpy().view(header_type)[0]
         if header["version"] != types.CURRENT_VERSION:
@@ -90,9 +90,9 @@ class FfcvReader(Reader):
         if table == 0:
             self._refuse("was never finished: its writer stopped before the metadata")
         least = self._ffcv.fields.RGBImageField().metadata_type.itemsize
-        if int(header["num_samples"]) * least > min(table, self._num_bytes):
+        if int(header["num_samples"]) * least > min(table, self.num_bytes):
             self._refuse(f"is damaged: it counts {header['num_samples']} samples, too many to fit")
-        table_bytes = self._num_bytes - table
+        table_bytes = self.num_bytes - table
         if table_bytes <= 0 or table_bytes % types.ALLOC_TABLE_TYPE.itemsize:
             self._refuse("is cut off: its allocation table is not where the header says")
 

@@ -97,6 +97,7 @@ class MdsReader(Reader):
             )
         self._shards = [load_shard(path / e.raw.name, e, self.remedy) for e in self._entries]
         self._bytes = sample_bytes(page_cache, self._place)
+        self.num_bytes = sum(entry.raw.size for entry in self._entries)
 
     def _describe(self, folder: Path) -> None:
         """Read and compare what ``index.json`` and ``pospre.json`` in a folder say."""

@@ -102,7 +102,8 @@ class MemoryEstimate:
             warnings.warn(
                 f"The data set holds about {_text(self.stored)}, but only "
                 f"{_text(self.available - self.total)} of memory are left to keep it in: every "
-                "epoch will read from disk. Where that is slow, set data.page_cache: process.",
+                "epoch will read from disk. Where that is slow, set data.page_cache: process (for "
+                ".beton files and MDS shards).",
                 stacklevel=2,
             )
 
@@ -134,15 +135,14 @@ def estimate_memory(loader: ViewLoader, *, page_cache: str = "os") -> MemoryEsti
 
 def stored_bytes(reader: Reader) -> int | None:
     """Return how large a data set is, of folders about; None where it is not on this machine."""
-    if not reader.path.exists():
-        return None
-    if reader.path.is_file():
-        return reader.path.stat().st_size
-    if reader.format == "folder":
-        some = np.linspace(0, len(reader) - 1, min(_LOOKED_AT, len(reader))).astype(int).tolist()
+    if reader.format != "folder":
+        return reader.num_bytes
+    some = np.linspace(0, len(reader) - 1, min(_LOOKED_AT, len(reader))).astype(int).tolist()
+    try:
         sizes = [os.stat(reader.name(index)).st_size for index in some]
-        return int(np.mean(sizes) * len(reader))
-    return sum(entry.stat().st_size for entry in os.scandir(reader.path) if entry.is_file())
+    except OSError:  # a file is gone: who reads it will say so
+        return None
+    return int(np.mean(sizes) * len(reader))
 
 
 def available_memory(root: Path = Path("/")) -> int | None:

@@ -48,6 +48,11 @@ def open_reader(
             )
         return FfcvReader(path, page_cache=page_cache)
     if not is_mds(path):
+        if page_cache != "os":
+            raise UserError(
+                f"data.page_cache is '{page_cache}', but {path} is an image folder, which is read "
+                "file by file; convert it (`make data`), or leave page_cache out."
+            )
         return FolderReader(path)
     if not (path / INDEX_NAME).exists():
         raise UserError(

@@ -54,6 +54,7 @@ class Reader(ABC):
         remedy: what to do when a sample cannot be read, for messages.
         features: what the samples hold if they are no images.
         max_pixels: of the largest image, where it is known without reading them.
+        num_bytes: of a data set on this machine's disks, where it is known at once.
     """
 
     path: Path
@@ -62,6 +63,7 @@ class Reader(ABC):
     remedy: str
     features: Features | None = None
     max_pixels: int | None = None
+    num_bytes: int | None = None
 
     @abstractmethod
     def __len__(self) -> int: ...

@@ -151,7 +151,14 @@ def test_buffers_that_do_not_fit():
 def test_the_data_sets_size(data_set):
     reader = open_reader(data_set)
     files = [data_set] if data_set.is_file() else [f for f in data_set.rglob("*") if f.is_file()]
-    assert stored_bytes(reader) == pytest.approx(sum(f.stat().st_size for f in files), rel=0.01)
+    assert stored_bytes(reader) == pytest.approx(sum(f.stat().st_size for f in files), rel=0.02)
+
+
+def test_a_vanished_file_is_no_matter_of_the_estimate(image_folder):
+    folder = image_folder(num_images=4)
+    reader = open_reader(folder)
+    Path(reader.name(0)).unlink()
+    assert stored_bytes(reader) is None
 
 
 def test_an_estimate_follows_the_loader(monkeypatch, photos):

@@ -21,6 +21,7 @@ from pospre.data.page_cache import (
     SystemCache,
     sample_bytes,
 )
+from pospre.data.reader import open_reader
 from pospre.errors import UserError
 
 NUM_SAMPLES = 60
@@ -212,3 +213,9 @@ def test_no_way_to_advise(monkeypatch, file, place):
 def test_an_unknown_page_cache(place):
     with pytest.raises(UserError, match=r"page_cache 'proces' is unknown\. Did you mean 'process'"):
         sample_bytes("proces", place)
+
+
+def test_image_folders_are_left_to_the_kernel(photos):
+    assert open_reader(photos, page_cache="os").format == "folder"
+    with pytest.raises(UserError, match=r"page_cache is 'process', but .* image folder.*make data"):
+        open_reader(photos, page_cache="process")
