@@ -2,7 +2,16 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+)
 from pydantic_core import PydanticCustomError
 
 from pospre.schedules import DURATION
@@ -60,6 +69,15 @@ def _all_or_some(count: int) -> int:
     return count
 
 
+def _bytes(value: Any) -> Any:
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(value))
+    except ValidationError:
+        raise PydanticCustomError(
+            "bytes", "Input should be a size such as 200GB or 64MiB"
+        ) from None
+
+
 Duration = Annotated[str, AfterValidator(_duration)]
 PositiveDuration = Annotated[str, AfterValidator(_positive_duration)]
 PositionKind = Literal["sincos", "learned", "none", "relative", "shared_relative"]
@@ -68,6 +86,7 @@ Pair = Annotated[tuple[float, float], Field(strict=False)]
 Side = Annotated[int, Field(gt=0)]
 Size = Side | Annotated[tuple[Side, Side], Field(strict=False)]
 Rate = float | Annotated[tuple[float, ...], Field(strict=False)]
+Bytes = Annotated[int, BeforeValidator(_bytes), Field(gt=0)]
 Numbers = Annotated[tuple[float, ...], Field(strict=False, min_length=1)]
 Arguments = Annotated[dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)]
 
@@ -135,6 +154,15 @@ class Data(Section):
     )
     tolerance: float = Field(
         default=1.0, ge=0, description="of views to decoding at smaller scale, RMS grey levels"
+    )
+    cache_dir: str | None = Field(
+        default=None, description="of s3:// shards; None: $POSPRE_CACHE or ~/.cache/pospre"
+    )
+    cache_limit: Bytes | None = Field(
+        default=None, description="of s3:// shards on this machine, such as 200GB; None: all"
+    )
+    page_cache: Literal["os", "process"] = Field(
+        default="os", description="process: read ahead; for network disks and data above memory"
     )
     mean: Numbers | None = Field(
         default=None, description="of the normalisation; None: ImageNet's, or the data set's own"

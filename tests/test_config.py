@@ -47,6 +47,9 @@ def test_dump_reads_back_as_the_same_recipe(recipe_file: Path) -> None:
     ("override", "parts"),
     [
         ("data.views.view.scael=[0.1, 1]", ["'data.views.view.scael'", "Did you mean 'scale'"]),
+        ("data.cache_limit=lots", ["'data.cache_limit'", "a size such as 200GB"]),
+        ("data.order=shuffled", ["'data.order'", "'random' or 'windows'"]),
+        ("data.tolerance=-1", ["'data.tolerance'", "greater than or equal to 0"]),
         ("trianer.max_duration=1ep", ["'trianer'", "Did you mean 'trainer'"]),
         ("trainer.fsdp={reshard: true}", ["'trainer.fsdp.reshard'", "reshard_after_forward"]),
         ("loggers.wandb={}", ["'loggers.wandb'", "tensorboard"]),
@@ -170,3 +173,8 @@ def test_arguments_mistakes(given: dict[str, Any], parts: list[str]) -> None:
         check_arguments("algorithms.example", Example, given)
     for part in parts:
         assert part in str(caught.value)
+
+
+def test_sizes_may_have_units(recipe_file: Path) -> None:
+    assert load_recipe(recipe_file, ["data.cache_limit=1.5GiB"]).data.cache_limit == 3 << 29
+    assert load_recipe(recipe_file, ["data.cache_limit=1000"]).data.cache_limit == 1000

@@ -91,7 +91,8 @@ def _check_encoder(algorithm: PretrainAlgorithm, recipe: Recipe) -> None:
     if recipe.encoder.name == SWIN and not algorithm.takes_merged_patches:
         raise UserError(
             f"algorithms.{algorithm.module_name()} needs a token for every patch, but "
-            f"encoder.name = {SWIN} merges patches. Use a ViT; of all algorithms only droppos takes Swin."
+            f"encoder.name = {SWIN} merges patches. Use a ViT; of all algorithms only droppos "
+            "takes Swin."
         )
 
 
@@ -134,6 +135,9 @@ def build_data(recipe: Recipe) -> ViewLoader:
         window=data.window,
         bad_samples=data.bad_samples,
         tolerance=data.tolerance,
+        cache_dir=data.cache_dir,
+        cache_limit=data.cache_limit,
+        page_cache=data.page_cache,
     )
     loader.probe()
     return loader

@@ -11,6 +11,7 @@ import yaml
 from composer.utils import dist
 
 from pospre.config import Recipe
+from pospre.data.memory import estimate_memory
 from pospre.errors import UserError
 from pospre.object_store import check_writable, is_remote
 from pospre.training.build import Parts, assemble, build_parts
@@ -35,6 +36,9 @@ Value = TypeVar("Value")
 FREE_KEYS = (
     "data.path",
     "data.num_workers",
+    "data.cache_dir",
+    "data.cache_limit",
+    "data.page_cache",
     "loggers",
     "evaluation",
     "trainer.device",
@@ -59,6 +63,8 @@ def train(recipe: Recipe) -> bool:
     if is_remote(folder) and dist.get_global_rank() == 0:
         check_writable(folder)  # before anything slow
     parts = build_parts(recipe)
+    memory = estimate_memory(parts.loader, page_cache=recipe.data.page_cache)
+    memory.check()
     if dist.get_world_size() > 1:
         dist.initialize_dist(parts.device, recipe.trainer.dist_timeout)
     _start_weights(parts)
@@ -66,6 +72,7 @@ def train(recipe: Recipe) -> bool:
     if start is not None and start.batch >= parts.total_steps:
         say(f"{recipe.run_name} is already finished ({start.uri}); nothing to train")
         return True
+    say(memory.describe())
     fit(parts, start)
     return False
 

@@ -1,5 +1,6 @@
 """Checkpoints in a bucket, over HTTP: saved, resumed, and refused within seconds."""
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,9 +10,11 @@ import boto3
 import pytest
 import requests
 import torch
+import yaml
 from moto.server import ThreadedMotoServer
 from tiny_runs import curve
 
+from data_prep import convert
 from pospre.errors import UserError
 from pospre.training.build import build_model
 from pospre.training.callbacks.mirror import mirror_run
@@ -150,3 +153,29 @@ def test_an_encoder_starts_from_the_bucket(bucket: Any, tmp_path: Path) -> None:
         assert name in start_from(build_model(recipe), address)
     with pytest.raises(UserError, match=r"s3://bucket/none.pth does not exist"):
         start_from(build_model(recipe), "s3://bucket/none.pth")
+
+
+def test_shards_in_the_bucket_train_as_the_folder_does(
+    bucket: Any, tiny: Path, run: Run, tmp_path: Path
+) -> None:
+    folder = yaml.safe_load(tiny.read_text())["data"]["path"]
+    assert convert.main([folder, "s3://bucket/shards", "--format", "mds"]) == 0
+    cache = f"data.cache_dir={tmp_path}/cache"
+    code, said = run(tiny, cache, "data.path=s3://bucket/shards", "run_name=remote")
+    assert code == 0, said
+    often = "trainer.save_interval=3ba"
+    assert run(tiny, often, "run_name=folder")[0] == 0
+    assert curve(tmp_path / "runs" / "remote") == curve(tmp_path / "runs" / "folder")
+    # a run goes on elsewhere: other format, another cache
+    shutil.rmtree(tmp_path / "cache")
+    for name in ("ep3-ba12.pt", "ep2-ba9.pt"):
+        (tmp_path / "runs" / "folder" / "checkpoints" / name).unlink()
+    code, said = run(tiny, cache, "data.path=s3://bucket/shards", often, "run_name=folder")
+    assert code == 0 and "going on from" in said, said
+    assert curve(tmp_path / "runs" / "remote") == curve(tmp_path / "runs" / "folder")
+
+
+def test_a_data_set_that_is_not_there(bucket: Any, tiny: Path, run: Run, tmp_path: Path) -> None:
+    options = (f"data.cache_dir={tmp_path}/cache", "data.path=s3://bucket/nothing")
+    code, said = run(tiny, *options)
+    assert code == 2 and said.startswith("error: s3://bucket/nothing"), said
