@@ -7,6 +7,7 @@ from functools import cached_property
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
+from zipfile import is_zipfile
 
 from data_prep.archives import Entry, is_visible, zip_entries
 from data_prep.places import InFile, Missing
@@ -25,8 +26,10 @@ class Tree:
     in most archives, names start inside of it. Any other file counts as an empty folder.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, skip_damaged: bool = False) -> None:
+        """``skip_damaged``: damaged zips that lie in the folder are nobody's concern."""
         self.root = root
+        self._skip_damaged = skip_damaged
         self._folder = _inmost(root) if root.is_dir() else None
 
     def find(self, name: str) -> Entry | None:
@@ -126,7 +129,8 @@ class Tree:
     def _packed(self) -> dict[str, Entry]:
         if self._folder is not None:
             zips = sorted(path for path in self._folder.glob("*.zip") if path.is_file())
-            return {entry.name: entry for path in zips for entry in zip_entries(path)}
+            whole = (path for path in zips if not self._skip_damaged or is_zipfile(path))
+            return {entry.name: entry for path in whole for entry in zip_entries(path)}
         if self.root.suffix.lower() != ".zip":
             return {}
         entries = {entry.name: entry for entry in zip_entries(self.root)}

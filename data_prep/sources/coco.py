@@ -57,7 +57,7 @@ def load(tree: Tree, part: Part) -> Coco:
         raise UserError(f"{tree.root}: there is no folder or zip {names[0]} for {path}.")
     content = tree.json(path, "objects")
     try:
-        items, classes = _items(tree, folder, content)
+        items, classes = _items(tree, folder, content, f"{tree.root}: {path}")
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{tree.root}: {path} is not as in COCO, with images, annotations and categories "
@@ -75,13 +75,18 @@ def load(tree: Tree, part: Part) -> Coco:
     )
 
 
-def _items(tree: Tree, folder: str, content: dict[str, Any]) -> tuple[list[Item], list[str]]:
+def _items(
+    tree: Tree, folder: str, content: dict[str, Any], where: str
+) -> tuple[list[Item], list[str]]:
     categories = sorted(content["categories"], key=lambda category: category["id"])
     labels = {category["id"]: label for label, category in enumerate(categories)}
     objects: dict[Any, list[dict[str, Any]]] = defaultdict(list)
     for found in content["annotations"]:
         if found["category_id"] not in labels:
-            raise KeyError(f"annotation {found['id']} has the category {found['category_id']}")
+            raise UserError(
+                f"{where}: annotation {found['id']} has the category {found['category_id']}, which "
+                "is not among the categories."
+            )
         objects[found["image_id"]].append(found)
     items = []
     for image in sorted(content["images"], key=lambda image: image["file_name"]):
@@ -94,7 +99,10 @@ def _items(tree: Tree, folder: str, content: dict[str, Any]) -> tuple[list[Item]
         name = f"{folder}/{image['file_name']}"
         items.append(stored_item(tree.listed(name), name, -1, compact(about)))
     if objects:
-        raise KeyError(f"annotations of the image {next(iter(objects))}, which is not listed")
+        raise UserError(
+            f"{where}: there are annotations of the image {next(iter(objects))}, which is not "
+            "among the images."
+        )
     return items, [category["name"] for category in categories]
 
 

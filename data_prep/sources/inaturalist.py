@@ -58,7 +58,7 @@ def load(tree: Tree, part: Part) -> INaturalist:
     try:
         categories = sorted(content.get("categories", ()), key=lambda found: found["id"])
         classes = _class_names(categories)
-        items = _items(tree, content, categories)
+        items = _items(tree, content, categories, f"{tree.root}: {path}")
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{tree.root}: {path} is not as expected, with images, annotations and categories "
@@ -77,15 +77,20 @@ def load(tree: Tree, part: Part) -> INaturalist:
     )
 
 
-def _items(tree: Tree, content: dict[str, Any], categories: list[dict[str, Any]]) -> list[Item]:
+def _items(
+    tree: Tree, content: dict[str, Any], categories: list[dict[str, Any]], where: str
+) -> list[Item]:
     labels = {category["id"]: label for label, category in enumerate(categories)}
     found: dict[Any, dict[str, Any]] = {}
     for annotation in content.get("annotations", ()):  # the test part has none
         image = annotation["image_id"]
         if annotation["category_id"] not in labels:
-            raise KeyError(f"image {image} has the category {annotation['category_id']}")
+            raise UserError(
+                f"{where}: image {image} has the category {annotation['category_id']}, which is "
+                "not among the categories."
+            )
         if found.setdefault(image, annotation)["category_id"] != annotation["category_id"]:
-            raise KeyError(f"image {image} has two categories; one is expected")
+            raise UserError(f"{where}: image {image} has two categories; one is expected.")
     items = []
     for image in sorted(content["images"], key=lambda image: image["file_name"]):
         about = {"image_id": image["id"]} | {
@@ -100,7 +105,7 @@ def _items(tree: Tree, content: dict[str, Any], categories: list[dict[str, Any]]
         items.append(stored_item(tree.listed(name), name, label, compact(about)))
     if found and any(item.label < 0 for item in items):
         lacking = next(item.name for item in items if item.label < 0)
-        raise KeyError(f"{lacking} has no annotation, but others have")
+        raise UserError(f"{where}: {lacking} has no annotation, but others have.")
     return items
 
 

@@ -2,6 +2,7 @@
 
 import importlib
 import pkgutil
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
@@ -49,12 +50,15 @@ def open_source(
     """
     if not path.exists():
         raise UserError(f"{path} does not exist; give the folder or archive of a data set.")
-    tree = Tree(path)
     if kind == "auto":
-        kind = detect(tree)
+        kind = detect(Tree(path, skip_damaged=True))
     if kind not in _MODULES:
         raise UserError(f"--source {kind}: there is no such kind.{suggestion(kind, KINDS)}")
-    source: Source = _MODULES[kind].load(tree, Part(split, val_fraction, seed))
+    source: Source = _MODULES[kind].load(Tree(path), Part(split, val_fraction, seed))
+    names = [item.name for item in source.items]
+    if len(set(names)) < len(names):
+        twice = next(name for name, count in Counter(names).items() if count > 1)
+        raise UserError(f"{path}: {twice} is listed twice; every sample needs its own name.")
     return source
 
 

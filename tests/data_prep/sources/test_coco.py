@@ -131,7 +131,7 @@ def broken(**changes: Any) -> bytes:
     [
         (b"{", r"instances_train2017\.json \(objects\) is no JSON"),
         (text({"images": []}), r"is not as in COCO.*'categories'"),
-        (broken(images=[]), r"annotations of the image 9, which is not listed"),
+        (broken(images=[]), r"annotations of the image 9, which is not among the images"),
         (broken(images=[{"id": 9}]), r"is not as in COCO.*'file_name'"),
         (broken(images=[], annotations=[]), r"names no images"),
         (broken(categories=[{"id": 1, "name": "person"}]), r"annotation 1 has the category 18"),

@@ -7,13 +7,13 @@ from data_prep.sources.registry import KINDS, open_source
 from data_prep.sources.source import part_of_name
 from pospre.errors import UserError
 from tests.data_prep.sample_images import write_files
-from tests.data_prep.sources.fakes import JPEGS
+from tests.data_prep.sources.fakes import JPEGS, text
 
 
 def test_every_kind_is_described() -> None:
     assert len(KINDS) == 12 and {"imagenet", "coco", "audio_folder", "image_folder"} <= set(KINDS)
-    for name, text in KINDS.items():
-        assert text.endswith(".") and len(text) < 100, name
+    for name, line in KINDS.items():
+        assert line.endswith(".") and len(line) < 100, name
 
 
 def test_unknown_kind_and_path(tmp_path: Path) -> None:
@@ -30,6 +30,24 @@ def test_two_kinds_at_once(tmp_path: Path) -> None:
     files = {"annotations/instances_train.json": b"{}", "train.json": b"{}", "a/1.jpg": JPEGS[0]}
     with pytest.raises(UserError, match=r"may be coco or inaturalist; say which with --source"):
         open_source(write_files(tmp_path, files))
+
+
+def test_a_name_that_is_listed_twice(tmp_path: Path) -> None:
+    image = {"file_name": "a/1.jpg", "width": 4, "height": 4}
+    content = {"categories": [], "annotations": [], "images": [image | {"id": n} for n in (1, 2)]}
+    root = write_files(tmp_path, {"train.json": text(content), "a/1.jpg": JPEGS[0]})
+    with pytest.raises(UserError, match=r"a/1\.jpg is listed twice"):
+        open_source(root)
+
+
+def test_damaged_zips_matter_to_those_who_read_them(tmp_path: Path) -> None:
+    root = write_files(tmp_path, {"cat/1.jpg": JPEGS[0], "backup.zip": b"PK no zip"})
+    assert open_source(root).kind == "image_folder"
+    write_files(root, {"annotations/instances_train.json": b"{}"})
+    with pytest.raises(UserError, match=r"backup\.zip is no whole zip"):
+        open_source(root)
+    with pytest.raises(UserError, match=r"backup\.zip is no whole zip"):
+        open_source(root / "backup.zip")
 
 
 def test_a_kind_that_was_named_wrongly(tmp_path: Path) -> None:
