@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from data_prep import convert
+from tests.data.buckets import bucket, server, shards, upload  # noqa: F401 (fixtures)
 
 NUM_IMAGES = 22
 CLASSES = ("ant", "bee", "cat")

@@ -1,0 +1,143 @@
+"""A data set of five shards in a bucket behind a proxy that misbehaves on demand; its fixtures."""
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from pospre.data.reader import open_reader
+
+if TYPE_CHECKING:
+    from pospre.data.remote import RemoteMdsReader
+    from tests.data.flaky_s3 import FlakyS3
+
+NUM_SAMPLES = 40
+ADDRESS = "s3://bucket/set"
+OPEN: "list[RemoteMdsReader]" = []
+
+
+@pytest.fixture(scope="session")
+def server() -> "Iterator[FlakyS3]":
+    from tests.data.flaky_s3 import flaky_s3  # moto takes its time
+
+    with flaky_s3() as flaky:
+        yield flaky
+
+
+def content(number: int) -> bytes:
+    return np.random.default_rng(number).integers(0, 256, 3000, dtype=np.uint8).tobytes()
+
+
+@pytest.fixture(scope="session")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return ``shards(**options of MDSWriter)``: a directory of five shards of eight samples."""
+    streaming = pytest.importorskip("streaming")
+    made: dict[str, Path] = {}
+
+    def make(**options: Any) -> Path:
+        name = json.dumps(options)
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp("mds")
+            columns = {"image": "bytes", "label": "int"}
+            with streaming.MDSWriter(
+                out=str(made[name]), columns=columns, size_limit=25_000, **options
+            ) as writer:
+                for number in range(NUM_SAMPLES):
+                    writer.write({"image": content(number), "label": number})
+        return made[name]
+
+    return make
+
+
+@pytest.fixture
+def upload(
+    server: "FlakyS3", monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shards: Any
+) -> Iterator[Callable[..., Any]]:
+    """Return ``upload(directory)``: put its files at ADDRESS; give a client."""
+    for name, value in {
+        "S3_ENDPOINT_URL": server.url,
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret-of-nobody",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "POSPRE_CACHE": str(tmp_path / "cache"),
+        "POSPRE_S3_PATIENCE": "10",
+    }.items():
+        monkeypatch.setenv(name, value)
+    server.heal()
+    made = []
+
+    def put(directory: Path) -> Any:
+        import boto3
+
+        client: Any = boto3.client("s3", endpoint_url=server.upstream)
+        client.create_bucket(Bucket="bucket")
+        made.append(client)
+        for path in directory.iterdir():
+            client.upload_file(str(path), "bucket", f"set/{path.name}")
+        return client
+
+    yield put
+    while OPEN:
+        OPEN.pop().close()
+    for client in made:
+        for item in client.list_objects_v2(Bucket="bucket").get("Contents", []):
+            client.delete_object(Bucket="bucket", Key=item["Key"])
+
+
+@pytest.fixture
+def bucket(upload: Callable[[Path], Any], shards: Callable[..., Path]) -> Any:
+    """Serve the five shards; give a client."""
+    return upload(shards())
+
+
+def open_remote(**options: Any) -> "RemoteMdsReader":
+    reader = open_reader(ADDRESS, **options)
+    from pospre.data.remote import RemoteMdsReader
+
+    assert isinstance(reader, RemoteMdsReader)
+    OPEN.append(reader)
+    return reader
+
+
+def check(reader: "RemoteMdsReader", indices: Any = range(NUM_SAMPLES)) -> None:
+    for index in indices:
+        sample = reader.read(int(index))
+        assert sample.encoded.numpy().tobytes() == content(int(index)) and sample.label == index
+
+
+def shard_gets(server: "FlakyS3") -> list[int]:
+    return [count for name, count in sorted(server.gets.items()) if "shard" in name]
+
+
+def describe(source: Path) -> bytes:
+    """Return a ``pospre.json``."""
+    files = {
+        path.name: [path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()]
+        for path in source.glob("*.mds")
+    }
+    return json.dumps(
+        {"format": "pospre-mds", "version": 1, "samples": NUM_SAMPLES, "manifest": files}
+    ).encode()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def used(folder: Path) -> int:
+    """Return the bytes of the shards and of what is on its way."""
+    total = 0
+    for entry in os.scandir(folder):
+        with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
+            total += entry.stat().st_size if entry.name.startswith("shard") else 0
+    return total

@@ -1,0 +1,277 @@
+"""The cache of downloaded shards: filled ahead, shared, limited, replaced, left by killed runs."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pospre.data.loader import build_loader
+from pospre.data.order import epoch_order
+from pospre.data.views import ViewGroup
+from pospre.errors import UserError
+from tests.data.buckets import (
+    ADDRESS,
+    NUM_SAMPLES,
+    OPEN,
+    check,
+    open_remote,
+    shard_gets,
+    used,
+    wait_for,
+)
+from tests.data.flaky_s3 import Fault, FlakyS3
+
+
+def test_what_is_expected_comes_ahead(bucket: Any, server: FlakyS3) -> None:
+    reader = open_remote()
+    reader.expect(np.array([33, 34, 1]))
+    wait_for(lambda: len(list(reader.path.glob("*.mds"))) == 2)
+    assert set(server.gets) - {"index.json", "pospre.json", "set", "bucket"} == {
+        "shard.00000.mds",
+        "shard.00004.mds",
+    }
+    reader.close()
+    with pytest.raises(UserError, match=r"reading was ended"):
+        reader.read(9)
+    reader.expect(np.arange(NUM_SAMPLES))
+    check(reader)
+    reader.close()
+    assert not [thread for thread in threading.enumerate() if "pospre-fetch" in thread.name]
+
+
+def test_closing_ends_those_who_wait(bucket: Any, server: FlakyS3) -> None:
+    reader = open_remote()
+    server.spoil_always("shard.00001.mds", Fault(pause=5))
+    said: list[str] = []
+
+    def read() -> None:
+        with pytest.raises(UserError) as caught:
+            reader.read(9)
+        said.append(str(caught.value))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    wait_for(lambda: server.gets["shard.00001.mds"] == 1)
+    start = time.monotonic()
+    reader.close()
+    thread.join()
+    assert time.monotonic() - start < 1.5 and "reading was ended" in said[0]
+
+
+def test_threads_share_a_download(bucket: Any, server: FlakyS3) -> None:
+    readers = [open_remote(), open_remote()]
+    order = np.random.default_rng(0).permutation(NUM_SAMPLES)
+    errors: list[BaseException] = []
+
+    def read(number: int) -> None:
+        try:
+            check(readers[number % 2], order[number::4])
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors and shard_gets(server) == [1] * 5
+
+
+def test_cut_and_vanished_shards_are_fetched_again(bucket: Any, server: FlakyS3) -> None:
+    reader = open_remote()
+    check(reader)
+    first, second = (reader.path / f"shard.0000{number}.mds" for number in range(2))
+    first.unlink()
+    second.write_bytes(second.read_bytes()[:1000])
+    check(reader)
+    assert shard_gets(server) == [2, 2, 1, 1, 1]
+    second.write_bytes(second.read_bytes()[:1000])
+    check(open_remote())
+    assert shard_gets(server) == [2, 3, 1, 1, 1]
+
+
+def test_a_limit_is_kept(bucket: Any, server: FlakyS3) -> None:
+    size = 25_000
+    reader = open_remote(cache_limit=3 * size)
+    order = np.arange(NUM_SAMPLES)
+    most = 0
+    for _ in range(2):
+        reader.expect(order)
+        for index in order:
+            check(reader, [index])
+            most = max(most, used(reader.path))
+        reader.close()
+    assert 2 * size < most <= 3 * size
+    assert sum(shard_gets(server)) <= 9  # the second epoch finds some of the first one's shards
+
+
+def test_ranks_that_lag_keep_their_shards(bucket: Any, server: FlakyS3) -> None:
+    ranks = [open_remote(cache_limit=4 * 25_000) for _ in range(2)]
+    order = epoch_order(0, 0, ranks[0].parts, "windows", 7)
+    for number, reader in enumerate(ranks):
+        reader.expect(order[number::2])
+    lag = 3  # samples
+    for step in range(NUM_SAMPLES // 2 + lag):
+        check(ranks[0], order[0::2][step : step + 1])
+        if step >= lag:
+            check(ranks[1], order[1::2][step - lag : step - lag + 1])
+    assert shard_gets(server) == [1] * 5
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batches_are_those_of_the_local_shards(
+    upload: Any, server: FlakyS3, stored: Any, num_workers: int
+) -> None:
+    upload(stored("mds"))
+    settings: dict[str, Any] = {"views": [ViewGroup("view", 2, (16, 16))], "batch_size": 4}
+    settings |= {"seed": 1, "order": "windows", "window": 7, "num_workers": num_workers}
+    local = build_loader(stored("mds"), **settings)
+    remote = build_loader(ADDRESS, **settings)
+    for here, there in zip(local, remote, strict=True):
+        assert all(torch.equal(here[key], there[key]) for key in here)
+    assert shard_gets(server) == [1]
+
+
+def test_a_loader_is_left_while_it_waits(bucket: Any, server: FlakyS3) -> None:
+    loader = build_loader(
+        ADDRESS, views=[ViewGroup("view", 1, (8, 8))], batch_size=4, seed=0, num_workers=2
+    )
+    for number in range(5):
+        server.spoil_always(f"shard.0000{number}.mds", Fault(pause=6))
+    batches = iter(loader)
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+    del batches
+    assert time.monotonic() - start < 3
+
+
+def test_limits_and_orders(bucket: Any) -> None:
+    with pytest.raises(UserError, match=r"cache_limit = 30000 is less than two shards"):
+        open_remote(cache_limit=30_000)
+    reader = open_remote(cache_limit=100_000)
+    with pytest.raises(UserError, match=r"data.order = random needs all .* data.order: windows"):
+        reader.check_order("random", 16)
+    with pytest.raises(UserError, match=r"the 8 shards .* data.window = 16 needs"):
+        reader.check_order("windows", 16)
+    reader.check_order("windows", 7)
+    open_remote(cache_limit=1_000_000).check_order("random", 16)
+    open_remote().check_order("random", 16)
+
+
+def test_a_replaced_data_set_is_fetched_anew(bucket: Any, upload: Any, shards: Any) -> None:
+    old = open_remote()
+    check(old)
+    upload(shards(hashes=["sha1"]))
+    new = open_remote()
+    assert new.path != old.path and old.path.is_dir() and not list(new.path.glob("*.mds"))
+    check(new)
+    check(old)
+    abandoned = old.path
+    old.close()
+    OPEN.remove(old)
+    del old
+    open_remote()
+    assert not abandoned.exists() and new.path.is_dir()
+
+
+def test_a_full_disk_is_said(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    reader = open_remote()
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(UserError, match=r"the disk of .* is full: .* needs \d+ bytes, and \d+ are"):
+        reader.read(0)
+    monkeypatch.undo()
+    assert not list(reader.path.glob("shard*"))
+
+
+def test_a_cache_that_cannot_be_written(bucket: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(UserError, match=r"cannot be written .* data.cache_dir"):
+        open_remote(cache_dir=tmp_path / "file")
+
+
+def test_a_line_on_a_terminal(
+    bucket: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check(open_remote())
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    reader = open_remote(cache_limit=60_000)
+    for path in reader.path.glob("shard*"):
+        path.unlink()
+    check(reader)
+    said = capsys.readouterr().err
+    assert "shard.00000.mds" in said and "shard.00001.mds" not in said
+
+
+# Processes
+
+READ_ALL = """
+import sys
+from pospre.data.loader import build_loader
+from pospre.data.order import epoch_order
+from pospre.data.reader import open_reader
+from pospre.data.views import ViewGroup
+from pospre.errors import run_command
+def main():
+    reader = open_reader("s3://bucket/set")
+    print("open", flush=True)
+    for index in range(len(reader)):
+        reader.read(index)
+    print("read", reader.downloaded, flush=True)
+    return 0
+sys.exit(run_command(main))
+"""
+
+
+def start_reading() -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-c", READ_ALL],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+
+
+def test_processes_share_the_downloads(bucket: Any, server: FlakyS3) -> None:
+    for name in ("shard.00000.mds", "shard.00001.mds"):
+        server.spoil(name, Fault(drip=0.02))
+    processes = [start_reading(), start_reading()]
+    outputs = [process.communicate(timeout=30) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert shard_gets(server) == [1] * 5
+
+
+def test_after_killed_and_interrupted_runs(bucket: Any, server: FlakyS3) -> None:
+    server.spoil_always("shard.00002.mds", Fault(drip=0.5))
+    processes = [start_reading(), start_reading()]
+    for process in processes:
+        assert process.stdout is not None and process.stdout.readline() == "open\n"
+    wait_for(lambda: server.sent["shard.00002.mds"] > 0)
+    for process, number in zip(processes, (signal.SIGKILL, signal.SIGINT), strict=True):
+        process.send_signal(number)
+    start = time.monotonic()
+    outputs = [process.communicate(timeout=10) for process in processes]
+    assert time.monotonic() - start < 4
+    assert [process.returncode for process in processes] == [-signal.SIGKILL, 130], outputs
+    assert "Traceback" not in outputs[1][1]
+    server.heal()
+    reader = open_remote()
+    assert not list(reader.path.glob("*.part"))
+    check(reader)
+    assert server.gets["shard.00002.mds"] == 1
