@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from crc32c import crc32c
+
 from data_prep.blocks import Block
 from data_prep.images import PreparedImage, Unreadable, prepare_image
-from data_prep.plan import Plan
 from data_prep.reading import read_annotation, read_item
 from data_prep.sources.source import Item, Source
 from data_prep.store import Store
@@ -26,7 +27,8 @@ class Job:
     Attributes:
         source: without its items.
         settings: of the conversion.
-        plan: likewise.
+        plan_key: likewise.
+        limit: largest shard in bytes, or size of a page.
         store: what takes the finished blocks.
         num_shares: that the conversion is divided into.
         strict: whether to stop at what cannot be read.
@@ -34,7 +36,8 @@ class Job:
 
     source: Source
     settings: Settings
-    plan: Plan
+    plan_key: str
+    limit: int
     store: Store
     num_shares: int = 1
     strict: bool = False
@@ -48,7 +51,7 @@ def convert_block(task: tuple[Block, tuple[Item, ...]], job: Job) -> Record:
         OSError: the block cannot be written.
     """
     block, items = task
-    record = Record(block.number, job.plan.key, job.num_shares)
+    record = Record(block.number, job.plan_key, job.num_shares)
     statistics = _statistics(job)
     with job.store.scratch() as folder:
         with _writing(_make_writer(folder, job), record) as writer:
@@ -121,6 +124,8 @@ def _note(item: Item, prepared: _Prepared, record: Record, statistics: "Statisti
     main = prepared.main
     record.labels.append(item.label)
     record.num_bytes.append(main.num_bytes)
+    stored = main.jpeg if isinstance(main, PreparedImage) else main.features
+    record.crc32c.append(crc32c(stored))
     if prepared.annotation is not None:
         record.extra_bytes.append(len(prepared.annotation))
     if isinstance(main, PreparedImage):
@@ -145,7 +150,7 @@ def _make_writer(folder: Path, job: Job) -> Any:
     if job.settings.format == "ffcv":
         from data_prep.writers import ffcv
 
-        return ffcv.BlockWriter(folder, job.plan.limit)
+        return ffcv.BlockWriter(folder, job.limit)
     from data_prep.writers import mds
 
     columns = {"image": "bytes"}
@@ -155,7 +160,7 @@ def _make_writer(folder: Path, job: Job) -> Any:
         columns = {"features": f"ndarray:float32:{job.settings.frames},{NUM_COEFFICIENTS}"}
     if job.source.annotation is not None:
         columns["annotation"] = "bytes"
-    return mds.BlockWriter(folder, columns, job.plan.limit)
+    return mds.BlockWriter(folder, columns, job.limit)
 
 
 @contextmanager

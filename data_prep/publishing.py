@@ -13,7 +13,7 @@ from data_prep.staging import replace_folder, replace_pair
 from data_prep.store import LocalStore, Store
 from data_prep.tally import Record
 from pospre.data.mds_reader import INDEX_NAME, SIDECAR_NAME, is_mds
-from pospre.data.sidecar import VERSION
+from pospre.data.sidecar import VERSION, pack_sums
 from pospre.errors import UserError
 from pospre.object_store import is_remote
 
@@ -121,6 +121,7 @@ def describe(plan: Plan, records: Sequence[Record]) -> dict[str, Any]:
         for entry in sums:
             statistics.add_sums(entry)
         content["features"] = statistics.describe()
+    content["crc32c"] = pack_sums([value for record in records for value in record.crc32c])
     return content
 
 

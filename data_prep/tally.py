@@ -1,6 +1,6 @@
 """What a conversion is told, and what it met."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -34,6 +34,7 @@ class Record:
         skipped: path and reason of what cannot be read.
         labels: of every sample written.
         num_bytes: likewise, of its image (or features).
+        crc32c: likewise, the checksum of these bytes.
         extra_bytes: likewise, of its annotation; empty where there are none.
         sides: width and height of every image; empty for clips.
         seconds: length of every clip; empty for images.
@@ -49,6 +50,7 @@ class Record:
     skipped: list[dict[str, str]] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)
     num_bytes: list[int] = field(default_factory=list)
+    crc32c: list[int] = field(default_factory=list)
     extra_bytes: list[int] = field(default_factory=list)
     sides: list[tuple[int, int]] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -56,7 +58,7 @@ class Record:
 
     def as_json(self) -> dict[str, Any]:
         """Return what ``Record(**…)`` takes."""
-        return asdict(self)
+        return vars(self)
 
 
 @dataclass

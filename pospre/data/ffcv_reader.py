@@ -13,7 +13,7 @@ import torch
 
 from pospre.data.page_cache import Place, sample_bytes
 from pospre.data.samples import Reader, Sample, read_bytes
-from pospre.data.sidecar import read_sidecar
+from pospre.data.sidecar import read_sidecar, unpack_sums
 from pospre.errors import UserError
 
 _JPEG, _RAW = 0, 1  # ffcv.fields.rgb_image.IMAGE_MODES
@@ -39,6 +39,7 @@ class FfcvReader(Reader):
         if sidecar and sidecar.get("bytes") != self.num_bytes:
             self._refuse(f"has {self.num_bytes} bytes, {sidecar_path.name} says otherwise")
         self.classes = sidecar.get("classes")
+        self.checksums = unpack_sums(sidecar, len(self), f"{sidecar_path}", self.remedy)
         self._bytes = sample_bytes(page_cache, self._place)
 
     def __len__(self) -> int:

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from crc32c import crc32c
 
 from pospre.batch import EPOCH, INDEX, LABEL, Batch, box_key, flip_key, image_key
 from pospre.data.bill import Bill, Laps
 from pospre.data.cutting import View, margin, write_views
 from pospre.data.decode import DecodeError, OpenedImage
-from pospre.data.samples import DamagedSample, Features, Reader
+from pospre.data.samples import DamagedSample, Features, Reader, Sample
 from pospre.data.views import GroupPlan, ViewGroup, plan_views
 from pospre.errors import UserError
 
@@ -80,6 +81,7 @@ class Filler:
             try:
                 sample = self.reader.read(candidate)
                 laps.lap("read")
+                self._check(candidate, sample)
                 image = OpenedImage(sample.encoded)
             except DecodeError as error:
                 self.refuse(candidate, str(error))
@@ -96,6 +98,12 @@ class Filler:
             f"{self.reader.path}: samples from {index} on cannot be used, {_MOST_IN_A_ROW} in a "
             f"row ({len(self.bad)} in all). {self.reader.remedy}"
         )
+
+    def _check(self, index: int, sample: Sample) -> None:
+        """Compare a sample with its checksum: a flipped bit mostly gives an image all the same."""
+        sums = self.reader.checksums
+        if sums is not None and crc32c(sample.encoded.numpy()) != sums[index]:
+            raise DecodeError("its bytes are not those that were written")
 
     def refuse(self, index: int, reason: str) -> None:
         """Note a sample that cannot be decoded, or raise a UserError about it."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from pospre.data.mds_index import INDEX_NAME, ShardEntry, read_index
 from pospre.data.page_cache import Place, sample_bytes
 from pospre.data.samples import DamagedSample, Features, Reader, Sample, read_bytes
-from pospre.data.sidecar import read_sidecar
+from pospre.data.sidecar import read_sidecar, unpack_sums
 from pospre.errors import UserError
 
 SIDECAR_NAME = "pospre.json"
@@ -110,6 +110,8 @@ class MdsReader(Reader):
         self._manifest = sidecar.get("manifest") or {}
         self._check_manifest()
         self.classes = sidecar.get("classes")
+        name = f"{folder / SIDECAR_NAME}"
+        self.checksums = unpack_sums(sidecar, len(self), name, self.remedy)
         (shape, *others) = {entry.shape for entry in self._entries}
         if others:
             raise UserError(

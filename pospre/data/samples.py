@@ -53,6 +53,7 @@ class Reader(ABC):
         classes: class names in order of their label, or None.
         remedy: what to do when a sample cannot be read, for messages.
         features: what the samples hold if they are no images.
+        checksums: CRC-32C of every sample's bytes, uint32 (N,), where the converter noted them.
         max_pixels: of the largest image, where it is known without reading them.
         num_bytes: of a data set on this machine's disks, where it is known at once.
     """
@@ -62,6 +63,7 @@ class Reader(ABC):
     classes: list[str] | None
     remedy: str
     features: Features | None = None
+    checksums: np.ndarray | None = None
     max_pixels: int | None = None
     num_bytes: int | None = None
 

@@ -1,8 +1,11 @@
 """The description (JSON) that our converter leaves beside a data set, as far as readers need it."""
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from pospre.errors import UserError
 
@@ -48,3 +51,26 @@ def read_sidecar(path: Path, expected_format: str, num_samples: int, remedy: str
             f"{remedy}"
         )
     return content
+
+
+def pack_sums(sums: list[int]) -> str:
+    """Return the samples' checksums (CRC-32C) as the description holds them."""
+    return base64.b64encode(np.array(sums, "<u4").tobytes()).decode()
+
+
+def unpack_sums(sidecar: dict[str, Any], num_samples: int, name: str, remedy: str) -> Any:
+    """Return the samples' checksums, uint32 (N,), or None where the description has none.
+
+    Raises:
+        UserError: they are not those of ``num_samples`` samples.
+    """
+    packed = sidecar.get("crc32c")
+    if packed is None:
+        return None
+    try:
+        sums = np.frombuffer(base64.b64decode(packed, validate=True), "<u4")
+    except (TypeError, ValueError):
+        sums = np.empty(0, "<u4")
+    if len(sums) != num_samples:
+        raise UserError(f"{name}: crc32c holds no checksum for each sample. {remedy}")
+    return sums
