@@ -12,7 +12,8 @@ from data_prep.tree import Tree
 from pospre.errors import UserError
 
 _FOLDER = "annotations"
-_INSTANCES = re.compile(r"instances_((train|val|test)\w*)\.json")
+# The test images have a list without objects.
+_INSTANCES = re.compile(r"(instances|image_info)_((train|val|test)\w*)\.json")
 
 
 @dataclass(frozen=True)
@@ -45,19 +46,22 @@ def load(tree: Tree, part: Part) -> Coco:
         raise UserError(
             f"{tree.root}: {_FOLDER}/instances_<train…, val… or test…>.json is missing."
         )
-    by_part: dict[str, list[str]] = defaultdict(list)
+    by_part: dict[str, list[re.Match[str]]] = defaultdict(list)
     for match in matches:
-        by_part[match[2]].append(match[1])
-    names = own_part(part, by_part, tree.root)
-    if len(names) > 1:
-        raise UserError(f"{tree.root}/{_FOLDER} has {' and '.join(names)}; move all but one away.")
-    path = f"{_FOLDER}/instances_{names[0]}.json"
-    folder = next((name for name in (names[0], f"images/{names[0]}") if tree.has(name)), None)
+        by_part[match[3]].append(match)
+    lists = own_part(part, by_part, tree.root)
+    if len(lists) > 1:
+        shown = " and ".join(match[0] for match in lists)
+        raise UserError(f"{tree.root}/{_FOLDER} has {shown}; move all but one away.")
+    path, name = f"{_FOLDER}/{lists[0][0]}", lists[0][2]
+    folder = next((folder for folder in (name, f"images/{name}") if tree.has(folder)), None)
     if folder is None:
-        raise UserError(f"{tree.root}: there is no folder or zip {names[0]} for {path}.")
+        raise UserError(f"{tree.root}: there is no folder or zip {name} for {path}.")
     content = tree.json(path, "objects")
     try:
-        items, classes = _items(tree, folder, content, f"{tree.root}: {path}")
+        items, classes = _items(
+            tree, folder, content, f"{tree.root}: {path}", lists[0][1] == "instances"
+        )
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{tree.root}: {path} is not as in COCO, with images, annotations and categories "
@@ -76,12 +80,12 @@ def load(tree: Tree, part: Part) -> Coco:
 
 
 def _items(
-    tree: Tree, folder: str, content: dict[str, Any], where: str
+    tree: Tree, folder: str, content: dict[str, Any], where: str, has_objects: bool
 ) -> tuple[list[Item], list[str]]:
     categories = sorted(content["categories"], key=lambda category: category["id"])
     labels = {category["id"]: label for label, category in enumerate(categories)}
     objects: dict[Any, list[dict[str, Any]]] = defaultdict(list)
-    for found in content["annotations"]:
+    for found in content["annotations"] if has_objects else ():
         if found["category_id"] not in labels:
             raise UserError(
                 f"{where}: annotation {found['id']} has the category {found['category_id']}, which "
@@ -94,7 +98,7 @@ def _items(
             "image_id": image["id"],
             "width": image["width"],
             "height": image["height"],
-            **_columns(objects.pop(image["id"], ()), labels),
+            **(_columns(objects.pop(image["id"], ()), labels) if has_objects else {}),
         }
         name = f"{folder}/{image['file_name']}"
         items.append(stored_item(tree.listed(name), name, -1, compact(about)))

@@ -14,7 +14,7 @@ from data_prep.tree import Tree
 from pospre.errors import UserError
 
 _TRAIN_TAR, _VAL_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
-_KAGGLE = "ILSVRC/Data/CLS-LOC"
+_KAGGLE = ("ILSVRC/Data/CLS-LOC", "Data/CLS-LOC")
 _EXTENSIONS = (".jpeg", ".jpg", ".png")
 _WNID = re.compile(r"n\d{8}")
 
@@ -30,7 +30,7 @@ def detects(tree: Tree) -> bool:
     """Tell by the names of the tars, Kaggle's folders, or class folders named by WordNet ids."""
     if tree.root.is_file():
         return tree.root.name in (_TRAIN_TAR, _VAL_TAR)
-    if any(tree.find(name) for name in (_TRAIN_TAR, _VAL_TAR)) or tree.has(_KAGGLE):
+    if any(tree.find(name) for name in (_TRAIN_TAR, _VAL_TAR)) or any(map(tree.has, _KAGGLE)):
         return True
     is_tiny = tree.find("wnids.txt") is not None
     return not is_tiny and tree.has("val") and any(map(_WNID.fullmatch, tree.names("train")))
@@ -47,7 +47,7 @@ def load(tree: Tree, part: Part) -> ImageNet:
     parts = {name: where for name, where in there.items() if tree.root in (beside.root, where)}
     if not parts:
         raise UserError(
-            f"{tree.root}: there is no {_TRAIN_TAR}, {_VAL_TAR}, {_KAGGLE}, train or val."
+            f"{tree.root}: there is no {_TRAIN_TAR}, {_VAL_TAR}, {_KAGGLE[0]}, train or val."
         )
     where = own_part(part, parts, tree.root)
     truth = read_truth(beside)
@@ -73,7 +73,8 @@ def _parts(tree: Tree) -> dict[str, Path | str]:
     parts: dict[str, Path | str] = {}
     for split, tar in (("train", _TRAIN_TAR), ("val", _VAL_TAR)):
         entry = tree.find(tar)
-        folders = [name for name in (f"{_KAGGLE}/{split}", split) if tree.has(name)]
+        folders = [f"{folder}/{split}" for folder in _KAGGLE]
+        folders = [name for name in (*folders, split) if tree.has(name)]
         if entry is not None and isinstance(entry.place, InFile):
             parts[split] = Path(entry.place.path)
         elif folders:

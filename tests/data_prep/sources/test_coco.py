@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
+from data_prep import convert
 from data_prep.images import Unreadable
 from data_prep.reading import read_item
 from data_prep.sources.registry import open_source
-from pospre.errors import UserError
+from pospre.errors import UserError, run_command
 from tests.data_prep.sample_images import write_files
 from tests.data_prep.sources.fakes import (
     JPEGS,
@@ -86,6 +87,14 @@ def test_zips_in_the_folder_to_shards(tmp_path: Path) -> None:
     assert [sample["image"] for sample in samples] == JPEGS[:2]
 
 
+def test_the_test_images_have_no_objects(tmp_path: Path) -> None:
+    about = {name: content()[name] for name in ("categories", "images")}
+    more = {f"test2017/00000000000{n}.jpg": JPEGS[n] for n in (7,)}
+    more["annotations/image_info_test2017.json"] = text(about)
+    test = opened(write_files(tmp_path, files() | more), "coco", split="test")
+    assert annotations(test)[0] == {"image_id": 7, "width": 48, "height": 32}
+
+
 def test_images_in_a_common_folder(tmp_path: Path) -> None:
     moved = {
         name.replace("train2017/", "images/train2017/"): data for name, data in files().items()
@@ -110,6 +119,21 @@ def test_a_listed_image_that_is_absent(tmp_path: Path) -> None:
     (root / "train2017/000000000009.jpg").unlink()
     source = open_source(root, split="train")
     assert read_item(source, source.items[1]) == Unreadable("it is listed, but missing")
+
+
+def test_absent_images_are_counted_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = write_files(tmp_path / "coco", files())
+    (root / "train2017/000000000009.jpg").unlink()
+    assert len(converted(root, tmp_path / "mds", "--split", "train")) == 1
+    content = json.loads((tmp_path / "mds" / "pospre.json").read_text())
+    lost = {"path": "train2017/000000000009.jpg", "reason": "it is listed, but missing"}
+    assert content["skipped"] == [lost] and content["annotation_classes"] == ["person", "dog"]
+    strict = [str(root), str(tmp_path / "no"), "--format", "mds", "--split", "train", "--strict"]
+    assert run_command(lambda: convert.main([*strict, "--workers", "1"])) == 2
+    assert "train2017/000000000009.jpg cannot be read: it is listed" in capsys.readouterr().err
+    assert not (tmp_path / "no").exists()
 
 
 def test_changes_of_the_json_are_noticed(tmp_path: Path) -> None:
@@ -150,5 +174,5 @@ def test_missing_folders(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"annotations/instances_<train.* is missing"):
         open_source(write_files(tmp_path / "b", {"train2017/1.jpg": JPEGS[0]}), kind="coco")
     write_files(root, {"annotations/instances_train2014.json": b"{}"})
-    with pytest.raises(UserError, match=r"has train2014 and train2017; move all but one away"):
+    with pytest.raises(UserError, match=r"has .*_train2014\.json and .*_train2017\.json; move all"):
         open_source(root)

@@ -117,6 +117,8 @@ def test_kaggle(tmp_path: Path) -> None:
     assert train.titles == [f"name of {wnid}" for wnid in WNIDS]
     val = opened(root, "imagenet", split="val")
     assert list(labels(val).values()) == VAL_LABELS
+    inside = opened(root / "ILSVRC", "imagenet", split="train")
+    assert inside.classes == train.classes and len(inside.items) == len(train.items)
     write_files(root, {"LOC_val_solution.csv": b"a,b\n1,2\n"})
     with pytest.raises(UserError, match=r"must hold the columns ImageId and PredictionString"):
         open_source(root, split="val")
