@@ -124,7 +124,7 @@ def _note(item: Item, prepared: _Prepared, record: Record, statistics: "Statisti
     main = prepared.main
     record.labels.append(item.label)
     record.num_bytes.append(main.num_bytes)
-    stored = main.jpeg if isinstance(main, PreparedImage) else main.features
+    stored: Any = main.jpeg if isinstance(main, PreparedImage) else main.features
     record.crc32c.append(crc32c(stored))
     if prepared.annotation is not None:
         record.extra_bytes.append(len(prepared.annotation))

@@ -98,7 +98,8 @@ def convert(
         job = Job(
             replace(listed, items=()),
             settings,
-            plan,
+            plan.key,
+            plan.limit,
             target.store,
             num_shares=1 if share is None else share.total,
             strict=strict,
@@ -231,7 +232,7 @@ def _as_user_errors(target: Target) -> Iterator[None]:
 def _convert_blocks(source: Source, blocks: Sequence[Block], job: Job, num_workers: int) -> Tally:
     """Convert the blocks that no earlier run has finished."""
     found = job.store.records()
-    _check_own(found, job.plan, job.store.where)
+    _check_own(found, job.plan_key, job.store.where)
     reused = [block for block in blocks if block.number in found]
     missing = [block for block in blocks if block.number not in found]
     if reused:
@@ -250,18 +251,17 @@ def _convert_blocks(source: Source, blocks: Sequence[Block], job: Job, num_worke
     return Tally([found[block.number] for block in blocks], source.classes, len(reused))
 
 
-def _check_own(found: dict[int, Record], plan: Plan, where: str) -> None:
-    foreign = [number for number, record in found.items() if record.plan != plan.key]
+def _check_own(found: dict[int, Record], key: str, where: str) -> None:
+    foreign = [number for number, record in found.items() if record.plan != key]
     if foreign:
         raise UserError(
-            f"{where} holds blocks of another conversion (blocks {ranges(foreign)} of "
-            f"{plan.num_blocks}); remove these parts, or write them again from the same images "
-            "with the same settings."
+            f"{where} holds blocks of another conversion (blocks {ranges(foreign)}); remove these "
+            "parts, or write them again from the same images with the same settings."
         )
 
 
 def _check_blocks(found: dict[int, Record], plan: Plan, target: Target) -> None:
-    _check_own(found, plan, target.store.where)
+    _check_own(found, plan.key, target.store.where)
     missing = set(range(plan.num_blocks)) - set(found)
     if missing:
         raise UserError(

@@ -2,11 +2,13 @@ import io
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from data_prep.images import PreparedImage, Unreadable, prepare_image
+from pospre.data.decode import decode_image
 from tests.data_prep.sample_images import (
     KEPT,
     bad_files,
@@ -137,3 +139,29 @@ def test_size_and_mode_of_anything(
     longest = max(width, height) if max_side is None else min(max_side, max(width, height))
     assert max(result.width, result.height) == longest
     assert Image.open(io.BytesIO(result.jpeg)).size == (result.width, result.height)
+
+
+def test_the_header_check_finds_what_is_cut_off() -> None:
+    good = encoded(picture(8, 200, 150), quality=95)
+    for data in (good, good + bytes(100), good + b"\xff\xd8more\xff\xd9"):
+        kept = prepare_image(data, None, 90, check="header")
+        assert isinstance(kept, PreparedImage) and kept.jpeg == data and kept.kept
+    for end in (len(good) // 2, len(good) - 40):
+        assert isinstance(prepare_image(good[:end], None, 90, check="header"), Unreadable)
+    # but not what is damaged inside: that is the price
+    damaged = bytearray(good)
+    damaged[len(good) // 2 : len(good) // 2 + 40] = bytes(range(1, 41))
+    assert isinstance(prepare_image(bytes(damaged), None, 90, check="header"), PreparedImage)
+    assert isinstance(prepare_image(bytes(damaged), None, 90), Unreadable)
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_what_is_kept_can_be_loaded(data: st.DataObject) -> None:
+    """The check and the loader agree on what is damaged."""
+    whole = bytearray(encoded(picture(8, 64, 48)))
+    for _ in range(data.draw(st.integers(0, 3))):
+        whole[data.draw(st.integers(2, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    result = prepare(bytes(whole))
+    if isinstance(result, PreparedImage):
+        decode_image(torch.frombuffer(bytearray(result.jpeg), dtype=torch.uint8))
