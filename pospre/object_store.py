@@ -5,6 +5,7 @@ from boto's own variables and files. Composer uploads checkpoints under the same
 """
 
 import os
+import re
 import uuid
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,7 @@ class Bucket:
     def explain(self, error: BotoCoreError | ClientError) -> str:
         """Return what an error of boto's means, naming the address and what to look at."""
         where = self.endpoint or os.environ.get("AWS_ENDPOINT_URL") or "AWS's own endpoint"
+        where = re.sub(r"//[^/@]*@", "//", where)  # a name and a password
         if isinstance(error, NoCredentialsError | PartialCredentialsError):
             return (
                 f"{self.uri}: no S3 credentials found; "

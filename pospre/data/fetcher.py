@@ -18,7 +18,7 @@ from pospre.data.arrival import Supplier
 from pospre.data.mds_index import ShardEntry
 from pospre.data.mds_reader import Shard, load_shard
 from pospre.data.progress import Progress, rank
-from pospre.data.transfer import Stopped, Transfer
+from pospre.data.transfer import PATIENCE_HINT, Stopped, Transfer
 from pospre.errors import UserError
 
 NUM_THREADS = 4
@@ -189,11 +189,11 @@ class Fetcher:
         elif not self._is_open:
             cause = "reading was ended"
         elif seconds > self._supplier.patience:
-            cause = self._state(place)
+            cause = f"{self._state(place)} ({PATIENCE_HINT})"
         if cause:
             raise UserError(
-                f"rank {rank()} waited {seconds:.1f} s for shard {self._address(place)}: {cause}. "
-                "(POSPRE_S3_PATIENCE sets how many seconds a shard may take.)"
+                f"rank {rank()} waited {seconds:.1f} s for shard {self._address(place)}: "
+                f"{cause.rstrip('.')}."
             ) from error
 
     def _state(self, place: int) -> str:

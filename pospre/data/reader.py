@@ -34,6 +34,11 @@ def open_reader(
         UserError: missing, empty, unfinished, damaged or of an unknown format.
     """
     if "://" in str(path):
+        if page_cache != "os":
+            raise UserError(
+                f"data.page_cache is '{page_cache}', but {path} is remote, and its shards are kept "
+                "on disk and read through the operating system; leave page_cache out."
+            )
         return _open_remote(str(path), cache_dir, cache_limit)
     path = Path(path)
     if not path.exists():

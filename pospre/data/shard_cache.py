@@ -127,7 +127,8 @@ class ShardCache:
                     has_room = self._make_room(name, size, needs(), urgent)
                     if has_room:
                         with open(path, "wb") as file:
-                            os.posix_fallocate(file.fileno(), 0, size)
+                            if hasattr(os, "posix_fallocate"):  # not on macOS
+                                os.posix_fallocate(file.fileno(), 0, size)
                 if not has_room:
                     yield None
                     return

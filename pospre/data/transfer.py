@@ -24,6 +24,8 @@ from urllib3.exceptions import HTTPError
 from pospre.errors import UserError
 from pospre.object_store import CREDENTIAL_FAULTS, Bucket
 
+PATIENCE_HINT = "POSPRE_S3_PATIENCE sets how many seconds a shard may take"
+
 _BLOCK = 32 << 10  # small: between two blocks a download sees that it should stop
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 10.0
@@ -87,7 +89,8 @@ class Transfer:
             if time.monotonic() + pause > start + patience:
                 raise UserError(
                     f"{self.address} could not be downloaded: gave up after {self.attempts} "
-                    f"attempts in {time.monotonic() - start:.0f} s; the last one: {self.cause}"
+                    f"attempts in {time.monotonic() - start:.0f} s ({PATIENCE_HINT}); "
+                    f"the last one: {self.cause}"
                 )
             if stop.wait(pause):
                 raise Stopped

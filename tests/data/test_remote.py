@@ -109,7 +109,10 @@ def test_faults_that_pass(
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        (Fault(status=503), r"gave up after \d+ attempts in \d+ s; .* answered 503"),
+        (
+            Fault(status=503),
+            r"gave up after \d+ attempts in \d+ s \(POSPRE_S3_PATIENCE .*; .* answered 503",
+        ),
         (Fault(cut_after=500), r"the connection was cut after \d+ bytes"),
         (Fault(pause=9), r"the server went silent|came in \d attempts"),
         (Fault(drip=0.3), r"\d+ of \d+ bytes came in 1 attempts|the server .* was too slow"),
@@ -162,6 +165,6 @@ def test_opening_says_what_is_missing(
     with pytest.raises(UserError, match=r"POSPRE_S3_PATIENCE is 'soon'"):
         open_remote()
     monkeypatch.setenv("POSPRE_S3_PATIENCE", "1")
-    monkeypatch.setenv("S3_ENDPOINT_URL", "http://127.0.0.1:9")
-    with pytest.raises(UserError, match=r"127.0.0.1:9 does not answer"):
+    monkeypatch.setenv("S3_ENDPOINT_URL", "http://me:secret-of-nobody@127.0.0.1:9")
+    with pytest.raises(UserError, match=r"the S3 endpoint http://127.0.0.1:9 does not answer"):
         open_remote()
