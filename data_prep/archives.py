@@ -53,7 +53,7 @@ def tar_entries(
 
     Args:
         path: the archive.
-        advance: told of the bytes that have been looked through.
+        advance: told of the bytes that have been looked through (``int``: nobody is told).
         inner: where the tar lies inside of that archive, if it does.
         limit: how many files are enough; the rest is then not looked at.
 

@@ -23,6 +23,7 @@ _TEST = ("test", "test_batch")
 # The files that name the classes: of the binary versions, then of Python's.
 _TEXTS = ("batches.meta.txt", "fine_label_names.txt")
 _PICKLES = ("batches.meta", "meta")
+_KNOWN = {*_TRAIN, *_TEST, *_TEXTS, *_PICKLES}
 _REMEDY = "download it again, or take the binary version (cifar-…-binary.tar.gz)"
 
 
@@ -68,9 +69,9 @@ def load(tree: Tree, part: Part) -> Cifar:
     there = {split: [name for name in names if name in files or f"{name}.bin" in files]
              for split, names in (("train", _TRAIN), ("val", _TEST), ("test", _TEST))}  # fmt: skip
     batches = own_part(part, {split: names for split, names in there.items() if names}, tree.root)
-    if len(batches) not in (1, 5):
+    if batches[0] in _TRAIN[1:] and batches != list(_TRAIN[1:]):
         raise UserError(
-            f"{tree.root}: of data_batch_1 to data_batch_5, only {', '.join(batches)} are there."
+            f"{tree.root}: of data_batch_1 to data_batch_5, there is only {', '.join(batches)}."
         )
     items = []
     for batch in batches:
@@ -86,15 +87,16 @@ def load(tree: Tree, part: Part) -> Cifar:
 def _files(tree: Tree) -> dict[str, bytes]:
     """Return the content of all files of the folder or archive by their name."""
     if not tree.root.is_file():
-        entries = (tree.find(name) for name in tree.names())
+        entries = (tree.find(name) for name in tree.names() if name.removesuffix(".bin") in _KNOWN)
         return {entry.name: entry.place.read() for entry in entries if entry}
     files = {}
     try:
         with tarfile.open(tree.root) as archive:
             for member in archive:
                 file = archive.extractfile(member) if member.isreg() else None
-                if file is not None:
-                    files[member.name.rpartition("/")[2]] = file.read()
+                name = member.name.rpartition("/")[2]
+                if file is not None and name.removesuffix(".bin") in _KNOWN:
+                    files[name] = file.read()
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
         raise UserError(f"{tree.root} is damaged or no tar: {error}; download it again.") from error
     return files
