@@ -151,7 +151,7 @@ def test_a_loader_is_left_while_it_waits(bucket: Any, server: FlakyS3) -> None:
     timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     start = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises((KeyboardInterrupt, SystemExit)):  # Composer, once imported, makes it exit
         next(batches)
     del batches
     assert time.monotonic() - start < 3
