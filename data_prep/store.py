@@ -161,9 +161,9 @@ class LocalStore(Store):
         return True
 
     def _write(self, path: Path, text: str) -> None:
-        with self.scratch() as folder:
-            (folder / path.name).write_text(text)
-            (folder / path.name).replace(path)
+        fresh = path.with_name(f"{path.name}.{os.getpid()}")
+        fresh.write_text(text)
+        fresh.replace(path)
 
 
 def _lock(file: Any) -> bool:

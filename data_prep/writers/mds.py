@@ -45,7 +45,11 @@ class BlockWriter:
 
     def finish(self, record: Record) -> None:
         """Write the rest, and give the shards names that no other block uses."""
-        self._writer.finish()
+        # Not MDSWriter.finish: the index is written over all blocks, and it sleeps a second when
+        # its thread is late.
+        if self._writer.new_samples:
+            self._writer.flush_shard()
+        self._writer.executor.shutdown()
         for place, shard in enumerate(self._writer.shards):
             data = shard["raw_data"]
             behind = f".{place:05d}" if place else ""
