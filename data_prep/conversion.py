@@ -9,6 +9,7 @@ import importlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -244,10 +245,15 @@ def _convert_blocks(source: Source, blocks: Sequence[Block], job: Job, num_worke
     total = sum(block.stop - block.start for block in blocks)
     before = sum(block.stop - block.start for block in reused)
     bar = tqdm(total=total, initial=before, unit=unit, desc="convert", disable=None)
-    with closing(results), closing(bar):
+    # The disk works beside the processors: at the end there is little to wait for.
+    with closing(results), closing(bar), ThreadPoolExecutor(1) as background:
+        settled = []
         for block, record in zip(missing, results, strict=True):
             found[block.number] = record
+            settled.append(background.submit(job.store.settle, record))
             bar.update(block.stop - block.start)
+        for future in settled:
+            future.result()
     return Tally([found[block.number] for block in blocks], source.classes, len(reused))
 
 

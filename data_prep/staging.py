@@ -70,7 +70,7 @@ def replace_folder(complete: Path, destination: Path) -> None:
     if destination.exists():
         destination.rename(old)
     complete.rename(destination)
-    _sync(destination.parent)
+    sync(destination.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -80,11 +80,11 @@ def replace_pair(first: tuple[Path, Path], second: tuple[Path, Path]) -> None:
     An old second file goes first: whoever is killed in between leaves no pair of old and new.
     """
     for source, _ in (first, second):
-        _sync(source)
+        sync(source)
     second[1].unlink(missing_ok=True)
     for source, destination in (first, second):
         source.replace(destination)
-    _sync(second[1].parent)
+    sync(second[1].parent)
 
 
 def is_alive(pid: int) -> bool:
@@ -112,11 +112,12 @@ def _remove_empty(folders: list[Path]) -> None:
 
 def _sync_tree(folder: Path) -> None:
     for path in folder.rglob("*"):
-        _sync(path)
-    _sync(folder)
+        sync(path)
+    sync(folder)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Wait until a file or folder is on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.plan import Plan, difference, parse_plan
+from data_prep.staging import sync
 from data_prep.tally import Record
 from pospre.errors import UserError
 
@@ -50,6 +51,9 @@ class Store(ABC):
     @abstractmethod
     def keep(self, folder: Path, record: Record) -> None:
         """Take the files of a finished block out of its scratch folder."""
+
+    def settle(self, record: Record) -> None:  # noqa: B027 (what is far away is settled)
+        """Make sure that the files of a finished block are on the disk."""
 
     @abstractmethod
     def discard(self) -> None:
@@ -130,6 +134,11 @@ class LocalStore(Store):
             (folder / name).replace(self.data / name)
         text = json.dumps(record.as_json(), separators=(",", ":"))
         self._write(self._blocks / f"{record.number:05d}.json", text)
+
+    def settle(self, record: Record) -> None:
+        """Write what the system still holds in memory."""
+        for name, _, _ in record.files:
+            sync(self.data / name)
 
     def discard(self) -> None:
         """Remove the folder."""
