@@ -11,8 +11,9 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
+from pospre.data.files import read_bytes
 from pospre.data.page_cache import Place, sample_bytes
-from pospre.data.samples import Reader, Sample, read_bytes
+from pospre.data.samples import Reader, Sample
 from pospre.data.sidecar import read_sidecar, unpack_sums
 from pospre.errors import UserError
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from pospre.data.samples import Reader, Sample, read_bytes
+from pospre.data.files import read_bytes
+from pospre.data.samples import Reader, Sample
 from pospre.errors import UserError
 
 # Formats that Pillow names but cannot read by itself (stubs, or a foreign program is needed).

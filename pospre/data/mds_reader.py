@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pospre.data.files import read_bytes
 from pospre.data.mds_index import INDEX_NAME, ShardEntry, read_index
 from pospre.data.page_cache import Place, sample_bytes
-from pospre.data.samples import DamagedSample, Features, Reader, Sample, read_bytes
+from pospre.data.samples import DamagedSample, Features, Reader, Sample
 from pospre.data.sidecar import read_sidecar, unpack_sums
 from pospre.errors import UserError
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from pospre.data.samples import read_bytes
+from pospre.data.files import OpenFiles, read_bytes, will_read
 from pospre.errors import UserError, suggestion
 
 READ_AHEAD_BYTES = 256 << 20
@@ -76,12 +76,13 @@ class SystemCache(SampleBytes):
     def __init__(self, place: Callable[[int], Place]) -> None:
         super().__init__(place)
         self._coming: Iterator[int] = iter(())
+        self._files = OpenFiles()
 
     def read(self, index: int) -> Tensor:
         """Return a sample's bytes."""
         for coming in itertools.islice(self._coming, 1):
             self._hint(coming)
-        return read_bytes(*self._place(index))
+        return read_bytes(*self._place(index), files=self._files)
 
     def expect(self, indices: np.ndarray) -> None:
         """Ask the kernel for the first samples; each read then asks for one more."""
@@ -90,19 +91,12 @@ class SystemCache(SampleBytes):
             self._hint(coming)
 
     def close(self) -> None:
-        """Stop hinting."""
+        """Stop hinting, and let the files go."""
         self._coming = iter(())
+        self._files.forget()
 
     def _hint(self, index: int) -> None:
-        path, offset, size = self._place(index)
-        try:
-            descriptor = os.open(path, os.O_RDONLY)
-        except OSError:
-            return  # whoever reads the sample will say so
-        try:
-            os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_WILLNEED)
-        finally:
-            os.close(descriptor)
+        will_read(*self._place(index), self._files)
 
 
 class ReadAhead(SampleBytes):
@@ -123,24 +117,28 @@ class ReadAhead(SampleBytes):
         self._num_bytes = num_bytes
         self._num_threads = num_threads
         self._ahead: _Ahead | None = None
+        self._files = OpenFiles()
 
     def read(self, index: int) -> Tensor:
         """Return a sample's bytes, fetched ahead or read now."""
         ahead = self._ahead
         data = None if ahead is None else ahead.take(index)
-        return read_bytes(*self._place(index), keep=False) if data is None else data
+        if data is not None:
+            return data
+        return read_bytes(*self._place(index), keep=False, files=self._files)
 
     def expect(self, indices: np.ndarray) -> None:
         """Start fetching these samples in this order."""
         self.close()
         pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="pospre-read-ahead")
-        self._ahead = _Ahead(self._place, indices, self._num_bytes, pool)
+        self._ahead = _Ahead(self._place, indices, self._num_bytes, pool, self._files)
 
     def close(self) -> None:
         """Stop fetching, wait for the reads that are under way, and free the memory."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             ahead.stop()
+        self._files.forget()
 
 
 @dataclass(eq=False)
@@ -162,8 +160,10 @@ class _Ahead:
         indices: np.ndarray,
         num_bytes: int,
         pool: ThreadPoolExecutor,
+        files: OpenFiles,
     ) -> None:
         self._place = place
+        self._files = files
         self._num_bytes = num_bytes
         self._pool = pool
         self._lock = threading.Lock()
@@ -232,7 +232,7 @@ class _Ahead:
 
     def _submit(self, group: list[_Slot]) -> None:
         if group:
-            fetched = self._pool.submit(_fill, group)
+            fetched = self._pool.submit(_fill, group, self._files)
             for slot in group:
                 slot.fetched = fetched
 
@@ -245,11 +245,11 @@ def _is_next(group: list[_Slot], place: Place) -> bool:
     return (path, offset + size) == place[:2] and end - start <= _LONGEST_READ
 
 
-def _fill(group: list[_Slot]) -> None:
+def _fill(group: list[_Slot], files: OpenFiles) -> None:
     """Read neighbours at once, and give each memory of its own, to be freed when it was used."""
     path, start, _ = group[0].place
     end = group[-1].place.offset + group[-1].place.size
-    data = read_bytes(path, start, end - start, keep=False)
+    data = read_bytes(path, start, end - start, keep=False, files=files)
     if len(group) == 1:
         group[0].data = data
         return

@@ -1,13 +1,10 @@
 """What a reader of any storage format gives: encoded bytes or features, and a label, per sample."""
 
-import mmap
-import os
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from pospre.errors import UserError
@@ -96,48 +93,3 @@ class Reader(ABC):
 
     def close(self) -> None:  # noqa: B027
         """End what ``expect`` started; it may be called again."""
-
-
-def read_bytes(
-    path: Path, offset: int = 0, size: int | None = None, *, keep: bool = True
-) -> Tensor:
-    """Read a part of a file (the whole by default) as uint8 (size,).
-
-    A plain read, not a memory map: a file cut short while we run is an error, not a crash. Without
-    ``keep`` the operating system is told to forget these bytes when they were read.
-
-    Raises:
-        UserError: the file cannot be read or is shorter than it was.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            file_size = os.fstat(descriptor).st_size
-            size = file_size if size is None else size
-            data = torch.empty(size, dtype=torch.uint8)
-            view, done = data.numpy().data, 0
-            if not keep:  # nor read what lies behind them
-                _advise(descriptor, offset, size, "POSIX_FADV_RANDOM")
-            while done < size:
-                count = os.preadv(descriptor, [view[done:]], offset + done)
-                if count == 0:
-                    raise UserError(
-                        f"{path} is cut off: it ends at byte {file_size}, but bytes up to "
-                        f"{offset + size} are needed. Copy or convert it again."
-                    )
-                done += count
-            if not keep:
-                _advise(descriptor, offset, size, "POSIX_FADV_DONTNEED")
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
-    return data
-
-
-def _advise(descriptor: int, offset: int, size: int, advice: str) -> None:
-    """Tell the kernel about a part of a file, where there is a way to (not on macOS)."""
-    if hasattr(os, "posix_fadvise"):
-        start = offset // mmap.PAGESIZE * mmap.PAGESIZE  # parts of pages would be kept
-        end = -(-(offset + size) // mmap.PAGESIZE) * mmap.PAGESIZE
-        os.posix_fadvise(descriptor, start, end - start, getattr(os, advice))
