@@ -205,10 +205,12 @@ def _beginning(target: Target, plan: Plan, share: Share | None, overwrite: bool)
 
 
 def _keep_or_discard(store: Store, plan: Plan) -> None:
-    before = store.plan()
+    try:
+        before, records = store.plan(), store.records()
+    except UserError:
+        return  # out of reach: what went wrong before is the message
     if before is not None and before.key != plan.key:
         return  # another conversion's
-    records = store.records()
     if any(record.labels for record in records.values()):
         print(
             f"{len(records)} of {plan.num_blocks} blocks are finished and kept in {store.where}; "

@@ -15,7 +15,7 @@ from data_prep.tally import Record
 from pospre.data.mds_reader import INDEX_NAME, SIDECAR_NAME, is_mds
 from pospre.data.sidecar import VERSION, pack_sums
 from pospre.errors import UserError
-from pospre.object_store import is_remote
+from pospre.object_store import check_writable, is_remote
 
 _REMEDY = "choose another DST, or replace it with --overwrite."
 
@@ -62,7 +62,7 @@ def open_target(destination: str | Path, data_format: str) -> Target:
     """Return the target for a destination.
 
     Raises:
-        UserError: the name does not suit the format.
+        UserError: the name does not suit the format, or the bucket cannot be written.
     """
     name = str(destination)
     if is_remote(name):
@@ -70,6 +70,7 @@ def open_target(destination: str | Path, data_format: str) -> Target:
             raise UserError(f"{name}: only MDS shards go straight to a bucket; use --format mds.")
         from data_prep.remote import RemoteTarget
 
+        check_writable(name)  # wrong addresses are said at once, not after ten tries
         return RemoteTarget(name)
     if "://" in name:
         raise UserError(f"{name} is of a kind that is not written; give a path or s3://….")

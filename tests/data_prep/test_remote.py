@@ -2,12 +2,14 @@
 
 import json
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
+from botocore.exceptions import EndpointConnectionError
 from moto.server import ThreadedMotoServer
 
 from data_prep import convert, verify
@@ -213,6 +215,37 @@ def test_no_bucket(
     assert "only MDS shards go straight to a bucket" in capsys.readouterr().err
 
 
+def test_a_dead_endpoint_is_said_at_once(
+    bucket: Any, source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("S3_ENDPOINT_URL", "http://127.0.0.1:9")
+    start = time.monotonic()
+    assert write(source, URI) == 2
+    assert "the S3 endpoint http://127.0.0.1:9 does not answer" in capsys.readouterr().err
+    assert time.monotonic() - start < 20
+
+
+def test_an_upload_that_fails_keeps_the_rest(
+    bucket: Any, source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from pospre.object_store import Bucket
+
+    put = Bucket.put
+
+    def failing(self: Bucket, name: str, content: bytes) -> None:
+        if name == ".pospre/00002.json":
+            raise EndpointConnectionError(endpoint_url="http://there")
+        put(self, name, content)
+
+    monkeypatch.setattr(Bucket, "put", failing)
+    assert write(source, URI) == 2
+    message = capsys.readouterr().err
+    assert "does not answer" in message and "2 of " in message and "Traceback" not in message
+    monkeypatch.setattr(Bucket, "put", put)
+    assert write(source, URI) == 0
+    assert verify.main([URI]) == 0
+
+
 def test_description_is_last(bucket: Any, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from pospre.object_store import Bucket
 
@@ -224,6 +257,6 @@ def test_description_is_last(bucket: Any, source: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Bucket, "put", noted)
     assert write(source, URI) == 0
-    assert names[0] == ".pospre/plan.json"
+    assert names[1] == ".pospre/plan.json"  # after a probe
     assert names[-2:] == ["pospre.json", "index.json"]
     assert json.loads(contents(bucket)["index.json"])["version"] == 2
