@@ -102,7 +102,7 @@ class Filler:
     def _check(self, index: int, sample: Sample) -> None:
         """Compare a sample with its checksum: a flipped bit mostly gives an image all the same."""
         sums = self.reader.checksums
-        if sums is not None and crc32c(sample.encoded.numpy()) != sums[index]:
+        if sums is not None and crc32c(sample.encoded.numpy().data) != sums[index]:
             raise DecodeError("its bytes are not those that were written")
 
     def refuse(self, index: int, reason: str) -> None:

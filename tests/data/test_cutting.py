@@ -3,6 +3,7 @@
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,7 +53,8 @@ def test_snapped_boxes_lie_inside_and_near(data):
 
 def save(folder: Path, suffix: str, image: Image.Image) -> Path:
     folder.mkdir()
-    image.save(folder / f"one.{suffix}", **({"quality": 95} if suffix == "jpg" else {}))
+    options: dict[str, Any] = {"quality": 95} if suffix == "jpg" else {}
+    image.save(folder / f"one.{suffix}", **options)
     return folder
 
 
@@ -61,18 +63,16 @@ def test_boxes_do_not_depend_on_what_can_be_decoded_smaller(tmp_path, crop):
     coarse = np.random.default_rng(3).integers(0, 256, (9, 12, 3), dtype=np.uint8)
     image = Image.fromarray(coarse).resize((1203, 901), Image.Resampling.BICUBIC)
     views = [ViewGroup(size=64, count=3, scale=(0.3, 1), crop=crop)]
+    settings: dict[str, Any] = {"views": views, "batch_size": 1, "seed": 2, "num_workers": 0}
     batches = [
         next(iter(build_loader(save(tmp_path / suffix, suffix, image), **settings)))
         for suffix in ("jpg", "png")
-        for settings in [{"views": views, "batch_size": 1, "seed": 2, "num_workers": 0}]
     ]
     assert torch.equal(batches[0]["view/box"], batches[1]["view/box"])
     difference = batches[0]["view/image"].float() - batches[1]["view/image"].float()
     assert difference.square().mean().sqrt() < 2
     if crop == "random":
-        exact = build_loader(
-            tmp_path / "jpg", views=views, batch_size=1, seed=2, num_workers=0, tolerance=0
-        )
+        exact = build_loader(tmp_path / "jpg", **settings, tolerance=0)
         moved = next(iter(exact))["view/box"] - batches[0]["view/box"]
         assert 0 < moved.abs().max() < 1.5 * 4 / 901
 

@@ -3,6 +3,7 @@
 import shutil
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,12 @@ from pospre.data.reader import open_reader
 from pospre.data.views import ViewGroup
 from pospre.errors import UserError
 
-SETTINGS = {"views": [ViewGroup(size=32, count=2)], "batch_size": 4, "seed": 3, "num_workers": 2}
+SETTINGS: dict[str, Any] = {
+    "views": [ViewGroup(size=32, count=2)],
+    "batch_size": 4,
+    "seed": 3,
+    "num_workers": 2,
+}
 
 
 BAD = (7, 8)
@@ -82,7 +88,7 @@ def test_a_replacement_is_what_it_always_is(damaged):
     (_, first), (_, second) = (
         batches(damaged, bad_samples="skip", num_workers=count) for count in (0, 3)
     )
-    rows = {}
+    rows: dict[int, torch.Tensor] = {}
     for batch, other in zip(first, second, strict=True):
         for key, value in batch.items():
             assert torch.equal(value, other[key])

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pospre.data.files import OpenFiles, read_bytes
 from pospre.data.page_cache import (
     PAGE_CACHES,
     Place,
@@ -219,3 +220,22 @@ def test_image_folders_are_left_to_the_kernel(photos):
     assert open_reader(photos, page_cache="os").format == "folder"
     with pytest.raises(UserError, match=r"page_cache is 'process', but .* image folder.*make data"):
         open_reader(photos, page_cache="process")
+
+
+def test_open_files_are_few_and_never_taken_for_others(tmp_path):
+    files, paths = OpenFiles(), [tmp_path / f"{number}" for number in range(100)]
+    for number, path in enumerate(paths):
+        path.write_bytes(bytes([number]) * 10)
+    first = files.get(paths[0])
+    assert files.get(paths[0]) is first
+    for _ in range(2):
+        for number, path in enumerate(paths):
+            assert read_bytes(path, 2, 5, files=files).tolist() == [number] * 5
+    assert os.read(first.fileno(), 3) == bytes(3)  # forgotten meanwhile, but somebody has it
+    descriptors = len(os.listdir("/proc/self/fd")) if os.path.exists("/proc/self/fd") else 0
+    files.forget()
+    if descriptors:
+        assert descriptors - len(os.listdir("/proc/self/fd")) == 64
+    paths[5].unlink()
+    with pytest.raises(UserError, match=r"5 cannot be read: No such file"):
+        read_bytes(paths[5], 0, 1, files=files)
