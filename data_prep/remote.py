@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -56,14 +57,14 @@ class RemoteStore(Store):
 
     def plan(self) -> Plan | None:
         """Return the plan that is noted; None: nothing has begun."""
-        with Bucket(self.where, patience=_TRIES) as work:
+        with self.work() as work:
             if PLAN_NAME not in work.list():
                 return None
             return parse_plan(read(work, PLAN_NAME), f"{self.where}/{PLAN_NAME}")
 
     def records(self) -> dict[int, Record]:
         """Return the records of the blocks whose shards are there in full."""
-        with self.bucket() as bucket, Bucket(self.where, patience=_TRIES) as work:
+        with self.bucket() as bucket, self.work() as work:
             there = bucket.list()
             names = sorted(set(work.list()) - {PLAN_NAME})
             with ThreadPoolExecutor(_THREADS) as threads:
@@ -101,7 +102,7 @@ class RemoteStore(Store):
 
     def discard(self) -> None:
         """Remove the plan and the records; shards that nothing describes go with them."""
-        with self.bucket() as bucket, Bucket(self.where, patience=_TRIES) as work:
+        with self.bucket() as bucket, self.work() as work:
             names = [f"{_WORK}/{name}" for name in work.list()]
             if names and INDEX_NAME not in bucket.list():
                 names += [name for name in bucket.list() if name.startswith("shard.")]
@@ -114,7 +115,11 @@ class RemoteStore(Store):
 
     def bucket(self) -> Bucket:
         """Open the address."""
-        return Bucket(self.uri, patience=_TRIES)
+        return _open(self.uri, os.environ.get("S3_ENDPOINT_URL"), os.getpid())
+
+    def work(self) -> Bucket:
+        """Open the folder of the records."""
+        return _open(self.where, os.environ.get("S3_ENDPOINT_URL"), os.getpid())
 
 
 class RemoteTarget(Target):
@@ -171,6 +176,12 @@ class RemoteTarget(Target):
             )
         content: dict[str, Any] = json.loads(read(bucket, SIDECAR_NAME))
         return content
+
+
+@cache
+def _open(uri: str, endpoint: str | None, pid: int) -> Bucket:
+    """Open an address once in every process: boto takes a tenth of a second for it."""
+    return Bucket(uri, patience=_TRIES)
 
 
 def read(bucket: Bucket, name: str) -> bytes:
