@@ -1,6 +1,7 @@
 """Convert a data set on a Dask cluster, or on this machine's cores through Dask."""
 
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,6 +68,7 @@ def run_parts(
     Raises:
         UserError: Dask is missing, the cluster does not answer, or a part fails again and again.
     """
+    start = time.monotonic()
     num_blocks = count_blocks(source, settings)
     open_target(destination, settings.format)
     with ExitStack() as stack:
@@ -84,7 +86,10 @@ def run_parts(
             for share in shares
         }
         already_there = _wait_for(tasks)
-    return None if already_there else merge(destination)
+    tally = None if already_there else merge(destination)
+    if tally is not None:
+        tally.seconds = time.monotonic() - start
+    return tally
 
 
 def _convert_part(task: tuple[str, str, Settings, Share, bool]) -> bool:

@@ -15,6 +15,7 @@ from moto.server import ThreadedMotoServer
 from data_prep import convert, verify
 from data_prep.remote import RemoteStore
 from data_prep.tally import Record
+from pospre.data.reader import open_reader
 from pospre.errors import run_command
 from tests.data_prep.sample_images import encoded, odd_files, picture, write_files
 
@@ -86,6 +87,12 @@ def test_the_bucket_holds_what_a_folder_would(
     assert write(source, URI, "--workers", 2, "--verify") == 0
     assert "ok: 27 decoded" in capsys.readouterr().out
     assert contents(bucket) == snapshot(tmp_path / "local")
+    here = open_reader(tmp_path / "local")
+    there = open_reader(URI, cache_dir=tmp_path / "cache")
+    assert len(there) == 27 and there.classes == here.classes
+    for index in (0, 13, 26):
+        assert there.read(index).encoded.tolist() == here.read(index).encoded.tolist()
+    there.close()
     assert not list((tmp_path / "temporary").iterdir())
     assert write(source, URI) == 0
     assert "already holds this conversion" in capsys.readouterr().out
