@@ -95,7 +95,7 @@ class Filler:
             laps.num_bytes += sample.encoded.nbytes
             return candidate, image, sample.label
         raise UserError(
-            f"{self.reader.path}: samples from {index} on cannot be used, {_MOST_IN_A_ROW} in a "
+            f"{self.reader.address}: samples from {index} on cannot be used, {_MOST_IN_A_ROW} in a "
             f"row ({len(self.bad)} in all). {self.reader.remedy}"
         )
 

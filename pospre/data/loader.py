@@ -117,7 +117,7 @@ class ViewLoader:
         )
         if len(self) == 0:
             raise UserError(
-                f"{reader.path} holds {self.num_samples} samples, fewer than one batch of "
+                f"{reader.address} holds {self.num_samples} samples, fewer than one batch of "
                 f"{batch_size * world_size}; lower the batch size."
             )
 
@@ -352,13 +352,13 @@ def _whole(group: ViewGroup, reader: Reader) -> ViewGroup:
     shape = reader.features.shape
     if group.shape != shape:
         raise UserError(
-            f"{reader.path} holds features of {shape[0]} x {shape[1]}, but the views of "
+            f"{reader.address} holds features of {shape[0]} x {shape[1]}, but the views of "
             f"'{group.name}' are {group.shape[0]} x {group.shape[1]}. Set encoder.image_size: "
             f"{list(shape)}."
         )
     if not group.augment.is_off:
         raise UserError(
-            f"{reader.path} holds features, but data.views.{group.name}.augment changes images. "
+            f"{reader.address} holds features, but data.views.{group.name}.augment changes images. "
             "Leave it out."
         )
     return replace(group, crop="full", flip_rate=0.0)

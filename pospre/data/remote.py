@@ -52,7 +52,7 @@ class RemoteMdsReader(MdsReader):
         cache_dir: str | Path | None = None,
         cache_limit: int | None = None,
     ) -> None:
-        self.address = address.rstrip("/")
+        self._address = address.rstrip("/")
         self.remedy = (
             f"Copy the data set to {self.address} again, or convert again with "
             f"`python -m data_prep.convert SRC {self.address} --format mds`."
@@ -69,6 +69,11 @@ class RemoteMdsReader(MdsReader):
         self._check_methods()
         self._check_bucket(bucket)
         self._fetcher = Fetcher(self._entries, Supplier(bucket, cache, patience))
+
+    @property
+    def address(self) -> str:
+        """``s3://bucket/folder``."""
+        return self._address
 
     @property
     def downloaded(self) -> int:

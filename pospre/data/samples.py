@@ -45,7 +45,8 @@ class Reader(ABC):
     """Random access to the samples of a data set; safe to use from several threads.
 
     Attributes:
-        path: the data set.
+        path: the data set on this machine.
+        address: what to call it in messages.
         format: ``"folder"``, ``"ffcv"`` or ``"mds"``.
         classes: class names in order of their label, or None.
         remedy: what to do when a sample cannot be read, for messages.
@@ -79,6 +80,11 @@ class Reader(ABC):
     @abstractmethod
     def name(self, index: int) -> str:
         """Return what to call a sample in messages: its file, or its file and place."""
+
+    @property
+    def address(self) -> str:
+        """What to call the data set in messages."""
+        return str(self.path)
 
     @property
     def parts(self) -> np.ndarray:

@@ -155,7 +155,7 @@ def with_statistics(recipe: Recipe, reader: Reader) -> Recipe:
     if (channels == 1) != (features is not None):
         holds = "images" if features is None else "features"
         raise UserError(
-            f"encoder.channels = {channels}, but {reader.path} holds {holds}, which have "
+            f"encoder.channels = {channels}, but {reader.address} holds {holds}, which have "
             f"{3 if features is None else 1}"
         )
     if features is None:
