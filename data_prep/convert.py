@@ -51,6 +51,8 @@ def _print_summary(destination: str, tally: Tally) -> None:
     records = tally.records
     is_audio = any(record.seconds for record in records)
     noun = "clips" if is_audio else "images"
+    # No rate where others, or earlier runs, have done some of the work.
+    rate = "" if tally.num_reused else f" ({tally.num_samples / tally.seconds:.0f} {noun}/s)"
     rows = [(noun, f"{tally.num_samples}")]
     if not is_audio:
         rows += [
@@ -60,7 +62,7 @@ def _print_summary(destination: str, tally: Tally) -> None:
     rows += [
         ("unreadable", f"{len(tally.skipped)}"),
         ("bytes", f"{tally.num_bytes} ({tally.num_bytes / 1e6:.1f} MB)"),
-        ("time", f"{tally.seconds:.1f} s ({tally.num_samples / tally.seconds:.0f} {noun}/s)"),
+        ("time", f"{tally.seconds:.1f} s{rate}"),
     ]
     print(f"wrote {destination}")
     for name, value in rows:
