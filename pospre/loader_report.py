@@ -5,6 +5,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -181,9 +182,11 @@ def _look_at_sizes(loader: "ViewLoader", bill: LoaderBill, num_samples: int = 64
         return
     places = np.linspace(0, loader.num_samples - 1, min(num_samples, loader.num_samples))
     sizes = []
-    for index in places.astype(int).tolist():
-        image = OpenedImage(loader.reader.read(index).encoded)
-        sizes.append(image.width * image.height)
+    loader.reader.expect(places.astype(np.int64))  # remote samples come only when they are expected
+    with closing(loader.reader):
+        for index in places.astype(int).tolist():
+            image = OpenedImage(loader.reader.read(index).encoded)
+            sizes.append(image.width * image.height)
     bill.pixels_per_image = float(np.mean(sizes))
     # A view that covers the share s of an image needs its own pixels / s of the whole.
     bill.pixels_needed = max(
