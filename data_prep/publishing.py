@@ -140,7 +140,7 @@ class _LocalTarget(Target):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.store: LocalStore = LocalStore(path)
+        self.store: LocalStore = LocalStore(path, are_final=self.data_format == "mds")
 
     def __str__(self) -> str:
         return str(self.path)

@@ -91,10 +91,15 @@ def parse_record(text: str | bytes, where: str) -> Record:
 
 
 class LocalStore(Store):
-    """The folder ``DST.partial``."""
+    """The folder ``DST.partial``.
 
-    def __init__(self, destination: Path) -> None:
-        self.destination = destination
+    Args:
+        destination: of the data set.
+        are_final: whether the files of the blocks are those of the data set.
+    """
+
+    def __init__(self, destination: Path, *, are_final: bool = True) -> None:
+        self.destination, self._are_final = destination, are_final
         self.folder = destination.with_name(f"{destination.name}.partial")
         self.where = str(self.folder)
         self.data, self._blocks = self.folder / "data", self.folder / "blocks"
@@ -136,8 +141,8 @@ class LocalStore(Store):
         self._write(self._blocks / f"{record.number:05d}.json", text)
 
     def settle(self, record: Record) -> None:
-        """Write what the system still holds in memory."""
-        for name, _, _ in record.files:
+        """Write what the system still holds in memory, unless it is going to be copied."""
+        for name, _, _ in record.files if self._are_final else ():
             sync(self.data / name)
 
     def discard(self) -> None:
