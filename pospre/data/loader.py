@@ -13,7 +13,7 @@ import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -112,6 +112,7 @@ class ViewLoader:
         self.epoch = 0
         self.start = 0
         self._delivered = 0
+        self._iterations = 0
         self._filler = Filler(
             reader, self.views, seed=seed, bad_samples=bad_samples, tolerance=tolerance
         )
@@ -185,9 +186,9 @@ class ViewLoader:
         stop = len(order) - (global_size - 1 if self.drop_last else 0)
         firsts = range(start, stop, global_size)
         self._delivered = start
-        self.reader.expect(self._own(order[start : start + len(firsts) * global_size]))
+        coming = self._own(order[start : start + len(firsts) * global_size])
         # the reader is closed first: a thread that waits for a download would not end otherwise
-        with _threads(self.num_workers) as pool, closing(self.reader):
+        with _threads(self.num_workers) as pool, self._expecting(coming):
             pending = deque[_PendingBatch]()
             for first in firsts:
                 pending.append(self._start(pool, epoch, order, first))
@@ -195,6 +196,18 @@ class ViewLoader:
                     yield self._deliver(pending.popleft())
             while pending:
                 yield self._deliver(pending.popleft())
+
+    @contextmanager
+    def _expecting(self, indices: np.ndarray) -> Iterator[None]:
+        """Let the reader fetch ahead, until the end or until a later iteration has its turn."""
+        self._iterations += 1
+        number = self._iterations
+        self.reader.expect(indices)
+        try:
+            yield
+        finally:
+            if number == self._iterations:
+                self.reader.close()
 
     def _epoch_order(self, epoch: int) -> np.ndarray:
         """Return all samples of an epoch in the order of its visits, for all ranks."""

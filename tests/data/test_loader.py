@@ -307,3 +307,17 @@ def test_features_are_not_coloured(photos):
     views = [ViewGroup(size=32, augment=Augment(grey_rate=0.5))]
     with pytest.raises(UserError, match=r"holds features, but data\.views\.view\.augment"):
         ViewLoader(reader, views=views, batch_size=4, seed=0)
+
+
+def test_an_iterator_left_behind_does_not_end_the_next_ones_reading(photos, monkeypatch):
+    ours = loader(photos)
+    expected = count_calls(monkeypatch, ours.reader, "expect")
+    closed = count_calls(monkeypatch, ours.reader, "close")
+    first = iter(ours)
+    next(first)
+    second = iter(ours)
+    next(second)
+    del first
+    assert (len(expected), len(closed)) == (2, 0)
+    assert len(list(second)) == len(ours) - 1
+    assert len(closed) == 1
