@@ -153,7 +153,7 @@ class Data(Section):
         default="fail", description="skip: warn, count, and take the next sample"
     )
     tolerance: float = Field(
-        default=1.0, ge=0, description="of views to decoding at smaller scale, RMS grey levels"
+        default=1.0, ge=0, description="of views to decoding smaller: mean RMS of 255 levels"
     )
     cache_dir: str | None = Field(
         default=None, description="of s3:// shards; None: $POSPRE_CACHE or ~/.cache/pospre"

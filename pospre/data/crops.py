@@ -24,6 +24,7 @@ from pospre.exact import DRAWS_PER_TRY, NUM_TRIES, relative_place, round_half_ev
 NUM_BOX_DRAWS = NUM_TRIES * DRAWS_PER_TRY
 NUM_WINDOW_DRAWS = 2  # left, top
 _CENTER_RATIO = 224 / 256  # of the short side, as in "resize to 256, take the central 224"
+_THINNEST = 8  # long side over short side
 _SIMPLE_PADDING = 4
 _PADDED_PART = 8  # padding of a padded crop: 4 of 32 pixels
 
@@ -216,6 +217,16 @@ def center_box(width: int, height: int, size: tuple[int, int] = (1, 1)) -> Pixel
     return PixelBox((width - box_width) // 2, (height - box_height) // 2, box_width, box_height)
 
 
+def simple_box(width: int, height: int) -> PixelBox:
+    """Return the part of an image that simple resized crops come from: all of it, as a rule.
+
+    Of very thin images it is the centre: to bring one of 4000 x 1 pixels up to 224 rows would take
+    gigabytes.
+    """
+    across, down = min(width, _THINNEST * height), min(height, _THINNEST * width)
+    return PixelBox((width - across) // 2, (height - down) // 2, across, down)
+
+
 def simple_frame(width: int, height: int, side: int) -> Frame:
     """Return the frame of DeiT III's simple resized crop.
 
@@ -223,8 +234,8 @@ def simple_frame(width: int, height: int, side: int) -> Frame:
     number); four mirrored pixels are added all around; a square is taken at random.
 
     Args:
-        width: of the image, in pixels.
-        height: of the image, in pixels.
+        width: of the image (see ``simple_box``), in pixels.
+        height: likewise.
         side: of the view.
     """
     short = min(width, height)

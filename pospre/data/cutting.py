@@ -1,9 +1,9 @@
 """Decode once, cut many: from one opened image to all views of a sample.
 
 A JPEG may be decoded at 1/2, 1/4 or 1/8 of its size where no view can tell by more than the
-tolerance. Whether it may follows from the places of the views and the image's size alone; the boxes
-are then moved to whole pixels of the smaller image, whether the file can be decoded smaller or not.
-So the same sample has the same boxes in every storage format.
+tolerance, on average over photographs. Whether it may follows from the places of the views and the
+image's size alone; the boxes are then moved to whole pixels of the smaller image, whether the file
+can be decoded smaller or not. So the same sample has the same boxes in every storage format.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ from pospre.data.crops import Cut, PixelBox
 from pospre.data.decode import OpenedImage, cut_view
 from pospre.data.jpeg import SHRINKS
 
-# Error of a view, RMS in grey levels of 255 and mean over photographs, when the image was decoded
-# so small that it still has this many pixels per view pixel (tests/data/test_cutting.py measures).
-_PIXELS_PER_PIXEL = ((3.0, 1.25), (2.5, 1.5), (1.7, 1.75), (1.0, 2.5), (0.6, 4.0))
+# Error of views, RMS in grey levels of 255 and mean over photographs, where images were decoded so
+# small that they still have this many pixels per view pixel (tests/data/test_cutting.py measures).
+_PIXELS_PER_PIXEL = ((3.6, 1.25), (2.6, 1.5), (2.0, 2.0), (1.1, 2.5), (0.9, 3.0), (0.75, 4.0))
 
 
 class View(NamedTuple):
@@ -72,18 +72,23 @@ def write_views(
         DecodeError: the image is cut off or damaged.
     """
     width, height = image.width, image.height
-    shrink = choose_shrink([view.cut for view in views], pixels_per_pixel)
     cuts = [view.cut for view in views]
+    shrink = choose_shrink(cuts, pixels_per_pixel)
+    if any(view.interpolation == "area" for view in views):
+        shrink = 1  # its steps fall elsewhere in a smaller image, which shows
     small = [cut.box for cut in cuts]
     if shrink > 1:
         small = [snap(cut.box, shrink, width, height) for cut in cuts]
         boxes = [PixelBox(*(shrink * side for side in box)) for box in small]
         cuts = [cut._replace(box=box) for cut, box in zip(cuts, boxes, strict=True)]
     laps.lap("plan")
-    picture, found = image.decode(shrink, max(cut.box.top + cut.box.height for cut in cuts))
+    top = min(cut.box.top for cut in cuts)
+    bottom = max(cut.box.top + cut.box.height for cut in cuts)
+    picture, found, first = image.decode(shrink, top, bottom)
     laps.lap("decode")
     for view, cut, box in zip(views, cuts, small, strict=True):
         view.box[:] = cut.relative(width, height)
-        decoded = cut._replace(box=box) if found == shrink else cut
-        cut_view(picture, decoded, view.pixels, view.interpolation)
+        decoded = box if found == shrink else cut.box
+        decoded = decoded._replace(top=decoded.top - first // found)
+        cut_view(picture, cut._replace(box=decoded), view.pixels, view.interpolation)
     laps.lap("resize")

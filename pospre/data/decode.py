@@ -7,6 +7,7 @@ decode in parallel.
 
 import io
 import threading
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -73,15 +74,19 @@ class OpenedImage:
         elif self._pixels is not None:
             self.height, self.width = self._pixels.shape[:2]
 
-    def decode(self, shrink: int = 1, bottom: int | None = None) -> tuple[np.ndarray, int]:
-        """Return the upright image, (H, W, channels), and by how much it was really shrunk.
+    def decode(
+        self, shrink: int = 1, top: int = 0, bottom: int | None = None
+    ) -> tuple[np.ndarray, int, int]:
+        """Return the upright image, (H, W, channels), by how much it was shrunk, and its first row.
 
         The pixels are good until this thread decodes again. Images that cannot be decoded smaller
         come in full.
 
         Args:
             shrink: 1, 2, 4 or 8: how much smaller it may be. Sides are rounded up.
-            bottom: rows of the full-size image that are needed, from the top; None is all.
+            top: first row of the full-size image that is needed; rows above may be left out. The
+                first row that is not left out is a multiple of the shrinking.
+            bottom: first row that is not needed any more; None needs all.
 
         Raises:
             DecodeError: the bytes are cut off or damaged.
@@ -89,19 +94,19 @@ class OpenedImage:
         header = self._header
         if header is None:
             assert self._pixels is not None
-            return self._pixels, 1
+            return self._pixels, 1, 0
         turned = header.orientation != 1
         if turned:  # a grid of shrunk pixels would start at another side
-            shrink, bottom = 1, None
-        rows = header.height if bottom is None else bottom
+            shrink, top, bottom = 1, 0, None
+        rows = top, header.height if bottom is None else bottom
         try:
             buffer = _scratch(jpeg.num_pixels(header, shrink))
-            pixels = jpeg.decode(self._data, header, shrink, rows, buffer)
+            pixels, first = jpeg.decode(self._data, header, shrink, rows, buffer)
         except jpeg.UnusualJpeg:
-            return _decode_with_pillow(self._data.tobytes()), 1
+            return _decode_with_pillow(self._data.tobytes()), 1, 0
         except jpeg.JpegError as error:
             raise DecodeError(str(error)) from error
-        return (_turn(pixels, header.orientation) if turned else pixels), shrink
+        return (_turn(pixels, header.orientation) if turned else pixels), shrink, first
 
 
 def decode_image(encoded: Tensor) -> np.ndarray:
@@ -135,7 +140,7 @@ def resize_crop(image: np.ndarray, box: PixelBox, view: np.ndarray, interpolatio
     """Cut ``box`` out of an image (H, W, 3) and resize it into ``view`` (h, w, 3), all uint8.
 
     The resize is antialiased like Pillow's and torchvision's: pixels differ by at most 1 from
-    Pillow's ``crop(box).resize(…)``.
+    Pillow's ``crop(box).resize(…)``. ``"area"`` is OpenCV's, which FFCV uses.
     """
     # A contiguous copy, by numpy: torch would copy a strided slice with its own pool of threads.
     crop = np.ascontiguousarray(
@@ -145,13 +150,20 @@ def resize_crop(image: np.ndarray, box: PixelBox, view: np.ndarray, interpolatio
         np.copyto(view, crop)
         return
     if interpolation == "area":
-        size = view.shape[1], view.shape[0]
-        np.copyto(view, np.asarray(Image.fromarray(crop).resize(size, Image.Resampling.BOX)))
+        _opencv().resize(crop, view.shape[1::-1], dst=view, interpolation=_opencv().INTER_AREA)
         return
     # Batch first, then permuted: these strides are what selects the fast channels-last kernel.
     planes = [torch.from_numpy(pixels)[None].permute(0, 3, 1, 2) for pixels in (crop, view)]
     # What torch.nn.functional.interpolate(…, antialias=True) calls, but straight into the batch.
     _RESIZE[interpolation](planes[0], view.shape[:2], False, None, None, out=planes[1])
+
+
+@cache
+def _opencv() -> Any:
+    import cv2  # only here: it takes a while to import
+
+    cv2.setNumThreads(0)  # the loader has threads of its own
+    return cv2
 
 
 def cut_view(image: np.ndarray, cut: Cut, view: np.ndarray, interpolation: str) -> None:

@@ -34,6 +34,7 @@ from pospre.data.crops import (
     center_box,
     log_range,
     padded_frame,
+    simple_box,
     simple_frame,
     whole_cuts,
 )
@@ -146,8 +147,10 @@ class GroupPlan:
         whole = _each(group, PixelBox(0, 0, *image))
         if group.crop == "full":
             return whole_cuts(whole, image, group.shape)
-        simple = group.crop == "simple"
-        frame = simple_frame(*image, group.shape[0]) if simple else padded_frame(group.shape)
+        frame = padded_frame(group.shape)
+        if group.crop == "simple":
+            part = simple_box(*image)
+            whole, frame = _each(group, part), simple_frame(part.width, part.height, group.shape[0])
         windows = exact.random_windows(*key, frame.scaled, frame.size, frame.padding)
         return Cuts(whole, frame.scaled, windows, image, frame.edge)
 

@@ -23,9 +23,11 @@ from pospre.data.crops import (
     padded_frame,
     random_boxes,
     random_windows,
+    simple_box,
     simple_frame,
     whole_cuts,
 )
+from pospre.data.views import ViewGroup, plan_views
 
 WORDS = st.integers(-(2**63), 2**63 - 1)
 SEEDS = st.integers(-(2**70), 2**70)
@@ -315,3 +317,12 @@ def test_padded_crop_of_a_small_image():
         (x, y) for x in range(-4, 5) for y in range(-4, 5)
     }
     assert windows[40] == PixelBox(0, 0, 32, 32)
+
+
+def test_very_thin_images_are_not_blown_up():
+    assert simple_box(400, 300) == (0, 0, 400, 300) and simple_box(50, 400) == (0, 0, 50, 400)
+    assert simple_box(4000, 1) == (1996, 0, 8, 1) and simple_box(3, 900) == (0, 438, 3, 24)
+    (plan,) = plan_views([ViewGroup(crop="simple", count=2)], seed=0, epoch=0, index=np.array([3]))
+    cuts = plan.cuts(0, 4000, 1)
+    assert cuts.scaled == (8 * 224, 224)
+    assert (cuts.relative[:, [0, 2]] > 0.49).all() and (cuts.relative[:, [0, 2]] < 0.51).all()

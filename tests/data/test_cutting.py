@@ -14,13 +14,14 @@ from PIL import Image
 
 from pospre.data.crops import Cut, PixelBox
 from pospre.data.cutting import _PIXELS_PER_PIXEL, choose_shrink, margin, snap
+from pospre.data.jpeg import SHRINKS
 from pospre.data.loader import build_loader
 from pospre.data.views import ViewGroup
 
 
 def test_the_margin_grows_with_the_demand():
-    assert margin(0) == float("inf") and margin(100) == 1.25
-    tolerances = np.linspace(0.6, 4, 50)
+    assert margin(0) == float("inf") and margin(100) == 1.25 and margin(0.7) == float("inf")
+    tolerances = np.linspace(0.75, 4, 50)
     margins = [margin(tolerance) for tolerance in tolerances]
     assert margins == sorted(margins, reverse=True)
 
@@ -78,25 +79,26 @@ def test_boxes_do_not_depend_on_what_can_be_decoded_smaller(tmp_path, crop):
 
 
 @pytest.mark.skipif("POSPRE_TEST_DATA" not in os.environ, reason="needs real photographs")
-@pytest.mark.parametrize(("tolerance", "pixels"), _PIXELS_PER_PIXEL)
-def test_views_stay_within_the_tolerance(tmp_path, tolerance, pixels):
-    """Views of photographs cut as large as the tolerance allows at half size, beside full size."""
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
+@pytest.mark.parametrize("shrink", SHRINKS)
+def test_views_stay_within_the_tolerance(tmp_path, shrink, interpolation):
+    """Views of photographs cut as large as the tolerance allows at 1/shrink, beside full size."""
     root = Path(os.environ["POSPRE_TEST_DATA"]) / "imagenet_sample"
-    errors = []
-    for path in sorted(root.glob("*/*.JPEG"))[::16]:
+    errors: dict[float, list[float]] = {tolerance: [] for tolerance, _ in _PIXELS_PER_PIXEL}
+    for path in sorted(root.glob("*/*.JPEG"))[::25]:
         image = Image.open(path).convert("RGB")
-        side = int((min(image.size) - 1) / (2 * pixels))
-        views = []
-        for suffix in ("jpg", "png"):  # the boxes are the same, but a PNG is decoded in full
-            folder = tmp_path / path.stem / suffix
+        folders = [tmp_path / suffix / path.stem for suffix in ("jpg", "png")]
+        for folder in folders:
             folder.mkdir(parents=True)
-            if suffix == "jpg":
-                shutil.copy(path, folder / "one.jpg")
-            else:
-                image.save(folder / "one.png", compress_level=1)
-            views.append(only_view(folder, ViewGroup(size=side, crop="full"), tolerance))
-        errors.append((views[0] - views[1]).square().mean().sqrt().item())
-    assert 0.3 * tolerance < np.mean(errors) <= tolerance, np.mean(errors)
+        shutil.copy(path, folders[0] / "one.jpg")
+        image.save(folders[1] / "one.png", compress_level=1)  # decoded in full, the boxes the same
+        for tolerance, pixels in _PIXELS_PER_PIXEL:
+            side = int((min(image.size) - shrink) / (shrink * pixels))
+            group = ViewGroup(size=side, crop="full", interpolation=interpolation)
+            views = [only_view(folder, group, tolerance) for folder in folders]
+            errors[tolerance].append((views[0] - views[1]).square().mean().sqrt().item())
+    for tolerance, found in errors.items():
+        assert 0.3 * tolerance < np.mean(found) <= tolerance, (tolerance, np.mean(found))
 
 
 def only_view(folder: Path, group: ViewGroup, tolerance: float) -> torch.Tensor:
@@ -104,3 +106,16 @@ def only_view(folder: Path, group: ViewGroup, tolerance: float) -> torch.Tensor:
         folder, views=[group], batch_size=1, seed=0, num_workers=0, tolerance=tolerance
     )
     return next(iter(loader))["view/image"].float()
+
+
+def test_area_views_come_from_the_full_size_image(tmp_path):
+    coarse = np.random.default_rng(3).integers(0, 256, (90, 120, 3), dtype=np.uint8)
+    image = Image.fromarray(coarse).resize((1200, 900), Image.Resampling.BICUBIC)
+    folder = save(tmp_path / "jpg", "jpg", image)
+    group = ViewGroup(size=50, crop="full", interpolation="area")
+    exact, allowed = (only_view(folder, group, tolerance) for tolerance in (0.0, 100.0))
+    assert torch.equal(exact, allowed)
+    levels = np.asarray(Image.open(folder / "one.jpg"), np.float64)
+    means = levels.reshape(50, 18, 50, 24, 3).mean((1, 3))  # whole steps: plain means
+    found = exact[0, 0].permute(1, 2, 0).numpy()
+    assert np.abs(found - means).max() <= 0.5 + 1e-6
