@@ -104,7 +104,7 @@ def _keep(data: bytes, max_side: int | None, check: str) -> PreparedImage | Unre
         return PreparedImage(data, width, height, kept=True)
     try:
         buffer = np.empty(jpeg.num_pixels(header, _SHRINK), np.uint8)
-        jpeg.decode(np.frombuffer(data, np.uint8), header, _SHRINK, height, buffer)
+        jpeg.decode(np.frombuffer(data, np.uint8), header, _SHRINK, (0, height), buffer)
     except jpeg.JpegError as error:
         return Unreadable(str(error))
     except jpeg.UnusualJpeg:

@@ -92,26 +92,27 @@ def relative_place(start: Any, length: Any, place: Any, scaled: Any, size: Any) 
 # ------------------------------------------------------------------------------------ compiled
 
 
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a function and store the code where that can be done."""
     try:
         return njit(function, cache=True)
     except RuntimeError:  # nowhere to store it, as in a locked container: a second at each start
         return njit(function)
 
 
-@_compiled
+@compiled
 def sample_key(start: int, epoch: int, index: int, view: int) -> Any:
     """Return the key of ``pospre.draws.sample_keys``; ``start`` is its ``start_word``."""
     return chain(chain(chain(mix(start), epoch), index), view)
 
 
-@_compiled
+@compiled
 def uniform(key: int, number: int) -> Any:
     """Return the draw that is column ``number`` of ``pospre.draws.uniform``, as float64."""
     return shift_right(mix(key + (number + 1) * GOLDEN), 40) * _UNIT
 
 
-@_compiled
+@compiled
 def _random_box(
     key: int,
     width: int,
@@ -136,7 +137,7 @@ def _random_box(
     return (width - across) // 2, (height - down) // 2, across, down
 
 
-@_compiled
+@compiled
 def random_boxes(
     start: int,
     epoch: int,
@@ -168,7 +169,7 @@ def random_boxes(
     return boxes
 
 
-@_compiled
+@compiled
 def random_windows(
     start: int,
     epoch: int,
@@ -199,7 +200,7 @@ def random_windows(
     return windows
 
 
-@_compiled
+@compiled
 def relative_boxes(
     boxes: np.ndarray, windows: np.ndarray, scaled: tuple[int, int], image: tuple[int, int]
 ) -> Any:

@@ -2,7 +2,8 @@
 
 libjpeg-turbo decodes at 1/2, 1/4 and 1/8 of the size for less than the full price, and rows below
 the lowest view need not be decoded at all. Most of a JPEG's cost is undoing its entropy coding, in
-the order of the rows, so leaving rows out at the bottom pays; at the top it would not.
+the order of the rows; rows above the highest view can be left out too where the file has a restart
+marker after each row of blocks (``python -m data_prep.convert --seekable`` makes such files).
 """
 
 from typing import NamedTuple
@@ -16,8 +17,9 @@ _START = b"\xff\xd8\xff"
 _EXIF_TAG, _UPRIGHT = 0x0112, 1
 _FRAMES = {0xC0, 0xC1, 0xC2}  # baseline, extended and progressive: what libjpeg-turbo reads
 _BASELINE = 0xC0
-_APP1, _SCAN, _END = 0xE1, 0xDA, 0xD9
-_MARGIN_ROWS = 16  # below the last one wanted: colour is interpolated between rows
+_APP1, _SCAN, _END, _INTERVAL = 0xE1, 0xDA, 0xD9, 0xDD
+_RESTART = 0xD0  # to 0xD7
+_MARGIN_ROWS = 2  # of the result on both sides of those wanted: colour is interpolated between them
 _FEWER_ROWS = 0.95  # of the rows: only then leaving some out is worth a copy of the bytes
 # libjpeg says this of the rows that it was not asked for, and of harmless bytes between segments.
 _HARMLESS = "extraneous bytes before marker"
@@ -41,12 +43,17 @@ class JpegHeader(NamedTuple):
         orientation: of EXIF; 1 is upright.
         height_at: offset of the two bytes that hold the height; 0 where the height must be kept,
             as the rows do not lie in the file one after the other.
+        band: rows of pixels from one restart marker to the next; 0 where decoding cannot begin at
+            the markers, or there are none.
+        scan: offset of the entropy-coded data.
     """
 
     width: int
     height: int
     orientation: int
     height_at: int
+    band: int = 0
+    scan: int = 0
 
 
 def read_header(data: memoryview) -> JpegHeader:
@@ -57,7 +64,7 @@ def read_header(data: memoryview) -> JpegHeader:
     """
     if bytes(data[:3]) != _START:
         raise UnusualJpeg
-    frame, orientation, at = None, _UPRIGHT, 2
+    frame, orientation, interval, at = None, _UPRIGHT, 0, 2
     while at + 4 <= len(data):
         if data[at] != 0xFF:
             break
@@ -70,8 +77,10 @@ def read_header(data: memoryview) -> JpegHeader:
             frame = (at, marker)
         elif marker == _APP1 and bytes(data[at + 4 : at + 10]) == b"Exif\0\0":
             orientation = _read_orientation(bytes(data[at + 4 : at + 2 + length]))
+        elif marker == _INTERVAL and at + 6 <= len(data):
+            interval = data[at + 4] << 8 | data[at + 5]
         elif marker == _SCAN and frame is not None:
-            return _header(data, *frame, orientation, scan=at)
+            return _header(data, *frame, orientation, interval, scan=at)
         elif marker in (_SCAN, _END):
             break
         at += 2 + length
@@ -79,27 +88,29 @@ def read_header(data: memoryview) -> JpegHeader:
 
 
 def decode(
-    data: np.ndarray, header: JpegHeader, shrink: int, num_rows: int, buffer: np.ndarray
-) -> np.ndarray:
+    data: np.ndarray, header: JpegHeader, shrink: int, rows: tuple[int, int], buffer: np.ndarray
+) -> tuple[np.ndarray, int]:
     """Decode to RGB at 1/``shrink`` of the size: uint8 (rows, columns, 3), not turned upright.
 
     Args:
         data: the file's bytes, uint8 (N,).
         header: of this JPEG.
         shrink: 1, 2, 4 or 8; sides are rounded up.
-        num_rows: rows of the full size that are wanted; at least so many are decoded.
+        rows: of the full size: the first wanted and the first not wanted below it; at least these
+            are decoded.
         buffer: room for the pixels, uint8, at least ``num_pixels(header, shrink)`` long; what is
             returned lies in it.
+
+    Returns:
+        the pixels, and the row of the full size that they begin with, a multiple of ``shrink``.
 
     Raises:
         JpegError: cut off or damaged.
         UnusualJpeg: libjpeg-turbo does not make RGB of it.
     """
-    height = header.height
-    if header.height_at and num_rows + _MARGIN_ROWS < _FEWER_ROWS * height:
-        height = num_rows + _MARGIN_ROWS
-        data = data.copy()
-        data[header.height_at : header.height_at + 2] = (height >> 8, height & 0xFF)
+    first, height = 0, header.height
+    if header.height_at:
+        data, first, height = _leave_rows_out(data, header, rows, _MARGIN_ROWS * shrink)
     shape = (-(-height // shrink), -(-header.width // shrink), 3)
     options = {} if shrink == 1 else {"min_height": shape[0], "min_width": shape[1]}
     try:
@@ -112,8 +123,7 @@ def decode(
             if any(known in text for known in _DAMAGE):
                 raise JpegError(text) from error
             raise UnusualJpeg from error
-    pixels = buffer[: shape[0] * shape[1] * 3].reshape(shape)
-    return pixels
+    return buffer[: shape[0] * shape[1] * 3].reshape(shape), first
 
 
 def num_pixels(header: JpegHeader, shrink: int) -> int:
@@ -121,7 +131,49 @@ def num_pixels(header: JpegHeader, shrink: int) -> int:
     return -(-header.width // shrink) * -(-header.height // shrink) * 3
 
 
-def _header(data: memoryview, frame: int, marker: int, orientation: int, scan: int) -> JpegHeader:
+def _leave_rows_out(
+    data: np.ndarray, header: JpegHeader, rows: tuple[int, int], margin: int
+) -> tuple[np.ndarray, int, int]:
+    """Return a JPEG of some rows, the first of them, and how many; all where it would not pay."""
+    first, last = 0, min(header.height, rows[1] + margin)
+    if header.band and rows[0] > margin:
+        first = (rows[0] - margin) // header.band * header.band
+    if last - first >= _FEWER_ROWS * header.height:
+        return data, 0, header.height
+    scan = _cut_scan(data, header, first, last) if first else None
+    if scan is None:
+        data, first = data.copy(), 0
+    else:
+        data = np.concatenate([data[: header.scan], scan])
+    height = last - first
+    data[header.height_at : header.height_at + 2] = (height >> 8, height & 0xFF)
+    return data, first, height
+
+
+def _cut_scan(data: np.ndarray, header: JpegHeader, first: int, last: int) -> np.ndarray | None:
+    """Return the entropy-coded data of the bands of some rows; None where markers are missing."""
+    scan = data[header.scan :]
+    places = np.flatnonzero(scan[:-1] == 0xFF)
+    following = scan[places + 1]
+    places = places[following & 0xF8 == _RESTART]
+    above, below = first // header.band, -(-last // header.band)
+    num_markers = -(-header.height // header.band) - 1
+    numbers = np.arange(num_markers) & 7 | _RESTART
+    if len(places) < num_markers or (scan[places[:num_markers] + 1] != numbers).any():
+        return None
+    start = places[above - 1] + 2
+    if below > num_markers:
+        cut, inside = scan[start:].copy(), places[above:num_markers]
+    else:
+        cut, inside = scan[start : places[below - 1] + 2].copy(), places[above : below - 1]
+        cut[-1] = _END
+    cut[inside - start + 1] = numbers[: len(inside)]
+    return cut
+
+
+def _header(
+    data: memoryview, frame: int, marker: int, orientation: int, interval: int, scan: int
+) -> JpegHeader:
     height, width = data[frame + 5] << 8 | data[frame + 6], data[frame + 7] << 8 | data[frame + 8]
     if height == 0 or width == 0:  # the height comes after the first scan: rare
         raise UnusualJpeg
@@ -129,7 +181,19 @@ def _header(data: memoryview, frame: int, marker: int, orientation: int, scan: i
     if components not in (1, 3):
         raise UnusualJpeg
     in_order = marker == _BASELINE and in_scan == components
-    return JpegHeader(width, height, orientation, frame + 5 if in_order else 0)
+    if not in_order or frame + 10 + 3 * components > len(data):
+        return JpegHeader(width, height, orientation, 0)
+    across = down = 1
+    if components > 1:  # alone in a scan, it has blocks one after the other, whatever this says
+        factors = bytes(data[frame + 11 : frame + 10 + 3 * components : 3])
+        across = max(1, *(factor >> 4 for factor in factors))
+        down = max(1, *(factor & 15 for factor in factors))
+    rows, rest = divmod(interval, -(-width // (8 * across)))
+    band = 0 if rest else 8 * down * rows
+    start = scan + 2 + (data[scan + 2] << 8 | data[scan + 3])
+    return JpegHeader(
+        width, height, orientation, frame + 5, band if band < height else 0, min(start, len(data))
+    )
 
 
 def _read_orientation(segment: bytes) -> int:
