@@ -3,6 +3,7 @@
 import threading
 import warnings
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from pospre.batch import EPOCH, INDEX, LABEL, Batch, box_key, flip_key, image_ke
 from pospre.data.bill import Bill, Laps
 from pospre.data.cutting import View, margin, write_views
 from pospre.data.decode import DecodeError, OpenedImage
-from pospre.data.samples import DamagedSample, Features, Reader, Sample
+from pospre.data.samples import DamagedSample, Features, Reader
 from pospre.data.views import GroupPlan, ViewGroup, plan_views
 from pospre.errors import UserError
 
@@ -54,68 +55,74 @@ class Filler:
         """
         images = [batch[image_key(plan.group.name)].numpy() for plan in plans]
         boxes = [batch[box_key(plan.group.name)].numpy() for plan in plans]
-        index, labels = batch[INDEX].numpy(), batch[LABEL].numpy()
-        laps = Laps()
+        labels, laps = batch[LABEL].numpy(), Laps()
         for row in rows:
-            found, image, label = self._open(int(index[row]), laps)
-            while True:
-                row_plans, plan_row = plans, row
-                if found != index[row]:
-                    row_plans, plan_row = self._replan(batch, row, found), 0
-                try:
-                    views = _views(row_plans, plan_row, row, image, images, boxes)
-                    write_views(image, views, self.pixels_per_pixel, laps)
-                    break
-                except DecodeError as error:
-                    self.refuse(found, str(error))
-                    found, image, label = self._open(found + 1, laps)
-            labels[row] = label
+            labels[row] = self._fill_row(batch, plans, row, _Pixels(images, boxes), laps)
         self.bill.add(laps)
 
-    def _open(self, index: int, laps: Laps) -> tuple[int, OpenedImage, int]:
-        """Open a sample, or the next one that can be opened where bad ones are skipped."""
-        for candidate in range(index, index + _MOST_IN_A_ROW):
-            candidate %= len(self.reader)
-            if candidate in self.bad:
-                continue
+    def _fill_row(
+        self, batch: Batch, plans: list[GroupPlan], row: int, pixels: "_Pixels", laps: Laps
+    ) -> int:
+        """Fill a row with its sample, or the next that is good if bad ones are skipped.
+
+        Return its label.
+
+        Every one is tried anew: damage may lie where only some views reach, and what stands in must
+        not depend on what was seen before, by which thread or rank.
+        """
+        first, num_samples = int(batch[INDEX][row]), len(self.reader)
+        tries = min(num_samples, _MOST_IN_A_ROW)
+        plan_row = row
+        for index in ((first + step) % num_samples for step in range(tries)):
+            if index != first:
+                plans, plan_row = self._replan(batch, row, index), 0
             try:
-                sample = self.reader.read(candidate)
-                laps.lap("read")
-                self._check(candidate, sample)
-                image = OpenedImage(sample.encoded)
-            except DecodeError as error:
-                self.refuse(candidate, str(error))
-                continue
-            except DamagedSample as error:
-                if not self.skips_bad:
-                    raise
-                self._note(candidate, str(error))
-                continue
-            laps.num_images += 1
-            laps.num_bytes += sample.encoded.nbytes
-            return candidate, image, sample.label
+                image, label = self._open(index, laps)
+                views = _views(plans, plan_row, row, image, pixels)
+                write_views(image, views, self.pixels_per_pixel, laps)
+            except (DecodeError, DamagedSample) as error:
+                self._leave_out(index, error)
+            else:
+                return label
         raise UserError(
-            f"{self.reader.address}: samples from {index} on cannot be used, {_MOST_IN_A_ROW} in a "
-            f"row ({len(self.bad)} in all). {self.reader.remedy}"
+            f"{self.reader.address}: samples from {first} on cannot be used, {tries} in a row. "
+            f"{self.reader.remedy}"
         )
 
-    def _check(self, index: int, sample: Sample) -> None:
-        """Compare a sample with its checksum: a flipped bit mostly gives an image all the same."""
+    def examine(self, index: int) -> None:
+        """Decode a sample in full, as ``fill`` would for views that reach everywhere.
+
+        Raises:
+            UserError: likewise.
+        """
+        try:
+            self._open(index, Laps())[0].decode()
+        except (DecodeError, DamagedSample) as error:
+            self._leave_out(index, error)
+
+    def _open(self, index: int, laps: Laps) -> tuple[OpenedImage, int]:
+        """Read a sample, compare it with its checksum, and return its image and label."""
+        sample = self.reader.read(index)
+        laps.lap("read")
         sums = self.reader.checksums
+        # a flipped bit mostly gives an image all the same
         if sums is not None and crc32c(sample.encoded.numpy().data) != sums[index]:
             raise DecodeError("its bytes are not those that were written")
+        image = OpenedImage(sample.encoded)
+        laps.num_images += 1
+        laps.num_bytes += sample.encoded.nbytes
+        return image, sample.label
 
-    def refuse(self, index: int, reason: str) -> None:
-        """Note a sample that cannot be decoded, or raise a UserError about it."""
-        text = f"{self.reader.name(index)} cannot be decoded: {reason}."
+    def _leave_out(self, index: int, error: DecodeError | DamagedSample) -> None:
+        """Note a sample that cannot be used, or raise a UserError about it."""
+        text = str(error)
+        if isinstance(error, DecodeError):
+            text = f"{self.reader.name(index)} cannot be decoded: {error}."
         if not self.skips_bad:
+            remedy = f" {self.reader.remedy}" if isinstance(error, DecodeError) else ""
             raise UserError(
-                f"{text} {self.reader.remedy} To train without such samples, set "
-                "data.bad_samples: skip."
-            )
-        self._note(index, text)
-
-    def _note(self, index: int, text: str) -> None:
+                f"{text}{remedy} To train without such samples, set data.bad_samples: skip."
+            ) from error
         with self._lock:
             if index in self.bad:
                 return
@@ -132,28 +139,34 @@ class Filler:
         return plans
 
 
+class _Pixels(NamedTuple):
+    """A batch's views and their boxes, for every view group."""
+
+    images: list[np.ndarray]
+    boxes: list[np.ndarray]
+
+
 def _views(
-    plans: list[GroupPlan],
-    plan_row: int,
-    row: int,
-    image: OpenedImage,
-    images: list[np.ndarray],
-    boxes: list[np.ndarray],
+    plans: list[GroupPlan], plan_row: int, row: int, image: OpenedImage, pixels: _Pixels
 ) -> list[View]:
     """Return where all views of a sample lie in its image and in the batch."""
     return [
-        View(cut, pixels[row, view].transpose(1, 2, 0), places[row, view], plan.group.interpolation)
-        for plan, pixels, places in zip(plans, images, boxes, strict=True)
+        View(cut, images[row, view].transpose(1, 2, 0), boxes[row, view], plan.group.interpolation)
+        for plan, images, boxes in zip(plans, *pixels, strict=True)
         for view, cut in enumerate(plan.cuts(plan_row, image.width, image.height).each())
     ]
 
 
 def empty_batch(
-    plans: list[GroupPlan], epochs: np.ndarray, index: np.ndarray, features: Features | None
+    plans: list[GroupPlan],
+    epochs: np.ndarray,
+    index: np.ndarray,
+    features: Features | None,
+    *,
+    pinned: bool,
 ) -> Batch:
     """Lay a batch out: pinned where a GPU will fetch it, channels last for the image decoder."""
     channels, dtype = (3, torch.uint8) if features is None else (1, torch.float32)
-    pinned = torch.cuda.is_available()
     num = len(index)
     batch = {
         INDEX: torch.from_numpy(index.astype(np.int64)),

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from pospre.batch import Batch
 from pospre.data.bill import Bill, Laps
 from pospre.data.cores import available_cores
-from pospre.data.decode import DecodeError, decode_image
 from pospre.data.filling import BAD_SAMPLES, Filler, empty_batch
 from pospre.data.order import check_order, epoch_order
 from pospre.data.reader import open_reader
@@ -33,6 +33,14 @@ from pospre.errors import UserError, suggestion
 
 _CHUNK = 4  # samples per task: large enough to hide a task's cost, small enough to share evenly
 _MIN_PREFETCH = 2
+
+
+@dataclass
+class _Position:
+    """How many samples of an epoch all ranks were given, by one iteration."""
+
+    epoch: int
+    samples: int
 
 
 @dataclass
@@ -51,6 +59,8 @@ class _PendingBatch:
 class ViewLoader:
     """Iterates over one rank's batches of an epoch; see ``pospre.batch`` for what they hold.
 
+    One iteration at a time: a later one takes the reader's reading ahead and the position over.
+
     Attributes:
         epoch: epoch of the next iteration, set by whoever trains. Iterating again without setting
             it repeats the same batches.
@@ -62,6 +72,7 @@ class ViewLoader:
         batch_size: samples per batch of this rank.
         num_workers: decoding threads; 0 is none beside the consumer's own.
         repeats: how many times in a row each sample comes.
+        pinned: whether batches lie in memory that a GPU fetches from directly.
         classes: class names in order of their label, or None.
     """
 
@@ -82,6 +93,7 @@ class ViewLoader:
         window: int = 16384,
         bad_samples: str = "fail",
         tolerance: float = 1.0,
+        pin_memory: bool = True,
     ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} of {world_size}")
@@ -111,7 +123,8 @@ class ViewLoader:
         self.classes = reader.classes
         self.epoch = 0
         self.start = 0
-        self._delivered = 0
+        self.pinned = pin_memory and torch.cuda.is_available()
+        self._position = _Position(0, 0)
         self._iterations = 0
         self._filler = Filler(
             reader, self.views, seed=seed, bad_samples=bad_samples, tolerance=tolerance
@@ -133,6 +146,11 @@ class ViewLoader:
         return self._filler.bad
 
     @property
+    def skips_bad(self) -> bool:
+        """Whether bad samples are left out, instead of ending the iteration."""
+        return self._filler.skips_bad
+
+    @property
     def num_batches_held(self) -> int:
         """Batches in memory at once: those in preparation and the one in use."""
         return self._prefetch + 2
@@ -148,44 +166,43 @@ class ViewLoader:
 
         It holds for any number of ranks, batch size and storage format.
         """
-        return {"epoch": self.epoch, "samples": self._delivered}
+        position = self._position
+        if position.epoch != self.epoch or self.start:  # it was sent elsewhere since
+            return {"epoch": self.epoch, "samples": self.start}
+        return {"epoch": position.epoch, "samples": position.samples}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on at the sample after those that ``state_dict`` counted, without reading them."""
         self.epoch, self.start = state["epoch"], state["samples"]
-        self._delivered = self.start
+        self._position = _Position(self.epoch, self.start)
 
     def probe(self, num_samples: int = 4) -> None:
         """Decode a few samples from all over the data set, to find out early that it is damaged.
 
         Raises:
-            UserError: one of them cannot be read; it is named.
+            UserError: one of them cannot be used, and bad samples are not skipped; it is named.
         """
         for index in np.linspace(0, self.num_samples - 1, num_samples).astype(int).tolist():
-            sample = self.reader.read(index)
-            try:
-                decode_image(sample.encoded)
-            except DecodeError as error:
-                self._filler.refuse(index, str(error))
+            self._filler.examine(index)
 
     def __len__(self) -> int:
-        """Return the number of batches in an epoch, whatever ``skip`` is."""
+        """Return the number of batches in an epoch, wherever this one starts."""
         global_size = self.batch_size * self.world_size
         if self.drop_last:
             return self.num_samples // global_size
         return -(-self.num_samples // global_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        epoch, start = self.epoch, self.start
+        self._position = position = _Position(self.epoch, self.start)
         self.start = 0
-        return self._batches(epoch, start)
+        return self._batches(position)
 
-    def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
+    def _batches(self, position: _Position) -> Iterator[Batch]:
+        epoch, start = position.epoch, position.samples
         order = self._epoch_order(epoch)
         global_size = self.batch_size * self.world_size
         stop = len(order) - (global_size - 1 if self.drop_last else 0)
         firsts = range(start, stop, global_size)
-        self._delivered = start
         coming = self._own(order[start : start + len(firsts) * global_size])
         # the reader is closed first: a thread that waits for a download would not end otherwise
         with _threads(self.num_workers) as pool, self._expecting(coming):
@@ -193,9 +210,9 @@ class ViewLoader:
             for first in firsts:
                 pending.append(self._start(pool, epoch, order, first))
                 if len(pending) > self._prefetch:
-                    yield self._deliver(pending.popleft())
+                    yield self._deliver(pending.popleft(), position)
             while pending:
-                yield self._deliver(pending.popleft())
+                yield self._deliver(pending.popleft(), position)
 
     @contextmanager
     def _expecting(self, indices: np.ndarray) -> Iterator[None]:
@@ -215,7 +232,9 @@ class ViewLoader:
             order = epoch_order(self.seed, epoch, self.reader.parts, self.order, self.window)
         else:
             order = np.arange(self.num_samples)
-        return np.repeat(order, self.repeats)[: self.num_samples]
+        if self.repeats > 1:
+            order = np.repeat(order, self.repeats)[: self.num_samples]
+        return order
 
     def _own(self, order: np.ndarray) -> np.ndarray:
         """Return this rank's samples among those of whole batches, in order."""
@@ -227,12 +246,13 @@ class ViewLoader:
         )
         return ranks[:, self.rank].reshape(-1)
 
-    def _deliver(self, pending: _PendingBatch) -> Batch:
+    def _deliver(self, pending: _PendingBatch, position: _Position) -> Batch:
         laps = Laps()
         batch = pending.result()
         laps.lap("wait")
         self.bill.add(laps)
-        self._delivered += self.batch_size * self.world_size
+        given = position.samples + self.batch_size * self.world_size
+        position.samples = min(given, self.num_samples)
         return batch
 
     def _start(
@@ -241,12 +261,11 @@ class ViewLoader:
         """Draw boxes and flips, lay the batch out, and hand its samples to the threads."""
         laps = Laps()
         first += self.rank * self.batch_size
-        part = slice(first, first + self.batch_size)
-        index = order[part]
+        index = order[first : first + self.batch_size]
         # a repeat draws as if it were an epoch of its own, masks and colours included
-        epochs = epoch * self.repeats + np.arange(len(order))[part] % self.repeats
+        epochs = epoch * self.repeats + np.arange(first, first + len(index)) % self.repeats
         plans = plan_views(self.views, seed=self.seed, epoch=epochs, index=index)
-        batch = empty_batch(plans, epochs, index, self.reader.features)
+        batch = empty_batch(plans, epochs, index, self.reader.features, pinned=self.pinned)
         laps.lap("plan")
         self.bill.add(laps)
         rows = [
@@ -307,6 +326,7 @@ def build_loader(
     window: int = 16384,
     bad_samples: str = "fail",
     tolerance: float = 1.0,
+    pin_memory: bool = True,
     **storage: Any,
 ) -> ViewLoader:
     """Open a data set and return its loader.
@@ -328,8 +348,10 @@ def build_loader(
         window: samples that are shuffled together in windows.
         bad_samples: ``"fail"`` stops at a sample that cannot be decoded and names it; ``"skip"``
             warns, counts it and takes the next one in its place.
-        tolerance: how much views may differ from those cut out of the full-size image, RMS in grey
-            levels of 255, so that large JPEGs may be decoded smaller; 0 is not at all.
+        tolerance: how much views may differ from the same boxes of the full-size image, RMS in
+            grey levels of 255 and on average over photographs, so that large JPEGs may be decoded
+            smaller; below 0.75 none are.
+        pin_memory: lay batches out where a GPU, if there is one, fetches them fastest.
         storage: how the data are reached: see ``open_reader``.
 
     Raises:
@@ -350,6 +372,7 @@ def build_loader(
         window=window,
         bad_samples=bad_samples,
         tolerance=tolerance,
+        pin_memory=pin_memory,
     )
 
 

@@ -146,7 +146,7 @@ class MdsReader(Reader):
             source = self._columns(index).get("path")
         except UserError:  # what is named is often what cannot be read
             source = None
-        came_from = "" if source is None else f" ({bytes(source.numpy()).decode()})"
+        came_from = "" if source is None else f" ({bytes(source.numpy()).decode(errors='replace')})"
         return f"{self._shard_name(place)}, sample {number}{came_from}"
 
     def expect(self, indices: np.ndarray) -> None:

@@ -36,6 +36,7 @@ Value = TypeVar("Value")
 FREE_KEYS = (
     "data.path",
     "data.num_workers",
+    "data.bad_samples",  # so that a run that met one goes on as the message says
     "data.cache_dir",
     "data.cache_limit",
     "data.page_cache",

@@ -5,8 +5,10 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from pospre.data.loader import build_loader
 from pospre.data.reader import open_reader
@@ -22,6 +24,8 @@ SETTINGS: dict[str, Any] = {
 
 
 BAD = (7, 8)
+CUT_OFF = 3
+SMALL_VIEWS = [ViewGroup(size=16, scale=(0.02, 0.1))]
 
 
 @pytest.fixture(params=["mds", "ffcv"])
@@ -106,11 +110,147 @@ def test_each_damaged_sample_warns_once(damaged):
     assert len([one for one in seen if "takes its place" in str(one.message)]) == 2
 
 
+def save_photo(path: Path, seed: int, **options: Any) -> None:
+    coarse = np.random.default_rng(seed).integers(0, 256, (20, 10, 3), dtype=np.uint8)
+    Image.fromarray(coarse).resize((150, 300), Image.Resampling.BICUBIC).save(path, **options)
+
+
+@pytest.fixture
+def cut_off(tmp_path) -> Path:
+    """Photographs of which one ends at 60% and says so properly: it is good down to there."""
+    folder = tmp_path / "cut_off"
+    folder.mkdir()
+    for number in range(12):
+        save_photo(folder / f"{number:02d}.jpg", number, quality=90)
+    shutil.copytree(folder, tmp_path / "good")
+    broken = folder / f"{CUT_OFF:02d}.jpg"
+    data = broken.read_bytes()
+    broken.write_bytes(data[: int(0.6 * len(data))] + b"\xff\xd9")
+    return folder
+
+
+def rows(path: Path, epoch: int, state: int = 0, world: int = 1, **options: Any) -> list[Any]:
+    """Return (epoch, index, views) of every sample of an epoch, in the order of all ranks."""
+    ranks = []
+    for rank in range(world):
+        loader = build_loader(
+            path,
+            **{
+                **SETTINGS,
+                "views": SMALL_VIEWS,
+                "batch_size": 12 // 2 // world,
+                "rank": rank,
+                "world_size": world,
+                "bad_samples": "skip",
+                **options,
+            },
+        )
+        loader.load_state_dict({"epoch": epoch, "samples": state})
+        ranks.append(list(loader))
+    keys = ("epoch", "index", "view/image")
+    return [
+        tuple(batch[key][row].tolist() for key in keys)
+        for batches in zip(*ranks, strict=True)
+        for batch in batches
+        for row in range(len(batch["index"]))
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:.*cannot be decoded")
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_what_stands_in_does_not_depend_on_what_was_seen_before(cut_off, repeats):
+    """Damage that only some views reach: one long run, resumed runs and two ranks agree."""
+    long = build_loader(
+        cut_off,
+        **{**SETTINGS, "views": SMALL_VIEWS, "batch_size": 6, "bad_samples": "skip"},
+        repeats=repeats,
+    )
+    used = replaced = 0
+    for epoch in range(6):
+        long.epoch = epoch
+        history = [
+            (int(batch["epoch"][row]), int(batch["index"][row]), batch["view/image"][row].tolist())
+            for batch in long
+            for row in range(6)
+        ]
+        good = rows(cut_off.parent / "good", epoch, repeats=repeats)
+        for (_, index, views), (_, wanted, expected) in zip(history, good, strict=True):
+            used += index == wanted == CUT_OFF
+            replaced += index != wanted
+            if index == wanted:  # also what lies above the damage is as it was
+                assert views == expected
+            else:
+                assert (wanted, index) == (CUT_OFF, CUT_OFF + 1)
+        assert rows(cut_off, epoch, repeats=repeats) == history
+        assert rows(cut_off, epoch, 6, repeats=repeats) == history[6:]
+        assert rows(cut_off, epoch, world=2, repeats=repeats) == history
+        assert rows(cut_off, epoch, num_workers=0, repeats=repeats) == history
+    assert used and replaced and list(long.bad) == [CUT_OFF]
+
+
+@pytest.mark.parametrize("policy", ["fail", "skip"])
+def test_the_probe_follows_the_policy(damaged, monkeypatch, policy):
+    """Also a flipped bit, which gives an image all the same, is found by it."""
+    loader = build_loader(damaged, bad_samples=policy, **SETTINGS)
+    if policy == "fail":
+        with pytest.raises(UserError, match=r"sample \d.*not those that were written.*: skip"):
+            loader.probe(22)
+        return
+    with pytest.warns(UserWarning, match="takes its place"):
+        loader.probe(22)
+    assert tuple(sorted(loader.bad)) == BAD
+
+
+@pytest.mark.parametrize("policy", ["fail", "skip"])
+def test_a_sample_whose_columns_do_not_add_up(stored, tmp_path, policy):
+    path = Path(shutil.copytree(stored("mds"), tmp_path / "torn"))
+    shard = path / "shard.00000.mds"
+    data = bytearray(shard.read_bytes())
+    (begin,) = np.frombuffer(data[4:8], "<u4").tolist()
+    data[begin : begin + 4] = np.array([7], "<u4").tobytes()  # another size of the image column
+    shard.write_bytes(data)
+    loader = build_loader(path, bad_samples=policy, shuffle=False, **SETTINGS)
+    if policy == "fail":
+        for start in (loader.probe, lambda: list(loader)):
+            with pytest.raises(UserError, match=r"sample 0 is damaged\..*bad_samples: skip"):
+                start()
+        return
+    with pytest.warns(UserWarning, match=r"sample 0 is damaged\. .*takes its place"):
+        loader.probe()
+    assert list(loader.bad) == [0]
+    assert next(iter(loader))["index"].tolist() == [1, 1, 2, 3]
+
+
+@pytest.mark.filterwarnings("ignore:.*cannot be decoded")
+def test_a_torn_block_over_a_picture_and_its_name(stored, tmp_path):
+    """4 kB of noise over the end of an image, its label and the name that messages would give."""
+    path = Path(shutil.copytree(stored("mds"), tmp_path / "torn"))
+    shard = path / "shard.00000.mds"
+    data = bytearray(shard.read_bytes())
+    ends = np.frombuffer(data[4 : 4 + 4 * 23], "<u4").tolist()
+    at = max(ends[5] + 100, ends[6] - 4090)  # in the picture of sample 5, over its name and on
+    data[at : at + 4096] = b"\xff" * 4096
+    shard.write_bytes(data)
+    with pytest.raises(UserError, match=r"sample \d"):
+        batches(path)
+    ours, found = batches(path, bad_samples="skip", shuffle=False)
+    assert 5 in ours.bad and not set(found[1]["index"].tolist()) & set(ours.bad)
+
+
+@pytest.mark.filterwarnings("ignore:.*the file is empty")
+def test_an_empty_file(cut_off):
+    (cut_off / "00.jpg").write_bytes(b"")
+    with pytest.raises(UserError, match=r"00\.jpg cannot be decoded: the file is empty\."):
+        next(iter(build_loader(cut_off, shuffle=False, **SETTINGS)))
+    loader = build_loader(cut_off, shuffle=False, bad_samples="skip", **SETTINGS)
+    assert next(iter(loader))["index"].tolist()[:2] == [1, 1]
+
+
 def test_nothing_but_damage_is_an_error(tmp_path):
     (tmp_path / "photos").mkdir()
     for number in range(5):
         (tmp_path / "photos" / f"{number}.jpg").write_bytes(b"\xff\xd8\xff nothing")
-    with pytest.raises(UserError, match=r"in a row"):
+    with pytest.raises(UserError, match=r"5 in a row"):
         batches(tmp_path / "photos", bad_samples="skip")
 
 
