@@ -30,6 +30,7 @@ _TURNS = {
 }
 
 
+_LARGEST_SCRATCH = 1 << 26  # bytes that a thread keeps for its next image
 _RESIZE = {
     "bicubic": torch.ops.aten._upsample_bicubic2d_aa.out,
     "bilinear": torch.ops.aten._upsample_bilinear2d_aa.out,
@@ -100,7 +101,7 @@ class OpenedImage:
             shrink, top, bottom = 1, 0, None
         rows = top, header.height if bottom is None else bottom
         try:
-            buffer = _scratch(jpeg.num_pixels(header, shrink))
+            buffer = _scratch(jpeg.num_bytes(header, shrink))
             pixels, first = jpeg.decode(self._data, header, shrink, rows, buffer)
         except jpeg.UnusualJpeg:
             return _decode_with_pillow(self._data.tobytes()), 1, 0
@@ -123,6 +124,8 @@ _threads = threading.local()
 
 def _scratch(num_bytes: int) -> np.ndarray:
     """Return this thread's room for pixels: fresh memory would cost a page fault every 4 kB."""
+    if num_bytes > _LARGEST_SCRATCH:
+        return np.empty(num_bytes, np.uint8)
     buffer: np.ndarray | None = getattr(_threads, "buffer", None)
     if buffer is None or len(buffer) < num_bytes:
         buffer = _threads.buffer = np.empty(num_bytes, np.uint8)

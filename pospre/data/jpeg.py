@@ -6,6 +6,7 @@ the order of the rows; rows above the highest view can be left out too where the
 marker after each row of blocks (``python -m data_prep.convert --seekable`` makes such files).
 """
 
+import re
 from typing import NamedTuple
 
 import numpy as np
@@ -21,8 +22,9 @@ _APP1, _SCAN, _END, _INTERVAL = 0xE1, 0xDA, 0xD9, 0xDD
 _RESTART = 0xD0  # to 0xD7
 _MARGIN_ROWS = 2  # of the result on both sides of those wanted: colour is interpolated between them
 _FEWER_ROWS = 0.95  # of the rows: only then leaving some out is worth a copy of the bytes
-# libjpeg says this of the rows that it was not asked for, and of harmless bytes between segments.
-_HARMLESS = "extraneous bytes before marker"
+# libjpeg says this of rows that it was not asked for, of padding, and where it has lost its way.
+_LEFT_OVER = re.compile(r"Corrupt JPEG data: (\d+) extraneous bytes before marker 0x(\w\w)")
+_XMP = re.compile(rb"tiff:Orientation(?:=[\"']|>)([1-8])")
 _DAMAGE = ("Corrupt JPEG data", "Premature end")
 
 
@@ -40,7 +42,7 @@ class JpegHeader(NamedTuple):
     Attributes:
         width: of the stored pixels, before they are turned upright.
         height: likewise.
-        orientation: of EXIF; 1 is upright.
+        orientation: of EXIF or XMP; 1 is upright.
         height_at: offset of the two bytes that hold the height; 0 where the height must be kept,
             as the rows do not lie in the file one after the other.
         band: rows of pixels from one restart marker to the next; 0 where decoding cannot begin at
@@ -77,6 +79,9 @@ def read_header(data: memoryview) -> JpegHeader:
             frame = (at, marker)
         elif marker == _APP1 and bytes(data[at + 4 : at + 10]) == b"Exif\0\0":
             orientation = _read_orientation(bytes(data[at + 4 : at + 2 + length]))
+        elif marker == _APP1 and orientation == _UPRIGHT:  # as Pillow does: EXIF first, then XMP
+            described = _XMP.search(bytes(data[at + 4 : at + 2 + length]))
+            orientation = _UPRIGHT if described is None else int(described[1])
         elif marker == _INTERVAL and at + 6 <= len(data):
             interval = data[at + 4] << 8 | data[at + 5]
         elif marker == _SCAN and frame is not None:
@@ -98,7 +103,7 @@ def decode(
         shrink: 1, 2, 4 or 8; sides are rounded up.
         rows: of the full size: the first wanted and the first not wanted below it; at least these
             are decoded.
-        buffer: room for the pixels, uint8, at least ``num_pixels(header, shrink)`` long; what is
+        buffer: room for the pixels, uint8, at least ``num_bytes(header, shrink)`` long; what is
             returned lies in it.
 
     Returns:
@@ -108,27 +113,36 @@ def decode(
         JpegError: cut off or damaged.
         UnusualJpeg: libjpeg-turbo does not make RGB of it.
     """
-    first, height = 0, header.height
+    whole, first, height = data, 0, header.height
     if header.height_at:
         data, first, height = _leave_rows_out(data, header, rows, _MARGIN_ROWS * shrink)
     shape = (-(-height // shrink), -(-header.width // shrink), 3)
     options = {} if shrink == 1 else {"min_height": shape[0], "min_width": shape[1]}
     try:
-        simplejpeg.decode_jpeg(
+        found = simplejpeg.decode_jpeg(
             data, "RGB", min_factor=float(shrink), buffer=buffer, strict=True, **options
         )
+        if found.shape != shape:
+            raise UnusualJpeg
     except ValueError as error:
         text = str(error)
-        if _HARMLESS not in text:
-            if any(known in text for known in _DAMAGE):
-                raise JpegError(text) from error
+        if not any(known in text for known in _DAMAGE):
             raise UnusualJpeg from error
+        left_over = _LEFT_OVER.match(text)
+        if left_over is None or not (data is not whole or _is_padding(data, *left_over.groups())):
+            raise JpegError(text) from error
     return buffer[: shape[0] * shape[1] * 3].reshape(shape), first
 
 
-def num_pixels(header: JpegHeader, shrink: int) -> int:
+def num_bytes(header: JpegHeader, shrink: int) -> int:
     """Return the bytes that the decoded pixels take at most."""
     return -(-header.width // shrink) * -(-header.height // shrink) * 3
+
+
+def _is_padding(data: np.ndarray, count: str, marker: str) -> bool:
+    """Tell whether libjpeg stumbled over zeros before the end, as some cameras leave them."""
+    end = data.tobytes().rfind(b"\xff\xd9")
+    return marker == "d9" and end > 0 and not data[max(0, end - int(count)) : end].any()
 
 
 def _leave_rows_out(
@@ -177,6 +191,8 @@ def _header(
     height, width = data[frame + 5] << 8 | data[frame + 6], data[frame + 7] << 8 | data[frame + 8]
     if height == 0 or width == 0:  # the height comes after the first scan: rare
         raise UnusualJpeg
+    if width * height > 2 * (Image.MAX_IMAGE_PIXELS or height * width):
+        raise UnusualJpeg  # Pillow's limit, and its words
     components, in_scan = data[frame + 9], data[scan + 4] if scan + 4 < len(data) else 0
     if components not in (1, 3):
         raise UnusualJpeg
