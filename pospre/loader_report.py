@@ -3,287 +3,175 @@
 import argparse
 import json
 import sys
-import time
+import textwrap
 from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import asdict, dataclass, field
-from itertools import islice
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pospre.config import Recipe, load_recipe
+from pospre.config import load_recipe
 from pospre.errors import UserError, run_command
 
 if TYPE_CHECKING:
-    from pospre.data.loader import ViewLoader
+    from pospre.report.loader_bill import LoaderBill, Timing
 
 _EPILOG = """\
 examples:
   python -m pospre.loader_report yamls/demo/droppos.yaml data.path=photos
   python -m pospre.loader_report yamls/pretrain/intertwined_vitb16.yaml data.path=in1k.beton \\
-      --feed 4000 --output bill.json
+      --feed 4000 --output bill.json --plot bill.png
 
-All of the recipe's threads load --images samples, as in training. Then one core does it alone, and
-every stage is timed: drawing places (plan), reading, decoding, cutting and resizing, the copy to
-the device, and the device's changes of the pixels (augment).
+Some images are loaded four times: by the recipe's threads for a consumer that costs nothing; by
+these threads for a consumer that copies and augments, and with --feed takes as long as such a
+trainer (wait is what it waits for images); by one core that does everything, each stage timed:
+drawing places (plan), reading, decoding, cutting and resizing, copying to the device and changing
+pixels there (augment). Remote data are loaded once more before, which downloads what is needed.
 
 exit codes: 0 done, 2 a mistake in the recipe or the data (said in one message).
 """
-STAGES = ("read", "decode", "resize", "plan", "augment", "copy", "other")
-_LARGE = 4.0  # times more pixels than views need: worth storing smaller
-_SLOW_READ = 0.2  # share of the time
-_HEAVY = 4.0  # bits per pixel; JPEGs of quality 90 have about 2 to 3
+_PLOT_KINDS = (".png", ".pdf", ".svg")
+_RATES = (1000.0, 4000.0, 16000.0)
 
 
-@dataclass
-class LoaderBill:
-    """What loading costs, for one recipe on this machine.
-
-    Attributes:
-        path: the data set.
-        format: of the data set.
-        samples: in the data set.
-        views: per image.
-        images: timed.
-        seconds: of one core's work on these, from the first to the last.
-        stages: seconds by stage; they add up to ``seconds``.
-        workers: threads of the recipe.
-        loaded_per_s: images per second with these threads, when nothing else runs.
-        bytes_per_image: encoded.
-        pixels_per_image: in full size.
-        pixels_needed: per image: the full-size pixels that the largest view needs.
-        is_remote: whether the data come from an object store.
-        advice: what would make it cheaper.
-    """
-
-    path: str
-    format: str
-    samples: int
-    views: int
-    images: int = 0
-    seconds: float = 0.0
-    stages: dict[str, float] = field(default_factory=dict)
-    workers: int = 0
-    loaded_per_s: float = 0.0
-    bytes_per_image: float = 0.0
-    pixels_per_image: float = 0.0
-    pixels_needed: float = 0.0
-    is_remote: bool = False
-    advice: list[str] = field(default_factory=list)
-
-    @property
-    def per_core(self) -> float:
-        """Images per second of one core, without the device's part."""
-        loading = sum(self.stages[stage] for stage in ("read", "decode", "resize", "plan"))
-        return self.images / loading
-
-    @property
-    def bytes_per_epoch(self) -> float:
-        """Encoded bytes of all samples."""
-        return self.bytes_per_image * self.samples
+def as_json(bill: "LoaderBill") -> str:
+    """Return the bill as JSON."""
+    derived = {name: getattr(bill, name) for name in ("per_core", "scaling", "bytes_per_epoch")}
+    return json.dumps({**asdict(bill), **derived}, indent=1) + "\n"
 
 
-def make_bill(recipe: Recipe, num_images: int) -> LoaderBill:
-    """Measure what loading costs.
-
-    Args:
-        recipe: of a training; its data, views, seed and device count.
-        num_images: to work through, twice.
-
-    Raises:
-        UserError: the data cannot be read, or are too few.
-    """
-    from pospre.training.build import build_data
-
-    loader = build_data(recipe)
-    bill = LoaderBill(
-        path=str(recipe.data.path),
-        format=loader.reader.format,
-        samples=loader.num_samples,
-        views=sum(group.count for group in loader.views),
-        workers=loader.num_workers,
-        is_remote="://" in recipe.data.path,
-    )
-    batches = min(len(loader), 2 + -(-num_images // loader.batch_size))
-    if batches < 2:
-        raise UserError(
-            f"{recipe.data.path} holds {loader.num_samples} samples, not two batches of "
-            f"{loader.batch_size}; try data.batch_size={max(1, loader.num_samples // 2)}"
-        )
-    _time_threads(loader, batches, bill)
-    _time_stages(recipe, loader, batches, bill)
-    _look_at_sizes(loader, bill)
-    bill.advice = advice(bill)
-    return bill
-
-
-def _time_stages(recipe: Recipe, loader: "ViewLoader", batches: int, bill: LoaderBill) -> None:
-    """Work through some batches on one core; the first one only warms up."""
-    import torch
-
-    from pospre.data.views import first_view
-    from pospre.pretrain.augment import IMAGENET_MEAN, IMAGENET_STD, DeviceAugment, ViewDraws
-    from pospre.training.build import build_device
-
-    device = torch.device("cuda" if build_device(recipe).name == "gpu" else "cpu")
-    mean, std = recipe.data.mean or IMAGENET_MEAN, recipe.data.std or IMAGENET_STD
-    augment = DeviceAugment(mean, std).to(device)
-    loader.num_workers, loader.epoch = 0, 1
-    spent = dict.fromkeys(STAGES, 0.0)
-    start, before, seen = 0.0, dict(loader.bill.seconds), 0
-
-    def clock() -> float:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.perf_counter()
-
-    for number, batch in enumerate(islice(loader, batches)):
-        loaded = clock()
-        moved = {key: value.to(device) for key, value in batch.items()}
-        copied = clock()
-        if loader.reader.features is None:
-            for group in loader.views:
-                first = first_view(loader.views, group.name)
-                source = ViewDraws(recipe.seed, moved["epoch"], moved["index"], first, group.count)
-                pixels, flips = moved[f"{group.name}/image"], moved[f"{group.name}/flip"]
-                augment(pixels, flips, group.augment, source)
-        changed = clock()
-        if number == 0:
-            start, before = time.perf_counter(), dict(loader.bill.seconds)
-            continue
-        seen += len(batch["index"])
-        spent["copy"] += copied - loaded
-        spent["augment"] += changed - copied
-    bill.seconds = time.perf_counter() - start
-    for stage in ("read", "decode", "resize", "plan"):
-        spent[stage] = loader.bill.seconds[stage] - before[stage]
-    spent["other"] = max(0.0, bill.seconds - sum(spent.values()))
-    bill.stages, bill.images = spent, seen
-
-
-def _time_threads(loader: "ViewLoader", batches: int, bill: LoaderBill) -> None:
-    """Let the recipe's threads work as in training, for a consumer that costs nothing."""
-    iterator = iter(loader)
-    next(iterator)
-    start, seen = time.perf_counter(), 0
-    for batch in islice(iterator, batches - 1):
-        seen += len(batch["index"])
-    bill.loaded_per_s = seen / (time.perf_counter() - start)
-    bill.bytes_per_image = loader.bill.num_bytes / loader.bill.num_images
-
-
-def _look_at_sizes(loader: "ViewLoader", bill: LoaderBill, num_samples: int = 64) -> None:
-    """Compare the images' pixels with what the views need of them."""
-    import numpy as np
-
-    from pospre.data.decode import OpenedImage
-
-    if loader.reader.features is not None:
-        return
-    places = np.linspace(0, loader.num_samples - 1, min(num_samples, loader.num_samples))
-    sizes = []
-    loader.reader.expect(places.astype(np.int64))  # remote samples come only when they are expected
-    with closing(loader.reader):
-        for index in places.astype(int).tolist():
-            image = OpenedImage(loader.reader.read(index).encoded)
-            sizes.append(image.width * image.height)
-    bill.pixels_per_image = float(np.mean(sizes))
-    # A view that covers the share s of an image needs its own pixels / s of the whole.
-    bill.pixels_needed = max(
-        group.shape[0] * group.shape[1] / (group.scale[0] if group.crop == "random" else 1.0)
-        for group in loader.views
-    )
-
-
-def advice(bill: LoaderBill) -> list[str]:
-    """Return what would make loading cheaper, the most effective first."""
-    found = []
-    share = {stage: seconds / bill.seconds for stage, seconds in bill.stages.items()}
-    if bill.pixels_needed and bill.pixels_per_image > _LARGE * bill.pixels_needed:
-        side = _rounded_side(bill.pixels_needed)
-        factor = bill.pixels_per_image / bill.pixels_needed
-        found.append(
-            f"images have {factor:.0f} times the pixels that the smallest crops need at full "
-            f"detail: convert with --max-side {side} (decode is {share['decode']:.0%} of the time)"
-        )
-    if bill.pixels_per_image and 8 * bill.bytes_per_image / bill.pixels_per_image > _HEAVY:
-        bits = 8 * bill.bytes_per_image / bill.pixels_per_image
-        found.append(
-            f"{bits:.1f} bits per pixel: undoing the entropy coding costs most; JPEGs of --quality "
-            "90 have about 2.5 (PNGs are converted to JPEG)"
-        )
-    if bill.format == "folder":
-        found.append(
-            "a folder is read file by file: convert to .beton or MDS (make data), which is what "
-            "network file systems and object stores need"
-        )
-    elif share["read"] > _SLOW_READ:
-        found.append(
-            f"reading is {share['read']:.0%} of the time: try data.page_cache: process, a local "
-            "copy, or a second epoch (the first one fills the caches)"
-        )
-    if bill.is_remote:
-        found.append(
-            "every machine downloads the data once if data.cache_limit is above "
-            f"{bill.bytes_per_epoch / 1e9:.1f} GB, else every epoch; data.order: windows needs few "
-            "shards at a time"
-        )
-    if share["augment"] > 0.3:
-        found.append(
-            f"the device's changes of the pixels are {share['augment']:.0%} of the time on this "
-            "device; on a GPU they are a small part of the step"
-        )
-    return found
-
-
-def _rounded_side(pixels: float) -> int:
-    """Return the longer side of a 4:3 image with so many pixels, rounded up to 32."""
-    return int(-(-((pixels * 4 / 3) ** 0.5) // 32) * 32)
-
-
-def table(bill: LoaderBill, feed: float | None) -> str:
-    """Return the bill as text.
-
-    Args:
-        bill: what was measured.
-        feed: images per second that the trainers of one machine take; None: say it for some.
-    """
+def table(bill: "LoaderBill") -> str:
+    """Return the bill as text."""
     from pospre.evaluation.table import format_table
 
-    rows = [
-        (stage, f"{1e6 * bill.stages[stage] / bill.images:.0f}", _share(bill, stage))
-        for stage in STAGES
-    ]
-    rows.append(("together", f"{1e6 * bill.seconds / bill.images:.0f}", "100.0 %"))
-    rates = [feed] if feed is not None else [1000.0, 4000.0, 16000.0]
-    cores = ", ".join(f"{rate / bill.per_core:.1f} for {rate:.0f} images/s" for rate in rates)
-    epoch = bill.bytes_per_epoch / 1e9
-    views = bill.per_core * bill.views
-    notes = [
-        "",
-        f"one core loads      {bill.per_core:.0f} images/s ({views:.0f} views/s)",
-        f"{bill.workers} threads load      {bill.loaded_per_s:.0f} images/s",
-        f"cores needed        {cores}",
-        f"bytes               {bill.bytes_per_image / 1e3:.1f} kB an image, {epoch:.2f} GB an epoch"
-        + (", downloaded by every machine" if bill.is_remote else ""),
-    ]
-    if feed is not None:
-        waits = max(0.0, 1 - bill.loaded_per_s / feed)
-        notes.append(f"wait                {waits:.0%} of the time at {feed:.0f} images/s")
-    notes += ["", *(f"- {line}" for line in bill.advice)]
     title = (
-        f"{bill.path} ({bill.format}, {bill.samples} samples): {bill.views} views an image, "
-        f"{bill.images} images timed on one core"
+        f"{bill.path} ({bill.format}, {bill.samples} samples): {bill.views} views an image; "
+        f"{bill.alone.images} images in batches of {bill.batch}"
     )
-    return format_table(title, ("stage", "µs an image", "share"), rows, notes)
+    stages = dict.fromkeys([*bill.consumer.stages, *bill.alone.stages])  # each once
+    first = [stage for stage in bill.alone.stages if stage not in bill.consumer.stages]
+    names = [*first, *(name for name in stages if name not in (*first, "other")), "other"]
+    rows = [(name, *_cells(bill.alone, name), *_cells(bill.consumer, name)) for name in names]
+    rows.append(("together", *_cells(bill.alone, None), *_cells(bill.consumer, None)))
+    header = ("µs an image", "one core", "share", f"{bill.workers} threads", "share")
+    return format_table(title, header, rows, ["", *_notes(bill), "", *_bullets(bill)])
 
 
-def _share(bill: LoaderBill, stage: str) -> str:
-    return f"{100 * bill.stages[stage] / bill.seconds:.1f} %"
+def _cells(timing: "Timing", stage: str | None) -> tuple[str, str]:
+    """Return the time of an image and the share of a stage, or of all."""
+    seconds = timing.seconds if stage is None else timing.stages.get(stage)
+    if seconds is None:
+        return "", ""
+    return f"{1e6 * seconds / timing.images:.0f}", f"{100 * seconds / timing.seconds:.1f} %"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code."""
+def _notes(bill: "LoaderBill") -> list[str]:
+    from pospre.report.loader_advice import gigabytes
+
+    rates = _RATES if bill.feed is None else (bill.feed,)
+    cores = ", ".join(f"{bill.cores_for(rate):.1f} for {rate:.0f} images/s" for rate in rates)
+    augment = f"on {bill.device}"
+    if bill.device == "cpu":
+        augment += f", {bill.augment_threads} threads, which take cores from loading (one core: 1)"
+    pairs = [
+        ("one core loads", f"{bill.per_core:.0f} images/s, {bill.per_core * bill.views:.0f} views"),
+        (
+            f"{bill.workers} threads load",
+            f"{bill.loaded_per_s:.0f} images/s; each of "
+            f"{max(1, min(bill.workers, bill.cores))} cores {bill.scaling:.0%} of one alone",
+        ),
+        ("cores needed", cores),
+        ("augment", augment),
+        ("bytes", f"{bill.bytes_per_image / 1e3:.1f} kB an image, "
+         f"{gigabytes(bill.bytes_per_epoch)} an epoch"),
+    ]  # fmt: skip
+    if bill.feed is not None:
+        reached = min(1.0, bill.loaded_per_s / bill.feed)
+        pairs.append(("feed", f"these threads load {reached:.0%} of {bill.feed:.0f} images/s"))
+    if bill.page_cache == "process":
+        pairs.append(("read", "further threads read ahead (data.page_cache): it is what was left"))
+    pairs += _egress(bill)
+    if bill.left_out:
+        pairs.append(("left out", f"{bill.left_out} bad samples"))
+    if bill.sizes is not None and bill.sizes.unreadable:
+        pairs.append(
+            ("unreadable", f"{bill.sizes.unreadable} of {bill.sizes.looked_at} samples looked at")
+        )
+    return [f"{name:<20}{text}" for name, text in pairs]
+
+
+def _egress(bill: "LoaderBill") -> list[tuple[str, str]]:
+    from pospre.report.loader_advice import gigabytes
+
+    remote = bill.remote
+    if remote is None:
+        return []
+    size = gigabytes(remote.num_bytes)
+    here = " (this recipe)"
+    return [
+        (
+            "egress",
+            f"{size} for each machine in the first epoch, 0 in every other, with data.cache_limit "
+            f"from {gigabytes(remote.unpacked_bytes)}{here if remote.cache_suffices else ''}",
+        ),
+        (
+            "",
+            f"up to {size} for each machine and epoch with a smaller cache"
+            f"{'' if remote.cache_suffices else here}",
+        ),
+        (
+            "downloaded",
+            f"{gigabytes(remote.downloaded)} while measuring; {remote.fetched_per_s:.0f} images/s "
+            "at the first visit",
+        ),
+    ]
+
+
+def _bullets(bill: "LoaderBill") -> list[str]:
+    return [textwrap.fill(f"- {line}", 100, subsequent_indent="  ") for line in bill.advice]
+
+
+def draw(bill: "LoaderBill", path: Path) -> None:
+    """Draw the stages as two stacked bars.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    from matplotlib.figure import Figure  # no pyplot: nothing may open a window
+    from matplotlib.patches import Patch
+
+    figure = Figure(figsize=(8, 2.8), layout="constrained")
+    axis = figure.subplots()
+    bars = {"one core": bill.alone, f"{bill.workers} threads and their consumer": bill.consumer}
+    names = list(dict.fromkeys([*bill.alone.stages, *bill.consumer.stages]))
+    for place, timing in enumerate(bars.values()):
+        left = 0.0
+        for stage, seconds in timing.stages.items():
+            width = max(0.0, 1e3 * seconds / timing.images)
+            axis.barh(place, width, left=left, color=f"C{names.index(stage)}")
+            left += width
+    handles = [Patch(color=f"C{number}", label=name) for number, name in enumerate(names)]
+    figure.legend(handles=handles, ncols=len(names) // 2 + 1, loc="outside upper center")
+    axis.set_yticks(range(len(bars)), list(bars))
+    axis.invert_yaxis()
+    axis.set_xlabel("ms an image")
+    try:
+        figure.savefig(path, dpi=110)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}.") from error
+
+
+def _check_file(option: str, path: Path | None) -> None:
+    """Refuse a file that cannot be written, before anything is measured."""
+    if path is None:
+        return
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        state = "is a folder" if path.is_dir() else f"cannot lie in {path.parent}: it is no folder"
+        raise UserError(f"{option} {path} {state}; give a file in a folder that exists.")
+    if option == "--plot" and path.suffix not in _PLOT_KINDS:
+        raise UserError(f"--plot {path} must end in {', '.join(_PLOT_KINDS)}.")
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m pospre.loader_report",
         description="Where the loader's time goes for a recipe, what it takes to feed a trainer, "
@@ -291,23 +179,39 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("recipe", help="YAML file; see yamls/")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes of the recipe")
-    parser.add_argument("--images", type=int, default=500, help="samples to time (500)")
-    parser.add_argument("--feed", type=float, help="images/s that the GPUs of a machine take")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="where to write JSON")
-    arguments = parser.parse_intermixed_args(argv)
+    add = parser.add_argument
+    add("recipe", help="YAML file; see yamls/")
+    add("overrides", nargs="*", metavar="key=value", help="changes of the recipe")
+    add("--images", type=int, default=500, help="samples to time (500)")
+    add("--feed", type=float, help="images/s that the GPUs of a machine take")
+    add("--output", type=Path, metavar="FILE", help="where to write JSON")
+    add("--plot", type=Path, metavar="FILE.png", help="where to draw the stages")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    arguments = _parser().parse_intermixed_args(argv)
     for name in ("images", "feed"):
         value = getattr(arguments, name)
-        if value is not None and value <= 0:
+        if value is not None and not 0 < value < float("inf"):
             raise UserError(f"--{name} is {value}; give a number above 0.")
+    for option in ("output", "plot"):
+        _check_file(f"--{option}", getattr(arguments, option))
     recipe = load_recipe(arguments.recipe, arguments.overrides)
-    bill = make_bill(recipe, arguments.images)
-    print(table(bill, arguments.feed))
+    from pospre.report.loader_advice import advise
+    from pospre.report.measure_loader import measure
+
+    bill = measure(recipe, arguments.images, arguments.feed)
+    bill.advice = advise(bill)
+    print(table(bill))
     if arguments.output:
-        document = {**asdict(bill), "per_core": bill.per_core}
-        document["bytes_per_epoch"] = bill.bytes_per_epoch
-        arguments.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        try:
+            arguments.output.write_text(as_json(bill), encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{arguments.output} cannot be written: {error.strerror}.") from error
+    if arguments.plot:
+        draw(bill, arguments.plot)
     return 0
 
 

@@ -80,6 +80,16 @@ class RemoteMdsReader(MdsReader):
         """Bytes of shards that this reader has downloaded."""
         return self._fetcher.downloaded
 
+    @property
+    def remote_bytes(self) -> int:
+        """Bytes of all shards as they lie in the bucket."""
+        return sum(entry.stored.size for entry in self._entries)
+
+    @property
+    def unpacked_bytes(self) -> int:
+        """Bytes of all shards as they lie in the cache."""
+        return sum(entry.raw.size for entry in self._entries)
+
     def expect(self, indices: np.ndarray) -> None:
         """Fetch ahead the shards of these samples, int64 (n,), in their order."""
         self._fetcher.expect(np.searchsorted(self._ends, indices, side="right"))
@@ -94,13 +104,13 @@ class RemoteMdsReader(MdsReader):
         Raises:
             UserError: the shards that such an order needs at once do not fit into the cache.
         """
-        if self._cache_limit is None or self._total <= self._cache_limit:
+        if self._cache_limit is None or self.unpacked_bytes <= self._cache_limit:
             return
         if order == "random":
             raise UserError(
-                f"data.cache_limit = {self._cache_limit} is less than the {self._total} bytes of "
-                f"{self.address}, and data.order = random needs all of them all the time. Set "
-                "data.order: windows, or a higher limit."
+                f"data.cache_limit = {self._cache_limit} is less than the {self.unpacked_bytes} "
+                f"bytes of {self.address}, and data.order = random needs all of them all the time. "
+                "Set data.order: windows, or a higher limit."
             )
         # two windows, as the next one is fetched while one is read; see pospre.data.order
         mean_samples = len(self) / len(self._entries)
@@ -116,10 +126,6 @@ class RemoteMdsReader(MdsReader):
     @property
     def _largest(self) -> int:
         return max(max(entry.raw.size, entry.stored.size) for entry in self._entries)
-
-    @property
-    def _total(self) -> int:
-        return sum(entry.raw.size for entry in self._entries)
 
     def _shard_name(self, place: int) -> str:
         return f"{self.address}/{self._entries[place].stored.name}"
