@@ -21,6 +21,12 @@ _ENTRY_TYPES = {
     "column_encodings": list,
     "column_sizes": list,
 }
+_ELEMENT_TYPES = {
+    "column_names": (str,),
+    "column_encodings": (str,),
+    "column_sizes": (int, type(None)),
+}
+_LABEL_BYTES = 8  # MDS stores an int as int64
 _ENCODINGS = {"image": _IMAGE_ENCODINGS, "label": ("int",), "path": ("str",)}
 _FEATURE_ENCODING = re.compile(r"ndarray:float32:(\d+),(\d+)")
 
@@ -131,7 +137,16 @@ def _file_entry(noted: dict[str, Any]) -> FileEntry:
 def _check_fields(path: Path, entry: dict[str, Any], remedy: str) -> None:
     """Refuse a description that lacks something."""
     wrong = [key for key, kind in _ENTRY_TYPES.items() if not isinstance(entry.get(key), kind)]
+    wrong += [
+        key
+        for key, kinds in _ELEMENT_TYPES.items()
+        if not wrong and not all(isinstance(element, kinds) for element in entry[key])
+    ]
+    if not isinstance(entry.get("compression"), str | None):
+        wrong.append("compression")
     if not wrong:
+        wrong += ["samples"] * (entry["samples"] < 0)
+        wrong += ["column_sizes"] * any((size or 0) < 0 for size in entry["column_sizes"])
         lengths = {len(entry[key]) for key in _ENTRY_TYPES if key.startswith("column_")}
         wrong += ["column_names"] * (len(lengths) != 1)
         files = ["raw_data"] + ["zip_data"] * bool(entry.get("compression"))
@@ -145,6 +160,9 @@ def _check_fields(path: Path, entry: dict[str, Any], remedy: str) -> None:
 def _names_a_file(noted: Any) -> bool:
     """Tell whether a file is named beside the index (never above it), with its size."""
     if not isinstance(noted, dict) or not isinstance(noted.get("bytes"), int):
+        return False
+    hashes = noted.get("hashes")
+    if isinstance(hashes, dict) and not all(isinstance(digest, str) for digest in hashes.values()):
         return False
     name = noted.get("basename")
     return isinstance(name, str) and name == Path(name).name
@@ -161,4 +179,21 @@ def _check_columns(path: Path, entry: dict[str, Any], remedy: str) -> tuple[int,
             "features (ndarray:float32:H,W), label (int) and path (str), of which the last two "
             f"may be missing. {remedy}"
         )
-    return None if match is None else (int(match[1]), int(match[2]))
+    shape = None if match is None else (int(match[1]), int(match[2]))
+    _check_sizes(path, dict(zip(found, entry["column_sizes"], strict=True)), shape, remedy)
+    return shape
+
+
+def _check_sizes(
+    path: Path, sizes: dict[str, int | None], shape: tuple[int, int] | None, remedy: str
+) -> None:
+    """Refuse numbers of other sizes than their types have."""
+    needed = {"label": _LABEL_BYTES}
+    if shape is not None:
+        needed["features"] = 4 * shape[0] * shape[1]
+    for name, size in needed.items():
+        if sizes.get(name, size) != size:
+            raise UserError(
+                f"{path / INDEX_NAME} gives the column '{name}' {sizes[name]} bytes; its type has "
+                f"{size}. {remedy}"
+            )

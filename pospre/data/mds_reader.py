@@ -210,7 +210,13 @@ class MdsReader(Reader):
 
     def _check_manifest(self) -> None:
         """Refuse a description that counts other bytes than the index."""
-        listed = {name: entry[0] for name, entry in self._manifest.items()}
+        noted: Any = self._manifest
+        if not isinstance(noted, dict) or not all(map(_is_file_note, noted.values())):
+            raise UserError(
+                f"{self.path / SIDECAR_NAME}: manifest does not give size and SHA-256 of each "
+                f"shard. {self.remedy}"
+            )
+        listed = {name: entry[0] for name, entry in noted.items()}
         found = {entry.raw.name: entry.raw.size for entry in self._entries}
         if listed and listed != found:
             names = sorted(name for name, _ in listed.items() ^ found.items())
@@ -218,3 +224,7 @@ class MdsReader(Reader):
                 f"{self.path / SIDECAR_NAME} and {INDEX_NAME} disagree about {names[0]}. "
                 f"{self.remedy}"
             )
+
+
+def _is_file_note(noted: Any) -> bool:
+    return isinstance(noted, list) and [type(part) for part in noted] == [int, str]

@@ -50,6 +50,9 @@ def read_sidecar(path: Path, expected_format: str, num_samples: int, remedy: str
             f"{path} counts {content.get('samples')!r} samples, but the data hold {num_samples}. "
             f"{remedy}"
         )
+    classes = content.get("classes") or []
+    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+        raise UserError(f"{path}: classes is no list of names. {remedy}")
     return content
 
 

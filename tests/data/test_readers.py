@@ -153,6 +153,8 @@ def test_other_versions_and_formats(mds):
     zipped = {"basename": "shard.00000.mds.zstd", "bytes": 9}
     edit_shard(mds, format="mds", compression="zstd", zip_data=zipped)
     refuses(mds, "compressed with zstd")
+    edit_shard(mds, compression=["zstd"])
+    refuses(mds, "index.json describes a shard without a valid 'compression'")
     edit_json(mds / "index.json", lambda index: index.update(version=3))
     refuses(mds, "MDS version 3")
 
@@ -175,6 +177,12 @@ def test_other_columns(mds):
         ("column_names", ["image"]),
         ("column_encodings", None),
         ("column_sizes", None),
+        ("raw_data", {"basename": "shard.00000.mds", "bytes": 5, "hashes": {"sha256": 5}}),
+        ("samples", -1),
+        ("column_names", [["image"], "label", "path"]),
+        ("column_encodings", ["bytes", {}, "str"]),
+        ("column_sizes", ["x", 8, None]),
+        ("column_sizes", [-5, 8, None]),
     ],
 )
 def test_an_incomplete_description_of_a_shard(mds, key, value):
@@ -227,6 +235,24 @@ def test_a_description_that_does_not_fit(mds):
     sidecar.write_text(original)
     edit_json(sidecar, lambda content: content["manifest"].update({"shard.00001.mds": [5, ""]}))
     refuses(mds, "disagree about shard.00001.mds")
+
+
+@pytest.mark.parametrize("manifest", [[1], {"a": 1}, {"a": [1]}, {"a": ["1", "x"]}, "text"])
+def test_a_manifest_of_another_kind(mds, manifest):
+    edit_json(mds / "pospre.json", lambda content: content.update(manifest=manifest))
+    refuses(mds, "pospre.json: manifest does not give size and SHA-256", "onvert again")
+
+
+@pytest.mark.parametrize("classes", ["ant", [1, 2], {"ant": 0}])
+def test_classes_of_another_kind(mds, classes):
+    edit_json(mds / "pospre.json", lambda content: content.update(classes=classes))
+    refuses(mds, "pospre.json: classes is no list of names", "onvert again")
+
+
+@pytest.mark.parametrize("size", [4, None])
+def test_labels_of_another_size(mds, size):
+    edit_shard(mds, column_sizes=[None, size, None])
+    refuses(mds, f"gives the column 'label' {size} bytes; its type has 8", "onvert again")
 
 
 def test_an_empty_index(mds):
