@@ -135,6 +135,7 @@ def build_data(recipe: Recipe) -> ViewLoader:
         window=data.window,
         bad_samples=data.bad_samples,
         tolerance=data.tolerance,
+        pin_memory=recipe.trainer.device != "cpu",
         cache_dir=data.cache_dir,
         cache_limit=data.cache_limit,
         page_cache=data.page_cache,

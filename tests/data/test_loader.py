@@ -18,6 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from pospre import draws
+from pospre.config import recipe_from_dict
 from pospre.data.augment import Augment
 from pospre.data.decode import decode_image, resize_crop
 from pospre.data.loader import ViewLoader, build_loader
@@ -25,6 +26,7 @@ from pospre.data.reader import open_reader
 from pospre.data.samples import Features
 from pospre.data.views import ViewGroup, plan_views
 from pospre.errors import UserError
+from pospre.training.build import build_data
 
 VIEW = ViewGroup(size=32)
 
@@ -307,6 +309,68 @@ def test_features_are_not_coloured(photos):
     views = [ViewGroup(size=32, augment=Augment(grey_rate=0.5))]
     with pytest.raises(UserError, match=r"holds features, but data\.views\.view\.augment"):
         ViewLoader(reader, views=views, batch_size=4, seed=0)
+
+
+def test_the_position_between_epochs_and_at_the_end(photos):
+    ours = loader(photos)  # 22 samples in batches of 4
+    assert ours.state_dict() == {"epoch": 0, "samples": 0}
+    list(ours)
+    assert ours.state_dict() == {"epoch": 0, "samples": 20}
+    ours.epoch = 1
+    assert ours.state_dict() == {"epoch": 1, "samples": 0}
+    batches = iter(ours)
+    assert ours.state_dict() == {"epoch": 1, "samples": 0}
+    next(batches)
+    assert ours.state_dict() == {"epoch": 1, "samples": 4}
+    ours.load_state_dict({"epoch": 1, "samples": 12})
+    assert ours.state_dict() == {"epoch": 1, "samples": 12}
+    next(batches)  # one that was left behind
+    assert ours.state_dict() == {"epoch": 1, "samples": 12}
+    next(iter(ours))
+    assert ours.state_dict() == {"epoch": 1, "samples": 16}
+
+    tail = loader(photos, drop_last=False)
+    list(tail)
+    assert tail.state_dict() == {"epoch": 0, "samples": 22}
+    tail.load_state_dict(tail.state_dict())
+    assert list(tail) == []
+
+
+def test_the_position_is_that_of_the_latest_iteration(photos):
+    ours = loader(photos)
+    first, second = iter(ours), iter(ours)
+    next(first)
+    assert ours.state_dict() == {"epoch": 0, "samples": 0}
+    next(second)
+    next(first)
+    assert ours.state_dict() == {"epoch": 0, "samples": 4}
+
+
+@pytest.mark.parametrize(("device", "pinned"), [("cpu", False), ("auto", True)])
+def test_a_run_on_the_cpu_pins_no_memory_beside_a_gpu(photos, monkeypatch, device, pinned):
+    content: dict[str, Any] = {
+        "run_name": "run",
+        "data": {"path": str(photos), "batch_size": 4},
+        "encoder": {"name": "vit_tiny16"},
+        "algorithms": {"mae": {}},
+        "trainer": {"max_duration": "1ep", "device": device},
+    }
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert build_data(recipe_from_dict(content)).pinned == pinned
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_pinned_batches_lie_in_pinned_memory(photos):
+    for wanted in (True, False):
+        batch = next(iter(loader(photos, pin_memory=wanted)))
+        assert batch["view/image"].is_pinned() == wanted
+
+
+def test_a_view_larger_than_its_image(photos):
+    """Small photographs are enlarged."""
+    batch = next(iter(loader(photos, views=[ViewGroup(size=256, crop="center")])))
+    image = batch["view/image"]
+    assert image.shape == (4, 1, 3, 256, 256) and image.float().std() > 10
 
 
 def test_an_iterator_left_behind_does_not_end_the_next_ones_reading(photos, monkeypatch):
