@@ -2,6 +2,7 @@
 
 from composer.core import Callback, State
 from composer.loggers import Logger
+from composer.utils import dist
 
 from pospre.data.loader import ViewLoader
 
@@ -11,6 +12,7 @@ class LoaderPosition(Callback):
 
     def __init__(self, loader: ViewLoader) -> None:
         self.loader = loader
+        self._bad: set[int] = set()
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Go to the sample after the last one trained; Composer must not replay those before."""
@@ -24,6 +26,17 @@ class LoaderPosition(Callback):
         self.loader.load_state_dict({"epoch": state.timestamp.epoch.value, "samples": 0})
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        """Log how many samples this rank has left out so far, as soon as there is one."""
-        if self.loader.bad:
-            logger.log_metrics({"data/bad_samples": len(self.loader.bad)})
+        """Log how many samples were left out since the start, as soon as there is one.
+
+        They are counted over all ranks at the end of every epoch and of the run; in between a rank
+        adds what it met itself.
+        """
+        if not self.loader.skips_bad:
+            return
+        self._bad.update(list(self.loader.bad))
+        time = state.timestamp
+        done = state.max_duration is not None and time >= state.max_duration
+        if dist.get_world_size() > 1 and (done or time.batch_in_epoch == len(self.loader)):
+            self._bad.update(*dist.all_gather_object(self._bad))
+        if self._bad:
+            logger.log_metrics({"data/bad_samples": len(self._bad)})
