@@ -1,11 +1,19 @@
-"""Mixup and CutMix: the law of the draws, the pixels, and the shares."""
+"""Mixup and CutMix: the law of the draws; pixels, boxes and shares are timm's."""
+
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
+from timm.data import mixup as reference
 
 from pospre import draws
-from pospre.nn.mixing import beta_quantiles, draw_mix, from_quantiles, mix_pixels
+from pospre.nn.mixing import Mix, beta_quantiles, draw_mix, from_quantiles, mix_pixels
+
+OPTIONS = {"mixup": 0.8, "cutmix": 1.0, "rate": 0.8, "switch_rate": 0.5}
+CUDA = pytest.param(
+    "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+)
 
 
 def uniform(size: int) -> torch.Tensor:
@@ -47,16 +55,61 @@ def test_one_of_the_two_alone(mixup: float, cutmix: float) -> None:
 
 
 def test_a_draw_depends_on_its_own_sample_only() -> None:
-    options = {"mixup": 0.8, "cutmix": 1.0, "rate": 1.0, "switch_rate": 0.5}
-    whole = draw_mix(uniform(8), (32, 32), **options)
-    part = draw_mix(uniform(8)[2:5], (32, 32), **options)
+    whole = draw_mix(uniform(8), (32, 32), **OPTIONS)
+    part = draw_mix(uniform(8)[2:5], (32, 32), **OPTIONS)
     for all_samples, some in zip(whole, part, strict=True):
         assert torch.equal(all_samples[2:5], some)
 
 
-def test_pixels_come_from_the_sample_and_its_partner_in_these_shares() -> None:
-    mix = draw_mix(uniform(6), (32, 32), mixup=0.8, cutmix=1.0, rate=1.0, switch_rate=0.5)
-    own = torch.arange(6.0).view(6, 1, 1, 1, 1).expand(6, 1, 3, 32, 32)
-    mean = mix_pixels(own, mix).mean((1, 2, 3, 4))
-    numbers = torch.arange(6.0)
-    torch.testing.assert_close(mean, mix.share * numbers + (1 - mix.share) * numbers.flip(0))
+class TimmsMixup(reference.Mixup):
+    """timm's code for our draws: how much is mixed by which, and the middles of the boxes."""
+
+    def __init__(self, draw: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(mode="elem", label_smoothing=0.1, num_classes=5)
+        on, which, much = (draw[:, place].numpy() for place in range(3))
+        self.cuts = which < OPTIONS["switch_rate"]
+        kept = [
+            from_quantiles(beta_quantiles(OPTIONS[name]), torch.from_numpy(much)).numpy()
+            for name in ("mixup", "cutmix")
+        ]
+        self.much = np.where(on < OPTIONS["rate"], np.where(self.cuts, kept[1], kept[0]), 1)
+        mixed = self.cuts & (self.much != 1)
+        middles: Iterator[float] = iter(draw.numpy()[mixed, 3:].flatten())  # y, x of each cut
+        monkeypatch.setattr(
+            np.random, "randint", lambda low, high, size=None: int(next(middles) * (high - low))
+        )
+
+    def _params_per_elem(self, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+        return self.much.astype(np.float32), self.cuts
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+def test_pixels_and_targets_are_timms(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    num, size = 64, (24, 32)
+    draw = uniform(num)
+    pixels = torch.rand(num, 3, *size, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(num) % 5
+    mix = draw_mix(draw.to(device), size, **OPTIONS)
+    ours = mix_pixels(pixels[:, None].to(device), mix)[:, 0]
+    theirs, targets = TimmsMixup(draw, monkeypatch)(pixels.clone(), labels)
+    torch.testing.assert_close(ours.cpu(), theirs, rtol=0, atol=1e-6)
+    own = torch.full((num, 5), 0.1 / 5).scatter_(1, labels[:, None], 0.9 + 0.1 / 5)
+    share = mix.share.cpu()[:, None]
+    torch.testing.assert_close(share * own + (1 - share) * own.flip(0), targets)
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+def test_all_views_of_a_sample_are_mixed_alike(device: str) -> None:
+    mix = draw_mix(uniform(6).to(device), (32, 32), **OPTIONS)
+    views = torch.rand(6, 2, 3, 32, 32, device=device)
+    both = mix_pixels(views, mix)
+    for view in range(2):
+        assert torch.equal(both[:, view], mix_pixels(views[:, view : view + 1], mix)[:, 0])
+
+
+def test_a_box_at_the_edge_covers_what_is_inside() -> None:
+    blend, box = torch.ones(2), torch.tensor([[0, 2, 3, 4], [1, 1, 0, 4]])
+    pixels = torch.stack([torch.zeros(1, 3, 4, 4), torch.ones(1, 3, 4, 4)])
+    first, second = mix_pixels(pixels, Mix(blend, box, blend))[:, 0, 0]
+    assert first.nonzero().tolist() == [[0, 3], [1, 3]]
+    assert (second == 1).all()  # an empty box
