@@ -13,13 +13,14 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
+from pospre.data.bands import cut_bands
+
 SHRINKS = (8, 4, 2)  # denominators that libjpeg-turbo has fast code for
 _START = b"\xff\xd8\xff"
 _EXIF_TAG, _UPRIGHT = 0x0112, 1
 _FRAMES = {0xC0, 0xC1, 0xC2}  # baseline, extended and progressive: what libjpeg-turbo reads
 _BASELINE = 0xC0
 _APP1, _SCAN, _END, _INTERVAL = 0xE1, 0xDA, 0xD9, 0xDD
-_RESTART = 0xD0  # to 0xD7
 _MARGIN_ROWS = 2  # of the result on both sides of those wanted: colour is interpolated between them
 _FEWER_ROWS = 0.95  # of the rows: only then leaving some out is worth a copy of the bytes
 # libjpeg says this of rows that it was not asked for, of padding, and where it has lost its way.
@@ -154,35 +155,15 @@ def _leave_rows_out(
         first = (rows[0] - margin) // header.band * header.band
     if last - first >= _FEWER_ROWS * header.height:
         return data, 0, header.height
-    scan = _cut_scan(data, header, first, last) if first else None
-    if scan is None:
-        data, first = data.copy(), 0
-    else:
-        data = np.concatenate([data[: header.scan], scan])
+    cut = None
+    if first:
+        bands = [-(-row // header.band) for row in (first, last, header.height)]
+        cut = cut_bands(data, header.scan, *bands)
+    if cut is None:
+        cut, first = data.copy(), 0
     height = last - first
-    data[header.height_at : header.height_at + 2] = (height >> 8, height & 0xFF)
-    return data, first, height
-
-
-def _cut_scan(data: np.ndarray, header: JpegHeader, first: int, last: int) -> np.ndarray | None:
-    """Return the entropy-coded data of the bands of some rows; None where markers are missing."""
-    scan = data[header.scan :]
-    places = np.flatnonzero(scan[:-1] == 0xFF)
-    following = scan[places + 1]
-    places = places[following & 0xF8 == _RESTART]
-    above, below = first // header.band, -(-last // header.band)
-    num_markers = -(-header.height // header.band) - 1
-    numbers = np.arange(num_markers) & 7 | _RESTART
-    if len(places) < num_markers or (scan[places[:num_markers] + 1] != numbers).any():
-        return None
-    start = places[above - 1] + 2
-    if below > num_markers:
-        cut, inside = scan[start:].copy(), places[above:num_markers]
-    else:
-        cut, inside = scan[start : places[below - 1] + 2].copy(), places[above : below - 1]
-        cut[-1] = _END
-    cut[inside - start + 1] = numbers[: len(inside)]
-    return cut
+    cut[header.height_at : header.height_at + 2] = (height >> 8, height & 0xFF)
+    return cut, first, height
 
 
 def _header(
