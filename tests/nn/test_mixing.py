@@ -9,11 +9,9 @@ from timm.data import mixup as reference
 
 from pospre import draws
 from pospre.nn.mixing import Mix, beta_quantiles, draw_mix, from_quantiles, mix_pixels
+from tests.devices import DEVICES
 
 OPTIONS = {"mixup": 0.8, "cutmix": 1.0, "rate": 0.8, "switch_rate": 0.5}
-CUDA = pytest.param(
-    "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-)
 
 
 def uniform(size: int) -> torch.Tensor:
@@ -83,7 +81,7 @@ class TimmsMixup(reference.Mixup):
         return self.much.astype(np.float32), self.cuts
 
 
-@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("device", DEVICES)
 def test_pixels_and_targets_are_timms(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     num, size = 64, (24, 32)
     draw = uniform(num)
@@ -98,7 +96,7 @@ def test_pixels_and_targets_are_timms(device: str, monkeypatch: pytest.MonkeyPat
     torch.testing.assert_close(share * own + (1 - share) * own.flip(0), targets)
 
 
-@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("device", DEVICES)
 def test_all_views_of_a_sample_are_mixed_alike(device: str) -> None:
     mix = draw_mix(uniform(6).to(device), (32, 32), **OPTIONS)
     views = torch.rand(6, 2, 3, 32, 32, device=device)

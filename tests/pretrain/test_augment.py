@@ -17,6 +17,7 @@ from pospre.pretrain import colour
 from pospre.pretrain.augment import DeviceAugment, ViewDraws, change_colours
 from pospre.pretrain.model import PretrainModel
 from pospre.training.build import build_views
+from tests.devices import DEVICES
 
 JITTER = (0.4, 0.4, 0.2, 0.1)
 EVERYTHING = Augment(
@@ -31,19 +32,22 @@ def pixels(num=6, size=24, count=2):
     return (images.clamp(0, 1) * 255).to(torch.uint8).unflatten(0, (num, count))
 
 
-def source(num=6, count=2, first=0):
-    return ViewDraws(3, torch.full((num,), 2), torch.arange(num) * 7 + 1, first, count)
+def source(num=6, count=2, first=0, device="cpu"):
+    epoch, index = torch.full((num,), 2), torch.arange(num) * 7 + 1
+    return ViewDraws(3, epoch.to(device), index.to(device), first, count)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (1, 3, 0, 2), (2, 0, 3, 1)])
-def test_jitter_is_torchvisions(order):
+def test_jitter_is_torchvisions(order, device):
     levels = pixels().flatten(0, 1).float()
     num = len(levels)
     generator = torch.Generator().manual_seed(1)
     factors = 0.2 + 1.6 * torch.rand(num, 3, generator=generator)
     turns = torch.rand(num, generator=generator) - 0.5
     turns[2] = 0.0
-    ours = colour.jitter(levels, factors, turns, torch.tensor(order).expand(num, 4))
+    given = (levels, factors, turns, torch.tensor(order).expand(num, 4))
+    ours = colour.jitter(*(tensor.to(device) for tensor in given)).cpu()
     for row in range(num):
         image = levels[row] / 255
         for operation in order:
@@ -68,30 +72,42 @@ def test_jitter_of_whole_levels_differs_by_rounding_only():
     assert (ours - image.float()).abs().max() < 4
 
 
-def test_blur_and_grey_and_solarise_are_torchvisions():
+@pytest.mark.parametrize("device", DEVICES)
+def test_blur_and_grey_and_solarise_are_torchvisions(device):
     levels = pixels().flatten(0, 1)
     sigma = torch.linspace(0.1, 2.0, len(levels))
-    ours = colour.blur(levels.float(), sigma, 9)
+    ours = colour.blur(levels.float().to(device), sigma.to(device), 9).cpu()
     for row, width in enumerate(sigma.tolist()):
         expected = reference.gaussian_blur(levels[row] / 255, [9, 9], [width, width])
         torch.testing.assert_close(ours[row] / 255, expected, rtol=0, atol=2e-6)
     grey = reference.rgb_to_grayscale(levels / 255, 3)
-    ours = colour.grey(levels.float()) / 255
+    ours = colour.grey(levels.float().to(device)).cpu() / 255
     torch.testing.assert_close(ours, grey, rtol=0, atol=2e-6)
     every = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(1, 3, 16, 16)
-    ours = colour.solarise(every.float(), 128)
+    ours = colour.solarise(every.float().to(device), 128).cpu()
     assert torch.equal(ours, reference.solarize(every, 128).float())
 
 
-def test_a_view_has_the_same_bits_in_any_batch():
-    levels = pixels(num=8)
-    whole = change_colours(levels.flatten(0, 1).float(), EVERYTHING, source(8)).unflatten(0, (8, 2))
-    draws = source(8)
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_view_has_the_same_bits_in_any_batch(device):
+    levels, draws = pixels(num=8).to(device), source(8, device=device)
+    whole = change_colours(levels.flatten(0, 1).float(), EVERYTHING, draws).unflatten(0, (8, 2))
     order = torch.tensor([5, 0, 7, 1, 2, 6, 3, 4])
     for rows in (*order.split(3), *order.split(1)):
         part = dataclasses.replace(draws, epoch=draws.epoch[rows], index=draws.index[rows])
         some = change_colours(levels[rows].flatten(0, 1).float(), EVERYTHING, part)
         assert torch.equal(some.unflatten(0, (-1, 2)), whole[rows])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_views_on_a_gpu_are_those_on_the_cpu():
+    augment = dataclasses.replace(EVERYTHING, erase_rate=0.5)
+    images, flips = pixels(32), torch.arange(64).view(32, 2) % 2 == 0
+    on_cpu = DeviceAugment()(images, flips, augment, source(32))
+    on_gpu = DeviceAugment().cuda()(images.cuda(), flips.cuda(), augment, source(32, device="cuda"))
+    gap = (on_gpu.cpu() - on_cpu).abs()
+    # a level in a thousand may be solarised on one side of the threshold only
+    assert gap.median() < 1e-5 and (gap > 1e-3).float().mean() < 1e-3
 
 
 def test_views_are_numbered_through_all_groups():

@@ -9,7 +9,9 @@ import pytest
 import torch
 from PIL import Image
 from timm.data import auto_augment as timm_ops
+from timm.data import random_erasing as timm_erasing
 from timm.data.random_erasing import RandomErasing
+from torchvision.transforms.v2 import functional as torchvision
 
 from pospre import draws
 from pospre.data.augment import Augment, RandAugment
@@ -17,6 +19,7 @@ from pospre.errors import UserError
 from pospre.pretrain import erase
 from pospre.pretrain.augment import DeviceAugment, ViewDraws
 from pospre.pretrain.rand_augment import OPERATIONS, Choice, apply, choose, rand_augment
+from tests.devices import DEVICES
 
 # Ours, timm's name with and without "increasing".
 TIMM = {
@@ -58,11 +61,13 @@ def pictures(num, height=45, width=60):
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
 @pytest.mark.parametrize("increasing", [True, False])
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_operations_are_timms(name, increasing, sign, monkeypatch):
+@pytest.mark.parametrize("device", DEVICES)
+def test_operations_are_timms(device, name, increasing, sign, monkeypatch):
     images = pictures(len(LEVELS))
     which = torch.full((len(LEVELS),), OPERATIONS.index(name))
-    choice = Choice(which, LEVELS, torch.full_like(LEVELS, sign), increasing)
-    ours = apply(images.float(), choice, torch.tensor(FILL).float())
+    parts = (part.to(device) for part in (which, LEVELS, torch.full_like(LEVELS, sign)))
+    choice = Choice(*parts, increasing)
+    ours = apply(images.float().to(device), choice, torch.tensor(FILL).float().to(device)).cpu()
     assert torch.equal(ours, ours.round()) and ours.min() >= 0 and ours.max() <= 255
 
     monkeypatch.setattr(timm_ops, "_randomly_negate", lambda value: sign * value)
@@ -166,6 +171,48 @@ def test_erased_areas_have_timms_distribution():
         gap = torch.searchsorted(first, values, right=True)
         gap = gap - torch.searchsorted(second, values, right=True)
         assert gap.abs().max() / num < limit
+
+
+class OurDraws:
+    """Gives timm's tries the numbers that ours have: area, aspect ratio, top and left of each."""
+
+    def __init__(self, draw):
+        self.tries, self.rest = iter(draw.double().view(-1, 4).tolist()), []
+
+    def random(self):
+        return 0.0
+
+    def uniform(self, low, high):
+        if len(self.rest) in (0, 2):  # the last try, if any, did not fit
+            self.rest = next(self.tries)
+        return low + (high - low) * self.rest.pop(0)
+
+    def randint(self, low, high):
+        return low + int(self.rest.pop(0) * (high + 1 - low))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_erased_pixels_are_those_of_timms_area_and_torchvisions_erase(device, monkeypatch):
+    num, size = 48, (24, 32)
+    images, flips = pictures(num, *size)[:, None], torch.zeros(num, 1, dtype=torch.bool)
+    every = source(num)
+    there = dataclasses.replace(every, epoch=every.epoch.to(device), index=every.index.to(device))
+    step = DeviceAugment().to(device)
+    given = (images.to(device), flips.to(device))
+    ours = step(*given, Augment(erase_rate=1.0), there)[:, 0].cpu()
+    untouched = step(*given)[:, 0].cpu()
+    noise = draws.normal(every.keys("noise").flatten(), 3 * math.prod(size)).view(num, 3, *size)
+    draw = every.uniform("erase", 1 + erase.NUM_DRAWS)[:, 1:]
+    timms = RandomErasing(1.0, mode="const", device="cpu")
+    monkeypatch.setattr(timm_erasing, "_get_pixels", lambda *_, **__: torch.ones(()))
+    for row in range(num):
+        monkeypatch.setattr(timm_erasing, "random", OurDraws(draw[row]))
+        area = timms(torch.zeros(1, *size))[0].nonzero()
+        (top, left), (bottom, right) = area.min(0)[0].tolist(), (area.max(0)[0] + 1).tolist()
+        values = noise[row, :, top:bottom, left:right]
+        sides = bottom - top, right - left
+        expected = torchvision.erase(untouched[row], top, left, *sides, values)
+        torch.testing.assert_close(ours[row], expected, rtol=0, atol=1e-5)
 
 
 def test_erased_pixels_are_standard_normal_at_the_rate():
