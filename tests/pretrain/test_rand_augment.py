@@ -65,8 +65,8 @@ def pictures(num, height=45, width=60):
 def test_operations_are_timms(device, name, increasing, sign, monkeypatch):
     images = pictures(len(LEVELS))
     which = torch.full((len(LEVELS),), OPERATIONS.index(name))
-    parts = (part.to(device) for part in (which, LEVELS, torch.full_like(LEVELS, sign)))
-    choice = Choice(*parts, increasing)
+    signs = torch.full_like(LEVELS, sign)
+    choice = Choice(which.to(device), LEVELS.to(device), signs.to(device), increasing)
     ours = apply(images.float().to(device), choice, torch.tensor(FILL).float().to(device)).cpu()
     assert torch.equal(ours, ours.round()) and ours.min() >= 0 and ours.max() <= 255
 
