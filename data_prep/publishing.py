@@ -111,6 +111,9 @@ def describe(plan: Plan, records: Sequence[Record]) -> dict[str, Any]:
         "skipped": [item for record in records for item in record.skipped],
         "made_from": plan.made_from,
     }
+    sides = [pair for record in records for pair in record.sides]
+    if sides:
+        content["max_pixels"] = max(width * height for width, height in sides)
     for key in ("annotation", "annotation_classes", "split_rule", "titles"):
         if getattr(plan, key) is not None:
             content[key] = getattr(plan, key)

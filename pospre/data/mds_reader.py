@@ -111,6 +111,8 @@ class MdsReader(Reader):
         self._manifest = sidecar.get("manifest") or {}
         self._check_manifest()
         self.classes = sidecar.get("classes")
+        largest = sidecar.get("max_pixels")
+        self.max_pixels = largest if isinstance(largest, int) and largest > 0 else None
         name = f"{folder / SIDECAR_NAME}"
         self.checksums = unpack_sums(sidecar, len(self), name, self.remedy)
         (shape, *others) = {entry.shape for entry in self._entries}

@@ -47,6 +47,7 @@ class MemoryEstimate:
         num_ranks: on this machine.
         stored: the data set; None where unknown, and where it is not on this machine.
         available: memory of this machine, or of its container; None where unknown.
+        assumed_pixels: of the largest image, where nobody noted it; 0 where it is known.
     """
 
     batches: int
@@ -56,6 +57,7 @@ class MemoryEstimate:
     num_ranks: int
     stored: int | None
     available: int | None
+    assumed_pixels: int = 0
 
     @property
     def per_rank(self) -> int:
@@ -77,7 +79,11 @@ class MemoryEstimate:
             "read ahead": self.read_ahead,
             "tables": self.tables,
         }
-        listed = ", ".join(f"{name} {_text(size)}" for name, size in parts.items() if size)
+        texts = {name: f"{name} {_text(size)}" for name, size in parts.items() if size}
+        if self.assumed_pixels and "decoding" in texts:
+            megapixels = f"{self.assumed_pixels / 1e6:.3g} megapixels"
+            texts["decoding"] += f" if no image has more than {megapixels}"
+        listed = ", ".join(texts.values())
         lines = [f"loading takes about {_text(self.per_rank)} of memory{ranks} ({listed}){free}"]
         if self.stored is not None:
             fits = "" if self._fits else ", more than can stay in memory"
@@ -120,7 +126,8 @@ def estimate_memory(loader: ViewLoader, *, page_cache: str = "os") -> MemoryEsti
     numbers = 3 if reader.features is None else 4  # bytes per pixel
     views = sum(group.count * (np.prod(group.shape) * numbers + 17) for group in loader.views)
     stored = stored_bytes(reader)
-    pixels = 0 if reader.features is not None else reader.max_pixels or _ASSUMED_PIXELS
+    known = 0 if reader.features is not None else reader.max_pixels
+    pixels = _ASSUMED_PIXELS if known is None else known
     ahead = READ_AHEAD_BYTES if page_cache == "process" else 0
     return MemoryEstimate(
         batches=int((views + 24) * loader.batch_size * loader.num_batches_held),
@@ -130,6 +137,7 @@ def estimate_memory(loader: ViewLoader, *, page_cache: str = "os") -> MemoryEsti
         num_ranks=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         stored=stored,
         available=available_memory(),
+        assumed_pixels=0 if known is not None else pixels,
     )
 
 

@@ -128,6 +128,13 @@ def test_two_lines_at_the_start():
     assert estimate(stored=99 * GIB).describe().endswith(", more than can stay in memory")
 
 
+def test_an_assumption_is_said():
+    text = estimate(assumed_pixels=4_000_000).describe()
+    assert "decoding 512 MiB if no image has more than 4 megapixels)" in text
+    text = estimate(assumed_pixels=4_000_000, read_ahead=GIB).describe()
+    assert "decoding 512 MiB if no image has more than 4 megapixels, read ahead 1 GiB)" in text
+
+
 def test_data_that_fit_are_no_reason_to_warn():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -180,6 +187,20 @@ def test_an_estimate_follows_the_loader(monkeypatch, photos):
     assert ahead == stored_bytes(open_reader(photos))
     assert 0 < ahead < READ_AHEAD_BYTES
     assert one.read_ahead == 0
+
+
+def test_the_largest_image_is_known_of_converted_data(stored):
+    """The largest of the photographs has 118 x 103 pixels; of a folder nobody knows."""
+
+    def load(data_format: str) -> MemoryEstimate:
+        path, views = stored(data_format), [ViewGroup(size=32)]
+        return estimate_memory(build_loader(path, views=views, batch_size=4, seed=0, num_workers=1))
+
+    folder, mds, beton = map(load, ("folder", "mds", "ffcv"))
+    assert folder.assumed_pixels == 4_000_000
+    assert mds.assumed_pixels == beton.assumed_pixels == 0
+    assert mds.decoding == beton.decoding
+    assert folder.decoding - mds.decoding == 8 * (4_000_000 - 118 * 103)
 
 
 MEASURE = """
