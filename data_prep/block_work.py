@@ -81,7 +81,13 @@ def _prepare(item: Item, job: Job, max_bytes: int) -> "_Prepared | Unreadable":
     settings = job.settings
     main: PreparedImage | PreparedClip | Unreadable
     if settings.frames is None:
-        main = prepare_image(data, settings.max_side, settings.quality, check=settings.check)
+        main = prepare_image(
+            data,
+            settings.max_side,
+            settings.quality,
+            check=settings.check,
+            seekable=settings.seekable,
+        )
     else:
         from data_prep.audio import prepare_clip  # torchaudio: seconds to import
 
@@ -130,6 +136,7 @@ def _note(item: Item, prepared: _Prepared, record: Record, statistics: "Statisti
         record.extra_bytes.append(len(prepared.annotation))
     if isinstance(main, PreparedImage):
         record.num_kept += main.kept
+        record.num_marked += main.marked
         record.sides.append((main.width, main.height))
         return
     assert statistics is not None

@@ -164,6 +164,8 @@ def _select(path: Path, settings: Settings) -> tuple[Source, Settings]:
                 f"--frames {settings.frames} is for clips, but {path} is no folder of WAV files."
             )
         return source, settings
+    if settings.seekable:
+        raise UserError(f"--seekable is for JPEGs, but {path} holds WAV files.")
     if settings.format != "mds":
         raise UserError(f"{path} holds WAV files; their features are stored with --format mds.")
     return source, replace(settings, frames=settings.frames or _FRAMES)

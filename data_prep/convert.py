@@ -38,6 +38,11 @@ there. Parts on disks that are not shared: copy the DST.partial folders into one
 In a bucket each shard goes up when it is finished, index.json at the very end; endpoint and
 credentials come from S3_ENDPOINT_URL and AWS's variables.
 
+A JPEG is decoded from its top row on, wherever the crop is. --seekable adds a restart marker after
+every row of blocks: training on crops of 8 to 100 % of an image then decodes a tenth faster, whole
+images 2 % slower, and files grow by 0.2 %. The pixels stay the same to the bit, the bytes do not:
+such images are counted as "markers added". Progressive JPEGs are kept as they are.
+
 Of WAV files the MFCCs are stored, 40 every 10 ms of the first second. What Speech Commands and Free
 Spoken Digits hold out themselves is their val; elsewhere it is drawn.
 
@@ -57,7 +62,8 @@ def _print_summary(destination: str, tally: Tally) -> None:
     if not is_audio:
         rows += [
             ("  bytes kept", f"{tally.num_kept}"),
-            ("  encoded anew", f"{tally.num_samples - tally.num_kept}"),
+            *([("  markers added", f"{tally.num_marked}")] if tally.num_marked else []),
+            ("  encoded anew", f"{tally.num_encoded}"),
         ]
     rows += [
         ("unreadable", f"{len(tally.skipped)}"),
@@ -97,6 +103,11 @@ def make_parser(**options: Any) -> argparse.ArgumentParser:
         choices=("full", "header"),
         default="full",
         help="of a JPEG that is kept: decode it, or only look at beginning and end (full)",
+    )
+    add(
+        "--seekable",
+        action="store_true",
+        help="add restart markers to JPEGs: same pixels, other bytes; crops decode faster",
     )
     add("--shard-mb", type=float, help="megabytes of SRC in a shard (67, less for small SRC)")
     add("--statistics", type=Path, metavar="PATH.png", help="draw sizes and classes there")
@@ -145,6 +156,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
         source=args.kind,
         check=args.check,
         shard_mb=args.shard_mb,
+        seekable=args.seekable,
     )
 
 

@@ -3,11 +3,12 @@
 import io
 import struct
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from PIL import Image, ImageOps
 
+from data_prep.seekable import add_restart_markers
 from pospre.data import jpeg
 from pospre.data.decode import to_rgb
 
@@ -42,12 +43,14 @@ class PreparedImage:
         width: pixels.
         height: pixels.
         kept: whether these are the file's own bytes, unchanged.
+        marked: whether they are the file's own pixels, but restart markers were added.
     """
 
     jpeg: bytes
     width: int
     height: int
     kept: bool
+    marked: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -63,7 +66,7 @@ class Unreadable:
 
 
 def prepare_image(
-    data: bytes, max_side: int | None, quality: int, *, check: str = "full"
+    data: bytes, max_side: int | None, quality: int, *, check: str = "full", seekable: bool = False
 ) -> PreparedImage | Unreadable:
     """Return the JPEG to store of an encoded image; what it may contain never raises.
 
@@ -79,13 +82,14 @@ def prepare_image(
         check: what is looked at of a JPEG whose bytes are kept: ``"full"`` decodes it (at 1/8 of
             the size: this reads every coefficient, so it finds what is cut off or damaged);
             ``"header"`` decodes it only if it does not end as it should.
+        seekable: whether to add restart markers, so that rows can be decoded alone.
     """
     try:
         with warnings.catch_warnings():
             # Broken metadata beside a good image, and big but honest images, are no one's concern.
             warnings.simplefilter("ignore")
-            kept = _keep(data, max_side, check)
-            return kept or _prepare(data, max_side, quality)
+            found = _keep(data, max_side, check) or _prepare(data, max_side, quality)
+            return _mark(found) if seekable and isinstance(found, PreparedImage) else found
     except _DECODE_ERRORS as error:
         text = str(error) or type(error).__name__
         return Unreadable(text.split("\n", 1)[0][:200])
@@ -136,6 +140,13 @@ def _prepare(data: bytes, max_side: int | None, quality: int) -> PreparedImage |
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=quality)
     return PreparedImage(buffer.getvalue(), image.width, image.height, kept=False)
+
+
+def _mark(image: PreparedImage) -> PreparedImage:
+    data = add_restart_markers(image.jpeg)
+    if data == image.jpeg:
+        return image
+    return replace(image, jpeg=data, kept=False, marked=image.kept)
 
 
 def _orientation(image: Image.Image) -> int:

@@ -100,13 +100,15 @@ def describe(plan: Plan, records: Sequence[Record]) -> dict[str, Any]:
     """Return the description of a data set, but for its checksums."""
     num_samples = sum(len(record.labels) for record in records)
     num_kept = sum(record.num_kept for record in records)
+    num_marked = sum(record.num_marked for record in records)
     content = {
         "format": f"pospre-{plan.format}",
         "version": VERSION,
         "samples": num_samples,
         "classes": plan.classes,
         "kept": num_kept,
-        "encoded": num_samples - num_kept,
+        "marked": num_marked,
+        "encoded": num_samples - num_kept - num_marked,
         "ignored": plan.num_ignored,
         "skipped": [item for record in records for item in record.skipped],
         "made_from": plan.made_from,

@@ -18,6 +18,7 @@ class Settings:
     source: str = "auto"
     check: str = "full"
     shard_mb: float | None = None
+    seekable: bool = False
 
 
 @dataclass
@@ -30,7 +31,9 @@ class Record:
         num_shares: that the conversion was divided into when the block was converted.
         files: name, bytes and SHA-256 of each file.
         shards: their entries of ``index.json``, for MDS.
-        num_kept: images whose bytes were kept; all others were encoded anew.
+        num_kept: images whose bytes were kept.
+        num_marked: images whose pixels were kept, but restart markers were added to the bytes; all
+            others were encoded anew.
         skipped: path and reason of what cannot be read.
         labels: of every sample written.
         num_bytes: likewise, of its image (or features).
@@ -47,6 +50,7 @@ class Record:
     files: list[tuple[str, int, str]] = field(default_factory=list)
     shards: list[dict[str, Any]] = field(default_factory=list)
     num_kept: int = 0
+    num_marked: int = 0
     skipped: list[dict[str, str]] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)
     num_bytes: list[int] = field(default_factory=list)
@@ -86,6 +90,16 @@ class Tally:
     def num_kept(self) -> int:
         """Images whose own bytes were kept."""
         return sum(record.num_kept for record in self.records)
+
+    @property
+    def num_marked(self) -> int:
+        """Images whose pixels were kept, but not their bytes."""
+        return sum(record.num_marked for record in self.records)
+
+    @property
+    def num_encoded(self) -> int:
+        """Images encoded anew."""
+        return self.num_samples - self.num_kept - self.num_marked
 
     @property
     def skipped(self) -> list[dict[str, str]]:

@@ -59,6 +59,7 @@ def test_samples_are_the_source(tmp_path: Path, data_format: str) -> None:
     assert content["format"] == f"pospre-{data_format}" and content["version"] == 1
     assert content["samples"] == len(names) and content["classes"] == ["odd", "plain"]
     assert (content["kept"], content["encoded"]) == (len(KEPT), len(names) - len(KEPT))
+    assert content["marked"] == 0
     assert content["skipped"] == [] and content["ignored"] == 1
     if data_format == "ffcv":
         assert content["bytes"] == target.stat().st_size and content["sha256"] == sha256(target)
