@@ -7,6 +7,7 @@ from boto's own variables and files. Composer uploads checkpoints under the same
 import os
 import re
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,10 @@ from botocore.exceptions import (
 from pospre.errors import UserError
 
 _MISSING = ("404", "NoSuchKey", "NotFound")
+_THERE_ALREADY = ("PreconditionFailed", "412", "ConditionalRequestConflict", "409")
+_NOT_KNOWN = ("NotImplemented", "501")
+_ENDPOINTS = ("S3_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+_DELETED_AT_ONCE = 1000  # what S3 takes
 CREDENTIAL_FAULTS = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken")
 
 
@@ -67,21 +72,26 @@ class Bucket:
             session = boto3.Session()
             self.client: Any = session.client("s3", endpoint_url=self.endpoint, config=config)
         except ValueError as error:
+            name = next((name for name in _ENDPOINTS if os.environ.get(name)), _ENDPOINTS[0])
             raise UserError(
-                f"S3_ENDPOINT_URL is '{self.endpoint}'; write it as http://host:port"
+                f"{name} is '{_shown(os.environ.get(name, ''))}'; write it as http://host:port"
             ) from error
         except BotoCoreError as error:
-            raise UserError(f"{uri}: {error}") from error
+            raise UserError(f"{uri}: {_without_passwords(error)}") from error
 
     def __enter__(self) -> "Bucket":
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, Boto3Error | OSError):
-            raise UserError(f"{self.uri}: {error}") from error
+            raise UserError(f"{self.uri}: {_without_passwords(error)}") from error
         if isinstance(error, BotoCoreError | ClientError):
             raise UserError(self.explain(error)) from error
         self.client.close()
+
+    def path(self, name: str) -> str:
+        """Return the key of an object of this folder."""
+        return f"{self.key}/{name}".lstrip("/")
 
     def list(self) -> dict[str, int]:
         """Return the size in bytes of every object in this folder (not below), by name."""
@@ -99,18 +109,58 @@ class Bucket:
         if target.stat().st_size != size:
             raise UserError(f"{self.uri}: got {target.stat().st_size} of {size} bytes; try again")
 
+    def read(self, name: str) -> bytes:
+        """Return a small object of this folder."""
+        answer = self.client.get_object(Bucket=self.name, Key=self.path(name))
+        body: bytes = answer["Body"].read()
+        return body
+
     def put(self, name: str, content: bytes) -> None:
         """Write a small object into this folder."""
-        self.client.put_object(Bucket=self.name, Key=f"{self.key}/{name}".lstrip("/"), Body=content)
+        self.client.put_object(Bucket=self.name, Key=self.path(name), Body=content)
+
+    def put_new(self, name: str, content: bytes) -> bool:
+        """Write a small object unless there is one of this name; tell whether it was written.
+
+        Where the server cannot decide that, it is written.
+        """
+        try:
+            self.client.put_object(
+                Bucket=self.name, Key=self.path(name), Body=content, IfNoneMatch="*"
+            )
+        except ClientError as error:
+            code = error.response["Error"]["Code"]
+            if code in _THERE_ALREADY:
+                return False
+            if code not in _NOT_KNOWN:
+                raise
+            self.put(name, content)
+        return True
 
     def delete(self, name: str) -> None:
         """Remove an object of this folder."""
-        self.client.delete_object(Bucket=self.name, Key=f"{self.key}/{name}".lstrip("/"))
+        self.client.delete_object(Bucket=self.name, Key=self.path(name))
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove many objects of this folder.
+
+        Raises:
+            UserError: the bucket keeps one of them.
+        """
+        for start in range(0, len(names), _DELETED_AT_ONCE):
+            keys = [{"Key": self.path(name)} for name in names[start : start + _DELETED_AT_ONCE]]
+            answer = self.client.delete_objects(
+                Bucket=self.name, Delete={"Objects": keys, "Quiet": True}
+            )
+            for kept in answer.get("Errors", []):
+                raise UserError(
+                    f"s3://{self.name}/{kept.get('Key')} cannot be removed ({kept.get('Code')})"
+                )
 
     def explain(self, error: BotoCoreError | ClientError) -> str:
         """Return what an error of boto's means, naming the address and what to look at."""
-        where = self.endpoint or os.environ.get("AWS_ENDPOINT_URL") or "AWS's own endpoint"
-        where = re.sub(r"//[^/@]*@", "//", where)  # a name and a password
+        noted = next(filter(None, map(os.environ.get, _ENDPOINTS)), "AWS's own endpoint")
+        where = _shown(noted)
         if isinstance(error, NoCredentialsError | PartialCredentialsError):
             return (
                 f"{self.uri}: no S3 credentials found; "
@@ -119,7 +169,7 @@ class Bucket:
         if isinstance(error, EndpointConnectionError | HTTPClientError):
             return f"{self.uri}: the S3 endpoint {where} does not answer; check S3_ENDPOINT_URL"
         if not isinstance(error, ClientError):
-            return f"{self.uri}: {error}"
+            return f"{self.uri}: {_without_passwords(error)}"
         code = error.response["Error"]["Code"]
         if code == "NoSuchBucket":
             return f"bucket '{self.name}' does not exist at {where}; make it or mend {self.uri}"
@@ -131,6 +181,21 @@ class Bucket:
         if code in _MISSING:
             return f"{self.uri} does not exist at {where}"
         return f"{self.uri}: {where} answers {code}: {error.response['Error'].get('Message', '')}"
+
+
+def _shown(endpoint: str) -> str:
+    """Return an endpoint as messages may show it: without a name and a password.
+
+    Both may hold anything, a slash or an ``@`` too, so everything before the last ``@`` goes.
+    """
+    return re.sub(r"^([A-Za-z][\w+.-]*://)?.*@", r"\1", endpoint, flags=re.DOTALL)
+
+
+def _without_passwords(error: BaseException) -> str:
+    text = str(error)
+    for endpoint in filter(None, map(os.environ.get, _ENDPOINTS)):
+        text = text.replace(endpoint, _shown(endpoint))
+    return text
 
 
 def check_writable(folder: str) -> None:

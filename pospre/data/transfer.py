@@ -59,7 +59,7 @@ class Transfer:
 
     def __init__(self, bucket: Bucket, name: str) -> None:
         self.bucket = bucket
-        self.key = f"{bucket.key}/{name}".lstrip("/")
+        self.key = bucket.path(name)
         self.address = f"s3://{bucket.name}/{self.key}"
         self.done = 0
         self.received = 0

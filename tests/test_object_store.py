@@ -1,0 +1,78 @@
+"""What the S3 client says, and what it must not say."""
+
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from pospre.errors import UserError
+from pospre.object_store import Bucket, check_writable
+
+
+@pytest.fixture(autouse=True)
+def settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("S3_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+
+
+@pytest.mark.parametrize("name", ["S3_ENDPOINT_URL", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "http://me:pass@127.0.0.1:9",
+        "http://me:pa@pass@127.0.0.1:9",
+        "http://me:pa/pass@127.0.0.1:9",
+        "http://me:pa#pass@127.0.0.1:9",
+        "me:pass@127.0.0.1:9",
+        "http:/me:pass@127.0.0.1:9",
+    ],
+)
+def test_passwords_are_not_shown(monkeypatch: pytest.MonkeyPatch, name: str, endpoint: str) -> None:
+    monkeypatch.delenv("S3_ENDPOINT_URL")
+    monkeypatch.setenv(name, endpoint)
+    with pytest.raises(UserError) as caught:
+        check_writable("s3://bucket/photos")
+    assert "pass" not in str(caught.value) and "me:" not in str(caught.value)
+    assert "127.0.0.1:9" in str(caught.value)
+
+
+def test_put_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = Bucket("s3://bucket/photos", patience=1)
+    written: list[dict[str, Any]] = []
+    code = ""
+
+    def put(**arguments: Any) -> None:
+        if code and "IfNoneMatch" in arguments:
+            raise ClientError({"Error": {"Code": code}}, "PutObject")
+        written.append(arguments)
+
+    monkeypatch.setattr(bucket.client, "put_object", put)
+    assert bucket.put_new("plan", b"x") and written[0]["IfNoneMatch"] == "*"
+    assert written[0]["Key"] == "photos/plan"
+    code = "PreconditionFailed"
+    assert not bucket.put_new("plan", b"y") and len(written) == 1
+    code = "NotImplemented"  # an older server
+    assert bucket.put_new("plan", b"z") and written[1]["Body"] == b"z"
+    code = "AccessDenied"
+    with pytest.raises(ClientError):
+        bucket.put_new("plan", b"z")
+
+
+def test_what_the_bucket_does_not_remove_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = Bucket("s3://bucket", patience=1)
+    sizes = []
+
+    def delete(**arguments: Any) -> dict[str, Any]:
+        keys = [entry["Key"] for entry in arguments["Delete"]["Objects"]]
+        sizes.append(len(keys))
+        return {"Errors": [{"Key": key, "Code": "Locked"} for key in keys if key == "n1999"]}
+
+    monkeypatch.setattr(bucket.client, "delete_objects", delete)
+    bucket.remove([f"n{number}" for number in range(1500)])
+    assert sizes == [1000, 500]
+    with pytest.raises(UserError, match=r"s3://bucket/n1999 cannot be removed \(Locked\)"):
+        bucket.remove(["n1999"])
