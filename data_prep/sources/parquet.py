@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from tqdm import tqdm
 
 from data_prep.labels import class_names, class_places, place_of
-from data_prep.sources.source import DamagedItem, Item, Part, Source, own_part, part_of_name
+from data_prep.sources.source import DamagedItem, Item, Part, Source, own_part, parts_of_names
 from data_prep.tree import Tree
 from pospre.data.folder_reader import visible_files
 from pospre.errors import UserError
@@ -107,7 +107,7 @@ def load(tree: Tree, part: Part) -> Parquet:
     tables = [_Table(path, name) for name, path in bar]
     # the classes of all parts, so that a label means the same in each of them
     classes = _common_classes(tables, root)
-    parts = _parts(tables)
+    parts = parts_of_names(tables, root)
     if parts:
         tables = own_part(part, parts, root)
     items = [item for table in tables for item in table.items(classes)]
@@ -117,17 +117,6 @@ def load(tree: Tree, part: Part) -> Parquet:
         root, tuple(items), classes, split_rule="names of the files" if parts else None
     )
     return source if parts else source.drawn(part)
-
-
-def _parts(tables: list[_Table]) -> dict[str, list[_Table]]:
-    """Return the files by the part that their names tell; none if any name does not."""
-    parts: dict[str, list[_Table]] = {}
-    for table in tables:
-        part = part_of_name(table.name)
-        if part is None:
-            return {}
-        parts.setdefault(part, []).append(table)
-    return parts
 
 
 def _common_classes(tables: list[_Table], root: Path) -> list[str] | None:

@@ -13,17 +13,26 @@ import hashlib
 import os
 import re
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
 
 from pospre import draws
 from pospre.errors import UserError
 
+
+class Named(Protocol):
+    """What has a name, such as a file of samples."""
+
+    name: str
+
+
 T = TypeVar("T")
+N = TypeVar("N", bound=Named)
 
 _PART = re.compile(r"(?:^|[/_.-])(train|training|val|valid|validation|test)(?=[/_.-]|\d|$)")
 _SAME = {"training": "train", "valid": "val", "validation": "val"}
@@ -169,6 +178,26 @@ def part_of_name(name: str) -> str | None:
     """Return the part that the name of a file or folder tells: train, val or test."""
     found = _PART.search(name)
     return _SAME.get(found[1], found[1]) if found else None
+
+
+def parts_of_names(files: Sequence[N], root: Path) -> dict[str, list[N]]:
+    """Return files by the part that their names tell; nothing where no name tells one.
+
+    Raises:
+        UserError: some names tell one and some do not. To draw parts from all of them would mix
+            what is held out into what is trained on.
+    """
+    parts: dict[str | None, list[N]] = defaultdict(list)
+    for file in files:
+        parts[part_of_name(file.name)].append(file)
+    others = parts.pop(None, [])
+    if parts and others:
+        told = next(iter(parts.values()))[0]
+        raise UserError(
+            f"{root}: the name of {told.name} tells its part ({', '.join(map(str, parts))}), that "
+            f"of {others[0].name} does not; rename {others[0].name} or move it away."
+        )
+    return {str(part): named for part, named in parts.items()}
 
 
 def own_part(part: Part, parts: Mapping[str, T], root: Path) -> T:

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from data_prep.archives import Advance, Entry, index_progress, tar_entries
 from data_prep.labels import RawLabel, class_names, class_places, place_of
-from data_prep.sources.source import Item, Part, own_part, part_of_name
+from data_prep.sources.source import Item, Part, own_part, parts_of_names
 from data_prep.stored import JsonSource, stored_item
 from data_prep.tree import Tree
 from pospre.data.folder_reader import visible_files
@@ -55,7 +55,7 @@ def load(tree: Tree, part: Part) -> WebDataset:
         shards = [_Shard(path, _name(path, tree.root), advance) for path in tars]
     # the classes of all parts, so that a label means the same in each of them
     classes = class_names((label for shard in shards for label in shard.labels), tree.root)
-    parts = _parts(shards)
+    parts = parts_of_names(shards, tree.root)
     chosen = own_part(part, parts, tree.root) if parts else shards
     items = [item for shard in chosen for item in shard.items(classes)]
     if not items:
@@ -126,17 +126,6 @@ def _samples(path: Path, entries: list[Entry]) -> dict[str, dict[str, Entry]]:
 def _image(files: dict[str, Entry]) -> str:
     """Return the extension of a sample's image, or nothing."""
     return next((kind for kind in _IMAGES if kind in files), "")
-
-
-def _parts(shards: list[_Shard]) -> dict[str, list[_Shard]]:
-    """Return the tars by the part that their names tell; none if any name does not."""
-    parts: dict[str, list[_Shard]] = {}
-    for shard in shards:
-        part = part_of_name(shard.name)
-        if part is None:
-            return {}
-        parts.setdefault(part, []).append(shard)
-    return parts
 
 
 def _tars(root: Path) -> list[Path]:

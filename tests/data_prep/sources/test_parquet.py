@@ -94,6 +94,19 @@ def test_labels_mean_the_same_in_all_parts(tmp_path: Path) -> None:
         assert source.classes == ["a", "b", "c"] and list(labels(source).values()) == found
 
 
+def test_a_name_that_tells_no_part_is_refused_not_drawn(root: Path) -> None:
+    write(root / "data" / "extra.parquet", {"image": images(0), "label": [1]}, NAMES)
+    with pytest.raises(UserError, match=r"of data/extra\.parquet does not; rename .* or move it"):
+        open_source(root, split="train")
+
+
+def test_parts_are_drawn_where_no_name_tells_them(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write(tmp_path / f"{name}.parquet", {"image": images(0, 1, 2)})
+    parts = [open_source(tmp_path, split=split, val_fraction=0.5) for split in ("train", "val")]
+    assert sum(len(part.items) for part in parts) == 6
+
+
 def test_no_labels(tmp_path: Path) -> None:
     source = open_source(write(tmp_path / "a.parquet", {"image": images(0)}))
     assert source.classes is None and list(labels(source).values()) == [-1]

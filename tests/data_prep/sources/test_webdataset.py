@@ -115,6 +115,15 @@ def test_a_tar_that_is_cut_off_is_named(root: Path) -> None:
         open_source(root, kind="webdataset")
 
 
+def test_a_name_that_tells_no_part_is_refused_not_drawn(root: Path) -> None:
+    write_files(root, {"birds-extra-0.tar": shard(7)})
+    for split in ("train", "val", None):
+        with pytest.raises(UserError, match=r"birds-train-000000\.tar tells its part \(train, val"):
+            open_source(root, split=split)
+        with pytest.raises(UserError, match=r"that of birds-extra-0\.tar does not; rename"):
+            open_source(root, split=split)
+
+
 def test_other_tars_are_none(tmp_path: Path) -> None:
     plain = tar_bytes({"cat/1.jpg": JPEGS[0], "cat/2.jpg": JPEGS[1]})
     with pytest.raises(UserError, match=r"is a file that no kind of source knows"):
