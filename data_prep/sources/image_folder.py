@@ -64,10 +64,22 @@ def _listed(root: Path) -> ImageFolder:
 
 
 def _own_parts(root: Path) -> dict[str, Path]:
-    """Return the parts, where every sub-folder is one; some class may be called test as well."""
+    """Return the parts, where every sub-folder is one; some class may be called test as well.
+
+    Raises:
+        UserError: two folders are the same part.
+    """
     folders = [name for name in os.listdir(root) if is_visible(name) and (root / name).is_dir()]
-    parts = {part_of_name(name) or "": root / name for name in folders}
-    return parts if "train" in parts and "" not in parts else {}
+    parts = {part_of_name(name) or "": root / name for name in sorted(folders)}
+    if "train" not in parts or "" in parts:
+        return {}
+    for name in folders:
+        other = parts[part_of_name(name) or ""].name
+        if other != name:
+            raise UserError(
+                f"{root}: {name} and {other} are both the part {part_of_name(name)}; move one away."
+            )
+    return parts
 
 
 def _relabelled(folder: ImageFolder, classes: list[str] | None) -> ImageFolder:

@@ -117,6 +117,16 @@ def test_parts_of_its_own(tmp_path: Path) -> None:
         open_source(root, split="val")
 
 
+@pytest.mark.parametrize(("first", "second"), [("train", "train2"), ("val", "validation")])
+def test_two_folders_of_one_part(tmp_path: Path, first: str, second: str) -> None:
+    names = [f"{part}/ant/{part}.jpg" for part in {"train", "val", first, second}]
+    root = write_files(tmp_path, dict.fromkeys(names, JPEG))
+    for split in ("train", "val"):
+        message = rf"({first} and {second}|{second} and {first}) are both the part {first}"
+        with pytest.raises(UserError, match=message):
+            open_source(root, split=split)
+
+
 def test_classes_that_are_called_like_parts(tmp_path: Path) -> None:
     names = ["train/1.jpg", "plane/2.jpg", "val/3.jpg"]
     source = open_source(write_files(tmp_path, dict.fromkeys(names, JPEG)))
