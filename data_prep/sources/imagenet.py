@@ -83,10 +83,12 @@ def _parts(tree: Tree) -> dict[str, Path | str]:
 
 
 def _class_ids(tree: Tree, where: Path | str) -> set[str]:
-    """Return the classes of the training images."""
+    """Return the classes of the training images; what else lies beside them is no class."""
     if isinstance(where, Path):
-        return {entry.name.removesuffix(".tar") for entry in tar_entries(where)}
-    return {name for name in tree.names(where) if "." not in name}
+        names = [entry.name.removesuffix(".tar") for entry in tar_entries(where)]
+    else:
+        names = [name for name in tree.names(where) if tree.has(f"{where}/{name}")]
+    return set(filter(_WNID.fullmatch, names))
 
 
 def _train(tree: Tree, where: Path | str) -> list[tuple[str, Entry]]:
@@ -127,8 +129,12 @@ def _val(tree: Tree, where: Path | str, truth: Truth) -> list[tuple[str, Entry]]
 
 
 def _in_class_folders(tree: Tree, where: str) -> list[tuple[str, Entry]]:
-    images = _images(tree.below(where))
-    return [(entry.name.removeprefix(f"{where}/").split("/", 1)[0], entry) for entry in images]
+    found = []
+    for entry in _images(tree.below(where)):
+        folder, _, name = entry.name.removeprefix(f"{where}/").partition("/")
+        if name and _WNID.fullmatch(folder):
+            found.append((folder, entry))
+    return found
 
 
 def _images(entries: list[Entry]) -> list[Entry]:

@@ -133,6 +133,18 @@ def test_class_folders(tmp_path: Path) -> None:
         open_source(root, split="val")
 
 
+def test_what_lies_beside_class_folders_is_no_class(tmp_path: Path) -> None:
+    files = {f"train/{name}": data for name, _, data in IN_ORDER}
+    files |= {f"val/{WNIDS[1]}/a.JPEG": JPEGS[0]}
+    strays = ["README", "_old/a.JPEG", "checked/b.JPEG", "c.JPEG", "n00000005", "n0000001/d.JPEG"]
+    files |= {f"{part}/{name}": JPEGS[0] for part in ("train", "val") for name in strays}
+    root = write_files(tmp_path, files)
+    assert labels(opened(root, "imagenet", split="val")) == {f"val/{WNIDS[1]}/a.JPEG": 1}
+    train = opened(root, "imagenet", split="train")
+    assert train.classes == WNIDS
+    assert list(labels(train).values()) == [label for _, label, _ in IN_ORDER]
+
+
 def test_no_labels_for_validation(root: Path) -> None:
     (root / f"{DEVKIT}.tar.gz").write_bytes(packed({f"{DEVKIT}/{TRUTH}": b"1\n"}))
     with pytest.raises(UserError, match=r"does not hold data/meta\.mat"):
