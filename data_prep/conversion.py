@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -20,8 +20,10 @@ from tqdm import tqdm
 
 from data_prep.block_work import Job, convert_block
 from data_prep.blocks import Block, Share, cut_blocks
+from data_prep.completeness import check_blocks, check_own, check_samples
+from data_prep.locks import WHOLE
 from data_prep.parallel import ordered_map
-from data_prep.plan import Plan, ranges
+from data_prep.plan import Plan, difference
 from data_prep.publishing import Target, open_target
 from data_prep.sources.registry import open_source
 from data_prep.sources.source import Source
@@ -73,7 +75,7 @@ def convert(
     listed, settings = _select(source, settings)
     made_from = {"settings": asdict(settings), "source": listed.fingerprint()}
     if not overwrite and target.is_complete(made_from):
-        target.store.discard()
+        _tidy(target.store, made_from)
         return None
     if overwrite:
         target.check_replaceable()
@@ -107,8 +109,8 @@ def convert(
         )
         tally = _convert_blocks(listed, wanted, job, num_workers)
         if share is None:
-            _check_samples(tally.records, plan, source)
-            target.publish(plan, tally.records)
+            check_samples(tally.records, plan, source)
+            _publish(target, plan, tally.records, overwrite)
     tally.seconds = time.monotonic() - start
     return tally
 
@@ -117,7 +119,7 @@ def merge(destination: str | Path) -> Tally | None:
     """Make one data set of the parts that ``convert`` has written; None if that was done before.
 
     Raises:
-        UserError: a part is missing or foreign.
+        UserError: a part is missing or foreign, or another data set is there.
     """
     target = open_target(destination, "ffcv" if str(destination).endswith(".beton") else "mds")
     plan = target.store.plan()
@@ -127,15 +129,39 @@ def merge(destination: str | Path) -> Tally | None:
         raise UserError(
             f"{target.store.where} holds no parts of {destination}; write them with --part k/n."
         )
+    if target.is_complete(plan.made_from):
+        _tidy(target.store, plan.made_from)
+        return None
     _load_writers(plan.format)
     start = time.monotonic()
-    with target.store.alone("whole"), _as_user_errors(target):
+    with _as_user_errors(target), target.store.alone(WHOLE):
         found = target.store.records()
-        _check_blocks(found, plan, target)
+        check_blocks(found, plan, target.store.where)
         records = [found[number] for number in range(plan.num_blocks)]
-        _check_samples(records, plan, target.store.where)
-        target.publish(plan, records)
+        check_samples(records, plan, target.store.where)
+        _publish(target, plan, records, overwrite=False)
     return Tally(records, plan.classes, len(records), time.monotonic() - start)
+
+
+def _tidy(store: Store, made_from: dict[str, Any]) -> None:
+    """Remove what parts that came late have left; nobody else's work, and only where that goes."""
+    with suppress(UserError, OSError):
+        if store.plan() is None:
+            return
+        with store.alone(WHOLE):
+            before = store.plan()
+            if before is not None and difference(before.made_from, made_from) is None:
+                store.discard()
+
+
+def _publish(target: Target, plan: Plan, records: Sequence[Record], overwrite: bool) -> None:
+    """Put the data set in its place, unless something has come there in the meantime."""
+    if overwrite:
+        target.check_replaceable()
+    elif target.is_complete(plan.made_from):
+        target.store.discard()
+        return
+    target.publish(plan, records)
 
 
 def count_blocks(source: Path, settings: Settings) -> int:
@@ -193,10 +219,12 @@ def _beginning(target: Target, plan: Plan, share: Share | None, overwrite: bool)
         UserError: something else is there, or nothing can be written.
     """
     store = target.store
-    name = "whole" if share is None else f"part-{share.number}-of-{share.total}"
+    name = WHOLE if share is None else f"part-{share.number}-of-{share.total}"
     with _as_user_errors(target), target.clean_parents(), store.alone(name):
         if overwrite and share is None:
-            store.discard()
+            before = store.plan()
+            if before is not None and before.key != plan.key:
+                store.discard()
         try:
             store.begin(plan)
             yield
@@ -237,7 +265,7 @@ def _as_user_errors(target: Target) -> Iterator[None]:
 def _convert_blocks(source: Source, blocks: Sequence[Block], job: Job, num_workers: int) -> Tally:
     """Convert the blocks that no earlier run has finished."""
     found = job.store.records()
-    _check_own(found, job.plan_key, job.store.where)
+    check_own(found, job.plan_key, job.store.where)
     reused = [block for block in blocks if block.number in found]
     missing = [block for block in blocks if block.number not in found]
     if reused:
@@ -259,44 +287,3 @@ def _convert_blocks(source: Source, blocks: Sequence[Block], job: Job, num_worke
         for future in settled:
             future.result()
     return Tally([found[block.number] for block in blocks], source.classes, len(reused))
-
-
-def _check_own(found: dict[int, Record], key: str, where: str) -> None:
-    foreign = [number for number, record in found.items() if record.plan != key]
-    if foreign:
-        raise UserError(
-            f"{where} holds blocks of another conversion (blocks {ranges(foreign)}); remove these "
-            "parts, or write them again from the same images with the same settings."
-        )
-
-
-def _check_blocks(found: dict[int, Record], plan: Plan, target: Target) -> None:
-    _check_own(found, plan.key, target.store.where)
-    missing = set(range(plan.num_blocks)) - set(found)
-    if missing:
-        raise UserError(
-            f"{target.store.where} lacks part {_which_parts(found, missing, plan)} (blocks "
-            f"{ranges(missing)} of {plan.num_blocks}); write it, or copy it there, then merge."
-        )
-
-
-def _which_parts(found: dict[int, Record], missing: set[int], plan: Plan) -> str:
-    """Name the parts that hold missing blocks, counted as those were that are there."""
-    count = max((record.num_shares for record in found.values()), default=1)
-    blocks = [Block(number, 0, 0) for number in range(plan.num_blocks)]
-    shares = [Share(number, count) for number in range(1, count + 1)]
-    return ", ".join(
-        f"{share.number}/{count}"
-        for share in shares
-        if missing.intersection(block.number for block in share.of(blocks))
-    )
-
-
-def _check_samples(records: Sequence[Record], plan: Plan, source: object) -> None:
-    if any(record.labels for record in records):
-        return
-    first = next(item for record in records for item in record.skipped)
-    raise UserError(
-        f"{source}: none of the {plan.num_items} {plan.noun} can be read ({first['path']}: "
-        f"{first['reason']}); nothing was written."
-    )

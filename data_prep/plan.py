@@ -8,6 +8,8 @@ from typing import Any
 
 from pospre.errors import UserError
 
+_VERSION = 2  # of plans and records: what another version has begun is not gone on with
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -25,6 +27,7 @@ class Plan:
         noun: what the samples are called in messages.
         titles: readable class names by label, where ``classes`` are codes.
         annotation_classes: names by the numbers inside annotations.
+        version: of plans and records.
     """
 
     made_from: dict[str, Any]
@@ -38,6 +41,7 @@ class Plan:
     noun: str
     titles: list[str] | None = None
     annotation_classes: list[str] | None = None
+    version: int = _VERSION
 
     @property
     def key(self) -> str:
@@ -61,7 +65,7 @@ def parse_plan(text: str | bytes, where: str) -> Plan:
         UserError: it is damaged.
     """
     try:
-        return Plan(**json.loads(text))
+        return Plan(**{"version": 1, **json.loads(text)})
     except (ValueError, TypeError) as error:
         raise UserError(f"{where} is damaged; remove it and convert again.") from error
 

@@ -3,13 +3,13 @@
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from data_prep import sidecar
 from data_prep.plan import Plan, difference
-from data_prep.staging import replace_folder, replace_pair
+from data_prep.staging import remove_stale_partials, replace_folder, replace_pair
 from data_prep.store import LocalStore, Store
 from data_prep.tally import Record
 from pospre.data.mds_reader import INDEX_NAME, SIDECAR_NAME, is_mds
@@ -17,7 +17,10 @@ from pospre.data.sidecar import VERSION, pack_sums
 from pospre.errors import UserError
 from pospre.object_store import check_writable, is_remote
 
-_REMEDY = "choose another DST, or replace it with --overwrite."
+_REMEDY = (
+    "choose another DST, remove it, or replace it with data_prep.convert --overwrite, without "
+    "--part."
+)
 
 
 class Target(ABC):
@@ -165,9 +168,14 @@ class _LocalTarget(Target):
         return True
 
     def check_apart(self, source: Path) -> None:
-        inside, target = source.resolve(), self.path.resolve()
-        if target == inside or inside in target.parents or target in inside.parents:
-            raise UserError(f"DST {self.path} and SRC {source} must lie apart.")
+        inside = source.resolve()
+        for path in (self.path, self.store.folder, self.store.lock):
+            target = path.resolve()
+            if target == inside or inside in target.parents or target in inside.parents:
+                raise UserError(
+                    f"DST {self.path}, with {self.store.folder.name} beside it, and SRC {source} "
+                    "must lie apart."
+                )
 
     @contextmanager
     def clean_parents(self) -> Iterator[None]:
@@ -188,13 +196,15 @@ class LocalShards(_LocalTarget):
     data_format = "mds"
 
     def check_replaceable(self) -> None:
-        """Refuse to remove a folder that holds something else."""
-        path = self.path
-        if path.is_dir() and any(path.iterdir()) and not is_mds(path):
-            raise UserError(
-                f"{path} is a folder that holds something else than a data set; --overwrite "
-                "would remove it. Choose another DST."
-            )
+        """Refuse to remove a folder that holds anything beside shards and their descriptions."""
+        for path in sorted(self.path.iterdir()) if self.path.is_dir() else ():
+            is_own = path.name in (INDEX_NAME, SIDECAR_NAME) or path.suffix == ".mds"
+            if not is_own or not path.is_file() or not is_mds(self.path):
+                raise UserError(
+                    f"{self.path} is a folder that holds something else than a data set "
+                    f"({path.name}); --overwrite would remove it. Choose another DST, or remove it "
+                    "yourself."
+                )
 
     def publish(self, plan: Plan, records: Sequence[Record]) -> None:
         """Describe the shards where they are, then rename their folder."""
@@ -207,6 +217,8 @@ class LocalShards(_LocalTarget):
         (self.store.data / INDEX_NAME).write_text(index)
         replace_folder(self.store.data, self.path)
         self.store.discard()
+        with suppress(UserError, OSError):  # another process's, who knows
+            remove_stale_partials(self.path)
 
 
 class LocalBeton(_LocalTarget):
@@ -221,7 +233,7 @@ class LocalBeton(_LocalTarget):
         """Put the pieces together, then rename file and description."""
         from data_prep.writers.ffcv import DamagedPiece, write_beton
 
-        data = self.store.folder / sidecar.BETON_NAME
+        data = self.store.data / sidecar.BETON_NAME
         annotated = plan.annotation is not None
         try:
             num_bytes, digest = write_beton(
@@ -231,7 +243,7 @@ class LocalBeton(_LocalTarget):
             raise UserError(
                 f"{error} has changed since it was written; remove it and convert again."
             ) from error
-        description = self.store.folder / SIDECAR_NAME
+        description = self.store.data / SIDECAR_NAME
         checksums = {"bytes": num_bytes, "sha256": digest}
         description.write_text(sidecar.as_text({**describe(plan, records), **checksums}))
         # The description first: without the file beside it, it means nothing to a reader.

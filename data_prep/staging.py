@@ -64,12 +64,21 @@ def remove_stale_partials(destination: Path) -> None:
 
 
 def replace_folder(complete: Path, destination: Path) -> None:
-    """Put a complete folder in the destination's place; an old one is moved aside, then removed."""
+    """Put a complete folder in the destination's place; an old one is moved aside, then removed.
+
+    If that fails the old one is put back.
+    """
     _sync_tree(complete)
     old = destination.with_name(f"{destination.name}.partial-{os.getpid()}-old")
-    if destination.exists():
+    was_there = destination.exists()
+    if was_there:
         destination.rename(old)
-    complete.rename(destination)
+    try:
+        complete.rename(destination)
+    except BaseException:
+        if was_there and not destination.exists():
+            old.rename(destination)
+        raise
     sync(destination.parent)
     shutil.rmtree(old, ignore_errors=True)
 

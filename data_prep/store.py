@@ -6,25 +6,24 @@ machines fill one folder together.
 """
 
 import contextlib
-import fcntl
 import json
 import os
+import re
 import shutil
 import tempfile
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
+from data_prep.locks import locked
 from data_prep.plan import Plan, difference, parse_plan
 from data_prep.staging import sync
 from data_prep.tally import Record
 from pospre.errors import UserError
 
 PLAN_NAME = "plan.json"
-_LOCK_SECONDS = 3.0  # workers of a run that was just killed need a moment to end
+_UNFINISHED_PLAN = re.compile(re.escape(PLAN_NAME) + r"\.\d+")
 
 
 class Store(ABC):
@@ -57,11 +56,14 @@ class Store(ABC):
 
     @abstractmethod
     def discard(self) -> None:
-        """Remove everything."""
+        """Remove what this command has put there."""
 
     @abstractmethod
     def alone(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Make sure that nobody else does the work called ``name`` meanwhile."""
+        """Make sure that nobody else does the work called ``name`` meanwhile.
+
+        While somebody does the work ``locks.WHOLE``, nobody does any other.
+        """
 
     def check(self, plan: Plan, before: Plan) -> None:
         """Compare a plan with the one that is noted.
@@ -74,7 +76,8 @@ class Store(ABC):
         why = difference(before.made_from, plan.made_from) or "made by another version"
         raise UserError(
             f"{self.where} holds unfinished work of another conversion ({why}); finish that one, "
-            "replace it with --overwrite, or choose another DST."
+            "remove it, or choose another DST; data_prep.convert --overwrite, without --part, "
+            "replaces it."
         )
 
 
@@ -85,7 +88,10 @@ def parse_record(text: str | bytes, where: str) -> Record:
         UserError: it is damaged.
     """
     try:
-        return Record(**json.loads(text))
+        record = Record(**json.loads(text))
+        if not len(record.labels) == len(record.num_bytes) == len(record.crc32c):
+            raise ValueError("as many labels as samples and checksums")
+        return record
     except (ValueError, TypeError) as error:
         raise UserError(f"{where} is damaged; remove it and convert again.") from error
 
@@ -101,18 +107,32 @@ class LocalStore(Store):
     def __init__(self, destination: Path, *, are_final: bool = True) -> None:
         self.destination, self._are_final = destination, are_final
         self.folder = destination.with_name(f"{destination.name}.partial")
+        self.lock = destination.with_name(f"{destination.name}.partial.lock")
         self.where = str(self.folder)
         self.data, self._blocks = self.folder / "data", self.folder / "blocks"
 
     def begin(self, plan: Plan) -> None:
-        """Note the plan, or compare it with what is there."""
+        """Note the plan, or compare it with what is there.
+
+        The plan comes first and goes last: a folder that holds anything else alone is not ours.
+        """
         before = self.plan()
-        if before is not None:
+        if before is None:
+            self._check_free()
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._write(self.folder / PLAN_NAME, plan.as_json())
+        else:
             self.check(plan, before)
         for folder in (self.data, self._blocks):
-            folder.mkdir(parents=True, exist_ok=True)
-        if before is None:
-            self._write(self.folder / PLAN_NAME, plan.as_json())
+            folder.mkdir(exist_ok=True)
+
+    def _check_free(self) -> None:
+        for path in self.folder.iterdir() if self.folder.exists() else ():
+            if not _UNFINISHED_PLAN.fullmatch(path.name):
+                raise UserError(
+                    f"{self.folder} would keep the finished blocks, but holds something else "
+                    f"({path.name}); move it away or choose another DST."
+                )
 
     def plan(self) -> Plan | None:
         """Return the plan that is noted; None: nothing has begun."""
@@ -146,24 +166,20 @@ class LocalStore(Store):
             sync(self.data / name)
 
     def discard(self) -> None:
-        """Remove the folder."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Remove the plan and all that belongs to it; the folder too, unless it holds more."""
+        if (self.folder / PLAN_NAME).exists():
+            for path in (*self.folder.glob("block-*"), self._blocks, self.data):
+                shutil.rmtree(path, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                (self.folder / PLAN_NAME).unlink()
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
 
     @contextmanager
     def alone(self, name: str) -> Iterator[None]:
         """Hold a lock that ends with this process, however it ends."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f"{name}.lock"
-        with path.open("a+") as file:
-            if not _lock(file):
-                file.seek(0)
-                raise UserError(
-                    f"{file.read().strip() or 'another process'} is writing {self.destination} "
-                    "right now; wait for it."
-                )
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {os.uname().nodename}\n")
-            file.flush()
+        busy = f"is writing {self.destination} right now; wait for it."
+        with locked(self.lock, name, busy):
             yield
 
     def _is_whole(self, record: Record) -> bool:
@@ -176,17 +192,9 @@ class LocalStore(Store):
 
     def _write(self, path: Path, text: str) -> None:
         fresh = path.with_name(f"{path.name}.{os.getpid()}")
-        fresh.write_text(text)
-        fresh.replace(path)
-
-
-def _lock(file: Any) -> bool:
-    end = time.monotonic() + _LOCK_SECONDS
-    while True:
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except OSError:
-            if time.monotonic() > end:
-                return False
-            time.sleep(0.05)
+            fresh.write_text(text)
+            fresh.replace(path)
+        except BaseException:
+            fresh.unlink(missing_ok=True)
+            raise
