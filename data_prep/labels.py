@@ -1,6 +1,7 @@
 """Labels as data sets write them (numbers, names or nothing) → class names, places among them."""
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from pospre.errors import UserError
 
@@ -36,6 +37,23 @@ def class_names(labels: Iterable[RawLabel], where: object) -> list[str] | None:
             f"{where}: labels go from {min(numbers)} to {max(numbers)}; classes are numbers from 0."
         )
     return [str(number) for number in range(max(numbers) + 1)]
+
+
+def shared_categories(
+    own: list[dict[str, Any]], of_train: list[dict[str, Any]], where: object
+) -> list[dict[str, Any]]:
+    """Return the training part's categories (``id`` and ``name``) by id, for another part's labels.
+
+    Raises:
+        UserError: the other part has one that the training part lacks, or names differently.
+    """
+    names = {category["id"]: category["name"] for category in of_train}
+    for category in own:
+        number, name = category["id"], category["name"]
+        if names.get(number) != name:
+            told = f"calls {names[number]!r}" if number in names else "does not have"
+            raise UserError(f"{where}: the training part {told} the category {number} ({name!r}).")
+    return sorted(of_train, key=lambda category: category["id"])
 
 
 def class_places(classes: list[str] | None) -> dict[str, int]:

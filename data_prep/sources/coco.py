@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from data_prep.labels import shared_categories
 from data_prep.sources.source import Item, Part, own_part
 from data_prep.stored import JsonSource, compact, stored_item
 from data_prep.tree import Tree
@@ -36,7 +37,7 @@ def detects(tree: Tree) -> bool:
 
 
 def load(tree: Tree, part: Part) -> Coco:
-    """List the images that an annotation file names.
+    """List the images that an annotation file names. The categories are the training part's.
 
     Raises:
         UserError: files are missing, or the JSON is not COCO's.
@@ -49,19 +50,19 @@ def load(tree: Tree, part: Part) -> Coco:
     by_part: dict[str, list[re.Match[str]]] = defaultdict(list)
     for match in matches:
         by_part[match[3]].append(match)
-    lists = own_part(part, by_part, tree.root)
-    if len(lists) > 1:
-        shown = " and ".join(match[0] for match in lists)
-        raise UserError(f"{tree.root}/{_FOLDER} has {shown}; move all but one away.")
-    path, name = f"{_FOLDER}/{lists[0][0]}", lists[0][2]
+    match = _only(tree, own_part(part, by_part, tree.root))
+    path, name = f"{_FOLDER}/{match[0]}", match[2]
+    has_objects = match[1] == "instances"
     folder = next((folder for folder in (name, f"images/{name}") if tree.has(folder)), None)
     if folder is None:
         raise UserError(f"{tree.root}: there is no folder or zip {name} for {path}.")
+    train = f"{_FOLDER}/{_only(tree, by_part.get('train', [match]))[0]}" if has_objects else path
+    known = None if train == path else tree.json(train, "objects").get("categories")
     content = tree.json(path, "objects")
+    where = f"{tree.root}: {path}"
     try:
-        items, classes = _items(
-            tree, folder, content, f"{tree.root}: {path}", lists[0][1] == "instances"
-        )
+        categories = shared_categories(content["categories"], known or content["categories"], where)
+        items = _items(tree, folder, content, categories, where, has_objects)
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{tree.root}: {path} is not as in COCO, with images, annotations and categories "
@@ -69,20 +70,31 @@ def load(tree: Tree, part: Part) -> Coco:
         ) from error
     if not items:
         raise UserError(f"{tree.root}: {path} names no images.")
-    stamp = tree.need(path, "objects").stamp
+    stamp = " ".join(tree.need(name, "objects").stamp for name in sorted({path, train}))
     return Coco(
         tree.root,
         tuple(items),
         split_rule=path,
         metadata_stamp=stamp,
-        annotation_classes=classes,
+        annotation_classes=[category["name"] for category in categories],
     )
 
 
+def _only(tree: Tree, lists: list[re.Match[str]]) -> re.Match[str]:
+    if len(lists) > 1:
+        shown = " and ".join(match[0] for match in lists)
+        raise UserError(f"{tree.root}/{_FOLDER} has {shown}; move all but one away.")
+    return lists[0]
+
+
 def _items(
-    tree: Tree, folder: str, content: dict[str, Any], where: str, has_objects: bool
-) -> tuple[list[Item], list[str]]:
-    categories = sorted(content["categories"], key=lambda category: category["id"])
+    tree: Tree,
+    folder: str,
+    content: dict[str, Any],
+    categories: list[dict[str, Any]],
+    where: str,
+    has_objects: bool,
+) -> list[Item]:
     labels = {category["id"]: label for label, category in enumerate(categories)}
     objects: dict[Any, list[dict[str, Any]]] = defaultdict(list)
     for found in content["annotations"] if has_objects else ():
@@ -107,7 +119,7 @@ def _items(
             f"{where}: there are annotations of the image {next(iter(objects))}, which is not "
             "among the images."
         )
-    return items, [category["name"] for category in categories]
+    return items
 
 
 def _columns(objects: Iterable[dict[str, Any]], labels: dict[Any, int]) -> dict[str, list[Any]]:

@@ -5,11 +5,13 @@ import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from data_prep.labels import shared_categories
 from data_prep.sources.source import Item, Part, own_part
 from data_prep.stored import JsonSource, compact, stored_item
 from data_prep.tree import Tree
 from pospre.errors import UserError
 
+_HOLDS = "the images and their categories"
 _LIST = re.compile(r"(train|val|test)(_mini)?(_?20\d\d)?\.json")
 
 
@@ -43,7 +45,7 @@ def detects(tree: Tree) -> bool:
 
 
 def load(tree: Tree, part: Part) -> INaturalist:
-    """List the images that a part's JSON names.
+    """List the images that a part's JSON names. The labels are those of the training part.
 
     Raises:
         UserError: the JSON is missing or not as expected.
@@ -54,9 +56,13 @@ def load(tree: Tree, part: Part) -> INaturalist:
     if not parts:
         raise UserError(f"{tree.root}: there is no train.json or val.json (or train2019.json …).")
     path = own_part(part, parts, tree.root)
-    content = tree.json(path, "the images and their categories")
+    train = parts.get("train", path)
+    known = None if train == path else tree.json(train, _HOLDS).get("categories")
+    content = tree.json(path, _HOLDS)
     try:
-        categories = sorted(content.get("categories", ()), key=lambda found: found["id"])
+        own = content.get("categories", [])
+        # a part may list only the categories that occur in it; the test part lists none
+        categories = shared_categories(own, known or own, f"{tree.root}: {path}") if own else []
         classes = _class_names(categories)
         items = _items(tree, content, categories, f"{tree.root}: {path}")
     except (KeyError, TypeError, AttributeError) as error:
@@ -66,7 +72,7 @@ def load(tree: Tree, part: Part) -> INaturalist:
         ) from error
     if not items:
         raise UserError(f"{tree.root}: {path} names no images.")
-    stamp = tree.need(path, "images").stamp
+    stamp = " ".join(tree.need(name, _HOLDS).stamp for name in sorted({path, train}))
     return INaturalist(
         tree.root,
         tuple(items),

@@ -103,6 +103,26 @@ def test_images_in_a_common_folder(tmp_path: Path) -> None:
     assert [source.read(item) for item in source.items] == JPEGS[:2]
 
 
+def test_labels_mean_the_same_in_all_parts(tmp_path: Path) -> None:
+    cow = {"id": 5, "name": "cow"}
+    train = content() | {"categories": [*content()["categories"], cow]}
+    val = {**content(), "images": content()["images"][:1]}
+    lists = {TRAIN: text(train), "annotations/instances_val2017.json": text(val)}
+    root = write_files(tmp_path, files() | lists)
+    source = opened(root, "coco", split="val")
+    assert source.annotation_classes == ["person", "cow", "dog"]
+    assert annotations(source)[0]["labels"] == [2, 0]
+    stamp = source.fingerprint()
+    train["categories"][2]["id"] = 50
+    write_files(root, {TRAIN: text(train)})
+    assert open_source(root, split="val").fingerprint() != stamp
+    train["categories"][0]["name"] = "wolf"
+    write_files(root, {TRAIN: text(train)})
+    message = r"val2017\.json: the training part calls 'wolf' the category 18 \('dog'\)"
+    with pytest.raises(UserError, match=message):
+        open_source(root, split="val")
+
+
 def test_names_do_not_lead_out_of_the_folder(tmp_path: Path) -> None:
     outside = write_files(tmp_path / "outside", {"secret.jpg": JPEGS[7]}) / "secret.jpg"
     for name in ("../../outside/secret.jpg", str(outside)):

@@ -59,6 +59,25 @@ def test_species_and_what_is_told_of_them(tmp_path: Path) -> None:
     assert labels(test) == {"test2019/c.jpg": -1} and test.classes is None
 
 
+def test_labels_mean_the_same_in_all_parts(tmp_path: Path) -> None:
+    image = {"id": 7, "file_name": "train_val2019/Birds/40/a.jpg"}
+    val = {
+        "categories": CATEGORIES[:1],
+        "images": [image],
+        "annotations": [{"id": 9, "image_id": 7, "category_id": 40}],
+    }
+    root = write_files(tmp_path, files() | {"val2019.json": text(val)})
+    source = opened(root, "inaturalist", split="val")
+    assert list(labels(source).values()) == [1]
+    assert source.classes == ["Acer rubrum", "Bubo bubo"]
+    assert annotations(source)[0]["category"] == CATEGORIES[0]
+    val["categories"] = [*CATEGORIES, {"id": 50, "name": "Corvus"}]
+    write_files(root, {"val2019.json": text(val)})
+    message = r"val2019\.json: the training part does not have the category 50 \('Corvus'\)"
+    with pytest.raises(UserError, match=message):
+        open_source(root, split="val")
+
+
 def test_to_shards(tmp_path: Path) -> None:
     samples = converted(write_files(tmp_path / "a", files()), tmp_path / "mds", "--split", "train")
     assert [(sample["label"], sample["image"]) for sample in samples] == [
