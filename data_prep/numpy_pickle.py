@@ -69,7 +69,7 @@ class _Array(np.ndarray):
             raise PickleError("it holds an array of no numbers")
         if math.prod(shape) * kind.itemsize != len(raw):
             raise PickleError(f"it holds an array of {shape} in {len(raw)} bytes")
-        super().__setstate__((1, tuple(shape), kind, np.bool(is_fortran), raw))
+        super().__setstate__((1, tuple(shape), kind, is_fortran, raw))
 
 
 def _encode(text: str, encoding: str) -> bytes:
