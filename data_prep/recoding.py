@@ -93,12 +93,12 @@ def _chain(found: np.ndarray, lengths: np.ndarray) -> None:
 
 @compiled
 def _find(lookup: np.ndarray, bits: int) -> Any:
-    """Return the entry of the code that 32 bits begin with; 0 if it is none."""
-    entry = lookup[bits >> np.uint64(32 - _PEEK)]
+    """Return the entry of the code that 64 bits begin with; 0 if it is none."""
+    entry = lookup[bits >> np.uint64(64 - _PEEK)]
     if entry != 0:
         return entry
     for length in range(_PEEK + 1, 17):
-        code = np.int64(bits >> np.uint64(32 - length))
+        code = np.int64(bits >> np.uint64(64 - length))
         if code < lookup[_LIMITS + length]:
             return lookup[_ENTRIES + code + lookup[_OFFSETS + length]]
     return 0
@@ -109,10 +109,10 @@ def _find(lookup: np.ndarray, bits: int) -> Any:
 
 @compiled
 def _peek(words: np.ndarray, at: int) -> Any:
-    """Return 32 bits from bit ``at`` on."""
-    word = np.uint64(at) >> np.uint64(5)
-    pair = (words[word] << np.uint64(32)) | words[word + np.uint64(1)]
-    return ((pair << np.uint64(at & 31)) >> np.uint64(32)) & np.uint64(0xFFFFFFFF)
+    """Return 64 bits from bit ``at`` on."""
+    word, shift = np.uint64(at) >> np.uint64(6), np.uint64(at & 63)
+    behind = (words[word + np.uint64(1)] >> np.uint64(1)) >> (np.uint64(63) - shift)
+    return words[word] << shift | behind
 
 
 @compiled
@@ -130,7 +130,7 @@ def _put(coded: np.ndarray, at: int, value: int, count: int) -> Any:
 def _copy(words: np.ndarray, start: int, stop: int, coded: np.ndarray, at: int) -> Any:
     while start < stop:
         count = min(32, stop - start)
-        value = _peek(words, start) >> np.uint64(32 - count)
+        value = _peek(words, start) >> np.uint64(64 - count)
         at = _put(coded, at, np.int64(value), count)
         start += count
     return at
@@ -161,14 +161,17 @@ def _end_row(coded: np.ndarray, at: int) -> Any:
 @compiled
 def _skip_ac(words: np.ndarray, at: int, lookup: np.ndarray) -> Any:
     """Return where the next block begins; -1 if this one is damaged."""
-    coefficient = 1
+    coefficient, bits, left = 1, _peek(words, at), 64
     while coefficient < 64:
-        entry = _find(lookup, _peek(words, at))
+        if left < 16:  # not enough for a code
+            bits, left = _peek(words, at), 64
+        entry = _find(lookup, bits)
         if entry == 0:
             return -1
         if entry > _SINGLE and coefficient + (entry >> 32) < 64:
             entry >>= 16
-        at += entry & 255
+        used = entry & 255
+        at, left, bits = at + used, left - used, bits << np.uint64(used)
         coefficient += entry >> 8 & 255
     return at if coefficient == 64 or coefficient > _BLOCK_END else -1
 
@@ -187,7 +190,7 @@ def recode(
     """Code a scan so that every row of MCUs starts at a byte, from differences to 0.
 
     Args:
-        words: the scan without stuffing and markers, 32 bits each, uint64, padded.
+        words: the scan without stuffing and markers, 64 bits each, uint64, padded.
         ends: of the parts between restart markers, in bits; as many as there must be.
         sizes: rows, MCUs of a row, MCUs of a part.
         components: of an MCU's blocks.
@@ -222,7 +225,7 @@ def recode(
             length, size = entry & 255, entry >> 8
             if entry == 0 or size >= NUM_CATEGORIES:
                 return False
-            value = np.int64(bits >> np.uint64(32 - length - size)) & ((1 << size) - 1)
+            value = np.int64(bits >> np.uint64(64 - length - size)) & ((1 << size) - 1)
             if size > 0 and value >> (size - 1) == 0:
                 value -= (1 << size) - 1
             value += read[component]

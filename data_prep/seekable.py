@@ -1,4 +1,4 @@
-"""JPEGs from which single rows can be decoded: a restart marker after every row of blocks.
+"""JPEGs whose rows can be decoded alone: with a restart marker after every row of blocks.
 
 Undoing the entropy coding is most of a JPEG's cost, and each block's brightness is stored as the
 difference from the block before. At a restart marker the differences start from 0 anew, so decoding
@@ -99,19 +99,20 @@ def _write_rows(stored: bytes, ends: list[int]) -> Iterator[bytes]:
 
 def _read_scan(jpeg: bytes, layout: _Layout, num_parts: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the scan without stuffing and markers as ``recode`` takes it, and its parts' ends."""
-    scan = np.frombuffer(jpeg, np.uint8)[layout.scan : layout.end]
-    places = layout.marks[layout.marks < layout.end] - layout.scan
-    after = np.append(scan, 0)[places + 1] if len(places) else places
+    stored = np.frombuffer(jpeg, np.uint8)
+    scan = stored[layout.scan : layout.end]
+    marks = layout.marks[layout.marks < layout.end]
+    places, after = marks - layout.scan, stored[marks + 1]
     restarts = after != 0
     numbers = after[restarts] & 7
     if len(numbers) != num_parts - 1 or (numbers != np.arange(len(numbers)) & 7).any():
         raise _Odd
-    kept = np.zeros(-(-len(scan) // 4) * 4 + recoding.PADDING, np.uint8)
+    kept = np.zeros(-(-len(scan) // 8) * 8 + recoding.PADDING, np.uint8)
     starts, lengths = places + ~restarts, np.where(restarts, 2, 1)
     num_kept = recoding.leave_out(scan, starts, lengths, kept)
     lost = np.cumsum(lengths) - lengths
     ends = np.append((starts - lost)[restarts], num_kept)
-    return kept.view(">u4").astype(np.uint64), 8 * ends
+    return kept.view(">u8").astype(np.uint64), 8 * ends
 
 
 # ------------------------------------------------------------------------------------- the header
@@ -259,7 +260,7 @@ def _codes(table: bytes) -> np.ndarray:
     return codes
 
 
-@lru_cache(256)
+@lru_cache(64)
 def _lookups(dc: bytes, ac: bytes) -> np.ndarray:
     tables = [np.frombuffer(table, np.uint8) for table in (dc, ac)]
     return np.stack(

@@ -2,6 +2,7 @@
 
 import io
 import resource
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from pospre.data import jpeg
 from pospre.data.decode import DecodeError, OpenedImage, decode_image
 
 
+@cache
 def photograph(width: int, height: int, **options: Any) -> bytes:
     coarse = np.random.default_rng(width).integers(0, 256, (9, 12, 3), dtype=np.uint8)
     buffer = io.BytesIO()
@@ -152,6 +154,20 @@ def test_headers_are_read_past_other_segments():
 def test_other_bytes_have_no_jpeg_header(data):
     with pytest.raises(jpeg.UnusualJpeg):
         jpeg.read_header(memoryview(data))
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), rows=st.tuples(st.integers(0, 119), st.integers(1, 120)))
+def test_no_byte_of_a_jpeg_with_markers_can_crash_us(data, rows):
+    whole = bytearray(photograph(40, 120, restart_marker_rows=1))
+    for _ in range(data.draw(st.integers(0, 3))):
+        whole[data.draw(st.integers(2, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    del whole[data.draw(st.integers(len(whole) // 2, len(whole))) :]
+    try:
+        pixels, _, first = opened(bytes(whole)).decode(1, min(rows), max(rows))
+    except DecodeError:
+        return
+    assert pixels.ndim == 3 and first <= min(rows)
 
 
 @settings(max_examples=200, deadline=None)
