@@ -57,6 +57,23 @@ def test_a_run_goes_on_without_the_sample_that_stopped_it(
     assert bad_samples(folder)[-1] == bad_samples(tmp_path / "runs" / "whole")[-1] == 1
 
 
+@pytest.mark.filterwarnings("ignore:.*cannot be decoded")
+def test_a_bad_sample_of_one_rank_ends_both(tiny: Path, run: Run, tmp_path: Path) -> None:
+    broken = damage(tmp_path / "images", batch=1, row=BATCH_SIZE // 2)
+    done = subprocess.run(
+        command(tiny, *OPTIONS, ranks=2),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode != 0 and f"{broken.name} cannot be decoded" in said, said
+    assert checkpoints(tmp_path / "runs" / "tiny") == {"ep0-ba1.pt"}
+    assert run(tiny, *OPTIONS, SKIP)[0] == 0  # on a single one
+    assert bad_samples(tmp_path / "runs" / "tiny") == [None, 1, 1, 1, 1, 1]
+
+
 def test_the_ranks_count_their_bad_samples_together(tiny: Path, tmp_path: Path) -> None:
     damage(tmp_path / "images", batch=1, row=BATCH_SIZE // 2)  # the second rank's
     done = subprocess.run(
