@@ -40,15 +40,57 @@ def read_sidecar(destination: Path) -> dict[str, Any]:
     remedy = "convert the images again with --overwrite"
     if not path.exists():
         raise UserError(f"{path} is missing, so {destination} cannot be checked; {remedy}.")
+    return parse_sidecar(path.read_bytes(), path, data_format, remedy)
+
+
+def parse_sidecar(
+    text: str | bytes, where: object, data_format: str, remedy: str
+) -> dict[str, Any]:
+    """Read the text of a description that lies at ``where``.
+
+    Raises:
+        UserError: it is damaged, or describes something else; ``remedy`` says what to do.
+    """
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(text)
     except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}); {remedy}.") from error
+        raise UserError(f"{where} is damaged ({error}); {remedy}.") from error
     if not isinstance(content, dict) or content.get("format") != f"pospre-{data_format}":
-        raise UserError(f"{path} does not describe a pospre data set; {remedy}.")
+        raise UserError(f"{where} does not describe a pospre data set; {remedy}.")
     if content.get("version") != VERSION:
-        raise UserError(f"{path} has version {content.get('version')}, not {VERSION}; {remedy}.")
+        raise UserError(f"{where} has version {content.get('version')}, not {VERSION}; {remedy}.")
+    for key, is_good in _CHECKS[data_format].items():
+        if not is_good(content.get(key)):
+            raise UserError(f"{where} is damaged ('{key}' is not as this command writes it); {remedy}.")
     return content
+
+
+def _is_origin(noted: Any) -> bool:
+    return isinstance(noted, dict) and isinstance(noted.get("settings"), dict) and "source" in noted
+
+
+def _is_manifest(noted: Any) -> bool:
+    return isinstance(noted, dict) and all(
+        isinstance(entry, list) and [type(part) for part in entry] == [int, str]
+        for entry in noted.values()
+    )
+
+
+def _is_number(noted: Any) -> bool:
+    return isinstance(noted, int)
+
+
+def _are_names(noted: Any) -> bool:
+    return noted is None or (
+        isinstance(noted, list) and all(isinstance(name, str) for name in noted)
+    )
+
+
+_ALWAYS = {"made_from": _is_origin, "samples": _is_number, "classes": _are_names}
+_CHECKS = {
+    "mds": {**_ALWAYS, "manifest": _is_manifest},
+    "ffcv": {**_ALWAYS, "bytes": _is_number, "sha256": lambda noted: isinstance(noted, str)},
+}
 
 
 def data_files(destination: Path, sidecar: dict[str, Any]) -> list[tuple[Path, int, str]]:
