@@ -1,6 +1,5 @@
 """Where encoded bytes lie: in a file, or inside a tar or zip, read there without unpacking it."""
 
-import errno
 import os
 import zipfile
 import zlib
@@ -78,11 +77,11 @@ class InZip:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Nowhere: a list names the file, but it is not there."""
+    """Nowhere: a list names the file, or a link leads to it, but it is not there."""
 
     def read(self) -> bytes:
-        """Raise FileNotFoundError."""
-        raise FileNotFoundError(errno.ENOENT, "it is listed, but missing")
+        """Raise DamagedItem."""
+        raise DamagedItem("it is listed, but missing")
 
 
 @lru_cache(_OPEN_ARCHIVES)

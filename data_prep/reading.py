@@ -7,7 +7,7 @@ from data_prep.images import Unreadable
 from data_prep.sources.source import DamagedItem, Item, Source
 from pospre.errors import UserError
 
-# What keeps one file from being read, not its neighbours: absent or forbidden, links astray.
+# What keeps one file from being read, not its neighbours: links astray, or forbidden.
 _ONE_FILES_ERRORS = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.ELOOP)
 
 
@@ -15,7 +15,8 @@ def read_item(source: Source, item: Item) -> bytes | Unreadable:
     """Return the encoded image or clip of an item.
 
     Raises:
-        UserError: the disk or the network fails; to leave such items out would lose good ones.
+        UserError: the disk or the network fails, or a file that was listed is gone; to leave such
+            items out would lose good ones.
     """
     return _read(source.read, source, item) or Unreadable("the file is empty")
 
@@ -35,6 +36,12 @@ def _read(
     try:
         return function(item) or b""
     except OSError as error:
+        if error.errno == errno.ENOENT and item.stamp:
+            raise UserError(
+                f"{source.root / item.name} was there when {source.root} was listed, and is gone: "
+                f"{error.strerror}. Check the disk or the network share, then run the same command "
+                "again."
+            ) from error
         if error.errno in _ONE_FILES_ERRORS:
             return Unreadable(error.strerror or str(error))
         raise UserError(

@@ -152,5 +152,5 @@ def _file_entry(path: Path, name: str) -> Entry:
     try:
         status = path.stat()
     except OSError:  # a dangling link: reported as unreadable when its turn comes
-        return Entry(name, 0, "", InFile(str(path)))
+        return Entry(name, 0, "missing", Missing())
     return Entry(name, status.st_size, str(status.st_mtime_ns), InFile(str(path)))

@@ -121,7 +121,7 @@ def test_damage_found_while_reading(tmp_path: Path) -> None:
         InZip(str(path), "top/8.bin").read()
     with pytest.raises(DamagedItem, match=r"a\.zip is cut off"):
         InTar(str(path), 10, 1 << 20).read()
-    with pytest.raises(FileNotFoundError, match=r"it is listed, but missing"):
+    with pytest.raises(DamagedItem, match=r"it is listed, but missing"):
         Missing().read()
     path.write_bytes(data[:300])
     with pytest.raises(UserError, match=r"a\.zip is no whole zip"):

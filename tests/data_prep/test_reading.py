@@ -7,6 +7,7 @@ import pytest
 from data_prep.images import Unreadable
 from data_prep.reading import read_item
 from data_prep.sources.image_folder import ImageFolder
+from data_prep.sources.registry import open_source
 from data_prep.sources.source import DamagedItem, Item
 from pospre.errors import UserError
 
@@ -36,6 +37,17 @@ def test_the_bytes_of_a_file(tmp_path: Path) -> None:
 def test_a_file_out_of_reach_gives_a_reason(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     fail_to_read(monkeypatch, OSError(number, os.strerror(number)))
     assert read(Path("here")) == Unreadable(os.strerror(number))
+
+
+def test_a_file_that_is_gone_since_it_was_listed_stops(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(b"some")
+    (tmp_path / "b.jpg").symlink_to("nowhere.jpg")
+    source = open_source(tmp_path)
+    (tmp_path / "a.jpg").unlink()
+    with pytest.raises(UserError, match=r"a\.jpg was there when .* was listed, and is gone: No su"):
+        read_item(source, source.items[0])
+    # what nobody has seen, such as a link to nowhere, is left out
+    assert read_item(source, source.items[1]) == Unreadable("No such file or directory")
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE])
