@@ -69,9 +69,12 @@ class JsonSource(StoredSource):
         return compact(content)
 
 
-def stored_item(entry: Entry, name: str, label: int, about: Place | bytes | None = None) -> Item:
-    """Return the item of an image file."""
-    return Item(name, label, entry.size, entry.stamp, Stored(entry.place, about))
+def stored_item(entry: Entry, name: str, label: int, about: Entry | bytes | None = None) -> Item:
+    """Return the item of an image file; its stamp changes with the file ``about`` it as well."""
+    if not isinstance(about, Entry):  # bytes come from a list, which has a stamp of its own
+        return Item(name, label, entry.size, entry.stamp, Stored(entry.place, about))
+    stamp = f"{entry.stamp} {about.stamp} {about.size}"
+    return Item(name, label, entry.size, stamp, Stored(entry.place, about.place))
 
 
 def compact(content: dict[str, Any]) -> bytes:

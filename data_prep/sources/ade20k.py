@@ -47,7 +47,7 @@ def load(tree: Tree, part: Part) -> Ade20k:
             continue
         if stem not in scenes:
             raise UserError(f"{tree.root}: {_SCENES} does not name {stem}, which is in {folder}.")
-        mask = tree.listed(f"annotations/{folder}/{stem}.png").place
+        mask = tree.listed(f"annotations/{folder}/{stem}.png")
         items.append(stored_item(entry, f"{folder}/{stem}{dot}{extension}",
                                  labels[scenes[stem]], mask))  # fmt: skip
     if not items:

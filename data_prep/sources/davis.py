@@ -16,7 +16,7 @@ _LISTS = {"train": "train", "val": "val", "test": "test-dev"}
 class Davis(MaskSource):
     """The frames of a part's videos in order, named ``video/frame.jpg``; there are no labels.
 
-    Frames without a mask (all but the first of the test videos) have no annotation.
+    Of the test videos, only the first frame has a mask; the others have no annotation.
     """
 
     kind: ClassVar[str] = "davis"
@@ -39,7 +39,9 @@ def load(tree: Tree, part: Part) -> Davis:
     if not resolutions:
         raise UserError(f"{tree.root}: there is no folder {_IMAGES}.")
     resolution = "480p" if "480p" in resolutions else resolutions[0]
-    videos, rule = _videos(tree, part, resolution)
+    lists = _lists(tree)
+    videos, rule = _videos(tree, part, resolution, lists)
+    test = set(_named(tree, lists["test"])) if "test" in lists else set()
     items = []
     others = 0
     for video in videos:
@@ -54,29 +56,40 @@ def load(tree: Tree, part: Part) -> Davis:
             if extension.lower() not in ("jpg", "jpeg"):
                 others += 1
                 continue
-            mask = tree.find(f"{_MASKS}/{resolution}/{video}/{frame}.png")
+            mask_name = f"{_MASKS}/{resolution}/{video}/{frame}.png"
+            mask = tree.find(mask_name) if video in test else tree.listed(mask_name)
             name = f"{video}/{frame}{dot}{extension}"
-            items.append(stored_item(entry, name, -1, mask.place if mask else None))
+            items.append(stored_item(entry, name, -1, mask))
     return Davis(tree.root, tuple(items), num_ignored=others, split_rule=rule)
 
 
-def _videos(tree: Tree, part: Part, resolution: str) -> tuple[list[str], str | None]:
+def _videos(
+    tree: Tree, part: Part, resolution: str, lists: dict[str, str]
+) -> tuple[list[str], str | None]:
     """Return the names of a part's videos, and the list that names them."""
     if part.split is None:
         return tree.names(f"{_IMAGES}/{resolution}"), None
-    # The newest year; lists of DAVIS 2016 lie in a folder named like a resolution.
+    if not lists:
+        raise UserError(f"{tree.root}: {_SETS}/2017/{_LISTS[part.split]}.txt (a list of videos) is "
+                        "missing.")  # fmt: skip
+    chosen = own_part(part, lists, tree.root)
+    return _named(tree, chosen), chosen
+
+
+def _lists(tree: Tree) -> dict[str, str]:
+    """Return the list of each part, of the newest year."""
+    # Lists of DAVIS 2016 may lie in a folder named like a resolution.
     folders = sorted(tree.names(_SETS), key=lambda name: (name.isdigit(), name), reverse=True)
-    found = {
+    return {
         split: f"{_SETS}/{folder}/{name}.txt"
         for split, name in _LISTS.items()
         for folder in reversed(folders)
         if tree.find(f"{_SETS}/{folder}/{name}.txt")
     }
-    if not found:
-        raise UserError(f"{tree.root}: {_SETS}/2017/{_LISTS[part.split]}.txt (a list of videos) is "
-                        "missing.")  # fmt: skip
-    chosen = own_part(part, found, tree.root)
-    lines = [line.split()[0] for line in tree.lines(chosen, "a list of videos")]
+
+
+def _named(tree: Tree, path: str) -> list[str]:
+    """Return the videos that a list names."""
+    lines = [line.split()[0] for line in tree.lines(path, "a list of videos")]
     # A video per line, or (2016) a frame: /JPEGImages/480p/bear/00000.jpg
-    videos = [line.split("/")[-2] if "/" in line else line for line in lines]
-    return sorted(set(videos)), chosen
+    return sorted({line.split("/")[-2] if "/" in line else line for line in lines})

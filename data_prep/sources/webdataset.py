@@ -86,7 +86,7 @@ class _Shard:
         for (key, files), raw in zip(self.samples.items(), self.labels, strict=True):
             kind = _image(files)
             where = f"{self.path}: sample {key}"
-            about = files["json"].place if "json" in files else None
+            about = files.get("json")
             label = place_of(raw, known, where)
             yield stored_item(files[kind], f"{self.name}/{key}.{kind}", label, about)
 

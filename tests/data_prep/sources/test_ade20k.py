@@ -69,6 +69,17 @@ def test_images_without_a_scene_or_a_mask(tmp_path: Path) -> None:
         open_source(root, split="val")
 
 
+def test_another_mask_is_another_source(tmp_path: Path) -> None:
+    root = write_files(tmp_path, files())
+    seen = {open_source(root, split="val").fingerprint()}
+    path = root / "annotations/validation/ADE_val_1.png"
+    path.write_bytes(mask(9))
+    seen.add(open_source(root, split="val").fingerprint())
+    path.unlink()
+    seen.add(open_source(root, split="val").fingerprint())
+    assert len(seen) == 3
+
+
 def test_broken_lists(tmp_path: Path) -> None:
     root = write_files(tmp_path, files() | {SCENES: b"ADE_train_1\n"})
     with pytest.raises(UserError, match=r"an image and its scene per line, but one is 'ADE_train"):

@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from data_prep.images import Unreadable
+from data_prep.reading import read_annotation
 from data_prep.sources.registry import open_source
 from pospre.errors import UserError
 from tests.data_prep.sample_images import encoded, write_files
@@ -56,6 +58,17 @@ def test_lists_of_frames_and_full_resolution(tmp_path: Path) -> None:
     root = write_files(tmp_path, old | {"ImageSets/1080p/val.txt": text(frames)})
     found = [item.name for item in opened(root, "davis", split="val").items]
     assert found == ["cow/00000.jpg", "cow/00001.jpg"]
+
+
+def test_a_missing_mask_is_named(tmp_path: Path) -> None:
+    root = write_files(tmp_path, files())
+    (root / "Annotations/480p/bear/00001.png").unlink()
+    for split, frames in (("train", 4), (None, 8)):
+        source = opened(root, "davis", split=split)
+        found = [read_annotation(source, item) for item in source.items]
+        assert len(found) == frames
+        assert found[3] == Unreadable("it is listed, but missing")
+        assert all(isinstance(mask, bytes) for mask in found[:3] + found[4:])
 
 
 def test_to_shards(tmp_path: Path) -> None:
