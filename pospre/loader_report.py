@@ -21,11 +21,12 @@ examples:
   python -m pospre.loader_report yamls/pretrain/intertwined_vitb16.yaml data.path=in1k.beton \\
       --feed 4000 --output bill.json --plot bill.png
 
-Some images are loaded four times: by the recipe's threads for a consumer that costs nothing; by
+Some images are loaded three times: by the recipe's threads for a consumer that costs nothing; by
 these threads for a consumer that copies and augments, and with --feed takes as long as such a
-trainer (wait is what it waits for images); by one core that does everything, each stage timed:
-drawing places (plan), reading, decoding, cutting and resizing, copying to the device and changing
-pixels there (augment). Remote data are loaded once more before, which downloads what is needed.
+trainer (wait is what it waits for images); and by one core that does everything, each stage timed:
+reading, decoding, cutting and resizing, drawing places (plan), copying to the device and changing
+pixels there (augment; on the CPU with one thread). Remote data are loaded once more before, which
+downloads what is needed.
 
 exit codes: 0 done, 2 a mistake in the recipe or the data (said in one message).
 """
@@ -47,13 +48,16 @@ def table(bill: "LoaderBill") -> str:
         f"{bill.path} ({bill.format}, {bill.samples} samples): {bill.views} views an image; "
         f"{bill.alone.images} images in batches of {bill.batch}"
     )
-    stages = dict.fromkeys([*bill.consumer.stages, *bill.alone.stages])  # each once
-    first = [stage for stage in bill.alone.stages if stage not in bill.consumer.stages]
-    names = [*first, *(name for name in stages if name not in (*first, "other")), "other"]
+    first = [stage for stage in bill.alone.stages if stage not in (*bill.consumer.stages, "other")]
+    names = [*first, *bill.consumer.stages, "other"]
     rows = [(name, *_cells(bill.alone, name), *_cells(bill.consumer, name)) for name in names]
     rows.append(("together", *_cells(bill.alone, None), *_cells(bill.consumer, None)))
-    header = ("µs an image", "one core", "share", f"{bill.workers} threads", "share")
+    header = ("µs an image", "one core", "share", _threads(bill.workers), "share")
     return format_table(title, header, rows, ["", *_notes(bill), "", *_bullets(bill)])
+
+
+def _threads(number: int) -> str:
+    return "1 thread" if number == 1 else f"{number or 'no'} threads"
 
 
 def _cells(timing: "Timing", stage: str | None) -> tuple[str, str]:
@@ -71,11 +75,11 @@ def _notes(bill: "LoaderBill") -> list[str]:
     cores = ", ".join(f"{bill.cores_for(rate):.1f} for {rate:.0f} images/s" for rate in rates)
     augment = f"on {bill.device}"
     if bill.device == "cpu":
-        augment += f", {bill.augment_threads} threads, which take cores from loading (one core: 1)"
+        augment += f", {_threads(bill.augment_threads)}, which take cores from loading"
     pairs = [
         ("one core loads", f"{bill.per_core:.0f} images/s, {bill.per_core * bill.views:.0f} views"),
         (
-            f"{bill.workers} threads load",
+            f"{_threads(bill.workers)} load" + ("s" if bill.workers == 1 else ""),
             f"{bill.loaded_per_s:.0f} images/s; each of "
             f"{max(1, min(bill.workers, bill.cores))} cores {bill.scaling:.0%} of one alone",
         ),
@@ -141,7 +145,7 @@ def draw(bill: "LoaderBill", path: Path) -> None:
 
     figure = Figure(figsize=(8, 2.8), layout="constrained")
     axis = figure.subplots()
-    bars = {"one core": bill.alone, f"{bill.workers} threads and their consumer": bill.consumer}
+    bars = {"one core": bill.alone, f"{_threads(bill.workers)} and the consumer": bill.consumer}
     names = list(dict.fromkeys([*bill.alone.stages, *bill.consumer.stages]))
     for place, timing in enumerate(bars.values()):
         left = 0.0

@@ -62,10 +62,12 @@ def measured(path: Any, *options: str, images: int = 16, feed: float | None = No
 
 
 def check_sum(timing: Timing, stages: tuple[str, ...]) -> None:
-    """What was timed stage by stage is what the clock says, within 5 %."""
+    """What was timed stage by stage is what the clock says, within 5 % (and a pause of ours)."""
     assert set(timing.stages) == set(stages)
-    assert abs(timing.stages["other"]) < 0.05 * timing.seconds
-    assert all(seconds >= 0 for stage, seconds in timing.stages.items() if stage != "other")
+    named = {stage: seconds for stage, seconds in timing.stages.items() if stage != "other"}
+    assert min(named.values()) >= 0
+    assert sum(named.values()) == pytest.approx(timing.seconds, rel=0.05, abs=0.02)
+    assert sum(timing.stages.values()) == pytest.approx(timing.seconds)
 
 
 def test_shares_add_up_to_the_wall_time(photographs, tmp_path, capsys):
@@ -81,7 +83,7 @@ def test_shares_add_up_to_the_wall_time(photographs, tmp_path, capsys):
     assert found["bytes_per_image"] == pytest.approx(mean, rel=0.1)
     assert found["bytes_per_epoch"] == pytest.approx(24 * mean, rel=0.1)
     said = capsys.readouterr().out
-    for part in ("together", "wait ", "one core loads", "make data", "on cpu, 1 threads"):
+    for part in ("together", "wait ", "one core loads", "make data", "on cpu, 1 thread"):
         assert part in said
     with Image.open(picture) as image:
         assert image.width > 400
@@ -100,11 +102,11 @@ def test_a_consumer_waits_for_slow_threads_only(photographs, slow_reads):
     hungry = measured(photographs, feed=1000.0)
     check_sum(hungry.consumer, WAITING)
     assert hungry.consumer.stages["wait"] > 0.3 * hungry.consumer.seconds
-    patient = measured(photographs, "data.num_workers=4", images=12, feed=8.0)
+    patient = measured(photographs, "data.num_workers=4", images=16, feed=20.0)
     check_sum(patient.consumer, WAITING)
     assert patient.consumer.stages["wait"] < 0.1 * patient.consumer.seconds
     taken = patient.consumer.images / patient.consumer.seconds
-    assert taken == pytest.approx(8.0, rel=0.1)
+    assert taken == pytest.approx(20.0, rel=0.1)
     assert hungry.cores_for(1000.0) >= 1000.0 / hungry.per_core
 
 

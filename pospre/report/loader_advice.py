@@ -5,6 +5,7 @@ from pospre.report.loader_bill import WORK, LoaderBill, RemoteCosts
 
 _LARGE = 4.0  # times the pixels that views need: worth storing smaller
 _SLOW_READ = 0.2  # share of the loader's time
+_QUICK_READ = 2e-4  # seconds; what is in memory never takes that long
 _HEAVY = 4.0  # bits per pixel; JPEGs of quality 90 have about 2 to 3
 _RARE = 0.05  # share of images
 _SLOW_FETCH = 0.7  # of the rate from the cache
@@ -61,7 +62,8 @@ def _storage(bill: LoaderBill, read: float) -> list[str]:
             f"a folder is read file by file ({read:.0%} of loading here): convert to .beton or MDS "
             "(make data), which network file systems need"
         ]
-    if read <= _SLOW_READ:
+    seconds = bill.alone.stages["read"] / bill.alone.images
+    if read <= _SLOW_READ or seconds <= _QUICK_READ:
         return []
     if bill.remote is not None:
         return [f"reading is {read:.0%} of loading: put data.cache_dir on a faster disk"]

@@ -6,7 +6,7 @@ from pospre.report.image_sizes import ImageSizes
 
 WORK = ("read", "decode", "resize", "plan")  # what the loader does
 STAGES = (*WORK, "copy", "augment", "other")  # of one core that does everything
-WAITING = ("wait", "copy", "augment", "step", "other")  # of a consumer with threads that load
+WAITING = ("wait", "copy", "augment", "step")  # of a consumer with threads that load
 
 
 @dataclass
@@ -16,16 +16,12 @@ class Timing:
     Attributes:
         images: that were timed.
         seconds: from the first to the last, by the clock.
-        stages: seconds by stage; ``other`` is what the clock says beside all others.
+        stages: seconds by stage; they add up to ``seconds``.
     """
 
     images: int = 0
     seconds: float = 0.0
     stages: dict[str, float] = field(default_factory=dict)
-
-    def finish(self) -> None:
-        """Book the rest."""
-        self.stages["other"] = self.seconds - sum(self.stages.values())
 
 
 @dataclass

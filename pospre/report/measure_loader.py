@@ -143,7 +143,7 @@ def _loaded_per_s(loader: "ViewLoader", num_images: int) -> float:
 
 def _time_consumer(device: _Device, num_images: int, feed: float | None) -> Timing:
     """Measure how long a consumer waits for the recipe's threads; at ``feed`` it takes its time."""
-    timing, spent = Timing(), dict.fromkeys(WAITING[:-1], 0.0)
+    timing, spent = Timing(), dict.fromkeys(WAITING, 0.0)
     held = device.loader.num_batches_held - 1  # these are prepared during the first step
     asked = begin = time.perf_counter()
     for number, batch in _some_batches(device.loader, num_images, held):
@@ -158,10 +158,9 @@ def _time_consumer(device: _Device, num_images: int, feed: float | None) -> Timi
         steps = (there - asked, copied - there, changed - copied, stepped - changed)
         for stage, seconds in zip(spent, steps, strict=True):
             spent[stage] += seconds
-        asked = time.perf_counter()
-        timing.seconds = asked - begin
+        asked = stepped
+        timing.seconds = stepped - begin
     timing.stages = spent
-    timing.finish()
     return timing
 
 
@@ -182,8 +181,8 @@ def _time_one_core(device: _Device, num_images: int) -> Timing:
             spent["augment"] += changed - copied
             after: Mapping[str, float] = loader.bill.seconds
             timing.seconds = time.perf_counter() - begin
-    timing.stages = {**spent, **{stage: after[stage] - before[stage] for stage in WORK}}
-    timing.finish()
+    spent |= {stage: after[stage] - before[stage] for stage in WORK}
+    timing.stages = {**spent, "other": timing.seconds - sum(spent.values())}
     return timing
 
 

@@ -68,6 +68,11 @@ def test_advice_fits_what_was_seen(changes, said):
     assert "page_cache" not in line or not ({"remote", "page_cache"} & set(changes))
 
 
+def test_small_samples_are_not_read_slowly():
+    alone = Timing(100, 0.02, {**dict.fromkeys(STAGES, 0.001), "read": 0.014})
+    assert not advise(bill(alone=alone))
+
+
 def test_cores_are_counted_as_threads_scale():
     good = bill()  # 100 images take 3.5 s
     assert good.per_core == pytest.approx(100 / 3.5)
