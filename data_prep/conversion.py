@@ -156,12 +156,10 @@ def _tidy(store: Store, made_from: dict[str, Any]) -> None:
 
 def _publish(target: Target, plan: Plan, records: Sequence[Record], overwrite: bool) -> None:
     """Put the data set in its place, unless something has come there in the meantime."""
-    if overwrite:
-        target.check_replaceable()
-    elif target.is_complete(plan.made_from):
+    if not overwrite and target.is_complete(plan.made_from):
         target.store.discard()
-        return
-    target.publish(plan, records)
+    else:
+        target.publish(plan, records)
 
 
 def count_blocks(source: Path, settings: Settings) -> int:

@@ -208,6 +208,7 @@ class LocalShards(_LocalTarget):
 
     def publish(self, plan: Plan, records: Sequence[Record]) -> None:
         """Describe the shards where they are, then rename their folder."""
+        self.check_replaceable()  # hours have passed
         index, description = describe_shards(plan, records)
         names = {name for record in records for name, _, _ in record.files}
         for path in self.store.data.iterdir():  # left by a kill between a block and its record

@@ -128,8 +128,9 @@ def test_merging_spares_what_is_there(
     assert snapshot(tmp_path) == before
 
 
+@pytest.mark.parametrize("options", [[], ["--overwrite"]])
 def test_what_comes_during_the_conversion_is_spared(
-    tmp_path: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, photos: Path, options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, settle = tmp_path / "out", LocalStore.settle
 
@@ -138,7 +139,7 @@ def test_what_comes_during_the_conversion_is_spared(
         settle(self, record)
 
     monkeypatch.setattr(LocalStore, "settle", meanwhile)
-    assert write(photos, target) == 2
+    assert write(photos, target, *options) == 2
     assert [path.name for path in target.iterdir()] == ["precious.jpg"]
     assert len(list(partial(target).glob("blocks/*.json"))) == 6  # nor is the work lost
 
