@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from crc32c import crc32c
 from tqdm import tqdm
 
 from data_prep import sidecar
@@ -90,6 +91,7 @@ def _unusable(
     reader: Reader, classes: list[str] | None, num_workers: int, bar: Any
 ) -> tuple[int, str]:
     """Decode every sample on several threads; count what cannot be used, and describe the first."""
+    sums = reader.checksums
 
     def problem(index: int) -> str | None:
         sample = reader.read(index)
@@ -97,6 +99,8 @@ def _unusable(
         labels = range(-1, 0) if classes is None else range(-1, len(classes))
         if sample.label not in labels:
             return f"label {sample.label} is outside of the {len(labels) - 1} known ones"
+        if sums is not None and crc32c(sample.encoded.numpy().data) != sums[index]:
+            return "it does not have the checksum (crc32c) noted when it was written"
         if reader.features is not None:
             return None
         try:

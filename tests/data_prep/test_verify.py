@@ -7,6 +7,7 @@ import pytest
 from data_prep import convert, verify
 from data_prep.sidecar import sha256
 from pospre.data.reader import open_reader
+from pospre.data.sidecar import pack_sums, unpack_sums
 from pospre.errors import run_command
 from tests.data_prep.reading import FORMATS, destination
 from tests.data_prep.sample_images import KEPT, odd_files, write_files
@@ -91,6 +92,20 @@ def test_an_image_that_does_not_decode_is_named(
     sidecar_file(target).write_text(json.dumps(content))
     assert run(target) == 2
     assert "1 of 12 samples cannot be used" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("data_format", FORMATS)
+def test_a_sample_with_another_checksum_is_named(
+    make: Callable[[str], Path], data_format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = make(data_format)
+    content = json.loads(sidecar_file(target).read_text())
+    sums = unpack_sums(content, 12, "", "").copy()
+    sums[7] += 1
+    sidecar_file(target).write_text(json.dumps({**content, "crc32c": pack_sums(sums.tolist())}))
+    assert run(target) == 2
+    message = capsys.readouterr().err
+    assert "1 of 12 samples cannot be used" in message and "(crc32c)" in message
 
 
 def test_a_folder_is_no_converted_data_set(
