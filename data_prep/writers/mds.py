@@ -16,8 +16,7 @@ _MAX_SHARD_BYTES = (1 << 32) - 1  # offsets are uint32
 def size_limit(items: tuple[Item, ...], largest_block: int) -> int:
     """Return how large a shard may grow.
 
-    A block's source files become one shard unless they grow a lot. A sample above the limit would
-    make Streaming write an empty shard before it.
+    A block's source files become one shard unless they grow a lot.
     """
     return min(max(2 * largest_block, 4 * max(item.size for item in items)), _MAX_SHARD_BYTES)
 
@@ -31,6 +30,11 @@ class _ShardWriter(MDSWriter):
         offsets = np.cumsum([0, *map(len, self.new_samples)]).astype(np.uint32)
         offsets += np.uint32(len(count) + offsets.nbytes + len(self.config_data))
         return b"".join([count, offsets.tobytes(), self.config_data, *self.new_samples])
+
+    def flush_shard(self) -> None:
+        """Write what has gathered, if anything: a sample above the limit flushes before it."""
+        if self.new_samples:
+            super().flush_shard()
 
 
 class BlockWriter:
@@ -59,8 +63,7 @@ class BlockWriter:
         """Write the rest, and give the shards names that no other block uses."""
         # Not MDSWriter.finish: the index is written over all blocks, and it sleeps a second when
         # its thread is late.
-        if self._writer.new_samples:
-            self._writer.flush_shard()
+        self._writer.flush_shard()
         self._writer.executor.shutdown()
         for place, shard in enumerate(self._writer.shards):
             data = shard["raw_data"]

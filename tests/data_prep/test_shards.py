@@ -34,3 +34,12 @@ def test_the_same_bytes_as_streaming(tmp_path: Path) -> None:
         assert entry == shard
     names = [name for name, _, _ in record.files]
     assert names[:2] == ["shard.00007.mds", "shard.00007.00001.mds"]
+
+
+def test_no_empty_shard_before_a_sample_above_the_limit(tmp_path: Path) -> None:
+    writer, record = BlockWriter(tmp_path, {"image": "bytes"}, 1000), Record(0, "key")
+    for number, size in enumerate((3000, 10, 3000)):
+        writer.write(Item(f"{number}.jpg", 0, 0, ""), {"image": bytes(size)})
+    writer.finish(record)
+    assert [shard["samples"] for shard in record.shards] == [1, 1, 1]
+    assert record.files[0][0] == "shard.00000.mds"
