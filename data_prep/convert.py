@@ -1,6 +1,7 @@
 """Convert a data set into one file (.beton) or a folder of MDS shards, here or in a bucket."""
 
 import argparse
+import io
 import sys
 from pathlib import Path
 from typing import Any
@@ -177,8 +178,24 @@ def _convert(args: argparse.Namespace) -> Tally | None:
     )
 
 
+def _merge(args: argparse.Namespace) -> Tally | None:
+    parser = _parser()
+    for name, value in vars(args).items():
+        if name not in ("merge", "verify", "statistics") and value != parser.get_default(name):
+            what = {"source": "SRC", "destination": "DST", "kind": "--source"}.get(
+                name, "--" + name.replace("_", "-")
+            )
+            raise UserError(
+                f"--merge DST takes no {what}, only --verify and --statistics: the parts know what "
+                "they were made from and how."
+            )
+    return merge(args.merge)
+
+
 def finish(destination: str, tally: Tally | None, args: argparse.Namespace) -> None:
     """Say what was done; draw and verify it where that is wanted."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files may be no text
+        sys.stdout.reconfigure(errors="backslashreplace")
     part = getattr(args, "part", None)
     name = f"part {part} of {destination}" if part else destination
     if tally is None:
@@ -202,9 +219,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.merge is None:
         finish(args.destination, _convert(args), args)
         return 0
-    if args.source is not None:
-        raise UserError("--merge DST takes no SRC: the parts know what they were made from.")
-    finish(args.merge, merge(args.merge), args)
+    finish(args.merge, _merge(args), args)
     return 0
 
 

@@ -139,6 +139,7 @@ def test_a_damaged_piece_is_found(
         (["--part", "1/2", "--overwrite"], "goes without --overwrite"),
         (["--part", "1/2", "--verify"], "goes without --overwrite and --verify"),
         (["--merge", "x"], "takes no SRC"),
+        (["--merge", "x", "--verify"], "takes no SRC"),
         (["--shard-mb", 0], "--shard-mb 0"),
     ],
 )
@@ -152,6 +153,22 @@ def test_bad_options(
     assert write(source, tmp_path / "out", *options) == 2
     assert message in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        (["--overwrite"], "--overwrite"),
+        (["--quality", 50], "--quality"),
+        (["--source", "flat"], "--source"),
+        (["--part", "1/2"], "--part"),
+    ],
+)
+def test_what_merging_does_not_take_is_said(
+    tmp_path: Path, options: list[object], name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("--merge", tmp_path / "x", *options) == 2
+    assert f"--merge DST takes no {name}, only" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [[], ["photos"], ["photos", "out"]])
