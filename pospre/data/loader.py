@@ -9,12 +9,11 @@ draws of its own; an epoch then holds the first N of that order. Features (``Rea
 whole.
 """
 
-import os
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,14 @@ import torch
 
 from pospre.batch import Batch
 from pospre.data.bill import Bill, Laps
-from pospre.data.cores import available_cores
-from pospre.data.filling import BAD_SAMPLES, Filler, empty_batch
+from pospre.data.filling import Filler, empty_batch
+from pospre.data.options import check_options, whole_view
 from pospre.data.order import check_order, epoch_order
 from pospre.data.reader import open_reader
 from pospre.data.samples import Reader
 from pospre.data.views import ViewGroup, plan_views
-from pospre.errors import UserError, suggestion
+from pospre.data.workers import PendingBatch, default_workers, threads
+from pospre.errors import UserError
 
 _CHUNK = 4  # samples per task: large enough to hide a task's cost, small enough to share evenly
 _MIN_PREFETCH = 2
@@ -41,19 +41,6 @@ class _Position:
 
     epoch: int
     samples: int
-
-
-@dataclass
-class _PendingBatch:
-    """A batch whose views are being written by the threads."""
-
-    batch: Batch
-    tasks: list[Future[None]]
-
-    def result(self) -> Batch:
-        for task in self.tasks:
-            task.result()
-        return self.batch
 
 
 class ViewLoader:
@@ -101,19 +88,19 @@ class ViewLoader:
             raise ValueError("drop_last=False needs world_size=1: ranks would differ in batches")
         if len({group.name for group in views}) != len(views) or not views:
             raise ValueError("give one or more view groups, each with its own name")
-        _check(batch_size, num_workers, repeats, bad_samples, tolerance)
+        check_options(batch_size, num_workers, repeats, bad_samples, tolerance)
         check_order(order, window)
         if shuffle:
             reader.check_order(order, window)
         self.reader = reader
         self.views = tuple(views)
         if reader.features is not None:
-            self.views = tuple(_whole(group, reader) for group in views)
+            self.views = tuple(whole_view(group, reader) for group in views)
         self.batch_size = batch_size
         self.seed = seed
         self.shuffle = shuffle
         self.drop_last = drop_last
-        self.num_workers = _default_workers() if num_workers is None else num_workers
+        self.num_workers = default_workers() if num_workers is None else num_workers
         self.repeats = repeats
         self.rank = rank
         self.world_size = world_size
@@ -205,8 +192,8 @@ class ViewLoader:
         firsts = range(start, stop, global_size)
         coming = self._own(order[start : start + len(firsts) * global_size])
         # the reader is closed first: a thread that waits for a download would not end otherwise
-        with _threads(self.num_workers) as pool, self._expecting(coming):
-            pending = deque[_PendingBatch]()
+        with threads(self.num_workers) as pool, self._expecting(coming):
+            pending = deque[PendingBatch]()
             for first in firsts:
                 pending.append(self._start(pool, epoch, order, first))
                 if len(pending) > self._prefetch:
@@ -246,7 +233,7 @@ class ViewLoader:
         )
         return ranks[:, self.rank].reshape(-1)
 
-    def _deliver(self, pending: _PendingBatch, position: _Position) -> Batch:
+    def _deliver(self, pending: PendingBatch, position: _Position) -> Batch:
         laps = Laps()
         batch = pending.result()
         laps.lap("wait")
@@ -257,7 +244,7 @@ class ViewLoader:
 
     def _start(
         self, pool: ThreadPoolExecutor | None, epoch: int, order: np.ndarray, first: int
-    ) -> _PendingBatch:
+    ) -> PendingBatch:
         """Draw boxes and flips, lay the batch out, and hand its samples to the threads."""
         laps = Laps()
         first += self.rank * self.batch_size
@@ -275,39 +262,8 @@ class ViewLoader:
         if pool is None:
             for part_rows in rows:
                 fill(batch, plans, part_rows)
-            return _PendingBatch(batch, [])
-        return _PendingBatch(batch, [pool.submit(fill, batch, plans, some) for some in rows])
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[ThreadPoolExecutor | None]:
-    """Give a pool of threads, or None; it ends after an early break, an error or Ctrl-C too."""
-    if count == 0:
-        yield None
-        return
-    pool = ThreadPoolExecutor(count, thread_name_prefix="pospre-loader")
-    try:
-        yield pool
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _check(
-    batch_size: int, num_workers: int | None, repeats: int, bad_samples: str, tolerance: float
-) -> None:
-    if batch_size < 1:
-        raise UserError(f"batch_size is {batch_size}; it must be at least 1.")
-    if num_workers is not None and num_workers < 0:
-        raise UserError(
-            f"num_workers is {num_workers}; it counts decoding threads, 0 for none of their own."
-        )
-    if repeats < 1:
-        raise UserError(f"repeats is {repeats}; each sample comes at least once.")
-    if bad_samples not in BAD_SAMPLES:
-        hint = suggestion(bad_samples, BAD_SAMPLES)
-        raise UserError(f"bad_samples '{bad_samples}' is unknown.{hint}")
-    if tolerance < 0:
-        raise UserError(f"tolerance is {tolerance}; give grey levels of 255, 0 for none.")
+            return PendingBatch(batch, [])
+        return PendingBatch(batch, [pool.submit(fill, batch, plans, some) for some in rows])
 
 
 def build_loader(
@@ -374,27 +330,3 @@ def build_loader(
         tolerance=tolerance,
         pin_memory=pin_memory,
     )
-
-
-def _default_workers() -> int:
-    """Return the cores that this process may use, shared among the ranks of this machine."""
-    num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return max(1, available_cores() // num_ranks)
-
-
-def _whole(group: ViewGroup, reader: Reader) -> ViewGroup:
-    """Return a group of whole, unflipped views, as features are neither cropped nor mirrored."""
-    assert reader.features is not None
-    shape = reader.features.shape
-    if group.shape != shape:
-        raise UserError(
-            f"{reader.address} holds features of {shape[0]} x {shape[1]}, but the views of "
-            f"'{group.name}' are {group.shape[0]} x {group.shape[1]}. Set encoder.image_size: "
-            f"{list(shape)}."
-        )
-    if not group.augment.is_off:
-        raise UserError(
-            f"{reader.address} holds features, but data.views.{group.name}.augment changes images. "
-            "Leave it out."
-        )
-    return replace(group, crop="full", flip_rate=0.0)

@@ -1,6 +1,5 @@
 """The loader: the same batches from every format, whatever threads, ranks and skips."""
 
-import itertools
 import shutil
 import signal
 import subprocess
@@ -14,49 +13,19 @@ import numpy as np
 import pytest
 import torch
 from composer.core.data_spec import DataSpec
+from loading import VIEW, count_calls, joined, loader, same
 from PIL import Image
-from torch import Tensor
 
 from pospre import draws
 from pospre.config import recipe_from_dict
 from pospre.data.augment import Augment
 from pospre.data.decode import decode_image, resize_crop
-from pospre.data.loader import ViewLoader, build_loader
+from pospre.data.loader import ViewLoader
 from pospre.data.reader import open_reader
 from pospre.data.samples import Features
 from pospre.data.views import ViewGroup, plan_views
 from pospre.errors import UserError
 from pospre.training.build import build_data
-
-VIEW = ViewGroup(size=32)
-
-
-def loader(path: Path, **options: Any) -> ViewLoader:
-    settings: dict[str, Any] = {"views": [VIEW], "batch_size": 4, "seed": 3, "num_workers": 2}
-    return build_loader(path, **{**settings, **options})
-
-
-def joined(batches: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    return {key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}
-
-
-def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
-    return first.keys() == second.keys() and all(
-        torch.equal(value, second[key]) for key, value in first.items()
-    )
-
-
-def count_calls(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> list[tuple[Any, ...]]:
-    """Return a list that grows by the arguments of every call of a method."""
-    calls: list[tuple[Any, ...]] = []
-    method = getattr(owner, name)
-
-    def record(*arguments: Any) -> Any:
-        calls.append(arguments)
-        return method(*arguments)
-
-    monkeypatch.setattr(owner, name, record)
-    return calls
 
 
 def loader_threads() -> list[str]:
@@ -115,16 +84,6 @@ def test_repeats_come_in_a_row_with_draws_of_their_own(photos):
     assert not set(joined(list(ours))["epoch"].tolist()) & {6, 7, 8}
 
 
-def test_repeats_keep_ranks_and_resumption(photos):
-    whole = list(loader(photos, batch_size=6, repeats=3))
-    ranks = [list(loader(photos, batch_size=3, repeats=3, rank=r, world_size=2)) for r in range(2)]
-    for number, batch in enumerate(whole):
-        assert same(joined([batches[number] for batches in ranks]), batch)
-    ours = loader(photos, batch_size=6, repeats=3)
-    ours.start = ours.batch_size
-    assert all(itertools.starmap(same, zip(list(ours), whole[1:], strict=True)))
-
-
 def test_labels_are_the_class_folders(data_set):
     ours = loader(data_set, shuffle=False, drop_last=False)
     assert ours.classes == ["ant", "bee", "cat"]
@@ -153,28 +112,6 @@ def test_samples_do_not_depend_on_threads_or_batch_size(photos):
         assert all(torch.equal(other[key][:20], value) for key, value in reference.items())
 
 
-def test_ranks_share_the_global_batch(photos):
-    whole = list(loader(photos, batch_size=6))
-    ranks = [list(loader(photos, batch_size=2, rank=rank, world_size=3)) for rank in range(3)]
-    assert [len(batches) for batches in ranks] == [3, 3, 3]
-    for number, batch in enumerate(whole):
-        assert same(joined([batches[number] for batches in ranks]), batch)
-
-
-@pytest.mark.parametrize("order", ["random", "windows"])
-def test_more_ranks_than_shards(stored, order):
-    path = stored("mds")
-    world = len(list(path.glob("shard.*"))) + 3
-    whole = list(loader(path, batch_size=world, order=order, window=8))
-    ranks = [
-        list(loader(path, batch_size=1, order=order, window=8, rank=rank, world_size=world))
-        for rank in range(world)
-    ]
-    assert {len(batches) for batches in ranks} == {22 // world}
-    for number, batch in enumerate(whole):
-        assert same(joined([batches[number] for batches in ranks]), batch)
-
-
 def test_order_follows_seed_and_epoch(photos):
     ours = loader(photos)
     first = joined(list(ours))
@@ -185,19 +122,6 @@ def test_order_follows_seed_and_epoch(photos):
     assert second["index"].tolist() == draws.order(3, 1, 22)[:20].tolist()
     assert second["epoch"].unique().tolist() == [1]
     assert not same(first, joined(list(loader(photos, seed=4))))
-
-
-def test_skipping_equals_iterating(data_set, monkeypatch):
-    whole = list(loader(data_set))
-    ours = loader(data_set)
-    read = count_calls(monkeypatch, ours.reader, "read")
-    ours.start = 3 * ours.batch_size
-    rest = list(ours)
-    assert len(rest) == 2 and all(itertools.starmap(same, zip(rest, whole[3:], strict=True)))
-    assert sorted(index for (index,) in read) == sorted(
-        joined(rest)["index"].tolist()
-    )  # nothing skipped was read
-    assert ours.start == 0 and len(list(ours)) == len(ours) == 5
 
 
 def test_the_tail_is_kept_for_evaluation(photos):
@@ -325,41 +249,6 @@ def test_features_are_not_coloured(photos):
         ViewLoader(reader, views=views, batch_size=4, seed=0)
 
 
-def test_the_position_between_epochs_and_at_the_end(photos):
-    ours = loader(photos)  # 22 samples in batches of 4
-    assert ours.state_dict() == {"epoch": 0, "samples": 0}
-    list(ours)
-    assert ours.state_dict() == {"epoch": 0, "samples": 20}
-    ours.epoch = 1
-    assert ours.state_dict() == {"epoch": 1, "samples": 0}
-    batches = iter(ours)
-    assert ours.state_dict() == {"epoch": 1, "samples": 0}
-    next(batches)
-    assert ours.state_dict() == {"epoch": 1, "samples": 4}
-    ours.load_state_dict({"epoch": 1, "samples": 12})
-    assert ours.state_dict() == {"epoch": 1, "samples": 12}
-    next(batches)  # one that was left behind
-    assert ours.state_dict() == {"epoch": 1, "samples": 12}
-    next(iter(ours))
-    assert ours.state_dict() == {"epoch": 1, "samples": 16}
-
-    tail = loader(photos, drop_last=False)
-    list(tail)
-    assert tail.state_dict() == {"epoch": 0, "samples": 22}
-    tail.load_state_dict(tail.state_dict())
-    assert list(tail) == []
-
-
-def test_the_position_is_that_of_the_latest_iteration(photos):
-    ours = loader(photos)
-    first, second = iter(ours), iter(ours)
-    next(first)
-    assert ours.state_dict() == {"epoch": 0, "samples": 0}
-    next(second)
-    next(first)
-    assert ours.state_dict() == {"epoch": 0, "samples": 4}
-
-
 @pytest.mark.parametrize(("device", "pinned"), [("cpu", False), ("auto", True)])
 def test_a_run_on_the_cpu_pins_no_memory_beside_a_gpu(photos, monkeypatch, device, pinned):
     content: dict[str, Any] = {
@@ -385,17 +274,3 @@ def test_a_view_larger_than_its_image(photos):
     batch = next(iter(loader(photos, views=[ViewGroup(size=256, crop="center")])))
     image = batch["view/image"]
     assert image.shape == (4, 1, 3, 256, 256) and image.float().std() > 10
-
-
-def test_an_iterator_left_behind_does_not_end_the_next_ones_reading(photos, monkeypatch):
-    ours = loader(photos)
-    expected = count_calls(monkeypatch, ours.reader, "expect")
-    closed = count_calls(monkeypatch, ours.reader, "close")
-    first = iter(ours)
-    next(first)
-    second = iter(ours)
-    next(second)
-    del first
-    assert (len(expected), len(closed)) == (2, 0)
-    assert len(list(second)) == len(ours) - 1
-    assert len(closed) == 1

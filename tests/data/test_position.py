@@ -1,0 +1,100 @@
+"""Where a loader is: ranks, resuming, and what is left out is not read."""
+
+import itertools
+
+import pytest
+from loading import count_calls, joined, loader, same
+
+
+def test_ranks_share_the_global_batch(photos):
+    whole = list(loader(photos, batch_size=6))
+    ranks = [list(loader(photos, batch_size=2, rank=rank, world_size=3)) for rank in range(3)]
+    assert [len(batches) for batches in ranks] == [3, 3, 3]
+    for number, batch in enumerate(whole):
+        assert same(joined([batches[number] for batches in ranks]), batch)
+
+
+@pytest.mark.parametrize("order", ["random", "windows"])
+def test_more_ranks_than_shards(stored, order):
+    path = stored("mds")
+    world = len(list(path.glob("shard.*"))) + 3
+    whole = list(loader(path, batch_size=world, order=order, window=8))
+    ranks = [
+        list(loader(path, batch_size=1, order=order, window=8, rank=rank, world_size=world))
+        for rank in range(world)
+    ]
+    assert {len(batches) for batches in ranks} == {22 // world}
+    for number, batch in enumerate(whole):
+        assert same(joined([batches[number] for batches in ranks]), batch)
+
+
+def test_repeats_keep_ranks_and_resumption(photos):
+    whole = list(loader(photos, batch_size=6, repeats=3))
+    ranks = [list(loader(photos, batch_size=3, repeats=3, rank=r, world_size=2)) for r in range(2)]
+    for number, batch in enumerate(whole):
+        assert same(joined([batches[number] for batches in ranks]), batch)
+    ours = loader(photos, batch_size=6, repeats=3)
+    ours.start = ours.batch_size
+    assert all(itertools.starmap(same, zip(list(ours), whole[1:], strict=True)))
+
+
+def test_skipping_equals_iterating(data_set, monkeypatch):
+    whole = list(loader(data_set))
+    ours = loader(data_set)
+    read = count_calls(monkeypatch, ours.reader, "read")
+    ours.start = 3 * ours.batch_size
+    rest = list(ours)
+    assert len(rest) == 2 and all(itertools.starmap(same, zip(rest, whole[3:], strict=True)))
+    assert sorted(index for (index,) in read) == sorted(
+        joined(rest)["index"].tolist()
+    )  # nothing skipped was read
+    assert ours.start == 0 and len(list(ours)) == len(ours) == 5
+
+
+def test_the_position_between_epochs_and_at_the_end(photos):
+    ours = loader(photos)  # 22 samples in batches of 4
+    assert ours.state_dict() == {"epoch": 0, "samples": 0}
+    list(ours)
+    assert ours.state_dict() == {"epoch": 0, "samples": 20}
+    ours.epoch = 1
+    assert ours.state_dict() == {"epoch": 1, "samples": 0}
+    batches = iter(ours)
+    assert ours.state_dict() == {"epoch": 1, "samples": 0}
+    next(batches)
+    assert ours.state_dict() == {"epoch": 1, "samples": 4}
+    ours.load_state_dict({"epoch": 1, "samples": 12})
+    assert ours.state_dict() == {"epoch": 1, "samples": 12}
+    next(batches)  # one that was left behind
+    assert ours.state_dict() == {"epoch": 1, "samples": 12}
+    next(iter(ours))
+    assert ours.state_dict() == {"epoch": 1, "samples": 16}
+
+    tail = loader(photos, drop_last=False)
+    list(tail)
+    assert tail.state_dict() == {"epoch": 0, "samples": 22}
+    tail.load_state_dict(tail.state_dict())
+    assert list(tail) == []
+
+
+def test_the_position_is_that_of_the_latest_iteration(photos):
+    ours = loader(photos)
+    first, second = iter(ours), iter(ours)
+    next(first)
+    assert ours.state_dict() == {"epoch": 0, "samples": 0}
+    next(second)
+    next(first)
+    assert ours.state_dict() == {"epoch": 0, "samples": 4}
+
+
+def test_an_iterator_left_behind_does_not_end_the_next_ones_reading(photos, monkeypatch):
+    ours = loader(photos)
+    expected = count_calls(monkeypatch, ours.reader, "expect")
+    closed = count_calls(monkeypatch, ours.reader, "close")
+    first = iter(ours)
+    next(first)
+    second = iter(ours)
+    next(second)
+    del first
+    assert (len(expected), len(closed)) == (2, 0)
+    assert len(list(second)) == len(ours) - 1
+    assert len(closed) == 1
