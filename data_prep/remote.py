@@ -193,7 +193,6 @@ class RemoteTarget(Target):
         sizes = {name: size for record in records for name, size, _ in record.files}
         with self.store.bucket() as bucket:
             there = bucket.list()
-            self._check_sizes(there, sizes, "run the same command again")
             before = self._description(bucket, there)
             if before not in (None, self._replaced, json.loads(description)):
                 raise UserError(
@@ -206,6 +205,7 @@ class RemoteTarget(Target):
                     f"another conversion has taken {self.uri} over; choose another DST for one of "
                     "them."
                 )
+            self._check_sizes(there, sizes, "run the same command again")
             old = _listed(bucket, there) or set()
             bucket.put(SIDECAR_NAME, description.encode())
             bucket.put(INDEX_NAME, index.encode())

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.data_prep.bucket import bucket, endpoint, source  # noqa: F401 (fixtures)
 from tests.data_prep.sample_images import encoded, picture, write_files
 
 

@@ -1,0 +1,88 @@
+"""A bucket of an own server, photographs to convert into it, and how to look at it."""
+
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_prep import convert
+from pospre.errors import run_command
+from tests.data_prep.sample_images import encoded, odd_files, picture, write_files
+
+URI = "s3://bucket/photos"
+KEY = re.compile(r"shard\.[0-9a-f]{16}\.")
+
+
+@pytest.fixture(scope="session")
+def endpoint() -> Iterator[str]:
+    from moto.server import ThreadedMotoServer  # takes its time
+
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}".replace("0.0.0.0", "127.0.0.1")
+    server.stop()
+
+
+@pytest.fixture
+def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+    """An empty bucket ``bucket``, and a place of our own for temporary files; gives a client."""
+    for name, value in {
+        "S3_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    import boto3
+
+    client: Any = boto3.client("s3", endpoint_url=endpoint)
+    client.create_bucket(Bucket="bucket")
+    yield client
+    for key in keys(client, ""):
+        client.delete_object(Bucket="bucket", Key=key)
+
+
+def keys(client: Any, prefix: str = "photos/") -> list[str]:
+    found = client.list_objects_v2(Bucket="bucket", Prefix=prefix).get("Contents", [])
+    return [item["Key"].removeprefix(prefix) for item in found]
+
+
+def contents(client: Any) -> dict[str, bytes]:
+    return {
+        key: client.get_object(Bucket="bucket", Key=f"photos/{key}")["Body"].read()
+        for key in keys(client)
+    }
+
+
+def as_in_a_folder(client: Any) -> dict[str, bytes]:
+    """Return the contents, without the plan's key in the names of the shards."""
+    return {
+        KEY.sub("shard.", name): KEY.sub("shard.", data.decode()).encode()
+        if name.endswith(".json")
+        else data
+        for name, data in contents(client).items()
+    }
+
+
+def shard(client: Any, number: int) -> str:
+    return next(key for key in keys(client) if key.endswith(f".{number:05d}.mds"))
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    more = {f"plain/{number}.jpg": encoded(picture(number)) for number in range(12)}
+    return write_files(tmp_path / "source", odd_files() | more)
+
+
+def call(*arguments: object) -> int:
+    return run_command(lambda: convert.main([str(argument) for argument in arguments]))
+
+
+def write(source: Path, target: object, *options: object) -> int:
+    return call(source, target, "--format", "mds", "--workers", 1, "--shard-mb", 0.03, *options)
