@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import FORMATS, NUM_IMAGES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -22,6 +21,7 @@ from torch import Tensor
 from pospre.data.loader import ViewLoader, build_loader
 from pospre.data.reader import open_reader
 from pospre.data.views import ViewGroup
+from tests.data.conftest import FORMATS, NUM_IMAGES
 
 VIEWS = (
     ViewGroup(name="global", count=2, size=32),
