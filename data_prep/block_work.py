@@ -96,7 +96,8 @@ def _prepare(item: Item, job: Job, max_bytes: int) -> "_Prepared | Unreadable":
         return main
     annotation = None
     if job.source.annotation is not None:
-        found = read_annotation(job.source, item)
+        image = main if isinstance(main, PreparedImage) else None
+        found = read_annotation(job.source, item, image)
         if isinstance(found, Unreadable):
             return found
         annotation = found

@@ -44,6 +44,7 @@ class PreparedImage:
         height: pixels.
         kept: whether these are the file's own bytes, unchanged.
         marked: whether they are the file's own pixels, but restart markers were added.
+        orientation: by which the image was turned upright, as EXIF numbers it; 1: not at all.
     """
 
     jpeg: bytes
@@ -51,6 +52,7 @@ class PreparedImage:
     height: int
     kept: bool
     marked: bool = False
+    orientation: int = _UPRIGHT
 
     @property
     def num_bytes(self) -> int:
@@ -130,7 +132,8 @@ def _prepare(data: bytes, max_side: int | None, quality: int) -> PreparedImage |
         return PreparedImage(data, width, height, kept=True)
     if shrink and is_jpeg and max_side is not None:
         image.draft(None, (3 * max_side, 3 * max_side))
-    image = to_rgb(_upright(image))
+    upright, orientation = _upright(image)
+    image = to_rgb(upright)
     if shrink and max_side is not None:
         scale = max_side / max(width, height)
         size = [max(1, round(side * scale)) for side in (width, height)]
@@ -139,7 +142,9 @@ def _prepare(data: bytes, max_side: int | None, quality: int) -> PreparedImage |
         image = image.resize((size[0], size[1]), Image.Resampling.LANCZOS, reducing_gap=3.0)
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=quality)
-    return PreparedImage(buffer.getvalue(), image.width, image.height, kept=False)
+    return PreparedImage(
+        buffer.getvalue(), image.width, image.height, kept=False, orientation=orientation
+    )
 
 
 def _mark(image: PreparedImage) -> PreparedImage:
@@ -158,8 +163,12 @@ def _orientation(image: Image.Image) -> int:
     return int(value) if value in _TURNED else _UPRIGHT
 
 
-def _upright(image: Image.Image) -> Image.Image:
+def _upright(image: Image.Image) -> tuple[Image.Image, int]:
+    """Return an image turned upright, and the orientation that it had."""
+    # loading turns a TIFF, which then says that it is upright
+    turned = _orientation(image) if image.format == "TIFF" else _UPRIGHT
     image.load()
-    if _orientation(image) == _UPRIGHT:
-        return image
-    return ImageOps.exif_transpose(image)
+    orientation = _orientation(image)
+    if orientation == _UPRIGHT:
+        return image, turned
+    return ImageOps.exif_transpose(image), orientation

@@ -3,8 +3,9 @@
 import errno
 from collections.abc import Callable
 
-from data_prep.images import Unreadable
+from data_prep.images import PreparedImage, Unreadable
 from data_prep.sources.source import DamagedItem, Item, Source
+from data_prep.turning import told_orientation, turned_mask
 from pospre.errors import UserError
 
 # What keeps one file from being read, not its neighbours: links astray, or forbidden.
@@ -21,13 +22,26 @@ def read_item(source: Source, item: Item) -> bytes | Unreadable:
     return _read(source.read, source, item) or Unreadable("the file is empty")
 
 
-def read_annotation(source: Source, item: Item) -> bytes | Unreadable:
+def read_annotation(
+    source: Source, item: Item, image: PreparedImage | None = None
+) -> bytes | Unreadable:
     """Return what the source tells about an item beside its label; empty where it tells nothing.
+
+    What it tells is turned as the image was.
 
     Raises:
         UserError: the disk or the network fails.
     """
-    return _read(source.annotate, source, item)
+
+    def annotate(item: Item) -> bytes | None:
+        about = source.annotate(item)
+        if about is None or image is None or image.orientation == 1:
+            return about
+        if source.annotation == "json":
+            return told_orientation(about, image.orientation)
+        return turned_mask(about, image)
+
+    return _read(annotate, source, item)
 
 
 def _read(

@@ -24,8 +24,8 @@ class Coco(JsonSource):
     An annotation holds ``image_id``, ``width``, ``height``, and of its objects ``boxes``
     ([x, y, width, height] in pixels of the original image: scale them where ``--max-side``
     shrank it), ``labels`` (places in ``annotation_classes``), ``iscrowd`` and ``segmentation``
-    (polygons or run lengths, as in the file). Images are stored upright: those with an orientation
-    in their EXIF data are turned, their boxes are not.
+    (polygons or run lengths, as in the file). Images are stored upright: of those with an
+    orientation in their EXIF data the boxes are not turned, but ``orientation`` tells it.
     """
 
     kind: ClassVar[str] = "coco"

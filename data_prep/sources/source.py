@@ -121,7 +121,8 @@ class Source(ABC):
 
         JSON is one UTF-8 object; its pixel coordinates are those of the original image, whose
         ``width`` and ``height`` it holds, so that they can be scaled where the conversion shrinks
-        images. PNG masks are the data set's own files, in their own size.
+        images. PNG masks are the data set's own files, in their own size. Both are as the image
+        lies in its file; the conversion turns it upright, and the masks with it.
 
         Raises:
             OSError: it is absent, or the disk or network fails.
