@@ -35,7 +35,8 @@ DST appears only when it is complete, and its bytes depend on SRC and the option
 workers, parts or interruptions. Until then finished blocks (shards of about 64 MB) are kept in
 DST.partial, or in the bucket: a conversion that was killed is simply run again and goes on from
 there. Parts on disks that are not shared: copy the DST.partial folders into one, then --merge. A
-.beton is put together from its blocks at the end, so it needs twice its size for a moment.
+.beton is put together from its blocks at the end, so it needs twice its size for a moment. A
+million samples take 0.7 GB of memory, on each machine.
 In a bucket each shard goes up when it is finished, index.json at the very end; endpoint and
 credentials come from S3_ENDPOINT_URL and AWS's variables.
 
@@ -123,7 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--workers", type=int, default=available_cores(), help="processes (all cores)")
     add("--part", metavar="K/N", help="write only the K-th of N parts, from 1")
     add("--merge", metavar="DST", help="make one data set of the parts of DST")
-    add("--overwrite", action="store_true", help="replace an existing DST")
+    add("--overwrite", action="store_true", help="replace DST, when the new one is complete")
     return parser
 
 

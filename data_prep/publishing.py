@@ -2,14 +2,14 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from data_prep import sidecar
 from data_prep.plan import Plan, difference
-from data_prep.staging import remove_stale_partials, replace_folder, replace_pair
+from data_prep.staging import clean_parents, remove_stale_partials, replace_folder, replace_pair
 from data_prep.store import LocalStore, Store
 from data_prep.tally import Record
 from pospre.data.mds_reader import INDEX_NAME, SIDECAR_NAME, is_mds
@@ -51,10 +51,9 @@ class Target(ABC):
     def check_apart(self, source: Path) -> None:  # noqa: B027 (only disks can overlap)
         """Refuse a destination inside its own source."""
 
-    @contextmanager
-    def clean_parents(self) -> Iterator[None]:
+    def clean_parents(self) -> AbstractContextManager[None]:
         """Remove the folders made on the way if nothing comes of it."""
-        yield
+        return nullcontext()
 
     @abstractmethod
     def publish(self, plan: Plan, records: Sequence[Record]) -> None:
@@ -177,17 +176,8 @@ class _LocalTarget(Target):
                     "must lie apart."
                 )
 
-    @contextmanager
-    def clean_parents(self) -> Iterator[None]:
-        missing = [parent for parent in self.path.absolute().parents if not parent.exists()]
-        try:
-            yield
-        finally:
-            for folder in missing:
-                try:
-                    folder.rmdir()
-                except OSError:
-                    break
+    def clean_parents(self) -> AbstractContextManager[None]:
+        return clean_parents(self.path)
 
 
 class LocalShards(_LocalTarget):
@@ -226,6 +216,12 @@ class LocalBeton(_LocalTarget):
     """A ``.beton`` file."""
 
     data_format = "ffcv"
+
+    def is_complete(self, made_from: dict[str, Any]) -> bool:
+        """Look also at a description without its file: it may be something else."""
+        if not self.path.exists() and sidecar.sidecar_path(self.path, self.data_format).exists():
+            sidecar.read_sidecar(self.path)
+        return super().is_complete(made_from)
 
     def check_replaceable(self) -> None:
         """A file is replaced whatever it holds: its name ends in ``.beton``."""

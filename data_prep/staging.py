@@ -11,6 +11,20 @@ from pospre.errors import UserError
 
 
 @contextmanager
+def clean_parents(path: Path) -> Iterator[None]:
+    """Remove the folders made on the way to ``path`` if nothing comes of it."""
+    missing = [parent for parent in path.absolute().parents if not parent.exists()]
+    try:
+        yield
+    finally:
+        for folder in missing:
+            try:
+                folder.rmdir()
+            except OSError:
+                break
+
+
+@contextmanager
 def staging_folder(destination: Path) -> Iterator[Path]:
     """Give a fresh folder ``<destination>.partial-<pid>`` and remove it at the end, come what may.
 
@@ -21,23 +35,20 @@ def staging_folder(destination: Path) -> Iterator[Path]:
         UserError: nothing can be written there, or another process is writing it.
     """
     partial = destination.with_name(f"{destination.name}.partial-{os.getpid()}")
-    created = _missing_parents(destination)
-    finished = False
     try:
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        remove_stale_partials(destination)
-        partial.mkdir()
-        yield partial
-        finished = True
+        with clean_parents(destination):
+            try:
+                destination.parent.mkdir(parents=True, exist_ok=True)
+                remove_stale_partials(destination)
+                partial.mkdir()
+                yield partial
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
         raise UserError(
             f"cannot write {destination}: {error.strerror or error}. Nothing was left behind; make "
             "room or choose another destination, then run the same command again."
         ) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-        if not finished:
-            _remove_empty(created)
 
 
 def remove_stale_partials(destination: Path) -> None:
@@ -105,18 +116,6 @@ def is_alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
-
-
-def _missing_parents(path: Path) -> list[Path]:
-    return [parent for parent in path.absolute().parents if not parent.exists()]
-
-
-def _remove_empty(folders: list[Path]) -> None:
-    for folder in folders:
-        try:
-            folder.rmdir()
-        except OSError:
-            return
 
 
 def _sync_tree(folder: Path) -> None:

@@ -156,6 +156,18 @@ def test_overwrite_spares_shards_that_do_not_lie_alone(
     assert (target / name).read_bytes() == b"x"
 
 
+def test_a_file_with_the_name_of_the_description(
+    tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = destination(tmp_path, "ffcv")
+    notes = Path(f"{target}.json")
+    notes.write_text('{"notes": "precious"}')
+    assert write(photos, target) == 2
+    assert f"{notes} " in capsys.readouterr().err
+    assert notes.read_text() == '{"notes": "precious"}'
+    assert not target.exists() and not partial(target).exists()
+
+
 def test_unfinished_work_of_another_conversion_is_left(
     tmp_path: Path,
     photos: Path,
