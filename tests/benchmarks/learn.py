@@ -22,6 +22,7 @@ from pospre.errors import UserError, run_command
 YAMLS = Path(__file__).parents[2] / "yamls" / "learn"
 RESULTS = YAMLS / "results"
 WINDOW = 10  # logged lines that the first and the last figures of training are means of
+OWN_MEASURES = ("_accuracy", "_agreement", "_cosine", "_similarity")
 TEST_NAMES = ("test", "val")
 SETTINGS = ("num_bank=10000", "num_samples=5000")
 
@@ -141,7 +142,8 @@ def table(methods: list[str]) -> str:
 
 
 def _cells(seeds: list[dict[str, Any]]) -> list[str]:
-    measure = next((key for key in seeds[0]["first"] if key.startswith("metric/")), None)
+    known = [key for key in seeds[0]["first"] if key.endswith(OWN_MEASURES)]
+    measure = known[-1] if known else None  # the last one: a position algorithm's before its host's
     cells = [_change(seeds, "loss/total")]
     cells.append("–" if measure is None else f"{measure[7:]} {_change(seeds, measure)}")
     for name in ("knn", "linear"):
