@@ -17,8 +17,8 @@ from pospre.data.decode import OpenedImage, decode_image
 from pospre.data.loader import build_loader
 from pospre.data.reader import open_reader
 from pospre.data.views import ViewGroup
+from tests.data.conftest import FORMATS
 
-FORMATS = ("folder", "mds", "ffcv")
 VIEWS = (
     ViewGroup(name="global", count=2, size=48, scale=(0.1, 0.6)),
     ViewGroup(name="local", count=3, size=16, scale=(0.05, 0.2), interpolation="bilinear"),
