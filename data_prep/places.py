@@ -11,6 +11,8 @@ from typing import BinaryIO, Protocol
 from data_prep.sources.source import DamagedItem
 
 _OPEN_ARCHIVES = 64
+# A zip of some kilobytes may unpack to more than any memory holds; no image or list is as large.
+_MOST_UNPACKED = 1 << 31
 # NotImplementedError: an odd compression; RuntimeError: a password is needed.
 _DAMAGED_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError)
 
@@ -70,9 +72,15 @@ class InZip:
         """Return the member's bytes, checked by its checksum."""
         try:
             # A ZipFile moves its handle's position, which forked processes would share.
-            return _open_zip(self.archive, os.getpid()).read(self.member)
+            archive = _open_zip(self.archive, os.getpid())
+            size = archive.getinfo(self.member).file_size  # it is never unpacked beyond this
+            if size <= _MOST_UNPACKED:
+                return archive.read(self.member)
         except _DAMAGED_ZIP as error:
             raise DamagedItem(f"in {self.archive}: {error}") from error
+        raise DamagedItem(
+            f"in {self.archive}: it unpacks to {size} bytes, and at most {_MOST_UNPACKED} are read"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,7 @@ class Tree:
         """
         try:
             text = self.need(name, what).place.read().decode("utf-8")
-        except UnicodeDecodeError as error:
+        except ValueError as error:  # no UTF-8, or a damaged zip
             raise UserError(f"{self.root}: {name} ({what}) is no text: {error}.") from error
         return [line for line in text.splitlines() if line.strip()]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from data_prep import places
 from data_prep.archives import tar_entries, zip_entries
 from data_prep.places import InTar, InZip, Missing, Place
 from data_prep.sources.source import DamagedItem
@@ -126,6 +127,28 @@ def test_damage_found_while_reading(tmp_path: Path) -> None:
     path.write_bytes(data[:300])
     with pytest.raises(UserError, match=r"a\.zip is no whole zip"):
         zip_entries(path)
+
+
+def test_what_unpacks_to_more_than_any_image_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(write_zip(tmp_path / "a.zip", {"bomb.png": bytes(10_000_000), "list.txt": b"x\n"}))
+    monkeypatch.setattr(places, "_MOST_UNPACKED", 9_999_999)
+    with pytest.raises(
+        DamagedItem, match=r"a\.zip: it unpacks to 10000000 bytes, and at most 9999"
+    ):
+        InZip(path, "bomb.png").read()
+    assert Tree(Path(path)).lines("list.txt", "a list") == ["x"]
+    with pytest.raises(UserError, match=r"bomb\.png \(a list\) is no text: in .* it unpacks to"):
+        Tree(Path(path)).lines("bomb.png", "a list")
+    # what the index says holds, whatever the compressed bytes hold
+    data = bytearray(Path(path).read_bytes())
+    size = data.index(b"PK\1\2") + 24
+    data[size : size + 4] = (1000).to_bytes(4, "little")
+    other = tmp_path / "lying.zip"
+    other.write_bytes(data)
+    with pytest.raises(DamagedItem, match=r"lying\.zip: "):
+        InZip(str(other), "bomb.png").read()
 
 
 def test_a_tree_is_the_same_packed_and_unpacked(tmp_path: Path) -> None:
