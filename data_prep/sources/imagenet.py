@@ -18,6 +18,8 @@ _KAGGLE = ("ILSVRC/Data/CLS-LOC", "Data/CLS-LOC")
 _EXTENSIONS = (".jpeg", ".jpg", ".png")
 _WNID = re.compile(r"n\d{8}")
 
+_Found = tuple[list[tuple[str, Entry]], int]
+
 
 @dataclass(frozen=True)
 class ImageNet(StoredSource):
@@ -51,7 +53,8 @@ def load(tree: Tree, part: Part) -> ImageNet:
         )
     where = own_part(part, parts, tree.root)
     truth = read_truth(beside)
-    found = _train(beside, where) if where == there.get("train") else _val(beside, where, truth)
+    is_train = where == there.get("train")
+    found, others = _train(beside, where) if is_train else _val(beside, where, truth)
     # train tells the classes, so that a label means the same in both parts
     known = _class_ids(beside, there["train"]) if "train" in there else set(truth.wnids.values())
     classes = sorted(known or {wnid for wnid, _ in found})
@@ -65,7 +68,7 @@ def load(tree: Tree, part: Part) -> ImageNet:
         raise UserError(f"{tree.root}: {where} holds no images.")
     titles = [truth.titles.get(wnid, wnid) for wnid in classes] if truth.titles else None
     stamp, rule = truth.stamp, where.name if isinstance(where, Path) else where
-    return ImageNet(tree.root, tuple(items), classes, 0, rule, stamp, titles)
+    return ImageNet(tree.root, tuple(items), classes, others, rule, stamp, titles)
 
 
 def _parts(tree: Tree) -> dict[str, Path | str]:
@@ -91,8 +94,8 @@ def _class_ids(tree: Tree, where: Path | str) -> set[str]:
     return set(filter(_WNID.fullmatch, names))
 
 
-def _train(tree: Tree, where: Path | str) -> list[tuple[str, Entry]]:
-    """Return the training images with their classes, sorted."""
+def _train(tree: Tree, where: Path | str) -> _Found:
+    """Return the training images with their classes, sorted, and the number of other files."""
     if not isinstance(where, Path):
         return _in_class_folders(tree, where)
     found = []
@@ -104,18 +107,21 @@ def _train(tree: Tree, where: Path | str) -> list[tuple[str, Entry]]:
             images = tar_entries(where, advance, inner=tar.place)
             for image in sorted(images, key=lambda entry: entry.name):
                 found.append((wnid, replace(image, name=f"{wnid}/{image.name}")))
-    return found
+    return found, 0
 
 
-def _val(tree: Tree, where: Path | str, truth: Truth) -> list[tuple[str, Entry]]:
-    """Return the validation images with their classes, sorted."""
+def _val(tree: Tree, where: Path | str, truth: Truth) -> _Found:
+    """Return the validation images with their classes, sorted, and the number of other files."""
+    others = 0
     if isinstance(where, Path):
         with index_progress([where]) as advance:
             entries = sorted(tar_entries(where, advance), key=lambda entry: entry.name)
     elif any(map(_WNID.fullmatch, tree.names(where))):
         return _in_class_folders(tree, where)
     else:
-        entries = _images(tree.below(where))
+        below = tree.below(where)
+        entries = [entry for entry in below if _is_image(entry)]
+        others = len(below) - len(entries)
     if not truth.wnids:
         raise UserError(
             f"{where}: nothing tells the classes of the validation images; put {DEVKIT}.tar.gz (or "
@@ -125,17 +131,19 @@ def _val(tree: Tree, where: Path | str, truth: Truth) -> list[tuple[str, Entry]]
     for stem in stems:
         if stem not in truth.wnids:
             raise UserError(f"{where}: nothing tells the class of the validation image {stem}.")
-    return [(truth.wnids[stem], entry) for stem, entry in zip(stems, entries, strict=True)]
+    found = [(truth.wnids[stem], entry) for stem, entry in zip(stems, entries, strict=True)]
+    return found, others
 
 
-def _in_class_folders(tree: Tree, where: str) -> list[tuple[str, Entry]]:
+def _in_class_folders(tree: Tree, where: str) -> _Found:
     found = []
-    for entry in _images(tree.below(where)):
+    below = tree.below(where)
+    for entry in below:
         folder, _, name = entry.name.removeprefix(f"{where}/").partition("/")
-        if name and _WNID.fullmatch(folder):
+        if name and _WNID.fullmatch(folder) and _is_image(entry):
             found.append((folder, entry))
-    return found
+    return found, len(below) - len(found)
 
 
-def _images(entries: list[Entry]) -> list[Entry]:
-    return [entry for entry in entries if entry.name.lower().endswith(_EXTENSIONS)]
+def _is_image(entry: Entry) -> bool:
+    return entry.name.lower().endswith(_EXTENSIONS)
