@@ -13,6 +13,7 @@ MEMORY_EPOCHS = 20
 _Contestants = dict[str, tuple[str, str, dict[str, Any]]]
 _OURS: _Contestants = {
     "ours, .beton": ("ours", "beton", {}),
+    "ours, .beton --seekable": ("ours", "seekable", {}),
     "ours, MDS": ("ours", "mds", {}),
     "ours, folder": ("ours", "folder", {}),
 }
@@ -83,6 +84,7 @@ def memory(bench: Bench) -> Table:
     jobs = {
         name: bench.job("ours", bench.prepared(kind), MULTI_CROP)
         for name, (_, kind, _) in _OURS.items()
+        if kind != "seekable"
     }
     rows = []
     for name, epochs in take_turns(jobs, MEMORY_EPOCHS - 1, bench.work).items():

@@ -20,14 +20,18 @@ from typing import Any
 from tests.benchmarks.loader_worker import ROOT, LoaderDied, environment
 
 SMALL_SHARD = 1 << 23  # bytes: so that a few hundred photographs are a dozen shards
-_OURS = {"mds": "mds", "beton": "ffcv"}
+_OURS = {
+    "mds": ("--format", "mds"),
+    "beton": ("--format", "ffcv"),
+    "seekable": ("--format", "ffcv", "--seekable"),
+}
 
 
 def command(kind: str, source: Path, target: Path, num_workers: int) -> list[str]:
     """Return the command that writes ``source`` as ``kind``."""
     places = [str(source), str(target), "--workers", str(num_workers)]
     if kind in _OURS:
-        return [sys.executable, "-m", "data_prep.convert", *places, "--format", _OURS[kind]]
+        return [sys.executable, "-m", "data_prep.convert", *places, *_OURS[kind]]
     return [sys.executable, "-m", "tests.benchmarks.loader_data", kind, *places]
 
 
@@ -56,7 +60,8 @@ def prepared(kind: str, source: Path, work: Path, num_workers: int) -> Path:
     """Return the folder or file that holds ``source`` as ``kind``, written unless it is there."""
     if kind == "folder":
         return source
-    target = work / ("images.beton" if kind == "beton" else f"images_{kind}")
+    names = {"beton": "images.beton", "seekable": "images_seekable.beton"}
+    target = work / names.get(kind, f"images_{kind}")
     if not target.exists():
         print(f"writing {target} …", file=sys.stderr)
         if kind in _OURS:  # appears when it is complete
