@@ -16,12 +16,15 @@ from tqdm import tqdm
 from data_prep import sidecar
 from pospre.data.cores import available_cores
 from pospre.data.decode import DecodeError, decode_image
+from pospre.data.mds_index import ShardEntry, read_index
 from pospre.data.mds_reader import INDEX_NAME, SIDECAR_NAME, MdsReader
 from pospre.data.reader import open_reader
 from pospre.data.samples import Reader
+from pospre.data.sidecar import unpack_sums
 from pospre.errors import UserError, run_command
 from pospre.object_store import Bucket, is_remote
 
+_REMEDY = "convert the images again with --overwrite"
 _EPILOG = """\
 examples:
   python -m data_prep.verify photos.beton
@@ -126,38 +129,62 @@ def _report(where: object, num_bad: int, first: str, num_samples: int) -> None:
 
 def _verify_remote(uri: str, num_workers: int) -> tuple[dict[str, Any], int, int]:
     """Download, check and remove one shard after the other."""
-    with Bucket(uri) as bucket:
-        missing = [name for name in (INDEX_NAME, SIDECAR_NAME) if name not in bucket.list()]
-    if missing:
-        raise UserError(
-            f"{uri}/{missing[0]} is missing: no data set of data_prep.convert is there, or its "
-            "conversion is not finished."
-        )
-    with tempfile.TemporaryDirectory(prefix="pospre-verify-") as name:
+    content, index = _descriptions(uri)
+    where = f"{uri}/{SIDECAR_NAME}"
+    bad, first, start = 0, "", 0
+    with tempfile.TemporaryDirectory(prefix="pospre-verify-") as name, _naming(Path(name), uri):
         folder = Path(name)
-        content, index = (_fetch_json(uri, each, folder) for each in (SIDECAR_NAME, INDEX_NAME))
-        manifest = content["manifest"]
-        bad, first, num_samples = 0, "", 0
-        with _bar(content["samples"], "img") as bar:
-            for entry in index["shards"]:
-                with _one_shard(uri, entry, manifest, folder) as reader:
-                    found, text = _unusable(reader, content["classes"], num_workers, bar)
-                    num_samples += len(reader)
-                bad, first = bad + found, first or text.replace(str(folder), uri)
-    if num_samples != content["samples"]:
-        raise UserError(f"{uri} holds {num_samples} samples instead of {content['samples']}.")
-    _report(uri, bad, first, num_samples)
-    return content, len(manifest), num_samples
+        shards = _shards(index, content["manifest"], folder, where)
+        total = sum(entry.num_samples for entry, _ in shards)
+        if total != content["samples"]:
+            raise UserError(f"{uri} holds {total} samples instead of {content['samples']}.")
+        checksums = unpack_sums(content, total, where, _REMEDY)
+        with _bar(total, "img") as bar:
+            for entry, noted in shards:
+                with _one_shard(uri, entry, noted, content["manifest"], folder) as reader:
+                    if checksums is not None:
+                        reader.checksums = checksums[start : start + len(reader)]
+                    found, about = _unusable(reader, content["classes"], num_workers, bar)
+                bad, first = bad + found, first or about
+                start += entry.num_samples
+        _report(uri, bad, first, total)
+    return content, len(shards), total
 
 
-def _fetch_json(uri: str, name: str, folder: Path) -> dict[str, Any]:
-    _fetch(uri, name, folder)
+def _descriptions(uri: str) -> tuple[dict[str, Any], bytes]:
+    """Return our description, checked, and the index as it is."""
+    with Bucket(uri) as bucket:
+        there = bucket.list()
+        for name in (INDEX_NAME, SIDECAR_NAME):
+            if name not in there:
+                raise UserError(
+                    f"{uri}/{name} is missing: no data set of data_prep.convert is there, or its "
+                    "conversion is not finished."
+                )
+        text = bucket.read(SIDECAR_NAME)
+        content = sidecar.parse_sidecar(text, f"{uri}/{SIDECAR_NAME}", "mds", _REMEDY)
+        return content, bucket.read(INDEX_NAME)
+
+
+@contextmanager
+def _naming(folder: Path, uri: str) -> Iterator[None]:
+    """Have messages name the bucket instead of the temporary folder."""
     try:
-        content: dict[str, Any] = json.loads((folder / name).read_text())
-    except ValueError as error:
-        raise UserError(f"{uri}/{name} is damaged ({error}).") from error
-    (folder / name).unlink()
-    return content
+        yield
+    except UserError as error:
+        raise UserError(str(error).replace(str(folder), uri)) from error
+
+
+def _shards(
+    index: bytes, manifest: dict[str, Any], folder: Path, where: str
+) -> list[tuple[ShardEntry, dict[str, Any]]]:
+    """Return every shard's entry of the index: checked, and as it is written there."""
+    (folder / INDEX_NAME).write_bytes(index)
+    entries = read_index(folder, f"{_REMEDY}.")  # refuses names that lead out of the folder
+    odd = {entry.raw.name for entry in entries} ^ set(manifest)
+    if odd:
+        raise UserError(f"{where} and {INDEX_NAME} disagree about {min(odd)}.")
+    return list(zip(entries, json.loads(index)["shards"], strict=True))
 
 
 def _fetch(uri: str, name: str, folder: Path) -> Path:
@@ -168,15 +195,13 @@ def _fetch(uri: str, name: str, folder: Path) -> Path:
 
 @contextmanager
 def _one_shard(
-    uri: str, entry: dict[str, Any], manifest: dict[str, Any], folder: Path
+    uri: str, entry: ShardEntry, noted: dict[str, Any], manifest: dict[str, Any], folder: Path
 ) -> Iterator[Reader]:
     """Give a reader of a single shard."""
-    name = entry["raw_data"]["basename"]
-    if name not in manifest:
-        raise UserError(f"{uri}/{SIDECAR_NAME} and {INDEX_NAME} disagree about {name}.")
+    name = entry.raw.name
     path = _fetch(uri, name, folder)
     _check_sum(path, manifest[name][1], f"{uri}/{name}")
-    (folder / INDEX_NAME).write_text(json.dumps({"version": 2, "shards": [entry]}))
+    (folder / INDEX_NAME).write_text(json.dumps({"version": 2, "shards": [noted]}))
     yield MdsReader(folder)
     path.unlink()
 

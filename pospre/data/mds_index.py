@@ -165,7 +165,9 @@ def _names_a_file(noted: Any) -> bool:
     if isinstance(hashes, dict) and not all(isinstance(digest, str) for digest in hashes.values()):
         return False
     name = noted.get("basename")
-    return isinstance(name, str) and name == Path(name).name
+    if not isinstance(name, str) or name in ("", "..") or "\0" in name:
+        return False
+    return name == Path(name).name
 
 
 def _check_columns(path: Path, entry: dict[str, Any], remedy: str) -> tuple[int, int] | None:

@@ -75,10 +75,11 @@ def test_shards_of_another_size_or_name_are_refused(
     with pytest.raises(UserError, match=r"set/shard.00002.mds is missing"):
         open_remote()
     index = json.loads((shards() / "index.json").read_text())
-    index["shards"][0]["raw_data"]["basename"] = "../../outside.mds"
-    bucket.put_object(Bucket="bucket", Key="set/index.json", Body=json.dumps(index).encode())
-    with pytest.raises(UserError, match=r"without a valid 'raw_data'"):
-        open_remote()
+    for name in ("../../outside.mds", "..", "", "a\0b"):
+        index["shards"][0]["raw_data"]["basename"] = name
+        bucket.put_object(Bucket="bucket", Key="set/index.json", Body=json.dumps(index).encode())
+        with pytest.raises(UserError, match=r"without a valid 'raw_data'"):
+            open_remote()
 
 
 # Faults of the network

@@ -1,0 +1,78 @@
+"""Data sets in a bucket that are not what they say: verifying trusts nothing that is there."""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_prep import verify
+from pospre.data.sidecar import pack_sums, unpack_sums
+from pospre.errors import run_command
+from tests.data_prep.bucket import URI, contents, shard, write
+
+
+@pytest.fixture
+def stored(bucket: Any, photos: Path) -> Any:
+    assert write(photos, URI) == 0
+    return bucket
+
+
+def put(bucket: Any, name: str, content: Any) -> None:
+    bucket.put_object(Bucket="bucket", Key=f"photos/{name}", Body=json.dumps(content).encode())
+
+
+def verified() -> int:
+    return run_command(lambda: verify.main([URI]))
+
+
+@pytest.mark.parametrize("name", ["../mine", "..", "", "/tmp/mine", "sub/mine", "a\0b"])
+def test_nothing_is_written_outside_of_the_temporary_folder(
+    stored: Any, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = Path(tempfile.gettempdir()) / "mine"
+    mine.write_text("kept")
+    index, content = (json.loads(contents(stored)[f"{n}.json"]) for n in ("index", "pospre"))
+    real = shard(stored, 0)
+    next(e for e in index["shards"] if e["raw_data"]["basename"] == real)["raw_data"][
+        "basename"
+    ] = name
+    content["manifest"][name] = content["manifest"].pop(real)
+    put(stored, "index.json", index)
+    put(stored, "pospre.json", content)
+    stored.put_object(Bucket="bucket", Key="photos/../mine", Body=b"evil")
+    assert verified() == 2
+    assert f"{URI}/index.json describes a shard without a valid 'raw_data'" in (
+        capsys.readouterr().err
+    )
+    assert mine.read_text() == "kept"
+    assert list(mine.parent.iterdir()) == [mine]
+    stored.delete_object(Bucket="bucket", Key="photos/../mine")
+
+
+def test_checksums_of_samples(stored: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    content = json.loads(contents(stored)["pospre.json"])
+    sums = unpack_sums(content, 12, "", "").copy()
+    sums[11] ^= 1
+    put(stored, "pospre.json", {**content, "crc32c": pack_sums(sums.tolist())})
+    assert verified() == 2
+    message = capsys.readouterr().err
+    assert "1 of 12 samples cannot be used" in message and "(crc32c)" in message
+    put(stored, "pospre.json", {**content, "crc32c": pack_sums(sums[:5].tolist())})
+    assert verified() == 2
+    assert "crc32c holds no checksum for each sample" in capsys.readouterr().err
+
+
+def test_damaged_descriptions(stored: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    content = json.loads(contents(stored)["pospre.json"])
+    broken: Any
+    for broken in ([], {}, {**content, "manifest": {"x": 1}}, {**content, "manifest": {}}):
+        put(stored, "pospre.json", broken)
+        assert verified() == 2
+        assert f"{URI}/pospre.json" in capsys.readouterr().err
+    put(stored, "pospre.json", content)
+    for broken in ([], {}, {"version": 2, "shards": [3]}):
+        put(stored, "index.json", broken)
+        assert verified() == 2
+        assert f"{URI}/index.json" in capsys.readouterr().err
