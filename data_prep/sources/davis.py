@@ -16,7 +16,8 @@ _LISTS = {"train": "train", "val": "val", "test": "test-dev"}
 class Davis(MaskSource):
     """The frames of a part's videos in order, named ``video/frame.jpg``; there are no labels.
 
-    Of the test videos, only the first frame has a mask; the others have no annotation.
+    Every frame of ``train`` and ``val`` has a mask, and the first of each test video; the others
+    have no annotation.
     """
 
     kind: ClassVar[str] = "davis"
@@ -41,7 +42,11 @@ def load(tree: Tree, part: Part) -> Davis:
     resolution = "480p" if "480p" in resolutions else resolutions[0]
     lists = _lists(tree)
     videos, rule = _videos(tree, part, resolution, lists)
-    test = set(_named(tree, lists["test"])) if "test" in lists else set()
+    masked = {
+        video
+        for split in ("train", "val")
+        for video in (_named(tree, lists[split]) if split in lists else ())
+    }
     items = []
     others = 0
     for video in videos:
@@ -57,7 +62,7 @@ def load(tree: Tree, part: Part) -> Davis:
                 others += 1
                 continue
             mask_name = f"{_MASKS}/{resolution}/{video}/{frame}.png"
-            mask = tree.find(mask_name) if video in test else tree.listed(mask_name)
+            mask = tree.listed(mask_name) if video in masked else tree.find(mask_name)
             name = f"{video}/{frame}{dot}{extension}"
             items.append(stored_item(entry, name, -1, mask))
     return Davis(tree.root, tuple(items), num_ignored=others, split_rule=rule)

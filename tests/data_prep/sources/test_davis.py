@@ -63,7 +63,9 @@ def test_lists_of_frames_and_full_resolution(tmp_path: Path) -> None:
 def test_a_missing_mask_is_named(tmp_path: Path) -> None:
     root = write_files(tmp_path, files())
     (root / "Annotations/480p/bear/00001.png").unlink()
-    for split, frames in (("train", 4), (None, 8)):
+    challenge = {f"JPEGImages/480p/emu/{number:05d}.jpg": JPEGS[number] for number in range(2)}
+    write_files(root, challenge)
+    for split, frames in (("train", 4), (None, 10)):
         source = opened(root, "davis", split=split)
         found = [read_annotation(source, item) for item in source.items]
         assert len(found) == frames
