@@ -67,10 +67,15 @@ def _own_parts(root: Path) -> dict[str, Path]:
     """Return the parts, where every sub-folder is one; some class may be called test as well.
 
     Raises:
-        UserError: two folders are the same part.
+        UserError: two folders are the same part, or one beside train and val is none.
     """
     folders = [name for name in os.listdir(root) if is_visible(name) and (root / name).is_dir()]
     parts = {part_of_name(name) or "": root / name for name in sorted(folders)}
+    if "" in parts and "train" in folders and {"val", "valid", "validation", "test"} & {*folders}:
+        raise UserError(
+            f"{root} has parts ({', '.join(sorted(set(parts) - {''}))}), but {parts[''].name} is "
+            "none; move it away, or give the folder of one part."
+        )
     if "train" not in parts or "" in parts:
         return {}
     for name in folders:

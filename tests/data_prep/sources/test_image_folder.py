@@ -128,6 +128,16 @@ def test_two_folders_of_one_part(tmp_path: Path, first: str, second: str) -> Non
 
 
 def test_classes_that_are_called_like_parts(tmp_path: Path) -> None:
-    names = ["train/1.jpg", "plane/2.jpg", "val/3.jpg"]
+    names = ["train/1.jpg", "plane/2.jpg", "test_tube/3.jpg"]
     source = open_source(write_files(tmp_path, dict.fromkeys(names, JPEG)))
-    assert source.classes == ["plane", "train", "val"]
+    assert source.classes == ["plane", "test_tube", "train"]
+
+
+def test_a_folder_beside_parts_does_not_make_them_classes(tmp_path: Path) -> None:
+    names = ["train/ant/1.jpg", "extra/ant/2.jpg", "validation/ant/3.jpg"]
+    root = write_files(tmp_path, dict.fromkeys(names, JPEG))
+    for split in ("train", "val", None):
+        with pytest.raises(
+            UserError, match=r"has parts \(train, val\), but extra is none; move it"
+        ):
+            open_source(root, split=split)
