@@ -65,18 +65,15 @@ def load(tree: Tree, part: Part) -> Coco:
         items = _items(tree, folder, content, categories, where, has_objects)
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(
-            f"{tree.root}: {path} is not as in COCO, with images, annotations and categories "
+            f"{where} is not as in COCO, with images, annotations and categories "
             f"({type(error).__name__}: {error})."
         ) from error
     if not items:
-        raise UserError(f"{tree.root}: {path} names no images.")
+        raise UserError(f"{where} names no images.")
     stamp = " ".join(tree.need(name, "objects").stamp for name in sorted({path, train}))
+    names = [category["name"] for category in categories]
     return Coco(
-        tree.root,
-        tuple(items),
-        split_rule=path,
-        metadata_stamp=stamp,
-        annotation_classes=[category["name"] for category in categories],
+        tree.root, tuple(items), split_rule=path, metadata_stamp=stamp, annotation_classes=names
     )
 
 
