@@ -66,6 +66,8 @@ class RemoteMdsReader(MdsReader):
         self._entries = [self._with_manifest(entry) for entry in self._entries]
         self._cache_limit = cache_limit
         self._check_limit()
+        if cache_limit is not None and cache_limit >= sum(self._sizes):
+            cache.limit = None  # it is never reached: nothing must be kept from eviction
         self._check_methods()
         self._check_bucket(bucket)
         self._fetcher = Fetcher(self._entries, Supplier(bucket, cache, patience))
@@ -124,8 +126,13 @@ class RemoteMdsReader(MdsReader):
             )
 
     @property
+    def _sizes(self) -> list[int]:
+        """Bytes of every shard as it arrives, or as it stays if that is more."""
+        return [max(entry.raw.size, entry.stored.size) for entry in self._entries]
+
+    @property
     def _largest(self) -> int:
-        return max(max(entry.raw.size, entry.stored.size) for entry in self._entries)
+        return max(self._sizes)
 
     def _shard_name(self, place: int) -> str:
         return f"{self.address}/{self._entries[place].stored.name}"

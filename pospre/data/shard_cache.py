@@ -14,11 +14,12 @@ import hashlib
 import math
 import os
 import re
+import resource
 import shutil
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from io import BufferedRandom
 from pathlib import Path
 from typing import TextIO
@@ -30,6 +31,8 @@ _PART = ".part"
 _LOCKS = "locks"
 _ROOM = ".room"
 _POLL = 0.05  # seconds between two looks at a lock that another process holds
+_STUCK = 60.0  # seconds after which a lock for milliseconds is held by a process that hangs
+_MANY_FILES = 1 << 16
 
 
 def cache_root(cache_dir: str | Path | None) -> Path:
@@ -65,11 +68,11 @@ class ShardCache:
         with _writing(self.path, sum(map(len, contents.values()))):
             home.mkdir(parents=True, exist_ok=True)
             # held as long as this object lives: another run must not take the folder for old
-            held = os.open(_version_lock(self.path), os.O_RDWR | os.O_CREAT, 0o666)
-            weakref.finalize(self, os.close, held)
-            fcntl.flock(held, fcntl.LOCK_SH)
+            held = open(_version_lock(self.path), "a+")  # noqa: SIM115
+            weakref.finalize(self, held.close)
+            _lock(held, fcntl.LOCK_SH, _soon(_version_lock(self.path)))
             (self.path / _LOCKS).mkdir(parents=True, exist_ok=True)
-            with self.lock(_ROOM, _no_matter):
+            with self._room():
                 for name, content in contents.items():
                     self.file(name + _PART).write_bytes(content)
                     self.publish(name)
@@ -96,10 +99,11 @@ class ShardCache:
     def lock(self, name: str, wait: Callable[[], None]) -> Iterator[None]:
         """Hold a shard's lock; call ``wait`` every now and then (it may raise) until it is free."""
         with open(self.path / _LOCKS / name, "a") as file:
-            while not _try_lock(file):
-                wait()
-                time.sleep(_POLL)
+            _lock(file, fcntl.LOCK_EX, wait)
             yield
+
+    def _room(self) -> AbstractContextManager[None]:
+        return self.lock(_ROOM, _soon(self.path / _LOCKS / _ROOM))
 
     @contextmanager
     def incoming(
@@ -123,7 +127,7 @@ class ShardCache:
         path = self.file(name + _PART)
         with _writing(path, size):
             try:
-                with self.lock(_ROOM, _no_matter):
+                with self._room():
                     has_room = self._make_room(name, size, needs(), urgent)
                     if has_room:
                         with open(path, "wb") as file:
@@ -138,11 +142,30 @@ class ShardCache:
                 path.unlink(missing_ok=True)
 
     def keep(self, name: str) -> None:
-        """Have no process evict a shard until it is let go, or this process ends."""
-        if self.limit is not None and name not in self._kept:
-            kept = open(self.path / _LOCKS / f"{name}.use", "a")  # noqa: SIM115
-            fcntl.flock(kept, fcntl.LOCK_SH)  # for as long as somebody evicts it
-            self._kept[name] = kept
+        """Have no process evict a shard until it is let go, or this process ends.
+
+        Raises:
+            UserError: no more files can be opened, or another process hangs while it evicts it.
+        """
+        if self.limit is None or name in self._kept:
+            return
+        if not self._kept:
+            _allow_many_files()
+        path = self.path / _LOCKS / f"{name}.use"
+        try:
+            kept = open(path, "a+")  # noqa: SIM115 (NFS shares what can be read)
+        except OSError as error:
+            raise UserError(
+                f"{path} cannot be opened ({error.strerror or error}). Each of the "
+                f"{len(self._kept)} shards in use takes an open file: raise ulimit -n, set a "
+                "smaller data.window, or a data.cache_limit that the whole data set fits into."
+            ) from error
+        try:
+            _lock(kept, fcntl.LOCK_SH, _soon(path))
+        except BaseException:
+            kept.close()
+            raise
+        self._kept[name] = kept
 
     def let_go(self, name: str) -> None:
         """End what ``keep`` began."""
@@ -189,17 +212,46 @@ class ShardCache:
                     part.unlink(missing_ok=True)
 
 
-def _no_matter() -> None:
-    """Wait for what lasts milliseconds."""
+def _soon(path: Path) -> Callable[[], None]:
+    """Return how to wait for a lock that is held for milliseconds, or while a version is removed.
+
+    Its holder may have been stopped (Ctrl-Z), or hang on a network disk.
+    """
+    end = time.monotonic() + _STUCK
+
+    def wait() -> None:
+        if time.monotonic() > end:
+            raise UserError(
+                f"another process has held {path} for {_STUCK:.0f} s, so it is stopped or hangs; "
+                f"end it (`fuser {path}` tells its number), or set data.cache_dir to another "
+                "folder."
+            )
+
+    return wait
+
+
+def _allow_many_files() -> None:
+    """Raise the soft limit of open files as far as the system lets us."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, _MANY_FILES)
+    if 0 <= soft < wanted:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _version_lock(version: Path) -> Path:
     return version.with_name(f"{version.name}.lock")
 
 
-def _try_lock(file: TextIO) -> bool:
+def _lock(file: TextIO, kind: int, wait: Callable[[], None]) -> None:
+    while not _try_lock(file, kind):
+        wait()
+        time.sleep(_POLL)
+
+
+def _try_lock(file: TextIO, kind: int = fcntl.LOCK_EX) -> bool:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
