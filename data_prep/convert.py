@@ -37,7 +37,8 @@ DST.partial, or in the bucket: a conversion that was killed is simply run again 
 there. Parts on disks that are not shared: copy the DST.partial folders into one, then --merge. A
 .beton is put together from its blocks at the end, so it needs twice its size for a moment. A
 million samples take 0.7 GB of memory, on each machine.
-In a bucket each shard goes up when it is finished, index.json at the very end; endpoint and
+In a bucket each shard goes up when it is finished, under a name that no other conversion uses,
+index.json at the very end; what --overwrite replaces stays readable until then. Endpoint and
 credentials come from S3_ENDPOINT_URL and AWS's variables.
 
 A JPEG is decoded from its top row on, wherever the crop is. --seekable adds a restart marker after
