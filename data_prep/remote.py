@@ -38,7 +38,7 @@ _SCRATCH = "pospre-convert-"
 _TRIES = 10  # boto waits longer from try to try: over a minute in all
 _THREADS = 16
 _UNFINISHED = re.compile(r"shard\.[0-9a-f]{16}\.\d{5}(\.\d{5})?\.mds")
-_REMEDY = "remove it, or choose another DST"
+_REMEDY = "remove the data set there, or choose another DST"
 
 
 class RemoteStore(Store):
