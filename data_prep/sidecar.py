@@ -61,7 +61,9 @@ def parse_sidecar(
         raise UserError(f"{where} has version {content.get('version')}, not {VERSION}; {remedy}.")
     for key, is_good in _CHECKS[data_format].items():
         if not is_good(content.get(key)):
-            raise UserError(f"{where} is damaged ('{key}' is not as this command writes it); {remedy}.")
+            raise UserError(
+                f"{where} is damaged ('{key}' is not as this command writes it); {remedy}."
+            )
     return content
 
 
