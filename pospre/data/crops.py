@@ -9,7 +9,6 @@ view's place is. ``pospre.exact`` has them compiled for one image; all give the 
 """
 
 import functools
-from collections.abc import Iterator
 from decimal import Decimal, localcontext
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from pospre import exact
 from pospre.draws import Keys
-from pospre.exact import DRAWS_PER_TRY, NUM_TRIES, relative_place, round_half_even
+from pospre.exact import DRAWS_PER_TRY, NUM_TRIES, round_half_even
 
 NUM_BOX_DRAWS = NUM_TRIES * DRAWS_PER_TRY
 NUM_WINDOW_DRAWS = 2  # left, top
@@ -38,52 +37,16 @@ class PixelBox(NamedTuple):
     height: int
 
 
-class Cut(NamedTuple):
-    """A view: a window of a box of the image that is resized first.
-
-    Attributes:
-        box: the part of the image that is resized.
-        scaled: (width, height) that it is resized to.
-        window: the view in pixels of the resized box; it may reach over the edge.
-        edge: what lies beyond: ``"reflect"`` mirrors the pixels, ``"black"`` is 0.
-    """
-
-    box: PixelBox
-    scaled: tuple[int, int]
-    window: PixelBox
-    edge: str = "black"
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the window is the resized box."""
-        return self.window == PixelBox(0, 0, *self.scaled)
-
-    def relative(self, image_width: int, image_height: int) -> tuple[float, float, float, float]:
-        """Return x0, y0, x1, y1 of the view as parts of the image.
-
-        A window that reaches over the edge gives values a little below 0 or above 1: so the place
-        of every pixel that is the image's own stays right.
-        """
-        (left, top, width, height), window = self.box, self.window
-        across = (left, width), self.scaled[0], image_width
-        down = (top, height), self.scaled[1], image_height
-        return (
-            relative_place(*across[0], window.left, *across[1:]),
-            relative_place(*down[0], window.top, *down[1:]),
-            relative_place(*across[0], window.left + window.width, *across[1:]),
-            relative_place(*down[0], window.top + window.height, *down[1:]),
-        )
-
-
 class Cuts(NamedTuple):
-    """All views of a group in one image, as arrays; see ``Cut``.
+    """All views of a group in one image: windows of boxes of the image that are resized first.
 
     Attributes:
         boxes: left, top, width, height of the parts of the image that are resized, int64 (V, 4).
         scaled: (width, height) that each is resized to.
-        windows: left, top, width, height of the views in pixels of the resized boxes, int64 (V, 4).
+        windows: left, top, width, height of the views in pixels of the resized boxes, int64 (V, 4);
+            they may reach over the edge.
         image: width and height of the upright image.
-        edge: what lies beyond a resized box.
+        edge: what lies beyond a resized box: ``"reflect"`` mirrors the pixels, ``"black"`` is 0.
     """
 
     boxes: np.ndarray
@@ -93,14 +56,19 @@ class Cuts(NamedTuple):
     edge: str = "black"
 
     @property
-    def relative(self) -> np.ndarray:
-        """Return x0, y0, x1, y1 of the views as parts of the image, float32 (V, 4)."""
-        return exact.relative_boxes(self.boxes, self.windows, self.scaled, self.image)
+    def are_whole(self) -> bool:
+        """Whether the views are the resized boxes."""
+        width, height = self.scaled
+        return bool((self.windows == (0, 0, width, height)).all())
 
-    def each(self) -> Iterator[Cut]:
-        """Yield the views one by one."""
-        for box, window in zip(self.boxes.tolist(), self.windows.tolist(), strict=True):
-            yield Cut(PixelBox(*box), self.scaled, PixelBox(*window), self.edge)
+    @property
+    def relative(self) -> np.ndarray:
+        """Return x0, y0, x1, y1 of the views as parts of the image, float32 (V, 4).
+
+        A window that reaches over the edge gives values a little below 0 or above 1: so the place
+        of every pixel that is the image's own stays right.
+        """
+        return exact.relative_boxes(self.boxes, self.windows, self.scaled, self.image)
 
 
 class Frame(NamedTuple):

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from pospre.data.bill import Laps
-from pospre.data.crops import Cut, PixelBox
-from pospre.data.decode import OpenedImage, cut_view
+from pospre.data.crops import Cuts
+from pospre.data.decode import OpenedImage, cut_views
 from pospre.data.jpeg import SHRINKS
 
 # Error of views, RMS in grey levels of 255 and mean over photographs, where images were decoded so
@@ -21,19 +21,19 @@ from pospre.data.jpeg import SHRINKS
 _PIXELS_PER_PIXEL = ((3.6, 1.25), (2.6, 1.5), (2.0, 2.0), (1.1, 2.5), (0.9, 3.0), (0.75, 4.0))
 
 
-class View(NamedTuple):
-    """Where one view of a sample goes.
+class Views(NamedTuple):
+    """Where the views of one group of a sample lie, and where they go.
 
     Attributes:
-        cut: its place in the full-size image.
-        pixels: of the view, uint8 (h, w, channels), to be written.
-        box: float32 (4,), to be written.
-        interpolation: of its view group.
+        cuts: their places in the full-size image.
+        pixels: of the views, uint8 (V, h, w, channels), to be written.
+        boxes: float32 (V, 4), to be written.
+        interpolation: of the view group.
     """
 
-    cut: Cut
+    cuts: Cuts
     pixels: np.ndarray
-    box: np.ndarray
+    boxes: np.ndarray
     interpolation: str
 
 
@@ -42,53 +42,50 @@ def margin(tolerance: float) -> float:
     return next((pixels for error, pixels in _PIXELS_PER_PIXEL if error <= tolerance), float("inf"))
 
 
-def choose_shrink(cuts: Sequence[Cut], pixels_per_pixel: float) -> int:
+def choose_shrink(groups: Sequence[Cuts], pixels_per_pixel: float) -> int:
     """Return by how much an image may be decoded smaller: 8, 4, 2 or 1."""
-    least = min(min(cut.box.width / cut.scaled[0], cut.box.height / cut.scaled[1]) for cut in cuts)
+    ratios = [
+        side / view for cuts in groups for side, view in zip(cuts.image, cuts.scaled, strict=True)
+    ]
+    if min(ratios) < min(SHRINKS) * pixels_per_pixel:
+        return 1  # as for most photographs; the boxes need not be looked at
+    least = min(float((cuts.boxes[:, 2:] / cuts.scaled).min()) for cuts in groups)
     return next((shrink for shrink in SHRINKS if least >= shrink * pixels_per_pixel), 1)
 
 
-def snap(box: PixelBox, shrink: int, width: int, height: int) -> PixelBox:
-    """Move a box to whole pixels of an image ``shrink`` times smaller, in those pixels.
+def snap(boxes: np.ndarray, shrink: int, width: int, height: int) -> np.ndarray:
+    """Move boxes (V, 4) to whole pixels of an image ``shrink`` times smaller, in those pixels.
 
     Of a box that is the whole image up to ``shrink`` − 1 lines are left out at the far sides.
     """
-    left, across = _snap_side(box.left, box.width, width, shrink)
-    top, down = _snap_side(box.top, box.height, height, shrink)
-    return PixelBox(left, top, across, down)
-
-
-def _snap_side(start: int, length: int, size: int, shrink: int) -> tuple[int, int]:
-    length = min(max(1, round(length / shrink)), size // shrink)
-    return min(round(start / shrink), size // shrink - length), length
+    sides = np.array([width // shrink, height // shrink])
+    wanted = np.rint(boxes / shrink).astype(np.int64)
+    lengths = np.minimum(np.maximum(wanted[:, 2:], 1), sides)
+    return np.hstack([np.minimum(wanted[:, :2], sides - lengths), lengths])
 
 
 def write_views(
-    image: OpenedImage, views: Sequence[View], pixels_per_pixel: float, laps: Laps
+    image: OpenedImage, groups: Sequence[Views], pixels_per_pixel: float, laps: Laps
 ) -> None:
     """Decode an image once and write all its views and their boxes.
 
     Raises:
         DecodeError: the image is cut off or damaged.
     """
-    width, height = image.width, image.height
-    cuts = [view.cut for view in views]
-    shrink = choose_shrink(cuts, pixels_per_pixel)
-    if any(view.interpolation == "area" for view in views):
+    shrink = choose_shrink([group.cuts for group in groups], pixels_per_pixel)
+    if any(group.interpolation == "area" for group in groups):
         shrink = 1  # its steps fall elsewhere in a smaller image, which shows
-    small = [cut.box for cut in cuts]
+    small = [group.cuts.boxes for group in groups]
     if shrink > 1:
-        small = [snap(cut.box, shrink, width, height) for cut in cuts]
-        boxes = [PixelBox(*(shrink * side for side in box)) for box in small]
-        cuts = [cut._replace(box=box) for cut, box in zip(cuts, boxes, strict=True)]
+        small = [snap(boxes, shrink, image.width, image.height) for boxes in small]
+    boxes = [shrink * some for some in small]
+    top = min(int(some[:, 1].min()) for some in boxes)
+    bottom = max(int((some[:, 1] + some[:, 3]).max()) for some in boxes)
     laps.lap("plan")
-    top = min(cut.box.top for cut in cuts)
-    bottom = max(cut.box.top + cut.box.height for cut in cuts)
     picture, found, first = image.decode(shrink, top, bottom)
     laps.lap("decode")
-    for view, cut, box in zip(views, cuts, small, strict=True):
-        view.box[:] = cut.relative(width, height)
-        decoded = box if found == shrink else cut.box
-        decoded = decoded._replace(top=decoded.top - first // found)
-        cut_view(picture, cut._replace(box=decoded), view.pixels, view.interpolation)
+    for group, full, some in zip(groups, boxes, small, strict=True):
+        group.boxes[:] = group.cuts._replace(boxes=full).relative
+        decoded = (some if found == shrink else full) - (0, first // found, 0, 0)
+        cut_views(picture, group.cuts._replace(boxes=decoded), group.pixels, group.interpolation)
     laps.lap("resize")

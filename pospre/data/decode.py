@@ -7,16 +7,15 @@ decode in parallel.
 
 import io
 import threading
-from functools import cache
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
 from pospre.data import jpeg
-from pospre.data.crops import Cut, PixelBox
+from pospre.data.crops import Cuts
+from pospre.data.resize import resize_crops
 
 # EXIF's orientations as numpy sees them: mirrored columns, mirrored rows, swapped axes, in order.
 _TURNS = {
@@ -31,10 +30,6 @@ _TURNS = {
 
 
 _LARGEST_SCRATCH = 1 << 26  # bytes that a thread keeps for its next image
-_RESIZE = {
-    "bicubic": torch.ops.aten._upsample_bicubic2d_aa.out,
-    "bilinear": torch.ops.aten._upsample_bilinear2d_aa.out,
-}
 
 
 class DecodeError(Exception):
@@ -136,53 +131,24 @@ def _turn(pixels: np.ndarray, orientation: int) -> np.ndarray:
     columns, rows, swapped = _TURNS[orientation]
     if swapped:
         pixels = pixels.transpose(1, 0, 2)
-    return pixels[:: -1 if rows else 1, :: -1 if columns else 1]
+    return np.ascontiguousarray(pixels[:: -1 if rows else 1, :: -1 if columns else 1])
 
 
-def resize_crop(image: np.ndarray, box: PixelBox, view: np.ndarray, interpolation: str) -> None:
-    """Cut ``box`` out of an image (H, W, 3) and resize it into ``view`` (h, w, 3), all uint8.
-
-    The resize is antialiased like Pillow's and torchvision's: pixels differ by at most 1 from
-    Pillow's ``crop(box).resize(…)``. ``"area"`` is OpenCV's, which FFCV uses.
-    """
-    # A contiguous copy, by numpy: torch would copy a strided slice with its own pool of threads.
-    crop = np.ascontiguousarray(
-        image[box.top : box.top + box.height, box.left : box.left + box.width]
-    )
-    if crop.shape == view.shape:
-        np.copyto(view, crop)
+def cut_views(image: np.ndarray, cuts: Cuts, views: np.ndarray, interpolation: str) -> None:
+    """Write the views that ``cuts`` describes into ``views`` (V, h, w, 3), all uint8."""
+    if cuts.are_whole:
+        resize_crops(image, cuts.boxes, views, interpolation)
         return
-    if interpolation == "area":
-        _opencv().resize(crop, view.shape[1::-1], dst=view, interpolation=_opencv().INTER_AREA)
-        return
-    # Batch first, then permuted: these strides are what selects the fast channels-last kernel.
-    planes = [torch.from_numpy(pixels)[None].permute(0, 3, 1, 2) for pixels in (crop, view)]
-    # What torch.nn.functional.interpolate(…, antialias=True) calls, but straight into the batch.
-    _RESIZE[interpolation](planes[0], view.shape[:2], False, None, None, out=planes[1])
-
-
-@cache
-def _opencv() -> Any:
-    import cv2  # only here: it takes a while to import
-
-    cv2.setNumThreads(0)  # the loader has threads of its own
-    return cv2
-
-
-def cut_view(image: np.ndarray, cut: Cut, view: np.ndarray, interpolation: str) -> None:
-    """Write the view that ``cut`` describes into ``view`` (h, w, 3), all uint8."""
-    if cut.is_whole:
-        resize_crop(image, cut.box, view, interpolation)
-        return
-    scaled = np.empty((cut.scaled[1], cut.scaled[0], 3), np.uint8)
-    resize_crop(image, cut.box, scaled, interpolation)
-    window = cut.window
-    rows, no_row = _lines(window.top, window.height, cut.scaled[1])
-    columns, no_column = _lines(window.left, window.width, cut.scaled[0])
-    np.copyto(view, scaled[rows[:, None], columns])
-    if cut.edge == "black":
-        view[no_row] = 0
-        view[:, no_column] = 0
+    width, height = cuts.scaled
+    scaled = np.empty((1, height, width, 3), np.uint8)
+    for box, window, view in zip(cuts.boxes, cuts.windows.tolist(), views, strict=True):
+        resize_crops(image, box[None], scaled, interpolation)
+        rows, no_row = _lines(window[1], window[3], height)
+        columns, no_column = _lines(window[0], window[2], width)
+        np.copyto(view, scaled[0, rows[:, None], columns])
+        if cuts.edge == "black":
+            view[no_row] = 0
+            view[:, no_column] = 0
 
 
 def _lines(start: int, count: int, size: int) -> tuple[np.ndarray, np.ndarray]:

@@ -11,7 +11,7 @@ from crc32c import crc32c
 
 from pospre.batch import EPOCH, INDEX, LABEL, Batch, box_key, flip_key, image_key
 from pospre.data.bill import Bill, Laps
-from pospre.data.cutting import View, margin, write_views
+from pospre.data.cutting import Views, margin, write_views
 from pospre.data.decode import DecodeError, OpenedImage
 from pospre.data.samples import DamagedSample, Features, Reader
 from pospre.data.views import GroupPlan, ViewGroup, plan_views
@@ -148,12 +148,16 @@ class _Pixels(NamedTuple):
 
 def _views(
     plans: list[GroupPlan], plan_row: int, row: int, image: OpenedImage, pixels: _Pixels
-) -> list[View]:
+) -> list[Views]:
     """Return where all views of a sample lie in its image and in the batch."""
     return [
-        View(cut, images[row, view].transpose(1, 2, 0), boxes[row, view], plan.group.interpolation)
+        Views(
+            plan.cuts(plan_row, image.width, image.height),
+            images[row].transpose(0, 2, 3, 1),
+            boxes[row],
+            plan.group.interpolation,
+        )
         for plan, images, boxes in zip(plans, *pixels, strict=True)
-        for view, cut in enumerate(plan.cuts(plan_row, image.width, image.height).each())
     ]
 
 

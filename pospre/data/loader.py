@@ -28,7 +28,7 @@ from pospre.data.order import check_order, epoch_order
 from pospre.data.reader import open_reader
 from pospre.data.samples import Reader
 from pospre.data.views import ViewGroup, plan_views
-from pospre.data.workers import PendingBatch, default_workers, threads
+from pospre.data.workers import PendingBatch, alone, default_workers, threads
 from pospre.errors import UserError
 
 _CHUNK = 4  # samples per task: large enough to hide a task's cost, small enough to share evenly
@@ -260,8 +260,9 @@ class ViewLoader:
         ]
         fill = self._filler.fill
         if pool is None:
-            for part_rows in rows:
-                fill(batch, plans, part_rows)
+            with alone():
+                for some in rows:
+                    fill(batch, plans, some)
             return PendingBatch(batch, [])
         return PendingBatch(batch, [pool.submit(fill, batch, plans, some) for some in rows])
 

@@ -28,7 +28,6 @@ import numpy as np
 from pospre import draws, exact
 from pospre.data.augment import Augment
 from pospre.data.crops import (
-    Cut,
     Cuts,
     PixelBox,
     center_box,
@@ -153,10 +152,6 @@ class GroupPlan:
             whole, frame = _each(group, part), simple_frame(part.width, part.height, group.shape[0])
         windows = exact.random_windows(*key, frame.scaled, frame.size, frame.padding)
         return Cuts(whole, frame.scaled, windows, image, frame.edge)
-
-    def cut(self, sample: int, view: int, width: int, height: int) -> Cut:
-        """Return where one view lies."""
-        return list(self.cuts(sample, width, height).each())[view]
 
 
 def _floats(pair: tuple[float, float]) -> tuple[float, float]:

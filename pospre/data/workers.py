@@ -6,6 +6,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
+
 from pospre.batch import Batch
 from pospre.data.cores import available_cores
 
@@ -25,12 +27,26 @@ class PendingBatch:
 
 
 @contextmanager
+def alone() -> Iterator[None]:
+    """Keep torch to this thread: else it would start others to copy a part of an image."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
 def threads(count: int) -> Iterator[ThreadPoolExecutor | None]:
     """Give a pool of threads, or None; it ends after an early break, an error or Ctrl-C too."""
     if count == 0:
         yield None
         return
-    pool = ThreadPoolExecutor(count, thread_name_prefix="pospre-loader")
+    # as in `alone`, which for these threads is always
+    pool = ThreadPoolExecutor(
+        count, "pospre-loader", initializer=torch.set_num_threads, initargs=(1,)
+    )
     try:
         yield pool
     finally:

@@ -248,10 +248,6 @@ def _shrinks(views: Iterable[Views], loader: Any) -> list[int]:
     shrinks = []
     for row in range(loader.num_samples):
         image = OpenedImage(loader.reader.read(row).encoded)
-        cuts = [
-            plan.cut(row, view, image.width, image.height)
-            for plan in plans
-            for view in range(plan.group.count)
-        ]
+        cuts = [plan.cuts(row, image.width, image.height) for plan in plans]
         shrinks.append(choose_shrink(cuts, margin(_TOLERANCE)))
     return shrinks

@@ -14,7 +14,6 @@ from torchvision.transforms import RandomResizedCrop
 
 from pospre import draws, exact
 from pospre.data.crops import (
-    Cut,
     Cuts,
     Frame,
     PixelBox,
@@ -235,9 +234,13 @@ def test_relative_boxes_are_the_same_one_by_one(draw, width, height, side):
     windows = random_windows(np.array(draw).reshape(2, 2), frame)
     boxes = np.array([[0, 0, width, height], [width // 2, 0, width - width // 2, height]])
     cuts = Cuts(boxes, frame.scaled, windows, (width, height), frame.edge)
-    for cut, box in zip(cuts.each(), cuts.relative, strict=True):
-        assert box.dtype == np.float32
-        assert np.array_equal(box, np.array(cut.relative(width, height), np.float32))
+    assert cuts.relative.dtype == np.float32
+    for box, window, found in zip(boxes.tolist(), windows.tolist(), cuts.relative, strict=True):
+        for side, size in ((0, width), (1, height)):
+            scale = box[2 + side] / frame.scaled[side]
+            ends = window[side], window[side] + window[2 + side]
+            wanted = [(box[side] + end * scale) / size for end in ends]
+            assert np.abs(found[[side, 2 + side]] - wanted).max() < 1e-6
 
 
 def test_the_exponential_is_accurate():
@@ -304,9 +307,10 @@ def test_simple_resized_crop_of_a_photograph():
 
 def test_a_view_over_the_edge_says_where_its_own_pixels_are():
     frame = simple_frame(448, 448, 224)
-    cut = Cut(PixelBox(0, 0, 448, 448), frame.scaled, window_at(frame, 0.0, 0.999), frame.edge)
-    assert cut.relative(448, 448) == (-4 / 224, 4 / 224, 220 / 224, 228 / 224)
-    assert not cut.is_whole
+    windows = np.array([window_at(frame, 0.0, 0.999)])
+    cuts = Cuts(np.array([[0, 0, 448, 448]]), frame.scaled, windows, (448, 448), frame.edge)
+    expected = np.array([-4 / 224, 4 / 224, 220 / 224, 228 / 224], np.float32)
+    assert np.array_equal(cuts.relative[0], expected) and not cuts.are_whole
 
 
 def test_padded_crop_of_a_small_image():

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from pospre.data.crops import Cut, PixelBox
+from pospre.data.crops import whole_cuts
 from pospre.data.cutting import _PIXELS_PER_PIXEL, choose_shrink, margin, snap
 from pospre.data.jpeg import SHRINKS
 from pospre.data.loader import build_loader
@@ -27,11 +27,11 @@ def test_the_margin_grows_with_the_demand():
 
 
 def test_the_view_that_needs_most_decides():
-    view = PixelBox(0, 0, 100, 100)
-    large, small = (Cut(PixelBox(0, 0, side, side), (100, 100), view) for side in (2000, 300))
+    boxes = np.array([[0, 0, 2000, 2000], [0, 0, 300, 300]])
+    large, both = (whole_cuts(some, (2000, 2000), (100, 100)) for some in (boxes[:1], boxes))
     assert choose_shrink([large], 2.5) == 8
-    assert choose_shrink([large, small], 1.5) == 2
-    assert choose_shrink([large, small], 2.5) == 1
+    assert choose_shrink([both], 1.5) == choose_shrink([large, both], 1.5) == 2
+    assert choose_shrink([large, both], 2.5) == 1
     assert choose_shrink([large], float("inf")) == 1
 
 
@@ -41,15 +41,12 @@ def test_snapped_boxes_lie_inside_and_near(data):
     shrink = data.draw(st.sampled_from([2, 4, 8]))
     width, height = (data.draw(st.integers(2 * shrink, 999)) for _ in range(2))
     left, top = data.draw(st.integers(0, width - 2)), data.draw(st.integers(0, height - 2))
-    box = PixelBox(
-        left, top, data.draw(st.integers(1, width - left)), data.draw(st.integers(1, height - top))
-    )
-    small = snap(box, shrink, width, height)
-    assert small.left >= 0 and small.top >= 0 and small.width > 0 and small.height > 0
-    assert small.left + small.width <= width // shrink
-    assert small.top + small.height <= height // shrink
-    for found, wanted in zip(small, box, strict=True):
-        assert abs(found * shrink - wanted) <= 1.5 * shrink
+    across, down = data.draw(st.integers(1, width - left)), data.draw(st.integers(1, height - top))
+    boxes = np.array([[left, top, across, down], [0, 0, width, height]])
+    small = snap(boxes, shrink, width, height)
+    assert (small[:, :2] >= 0).all() and (small[:, 2:] > 0).all()
+    assert (small[:, :2] + small[:, 2:] <= (width // shrink, height // shrink)).all()
+    assert (np.abs(small * shrink - boxes) <= 1.5 * shrink).all()
 
 
 def save(folder: Path, suffix: str, image: Image.Image) -> Path:

@@ -9,8 +9,9 @@ import torch
 from PIL import Image, ImageOps
 from torchvision.transforms.v2 import functional
 
-from pospre.data.crops import Cut, Frame, PixelBox, padded_frame, random_windows, simple_frame
-from pospre.data.decode import DecodeError, cut_view, decode_image, resize_crop
+from pospre.data.crops import Cuts, Frame, PixelBox, padded_frame, random_windows, simple_frame
+from pospre.data.decode import DecodeError, cut_views, decode_image
+from pospre.data.resize import resize_crops
 
 
 def picture(mode: str = "RGB", size: tuple[int, int] = (75, 50)) -> Image.Image:
@@ -104,8 +105,8 @@ BOXES = [PixelBox(13, 7, 300, 250), PixelBox(0, 0, 400, 300), PixelBox(30, 40, 2
 def test_resize_agrees_with_pillow_and_torchvision(interpolation, box):
     noise = np.random.default_rng(0).integers(0, 256, (300, 400, 3), dtype=np.uint8)
     for image in (np.array(picture(size=(400, 300))), noise):
-        view = np.empty((96, 96, 3), dtype=np.uint8)
-        resize_crop(image, box, view, interpolation)
+        (view,) = views = np.empty((1, 96, 96, 3), dtype=np.uint8)
+        resize_crops(image, np.array([box]), views, interpolation)
         corners = (box.left, box.top, box.left + box.width, box.top + box.height)
         kind = getattr(Image.Resampling, interpolation.upper())
         expected = np.asarray(Image.fromarray(image).crop(corners).resize((96, 96), kind))
@@ -120,26 +121,27 @@ def test_resize_agrees_with_pillow_and_torchvision(interpolation, box):
 
 def test_a_box_of_the_views_size_is_copied():
     image = np.array(picture(size=(120, 110)))
-    view = np.empty((96, 96, 3), dtype=np.uint8)
-    resize_crop(image, PixelBox(5, 6, 96, 96), view, "bicubic")
-    assert np.array_equal(view, image[6:102, 5:101])
+    views = np.empty((2, 96, 96, 3), dtype=np.uint8)
+    resize_crops(image, np.array([[5, 6, 96, 96], [0, 0, 120, 110]]), views, "bicubic")
+    assert np.array_equal(views[0], image[6:102, 5:101])
+    assert not np.array_equal(views[1], views[0])
 
 
-def window_cut(draw: tuple[float, float], size: tuple[int, int], frame: Frame) -> Cut:
-    window = PixelBox(*random_windows(np.array(draw), frame).tolist())
-    return Cut(PixelBox(0, 0, *size), frame.scaled, window, frame.edge)
+def window_cut(draw: tuple[float, float], size: tuple[int, int], frame: Frame) -> Cuts:
+    windows = random_windows(np.array(draw), frame)[None]
+    return Cuts(np.array([[0, 0, *size]]), frame.scaled, windows, size, frame.edge)
 
 
 @pytest.mark.parametrize("draw", [(0.0, 0.0), (0.999, 0.999), (0.4, 0.7)])
 def test_simple_resized_crop_is_torchvisions(draw):
     image = picture(size=(125, 94))
     cut = window_cut(draw, (125, 94), simple_frame(125, 94, 56))
-    view = np.empty((56, 56, 3), np.uint8)
-    cut_view(np.array(image), cut, view, "bicubic")
+    (view,) = views = np.empty((1, 56, 56, 3), np.uint8)
+    cut_views(np.array(image), cut, views, "bicubic")
     resized = functional.resize(image, [56], functional.InterpolationMode.BICUBIC)
     assert resized.size == cut.scaled
     padded = functional.pad(resized, [4, 4, 4, 4], padding_mode="reflect")
-    expected = functional.crop(padded, cut.window.top + 4, cut.window.left + 4, 56, 56)
+    expected = functional.crop(padded, cut.windows[0, 1] + 4, cut.windows[0, 0] + 4, 56, 56)
     assert np.abs(view.astype(int) - np.asarray(expected).astype(int)).max() <= 1
 
 
@@ -147,17 +149,17 @@ def test_simple_resized_crop_is_torchvisions(draw):
 def test_padded_crop_is_torchvisions(draw):
     image = picture(size=(32, 32))
     cut = window_cut(draw, (32, 32), padded_frame((32, 32)))
-    view = np.empty((32, 32, 3), np.uint8)
-    cut_view(np.array(image), cut, view, "bicubic")
+    (view,) = views = np.empty((1, 32, 32, 3), np.uint8)
+    cut_views(np.array(image), cut, views, "bicubic")
     padded = functional.pad(image, [4, 4, 4, 4])
-    expected = functional.crop(padded, cut.window.top + 4, cut.window.left + 4, 32, 32)
+    expected = functional.crop(padded, cut.windows[0, 1] + 4, cut.windows[0, 0] + 4, 32, 32)
     assert np.array_equal(view, np.asarray(expected))
 
 
 def test_a_tiny_image_is_mirrored_as_often_as_needed():
-    view = np.empty((2, 2, 3), np.uint8)
+    (view,) = views = np.empty((1, 2, 2, 3), np.uint8)
     image = np.arange(2 * 40 * 3, dtype=np.uint8).reshape(2, 40, 3)
     cut = window_cut((0.0, 0.0), (40, 2), simple_frame(40, 2, 2))
-    cut_view(image, cut, view, "bicubic")
+    cut_views(image, cut, views, "bicubic")
     expected = np.pad(image, ((4, 4), (4, 4), (0, 0)), mode="reflect")[:2, :2]
     assert np.array_equal(view, expected)

@@ -19,9 +19,10 @@ from PIL import Image
 from pospre import draws
 from pospre.config import recipe_from_dict
 from pospre.data.augment import Augment
-from pospre.data.decode import decode_image, resize_crop
+from pospre.data.decode import decode_image
 from pospre.data.loader import ViewLoader
 from pospre.data.reader import open_reader
+from pospre.data.resize import resize_crops
 from pospre.data.samples import Features
 from pospre.data.views import ViewGroup, plan_views
 from pospre.errors import UserError
@@ -97,11 +98,11 @@ def test_views_are_the_planned_boxes_of_the_decoded_image(photos):
     for row, index in enumerate(batch["index"].tolist()):
         image = decode_image(ours.reader.read(index).encoded)
         height, width = image.shape[:2]
-        cut = plan.cut(row, 0, width, height)
-        view = np.empty((32, 32, 3), np.uint8)
-        resize_crop(image, cut.box, view, "bicubic")
+        cuts = plan.cuts(row, width, height)
+        (view,) = views = np.empty((1, 32, 32, 3), np.uint8)
+        resize_crops(image, cuts.boxes, views, "bicubic")
         assert np.array_equal(batch["view/image"][row, 0].permute(1, 2, 0).numpy(), view)
-        assert torch.equal(batch["view/box"][row, 0], torch.tensor(cut.relative(width, height)))
+        assert np.array_equal(batch["view/box"][row].numpy(), cuts.relative)
     assert np.array_equal(batch["view/flip"].numpy(), plan.flips)
 
 
@@ -274,3 +275,14 @@ def test_a_view_larger_than_its_image(photos):
     batch = next(iter(loader(photos, views=[ViewGroup(size=256, crop="center")])))
     image = batch["view/image"]
     assert image.shape == (4, 1, 3, 256, 256) and image.float().std() > 10
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_torch_keeps_its_threads(photos, num_workers):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        list(loader(photos, num_workers=num_workers))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
