@@ -75,7 +75,7 @@ def _notes(bill: "LoaderBill") -> list[str]:
     cores = ", ".join(f"{bill.cores_for(rate):.1f} for {rate:.0f} images/s" for rate in rates)
     augment = f"on {bill.device}"
     if bill.device == "cpu":
-        augment += f", {_threads(bill.augment_threads)}, which take cores from loading"
+        augment += f", {_threads(bill.augment_threads)}, at the expense of loading"
     pairs = [
         ("one core loads", f"{bill.per_core:.0f} images/s, {bill.per_core * bill.views:.0f} views"),
         (
