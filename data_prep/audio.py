@@ -7,8 +7,6 @@ first 40 coefficients. The features are torchaudio's; soundfile reads the files.
 
 import io
 import math
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 
@@ -18,6 +16,7 @@ import torch
 from torchaudio.transforms import MFCC, Resample
 
 from data_prep.images import Unreadable
+from pospre.data.cores import one_thread
 
 RATE = 16000
 NUM_COEFFICIENTS = 40
@@ -75,7 +74,8 @@ def clip_features(samples: np.ndarray, rate: int, num_frames: int) -> np.ndarray
         rate: of the samples, in Hz.
         num_frames: 98, or 100 for 20 ms of silence behind the second.
     """
-    with _one_thread(), torch.no_grad():
+    # forked processes cannot use torch's pool of the parent
+    with one_thread(), torch.no_grad():
         wave = torch.from_numpy(samples)
         if rate != RATE:
             wave = _resampler(rate)(wave)
@@ -146,14 +146,3 @@ def _mfcc() -> MFCC:
 @cache
 def _resampler(rate: int) -> Resample:
     return Resample(rate, RATE)
-
-
-@contextmanager
-def _one_thread() -> Generator[None]:
-    """Compute on this thread alone: forked processes cannot use torch's pool of the parent."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

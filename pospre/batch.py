@@ -70,10 +70,10 @@ def per_row(value: Tensor, num_rows: int) -> Tensor:
     return value if len(value) == num_rows and value.ndim == 2 else value.flatten(0, 1)
 
 
-def view_keys(batch: Batch, count: int, seed: int, purpose: str) -> Tensor:
-    """Return a draw key for each of a sample's first ``count`` views: int64 (B, count)."""
+def view_keys(batch: Batch, count: int, seed: int, purpose: str, *, first: int = 0) -> Tensor:
+    """Return a draw key for ``count`` of a sample's views from number ``first`` on: (B, count)."""
     index, epoch = batch[INDEX].unsqueeze(1), batch[EPOCH].unsqueeze(1)
-    views = torch.arange(count, device=index.device)
+    views = torch.arange(count, device=index.device) + first
     return draws.sample_keys(seed, epoch, index, views, purpose)
 
 

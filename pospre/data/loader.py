@@ -22,13 +22,14 @@ import torch
 
 from pospre.batch import Batch
 from pospre.data.bill import Bill, Laps
+from pospre.data.cores import one_thread
 from pospre.data.filling import Filler, empty_batch
 from pospre.data.options import check_options, whole_view
 from pospre.data.order import check_order, epoch_order
 from pospre.data.reader import open_reader
 from pospre.data.samples import Reader
 from pospre.data.views import ViewGroup, plan_views
-from pospre.data.workers import PendingBatch, alone, default_workers, threads
+from pospre.data.workers import PendingBatch, default_workers, threads
 from pospre.errors import UserError
 
 _CHUNK = 4  # samples per task: large enough to hide a task's cost, small enough to share evenly
@@ -260,7 +261,7 @@ class ViewLoader:
         ]
         fill = self._filler.fill
         if pool is None:
-            with alone():
+            with one_thread():  # as the threads of the loader's own
                 for some in rows:
                     fill(batch, plans, some)
             return PendingBatch(batch, [])

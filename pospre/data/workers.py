@@ -27,23 +27,12 @@ class PendingBatch:
 
 
 @contextmanager
-def alone() -> Iterator[None]:
-    """Keep torch to this thread: else it would start others to copy a part of an image."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
 def threads(count: int) -> Iterator[ThreadPoolExecutor | None]:
     """Give a pool of threads, or None; it ends after an early break, an error or Ctrl-C too."""
     if count == 0:
         yield None
         return
-    # as in `alone`, which for these threads is always
+    # Else torch would start threads of its own for each of ours, to copy a part of an image.
     pool = ThreadPoolExecutor(
         count, "pospre-loader", initializer=torch.set_num_threads, initargs=(1,)
     )

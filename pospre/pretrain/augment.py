@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from pospre import draws
+from pospre.batch import EPOCH, INDEX, view_keys
 from pospre.data.augment import Augment, RandAugment, Rate, per_view
 from pospre.pretrain import colour, erase
 from pospre.pretrain.colour import Rows, change_some
@@ -55,9 +56,9 @@ class ViewDraws:
 
     def keys(self, purpose: str) -> Tensor:
         """Return one key for each view, (B, V)."""
-        views = torch.arange(self.count, device=self.index.device) + self.first_view
-        epoch, index = self.epoch[:, None], self.index[:, None]
-        return draws.sample_keys(self.seed, epoch, index, views, f"augment/{purpose}")
+        sample = {EPOCH: self.epoch, INDEX: self.index}
+        purpose = f"augment/{purpose}"
+        return view_keys(sample, self.count, self.seed, purpose, first=self.first_view)
 
     def uniform(self, purpose: str, count: int) -> Tensor:
         """Return ``count`` draws from [0, 1) for each view, (B·V, count)."""

@@ -2,14 +2,13 @@
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pospre.config import Recipe
-from pospre.data.cores import available_cores
+from pospre.data.cores import available_cores, one_thread
 from pospre.pretrain.augment import IMAGENET_MEAN, IMAGENET_STD, DeviceAugment, ViewDraws
 from pospre.report.image_sizes import look_at_sizes
 from pospre.report.loader_bill import STAGES, WAITING, WORK, LoaderBill, RemoteCosts, Timing
@@ -170,7 +169,7 @@ def _time_one_core(device: _Device, num_images: int) -> Timing:
     spent = dict.fromkeys(STAGES[:-1], 0.0)
     loader.num_workers = 0
     begin, before = time.perf_counter(), loader.bill.seconds
-    with _one_thread():
+    with one_thread():
         for number, batch in _some_batches(loader, num_images, 1):
             there, copied, changed = device.take(batch)
             if number < 0:
@@ -184,14 +183,3 @@ def _time_one_core(device: _Device, num_images: int) -> Timing:
     spent |= {stage: after[stage] - before[stage] for stage in WORK}
     timing.stages = {**spent, "other": timing.seconds - sum(spent.values())}
     return timing
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Keep torch to one thread for a while."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
