@@ -9,7 +9,9 @@ would do it with one worker, by means of FFCV's own types.
 
 import hashlib
 import math
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -107,8 +109,9 @@ def write_beton(
         for section in (header, head, metadata):
             output.write(section.tobytes())
         output.write(bytes(data_start - start))
-        for num_bytes in pages:
-            output.write(stream.read(num_bytes).ljust(page_size, b"\0"))
+        for page in _read_ahead(stream, pages):
+            output.write(page)
+            output.write(bytes(page_size - len(page)))
         stream.finish()
         output.write(_table(pointers, images, extra).tobytes())
         return file.tell(), output.digest.hexdigest()
@@ -238,6 +241,18 @@ class _Stream:
         self._input.file.close()
         if not is_whole or self._input.digest.hexdigest() != self._piece.sha256:
             raise DamagedPiece(str(self._piece.path))
+
+
+def _read_ahead(stream: _Stream, sizes: Sequence[int]) -> Iterator[bytes]:
+    """Yield the next so many bytes, again and again, read and hashed beside what is done there."""
+    with ThreadPoolExecutor(1) as background:
+        coming = deque[Future[bytes]]()
+        for size in sizes:
+            coming.append(background.submit(stream.read, size))
+            if len(coming) > 1:
+                yield coming.popleft().result()
+        while coming:
+            yield coming.popleft().result()
 
 
 class _Hashed:
