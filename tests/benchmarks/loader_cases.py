@@ -13,7 +13,9 @@ MEMORY_EPOCHS = 20
 _Contestants = dict[str, tuple[str, str, dict[str, Any]]]
 _OURS: _Contestants = {
     "ours, .beton": ("ours", "beton", {}),
+    "ours, .beton, bilinear": ("ours", "beton", {"interpolation": "bilinear"}),
     "ours, .beton --seekable": ("ours", "seekable", {}),
+    "ours, .beton --seekable, bilinear": ("ours", "seekable", {"interpolation": "bilinear"}),
     "ours, MDS": ("ours", "mds", {}),
     "ours, folder": ("ours", "folder", {}),
 }
@@ -83,8 +85,8 @@ def memory(bench: Bench) -> Table:
     """Our loader's memory over many epochs, beside its own estimate."""
     jobs = {
         name: bench.job("ours", bench.prepared(kind), MULTI_CROP)
-        for name, (_, kind, _) in _OURS.items()
-        if kind != "seekable"
+        for name, (_, kind, options) in _OURS.items()
+        if kind != "seekable" and not options
     }
     rows = []
     for name, epochs in take_turns(jobs, MEMORY_EPOCHS - 1, bench.work).items():

@@ -22,6 +22,7 @@ from tests.benchmarks.loader_worker import ROOT, LoaderDied, environment
 SMALL_SHARD = 1 << 23  # bytes: so that a few hundred photographs are a dozen shards
 _OURS = {
     "mds": ("--format", "mds"),
+    "mds_header": ("--format", "mds", "--check", "header"),
     "beton": ("--format", "ffcv"),
     "seekable": ("--format", "ffcv", "--seekable"),
 }

@@ -3,7 +3,8 @@
 Every function makes one loader of a job, inside the process that runs it. All read the same bytes
 at their original size and use all cores. What they do with an image:
 
-  ours         box, bicubic antialiased resize and flip decision (done on the device); one decode
+  ours         box, bicubic antialiased resize (option ``interpolation``) and flip decision (done on
+               the device); one decode
   ffcv         RandomResizedCropRGBImageDecoder per view (area resize; one decode each), ToTensor
   the others   their own decoding, once; torchvision's RandomResizedCrop per view (bilinear,
                antialiased), flip, as uint8 tensor; processes, kept alive from epoch to epoch
@@ -40,8 +41,10 @@ def _our_loader(job: Job) -> Any:
     from pospre.data.loader import build_loader
     from pospre.data.views import ViewGroup
 
+    options = {"interpolation": "bicubic", **job.options}
+    kind = options.pop("interpolation")
     groups = [
-        ViewGroup(name=f"views{place}", count=views.number, size=views.size, scale=views.scale)
+        ViewGroup(f"views{place}", views.number, views.size, views.scale, interpolation=kind)
         for place, views in enumerate(job.views)
     ]
     return build_loader(
@@ -52,12 +55,12 @@ def _our_loader(job: Job) -> Any:
         drop_last=False,
         num_workers=job.num_workers,
         tolerance=_TOLERANCE,
-        **job.options,
+        **options,
     )
 
 
 def ours(job: Job) -> Loader:
-    """Our loader, on whatever storage format."""
+    """Our loader, on whatever storage format; options are ``build_loader``'s."""
     from pospre.data.memory import estimate_memory
 
     loader = _our_loader(job)
