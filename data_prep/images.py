@@ -84,7 +84,7 @@ def prepare_image(
         check: what is looked at of a JPEG whose bytes are kept: ``"full"`` decodes it (at 1/8 of
             the size: this reads every coefficient, so it finds what is cut off or damaged);
             ``"header"`` decodes it only if it does not end as it should.
-        seekable: whether to add restart markers, so that rows can be decoded alone.
+        seekable: whether to add restart markers, so that parts can be decoded alone.
     """
     try:
         with warnings.catch_warnings():
@@ -110,7 +110,9 @@ def _keep(data: bytes, max_side: int | None, check: str) -> PreparedImage | Unre
         return PreparedImage(data, width, height, kept=True)
     try:
         buffer = np.empty(jpeg.num_bytes(header, _SHRINK), np.uint8)
-        jpeg.decode(np.frombuffer(data, np.uint8), header, _SHRINK, (0, height), buffer)
+        jpeg.decode(
+            np.frombuffer(data, np.uint8), header, _SHRINK, jpeg.Box(0, 0, width, height), buffer
+        )
     except jpeg.JpegError as error:
         return Unreadable(str(error))
     except jpeg.UnusualJpeg:

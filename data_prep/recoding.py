@@ -1,4 +1,4 @@
-"""The entropy-coded part of a baseline JPEG, coded again so that its rows can be told apart.
+"""The entropy-coded part of a baseline JPEG, coded again so that its parts can be told apart.
 
 Compiled: some nanoseconds per byte. Without bounds checks, so every loop here ends where the data
 do, whatever they hold. Numba keeps the compiled code until this file changes.
@@ -150,7 +150,7 @@ def _put_difference(coded: np.ndarray, at: int, difference: int, codes: np.ndarr
 
 
 @compiled
-def _end_row(coded: np.ndarray, at: int) -> Any:
+def _end_part(coded: np.ndarray, at: int) -> Any:
     """Fill the last byte with ones, as the standard says."""
     return _put(coded, at, (1 << (-at & 7)) - 1, -at & 7)
 
@@ -185,28 +185,29 @@ def recode(
     lookups: np.ndarray,
     codes: np.ndarray,
     coded: np.ndarray,
-    row_ends: np.ndarray,
+    part_ends: np.ndarray,
 ) -> Any:
-    """Code a scan so that every row of MCUs starts at a byte, from differences to 0.
+    """Code a scan so that every part of so many MCUs starts at a byte, from differences to 0.
 
     Args:
         words: the scan without stuffing and markers, 64 bits each, uint64, padded.
-        ends: of the parts between restart markers, in bits; as many as there must be.
-        sizes: rows, MCUs of a row, MCUs of a part.
+        ends: of the parts between the restart markers that it has, in bits; as many as there
+            must be.
+        sizes: how many MCUs there are, and are to be in a part, and are between those markers.
         components: of an MCU's blocks.
         lookups: ``lookup_table`` of each component's DC and AC, int64 (components, 2, …).
         codes: int64 (components, 12, 2): code and length that a difference of so many bits is
             written with; length 0: none.
         coded: room for the result, zeros, 32 bits each.
-        row_ends: filled with the rows' ends in it, in bytes.
+        part_ends: filled with the new parts' ends in it, in bytes.
 
     Returns:
         whether the scan is sound and every difference has a code.
     """
-    rows, per_row, interval = sizes
+    num_mcus, between, interval = sizes
     read, written = np.zeros(4, np.int64), np.zeros(4, np.int64)  # the last DC, as each side has it
     part, at, copied, to = 0, 0, 0, 0
-    for mcu in range(rows * per_row):
+    for mcu in range(num_mcus):
         if mcu > 0 and mcu % interval == 0:
             to = _copy(words, copied, at, coded, to)
             if not 0 <= ends[part] - at < 8:
@@ -214,10 +215,10 @@ def recode(
             copied = at = ends[part]
             part += 1
             read[:] = 0
-        if mcu > 0 and mcu % per_row == 0:
-            to = _end_row(coded, _copy(words, copied, at, coded, to))
+        if mcu > 0 and mcu % between == 0:
+            to = _end_part(coded, _copy(words, copied, at, coded, to))
             copied = at
-            row_ends[mcu // per_row - 1] = to >> 3
+            part_ends[mcu // between - 1] = to >> 3
             written[:] = 0
         for component in components:
             bits = _peek(words, at)
@@ -239,6 +240,6 @@ def recode(
             at = _skip_ac(words, at + length + size, lookups[component, 1])
             if at < 0 or at > ends[part]:
                 return False
-    to = _end_row(coded, _copy(words, copied, at, coded, to))
-    row_ends[rows - 1] = to >> 3
+    to = _end_part(coded, _copy(words, copied, at, coded, to))
+    part_ends[-1] = to >> 3
     return part == len(ends) - 1 and ends[part] - at < 8

@@ -1,14 +1,17 @@
-"""JPEGs whose rows can be decoded alone: with a restart marker after every row of blocks.
+"""JPEGs of which any part can be decoded alone: with restart markers that divide every row.
 
 Undoing the entropy coding is most of a JPEG's cost, and each block's brightness is stored as the
 difference from the block before. At a restart marker the differences start from 0 anew, so decoding
-can begin there (``pospre.data.jpeg`` does). Adding markers moves bits and codes the first
-differences of each row again; no coefficient changes, so no pixel does.
+can begin there, and what lies between two markers can be left out (``pospre.data.jpeg`` does). The
+markers come at equal distances, which divide the rows of MCUs (of 8 to 32 pixels) evenly. Adding
+them moves bits and codes the first differences behind each again; no coefficient changes, so no
+pixel does.
 
 What is not understood is returned as it is: progressive and odd files, and damaged ones, which are
 the checks' business, not ours.
 """
 
+import math
 import struct
 from collections.abc import Iterator
 from functools import lru_cache
@@ -21,6 +24,7 @@ from data_prep import recoding
 _BASELINE, _TABLES, _END, _SCAN, _INTERVAL = 0xC0, 0xC4, 0xD9, 0xDA, 0xDD
 _FRAMES = {*range(0xC0, 0xD0)} - {_TABLES, 0xC8, 0xCC}
 _FULL_SPECTRUM = b"\x00\x3f\x00"
+_MCUS = 4  # about so many between two markers
 _MAX_BLOCKS = 10  # of an MCU
 
 
@@ -44,37 +48,47 @@ class _Layout(NamedTuple):
 
 
 def add_restart_markers(jpeg: bytes) -> bytes:
-    """Return the same image with a restart marker after every row of MCUs.
+    """Return the same image with restart markers that divide every row of MCUs.
 
     Baseline JPEGs of one scan get them; all others, and damaged ones, are returned unchanged. The
     pixels are the same to the bit.
     """
     try:
         layout = _read_layout(jpeg)
-        if layout.interval == layout.per_row:
+        if layout.interval == mcus_between_markers(layout.per_row):
             return jpeg
         return _with_markers(jpeg, layout)
     except _Odd:
         return jpeg
 
 
+def mcus_between_markers(per_row: int) -> int:
+    """Return how many MCUs go between markers: of the numbers that divide a row, that nearest to 4.
+
+    With fewer, a little more could be left out, but each marker takes about five bytes.
+    """
+    divisors = (count for count in range(1, per_row + 1) if per_row % count == 0)
+    return min(divisors, key=lambda count: abs(math.log(count / _MCUS)))
+
+
 def _with_markers(jpeg: bytes, layout: _Layout) -> bytes:
-    interval = layout.interval or layout.rows * layout.per_row
-    words, ends = _read_scan(jpeg, layout, -(-layout.rows * layout.per_row // interval))
+    num_mcus, between = layout.rows * layout.per_row, mcus_between_markers(layout.per_row)
+    interval = layout.interval or num_mcus
+    words, ends = _read_scan(jpeg, layout, -(-num_mcus // interval))
     dc, ac = layout.dc_tables, layout.ac_tables
     wider = [_widen(table) for _, table in dc]
-    most = ends[-1] + (layout.rows + len(ends)) * (len(dc) * 32 + 8)
+    most = ends[-1] + (num_mcus // between + len(ends)) * (len(dc) * 32 + 8)
     coded = np.zeros(most // 32 + 4, np.uint32)
-    row_ends = np.zeros(layout.rows, np.int64)
+    part_ends = np.zeros(num_mcus // between, np.int64)
     done = recoding.recode(
         words,
         ends,
-        (layout.rows, layout.per_row, interval),
+        (num_mcus, between, interval),
         np.array(layout.components),
         np.stack([_lookups(one, other) for (_, one), (_, other) in zip(dc, ac, strict=True)]),
         np.stack([_codes(table) for table in wider]),
         coded,
-        row_ends,
+        part_ends,
     )
     if not done:
         raise _Odd
@@ -82,17 +96,17 @@ def _with_markers(jpeg: bytes, layout: _Layout) -> bytes:
     header = [jpeg[: layout.scan_header]]
     for number, table in new.items():
         header.append(struct.pack(">HHB", 0xFF00 | _TABLES, 3 + len(table), number) + table)
-    header.append(struct.pack(">HHH", 0xFF00 | _INTERVAL, 4, layout.per_row))
+    header.append(struct.pack(">HHH", 0xFF00 | _INTERVAL, 4, between))
     header.append(jpeg[layout.scan_header : layout.scan])
-    rows = _write_rows(coded.astype(">u4").tobytes(), row_ends.tolist())
-    return b"".join([*header, *rows, jpeg[layout.end :]])
+    parts = _write_parts(coded.astype(">u4").tobytes(), part_ends.tolist())
+    return b"".join([*header, *parts, jpeg[layout.end :]])
 
 
-def _write_rows(stored: bytes, ends: list[int]) -> Iterator[bytes]:
+def _write_parts(stored: bytes, ends: list[int]) -> Iterator[bytes]:
     start = 0
-    for row, end in enumerate(ends):
-        if row:
-            yield bytes((0xFF, 0xD0 | (row - 1) & 7))
+    for number, end in enumerate(ends):
+        if number:
+            yield bytes((0xFF, 0xD0 | (number - 1) & 7))
         yield stored[start:end].replace(b"\xff", b"\xff\0")
         start = end
 

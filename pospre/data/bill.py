@@ -10,9 +10,9 @@ STAGES = ("plan", "read", "decode", "resize", "wait")
 class Bill:
     """Adds up seconds per stage from several threads.
 
-    ``plan`` draws places and lays batches out; ``read`` waits for bytes; ``decode`` makes pixels of
-    them; ``resize`` cuts and resizes the views; ``wait`` is how long the consumer waited for
-    batches. All but ``wait`` are the time of the threads that work.
+    ``plan`` draws places and lays batches out; ``read`` waits for bytes and compares checksums;
+    ``decode`` makes pixels of them; ``resize`` cuts and resizes the views; ``wait`` is how long the
+    consumer waited for batches. All but ``wait`` are the time of the threads that work.
 
     Attributes:
         num_images: samples that were cut, as far as the bill has heard.

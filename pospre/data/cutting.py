@@ -14,7 +14,7 @@ import numpy as np
 from pospre.data.bill import Laps
 from pospre.data.crops import Cuts
 from pospre.data.decode import OpenedImage, cut_views
-from pospre.data.jpeg import SHRINKS
+from pospre.data.jpeg import SHRINKS, Box
 
 # Error of views, RMS in grey levels of 255 and mean over photographs, where images were decoded so
 # small that they still have this many pixels per view pixel (tests/data/test_cutting.py measures).
@@ -64,28 +64,59 @@ def snap(boxes: np.ndarray, shrink: int, width: int, height: int) -> np.ndarray:
     return np.hstack([np.minimum(wanted[:, :2], sides - lengths), lengths])
 
 
-def write_views(
-    image: OpenedImage, groups: Sequence[Views], pixels_per_pixel: float, laps: Laps
-) -> None:
-    """Decode an image once and write all its views and their boxes.
+class Cutting(NamedTuple):
+    """All views of one opened image, before it is decoded.
+
+    Attributes:
+        image: the image.
+        groups: its views.
+        shrink: by how much it may be decoded smaller.
+        boxes: places of each group's views in the full-size image, int64 (V, 4).
+        small: in the smaller one.
+        needed: the part of the full-size image that holds all of them.
+    """
+
+    image: OpenedImage
+    groups: Sequence[Views]
+    shrink: int
+    boxes: list[np.ndarray]
+    small: list[np.ndarray]
+    needed: Box
+
+
+def plan_cutting(image: OpenedImage, groups: Sequence[Views], pixels_per_pixel: float) -> Cutting:
+    """Choose how an image is decoded, and write the boxes of its views."""
+    shrink = choose_shrink([group.cuts for group in groups], pixels_per_pixel)
+    if any(group.interpolation == "area" for group in groups):
+        shrink = 1  # its steps fall elsewhere in a smaller image, which shows
+    boxes = small = [group.cuts.boxes for group in groups]
+    if shrink > 1:
+        small = [snap(some, shrink, image.width, image.height) for some in boxes]
+        boxes = [shrink * some for some in small]
+    for group, full in zip(groups, boxes, strict=True):
+        group.boxes[:] = group.cuts._replace(boxes=full).relative
+    return Cutting(image, groups, shrink, boxes, small, _hull(boxes))
+
+
+def write_views(cutting: Cutting, laps: Laps) -> None:
+    """Decode an image once and write all its views.
 
     Raises:
         DecodeError: the image is cut off or damaged.
     """
-    shrink = choose_shrink([group.cuts for group in groups], pixels_per_pixel)
-    if any(group.interpolation == "area" for group in groups):
-        shrink = 1  # its steps fall elsewhere in a smaller image, which shows
-    small = [group.cuts.boxes for group in groups]
-    if shrink > 1:
-        small = [snap(boxes, shrink, image.width, image.height) for boxes in small]
-    boxes = [shrink * some for some in small]
-    top = min(int(some[:, 1].min()) for some in boxes)
-    bottom = max(int((some[:, 1] + some[:, 3]).max()) for some in boxes)
-    laps.lap("plan")
-    picture, found, first = image.decode(shrink, top, bottom)
+    picture, found, start = cutting.image.decode(cutting.shrink, cutting.needed)
     laps.lap("decode")
-    for group, full, some in zip(groups, boxes, small, strict=True):
-        group.boxes[:] = group.cuts._replace(boxes=full).relative
-        decoded = (some if found == shrink else full) - (0, first // found, 0, 0)
-        cut_views(picture, group.cuts._replace(boxes=decoded), group.pixels, group.interpolation)
+    boxes = cutting.small if found == cutting.shrink else cutting.boxes
+    origin = start[0] // found, start[1] // found, 0, 0
+    for group, some in zip(cutting.groups, boxes, strict=True):
+        cut_views(
+            picture, group.cuts._replace(boxes=some - origin), group.pixels, group.interpolation
+        )
     laps.lap("resize")
+
+
+def _hull(boxes: Sequence[np.ndarray]) -> Box:
+    """Return the smallest box around all boxes, each left, top, width and height."""
+    every = np.concatenate(boxes)
+    ends = every[:, :2] + every[:, 2:]
+    return Box(*every[:, :2].min(axis=0).tolist(), *ends.max(axis=0).tolist())

@@ -42,6 +42,7 @@ class OpenedImage:
     Attributes:
         width: of the upright image in pixels.
         height: likewise.
+        num_bytes: that it keeps in memory: a JPEG's own, of others those of the pixels.
     """
 
     def __init__(self, encoded: Tensor) -> None:
@@ -69,20 +70,21 @@ class OpenedImage:
             self.width, self.height = sides[::-1] if self._header.orientation > 4 else sides
         elif self._pixels is not None:
             self.height, self.width = self._pixels.shape[:2]
+        self.num_bytes = (self._data if self._pixels is None else self._pixels).nbytes
 
     def decode(
-        self, shrink: int = 1, top: int = 0, bottom: int | None = None
-    ) -> tuple[np.ndarray, int, int]:
-        """Return the upright image, (H, W, channels), by how much it was shrunk, and its first row.
+        self, shrink: int = 1, box: jpeg.Box | None = None
+    ) -> tuple[np.ndarray, int, tuple[int, int]]:
+        """Return the upright image, (H, W, channels), how much smaller it is, and where it begins.
 
         The pixels are good until this thread decodes again. Images that cannot be decoded smaller
-        come in full.
+        come in full. Where they begin is a column and a row of the full size, multiples of the
+        shrinking: what lies left of them and above is left out.
 
         Args:
             shrink: 1, 2, 4 or 8: how much smaller it may be. Sides are rounded up.
-            top: first row of the full-size image that is needed; rows above may be left out. The
-                first row that is not left out is a multiple of the shrinking.
-            bottom: first row that is not needed any more; None needs all.
+            box: part of the full-size image that is needed; the rest may be left out. None needs
+                all.
 
         Raises:
             DecodeError: the bytes are cut off or damaged.
@@ -90,19 +92,20 @@ class OpenedImage:
         header = self._header
         if header is None:
             assert self._pixels is not None
-            return self._pixels, 1, 0
+            return self._pixels, 1, (0, 0)
         turned = header.orientation != 1
         if turned:  # a grid of shrunk pixels would start at another side
-            shrink, top, bottom = 1, 0, None
-        rows = top, header.height if bottom is None else bottom
+            shrink, box = 1, None
+        if box is None:
+            box = jpeg.Box(0, 0, header.width, header.height)
         try:
             buffer = _scratch(jpeg.num_bytes(header, shrink))
-            pixels, first = jpeg.decode(self._data, header, shrink, rows, buffer)
+            pixels, start = jpeg.decode(self._data, header, shrink, box, buffer)
         except jpeg.UnusualJpeg:
-            return _decode_with_pillow(self._data.tobytes()), 1, 0
+            return _decode_with_pillow(self._data.tobytes()), 1, (0, 0)
         except jpeg.JpegError as error:
             raise DecodeError(str(error)) from error
-        return (_turn(pixels, header.orientation) if turned else pixels), shrink, first
+        return (_turn(pixels, header.orientation) if turned else pixels), shrink, start
 
 
 def decode_image(encoded: Tensor) -> np.ndarray:

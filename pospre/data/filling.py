@@ -1,7 +1,9 @@
 """Fills the rows of a batch: read a sample, decode it once, cut its views."""
 
+import math
 import threading
 import warnings
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,14 +13,16 @@ from crc32c import crc32c
 
 from pospre.batch import EPOCH, INDEX, LABEL, Batch, box_key, flip_key, image_key
 from pospre.data.bill import Bill, Laps
-from pospre.data.cutting import Views, margin, write_views
+from pospre.data.cutting import Views, margin, plan_cutting, write_views
 from pospre.data.decode import DecodeError, OpenedImage
+from pospre.data.recycling import BatchMemory
 from pospre.data.samples import DamagedSample, Features, Reader
 from pospre.data.views import GroupPlan, ViewGroup, plan_views
 from pospre.errors import UserError
 
 BAD_SAMPLES = ("fail", "skip")
 _MOST_IN_A_ROW = 1000
+_MOST_OPENED = 4 << 20  # bytes of opened samples that a thread has in memory, give or take one
 
 
 class Filler:
@@ -50,15 +54,52 @@ class Filler:
     def fill(self, batch: Batch, plans: list[GroupPlan], rows: range) -> None:
         """Read, decode and cut some samples of a batch, in place.
 
+        First they are all read, then all views are planned, then one image after the other is
+        decoded: so each step but the last finds its code in the processor's caches, where decoding
+        leaves nothing. That makes them several times faster.
+
         Raises:
             UserError: a sample cannot be used and bad samples are not skipped; it is named.
         """
         images = [batch[image_key(plan.group.name)].numpy() for plan in plans]
         boxes = [batch[box_key(plan.group.name)].numpy() for plan in plans]
-        labels, laps = batch[LABEL].numpy(), Laps()
-        for row in rows:
-            labels[row] = self._fill_row(batch, plans, row, _Pixels(images, boxes), laps)
+        labels, laps, pixels = batch[LABEL].numpy(), Laps(), _Pixels(images, boxes)
+        left, failed = deque(rows), list[int]()
+        while left:
+            opened = self._open_some(batch, left, failed, laps)
+            cuttings = [
+                plan_cutting(image, _views(plans, row, row, image, pixels), self.pixels_per_pixel)
+                for row, image, _ in opened
+            ]
+            laps.lap("plan")
+            for (row, _, label), cutting in zip(opened, cuttings, strict=True):
+                try:
+                    write_views(cutting, laps)
+                    labels[row] = label
+                except DecodeError:
+                    failed.append(row)
+        for row in failed:
+            labels[row] = self._fill_row(batch, plans, row, pixels, laps)
         self.bill.add(laps)
+
+    def _open_some(
+        self, batch: Batch, rows: deque[int], failed: list[int], laps: Laps
+    ) -> list[tuple[int, OpenedImage, int]]:
+        """Read the next samples, as many as may be in memory together.
+
+        Return row, image and label of each. Rows whose samples cannot be read go to ``failed``.
+        """
+        opened, num_bytes = [], 0
+        while rows and num_bytes < _MOST_OPENED:
+            row = rows.popleft()
+            try:
+                image, label = self._open(int(batch[INDEX][row]), laps)
+            except (DecodeError, DamagedSample):
+                failed.append(row)
+                continue
+            opened.append((row, image, label))
+            num_bytes += image.num_bytes
+        return opened
 
     def _fill_row(
         self, batch: Batch, plans: list[GroupPlan], row: int, pixels: "_Pixels", laps: Laps
@@ -79,7 +120,7 @@ class Filler:
             try:
                 image, label = self._open(index, laps)
                 views = _views(plans, plan_row, row, image, pixels)
-                write_views(image, views, self.pixels_per_pixel, laps)
+                write_views(plan_cutting(image, views, self.pixels_per_pixel), laps)
             except (DecodeError, DamagedSample) as error:
                 self._leave_out(index, error)
             else:
@@ -103,12 +144,13 @@ class Filler:
     def _open(self, index: int, laps: Laps) -> tuple[OpenedImage, int]:
         """Read a sample, compare it with its checksum, and return its image and label."""
         sample = self.reader.read(index)
-        laps.lap("read")
         sums = self.reader.checksums
         # a flipped bit mostly gives an image all the same
         if sums is not None and crc32c(sample.encoded.numpy().data) != sums[index]:
             raise DecodeError("its bytes are not those that were written")
+        laps.lap("read")
         image = OpenedImage(sample.encoded)
+        laps.lap("decode")  # of what is no JPEG, all of it
         laps.num_images += 1
         laps.num_bytes += sample.encoded.nbytes
         return image, sample.label
@@ -166,10 +208,18 @@ def empty_batch(
     epochs: np.ndarray,
     index: np.ndarray,
     features: Features | None,
-    *,
-    pinned: bool,
+    memory: BatchMemory | None,
 ) -> Batch:
-    """Lay a batch out: pinned where a GPU will fetch it, channels last for the image decoder."""
+    """Lay a batch out, channels last for the image decoder.
+
+    Args:
+        plans: of the view groups.
+        epochs: that the samples' draws belong to.
+        index: of the samples.
+        features: what they are, if no images.
+        memory: where the views go; None: pinned memory, from which a GPU fetches fastest and which
+            torch recycles by itself.
+    """
     channels, dtype = (3, torch.uint8) if features is None else (1, torch.float32)
     num = len(index)
     batch = {
@@ -177,11 +227,15 @@ def empty_batch(
         EPOCH: torch.from_numpy(epochs.astype(np.int64)),
         LABEL: torch.full((num,), -1, dtype=torch.int64),
     }
-    for plan in plans:
-        group = plan.group
-        pixels = torch.empty(
-            (num, group.count, *group.shape, channels), dtype=dtype, pin_memory=pinned
-        )
+    shapes = [(num, plan.group.count, *plan.group.shape, channels) for plan in plans]
+    sizes = [math.prod(shape) for shape in shapes]
+    numbers = (
+        torch.empty(sum(sizes), dtype=dtype, pin_memory=True)
+        if memory is None
+        else memory.take(sum(sizes) * dtype.itemsize).view(dtype)
+    )
+    for plan, shape, some in zip(plans, shapes, numbers.split(sizes), strict=True):
+        group, pixels = plan.group, some.view(shape)
         batch[image_key(group.name)] = pixels.permute(0, 1, 4, 2, 3)
         batch[box_key(group.name)] = torch.empty((num, group.count, 4), dtype=torch.float32)
         batch[flip_key(group.name)] = torch.from_numpy(plan.flips)

@@ -2,8 +2,9 @@
 
 libjpeg-turbo decodes at 1/2, 1/4 and 1/8 of the size for less than the full price, and rows below
 the lowest view need not be decoded at all. Most of a JPEG's cost is undoing its entropy coding, in
-the order of the rows; rows above the highest view can be left out too where the file has a restart
-marker after each row of blocks (``python -m data_prep.convert --seekable`` makes such files).
+the order of the blocks, row after row; what lies above the views and beside them can be left out
+too where restart markers divide the rows (``python -m data_prep.convert --seekable`` makes such
+files).
 """
 
 import re
@@ -13,7 +14,7 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
-from pospre.data.bands import cut_bands
+from pospre.data.pieces import cut_pieces
 
 SHRINKS = (8, 4, 2)  # denominators that libjpeg-turbo has fast code for
 _START = b"\xff\xd8\xff"
@@ -21,8 +22,8 @@ _EXIF_TAG, _UPRIGHT = 0x0112, 1
 _FRAMES = {0xC0, 0xC1, 0xC2}  # baseline, extended and progressive: what libjpeg-turbo reads
 _BASELINE = 0xC0
 _APP1, _SCAN, _END, _INTERVAL = 0xE1, 0xDA, 0xD9, 0xDD
-_MARGIN_ROWS = 2  # of the result on both sides of those wanted: colour is interpolated between them
-_FEWER_ROWS = 0.95  # of the rows: only then leaving some out is worth a copy of the bytes
+_MARGIN = 2  # pixels of the result on all sides of those wanted: colour is interpolated between
+_FEWER = 0.95  # of the pixels: only then leaving some out is worth a copy of the bytes
 # libjpeg says this of rows that it was not asked for, of padding, and where it has lost its way.
 _LEFT_OVER = re.compile(r"Corrupt JPEG data: (\d+) extraneous bytes before marker 0x(\w\w)")
 _XMP = re.compile(rb"tiff:Orientation(?:=[\"']|>)([1-8])")
@@ -37,6 +38,15 @@ class UnusualJpeg(Exception):
     """A JPEG of a kind that is left to Pillow, such as CMYK."""
 
 
+class Box(NamedTuple):
+    """Part of an image in pixels; right and bottom are the first that are not in it."""
+
+    left: int
+    top: int
+    right: int
+    bottom: int
+
+
 class JpegHeader(NamedTuple):
     """What a JPEG says about itself.
 
@@ -45,9 +55,9 @@ class JpegHeader(NamedTuple):
         height: likewise.
         orientation: of EXIF or XMP; 1 is upright.
         height_at: offset of the two bytes that hold the height; 0 where the height must be kept,
-            as the rows do not lie in the file one after the other.
-        band: rows of pixels from one restart marker to the next; 0 where decoding cannot begin at
-            the markers, or there are none.
+            as the rows do not lie in the file one after the other. The width is behind it.
+        piece: width and height in pixels of what lies between two restart markers: whole rows, or
+            one of equal parts of a row; 0 where it is neither, or there are no markers.
         scan: offset of the entropy-coded data.
     """
 
@@ -55,7 +65,7 @@ class JpegHeader(NamedTuple):
     height: int
     orientation: int
     height_at: int
-    band: int = 0
+    piece: tuple[int, int] = (0, 0)
     scan: int = 0
 
 
@@ -94,30 +104,31 @@ def read_header(data: memoryview) -> JpegHeader:
 
 
 def decode(
-    data: np.ndarray, header: JpegHeader, shrink: int, rows: tuple[int, int], buffer: np.ndarray
-) -> tuple[np.ndarray, int]:
+    data: np.ndarray, header: JpegHeader, shrink: int, box: Box, buffer: np.ndarray
+) -> tuple[np.ndarray, tuple[int, int]]:
     """Decode to RGB at 1/``shrink`` of the size: uint8 (rows, columns, 3), not turned upright.
 
     Args:
         data: the file's bytes, uint8 (N,).
         header: of this JPEG.
         shrink: 1, 2, 4 or 8; sides are rounded up.
-        rows: of the full size: the first wanted and the first not wanted below it; at least these
-            are decoded.
+        box: what is wanted, at least, in pixels of the full size.
         buffer: room for the pixels, uint8, at least ``num_bytes(header, shrink)`` long; what is
             returned lies in it.
 
     Returns:
-        the pixels, and the row of the full size that they begin with, a multiple of ``shrink``.
+        the pixels, and the column and row of the full size that they begin with, multiples of
+        ``shrink``.
 
     Raises:
         JpegError: cut off or damaged.
         UnusualJpeg: libjpeg-turbo does not make RGB of it.
     """
-    whole, first, height = data, 0, header.height
+    whole, place = data, Box(0, 0, header.width, header.height)
     if header.height_at:
-        data, first, height = _leave_rows_out(data, header, rows, _MARGIN_ROWS * shrink)
-    shape = (-(-height // shrink), -(-header.width // shrink), 3)
+        data, place = _leave_out(data, header, _widen(box, header, _MARGIN * shrink))
+    width, height = place.right - place.left, place.bottom - place.top
+    shape = (-(-height // shrink), -(-width // shrink), 3)
     options = {} if shrink == 1 else {"min_height": shape[0], "min_width": shape[1]}
     try:
         found = simplejpeg.decode_jpeg(
@@ -132,7 +143,7 @@ def decode(
         left_over = _LEFT_OVER.match(text)
         if left_over is None or not (data is not whole or _is_padding(data, *left_over.groups())):
             raise JpegError(text) from error
-    return buffer[: shape[0] * shape[1] * 3].reshape(shape), first
+    return buffer[: shape[0] * shape[1] * 3].reshape(shape), place[:2]
 
 
 def num_bytes(header: JpegHeader, shrink: int) -> int:
@@ -146,24 +157,43 @@ def _is_padding(data: np.ndarray, count: str, marker: str) -> bool:
     return marker == "d9" and end > 0 and not data[max(0, end - int(count)) : end].any()
 
 
-def _leave_rows_out(
-    data: np.ndarray, header: JpegHeader, rows: tuple[int, int], margin: int
-) -> tuple[np.ndarray, int, int]:
-    """Return a JPEG of some rows, the first of them, and how many; all where it would not pay."""
-    first, last = 0, min(header.height, rows[1] + margin)
-    if header.band and rows[0] > margin:
-        first = (rows[0] - margin) // header.band * header.band
-    if last - first >= _FEWER_ROWS * header.height:
-        return data, 0, header.height
+def _widen(box: Box, header: JpegHeader, margin: int) -> Box:
+    """Return a box with a margin where the image has one, as decoding can cut it out."""
+    left, top = max(0, box.left - margin), max(0, box.top - margin)
+    right, bottom = min(header.width, box.right + margin), min(header.height, box.bottom + margin)
+    width, height = header.piece
+    if not width:
+        return Box(0, 0, header.width, bottom)
+    right = min(header.width, -(-right // width) * width)
+    return Box(left // width * width, top // height * height, right, bottom)
+
+
+def _leave_out(data: np.ndarray, header: JpegHeader, box: Box) -> tuple[np.ndarray, Box]:
+    """Return a JPEG of what is in a box, and the box; of all where less would not pay."""
+    all_of_it = Box(0, 0, header.width, header.height)
+    if _area(box) >= _FEWER * _area(all_of_it):
+        return data, all_of_it
     cut = None
-    if first:
-        bands = [-(-row // header.band) for row in (first, last, header.height)]
-        cut = cut_bands(data, header.scan, *bands)
+    if box.left or box.top or box.right < header.width:
+        (width, height), (right, bottom) = header.piece, all_of_it[2:]
+        window = (
+            box.left // width,
+            box.top // height,
+            -(-box.right // width),
+            -(-box.bottom // height),
+        )
+        cut = cut_pieces(data, header.scan, window, (-(-right // width), -(-bottom // height)))
     if cut is None:
-        cut, first = data.copy(), 0
-    height = last - first
-    cut[header.height_at : header.height_at + 2] = (height >> 8, height & 0xFF)
-    return cut, first, height
+        cut, box = data.copy(), Box(0, 0, header.width, box.bottom)
+    sides = box.bottom - box.top, box.right - box.left
+    cut[header.height_at : header.height_at + 4] = [
+        part for side in sides for part in divmod(side, 256)
+    ]
+    return cut, box
+
+
+def _area(box: Box) -> int:
+    return (box.right - box.left) * (box.bottom - box.top)
 
 
 def _header(
@@ -185,12 +215,25 @@ def _header(
         factors = bytes(data[frame + 11 : frame + 10 + 3 * components : 3])
         across = max(1, *(factor >> 4 for factor in factors))
         down = max(1, *(factor & 15 for factor in factors))
-    rows, rest = divmod(interval, -(-width // (8 * across)))
-    band = 0 if rest else 8 * down * rows
+    piece = _piece(interval, -(-width // (8 * across)), -(-height // (8 * down)))
     start = scan + 2 + (data[scan + 2] << 8 | data[scan + 3])
     return JpegHeader(
-        width, height, orientation, frame + 5, band if band < height else 0, min(start, len(data))
+        width,
+        height,
+        orientation,
+        frame + 5,
+        (8 * across * piece[0], 8 * down * piece[1]),
+        min(start, len(data)),
     )
+
+
+def _piece(interval: int, across: int, down: int) -> tuple[int, int]:
+    """Return the width and height in MCUs of what lies between restart markers; see ``piece``."""
+    if interval == 0 or interval >= across * down:
+        return 0, 0
+    if interval % across == 0:
+        return across, interval // across
+    return (interval, 1) if across % interval == 0 else (0, 0)
 
 
 def _read_orientation(segment: bytes) -> int:

@@ -27,12 +27,13 @@ from pospre.data.filling import Filler, empty_batch
 from pospre.data.options import check_options, whole_view
 from pospre.data.order import check_order, epoch_order
 from pospre.data.reader import open_reader
+from pospre.data.recycling import BatchMemory
 from pospre.data.samples import Reader
 from pospre.data.views import ViewGroup, plan_views
 from pospre.data.workers import PendingBatch, default_workers, threads
 from pospre.errors import UserError
 
-_CHUNK = 4  # samples per task: large enough to hide a task's cost, small enough to share evenly
+_CHUNK = 16  # samples per task: enough to plan together, few enough to share evenly
 _MIN_PREFETCH = 2
 
 
@@ -112,6 +113,7 @@ class ViewLoader:
         self.epoch = 0
         self.start = 0
         self.pinned = pin_memory and torch.cuda.is_available()
+        self._memory = None if self.pinned else BatchMemory(self.num_batches_held)
         self._position = _Position(0, 0)
         self._iterations = 0
         self._filler = Filler(
@@ -147,7 +149,8 @@ class ViewLoader:
     def _prefetch(self) -> int:
         if self.num_workers == 0:
             return 0
-        return _MIN_PREFETCH + -(-self.num_workers * _CHUNK // self.batch_size)
+        tasks = -(-self.batch_size // _CHUNK)
+        return _MIN_PREFETCH + -(-self.num_workers // tasks)
 
     def state_dict(self) -> dict[str, int]:
         """Return where the loader is: the epoch, and how many samples of it all ranks were given.
@@ -253,7 +256,7 @@ class ViewLoader:
         # a repeat draws as if it were an epoch of its own, masks and colours included
         epochs = epoch * self.repeats + np.arange(first, first + len(index)) % self.repeats
         plans = plan_views(self.views, seed=self.seed, epoch=epochs, index=index)
-        batch = empty_batch(plans, epochs, index, self.reader.features, pinned=self.pinned)
+        batch = empty_batch(plans, epochs, index, self.reader.features, self._memory)
         laps.lap("plan")
         self.bill.add(laps)
         rows = [

@@ -13,10 +13,12 @@ from pospre.data.page_cache import READ_AHEAD_BYTES
 from pospre.data.samples import Reader
 from pospre.errors import UserError
 
+BYTES_OF_CODE = 48 << 20  # libraries and compiled functions that come with the first batch
+
 _ASSUMED_PIXELS = 4_000_000  # of the largest image, where the reader does not know
 # Measured (tests/data/test_memory.py): decoded pixels, their cut-out and what resizing needs.
 _BYTES_PER_PIXEL = 8
-_BYTES_PER_THREAD = 8 << 20  # what the allocator keeps for each
+_BYTES_PER_THREAD = 16 << 20  # samples read together, and what the allocator keeps for each
 _BYTES_PER_SAMPLE = 120  # places, labels, names and the epoch's order
 _LOOKED_AT = 64  # files whose size stands for all
 _NO_LIMIT = 1 << 60  # what the first version of control groups says for none
@@ -41,7 +43,7 @@ class MemoryEstimate:
 
     Attributes:
         batches: batches in preparation and in use, per rank.
-        decoding: what the decoding threads work in, per rank.
+        decoding: what the decoding threads work in, and their code, per rank.
         read_ahead: samples that are read before their time, per rank.
         tables: places and order of the samples, per rank.
         num_ranks: on this machine.
@@ -131,7 +133,8 @@ def estimate_memory(loader: ViewLoader, *, page_cache: str = "os") -> MemoryEsti
     ahead = READ_AHEAD_BYTES if page_cache == "process" else 0
     return MemoryEstimate(
         batches=int((views + 24) * loader.batch_size * loader.num_batches_held),
-        decoding=max(1, loader.num_workers) * (_BYTES_PER_PIXEL * pixels + _BYTES_PER_THREAD),
+        decoding=BYTES_OF_CODE
+        + max(1, loader.num_workers) * (_BYTES_PER_PIXEL * pixels + _BYTES_PER_THREAD),
         read_ahead=ahead if stored is None else min(ahead, stored),
         tables=_BYTES_PER_SAMPLE * len(reader),
         num_ranks=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),

@@ -4,6 +4,7 @@ The markers are looked for in every image, so that is compiled: a few microsecon
 compiled code until this file changes.
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ def _find_markers(scan: np.ndarray, count: int) -> Any:
     return places[: min(found, count)]
 
 
-@compiled
+@partial(compiled, nogil=True)
 def _copy_pieces(
     data: np.ndarray,
     scan: int,

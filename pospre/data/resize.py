@@ -33,17 +33,17 @@ def resize_crops(
             crop = np.ascontiguousarray(image[top : top + height, left : left + width])
             _opencv().resize(crop, view.shape[1::-1], dst=view, interpolation=_opencv().INTER_AREA)
         return
-    tensors = torch.from_numpy(image), torch.from_numpy(boxes), torch.from_numpy(views)
-    _resize_crops(*tensors, interpolation == "bicubic")
+    numbers: list[int] = boxes.ravel().tolist()
+    bicubic = interpolation == "bicubic"
+    _resize_crops(torch.from_numpy(image), numbers, torch.from_numpy(views), bicubic)
 
 
 @torch.jit.script
-def _resize_crops(image: Tensor, boxes: Tensor, views: Tensor, bicubic: bool) -> None:
+def _resize_crops(image: Tensor, boxes: list[int], views: Tensor, bicubic: bool) -> None:
     target = [views.size(1), views.size(2)]
-    for number in range(boxes.size(0)):
-        left, top = int(boxes[number, 0].item()), int(boxes[number, 1].item())
-        width, height = int(boxes[number, 2].item()), int(boxes[number, 3].item())
-        crop = image[top : top + height, left : left + width]
+    for number in range(views.size(0)):
+        left, top, width, height = boxes[4 * number : 4 * number + 4]
+        crop = image.narrow(0, top, height).narrow(1, left, width)
         if [height, width] == target:
             views[number].copy_(crop)
             continue

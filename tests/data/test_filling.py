@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from pospre.data import filling
 from pospre.data.loader import build_loader
 from pospre.data.reader import open_reader
 from pospre.data.views import ViewGroup
@@ -257,3 +258,23 @@ def test_nothing_but_damage_is_an_error(tmp_path):
 def test_an_unknown_policy_is_refused(photos):
     with pytest.raises(UserError, match=r"bad_samples 'skp' is unknown. Did you mean 'skip'"):
         build_loader(photos, bad_samples="skp", **SETTINGS)
+
+
+@pytest.mark.parametrize("kind", ["mds", "folder"])
+def test_what_is_opened_together_changes_nothing(stored, photos, monkeypatch, kind):
+    path = photos if kind == "folder" else stored("mds")
+    held, together = [], filling.Filler._open_some
+
+    def open_some(self, *args):
+        opened = together(self, *args)
+        held.append(sum(image.num_bytes for _, image, _ in opened))
+        return opened
+
+    monkeypatch.setattr(filling.Filler, "_open_some", open_some)
+    expected = batches(path, batch_size=20)[1]
+    at_once, held[:] = held[:], []
+    monkeypatch.setattr(filling, "_MOST_OPENED", 1)
+    found = batches(path, batch_size=20)[1]
+    assert len(held) > len(at_once) and max(held) < max(at_once)
+    for batch, other in zip(found, expected, strict=True):
+        assert all(torch.equal(value, other[key]) for key, value in batch.items())

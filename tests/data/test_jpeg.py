@@ -14,6 +14,7 @@ from PIL import Image, ImageOps
 
 from pospre.data import jpeg
 from pospre.data.decode import DecodeError, OpenedImage, decode_image
+from pospre.data.jpeg import Box
 
 
 @cache
@@ -27,6 +28,14 @@ def photograph(width: int, height: int, **options: Any) -> bytes:
 
 def opened(data: bytes) -> OpenedImage:
     return OpenedImage(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+
+
+def rows(data: bytes, top: int, bottom: int, shrink: int = 1) -> tuple[np.ndarray, int, int]:
+    """Decode rows; return them, how much smaller they are, and the first of them."""
+    image = opened(data)
+    pixels, found, (left, first) = image.decode(shrink, Box(0, top, image.width, bottom))
+    assert left == 0
+    return pixels, found, first
 
 
 def full(data: bytes) -> np.ndarray:
@@ -45,7 +54,7 @@ def test_rows_left_out_change_no_other(width, height, share, subsampling, restar
     options = {"restart_marker_rows": restart} if restart else {}
     data = photograph(width, height, subsampling=subsampling, **options)
     bottom = max(1, int(share * height))
-    pixels, shrink, _ = opened(data).decode(1, 0, bottom)
+    pixels, shrink, _ = rows(data, 0, bottom)
     pixels = pixels.copy()  # the next decoding takes its memory
     assert shrink == 1 and bottom <= len(pixels) <= max(height, bottom + 2)
     assert np.array_equal(pixels[:bottom], full(data)[:bottom])
@@ -53,14 +62,14 @@ def test_rows_left_out_change_no_other(width, height, share, subsampling, restar
 
 def test_fewer_rows_are_decoded():
     data = photograph(300, 400)
-    assert len(opened(data).decode(1, 0, 100)[0]) == 102
-    assert len(opened(data).decode(1, 0, 390)[0]) == 400  # not worth the copy
+    assert len(rows(data, 0, 100)[0]) == 102
+    assert len(rows(data, 0, 390)[0]) == 400  # not worth the copy
 
 
 @pytest.mark.parametrize("options", [{"progressive": True}, {}])
 def test_progressive_rows_are_all_decoded(options):
     data = photograph(200, 300, **options)
-    pixels = opened(data).decode(1, 0, 60)[0].copy()
+    pixels = rows(data, 0, 60)[0].copy()
     assert len(pixels) == (300 if options else 62)
     assert np.array_equal(pixels[:60], full(data)[:60])
 
@@ -87,11 +96,12 @@ def test_turned_and_other_images_come_in_full():
     exif[0x0112] = 6
     turned = opened(photograph(64, 48, exif=exif.tobytes()))
     assert (turned.width, turned.height) == (48, 64)
-    pixels, shrink, first = turned.decode(4, 10, 20)
-    assert pixels.shape == (64, 48, 3) and (shrink, first) == (1, 0)
+    box = Box(5, 10, 15, 20)
+    pixels, shrink, start = turned.decode(4, box)
+    assert pixels.shape == (64, 48, 3) and (shrink, start) == (1, (0, 0))
     buffer = io.BytesIO()
     Image.new("RGB", (64, 48)).save(buffer, "PNG")
-    assert opened(buffer.getvalue()).decode(4, 10, 20)[1:] == (1, 0)
+    assert opened(buffer.getvalue()).decode(4, box)[1:] == (1, (0, 0))
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
@@ -157,17 +167,23 @@ def test_other_bytes_have_no_jpeg_header(data):
 
 
 @settings(max_examples=200, deadline=None)
-@given(data=st.data(), rows=st.tuples(st.integers(0, 119), st.integers(1, 120)))
-def test_no_byte_of_a_jpeg_with_markers_can_crash_us(data, rows):
-    whole = bytearray(photograph(40, 120, restart_marker_rows=1))
+@given(
+    data=st.data(),
+    across=st.tuples(st.integers(0, 39), st.integers(1, 40)),
+    down=st.tuples(st.integers(0, 119), st.integers(1, 120)),
+    markers=st.sampled_from([{"restart_marker_rows": 1}, {"restart_marker_blocks": 1}]),
+)
+def test_no_byte_of_a_jpeg_with_markers_can_crash_us(data, across, down, markers):
+    whole = bytearray(photograph(40, 120, **markers))
     for _ in range(data.draw(st.integers(0, 3))):
         whole[data.draw(st.integers(2, len(whole) - 1))] = data.draw(st.integers(0, 255))
     del whole[data.draw(st.integers(len(whole) // 2, len(whole))) :]
     try:
-        pixels, _, first = opened(bytes(whole)).decode(1, min(rows), max(rows))
+        box = Box(min(across), min(down), max(across), max(down))
+        pixels, _, (left, top) = opened(bytes(whole)).decode(1, box)
     except DecodeError:
         return
-    assert pixels.ndim == 3 and first <= min(rows)
+    assert pixels.ndim == 3 and left <= box.left and top <= box.top
 
 
 @settings(max_examples=200, deadline=None)
@@ -176,7 +192,7 @@ def test_no_byte_of_the_header_can_crash_us(place, value):
     data = bytearray(photograph(40, 30))
     data[place % len(data)] = value
     try:
-        pixels = opened(bytes(data)).decode(1, 0, 12)[0]
+        pixels = rows(bytes(data), 0, 12)[0]
     except DecodeError:
         return
     assert pixels.ndim == 3

@@ -1,0 +1,46 @@
+"""Memory of batches that nobody uses any more, for the next batches.
+
+Left to the C library, each batch takes fresh memory of the system's, page by page, or leaves gaps
+that the next one does not fit into: a loader then keeps several times what its batches need.
+"""
+
+import weakref
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class BatchMemory:
+    """Gives memory out, and takes it back by itself when the last tensor in it is gone.
+
+    Attributes:
+        most_kept: pieces that are kept for later; further ones go back to the system.
+    """
+
+    def __init__(self, most_kept: int) -> None:
+        self.most_kept = most_kept
+        self._free: list[np.ndarray] = []
+
+    def take(self, num_bytes: int) -> Tensor:
+        """Return memory, uint8 (num_bytes,), with whatever it holds.
+
+        It is in use as long as this tensor or another that shares its storage is.
+        """
+        memory = self._find(num_bytes)
+        lent = memory[:num_bytes]
+        weakref.finalize(lent, self._keep, memory).atexit = False
+        return torch.from_numpy(lent)  # keeps the array until the storage is gone
+
+    def _find(self, num_bytes: int) -> np.ndarray:
+        while True:
+            try:
+                memory = self._free.pop()
+            except IndexError:
+                return torch.empty(num_bytes, dtype=torch.uint8).numpy()
+            if len(memory) >= num_bytes:
+                return memory
+
+    def _keep(self, memory: np.ndarray) -> None:
+        if len(self._free) < self.most_kept:
+            self._free.append(memory)
