@@ -29,6 +29,7 @@ _MISSING = ("404", "NoSuchKey", "NotFound")
 _THERE_ALREADY = ("PreconditionFailed", "412", "ConditionalRequestConflict", "409")
 _NOT_KNOWN = ("NotImplemented", "501")
 _ENDPOINTS = ("S3_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+_CHECKED = 3  # tries of a check, seconds in all: a server that is busy once is no mistake
 _DELETED_AT_ONCE = 1000  # what S3 takes
 CREDENTIAL_FAULTS = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken")
 
@@ -65,7 +66,7 @@ class Bucket:
         self.endpoint = os.environ.get("S3_ENDPOINT_URL") or None
         config = Config(
             connect_timeout=3,
-            read_timeout=timeout or (5 if patience == 1 else 60),
+            read_timeout=timeout or (5 if patience <= _CHECKED else 60),
             retries={"total_max_attempts": patience, "mode": "standard"},
         )
         try:
@@ -205,6 +206,6 @@ def check_writable(folder: str) -> None:
         UserError: within seconds, when the endpoint, the credentials or the bucket are wrong.
     """
     name = f".pospre-probe-{uuid.uuid4().hex}"
-    with Bucket(folder, patience=1) as bucket:
+    with Bucket(folder, patience=_CHECKED) as bucket:
         bucket.put(name, b"pospre")
         bucket.delete(name)

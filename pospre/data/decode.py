@@ -143,9 +143,11 @@ def cut_views(image: np.ndarray, cuts: Cuts, views: np.ndarray, interpolation: s
         resize_crops(image, cuts.boxes, views, interpolation)
         return
     width, height = cuts.scaled
-    scaled = np.empty((1, height, width, 3), np.uint8)
+    scaled, before = np.empty((1, height, width, 3), np.uint8), None
     for box, window, view in zip(cuts.boxes, cuts.windows.tolist(), views, strict=True):
-        resize_crops(image, box[None], scaled, interpolation)
+        if before is None or (box != before).any():  # mostly all are windows of the same
+            resize_crops(image, box[None], scaled, interpolation)
+        before = box
         rows, no_row = _lines(window[1], window[3], height)
         columns, no_column = _lines(window[0], window[2], width)
         np.copyto(view, scaled[0, rows[:, None], columns])

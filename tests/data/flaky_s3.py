@@ -43,12 +43,16 @@ class FlakyS3:
         upstream: moto's server behind it.
         gets: GET requests by name of the object.
         sent: bytes of bodies sent, by name of the object.
+        refused_writes: how many writes of each object are answered with 503, the first ones.
+        writes: PUT and POST requests, by method and path.
     """
 
     def __init__(self, upstream_port: int) -> None:
         self.upstream = f"http://127.0.0.1:{upstream_port}"
         self.gets: Counter[str] = Counter()
         self.sent: Counter[str] = Counter()
+        self.refused_writes = 0
+        self.writes: Counter[str] = Counter()
         self._faults: dict[str, list[Fault]] = {}
         self._always: dict[str, Fault] = {}
         self._lock = threading.Lock()
@@ -69,7 +73,8 @@ class FlakyS3:
 
     def heal(self) -> None:
         """Behave, and count from zero."""
-        for book in (self._faults, self._always, self.gets, self.sent):
+        self.refused_writes = 0
+        for book in (self._faults, self._always, self.gets, self.sent, self.writes):
             book.clear()
 
     def next_fault(self, name: str) -> Fault:
@@ -78,6 +83,12 @@ class FlakyS3:
             self.gets[name] += 1
             faults = self._faults.get(name)
             return faults.pop(0) if faults else self._always.get(name, Fault())
+
+    def refuses_write(self, place: str) -> bool:
+        """Tell whether a write is to be answered with 503: of each object the first so many."""
+        with self._lock:
+            self.writes[place] += 1
+            return self.writes[place] <= self.refused_writes
 
     def close(self) -> None:
         """Stop listening."""
@@ -99,17 +110,56 @@ class _Handler(BaseHTTPRequestHandler):
         if fault.status:
             self._answer(fault.status, [], b"<Error><Code>Fault</Code></Error>")
             return
-        upstream = http.client.HTTPConnection("127.0.0.1", self.upstream_port, timeout=20)
-        upstream.request("GET", self.path, headers=dict(self.headers.items()))
-        answer = upstream.getresponse()
-        body = answer.read()
-        upstream.close()
-        skipped = {"transfer-encoding", "connection", "content-length", "server", "date"}
-        headers = [pair for pair in answer.getheaders() if pair[0].lower() not in skipped]
+        status, headers, body = self._ask_upstream()
         if fault.flip:
             middle = len(body) // 2
             body = body[:middle] + bytes([body[middle] ^ 255]) + body[middle + 1 :]
-        self._answer(answer.status, headers, body, fault, name)
+        self._answer(status, headers, body, fault, name)
+
+    def do_HEAD(self) -> None:
+        status, headers, _ = self._ask_upstream(keep_length=True)
+        self.send_response(status)
+        for key, value in headers:
+            self.send_header(key, value)
+        self.end_headers()
+
+    def do_DELETE(self) -> None:
+        self._answer(*self._ask_upstream())
+
+    def do_PUT(self) -> None:
+        sent = self._read_body()
+        if self.flaky.refuses_write(f"{self.command} {self.path}"):
+            self._answer(503, [], b"<Error><Code>SlowDown</Code></Error>")
+        else:
+            self._answer(*self._ask_upstream(sent))
+
+    do_POST = do_PUT
+
+    def _read_body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        parts = []
+        while size := int(self.rfile.readline().split(b";")[0], 16):
+            parts.append(self.rfile.read(size))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(parts)
+
+    def _ask_upstream(
+        self, sent: bytes | None = None, *, keep_length: bool = False
+    ) -> tuple[int, list[tuple[str, str]], bytes]:
+        upstream = http.client.HTTPConnection("127.0.0.1", self.upstream_port, timeout=20)
+        skipped = {"transfer-encoding", "expect", "content-length"}
+        headers = {key: text for key, text in self.headers.items() if key.lower() not in skipped}
+        upstream.request(self.command, self.path, sent, headers)
+        answer = upstream.getresponse()
+        body = answer.read()
+        upstream.close()
+        skipped = {"transfer-encoding", "connection", "server", "date"}
+        if not keep_length:
+            skipped.add("content-length")
+        kept = [pair for pair in answer.getheaders() if pair[0].lower() not in skipped]
+        return answer.status, kept, body
 
     def _answer(
         self,

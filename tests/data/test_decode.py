@@ -163,3 +163,17 @@ def test_a_tiny_image_is_mirrored_as_often_as_needed():
     cut_views(image, cut, views, "bicubic")
     expected = np.pad(image, ((4, 4), (4, 4), (0, 0)), mode="reflect")[:2, :2]
     assert np.array_equal(view, expected)
+
+
+def test_windows_of_one_resized_image_or_of_several():
+    """Each is cut as if it were alone; the same part of the image is resized once."""
+    image, frame = np.array(picture(size=(125, 94))), Frame((60, 50), (32, 32), 4, "reflect")
+    boxes = np.array([[0, 0, 125, 94], [0, 0, 125, 94], [5, 6, 100, 80], [0, 0, 125, 94]])
+    windows = np.stack([random_windows(np.array([0.2 * n, 0.9]), frame) for n in range(4)])
+    together = np.empty((4, 32, 32, 3), np.uint8)
+    cuts = Cuts(boxes, frame.scaled, windows, (125, 94), frame.edge)
+    cut_views(image, cuts, together, "bicubic")
+    for number in range(4):
+        alone, one = np.empty((1, 32, 32, 3), np.uint8), slice(number, number + 1)
+        cut_views(image, cuts._replace(boxes=boxes[one], windows=windows[one]), alone, "bicubic")
+        assert np.array_equal(together[number], alone[0])

@@ -2,18 +2,20 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 from botocore.exceptions import EndpointConnectionError
 
-from data_prep import verify
+from data_prep import remote, verify
 from data_prep.remote import RemoteStore
 from data_prep.tally import Record
 from pospre.data.reader import open_reader
 from pospre.errors import run_command
+from tests.data.flaky_s3 import FlakyS3, flaky_s3
 from tests.data_prep.bucket import URI, as_in_a_folder, call, contents, keys, shard, write
 
 
@@ -191,6 +193,50 @@ def test_an_upload_that_fails_keeps_the_rest(
     message = capsys.readouterr().err
     assert "does not answer" in message and "2 of " in message and "Traceback" not in message
     monkeypatch.setattr(Bucket, "put", put)
+    assert write(source, URI) == 0
+    assert verify.main([URI]) == 0
+
+
+@pytest.fixture
+def flaky(monkeypatch: pytest.MonkeyPatch) -> Iterator[FlakyS3]:
+    with flaky_s3() as server:
+        monkeypatch.setenv("S3_ENDPOINT_URL", server.url)
+        yield server
+
+
+def test_a_storm_of_503s_is_waited_out(
+    bucket: Any,
+    flaky: FlakyS3,
+    source: Path,
+    tmp_path: Path,
+    snapshot: Callable[[Path], dict[str, bytes]],
+) -> None:
+    """Of every object the first write is refused: shards, records and descriptions."""
+    there: Any = boto3.client("s3", endpoint_url=flaky.upstream)
+    there.create_bucket(Bucket="bucket")
+    flaky.refused_writes = 1
+    assert write(source, URI) == 0
+    assert sum(count > 1 for count in flaky.writes.values()) >= 2 * len(keys(there)) - 2
+    assert write(source, tmp_path / "local") == 0
+    assert as_in_a_folder(there) == snapshot(tmp_path / "local")
+
+
+def test_a_store_that_stays_busy_ends_the_upload_with_the_cause(
+    bucket: Any,
+    flaky: FlakyS3,
+    source: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    there: Any = boto3.client("s3", endpoint_url=flaky.upstream)
+    there.create_bucket(Bucket="bucket")
+    monkeypatch.setattr(remote, "_TRIES", 2)
+    flaky.refused_writes = 1000
+    assert write(source, URI) == 2
+    message = capsys.readouterr().err
+    assert "503" in message or "SlowDown" in message
+    assert "s3://bucket/photos" in message and "Traceback" not in message
+    flaky.heal()
     assert write(source, URI) == 0
     assert verify.main([URI]) == 0
 
