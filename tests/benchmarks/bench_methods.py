@@ -39,6 +39,7 @@ Step = Callable[[], None]
 Algorithms = dict[str, dict[str, Any]]
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}
 PROTOTYPES = 4096
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 LEARNED = {"positions": "learned"}
 
 OURS: dict[str, tuple[Algorithms, dict[str, Any]]] = {
@@ -189,15 +190,14 @@ def ours(name: str, size: str, num: int, precision: str, device: str) -> Step:
 
 
 def plain(name: str, size: str, num: int, precision: str, device: str) -> Step:
-    """Return the published step, on images that are normalised beforehand."""
+    """Return the published step, on pixels that it normalises on the device, as ours does."""
     if device != "cpu":
         raise SystemExit("the plain peers draw their masks on the CPU; run this row there")
-    images, shape = torch.randn(num, 3, 224, 224), SIZES[size]
+    images, shape = pixels(num, 224), SIZES[size]
     model: nn.Module
     if name == "dinov2":
-        crops, small = torch.randn(2 * num, 3, 224, 224), torch.randn(8 * num, 3, 96, 96)
         model = plain_hosts.PlainDINOv2(shape, prototypes=PROTOTYPES)
-        arguments: tuple[Tensor, ...] = (crops, small)
+        arguments: tuple[Tensor, ...] = (pixels(2 * num, 224), pixels(8 * num, 96))
     elif name == "supervised":
         model, arguments = plain_hosts.PlainSupervised(shape), (images, torch.arange(num))
     elif name == "ijepa":
@@ -212,7 +212,22 @@ def plain(name: str, size: str, num: int, precision: str, device: str) -> Step:
     else:
         makers = {"mae": plain_steps.PlainMAE, "simmim": plain_hosts.PlainSimMIM}
         model, arguments = makers[name](shape), (images,)
-    return training_step(model, lambda: model(*arguments), precision, device)
+
+    def loss() -> Tensor:
+        return model(*(normalised(one) if one.dtype == torch.uint8 else one for one in arguments))
+
+    return training_step(model, loss, precision, device)
+
+
+def pixels(num: int, side: int) -> Tensor:
+    """Return random images, uint8 (num, 3, side, side)."""
+    return torch.randint(0, 256, (num, 3, side, side), dtype=torch.uint8)
+
+
+def normalised(images: Tensor) -> Tensor:
+    """Return uint8 images as a network takes them."""
+    mean, std = (torch.tensor(some).view(3, 1, 1) for some in (MEAN, STD))
+    return (images.float() / 255 - mean) / std
 
 
 def _ijepa_counts(size: str) -> tuple[int, int]:
