@@ -29,7 +29,7 @@ _MISSING = ("404", "NoSuchKey", "NotFound")
 _THERE_ALREADY = ("PreconditionFailed", "412", "ConditionalRequestConflict", "409")
 _NOT_KNOWN = ("NotImplemented", "501")
 _ENDPOINTS = ("S3_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-_CHECKED = 3  # tries of a check, seconds in all: a server that is busy once is no mistake
+_CHECKED = 3  # tries of a check: a server that is busy once is no mistake
 _DELETED_AT_ONCE = 1000  # what S3 takes
 CREDENTIAL_FAULTS = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken")
 
@@ -203,7 +203,7 @@ def check_writable(folder: str) -> None:
     """Put a tiny object into an ``s3://`` folder and delete it again.
 
     Raises:
-        UserError: within seconds, when the endpoint, the credentials or the bucket are wrong.
+        UserError: within half a minute, when the endpoint, the credentials or the bucket are wrong.
     """
     name = f".pospre-probe-{uuid.uuid4().hex}"
     with Bucket(folder, patience=_CHECKED) as bucket:

@@ -10,8 +10,9 @@ would do it with one worker, by means of FFCV's own types.
 import hashlib
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -109,9 +110,10 @@ def write_beton(
         for section in (header, head, metadata):
             output.write(section.tobytes())
         output.write(bytes(data_start - start))
-        for page in _read_ahead(stream, pages):
-            output.write(page)
-            output.write(bytes(page_size - len(page)))
+        with closing(_read_ahead(stream, pages)) as coming:
+            for page in coming:
+                output.write(page)
+                output.write(bytes(page_size - len(page)))
         stream.finish()
         output.write(_table(pointers, images, extra).tobytes())
         return file.tell(), output.digest.hexdigest()
@@ -243,7 +245,7 @@ class _Stream:
             raise DamagedPiece(str(self._piece.path))
 
 
-def _read_ahead(stream: _Stream, sizes: Sequence[int]) -> Iterator[bytes]:
+def _read_ahead(stream: _Stream, sizes: Sequence[int]) -> Generator[bytes, None, None]:
     """Yield the next so many bytes, again and again, read and hashed beside what is done there."""
     with ThreadPoolExecutor(1) as background:
         coming = deque[Future[bytes]]()

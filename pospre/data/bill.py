@@ -16,7 +16,7 @@ class Bill:
 
     Attributes:
         num_images: samples that were cut, as far as the bill has heard.
-        num_bytes: encoded bytes of these.
+        num_bytes: encoded bytes that were read.
     """
 
     def __init__(self) -> None:

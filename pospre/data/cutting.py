@@ -113,6 +113,7 @@ def write_views(cutting: Cutting, laps: Laps) -> None:
             picture, group.cuts._replace(boxes=some - origin), group.pixels, group.interpolation
         )
     laps.lap("resize")
+    laps.num_images += 1
 
 
 def _hull(boxes: Sequence[np.ndarray]) -> Box:

@@ -64,13 +64,13 @@ class OpenedImage:
             try:
                 self._header = jpeg.read_header(self._data.data)
             except jpeg.UnusualJpeg:
-                self._pixels = _decode_with_pillow(self._data.tobytes())
+                self._pixels = self._data = _decode_with_pillow(self._data.tobytes())
         if self._header is not None:
             sides = self._header.width, self._header.height
             self.width, self.height = sides[::-1] if self._header.orientation > 4 else sides
         elif self._pixels is not None:
             self.height, self.width = self._pixels.shape[:2]
-        self.num_bytes = (self._data if self._pixels is None else self._pixels).nbytes
+        self.num_bytes = self._data.nbytes
 
     def decode(
         self, shrink: int = 1, box: jpeg.Box | None = None

@@ -63,26 +63,32 @@ def read_bytes(
         UserError: the file cannot be read or is shorter than it was.
     """
     try:
-        file = FileIO(path) if files is None else files.get(path)
-        descriptor = file.fileno()
-        if size is None:
-            size = os.fstat(descriptor).st_size - offset
-        data = torch.empty(size, dtype=torch.uint8)
-        view, done = data.numpy().data, 0
-        if not keep:  # nor read what lies behind them
-            _advise(descriptor, offset, size, "POSIX_FADV_RANDOM")
-        while done < size:
-            count = os.preadv(descriptor, [view[done:]], offset + done)
-            if count == 0:
-                raise UserError(
-                    f"{path} is cut off: it ends at byte {os.fstat(descriptor).st_size}, but "
-                    f"bytes up to {offset + size} are needed. Copy or convert it again."
-                )
-            done += count
-        if not keep:
-            _advise(descriptor, offset, size, "POSIX_FADV_DONTNEED")
+        if files is None:
+            with FileIO(path) as file:
+                return _read_part(file, path, offset, size, keep)
+        return _read_part(files.get(path), path, offset, size, keep)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def _read_part(file: FileIO, path: Path, offset: int, size: int | None, keep: bool) -> Tensor:
+    descriptor = file.fileno()
+    if size is None:
+        size = os.fstat(descriptor).st_size - offset
+    data = torch.empty(size, dtype=torch.uint8)
+    view, done = data.numpy().data, 0
+    if not keep:  # nor read what lies behind them
+        _advise(descriptor, offset, size, "POSIX_FADV_RANDOM")
+    while done < size:
+        count = os.preadv(descriptor, [view[done:]], offset + done)
+        if count == 0:
+            raise UserError(
+                f"{path} is cut off: it ends at byte {os.fstat(descriptor).st_size}, but "
+                f"bytes up to {offset + size} are needed. Copy or convert it again."
+            )
+        done += count
+    if not keep:
+        _advise(descriptor, offset, size, "POSIX_FADV_DONTNEED")
     return data
 
 

@@ -21,6 +21,7 @@ from pospre.data.views import GroupPlan, ViewGroup, plan_views
 from pospre.errors import UserError
 
 BAD_SAMPLES = ("fail", "skip")
+_Bad = DecodeError | DamagedSample
 _MOST_IN_A_ROW = 1000
 _MOST_OPENED = 4 << 20  # bytes of opened samples that a thread has in memory, give or take one
 
@@ -54,9 +55,9 @@ class Filler:
     def fill(self, batch: Batch, plans: list[GroupPlan], rows: range) -> None:
         """Read, decode and cut some samples of a batch, in place.
 
-        First they are all read, then all views are planned, then one image after the other is
-        decoded: so each step but the last finds its code in the processor's caches, where decoding
-        leaves nothing. That makes them several times faster.
+        As many as may be in memory together are read, then their views are planned, then one after
+        the other is decoded: so each step but the last finds its code in the processor's caches,
+        where decoding leaves nothing. That makes them several times faster.
 
         Raises:
             UserError: a sample cannot be used and bad samples are not skipped; it is named.
@@ -64,7 +65,7 @@ class Filler:
         images = [batch[image_key(plan.group.name)].numpy() for plan in plans]
         boxes = [batch[box_key(plan.group.name)].numpy() for plan in plans]
         labels, laps, pixels = batch[LABEL].numpy(), Laps(), _Pixels(images, boxes)
-        left, failed = deque(rows), list[int]()
+        left, failed = deque(rows), dict[int, _Bad]()
         while left:
             opened = self._open_some(batch, left, failed, laps)
             cuttings = [
@@ -75,51 +76,47 @@ class Filler:
             for (row, _, label), cutting in zip(opened, cuttings, strict=True):
                 try:
                     write_views(cutting, laps)
+                except DecodeError as error:
+                    failed[row] = error
+                else:
                     labels[row] = label
-                except DecodeError:
-                    failed.append(row)
-        for row in failed:
-            labels[row] = self._fill_row(batch, plans, row, pixels, laps)
+        for row in sorted(failed):
+            self._leave_out(int(batch[INDEX][row]), failed[row])
+            labels[row] = self._stand_in(batch, row, pixels, laps)
         self.bill.add(laps)
 
     def _open_some(
-        self, batch: Batch, rows: deque[int], failed: list[int], laps: Laps
+        self, batch: Batch, rows: deque[int], failed: dict[int, _Bad], laps: Laps
     ) -> list[tuple[int, OpenedImage, int]]:
         """Read the next samples, as many as may be in memory together.
 
-        Return row, image and label of each. Rows whose samples cannot be read go to ``failed``.
+        Return row, image and label of each. What is wrong with the others goes to ``failed``.
         """
         opened, num_bytes = [], 0
         while rows and num_bytes < _MOST_OPENED:
             row = rows.popleft()
             try:
                 image, label = self._open(int(batch[INDEX][row]), laps)
-            except (DecodeError, DamagedSample):
-                failed.append(row)
+            except (DecodeError, DamagedSample) as error:
+                failed[row] = error
                 continue
             opened.append((row, image, label))
             num_bytes += image.num_bytes
         return opened
 
-    def _fill_row(
-        self, batch: Batch, plans: list[GroupPlan], row: int, pixels: "_Pixels", laps: Laps
-    ) -> int:
-        """Fill a row with its sample, or the next that is good if bad ones are skipped.
-
-        Return its label.
+    def _stand_in(self, batch: Batch, row: int, pixels: "_Pixels", laps: Laps) -> int:
+        """Fill a row with the next good sample, as its own is bad; return the label.
 
         Every one is tried anew: damage may lie where only some views reach, and what stands in must
         not depend on what was seen before, by which thread or rank.
         """
         first, num_samples = int(batch[INDEX][row]), len(self.reader)
         tries = min(num_samples, _MOST_IN_A_ROW)
-        plan_row = row
-        for index in ((first + step) % num_samples for step in range(tries)):
-            if index != first:
-                plans, plan_row = self._replan(batch, row, index), 0
+        for index in ((first + step) % num_samples for step in range(1, tries)):
+            plans = self._replan(batch, row, index)
             try:
                 image, label = self._open(index, laps)
-                views = _views(plans, plan_row, row, image, pixels)
+                views = _views(plans, 0, row, image, pixels)
                 write_views(plan_cutting(image, views, self.pixels_per_pixel), laps)
             except (DecodeError, DamagedSample) as error:
                 self._leave_out(index, error)
@@ -151,11 +148,10 @@ class Filler:
         laps.lap("read")
         image = OpenedImage(sample.encoded)
         laps.lap("decode")  # of what is no JPEG, all of it
-        laps.num_images += 1
         laps.num_bytes += sample.encoded.nbytes
         return image, sample.label
 
-    def _leave_out(self, index: int, error: DecodeError | DamagedSample) -> None:
+    def _leave_out(self, index: int, error: _Bad) -> None:
         """Note a sample that cannot be used, or raise a UserError about it."""
         text = str(error)
         if isinstance(error, DecodeError):
@@ -227,15 +223,13 @@ def empty_batch(
         EPOCH: torch.from_numpy(epochs.astype(np.int64)),
         LABEL: torch.full((num,), -1, dtype=torch.int64),
     }
-    shapes = [(num, plan.group.count, *plan.group.shape, channels) for plan in plans]
-    sizes = [math.prod(shape) for shape in shapes]
-    numbers = (
-        torch.empty(sum(sizes), dtype=dtype, pin_memory=True)
-        if memory is None
-        else memory.take(sum(sizes) * dtype.itemsize).view(dtype)
-    )
-    for plan, shape, some in zip(plans, shapes, numbers.split(sizes), strict=True):
-        group, pixels = plan.group, some.view(shape)
+    for plan in plans:
+        group = plan.group
+        shape = (num, group.count, *group.shape, channels)
+        if memory is None:
+            pixels = torch.empty(shape, dtype=dtype, pin_memory=True)
+        else:
+            pixels = memory.take(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
         batch[image_key(group.name)] = pixels.permute(0, 1, 4, 2, 3)
         batch[box_key(group.name)] = torch.empty((num, group.count, 4), dtype=torch.float32)
         batch[flip_key(group.name)] = torch.from_numpy(plan.flips)

@@ -141,7 +141,9 @@ def decode(
         if not any(known in text for known in _DAMAGE):
             raise UnusualJpeg from error
         left_over = _LEFT_OVER.match(text)
-        if left_over is None or not (data is not whole or _is_padding(data, *left_over.groups())):
+        # where only the height was changed the rest is left over; of whole pieces nothing is
+        is_lower = data is not whole and not header.piece[0]
+        if left_over is None or not (is_lower or _is_padding(data, *left_over.groups())):
             raise JpegError(text) from error
     return buffer[: shape[0] * shape[1] * 3].reshape(shape), place[:2]
 
@@ -165,6 +167,7 @@ def _widen(box: Box, header: JpegHeader, margin: int) -> Box:
     if not width:
         return Box(0, 0, header.width, bottom)
     right = min(header.width, -(-right // width) * width)
+    bottom = min(header.height, -(-bottom // height) * height)
     return Box(left // width * width, top // height * height, right, bottom)
 
 
@@ -173,22 +176,18 @@ def _leave_out(data: np.ndarray, header: JpegHeader, box: Box) -> tuple[np.ndarr
     all_of_it = Box(0, 0, header.width, header.height)
     if _area(box) >= _FEWER * _area(all_of_it):
         return data, all_of_it
-    cut = None
-    if box.left or box.top or box.right < header.width:
-        (width, height), (right, bottom) = header.piece, all_of_it[2:]
-        window = (
-            box.left // width,
-            box.top // height,
-            -(-box.right // width),
-            -(-box.bottom // height),
-        )
-        cut = cut_pieces(data, header.scan, window, (-(-right // width), -(-bottom // height)))
-    if cut is None:
-        cut, box = data.copy(), Box(0, 0, header.width, box.bottom)
+    if header.piece[0]:
+        (width, height), (right, bottom) = header.piece, box[2:]
+        window = box.left // width, box.top // height, -(-right // width), -(-bottom // height)
+        grid = -(-header.width // width), -(-header.height // height)
+        cut = cut_pieces(data, header.scan, window, grid)
+        if cut is None:  # the whole will show what is wrong with it
+            return data, all_of_it
+    else:
+        cut = data.copy()
     sides = box.bottom - box.top, box.right - box.left
-    cut[header.height_at : header.height_at + 4] = [
-        part for side in sides for part in divmod(side, 256)
-    ]
+    numbers = [part for side in sides for part in divmod(side, 256)]
+    cut[header.height_at : header.height_at + 4] = numbers
     return cut, box
 
 

@@ -28,7 +28,7 @@ from pospre.errors import UserError, suggestion
 READ_AHEAD_BYTES = 256 << 20
 PAGE_CACHES = ("os", "process")
 
-_HINTED_SAMPLES = 64
+_HINTED_SAMPLES = 256  # threads read that far apart from each other
 _NUM_THREADS = 16
 _LONGEST_READ = 1 << 20  # neighbours in the file are read at once, up to this many bytes
 _MOST_SAMPLES = 4096  # ahead, however small they are: `expect` should return at once

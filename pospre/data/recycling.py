@@ -5,6 +5,7 @@ that the next one does not fit into: a loader then keeps several times what its 
 """
 
 import weakref
+from collections import defaultdict
 
 import numpy as np
 import torch
@@ -15,32 +16,27 @@ class BatchMemory:
     """Gives memory out, and takes it back by itself when the last tensor in it is gone.
 
     Attributes:
-        most_kept: pieces that are kept for later; further ones go back to the system.
+        most_kept: pieces of each size that are kept for later; others go back to the system.
     """
 
     def __init__(self, most_kept: int) -> None:
         self.most_kept = most_kept
-        self._free: list[np.ndarray] = []
+        self._free: defaultdict[int, list[np.ndarray]] = defaultdict(list)
 
     def take(self, num_bytes: int) -> Tensor:
         """Return memory, uint8 (num_bytes,), with whatever it holds.
 
         It is in use as long as this tensor or another that shares its storage is.
         """
-        memory = self._find(num_bytes)
-        lent = memory[:num_bytes]
+        try:
+            memory = self._free[num_bytes].pop()
+        except IndexError:
+            memory = torch.empty(num_bytes, dtype=torch.uint8).numpy()
+        lent = memory[:]
         weakref.finalize(lent, self._keep, memory).atexit = False
         return torch.from_numpy(lent)  # keeps the array until the storage is gone
 
-    def _find(self, num_bytes: int) -> np.ndarray:
-        while True:
-            try:
-                memory = self._free.pop()
-            except IndexError:
-                return torch.empty(num_bytes, dtype=torch.uint8).numpy()
-            if len(memory) >= num_bytes:
-                return memory
-
     def _keep(self, memory: np.ndarray) -> None:
-        if len(self._free) < self.most_kept:
-            self._free.append(memory)
+        free = self._free[len(memory)]
+        if len(free) < self.most_kept:
+            free.append(memory)

@@ -278,3 +278,33 @@ def test_what_is_opened_together_changes_nothing(stored, photos, monkeypatch, ki
     assert len(held) > len(at_once) and max(held) < max(at_once)
     for batch, other in zip(found, expected, strict=True):
         assert all(torch.equal(value, other[key]) for key, value in batch.items())
+
+
+@pytest.fixture
+def mixed(tmp_path) -> Path:
+    """Sixteen photographs: number 0 is cut off, number 5 is no image."""
+    noise = np.random.default_rng(0).integers(0, 256, (16, 60, 80, 3), dtype=np.uint8)
+    (tmp_path / "all").mkdir()
+    for number, pixels in enumerate(noise):
+        Image.fromarray(pixels).save(tmp_path / f"all/{number:02}.jpg")
+    cut_off = (tmp_path / "all/00.jpg").read_bytes()
+    (tmp_path / "all/00.jpg").write_bytes(cut_off[: len(cut_off) // 2])
+    (tmp_path / "all/05.jpg").write_bytes(b"no image")
+    return tmp_path
+
+
+def test_the_first_bad_sample_is_named(mixed):
+    with pytest.raises(UserError, match=r"00\.jpg cannot be decoded"):
+        batches(mixed, batch_size=16, shuffle=False)
+
+
+def test_bad_samples_are_told_in_their_order_and_each_view_is_counted_once(mixed):
+    loader = build_loader(
+        mixed, **{**SETTINGS, "batch_size": 16}, shuffle=False, bad_samples="skip"
+    )
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        (batch,) = loader
+    assert [str(one.message).partition(".jpg")[0][-2:] for one in told] == ["00", "05"]
+    assert batch["index"].tolist() == [1, 1, 2, 3, 4, 6, 6, *range(7, 16)]
+    assert loader.bill.num_images == 16

@@ -192,9 +192,9 @@ def test_the_kernel_is_told_what_comes(monkeypatch, place):
     advised: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "posix_fadvise", lambda _, *part: advised.append(part[:2]))
     store: SampleBytes = SystemCache(place)
-    order = np.tile(np.random.default_rng(5).permutation(NUM_SAMPLES), 2)
+    order = np.tile(np.random.default_rng(5).permutation(NUM_SAMPLES), 9)
     store.expect(order)
-    assert advised == [place(index)[1:] for index in order[:64].tolist()]
+    assert advised == [place(index)[1:] for index in order[:256].tolist()]
     for index in order.tolist():
         store.read(index)
     assert advised == [place(index)[1:] for index in order.tolist()]

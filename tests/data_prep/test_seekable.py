@@ -1,6 +1,5 @@
 """Restart markers in every row: no pixel changes, whatever the file; parts decode alone."""
 
-import contextlib
 import io
 from functools import cache
 from pathlib import Path
@@ -189,7 +188,11 @@ def test_what_lies_around_is_left_out(sampling, side):
     assert height == side and width < 100
     pixels, _, start = opened(data).decode(1, Box(100, 100, 150, 120))
     assert start == (98 // width * width, 98 // height * height)
-    assert pixels.shape == (122 - start[1], -(-152 // width) * width - start[0], 3)
+    assert pixels.shape == (
+        -(-122 // height) * height - start[1],
+        -(-152 // width) * width - start[0],
+        3,
+    )
     assert opened(data).decode(1, Box(1, 1, 319, 199))[2] == (0, 0)  # not worth the copy
 
 
@@ -217,12 +220,32 @@ def test_intervals_across_rows_do_not():
 
 
 def test_lost_markers_are_not_trusted():
-    """What lacks a marker is decoded from the top, as far as it can be."""
+    """What lacks a marker is decoded as a whole, which shows what is wrong."""
     data = add_restart_markers(plain(64, 300, "444"))
     place = data.index(b"\xff\xd5")
     broken = data[:place] + data[place + 2 :]
-    with contextlib.suppress(DecodeError):
-        assert opened(broken).decode(1, Box(0, 200, 64, 250))[2] == (0, 0)  # else: refused
+    with pytest.raises(DecodeError, match=r"marker|Premature"):
+        opened(broken).decode(1, Box(0, 200, 64, 250))
+
+
+def test_damage_in_the_crop_is_noticed_as_in_the_whole():
+    """Where the whole image is refused, the crop is too, or none of its pixels is touched."""
+    data = add_restart_markers(plain(160, 128))
+    box, sound = Box(50, 50, 90, 80), decoded(data)
+    refused = 0
+    for place in np.random.default_rng(3).integers(len(data) // 4, len(data) - 2, 400):
+        broken = bytearray(data)
+        broken[place] ^= 1 << int(place) % 8
+        if outcome(bytes(broken)) is not None:
+            continue
+        try:
+            pixels, _, (left, top) = opened(bytes(broken)).decode(1, box)
+        except DecodeError:
+            refused += 1
+            continue
+        found = pixels[box.top - top : box.bottom - top, box.left - left : box.right - left]
+        assert np.array_equal(found, sound[box.top : box.bottom, box.left : box.right])
+    assert refused > 5
 
 
 def test_real_photographs(test_data: Path):
