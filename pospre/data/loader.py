@@ -113,6 +113,7 @@ class ViewLoader:
         self.epoch = 0
         self.start = 0
         self.pinned = pin_memory and torch.cuda.is_available()
+        self._memory = None if self.pinned else BatchMemory(self.num_batches_held)
         self._position = _Position(0, 0)
         self._iterations = 0
         self._filler = Filler(
@@ -194,12 +195,11 @@ class ViewLoader:
         stop = len(order) - (global_size - 1 if self.drop_last else 0)
         firsts = range(start, stop, global_size)
         coming = self._own(order[start : start + len(firsts) * global_size])
-        memory = None if self.pinned else BatchMemory(self.num_batches_held)
         # the reader is closed first: a thread that waits for a download would not end otherwise
         with threads(self.num_workers) as pool, self._expecting(coming):
             pending = deque[PendingBatch]()
             for first in firsts:
-                pending.append(self._start(pool, memory, epoch, order, first))
+                pending.append(self._start(pool, epoch, order, first))
                 if len(pending) > self._prefetch:
                     yield self._deliver(pending.popleft(), position)
             while pending:
@@ -247,12 +247,7 @@ class ViewLoader:
         return batch
 
     def _start(
-        self,
-        pool: ThreadPoolExecutor | None,
-        memory: BatchMemory | None,
-        epoch: int,
-        order: np.ndarray,
-        first: int,
+        self, pool: ThreadPoolExecutor | None, epoch: int, order: np.ndarray, first: int
     ) -> PendingBatch:
         """Draw boxes and flips, lay the batch out, and hand its samples to the threads."""
         laps = Laps()
@@ -261,7 +256,7 @@ class ViewLoader:
         # a repeat draws as if it were an epoch of its own, masks and colours included
         epochs = epoch * self.repeats + np.arange(first, first + len(index)) % self.repeats
         plans = plan_views(self.views, seed=self.seed, epoch=epochs, index=index)
-        batch = empty_batch(plans, epochs, index, self.reader.features, memory)
+        batch = empty_batch(plans, epochs, index, self.reader.features, self._memory)
         laps.lap("plan")
         self.bill.add(laps)
         rows = [

@@ -15,6 +15,9 @@ from torch import Tensor
 class BatchMemory:
     """Gives memory out, and takes it back by itself when the last tensor in it is gone.
 
+    What is kept stays as long as this object: given back to the system between epochs, it would
+    leave the same gaps.
+
     Attributes:
         most_kept: pieces of each size that are kept for later; others go back to the system.
     """
