@@ -1,4 +1,4 @@
-"""Every recipe that ships is read, and its model is built (without memory, whatever its size)."""
+"""Every recipe that ships is read and built (without memory); the small ones are trained."""
 
 from collections.abc import Callable
 from pathlib import Path
