@@ -1,0 +1,76 @@
+"""What stands above every recipe: where its numbers are from, and commands that work."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from pospre.config import Recipe, load_recipe
+from pospre.evaluation.registry import check_settings
+from pospre.training.build import resolve_algorithms
+
+ROOT = Path(__file__).parents[1]
+YAMLS = ROOT / "yamls"
+RECIPES = sorted(YAMLS.glob("**/*.yaml"))
+COMMAND = re.compile(r"(?:python|composer -n \d+) -m pospre\.(\w+) (.*)")
+
+
+def header(path: Path) -> str:
+    return path.read_text().split("\n\n")[0]
+
+
+def commands(path: Path) -> list[tuple[str, list[str]]]:
+    """Return the header's commands: the module and the arguments; ``…`` is "and so on"."""
+    lines = header(path).replace("\n#", "\n").replace("\\\n", " ")
+    return [
+        (module, [word for word in shlex.split(arguments) if word != "…"])
+        for module, arguments in COMMAND.findall(lines)
+    ]
+
+
+def trained(arguments: list[str]) -> Recipe:
+    """Return the recipe that ``pospre.train`` reads from a command's arguments, fully checked."""
+    name, *overrides = arguments
+    return resolve_algorithms(load_recipe(ROOT / name, overrides))
+
+
+def shortened(name: str) -> Recipe:
+    """Return the recipe of the command in a header that trains a shortened run."""
+    (recipe,) = [
+        trained(arguments)
+        for _, arguments in commands(YAMLS / f"{name}.yaml")
+        if any(word.startswith("run_name=short_") for word in arguments)
+    ]
+    return recipe
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_header_teaches(path: Path) -> None:
+    for word in ("Command", "Needs", "Sources", "Result"):
+        assert f"# {word}" in header(path)
+    assert f"pospre.train {path.relative_to(ROOT)}" in header(path)
+    assert all(len(line) <= 100 for line in path.read_text().splitlines())
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_header_commands_parse(path: Path) -> None:
+    found = commands(path)
+    assert len(found) == header(path).count("-m pospre.") >= 1
+    for module, arguments in found:
+        if module == "train":
+            trained(arguments)
+        else:
+            assert module == "evaluate" and arguments[1::2] == ["--checkpoint", "--data"]
+            check_settings(arguments[0], {})
+
+
+def test_shortened_comparison_on_cifar_is_even() -> None:
+    pretraining = shortened("pretrain/mp3_cifar100_vits4")
+    tuning = shortened("finetune/mp3_cifar100_vits4").dump()
+    scratch = shortened("pretrain/supervised_cifar100_vits4").dump()
+    assert pretraining.encoder.patch_size == tuning["encoder"]["patch_size"]
+    assert tuning["encoder"].pop("weights") == str(pretraining.run_path())
+    assert scratch["encoder"].pop("weights") is None
+    assert tuning.pop("run_name") != scratch.pop("run_name")
+    assert tuning == scratch
