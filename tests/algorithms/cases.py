@@ -96,16 +96,16 @@ class Case:
             model.check_complete()
         return model, algorithms
 
-    def batch(self, size: int = 4, *, epoch: int = 1) -> dict[str, Tensor]:
+    def batch(self, size: int = 4) -> dict[str, Tensor]:
         """Return ``size`` random samples with all views; row i is the same in every batch."""
-        rows = [self._sample(index, epoch) for index in range(size)]
+        rows = [self._sample(index) for index in range(size)]
         return {key: torch.cat([row[key] for row in rows]) for key in rows[0]}
 
-    def _sample(self, index: int, epoch: int) -> dict[str, Tensor]:
+    def _sample(self, index: int) -> dict[str, Tensor]:
         generator = torch.Generator().manual_seed(100 + index)
         sample = {
             "index": torch.tensor([index + 10]),
-            "epoch": torch.tensor([epoch]),
+            "epoch": torch.tensor([1]),
             "label": torch.tensor([index % 3]),
         }
         for name, group in self.views().items():
