@@ -9,7 +9,7 @@ import torch
 from pospre.algorithms.crop_field import PositionField
 from pospre.config import recipe_from_dict
 from pospre.errors import UserError
-from pospre.export import export
+from pospre.export import export, main
 from pospre.training.build import build_model
 from pospre.training.checkpoint import load_model
 from pospre.training.weights import start_from
@@ -59,6 +59,27 @@ def test_the_native_grid_is_the_field_itself(tmp_path):
     field = source.field
     torch.testing.assert_close(written[0, 1:], field.flatten(0, 1).detach(), rtol=0, atol=1e-6)
     assert torch.equal(written[:, :1], model.encoder.pos_embed[:, :1])
+
+
+@pytest.mark.parametrize("grid", [None, "7x7"])
+def test_the_command_reads_the_teachers_field(tmp_path, grid):
+    plain = tiny_recipe(tmp_path / "runs", "mae", positions="learned").dump()
+    plain["algorithms"] |= {"crop_field": {"field_size": 7}, "ema_teacher": {}}
+    path = save_checkpoint(recipe_from_dict(plain))
+    written, chosen = {}, [] if grid is None else ["--grid", grid]
+    for weights in ("student", "teacher"):
+        out = tmp_path / f"{weights}.pth"
+        assert main([str(path), str(out), "--format", "timm", "--weights", weights, *chosen]) == 0
+        written[weights] = torch.load(out, weights_only=True)
+    ours, others = (written[weights]["pos_embed"][0, 1:] for weights in ("teacher", "student"))
+    assert not torch.equal(ours, others)
+    saved = torch.load(path, weights_only=True)["state"]["model"]
+    for key, tensor in written["teacher"].items():
+        if key != "pos_embed" and not key.startswith("head."):
+            assert torch.equal(tensor, saved[f"teacher.module.{key}"]), key
+    if grid is not None:  # that of the field
+        field = saved["teacher_positions.module.named.crop_field.field"]
+        torch.testing.assert_close(ours, field.flatten(0, 1))
 
 
 def test_a_table_is_resampled_too(tmp_path):

@@ -16,7 +16,10 @@ ALONE = ("droppos", "mp3")
 """Position algorithms that need no host."""
 
 DECODER = {"decoder_dim": 32, "decoder_depth": 1, "decoder_heads": 2}
-OPTIONS: dict[str, dict[str, Any]] = {
+Options = dict[str, dict[str, Any]]
+"""Options of algorithms by their names."""
+
+OPTIONS: Options = {
     "mae": DECODER,
     "droppos": DECODER,
     "simmim": {"mask_cell": 16},
@@ -48,7 +51,7 @@ class Case:
     """
 
     names: tuple[str, ...]
-    options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    options: Options = field(default_factory=dict)
     encoder: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -78,31 +81,31 @@ class Case:
         ]
         return sorted(made, key=lambda algorithm: not algorithm.is_host)
 
-    def build(self) -> tuple[PretrainModel, list[PretrainAlgorithm]]:
-        """Return a small model with the algorithms attached; the same weights at every call."""
+    def build(self, *, seed: int = 7) -> tuple[PretrainModel, list[PretrainAlgorithm]]:
+        """Return a small model with the algorithms attached; the same weights for any seed."""
         algorithms = self.algorithms()
         needs = {"positions": "none"} if "mp3" in self.names else {}
         torch.manual_seed(0)
         encoder = build_encoder(
             "vit_tiny16", **{"image_size": 32, "patch_size": 4, "depth": 2, **needs, **self.encoder}
         )
-        model = PretrainModel(encoder, seed=7, views=self.views())
+        model = PretrainModel(encoder, seed=seed, views=self.views())
         for algorithm in algorithms:
             algorithm.attach(model)
         if algorithms:
             model.check_complete()
         return model, algorithms
 
-    def batch(self, size: int = 4, *, epoch: int = 1) -> dict[str, Tensor]:
+    def batch(self, size: int = 4) -> dict[str, Tensor]:
         """Return ``size`` random samples with all views; row i is the same in every batch."""
-        rows = [self._sample(index, epoch) for index in range(size)]
+        rows = [self._sample(index) for index in range(size)]
         return {key: torch.cat([row[key] for row in rows]) for key in rows[0]}
 
-    def _sample(self, index: int, epoch: int) -> dict[str, Tensor]:
+    def _sample(self, index: int) -> dict[str, Tensor]:
         generator = torch.Generator().manual_seed(100 + index)
         sample = {
             "index": torch.tensor([index + 10]),
-            "epoch": torch.tensor([epoch]),
+            "epoch": torch.tensor([1]),
             "label": torch.tensor([index % 3]),
         }
         for name, group in self.views().items():

@@ -5,14 +5,33 @@
 
 import copy
 from pathlib import Path
+from typing import NamedTuple
 
 from pospre.errors import UserError
 from pospre.pretrain.algorithm import algorithm_names
-from tests.algorithms.cases import ALONE, HOSTS, Case, make_optimizer, train
+from tests.algorithms.cases import ALONE, HOSTS, Case, Options, make_optimizer, train
 
 README = Path(__file__).parents[2] / "pospre" / "algorithms" / "README.md"
 STEPS = 10
 START, END = "<!-- composition -->", "<!-- /composition -->"
+
+NEEDED: dict[tuple[str, ...], Options] = {
+    ("supervised", "droppos"): {"supervised": {"mask_ratio": 0.75}},
+    ("supervised", "lut"): {"supervised": {"mask_ratio": 0.75}},
+}
+"""Options without which a pair is refused: supervised hides no patches unless it is told to."""
+
+
+class Outcome(NamedTuple):
+    """What became of a pair.
+
+    Attributes:
+        refusal: why it is refused without options; None when it trains, saves and resumes.
+        needed: the options of ``NEEDED`` with which it does.
+    """
+
+    refusal: str | None
+    needed: Options | None = None
 
 
 def pairs() -> list[tuple[str, ...]]:
@@ -23,13 +42,28 @@ def pairs() -> list[tuple[str, ...]]:
     return [*alone, *beside]
 
 
-def outcome(names: tuple[str, ...]) -> str | None:
-    """Return why the pair is refused, or None when it trains, saves and resumes.
+def outcomes() -> dict[tuple[str, ...], Outcome]:
+    """Return what becomes of every pair.
+
+    Raises:
+        AssertionError: a pair trains without the options that it is said to need, or not with them.
+    """
+    found = {}
+    for names in pairs():
+        refusal, needed = refusal_of(Case(names)), NEEDED.get(names)
+        if needed is not None:
+            assert refusal is not None, f"{names} train without {needed}"
+            assert refusal_of(Case(names, options=needed)) is None, f"{names} with {needed}"
+        found[names] = Outcome(refusal, needed)
+    return found
+
+
+def refusal_of(case: Case) -> str | None:
+    """Return why the case is refused, or None when it trains, saves and resumes.
 
     Raises:
         AssertionError: it was built, but its loss does not fall or a resumed run differs.
     """
-    case = Case(names)
     try:
         model, algorithms = case.build()
     except UserError as error:
@@ -49,7 +83,7 @@ def outcome(names: tuple[str, ...]) -> str | None:
     return None
 
 
-def table(outcomes: dict[tuple[str, ...], str | None]) -> str:
+def table(found: dict[tuple[str, ...], Outcome]) -> str:
     """Return the outcomes as a Markdown table with the reasons below it."""
     others = [name for name in algorithm_names() if name not in HOSTS]
     columns = ["alone", *others]
@@ -57,20 +91,31 @@ def table(outcomes: dict[tuple[str, ...], str | None]) -> str:
     reasons: list[str] = []
 
     def cell(names: tuple[str, ...]) -> str:
-        if names not in outcomes:
+        if names not in found:
             return "–"
-        reason = outcomes[names]
+        reason, needed = found[names]
         if reason is None:
             return "yes"
+        verdict = "no"
+        if needed is not None:
+            keys, values = spelled(needed)
+            verdict, reason = f"yes, with {keys}", f"Trains with {values}. Without: {reason}"
         if reason not in reasons:
             reasons.append(reason)
-        return f"no ({reasons.index(reason) + 1})"
+        return f"{verdict} ({reasons.index(reason) + 1})"
 
     for host in (*HOSTS, *ALONE):
         row = [cell((host,)), *(cell((host, name)) for name in others)]
         lines.append(f"| **{host}** | {' | '.join(row)} |")
     notes = [f"{number}. {reason}" for number, reason in enumerate(reasons, start=1)]
     return "\n".join([*lines, "", *notes])
+
+
+def spelled(options: Options) -> tuple[str, str]:
+    """Return the options' names, and the options as a recipe has them."""
+    each = [(owner, *option) for owner, given in options.items() for option in given.items()]
+    keys = ", ".join(f"`{key}`" for _, key, _ in each)
+    return keys, ", ".join(f"`{owner}.{key}: {value}`" for owner, key, value in each)
 
 
 def written_table() -> str:
@@ -80,4 +125,4 @@ def written_table() -> str:
 
 
 if __name__ == "__main__":
-    print(table({names: outcome(names) for names in pairs()}))
+    print(table(outcomes()))

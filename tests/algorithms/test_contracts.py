@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pospre.pretrain.algorithm import algorithm_class, algorithm_names
-from tests.algorithms.cases import HOST_OF, OPTIONS, Case, make_optimizer, train, written
+from tests.algorithms.cases import HOST_OF, OPTIONS, Case, Options, make_optimizer, train, written
 
 COUPLED = {
     "dinov2": "Sinkhorn and KoLeo see the whole batch",
@@ -17,6 +17,14 @@ COUPLED = {
     "droppos": "attentive weights are normalised over the batch, as published",
 }
 """Losses that depend on the other samples by definition; the others must not."""
+
+DRAWING: Options = {
+    "mp3": {"position_rate": 0.5},
+    "lut": {"symmetric": True, "target_mask_ratio": 0.5},
+    "stop": {"variant": "both"},
+    "supervised": {"mixup": 0.8, "cutmix": 1.0, "mask_ratio": 0.5},
+}
+"""Options with which an algorithm draws all that it can draw."""
 
 UNTRAINED = {"crop_field": {"encoder.pos_embed"}}
 """Parameters that an algorithm leaves without gradient on purpose."""
@@ -135,14 +143,20 @@ def test_loss_is_the_mean_over_any_split_of_the_batch(name: str) -> None:
 
 
 def test_what_is_written_depends_on_seed_epoch_and_index_alone(name: str) -> None:
-    case = case_of(name)
+    case = case_of(name, **DRAWING.get(name, {}))
     model, algorithms = case.build()
-    whole = written(model, algorithms, case.batch(4))
+    batch = case.batch(4)
+    whole = written(model, algorithms, batch)
     order = [3, 1]
-    part = written(model, algorithms, {k: v[order] for k, v in case.batch(4).items()})
+    part = written(model, algorithms, {k: v[order] for k, v in batch.items()})
     for key, value in whole.items():
         assert torch.equal(part[key], value[order]), key
-    later = written(model, algorithms, case.batch(4, epoch=2))
-    drawn = [key for key in whole if key not in case.batch(1)]
-    if drawn:
-        assert any(not torch.equal(later[key], whole[key]) for key in drawn)
+    others = {
+        "epoch": written(model, algorithms, batch | {"epoch": batch["epoch"] + 1}),
+        "index": written(model, algorithms, batch | {"index": batch["index"] + 100}),
+        "seed": written(*case.build(seed=8), batch),
+    }
+    drawn = whole.keys() - batch.keys()  # all that is written is drawn
+    assert drawn
+    for word, other in others.items():
+        assert [key for key in drawn if torch.equal(other[key], whole[key])] == [], word

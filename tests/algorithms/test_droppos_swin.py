@@ -1,5 +1,6 @@
-"""DropPos for Swin-T: it learns, and the places of dropped patches cannot leak."""
+"""DropPos for Swin-T: it learns, places of dropped patches cannot leak, and the contract holds."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from pospre.config import Recipe, recipe_from_dict
 from pospre.errors import UserError
 from pospre.nn.decoder import patchify, unpatchify
 from pospre.training.build import build_algorithms, build_model
+from tests.algorithms.cases import make_optimizer, train
 
 
 def two_images() -> dict[str, Tensor]:
@@ -63,20 +65,37 @@ def test_swin_classifies_positions_that_cannot_leak() -> None:
     assert all("offset_bias" in name for name in without)  # nothing is shown, so no offset is known
 
 
-def test_swin_trains_on_shown_and_dropped_positions() -> None:
-    recipe = swin_recipe()
+def test_swin_trains_on_shown_and_dropped_positions_and_resumes() -> None:
+    recipe, batch = swin_recipe(), two_images()
+    algorithms = build_algorithms(recipe)
     model = build_model(recipe)
-    inputs = two_images()
-    build_algorithms(recipe)[0].write(inputs, model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    losses = []
-    for _ in range(4):
-        optimizer.zero_grad()
-        loss = model.loss(model(inputs), inputs)["total"]
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss))
+    optimizer = make_optimizer(model)
+    losses = train(model, algorithms, optimizer, batch, range(2))
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    losses += train(model, algorithms, optimizer, batch, range(2, 4))
     assert losses[-1] < losses[0]
+    resumed = build_model(recipe)
+    optimizer = make_optimizer(resumed)
+    resumed.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    again = train(resumed, build_algorithms(recipe), optimizer, batch, range(2, 4))
+    assert again == losses[2:]
+    for key, value in model.state_dict().items():
+        assert torch.equal(resumed.state_dict()[key], value), key
+
+
+def test_swin_is_one_graph_with_the_same_loss_and_near_it_in_bf16(whole_graph: Any) -> None:
+    recipe, inputs = swin_recipe(), two_images()
+    model = build_model(recipe)
+    build_algorithms(recipe)[0].write(inputs, model)
+    with torch.no_grad():  # half the time to compile
+        eager = model.loss(model(inputs), inputs)["total"]
+        with torch.autocast("cpu", torch.bfloat16):
+            half = model.loss(model(inputs), inputs)["total"]
+        loss = model.loss(whole_graph(model)(inputs), inputs)["total"]
+    torch.testing.assert_close(loss, eager, rtol=1e-4, atol=1e-5)
+    assert half.dtype == torch.float32
+    torch.testing.assert_close(half, eager, rtol=0.05, atol=0.05)
 
 
 @pytest.mark.parametrize(

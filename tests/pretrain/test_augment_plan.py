@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pospre import draws
+from pospre import draws, exact
 from pospre.data.augment import Augment, RandAugment
 from pospre.pretrain import augment as device_step
 from pospre.pretrain import colour, erase, rand_augment
@@ -99,10 +99,24 @@ def carried_out(monkeypatch, augment, views):
     return found
 
 
-@pytest.mark.parametrize("purpose", ["jitter", "colour", "erase", "rand"])
-def test_numpys_draws_are_the_devices(purpose):
+def compiled_keys(purpose):
+    """The keys by numba, one view after the other."""
+    start = draws.start_word(SEED, f"augment/{purpose}")
+    return [
+        exact.sample_key(start, epoch, sample, FIRST + view)
+        for epoch, sample in zip(EPOCHS, SAMPLES, strict=True)
+        for view in range(COUNT)
+    ]
+
+
+@pytest.mark.parametrize(
+    "purpose", ["jitter", "jitter_order", "colour", "erase", "rand", "rand_magnitude"]
+)
+def test_numpys_and_numbas_draws_are_the_devices(purpose):
     ours, theirs = uniform(purpose, 41), source().uniform(purpose, 41)
     assert np.array_equal(ours, theirs.numpy()) and ours.dtype == np.float32
+    compiled = [[exact.uniform(key, n) for n in range(41)] for key in compiled_keys(purpose)]
+    assert compiled == ours.tolist()
 
 
 def test_numpy_plans_the_same_colours(monkeypatch):

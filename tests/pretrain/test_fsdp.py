@@ -29,5 +29,5 @@ def test_two_ranks_equal_one_process():
         env=environment,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    for case in CASES:
+    for case in (*CASES, "KoLeo alone"):
         assert f"{case}: loss" in done.stdout
