@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pospre.errors import UserError
 from pospre.nn.encoder import Encoder
+from pospre.nn.patch_encoder import PatchEncoder
 from pospre.nn.positions import resample_positions
 from pospre.nn.swin import SwinEncoder
 from pospre.pretrain.model import PretrainModel
@@ -145,7 +146,7 @@ def _of_encoder(key: str, value: Any) -> bool:
     return key != "pos_embed" or bool(value.any())
 
 
-def _check_kind(encoder: Encoder, source: Source) -> None:
+def _check_kind(encoder: PatchEncoder, source: Source) -> None:
     tables = any(key.endswith(f"attn.{_TABLE}") for key in source.tensors)
     if tables and isinstance(encoder, SwinEncoder):
         raise UserError(

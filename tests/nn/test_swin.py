@@ -10,7 +10,7 @@ from torch import Tensor
 from pospre.errors import UserError
 from pospre.nn.build import build_encoder
 from pospre.nn.decoder import unpatchify
-from pospre.nn.swin import SwinEncoder
+from pospre.nn.swin import SwinBlock, SwinEncoder
 from pospre.nn.windows import cut, join, merged_places, shift_mask
 
 SIDE, PATCHES, VISIBLE = 128, 64, 16
@@ -137,3 +137,10 @@ def test_drop_path_follows_the_keys() -> None:
     first = encoder(images, keys_B=keys)
     torch.testing.assert_close(encoder(images[1:], keys_B=keys[1:]), first[1:])
     assert not torch.equal(first[0], first[1])
+
+
+def test_a_shifted_block_of_a_whole_image_is_one_graph(whole_graph: Any) -> None:
+    block = SwinBlock(32, 2, window=4, shifted=True)
+    tokens = torch.randn(2, 8, 8, 32)
+    compiled = whole_graph(block)(tokens, None, None)
+    torch.testing.assert_close(compiled, block(tokens, None, None), atol=1e-5, rtol=1e-5)

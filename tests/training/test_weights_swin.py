@@ -1,5 +1,7 @@
 """Fine-tuning Swin from a DropPos run: every tensor, in windows and images of another size."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,9 @@ from pospre.training.checkpoint import load_model
 from pospre.training.weights import start_from
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
 from tests.swin_runs import DROPPOS, SUPERVISED, small_swin
+
+Run = Callable[..., tuple[int, str]]
+YAMLS = Path(__file__).parents[2] / "yamls"
 
 
 @pytest.fixture(scope="module")
@@ -45,3 +50,34 @@ def test_a_vits_weights_are_refused(tmp_path: Path) -> None:
     path = save_checkpoint(tiny_recipe(tmp_path, "mae"))
     with pytest.raises(UserError, match=r"'patch_embed.proj.weight' has shape"):
         start_from(build_model(small_swin("unused", "supervised", SUPERVISED)), str(path))
+
+
+def test_the_shipped_recipes_follow_each_other(
+    run: Run, image_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    short = (
+        f"data.path={image_folder(num_images=8)}",
+        "data.batch_size=4",
+        "data.num_workers=1",
+        "encoder.image_size=64",
+        "trainer.max_duration=2ba",
+        "schedule.warmup=1ba",
+        "trainer.device=cpu",
+        "trainer.log_interval=1",
+        "trainer.progress_bar=false",
+        f"trainer.run_folder={tmp_path / 'runs'}",
+    )
+    code, said = run(YAMLS / "pretrain" / "droppos_swint.yaml", *short)
+    assert code == 0, said
+    code, said = run(
+        YAMLS / "finetune" / "droppos_swint.yaml",
+        *short,
+        f"encoder.weights={tmp_path / 'runs' / 'droppos_swint'}",
+        "algorithms.supervised.num_classes=null",
+        f"evaluation.accuracy.data={tmp_path / 'images'}",
+    )
+    assert code == 0 and "; fresh" not in said and "; not used" not in said, said
+    folder = tmp_path / "runs" / "finetune_droppos_swint"
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert len([line for line in lines if "loss/supervised" in line]) == 2
+    assert "top-1" in said
