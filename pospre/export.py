@@ -206,7 +206,7 @@ def _tensors(
     if classifier:
         classes = _add_classifier(model, tensors, kwargs)
     elif classes:
-        tensors.update(_zero_head(encoder.embed_dim, classes))
+        tensors.update(_zero_head(encoder, classes))
     if (
         kwargs.get("fc_norm") and not classifier
     ):  # timm's relative models have this norm or the other
@@ -268,11 +268,14 @@ def _plain_norm(dim: int) -> dict[str, "Tensor"]:
     return {"fc_norm.weight": torch.ones(dim), "fc_norm.bias": torch.zeros(dim)}
 
 
-def _zero_head(dim: int, num_classes: int) -> dict[str, "Tensor"]:
+def _zero_head(encoder: "Encoder", num_classes: int) -> dict[str, "Tensor"]:
     """Return timm's classifier with nothing learned in it: every logit is 0."""
     import torch
 
-    return {"head.weight": torch.zeros(num_classes, dim), "head.bias": torch.zeros(num_classes)}
+    return {
+        f"{encoder.timm_head}.weight": torch.zeros(num_classes, encoder.embed_dim),
+        f"{encoder.timm_head}.bias": torch.zeros(num_classes),
+    }
 
 
 def _write(path: Path, tensors: dict[str, "Tensor"], metadata: dict[str, str]) -> None:
@@ -316,7 +319,8 @@ def _check_features(
     height, width = _image_size(model.encoder, grid)
     images = torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        ours, found = model.tokens(images), theirs.forward_features(images)
+        ours = model.tokens(images)
+        found = theirs.forward_features(images).flatten(1, -2)  # Swin's is a map
         pairs = [(ours, found)]
         if classifier:
             logits = model.objectives["supervised"]({"student": ours}, {})["logits"]

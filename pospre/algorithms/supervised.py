@@ -42,9 +42,9 @@ class Supervised(PretrainAlgorithm):
 
     Args:
         num_classes: None takes those of the training data.
-        pooling: what is classified: the class token (``cls``), or the ``mean`` of the patch tokens.
-            MAE's fine-tuning is ``mean`` with ``encoder.final_norm: false``: then the head
-            normalises the mean.
+        pooling: what is classified: the class token (``cls``), or the ``mean`` of the patch tokens
+            (of Swin: the merged ones). MAE's fine-tuning is ``mean`` with ``encoder.final_norm:
+            false``: then the head normalises the mean.
         loss: ``ce``, softmax cross-entropy; or ``bce``, a binary one per class where all mixed
             classes count as present (DeiT III).
         label_smoothing: share of the target spread over all classes.
@@ -53,7 +53,8 @@ class Supervised(PretrainAlgorithm):
         mix_rate: share of samples that are mixed.
         switch_rate: share of mixed samples that get CutMix, where both are on.
         head_init: standard deviation of the head's weights; 2e-5 in MAE's fine-tuning.
-        mask_ratio: share of patches removed in training, so that position algorithms can join.
+        mask_ratio: share of patches removed in training, so that position algorithms can join; not
+            for Swin.
         weight: factor of this loss in the total.
     """
 
@@ -70,6 +71,7 @@ class Supervised(PretrainAlgorithm):
     weight: float = 1.0
 
     is_host: ClassVar[bool] = True
+    takes_merged_patches: ClassVar[bool] = True
 
     @classmethod
     def for_classes(
@@ -120,6 +122,11 @@ class Supervised(PretrainAlgorithm):
         check_weight("supervised", self.weight)
         require_one_view(model, "supervised", "view")
         num_kept(model.encoder.num_patches, self.mask_ratio, key="supervised.mask_ratio")
+        if self.mask_ratio and model.encoder.patches_per_token > 1:
+            raise UserError(
+                f"supervised.mask_ratio is {self.mask_ratio}, but swin_tiny is trained on whole "
+                "images here. Set it to 0."
+            )
         if self.num_classes is None or self.num_classes < 2:
             raise UserError(
                 f"supervised.num_classes is {self.num_classes}; give the number of classes, 2 or "
@@ -174,6 +181,7 @@ class Classification(Objective):
             options.label_smoothing,
         )
         self.num_classes, self.mixes = options.num_classes, options._mixes
+        self.timm_head = encoder.timm_head
         self.head = Head(encoder, options.num_classes, options.head_init)
         self.teacher_head: Frozen | None = None
 
@@ -184,7 +192,7 @@ class Classification(Objective):
 
     def timm_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the head under timm's names, and what ``timm.create_model`` must be told of it."""
-        parts = {"head": self.head.linear, "fc_norm": self.head.norm}
+        parts = {self.timm_head: self.head.linear, "fc_norm": self.head.norm}
         state = {
             f"{prefix}.{key}": value
             for prefix, part in parts.items()
@@ -194,7 +202,7 @@ class Classification(Objective):
         bare = isinstance(self.head.norm, LayerNorm)
         if self.pooling == "mean":
             kwargs["global_pool"] = "avg"
-        if bare or self.pooling == "mean":
+        if self.timm_head == "head" and (bare or self.pooling == "mean"):  # Swin has no such norm
             kwargs["fc_norm"] = bare
         return state, kwargs
 

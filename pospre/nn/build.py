@@ -31,7 +31,7 @@ def build_encoder(
 
     Args:
         name: one of ``SIZES``: ``vit_tiny16``, ``vits16``, ``vitb16``, ``vitl16``, ``vith14``;
-            ``speech8`` (MP3's, for clips); or ``swin_tiny``, which only DropPos takes.
+            ``speech8`` (MP3's, for clips); or ``swin_tiny``, for DropPos and supervised.
         image_size: side in pixels, or (height, width).
         patch_size: side of a patch, or (height, width); None takes the name's.
         depth: number of blocks; None takes the name's.

@@ -25,6 +25,7 @@ class PatchEncoder(nn.Module, ABC):
         patches_per_token: patches that one output token stands for.
         position_kind: where positions come from, see ``build_encoder``.
         timm_name: the timm architecture, and ``timm_kwargs`` what differs from its defaults.
+        timm_head: what that calls the linear layer of its classifier.
     """
 
     image_size: tuple[int, int]
@@ -37,6 +38,7 @@ class PatchEncoder(nn.Module, ABC):
     position_kind: PositionKind
     timm_name: str
     timm_kwargs: dict[str, Any]
+    timm_head: str = "head"
     num_prefix_tokens: int = 0
     has_class_token: bool = False
     patches_per_token: int = 1

@@ -2,15 +2,12 @@
 
 The kept patches are packed into a smaller square map (uniform masking of Li et al. 2022, UM-MAE),
 in the order of ``keep``, which must be random: the slot of a patch then says nothing about its
-place. Places enter through one road only: each block's attention bias, a small network of the
-offset between two tokens' true places (Liu et al. 2022, Swin v2). A pair that involves a patch
-whose position is dropped has bias 0. Off a whole image the bias is timm's table.
+place. Places enter through one road only: each block's attention bias, see ``window_attention``.
 """
 
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from timm.layers import LayerNorm, Mlp
 from torch import Tensor, nn
 
@@ -18,6 +15,7 @@ from pospre.errors import UserError
 from pospre.nn.drop_path import residual_factors
 from pospre.nn.patch_encoder import Edit, PatchEncoder
 from pospre.nn.weights import init_trunc_normal
+from pospre.nn.window_attention import WindowAttention
 from pospre.nn.windows import cut, inner_places, join, merged_places, shift_mask, spread, squares
 
 SWIN = "swin_tiny"
@@ -40,65 +38,6 @@ DEPTHS, HEADS, WIDTH = (2, 2, 6, 2), (3, 6, 12, 24), 96
 MERGED = 2  # the last stage merges 2×2 patches into one token
 
 
-class OffsetBias(nn.Module):
-    """The attention bias by the offset between two tokens: a network of two layers."""
-
-    def __init__(self, num_heads: int, hidden: int = 256) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(2, hidden)
-        self.fc2 = nn.Linear(hidden, num_heads, bias=False)
-
-    def forward(self, reach: int) -> Tensor:
-        """Return the biases ((2·reach − 1)², heads) of all offsets below ``reach``, row-major."""
-        steps = torch.arange(1 - reach, reach, device=self.fc1.weight.device)
-        # steps of the logarithm: near offsets differ more than far ones
-        scaled = steps.sign() * (1 + steps.abs().float()).log2() / 3
-        rows, cols = torch.meshgrid(scaled, scaled, indexing="ij")
-        offsets = torch.stack([rows.flatten(), cols.flatten()], dim=1)
-        return self.fc2(F.relu(self.fc1(offsets)))
-
-
-class WindowAttention(nn.Module):
-    """Attention within windows; timm's names for what it has in common."""
-
-    def __init__(self, dim: int, num_heads: int) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.qkv = nn.Linear(dim, 3 * dim)
-        self.proj = nn.Linear(dim, dim)
-        self.offset_bias = OffsetBias(num_heads)
-
-    def forward(self, tokens_WTC: Tensor, places_WT3: Tensor, mask_W1TT: Tensor | None) -> Tensor:
-        """Attend within each window.
-
-        Args:
-            tokens_WTC: tokens of W windows.
-            places_WT3: float (row, column, known) of each token.
-            mask_W1TT: −inf between tokens that only a cyclic shift brought together, or None.
-        """
-        query, key, value = (
-            part.unflatten(2, (self.num_heads, -1)).transpose(1, 2)
-            for part in self.qkv(tokens_WTC).chunk(3, dim=-1)
-        )
-        bias = self._bias(places_WT3)
-        if mask_W1TT is not None:
-            bias = bias + mask_W1TT
-        mixed = F.scaled_dot_product_attention(query, key, value, bias.to(query.dtype))
-        return self.proj(mixed.transpose(1, 2).flatten(2))
-
-    def _bias(self, places_WT3: Tensor) -> Tensor:
-        """Return the bias (W, heads, T, T); 0 where a token's place is not known."""
-        reach = self.reach
-        place, known = places_WT3[..., :2].long(), places_WT3[..., 2]
-        row, col = (place.unsqueeze(2) - place.unsqueeze(1) + reach - 1).unbind(-1)
-        table = self.offset_bias(reach)
-        both = known.unsqueeze(2) * known.unsqueeze(1)
-        return (table[row * (2 * reach - 1) + col] * both.unsqueeze(-1)).permute(0, 3, 1, 2)
-
-    reach: int
-    """Largest side of a map of this stage, in tokens; set by the encoder."""
-
-
 class SwinBlock(nn.Module):
     """Window attention and MLP, pre-norm; every second block shifts its windows by half."""
 
@@ -110,20 +49,24 @@ class SwinBlock(nn.Module):
         self.norm2 = LayerNorm(dim, eps=1e-5)
         self.mlp = Mlp(dim, 4 * dim)
 
-    def forward(self, tokens_BHWC: Tensor, places_BHW3: Tensor, branch_B2: Tensor | None) -> Tensor:
-        """Return the tokens after attention within windows and MLP."""
+    def forward(
+        self, tokens_BHWC: Tensor, places_BHW3: Tensor | None, branch_B2: Tensor | None
+    ) -> Tensor:
+        """Return the tokens after attention within windows and MLP; see ``WindowAttention``."""
         factors = (1, 1) if branch_B2 is None else branch_B2[..., None, None, None].unbind(1)
         mixed = self._attend(self.norm1(tokens_BHWC), places_BHW3)
         tokens_BHWC = tokens_BHWC + factors[0] * mixed
         return tokens_BHWC + factors[1] * self.mlp(self.norm2(tokens_BHWC))
 
-    def _attend(self, tokens_BHWC: Tensor, places_BHW3: Tensor) -> Tensor:
+    def _attend(self, tokens_BHWC: Tensor, places_BHW3: Tensor | None) -> Tensor:
         side = tokens_BHWC.shape[1]
         window = min(self.window, side)
         shift = window // 2 if self.shifted and side > window else 0
         tokens, places = (
-            cut(part.roll((-shift, -shift), (1, 2)), window) for part in (tokens_BHWC, places_BHW3)
+            None if part is None else cut(part.roll((-shift, -shift), (1, 2)), window)
+            for part in (tokens_BHWC, places_BHW3)
         )
+        assert tokens is not None
         mask = None
         if shift:
             mask = shift_mask(side, window, shift).to(tokens.device)
@@ -179,9 +122,12 @@ class SwinEncoder(PatchEncoder):
 
     Attributes:
         patches_per_token: 4: each output token stands for a square of 2×2 slots.
+        pos_embed: None, there is no table.
     """
 
     patches_per_token = MERGED**2
+    pos_embed: None = None
+    timm_head = "head.fc"
 
     def __init__(self, *, image_size: int, window: int = 8, drop_path: float = 0.0) -> None:
         super().__init__()
@@ -235,15 +181,16 @@ class SwinEncoder(PatchEncoder):
             raise UserError("encoder.name = swin_tiny takes whole patches: use mae's ViT for this.")
         patches = self._patches(images_BCHW, keep_BK)
         side = self._side(patches.shape[1])
-        places = self._places(len(patches), keep_BK, images_BCHW.device)
-        places = places if positions is None else positions(places)
         tokens = spread(self.patch_embed(patches), side)
-        per_side = tokens.shape[1] // side
-        maps = spread(inner_places(places, per_side), side)
+        maps = None  # a whole image: every token in its place
+        if keep_BK is not None or positions is not None:
+            places = self._places(len(patches), keep_BK, images_BCHW.device)
+            places = places if positions is None else positions(places)
+            maps = spread(inner_places(places, tokens.shape[1] // side), side)
         factors = iter(residual_factors(keys_B, self.drop_path, sum(DEPTHS)))
         for number, stage in enumerate(self.layers):
             assert isinstance(stage, Stage)
-            if number:
+            if number and maps is not None:
                 maps = merged_places(maps)
             tokens = stage.downsample(tokens)
             for block in stage.blocks:
@@ -310,10 +257,12 @@ def build_swin(
     side = image_size if isinstance(image_size, int) else image_size[0]
     window = 8 if window is None else window
     patch = TOKEN * 2 ** (len(DEPTHS) - 2)
-    if side < 1 or side % (4 * patch) or window < 1 or (side // TOKEN) % window:
+    maps = [side // (TOKEN * 2**stage) for stage in range(len(DEPTHS))]
+    fits = window > 0 and all(tokens > 0 and tokens % min(window, tokens) == 0 for tokens in maps)
+    if side % (4 * patch) or not fits:
         raise UserError(
             f"encoder.image_size = {side} with encoder.window = {window} does not fit {SWIN}: a "
-            f"multiple of {4 * patch} pixels whose maps of {TOKEN}-pixel tokens the window "
-            "divides. 256 with window 8 (16 to fine-tune) are usual."
+            f"multiple of {4 * patch} pixels, and a window that divides the side of larger maps "
+            f"({maps} tokens). 256 with window 8 (16 to fine-tune) are usual."
         )
     return SwinEncoder(image_size=side, window=window, drop_path=drop_path)

@@ -92,7 +92,7 @@ def _check_encoder(algorithm: PretrainAlgorithm, recipe: Recipe) -> None:
         raise UserError(
             f"algorithms.{algorithm.module_name()} needs a token for every patch, but "
             f"encoder.name = {SWIN} merges patches. Use a ViT; of all algorithms only droppos "
-            "takes Swin."
+            "and supervised take Swin."
         )
 
 

@@ -1,18 +1,23 @@
 """Parameter groups: who is decayed, how fast each part learns, and what waits at the beginning."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
 
-from pospre.errors import UserError
 from pospre.nn.encoder import Encoder
+from pospre.nn.patch_encoder import PatchEncoder
+from pospre.nn.swin import DEPTHS, SwinEncoder
 from pospre.pretrain.model import PretrainModel
 from pospre.sections import Optimizer
 
 # Whatever edits tokens on their way into the first block learns as the patch embedding does.
 _INPUT = ("encoder.cls_token", "encoder.reg_token", "encoder.pos_embed", "encoder.patch_embed")
 _EDITORS = ("contents.", "positions.")
+_BLOCK = re.compile(r"encoder\.blocks\.(\d+)\.")
+# Swin's blocks within stages; the merging that opens a stage is a part of its first block
+_STAGE = re.compile(r"encoder\.layers\.(\d+)\.(?:blocks\.(\d+)|downsample)\.")
 
 
 def parameter_groups(model: nn.Module, options: Optimizer, peak: float) -> list[dict[str, Any]]:
@@ -27,9 +32,6 @@ def parameter_groups(model: nn.Module, options: Optimizer, peak: float) -> list[
         model: what is trained; parameters without gradient stay out.
         options: of the recipe.
         peak: the learning rate at the peak of the schedule.
-
-    Raises:
-        UserError: layer decay is asked for, but the encoder is no ViT.
     """
     waiting = dict(_frozen_epochs(model))
     groups: dict[tuple[bool, float, int], dict[str, Any]] = {}
@@ -58,24 +60,30 @@ def rate_scale(model: nn.Module, name: str, options: Optimizer) -> float:
 
     Layer decay is ``layer_decay ** (depth + 1 − id)`` (BEiT, MAE): id 0 for the patch embedding,
     tokens and positions, b + 1 for block b, depth + 1 for all else, which keeps the full rate.
+    Swin's blocks are counted through its stages (UM-MAE).
     """
     scale = options.patch_embed_lr if "patch_embed" in name else 1.0
     if options.layer_decay is None or not isinstance(model, PretrainModel):
         return scale
-    if not isinstance(model.encoder, Encoder):
-        raise UserError(
-            "optimizer.layer_decay counts the blocks of a ViT, but encoder.name = swin_tiny has "
-            "stages of them. Leave it out, or use a ViT."
-        )
-    depth = len(model.encoder.blocks)
+    depth = _depth(model.encoder)
     return scale * options.layer_decay ** (depth + 1 - _layer_id(name, depth))
+
+
+def _depth(encoder: PatchEncoder) -> int:
+    if isinstance(encoder, SwinEncoder):
+        return sum(DEPTHS)
+    assert isinstance(encoder, Encoder)
+    return len(encoder.blocks)
 
 
 def _layer_id(name: str, depth: int) -> int:
     if name.startswith(_EDITORS) or name.startswith(_INPUT):
         return 0
-    block = name.removeprefix("encoder.blocks.")
-    return int(block.partition(".")[0]) + 1 if block != name else depth + 1
+    if block := _BLOCK.match(name):
+        return int(block[1]) + 1
+    if stage := _STAGE.match(name):
+        return sum(DEPTHS[: int(stage[1])]) + int(stage[2] or 0) + 1
+    return depth + 1
 
 
 def _frozen_epochs(model: nn.Module) -> Iterator[tuple[str, int]]:

@@ -15,7 +15,9 @@ from torch import Tensor
 
 from pospre.errors import UserError
 from pospre.nn.encoder import Encoder
+from pospre.nn.patch_encoder import PatchEncoder
 from pospre.nn.positions import resample_positions
+from pospre.nn.swin import SwinEncoder
 from pospre.pretrain.model import PretrainModel
 from pospre.pretrain.teacher import follow
 from pospre.training.checkpoint import (
@@ -144,7 +146,14 @@ def _of_encoder(key: str, value: Any) -> bool:
     return key != "pos_embed" or bool(value.any())
 
 
-def _check_kind(encoder: Encoder, source: Source) -> None:
+def _check_kind(encoder: PatchEncoder, source: Source) -> None:
+    tables = any(key.endswith(f"attn.{_TABLE}") for key in source.tensors)
+    if tables and isinstance(encoder, SwinEncoder):
+        raise UserError(
+            f"encoder.weights = {source.name} holds Swin's attention bias as tables of one window; "
+            "the network that gives it for any window is in the run: use its folder or a "
+            "checkpoint."
+        )
     if encoder.position_kind == "sincos" and source.positions == "learned":
         raise UserError(
             f"encoder.positions = sincos is a fixed table, but {source.name} has learned its own; "

@@ -1,13 +1,16 @@
 """Swin over packed patches: timm's numbers on whole images, and no road for dropped positions."""
 
+from typing import Any
+
 import pytest
 import timm
 import torch
 from torch import Tensor
 
 from pospre.errors import UserError
+from pospre.nn.build import build_encoder
 from pospre.nn.decoder import unpatchify
-from pospre.nn.swin import SwinEncoder
+from pospre.nn.swin import SwinBlock, SwinEncoder
 from pospre.nn.windows import cut, join, merged_places, shift_mask
 
 SIDE, PATCHES, VISIBLE = 128, 64, 16
@@ -30,13 +33,26 @@ def image_of(contents_KF: Tensor, places_K: Tensor) -> Tensor:
     return unpatchify(patches, (8, 8))
 
 
-def test_a_whole_image_gives_timms_features(encoder: SwinEncoder) -> None:
-    theirs = timm.create_model(encoder.timm_name, num_classes=0, **encoder.timm_kwargs).eval()
-    theirs.load_state_dict(encoder.timm_state(), strict=True)
+@pytest.mark.parametrize("window", [4, 8])
+def test_a_whole_image_gives_timms_features(encoder: SwinEncoder, window: int) -> None:
+    other = SwinEncoder(image_size=SIDE, window=window).eval()
+    other.load_state_dict(encoder.state_dict())
+    theirs = timm.create_model(other.timm_name, num_classes=0, **other.timm_kwargs).eval()
+    theirs.load_state_dict(other.timm_state(), strict=True)
     images = torch.randn(2, 3, SIDE, SIDE)
     with torch.no_grad():
         expected = theirs.forward_features(images).flatten(1, 2)  # type: ignore[operator]
-        torch.testing.assert_close(encoder(images), expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(other(images), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("window", [4, 8])
+def test_windows_of_a_whole_image_share_one_bias(encoder: SwinEncoder, window: int) -> None:
+    other = SwinEncoder(image_size=SIDE, window=window).eval()
+    other.load_state_dict(encoder.state_dict())  # the weights serve any window
+    images = torch.randn(1, 3, SIDE, SIDE)
+    with torch.no_grad():
+        by_place = other(images, torch.arange(PATCHES)[None])
+        torch.testing.assert_close(other(images), by_place, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("known", [0, 4])
@@ -106,6 +122,13 @@ def test_numbers_that_fill_no_square_are_refused(encoder: SwinEncoder) -> None:
         encoder(torch.zeros(1, 3, SIDE, SIDE), torch.arange(15)[None])
 
 
+@pytest.mark.parametrize(("size", "window"), [(250, 8), (192, 16), (256, 12), (256, 0), (0, 8)])
+def test_sizes_that_windows_do_not_divide_are_refused(size: int, window: int) -> None:
+    needs: dict[str, Any] = {"positions": "relative", "class_token": False, "init": "trunc_normal"}
+    with pytest.raises(UserError, match=rf"image_size = {size} with encoder\.window = {window} "):
+        build_encoder("swin_tiny", image_size=size, window=window, **needs)
+
+
 def test_drop_path_follows_the_keys() -> None:
     torch.manual_seed(0)
     encoder = SwinEncoder(image_size=SIDE, window=4, drop_path=0.5)
@@ -114,3 +137,10 @@ def test_drop_path_follows_the_keys() -> None:
     first = encoder(images, keys_B=keys)
     torch.testing.assert_close(encoder(images[1:], keys_B=keys[1:]), first[1:])
     assert not torch.equal(first[0], first[1])
+
+
+def test_a_shifted_block_of_a_whole_image_is_one_graph(whole_graph: Any) -> None:
+    block = SwinBlock(32, 2, window=4, shifted=True)
+    tokens = torch.randn(2, 8, 8, 32)
+    compiled = whole_graph(block)(tokens, None, None)
+    torch.testing.assert_close(compiled, block(tokens, None, None), atol=1e-5, rtol=1e-5)

@@ -10,11 +10,12 @@ from timm.optim import param_groups_layer_decay
 from torch import Tensor, nn
 
 from pospre.algorithms.droppos import attach_droppos
+from pospre.algorithms.supervised import attach_supervised
 from pospre.nn.build import build_encoder
 from pospre.pretrain.model import PretrainModel
 from pospre.pretrain.objective import Objective
 from pospre.sections import Optimizer, Schedule
-from pospre.training.groups import parameter_groups
+from pospre.training.groups import parameter_groups, rate_scale
 from pospre.training.optim import build_optimizer, build_schedule
 
 
@@ -83,6 +84,41 @@ def test_smallest_rate_of_vit_base_and_the_patch_embeddings_own() -> None:
     assert groups["encoder.cls_token"]["lr"] == pytest.approx(0.023757, rel=1e-4)
     assert groups["encoder.patch_embed.proj.weight"]["lr"] == pytest.approx(0.2 * 0.75**13)
     assert groups["encoder.blocks.11.mlp.fc1.weight"]["lr"] == 0.75
+
+
+@pytest.mark.parametrize(
+    ("name", "below"),
+    [
+        ("encoder.patch_embed.proj.weight", 13),
+        ("encoder.patch_embed.norm.weight", 13),
+        ("encoder.layers.0.blocks.0.attn.qkv.weight", 12),
+        ("encoder.layers.0.blocks.1.mlp.fc1.weight", 11),
+        ("encoder.layers.1.downsample.reduction.weight", 10),
+        ("encoder.layers.1.blocks.0.attn.offset_bias.fc1.weight", 10),
+        ("encoder.layers.2.downsample.norm.weight", 8),
+        ("encoder.layers.2.blocks.5.norm1.weight", 3),
+        ("encoder.layers.3.downsample.reduction.weight", 2),
+        ("encoder.layers.3.blocks.0.attn.proj.bias", 2),
+        ("encoder.layers.3.blocks.1.attn.proj.weight", 1),
+        ("encoder.norm.weight", 0),
+        ("objectives.named.supervised.head.linear.weight", 0),
+    ],
+)
+def test_layer_decay_counts_swins_blocks_through_the_stages(name: str, below: int) -> None:
+    with torch.device("meta"):
+        model = PretrainModel(
+            build_encoder(
+                "swin_tiny",
+                image_size=256,
+                positions="relative",
+                class_token=False,
+                init="trunc_normal",
+            ),
+            seed=0,
+        )
+        attach_supervised(model, num_classes=5, pooling="mean")
+    assert name in dict(model.named_parameters())
+    assert rate_scale(model, name, Optimizer(layer_decay=0.85)) == pytest.approx(0.85**below)
 
 
 def test_editors_learn_as_the_patch_embedding() -> None:

@@ -7,6 +7,10 @@ import pytest
 
 Run = Callable[..., tuple[int, str]]
 CROPS = "data.views={global: {count: 2, size: 64}}"
+SWIN = (
+    "encoder={name: swin_tiny, image_size: 256, positions: relative, class_token: false,"
+    " init: trunc_normal}"
+)
 LEARNED = "encoder.positions=learned"
 
 
@@ -57,14 +61,16 @@ LEARNED = "encoder.positions=learned"
         (["algorithms.droppos.sampling=uniform"], ["one patch of every 2×2", "0.75"]),
         (["encoder.name=swin_tiny"], ["swin_tiny needs encoder.depth: null, not 1"]),
         (
-            [
-                "encoder={name: swin_tiny, image_size: 256, positions: relative,"
-                " class_token: false, init: trunc_normal}",
-                "optimizer.layer_decay=0.75",
-                "algorithms.droppos.temperature=null",
-                "algorithms.droppos.position_token=zeros",
-            ],
-            ["optimizer.layer_decay", "swin_tiny", "Leave it out"],
+            [SWIN, "algorithms={supervised: {num_classes: 2}}"],
+            ["supervised.pooling = cls", "Use mean"],
+        ),
+        (
+            [SWIN, "algorithms={supervised: {num_classes: 2, pooling: mean, mask_ratio: 0.75}}"],
+            ["supervised.mask_ratio is 0.75", "Set it to 0"],
+        ),
+        (
+            [SWIN, "algorithms={mae: {}}"],
+            ["needs a token for every patch", "only droppos and supervised take Swin"],
         ),
         (
             ["trainer.compile=true", "data.views={view: {augment: {erase_rate: 0.25}}}"],
