@@ -7,8 +7,11 @@ Algorithms bring their own arguments; ``check_arguments`` compares those with a 
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
+from operator import or_
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, Field, create_model
 from pydantic import ValidationError as PydanticError
@@ -107,9 +110,9 @@ def check_arguments(
 
 def _lenient(hint: Any) -> Any:
     """Return a hint that takes a YAML list where the constructor wants a tuple."""
-    return (
-        Annotated[hint, Field(strict=False)] if getattr(hint, "__origin__", None) is tuple else hint
-    )
+    if isinstance(hint, UnionType):
+        return reduce(or_, map(_lenient, get_args(hint)))
+    return Annotated[hint, Field(strict=False)] if get_origin(hint) is tuple else hint
 
 
 def _refuse_new_names(data: dict[str, Any], overrides: Sequence[str]) -> None:

@@ -92,9 +92,9 @@ Arguments = Annotated[dict[str, Any], BeforeValidator(lambda value: {} if value 
 
 
 class Section(BaseModel):
-    """A part of the recipe: strict types, no unknown keys, unchangeable once read."""
+    """A part of the recipe: strict types, finite numbers, no unknown keys, unchangeable."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class RandAugment(Section):

@@ -1,5 +1,6 @@
 """What a recipe may say, and what the user reads when it says something else."""
 
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -53,6 +54,7 @@ def test_dump_reads_back_as_the_same_recipe(recipe_file: Path) -> None:
         ("trianer.max_duration=1ep", ["'trianer'", "Did you mean 'trainer'"]),
         ("trainer.fsdp={reshard: true}", ["'trainer.fsdp.reshard'", "reshard_after_forward"]),
         ("loggers.wandb={}", ["'loggers.wandb'", "tensorboard"]),
+        ("optimizer.betas=[.nan, 0.9]", ["'optimizer.betas.0' is nan", "a finite number"]),
         ("seed=-1", ["'seed' is -1", "greater than or equal to 0"]),
         ("optimizer.betas=[0.9, 1.5]", ["'optimizer.betas'", "0 to below 1"]),
         ("data.views.view.scale=[0.2, 2]", ["'data.views.view.scale'", "0 < low <= high <= 1"]),
@@ -150,12 +152,21 @@ class Example:
         mode: Literal["a", "b"] = "a",
         pair: tuple[float, float] = (0.0, 1.0),
         limit: float | None = 0.1,
+        span: tuple[float, float] | None = None,
     ) -> None: ...
 
 
 def test_arguments_are_checked_against_the_constructor() -> None:
-    checked = check_arguments("algorithms.example", Example, {"count": 2, "pair": [1, 2]})
-    assert checked == {"count": 2, "ratio": 0.5, "mode": "a", "pair": (1.0, 2.0), "limit": 0.1}
+    given = {"count": 2, "pair": [1, 2], "span": [0, 1]}
+    assert check_arguments("algorithms.example", Example, given) == {
+        "count": 2,
+        "ratio": 0.5,
+        "mode": "a",
+        "pair": (1.0, 2.0),
+        "limit": 0.1,
+        "span": (0.0, 1.0),
+    }
+    assert check_arguments("algorithms.example", Example, {"count": 2})["span"] is None
 
 
 @pytest.mark.parametrize(
@@ -166,6 +177,8 @@ def test_arguments_are_checked_against_the_constructor() -> None:
         ({"count": 1, "mode": "c"}, ["'algorithms.example.mode' is 'c'", "'a' or 'b'"]),
         ({}, ["'algorithms.example.count' is missing"]),
         ({"count": 1, "limit": "x"}, ["'algorithms.example.limit' is 'x'", "number"]),
+        ({"count": 1, "limit": math.nan}, ["'algorithms.example.limit' is nan", "finite number"]),
+        ({"count": 1, "span": [0, math.inf]}, ["'algorithms.example.span.1' is inf", "finite"]),
     ],
 )
 def test_arguments_mistakes(given: dict[str, Any], parts: list[str]) -> None:

@@ -50,13 +50,13 @@ class CropField(PretrainAlgorithm):
     Args:
         field: ``learned`` vectors drawn from N(0, 0.02²), or ``sincos``: smooth and fixed, the
             table of MAE over the whole field and its waves in between.
-        field_size: side of the learned field in vectors.
+        field_size: side of the learned field in vectors; None: 50 there.
         interpolation: of the learned field, ``bicubic`` or ``bilinear``.
         box_scale: law of the area s of the rectangle around an image's views, in shares of the
             field: ``beta`` (2, 5) or ``uniform``, both stretched to ``scale_range``; ``fill`` is
             s = 1, as large as fits; ``const`` leaves the boxes where they are. s gives way where
             the rectangle would not fit.
-        scale_range: least and largest s.
+        scale_range: least and largest s of ``beta`` and ``uniform``; None: [0.2, 1] there.
         enclose: the views in that rectangle: ``all``, or ``globals`` (then some local views leave
             the field, whose border goes on outside).
         flip_field: what becomes of the positions of a mirrored view. ``with_view`` mirrors them
@@ -67,10 +67,10 @@ class CropField(PretrainAlgorithm):
     """
 
     field: FieldKind = "learned"
-    field_size: int = 50
+    field_size: int | None = None
     interpolation: Interpolation = "bicubic"
     box_scale: BoxScale = "beta"
-    scale_range: tuple[float, float] = (0.2, 1.0)
+    scale_range: tuple[float, float] | None = None
     enclose: Enclose = "all"
     flip_field: FlipField = "with_view"
 
@@ -79,6 +79,7 @@ class CropField(PretrainAlgorithm):
         if model.position_source == "crop_field":
             return
         self._check(model)
+        self._check_unused()
         for group in model.views:
             model.claim(field_box_key(group), "crop_field")
             if self.flip_field == "mirror_shared":
@@ -108,12 +109,12 @@ class CropField(PretrainAlgorithm):
                 "stands before it. Add a host (dinov2, ijepa, mae) or droppos, and list crop_field "
                 "after it."
             )
-        if self.field_size < 2:
-            raise UserError(f"crop_field.field_size is {self.field_size}, but must be at least 2.")
-        low, high = self.scale_range
+        if self._side < 2:
+            raise UserError(f"crop_field.field_size is {self._side}, but must be at least 2.")
+        low, high = self._scales
         if not 0 < low <= high <= 1:
             raise UserError(
-                f"crop_field.scale_range is {list(self.scale_range)}, but must hold "
+                f"crop_field.scale_range is {[low, high]}, but must hold "
                 "0 < low <= high <= 1. [0.2, 1.0] is published."
             )
         if self.enclose == "globals" and "global" not in model.views:
@@ -121,6 +122,30 @@ class CropField(PretrainAlgorithm):
                 "crop_field.enclose is globals, but data.views has no group 'global' (only "
                 f"{', '.join(model.views)}). Use all."
             )
+
+    def _check_unused(self) -> None:
+        """Raise ``UserError`` for an option that another one makes of no use."""
+        drawn, placed = self.box_scale in ("beta", "uniform"), self.box_scale != "const"
+        scale, field = f"box_scale = {self.box_scale}", f"field = {self.field}"
+        for key, value, used, other in (
+            ("field_size", self.field_size, self.field == "learned", field),
+            ("interpolation", self.interpolation, self.field == "learned", field),
+            ("scale_range", self.scale_range, drawn, scale),
+            ("enclose", self.enclose, placed, scale),
+        ):
+            if not used and value not in (None, "bicubic", "all"):
+                raise UserError(
+                    f"crop_field.{key} = {value} is of no use with crop_field.{other}. "
+                    "Remove one of the two."
+                )
+
+    @property
+    def _side(self) -> int:
+        return 50 if self.field_size is None else self.field_size
+
+    @property
+    def _scales(self) -> tuple[float, float]:
+        return (0.2, 1.0) if self.scale_range is None else self.scale_range
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
         """Draw where the boxes of an image lie in the field."""
@@ -144,7 +169,7 @@ class CropField(PretrainAlgorithm):
         """Return the boxes after the position-and-scale augmentation (Sec. 3.2.2)."""
         keys = draws.sample_keys(seed, batch[EPOCH], batch[INDEX], 0, "crop_field/place")
         draw = draws.uniform(keys, 8).double()
-        low, high = self.scale_range
+        low, high = self._scales
         share = beta_2_5(draw[:, :6]) if self.box_scale == "beta" else draw[:, 0]
         area = torch.ones_like(share) if self.box_scale == "fill" else low + (high - low) * share
         around = enclosing_box(box_BV4[:, enclosed])
@@ -178,7 +203,7 @@ class PositionField(nn.Module):
         self.interpolation: Interpolation = options.interpolation
         self.field: nn.Parameter | None = None
         if options.field == "learned":
-            side = options.field_size
+            side = options._side
             self.field = nn.Parameter(torch.empty(side, side, self.dim))
             nn.init.trunc_normal_(self.field, std=0.02)
 

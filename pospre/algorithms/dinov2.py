@@ -8,7 +8,7 @@ the same place (iBOT), and its class tokens are kept apart from one another (KoL
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from pospre.errors import UserError
 from pospre.nn.assignment import Centering, Targets, cross_view_loss, koleo, patch_loss
 from pospre.nn.block_masks import NUM_CROPS, CropMasking, masked_slots
 from pospre.nn.heads import PrototypeHead, check_head
-from pospre.pretrain.algorithm import PretrainAlgorithm, Progress, check_choices, check_weight
+from pospre.pretrain.algorithm import PretrainAlgorithm, Progress, check_weight
 from pospre.pretrain.model import PretrainModel
 from pospre.pretrain.objective import Objective, Outputs
 from pospre.pretrain.passes import EncoderPass, MaskedTokens
@@ -47,7 +47,9 @@ class DINOv2(PretrainAlgorithm):
         separate_heads: a second head for patches; published for L/14 and g/14.
         dino_weight: of the loss over class tokens.
         ibot_weight: of the loss over masked patches.
-        koleo_weight: of KoLeo, which is summed over the two global crops.
+        koleo_weight: of KoLeo.
+        koleo_crops: the global crops that it spreads, each among its own: ``both``, summed (the
+            published code), or only the ``first`` (the paper).
         centering: ``sinkhorn``, or ``centering`` as the published short configuration.
         student_temperature: of the student's softmax.
         teacher_temperature_start: of the teacher's at the beginning.
@@ -73,6 +75,7 @@ class DINOv2(PretrainAlgorithm):
     dino_weight: float = 1.0
     ibot_weight: float = 1.0
     koleo_weight: float = 0.1
+    koleo_crops: Literal["both", "first"] = "both"
     centering: Centering = "sinkhorn"
     student_temperature: float = 0.1
     teacher_temperature_start: float = 0.04
@@ -123,11 +126,7 @@ class DINOv2(PretrainAlgorithm):
             layers=self.head_layers,
         )
         check_weight("dinov2", self.weight)
-        for key in ("dino_weight", "ibot_weight", "koleo_weight"):
-            if not 0 <= getattr(self, key) < math.inf:
-                raise UserError(
-                    f"dinov2.{key} is {getattr(self, key)}, but must be finite and not negative."
-                )
+        self._check_terms()
         for side in ("student_temperature", "teacher_temperature_start", "teacher_temperature_end"):
             if getattr(self, side) <= 0:
                 raise UserError(f"dinov2.{side} is {getattr(self, side)}, but must be positive.")
@@ -135,7 +134,20 @@ class DINOv2(PretrainAlgorithm):
             raise UserError(f"dinov2.teacher_warmup is {self.teacher_warmup}. Use 0 to 1.")
         if self.freeze_epochs < 0:
             raise UserError("dinov2.freeze_epochs must not be negative; 1 is published.")
-        check_choices("dinov2", self)
+
+    def _check_terms(self) -> None:
+        """Raise ``UserError`` for weights of the three losses that cannot be."""
+        for key in ("dino_weight", "ibot_weight", "koleo_weight"):
+            if getattr(self, key) < 0:
+                raise UserError(f"dinov2.{key} is {getattr(self, key)}, but must not be negative.")
+        # without masked crops there are no patches to match
+        if not (self.dino_weight or self.koleo_weight or self.ibot_weight * self.mask_crop_rate):
+            raise UserError(
+                f"dinov2.dino_weight = {self.dino_weight}, dinov2.ibot_weight = {self.ibot_weight} "
+                f"and dinov2.koleo_weight = {self.koleo_weight} with dinov2.mask_crop_rate = "
+                f"{self.mask_crop_rate} leave no loss. 1, 1 and 0.1 with 0.5 are published; to "
+                "serve masked_position only, set dinov2.weight to 0."
+            )
 
     def _check_grids(self, model: PretrainModel) -> None:
         """Refuse relative positions where crops are not of the grid whose bias is learned."""
@@ -217,10 +229,11 @@ class PrototypeMatching(Objective):
             patch_targets = self.patch_targets(patch_targets, self.temperature, slots.weight)
         temperature = self.options.student_temperature
         num_crops = NUM_CROPS * len(masked)
+        spread = classes if self.options.koleo_crops == "both" else classes[:, :1]
         return {
             "dino": cross_view_loss(class_logits, targets, temperature),
             "ibot": patch_loss(patch_logits, patch_targets, slots.weight, num_crops, temperature),
-            "koleo": koleo(classes[:, 0]) + koleo(classes[:, 1]),
+            "koleo": torch.stack([koleo(crop) for crop in spread.unbind(1)]).sum(),
             **_measures(class_logits, targets),
         }
 

@@ -30,7 +30,6 @@ from pospre.nn.weights import init_weights, token_parameter
 from pospre.pretrain.algorithm import (
     PretrainAlgorithm,
     Progress,
-    check_choices,
     check_weight,
     require_one_view,
 )
@@ -109,8 +108,11 @@ class DropPos(PretrainAlgorithm):
             return
         require_one_view(model, "droppos", "view")
         self._check(model)
-        alone = () if self._beside_host(model) else ("view/keep", "view/removed")
-        for key in ("droppos/order", "droppos/shown", *alone):
+        if not self._beside_host(model):
+            kept = num_kept(model.encoder.num_patches, self._ratio)
+            model.claim("view/keep", "droppos", count=kept)
+            model.claim("view/removed", "droppos")
+        for key in ("droppos/order", "droppos/shown"):
             model.claim(key, "droppos")
         model.positions.named["droppos"] = DroppedPositions(
             model.encoder.embed_dim, self.position_token
@@ -151,7 +153,6 @@ class DropPos(PretrainAlgorithm):
             )
         check_decoder("droppos", self.decoder_dim, self.decoder_depth, self.decoder_heads)
         check_weight("droppos", self.weight)
-        check_choices("droppos", self)
         check_relaxations(
             "droppos",
             model.encoder,

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pospre.batch import Batch
 from pospre.errors import UserError
-from pospre.pretrain.algorithm import PretrainAlgorithm, check_choices
+from pospre.pretrain.algorithm import PretrainAlgorithm
 from pospre.pretrain.model import PretrainModel
 from pospre.pretrain.teacher import Momentum
 
@@ -34,7 +34,6 @@ class EmaTeacher(PretrainAlgorithm):
         """Add the teacher; a no-op if it is there."""
         if model.teacher_owner == "ema_teacher":
             return
-        check_choices("ema_teacher", self)
         if model.teacher_owner is not None:
             raise UserError(
                 f"algorithms: '{model.teacher_owner}' has a teacher of its own, so ema_teacher is "

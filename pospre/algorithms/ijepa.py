@@ -23,7 +23,6 @@ from pospre.nn.predictor import Predictor, check_predictor, gather_blocks
 from pospre.nn.weights import init_trunc_normal
 from pospre.pretrain.algorithm import (
     PretrainAlgorithm,
-    check_choices,
     check_weight,
     require_one_view,
 )
@@ -101,7 +100,6 @@ class IJEPA(PretrainAlgorithm):
         """Raise ``UserError`` for options that cannot work together."""
         check_predictor("ijepa", self.predictor_dim, self.predictor_depth, self.heads(encoder))
         check_weight("ijepa", self.weight)
-        check_choices("ijepa", self)
         if self.official and (self.target_tokens, self.context_tokens) != (None, None):
             raise UserError(
                 "ijepa.official = true takes the counts of each batch. Remove ijepa.target_tokens "

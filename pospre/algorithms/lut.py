@@ -22,7 +22,6 @@ from pospre.nn.projector import Projector
 from pospre.nn.weights import init_weights
 from pospre.pretrain.algorithm import (
     PretrainAlgorithm,
-    check_choices,
     check_weight,
     require_one_view,
 )
@@ -86,6 +85,7 @@ class LUT(PretrainAlgorithm):
     def attach(self, model: PretrainModel) -> None:
         """Add the teacher, the passes and the heads; a no-op if they are there."""
         if "lut" in model.objectives:
+            _check_positions(model)
             return
         host = self._host(model)
         if model.mixes:
@@ -146,6 +146,7 @@ class LUT(PretrainAlgorithm):
         if self.steer == "both" and host.keep:
             model.add_pass(WHOLE[group], EncoderPass(group))
         elif group == "second":
+            _check_room(model, "view/keep" if host.keep else "view/visible")
             keys = ("keep",) if host.keep else ("visible", "masked")
             for key in keys:
                 model.claim(f"second/{key}", "lut")
@@ -164,7 +165,6 @@ class LUT(PretrainAlgorithm):
         require_one_view(model, "lut", "view")
         require_one_view(model, "lut", "second")
         check_weight("lut", self.weight)
-        check_choices("lut", self)
         if self.hidden_dim < 1:
             raise UserError(f"lut.hidden_dim is {self.hidden_dim}, but must be at least 1.")
         if self.temperature <= 0:
@@ -220,20 +220,9 @@ class LUT(PretrainAlgorithm):
 
     def _write_second(self, batch: Batch, model: PretrainModel) -> None:
         """Show of the second view as many patches as of the first, and none of the same places."""
-        first, second = model.passes[STUDENT["view"]], model.passes[STUDENT["second"]]
-        if first.positions != second.positions:
-            late = ", ".join(sorted({*first.positions} - {*second.positions}))
-            raise UserError(f"algorithms: with lut.symmetric = true list {late} before lut.")
         dropping = "view/keep" in batch
         shown = batch["view/keep" if dropping else "view/visible"].shape[1]
-        removed = batch["view/removed"]
-        if removed.shape[1] < shown:
-            raise UserError(
-                f"lut.symmetric = true shows {shown} patches of each view at different places, but "
-                f"of {model.encoder.num_patches} only {removed.shape[1]} are left. Set the host's "
-                "mask_ratio to 0.5 or more, or lut.symmetric to false."
-            )
-        chosen = removed[:, :shown]
+        chosen = batch["view/removed"][:, :shown]
         if dropping:
             batch["second/keep"] = chosen
             return
@@ -245,6 +234,25 @@ class LUT(PretrainAlgorithm):
         kept = num_kept(rows * cols, self.target_mask_ratio, key="lut.target_mask_ratio")
         keys = draws.sample_keys(model.seed, batch[EPOCH], batch[INDEX], 0, f"lut/target/{group}")
         return random_masking(keys, rows * cols, kept).keep
+
+
+def _check_room(model: PretrainModel, key: str) -> None:
+    """Raise ``UserError`` unless as many patches are hidden as the batch key ``key`` lists."""
+    shown, patches, host = model.counts[key], model.encoder.num_patches, model.writers[key]
+    if patches - shown < shown:
+        raise UserError(
+            f"lut.symmetric = true shows {shown} patches of each view at different places, but of "
+            f"{patches} only {patches - shown} are left. Set {host}.mask_ratio to 0.5 or more, or "
+            "lut.symmetric to false."
+        )
+
+
+def _check_positions(model: PretrainModel) -> None:
+    """Raise ``UserError`` if what was attached after LUT changes positions in one view only."""
+    first, second = (model.passes.get(STUDENT[group]) for group in ("view", "second"))
+    if first is not None and second is not None and first.positions != second.positions:
+        late = ", ".join(sorted({*first.positions} - {*second.positions}))
+        raise UserError(f"algorithms: with lut.symmetric = true list {late} before lut.")
 
 
 class BroaderContext(Objective):

@@ -59,8 +59,8 @@ class MAE(PretrainAlgorithm):
             raise UserError(f"mae.mask_ratio = {self.mask_ratio} removes no patch to predict.")
         check_decoder("mae", self.decoder_dim, self.decoder_depth, self.decoder_heads)
         check_weight("mae", self.weight)
-        for key in ("view/keep", "view/removed"):
-            model.claim(key, "mae")
+        model.claim("view/keep", "mae", count=kept)
+        model.claim("view/removed", "mae")
         model.add_pass("student", EncoderPass(keep="view/keep"))
         model.add_objective("mae", PixelRegression(model.encoder, self))
 

@@ -21,7 +21,7 @@ from pospre.errors import UserError
 from pospre.nn.assignment import Targets, patch_loss
 from pospre.nn.block_masks import NUM_CROPS, block_masks, masked_slots
 from pospre.nn.cross_masks import cross_order
-from pospre.pretrain.algorithm import PretrainAlgorithm, Progress, check_choices, check_weight
+from pospre.pretrain.algorithm import PretrainAlgorithm, Progress, check_weight
 from pospre.pretrain.model import PretrainModel
 from pospre.pretrain.objective import Objective, Outputs
 from pospre.pretrain.passes import EncoderPass, MaskedTokens
@@ -95,7 +95,6 @@ class MaskedPosition(PretrainAlgorithm):
                 f"masked_position.mask_ratio = {list(self.mask_ratio)} masks none of the {patches} "
                 "patches of a global crop. [0.1, 0.5] is published."
             )
-        check_choices("masked_position", self)
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
         """Draw which positions of the student's global crops are masked."""

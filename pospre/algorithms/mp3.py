@@ -20,7 +20,7 @@ from pospre.nn.encoder import Encoder
 from pospre.nn.masking import slot_mask
 from pospre.nn.positions import sincos_table
 from pospre.nn.weights import init_trunc_normal
-from pospre.pretrain.algorithm import PretrainAlgorithm, Progress, check_choices, check_weight
+from pospre.pretrain.algorithm import PretrainAlgorithm, Progress, check_weight
 from pospre.pretrain.model import PretrainModel
 from pospre.pretrain.objective import Outputs
 from pospre.pretrain.passes import EncoderPass
@@ -70,10 +70,15 @@ class MP3(PretrainAlgorithm):
         _refuse_company(model)
         model.require_views("mp3", "view")
         patches = model.encoder.num_patches
+        if patches < 2:
+            raise UserError(
+                f"mp3 asks which of the encoder's patches is which, but encoder.image_size = "
+                f"{list(model.encoder.image_size)} with encoder.patch_size = "
+                f"{list(model.encoder.patch_size)} makes one only. Use a larger image."
+            )
         context = num_context(patches, self.mask_ratio)
         shown = num_told(patches, self.position_rate, count_shown=self.count_shown)
         check_weight("mp3", self.weight)
-        check_choices("mp3", self)
         check_relaxations(
             "mp3",
             model.encoder,

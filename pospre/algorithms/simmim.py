@@ -47,8 +47,10 @@ class SimMIM(PretrainAlgorithm):
             return
         require_one_view(model, "simmim", "view")
         check_weight("simmim", self.weight)
-        self._visible_cells(model.encoder)
-        for key in ("view/visible", "view/removed", "view/masked"):
+        cells, visible = self._visible_cells(model.encoder)
+        shown = visible * (model.encoder.num_patches // cells)
+        model.claim("view/visible", "simmim", count=shown)
+        for key in ("view/removed", "view/masked"):
             model.claim(key, "simmim")
         model.contents.named["simmim"] = MaskedTokens(
             token_parameter(model.encoder.embed_dim, cut=True), "masked"

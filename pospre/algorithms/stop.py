@@ -6,7 +6,6 @@ predictor, the token at position j is ψ_j + A·n_j + m̃, n_j ~ N(0, s²·I), s
 would be to erase the context. Nothing else changes, and what is exported never sees noise.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,7 +19,7 @@ from pospre.batch import EPOCH, INDEX, Batch, field_box_key
 from pospre.errors import UserError
 from pospre.nn.predictor import PredictorTokens, gather_blocks
 from pospre.nn.weights import init_trunc_normal
-from pospre.pretrain.algorithm import PretrainAlgorithm, check_choices
+from pospre.pretrain.algorithm import PretrainAlgorithm
 from pospre.pretrain.model import PretrainModel
 from pospre.pretrain.objective import Outputs
 
@@ -37,6 +36,7 @@ Variant = Literal[
 ]
 NOISY_TARGETS = ("masked", "both", "fixed_cov")
 NOISY_CONTEXT = ("context", "both")
+NOISY = ("masked", "context", "both", "fixed_cov")
 
 
 @dataclass(kw_only=True, eq=False)
@@ -54,21 +54,23 @@ class StoP(PretrainAlgorithm):
             ``lowres_bilinear`` and ``lowres_maxpool`` (a second head predicts targets at half the
             resolution, and the losses are averaged), ``learned_pos`` (the predictor's positions are
             learned), and ``sincos``, which is I-JEPA.
-        noise_std: s, the standard deviation of n. The paper's σ is a variance, s = √σ; its code and
-            published weights take the same 0.25 (0.2 for ViT-H) as the standard deviation.
+        noise_std: s, the standard deviation of n; None: 0.25 with noise. The paper's σ is a
+            variance, s = √σ; its code and published weights take the same 0.25 (0.2 for ViT-H) as
+            the standard deviation.
         l1_weight: λ of ``l1``; None: 1e-5 there.
         official: the published code where it differs: the mask token is never added, and the
             projection's bias is, with the noise.
     """
 
     variant: Variant = "masked"
-    noise_std: float = 0.25
+    noise_std: float | None = None
     l1_weight: float | None = None
     official: bool = False
 
     def attach(self, model: PretrainModel) -> None:
         """Replace parts of I-JEPA's predictor; a no-op if that is done."""
         objective = _predictor_of(model)
+        self._check_numbers()
         self._check(model)
         if objective.edited_by == "stop":
             return
@@ -76,7 +78,7 @@ class StoP(PretrainAlgorithm):
         for key in ("stop/masked", "stop/context"):
             model.claim(key, "stop")
         predictor, width = objective.predictor, model.encoder.embed_dim
-        if self.variant in (*NOISY_TARGETS, *NOISY_CONTEXT):
+        if self.variant in NOISY:
             predictor.tokens = NoisyTokens(self)
             predictor.mask_token.requires_grad_(not self.official)
         elif self.variant == "l1":
@@ -87,28 +89,34 @@ class StoP(PretrainAlgorithm):
             pooling: Pooling = "bilinear" if self.variant == "lowres_bilinear" else "maxpool"
             objective.extra = SecondScale(predictor.dim, width, model.encoder.grid, pooling)
 
-    def _check(self, model: PretrainModel) -> None:
-        """Raise ``UserError`` for options that cannot work, alone or beside other algorithms."""
-        check_choices("stop", self)
-        if not (math.isfinite(self.noise_std) and self.noise_std >= 0):
+    def _check_numbers(self) -> None:
+        """Raise ``UserError`` for numbers that cannot be, or that the variant has no use for."""
+        for key, value, variants in (
+            ("noise_std", self.noise_std, NOISY),
+            ("l1_weight", self.l1_weight, ("l1",)),
+        ):
+            if value is not None and self.variant not in variants:
+                raise UserError(
+                    f"stop.{key} = {value} is for stop.variant = {', '.join(variants)}, not "
+                    f"{self.variant}. Remove it, or change the variant."
+                )
+        if self.noise_std is not None and self.noise_std < 0:
             raise UserError(
-                f"stop.noise_std is {self.noise_std}, but must be finite and not negative. "
+                f"stop.noise_std is {self.noise_std}, but must not be negative. "
                 "0.25 is the usual choice."
             )
+        if self.l1_weight is not None and self.l1_weight <= 0:
+            raise UserError(
+                f"stop.l1_weight is {self.l1_weight}, but must be positive. 1e-5 is usual."
+            )
+
+    def _check(self, model: PretrainModel) -> None:
+        """Raise ``UserError`` for variants that cannot work, alone or beside other algorithms."""
         if self.official and self.variant != "masked":
             raise UserError(
                 f"stop.official = true reproduces the published code, which has stop.variant = "
                 f"masked only, not {self.variant}. Set one of them the other way."
             )
-        if self.l1_weight is not None and self.variant != "l1":
-            raise UserError(
-                f"stop.l1_weight = {self.l1_weight} is for stop.variant = l1, not {self.variant}. "
-                "Remove it, or change the variant."
-            )
-        if self.l1_weight is not None and not (
-            math.isfinite(self.l1_weight) and self.l1_weight > 0
-        ):
-            raise UserError(f"stop.l1_weight is {self.l1_weight}, but must be finite and positive.")
         editors = model.passes["student"].positions
         if self.variant in NOISY_CONTEXT and editors:
             raise UserError(
@@ -165,7 +173,7 @@ class NoisyTokens(PredictorTokens):
     def __init__(self, options: StoP) -> None:
         super().__init__()
         self.variant, self.official = options.variant, options.official
-        self.noise_std = options.noise_std
+        self.noise_std = 0.25 if options.noise_std is None else options.noise_std
 
     def forward(
         self,

@@ -20,7 +20,6 @@ from pospre.nn.masking import num_kept, visible_patches
 from pospre.nn.mixing import Mix, draw_mix, mix_pixels
 from pospre.pretrain.algorithm import (
     PretrainAlgorithm,
-    check_choices,
     check_weight,
     require_one_view,
 )
@@ -118,7 +117,6 @@ class Supervised(PretrainAlgorithm):
 
     def _check(self, model: PretrainModel) -> None:
         """Raise ``UserError`` for options that cannot work."""
-        check_choices("supervised", self)
         check_weight("supervised", self.weight)
         require_one_view(model, "supervised", "view")
         num_kept(model.encoder.num_patches, self.mask_ratio, key="supervised.mask_ratio")

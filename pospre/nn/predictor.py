@@ -14,8 +14,11 @@ from pospre.nn.weights import init_trunc_normal
 
 def check_predictor(owner: str, dim: int, depth: int, num_heads: int) -> None:
     """Raise ``UserError`` for a predictor that cannot be; ``owner`` is its algorithm's name."""
-    if depth < 0:
-        raise UserError(f"{owner}.predictor_depth is {depth}, but must be at least 0.")
+    if depth < 1:
+        raise UserError(
+            f"{owner}.predictor_depth is {depth}, but must be at least 1: without a block the "
+            "targets would not see the context."
+        )
     if dim < 4 or dim % 4:
         raise UserError(f"{owner}.predictor_dim is {dim}, but must be a multiple of 4.")
     if num_heads < 1 or dim % num_heads:

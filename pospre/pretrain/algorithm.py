@@ -33,6 +33,7 @@ class PretrainAlgorithm(Algorithm):
 
     ``attach`` adds its modules before the optimiser is made, and does nothing the second time (at
     ``Event.INIT``). Before each forward it sets its schedules and writes its masks into the batch.
+    Its options are the fields of a dataclass.
 
     Attributes:
         is_host: hosts own the visible patches and attach first.
@@ -42,6 +43,11 @@ class PretrainAlgorithm(Algorithm):
     is_host: ClassVar[bool] = False
     takes_merged_patches: ClassVar[bool] = False
     _progress: Progress = Progress(0.0, 0.0)
+
+    def __post_init__(self) -> None:
+        """Check the options as recipes are checked: this is for algorithms made in code."""
+        for name, hint in get_type_hints(type(self)).items():
+            check_option(f"{self.module_name()}.{name}", hint, getattr(self, name))
 
     @classmethod
     def module_name(cls) -> str:
@@ -117,21 +123,19 @@ def training_progress(state: State) -> Progress:
 
 
 def check_weight(owner: str, weight: float) -> None:
-    """Raise ``UserError`` unless the factor of a loss is finite and not negative."""
-    if not (math.isfinite(weight) and weight >= 0):
-        raise UserError(f"{owner}.weight is {weight}, but must be finite and not negative.")
+    """Raise ``UserError`` if the factor of a loss is negative."""
+    if weight < 0:
+        raise UserError(f"{owner}.weight is {weight}, but must not be negative.")
 
 
-def check_choices(owner: str, algorithm: object) -> None:
-    """Raise ``UserError`` for an option whose value is none of those that its type names.
-
-    Recipes are checked before; this is for algorithms made in code.
-    """
-    for name, hint in get_type_hints(type(algorithm)).items():
-        value = getattr(algorithm, name)
-        if get_origin(hint) is Literal and value not in get_args(hint):
-            known = ", ".join(map(str, get_args(hint)))
-            raise UserError(f"{owner}.{name} is '{value}'. Use one of {known}.")
+def check_option(key: str, hint: Any, value: Any) -> None:
+    """Raise ``UserError`` for NaN, infinity, or a value that is none of those its type names."""
+    if get_origin(hint) is Literal and value not in get_args(hint):
+        known = ", ".join(map(str, get_args(hint)))
+        raise UserError(f"{key} is '{value}'. Use one of {known}.")
+    numbers = value if isinstance(value, tuple | list) else (value,)
+    if not all(math.isfinite(number) for number in numbers if isinstance(number, float)):
+        raise UserError(f"{key} is {value}, but must be finite. Give a number.")
 
 
 def require_one_view(model: PretrainModel, owner: str, group: str) -> None:

@@ -58,6 +58,8 @@ class PretrainModel(ComposerModel):
         self.pairs: list[tuple[nn.Module, nn.Module]] = []
         self.passes: dict[str, EncoderPass] = {}
         self.writers: dict[str, str] = {}
+        # by batch key, how many patches it lists of every sample
+        self.counts: dict[str, int] = {}
         # by view group, what mixes its views (B, V, 3, H, W) in training
         self.mixes: dict[str, Callable[[Tensor, Batch], Tensor]] = {}
         self.position_source: str | None = None
@@ -105,8 +107,13 @@ class PretrainModel(ComposerModel):
             return self.encoder.grid
         return self.encoder.grid_of(*self.views[group].shape)
 
-    def claim(self, key: str, writer: str) -> None:
+    def claim(self, key: str, writer: str, *, count: int | None = None) -> None:
         """Register ``writer`` as the only algorithm that writes the batch key ``key``.
+
+        Args:
+            key: of the batch.
+            writer: the algorithm's name.
+            count: of the patches it lists, for those who must know before anything is drawn.
 
         Raises:
             UserError: another algorithm already writes it.
@@ -117,6 +124,8 @@ class PretrainModel(ComposerModel):
                 f"algorithms: '{owner}' and '{writer}' both write the batch key '{key}'. "
                 "Use one of them, or attach the host first."
             )
+        if count is not None:
+            self.counts[key] = count
 
     def add_pass(self, name: str, encoder_pass: EncoderPass) -> None:
         """Declare an encoder pass, or add editors to one that is declared.
@@ -222,11 +231,17 @@ class PretrainModel(ComposerModel):
             follow(self.pairs, self.momentum.at(progress))
 
     def check_complete(self) -> None:
-        """Raise ``UserError`` if nothing attached has a loss."""
+        """Raise ``UserError`` if nothing attached has a loss, or views are cut for nobody."""
         if not len(self.objectives.named):
             raise UserError(
                 "algorithms: none of those listed has a loss of its own. Add a host (mae, simmim, "
                 "ijepa, dinov2, supervised), droppos or mp3."
+            )
+        read = {declared.group for declared in self.passes.values()}
+        for group in (name for name in self.views if name not in read):
+            raise UserError(
+                f"data.views.{group} would be decoded for nothing: no algorithm listed reads it, "
+                f"only {', '.join(sorted(read))}. Remove it, or add an algorithm that needs it."
             )
 
     # -- what runs ----------------------------------------------------------------------------

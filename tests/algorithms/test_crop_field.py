@@ -1,5 +1,8 @@
 """Crop field: the invariants of the specification, beside each host it works with."""
 
+import math
+from typing import Any
+
 import pytest
 import torch
 
@@ -14,6 +17,7 @@ from pospre.pretrain.passes import EncoderPass
 from tests.algorithms.cases import Case, written
 
 LEARNED = {"positions": "learned"}
+SINCOS: dict[str, Any] = {"field": "sincos", "field_size": None}
 
 
 def built(*names, encoder=LEARNED, **options):
@@ -86,7 +90,7 @@ def test_kept_patches_get_the_vectors_of_their_places(host):
 
 
 def test_mirrored_views_mirror_their_positions():
-    model, batch = filled("mae", encoder={}, field="sincos", box_scale="const")
+    model, batch = filled("mae", encoder={}, **SINCOS, box_scale="const")
     given = source(model)(torch.zeros(4, 64, 192), batch, EncoderPass()).unflatten(1, (8, 8))
     plain = batch | {"view/field_box": batch["view/box"]}
     expected = source(model)(torch.zeros(4, 64, 192), plain, EncoderPass()).unflatten(1, (8, 8))
@@ -132,7 +136,7 @@ def test_shared_mirroring_turns_all_views_and_boxes_of_an_image():
 
 
 def test_whole_images_get_the_whole_field():
-    model, _ = filled("mae", encoder={}, field="sincos")
+    model, _ = filled("mae", encoder={}, **SINCOS)
     plain = build_encoder("vit_tiny16", image_size=32, patch_size=4, depth=2)
     plain.load_state_dict(model.encoder.state_dict())
     with torch.no_grad():
@@ -177,7 +181,7 @@ def test_decoders_follow_the_boxes(host):
 
 
 def test_sincos_field_has_nothing_to_learn():
-    model, _ = filled("mae", encoder={}, field="sincos")
+    model, _ = filled("mae", encoder={}, **SINCOS)
     assert not list(source(model).parameters())
 
 
@@ -202,7 +206,19 @@ def test_without_other_tokens_the_table_does_not_learn():
     [
         ({"field_size": 1}, r"crop_field.field_size is 1"),
         ({"scale_range": (0.0, 1.0)}, r"crop_field.scale_range is \[0.0, 1.0\]"),
+        ({"scale_range": (0.2, math.inf)}, r"crop_field.scale_range is \(0.2, inf\), .*finite"),
+        ({"box_scale": "beat"}, r"crop_field.box_scale is 'beat'. Use one of beta"),
         ({"enclose": "globals"}, r"no group 'global' \(only view\)"),
+        (
+            {"field": "sincos", "field_size": 9},
+            r"field_size = 9 is of no use with .*field = sincos",
+        ),
+        ({"field": "sincos", "interpolation": "bilinear"}, r"crop_field.interpolation = bilinear"),
+        (
+            {"box_scale": "const", "scale_range": (0.2, 1.0)},
+            r"scale_range = \(0.2, 1.0\) is of no use with crop_field.box_scale = const",
+        ),
+        ({"box_scale": "fill", "scale_range": (0.2, 1.0)}, r"crop_field.box_scale = fill"),
     ],
 )
 def test_bad_options_are_refused_at_attachment(options, message):

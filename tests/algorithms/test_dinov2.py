@@ -9,6 +9,7 @@ import torch
 from pospre.algorithms.dinov2 import MASK_KEY, DINOv2, PrototypeMatching, attach_dinov2
 from pospre.data.views import ViewGroup
 from pospre.errors import UserError
+from pospre.nn.assignment import koleo
 from pospre.nn.build import build_encoder
 from pospre.pretrain.algorithm import Progress
 from pospre.pretrain.model import PretrainModel
@@ -87,6 +88,16 @@ def test_the_total_is_the_weighted_sum_of_the_three_losses():
     expected = 2 * parts[0] + 3 * parts[1] + 0.5 * parts[2]
     torch.testing.assert_close(terms["dinov2"], expected)
     torch.testing.assert_close(terms["total"], 0.7 * expected)
+
+
+def test_koleo_spreads_both_global_crops_or_the_first():
+    model, inputs, _ = model_and_batch()
+    both = model.loss(model(inputs), inputs)["metric/dinov2_koleo"]
+    model, inputs, _ = model_and_batch(koleo_crops="first")
+    classes = model.encode("global", model.images(inputs, "global"), inputs)[:, 0]
+    first, second = (koleo(crop) for crop in classes.unflatten(0, (-1, 2)).unbind(1))
+    assert torch.equal(model.loss(model(inputs), inputs)["metric/dinov2_koleo"], first)
+    assert torch.equal(both, first + second)
 
 
 @pytest.mark.parametrize("locals_", [0, 1, 8])
@@ -258,6 +269,12 @@ def test_attaching_again_does_nothing():
         ({"momentum_start": None}, r"dinov2.momentum_start"),
         ({"momentum_start": 1.5}, r"momentum goes from 1.5"),
         ({"koleo_weight": -1.0}, r"dinov2.koleo_weight is -1.0"),
+        (
+            {"dino_weight": 0.0, "ibot_weight": 0.0, "koleo_weight": 0.0},
+            r"dinov2.dino_weight = 0.0, dinov2.ibot_weight = 0.0 .* leave no loss",
+        ),
+        ({"dino_weight": 0.0, "koleo_weight": 0.0, "mask_crop_rate": 0.0}, r"leave no loss"),
+        ({"student_temperature": math.nan}, r"dinov2.student_temperature is nan, .*finite"),
         ({"teacher_temperature_start": 0.0}, r"dinov2.teacher_temperature_start is 0.0"),
         ({"teacher_warmup": 30.0}, r"dinov2.teacher_warmup is 30.0"),
         ({"freeze_epochs": -1}, r"dinov2.freeze_epochs must not be negative"),

@@ -203,7 +203,8 @@ def test_parameter_count_of_the_published_predictor() -> None:
     ("options", "message"),
     [
         ({"predictor_dim": 30}, r"ijepa.predictor_dim is 30"),
-        ({"predictor_depth": -1}, r"ijepa.predictor_depth is -1"),
+        ({"predictor_depth": 0}, r"ijepa.predictor_depth is 0, .*would not see the context"),
+        ({"target_scale": (float("nan"), 0.2)}, r"ijepa.target_scale is \(nan, 0.2\), .*finite"),
         ({"predictor_heads": 5}, r"ijepa.predictor_heads = 5 does not divide"),
         ({"loss": "l3"}, r"ijepa.loss is 'l3'. Use one of smooth_l1, l2"),
         ({"momentum_shape": "square"}, r"ijepa.momentum_shape is 'square'"),

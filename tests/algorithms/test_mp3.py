@@ -445,6 +445,12 @@ def test_an_encoder_that_knows_positions_is_refused(kind: str) -> None:
         attach_mp3(make_model(positions=kind))
 
 
+def test_one_patch_has_one_position() -> None:
+    encoder = build_encoder("vit_tiny16", image_size=16, depth=1, positions="none")
+    with pytest.raises(UserError, match=r"encoder.image_size = \[16, 16\] .*makes one only"):
+        attach_mp3(PretrainModel(encoder, seed=0))
+
+
 def test_attentive_weights_need_a_class_token() -> None:
     with pytest.raises(UserError, match=r"mp3.temperature = 0.1 .*encoder.class_token is false"):
         attach_mp3(make_model(class_token=False), temperature=0.1)

@@ -195,6 +195,15 @@ def test_a_model_without_a_loss_is_refused():
         small_model().check_complete()
 
 
+def test_views_that_no_pass_reads_are_refused():
+    views = {"view": ViewGroup(size=32), "extra": ViewGroup(name="extra", size=32)}
+    encoder = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1)
+    model = PretrainModel(encoder, seed=7, views=views)
+    attach_mae(model, **SMALL)
+    with pytest.raises(UserError, match=r"data\.views\.extra would be decoded for nothing"):
+        model.check_complete()
+
+
 def test_a_model_of_several_groups_of_crops_can_be_evaluated_on_whole_views():
     torch.manual_seed(0)
     views = {name: ViewGroup(name=name, size=32) for name in ("global", "local")}

@@ -11,6 +11,7 @@ SWIN = (
     "encoder={name: swin_tiny, image_size: 256, positions: relative, class_token: false,"
     " init: trunc_normal}"
 )
+SECOND = "data.views={view: {}, second: {}}"
 LEARNED = "encoder.positions=learned"
 
 
@@ -77,6 +78,59 @@ LEARNED = "encoder.positions=learned"
             ["trainer.compile on the CPU crashes", "data.views.view.augment.erase_rate"],
         ),
         (["encoder.window=8"], ["encoder.window = 8 is for swin_tiny"]),
+        # numbers that are none
+        (["optimizer.weight_decay=.inf"], ["'optimizer.weight_decay' is inf", "a finite number"]),
+        (["encoder.layer_scale=.inf"], ["'encoder.layer_scale' is inf", "a finite number"]),
+        (["data.cache_limit=.inf"], ["'data.cache_limit' is inf", "200GB"]),
+        (["algorithms.droppos.sigma_end=.nan"], ["'algorithms.droppos.sigma_end' is nan"]),
+        (
+            ["algorithms={ijepa: {target_scale: [.nan, 0.2]}}"],
+            ["'algorithms.ijepa.target_scale.0' is nan", "a finite number"],
+        ),
+        # a second view that cannot show what the first one hides
+        (
+            [SECOND, "algorithms={mae: {mask_ratio: 0.4}, lut: {symmetric: true}}"],
+            ["lut.symmetric = true", "Set mae.mask_ratio to 0.5 or more"],
+        ),
+        (
+            [SECOND, "algorithms={droppos: {mask_ratio: 0.4}, lut: {symmetric: true}}"],
+            ["lut.symmetric = true", "Set droppos.mask_ratio to 0.5 or more"],
+        ),
+        (
+            [SECOND, "algorithms={mae: {}, lut: {symmetric: true}, droppos: {}}"],
+            ["with lut.symmetric = true list droppos before lut"],
+        ),
+        # nothing to learn
+        (
+            ["algorithms={mp3: {}}", "encoder.positions=none", "encoder.image_size=16"],
+            ["encoder.image_size = [16, 16]", "Use a larger image"],
+        ),
+        (["algorithms={ijepa: {predictor_depth: 0}}"], ["ijepa.predictor_depth is 0"]),
+        (
+            [
+                CROPS,
+                LEARNED,
+                "algorithms={dinov2: {dino_weight: 0.0, ibot_weight: 0.0, koleo_weight: 0.0}}",
+            ],
+            ["dinov2.dino_weight = 0.0", "leave no loss"],
+        ),
+        # options and views of no use
+        (
+            [
+                "encoder.image_size=128",
+                "algorithms={ijepa: {}, stop: {variant: l1, noise_std: 0.25}}",
+            ],
+            ["stop.noise_std = 0.25", "not l1"],
+        ),
+        (
+            ["algorithms={mae: {}, crop_field: {box_scale: const, scale_range: [0.2, 1]}}"],
+            ["crop_field.scale_range", "crop_field.box_scale = const"],
+        ),
+        (
+            ["algorithms={mae: {}, crop_field: {field: sincos, field_size: 24}}"],
+            ["crop_field.field_size = 24", "crop_field.field = sincos"],
+        ),
+        (["data.views={view: {}, local: {}}"], ["data.views.local", "for nothing", "Remove it"]),
     ],
 )
 def test_it_exits_2_and_writes_nothing(
