@@ -131,7 +131,7 @@ class LUT(PretrainAlgorithm):
             raise UserError(
                 "algorithms.lut teaches what a masked view shows of the whole, but before it there "
                 f"is {others}, which hides no random patches of one view. Put it beside mae, "
-                "simmim, ijepa or droppos, and list droppos before lut."
+                "simmim, ijepa, droppos or supervised with a mask_ratio, and list droppos first."
             )
         drawn_by = model.writers.get("view/removed")
         if self.symmetric and drawn_by not in ("mae", "simmim", "droppos"):
