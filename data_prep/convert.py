@@ -43,9 +43,9 @@ credentials come from S3_ENDPOINT_URL and AWS's variables.
 
 A JPEG is decoded from its first block on, wherever the crop is. --seekable adds restart markers
 every few blocks, and what lies around the crop is left out: training on crops of 8 to 100 % of an
-image is then a third faster, on whole images or ten crops 4 % slower, and files grow by 3.5 % on
-average. The pixels stay the same to the bit, the bytes do not: such images are counted as "markers
-added". Progressive JPEGs are kept as they are.
+image is then 30 % faster, on whole images 4 % slower, and files grow by 3.5 % on average. The
+pixels stay the same to the bit, the bytes do not: such images are counted as "markers added".
+Progressive JPEGs are kept as they are.
 
 Of WAV files the MFCCs are stored, 40 every 10 ms of the first second. What Speech Commands and Free
 Spoken Digits hold out themselves is their val; elsewhere it is drawn.
