@@ -180,13 +180,16 @@ def _select(path: Path, settings: Settings) -> tuple[Source, Settings]:
         split=settings.split,
         val_fraction=settings.val_fraction,
         seed=settings.seed,
+        keywords=settings.keywords,
     )
     settings = replace(settings, source=source.kind)
     if not source.is_audio:
-        if settings.frames is not None:
-            raise UserError(
-                f"--frames {settings.frames} is for clips, but {path} is no folder of WAV files."
-            )
+        for name, value in (("--frames", settings.frames), ("--keywords", settings.keywords)):
+            if value is not None:
+                raise UserError(
+                    f"{name} {value} is for clips, but {path} is no folder of WAV files; leave it "
+                    "out."
+                )
         return source, settings
     if settings.seekable:
         raise UserError(f"--seekable is for JPEGs, but {path} holds WAV files.")

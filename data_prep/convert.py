@@ -8,6 +8,7 @@ from typing import Any
 
 from data_prep.blocks import parse_share
 from data_prep.conversion import convert, merge
+from data_prep.keywords import parse_keywords
 from data_prep.sources.registry import KINDS
 from data_prep.statistics import check_picture, draw, of_data_set, of_records, print_table
 from data_prep.tally import Settings, Tally
@@ -21,6 +22,7 @@ examples:
   python -m data_prep.convert photos train.beton --format ffcv --split train --val-fraction 0.1
   python -m data_prep.convert photos val.beton   --format ffcv --split val   --val-fraction 0.1
   python -m data_prep.convert words  words_train --format mds  --split train
+  python -m data_prep.convert words  12_train    --format mds  --split train --keywords 12
   python -m data_prep.convert photos s3://bucket/photos --format mds
 
 on several machines, each with the same SRC (times of the files included) and a DST on a shared
@@ -48,7 +50,10 @@ pixels stay the same to the bit, the bytes do not: such images are counted as "m
 Progressive JPEGs are kept as they are.
 
 Of WAV files the MFCCs are stored, 40 every 10 ms of the first second. What Speech Commands and Free
-Spoken Digits hold out themselves is their val; elsewhere it is drawn.
+Spoken Digits hold out themselves is their val; elsewhere it is drawn. --keywords makes the classes
+of keyword spotting: the named words, "unknown" (clips of all other words) and "silence" (seconds of
+the files in _background_noise_, of their ends for val, so --val-fraction counts here too). Of these
+two as many are drawn as a keyword has on average, in each part; 12 are Google's usual classes.
 
 kinds of sources:
 """
@@ -101,7 +106,12 @@ def make_parser(**options: Any) -> argparse.ArgumentParser:
     add("--frames", type=int, choices=(98, 100), help="of a clip: 98, or 100 with 20 ms of silence")
     add("--split", choices=("train", "val", "test"), help="write only these samples")
     add("--val-fraction", type=float, default=0.1, help="share of val where it is drawn (0.1)")
-    add("--seed", type=int, default=0, help="seed of the split (0)")
+    add("--seed", type=int, default=0, help="seed of the split and of --keywords (0)")
+    add(
+        "--keywords",
+        metavar="WORD,WORD",
+        help="of clips: tell these words from unknown and silence; 12: yes, no and the usual eight",
+    )
     add(
         "--check",
         choices=("full", "header"),
@@ -148,6 +158,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
     for name, value, is_good, wanted in checks:
         if not is_good:
             raise UserError(f"{name} {value} is out of range; it must be {wanted}.")
+    keywords = None if args.keywords is None else parse_keywords(args.keywords)
     has_split = args.split is not None
     return Settings(
         format=args.format,
@@ -155,12 +166,13 @@ def settings_of(args: argparse.Namespace) -> Settings:
         quality=args.quality,
         split=args.split,
         val_fraction=args.val_fraction if has_split else Settings.val_fraction,
-        seed=args.seed if has_split else Settings.seed,
+        seed=args.seed if has_split or keywords else Settings.seed,
         frames=args.frames,
         source=args.kind,
         check=args.check,
         shard_mb=args.shard_mb,
         seekable=args.seekable,
+        keywords=keywords,
     )
 
 

@@ -19,6 +19,7 @@ class Settings:
     check: str = "full"
     shard_mb: float | None = None
     seekable: bool = False
+    keywords: str | None = None  # by commas
 
 
 @dataclass

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
+from data_prep.keywords import NOISE, keyword_classes, pieces, read_piece, spot
 from data_prep.sources.image_folder import FileSource, file_item
-from data_prep.sources.source import Part
+from data_prep.sources.source import Item, Part
 from data_prep.tree import Tree
 from pospre.data.folder_reader import class_labels, looks_like_image, visible_files
 from pospre.errors import UserError
@@ -25,6 +26,10 @@ class AudioFolder(FileSource):
 
     kind: ClassVar[str] = "audio_folder"
     is_audio: ClassVar[bool] = True
+
+    def read(self, item: Item) -> bytes:
+        """Return a file's bytes, or those of a piece of noise."""
+        return super().read(item) if item.place is None else read_piece(self.root, item)
 
 
 def detects(tree: Tree) -> bool:
@@ -46,10 +51,12 @@ def load(tree: Tree, part: Part) -> AudioFolder:
 
     The classes are the sub-folders, those whose name begins with an underscore left out (Speech
     Commands keeps its noise in one). Where all files lie in one folder and are called
-    ``class_speaker_number.wav`` (Free Spoken Digits), the names tell.
+    ``class_speaker_number.wav`` (Free Spoken Digits), the names tell. With keywords there are two
+    classes more, see ``data_prep.keywords``, and clips that are not drawn for them are left out.
 
     Raises:
-        UserError: there is no WAV file, or none in this part.
+        UserError: there is no WAV file, or none in this part; a keyword is no class, or there is
+            no noise for silence.
     """
     path = tree.root
     visible = list(visible_files(path)) if path.is_dir() else []
@@ -59,7 +66,22 @@ def load(tree: Tree, part: Part) -> AudioFolder:
     classes, labels = _classes(names)
     items = tuple(file_item(path, name, label) for name, label in zip(names, labels, strict=True))
     folder = AudioFolder(path, items, classes, len(visible) - len(names))
-    return folder if part.split is None else _select(folder, part)
+    chosen = folder if part.split is None else _select(folder, part)
+    return chosen if part.keywords is None else _with_keywords(chosen, visible, part)
+
+
+def _with_keywords(folder: AudioFolder, visible: list[str], part: Part) -> AudioFolder:
+    assert part.keywords is not None
+    root, before = folder.root, folder.classes
+    classes = keyword_classes(part.keywords, before, root)
+    names = sorted(name for name in visible if _is_wav(name) and name.startswith(f"{NOISE}/"))
+    noise = pieces(root, [file_item(root, name, -1) for name in names], part)
+    return replace(
+        folder,
+        items=spot(folder.items, before or (), classes, noise, part),
+        classes=classes,
+        num_ignored=folder.num_ignored - len(names),
+    )
 
 
 def _select(folder: AudioFolder, part: Part) -> AudioFolder:

@@ -34,6 +34,7 @@ def open_source(
     split: str | None = None,
     val_fraction: float = 0.1,
     seed: int = 0,
+    keywords: str | None = None,
 ) -> Source:
     """List the samples of a data set.
 
@@ -44,6 +45,7 @@ def open_source(
             and ``"val"`` are drawn.
         val_fraction: share of ``"val"`` where it is drawn.
         seed: of the draw.
+        keywords: see ``Part``; kinds without clips pass over it.
 
     Raises:
         UserError: the path is no such data set, or what it holds contradicts itself.
@@ -54,7 +56,7 @@ def open_source(
         kind = detect(Tree(path, skip_damaged=True))
     if kind not in _MODULES:
         raise UserError(f"--source {kind}: there is no such kind.{suggestion(kind, KINDS)}")
-    source: Source = _MODULES[kind].load(Tree(path), Part(split, val_fraction, seed))
+    source: Source = _MODULES[kind].load(Tree(path), Part(split, val_fraction, seed, keywords))
     names = [item.name for item in source.items]
     if len(set(names)) < len(names):
         twice = next(name for name, count in Counter(names).items() if count > 1)

@@ -68,12 +68,14 @@ class Part:
     Attributes:
         split: ``"train"``, ``"val"``, ``"test"``, or None for all there is.
         val_fraction: share of ``"val"`` where the data set has no parts of its own.
-        seed: of the draw in that case.
+        seed: of the draw in that case, and of those of clips that are no keyword.
+        keywords: words of spoken clips, by commas, that are to be told from all else; or None.
     """
 
     split: str | None = None
     val_fraction: float = 0.1
     seed: int = 0
+    keywords: str | None = None
 
 
 @dataclass(frozen=True)
@@ -169,10 +171,14 @@ class Source(ABC):
 
 def _held_out(names: Sequence[str], part: Part) -> np.ndarray:
     """Tell of each name whether it belongs to ``"val"``."""
+    return draws_of_names(names, part.seed, "split") < part.val_fraction
+
+
+def draws_of_names(names: Sequence[str], seed: int, purpose: str) -> np.ndarray:
+    """Return a counter-based draw in [0, 1) for each name, whatever other names there are."""
     hashes = [hashlib.blake2b(os.fsencode(name), digest_size=8).digest() for name in names]
     words = np.frombuffer(b"".join(hashes), dtype="<i8").astype(np.int64)
-    keys = draws.sample_keys(part.seed, 0, words, 0, "split")
-    return draws.uniform(keys, 1)[:, 0] < part.val_fraction
+    return draws.uniform(draws.sample_keys(seed, 0, words, 0, purpose), 1)[:, 0]
 
 
 def part_of_name(name: str) -> str | None:
