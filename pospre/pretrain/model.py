@@ -150,8 +150,8 @@ class PretrainModel(ComposerModel):
                 ]
                 raise UserError(
                     f"algorithms: two of them need the encoder pass '{name}' over other tokens "
-                    f"({', '.join(different)}). Use one of the two; supervised shows what the other "
-                    "wants with a mask_ratio above 0."
+                    f"({', '.join(different)}). Use one of the two; supervised shows what the "
+                    "other wants with a mask_ratio above 0."
                 )
             encoder_pass = replace(
                 before,
