@@ -104,7 +104,7 @@ class DINOv2(PretrainAlgorithm):
         )
         model.add_pass("global", EncoderPass(group="global", content=("dinov2",)))
         if "local" in model.views:
-            model.add_pass("local", EncoderPass(group="local"))
+            model.add_pass("local", EncoderPass(group="local", prefix_only=True))
         model.add_pass("teacher", EncoderPass(group="global", teacher=True))
         model.add_objective("dinov2", PrototypeMatching(model, self))
 

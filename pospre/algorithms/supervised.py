@@ -105,7 +105,9 @@ class Supervised(PretrainAlgorithm):
             keep = "view/keep"
             for key in ("view/keep", "view/removed"):
                 model.claim(key, "supervised")
-        model.add_pass("student", EncoderPass(keep=keep))
+        # with a mask ratio others join, who read the patches
+        alone = self.pooling == "cls" and keep is None
+        model.add_pass("student", EncoderPass(keep=keep, prefix_only=alone))
         if self._mixes:
             model.claim("view/pixels", "supervised")
             model.mixes["view"] = _mix_view

@@ -21,36 +21,46 @@ class EncoderAttention(Attention):
         self.rel_pos: RelPosBias | None = None
 
     def forward(
-        self, x: Tensor, attn_mask: Tensor | None = None, context_BM: Tensor | None = None
+        self,
+        x: Tensor,
+        attn_mask: Tensor | None = None,
+        context_BM: Tensor | None = None,
+        num_queries: int | None = None,
     ) -> Tensor:
-        """Attend from all tokens to all tokens, or to those at ``context_BM``.
+        """Attend from all tokens, or the first, to all tokens, or to those at ``context_BM``.
 
         Args:
             x: (B, T, D) tokens.
             attn_mask: added to the attention logits, broadcastable to (B, heads, T, T).
             context_BM: int64 indices of the tokens that give keys and values; only these are
                 projected, so that the cost falls with their number.
+            num_queries: how many tokens attend, the first; None is all. The others get no result.
         """
         if self.rel_pos is not None:
             bias = self.rel_pos.get_bias()
             attn_mask = bias if attn_mask is None else attn_mask + bias
         query, key, value = (
             part.unflatten(2, (self.num_heads, self.head_dim)).transpose(1, 2)
-            for part in self._project(x, context_BM)
+            for part in self._project(x, context_BM, num_queries)
         )
         if attn_mask is not None:
-            attn_mask = attn_mask.to(query.dtype)
+            attn_mask = attn_mask[..., :num_queries, :].to(query.dtype)
         dropout = self.attn_drop.p if self.training else 0.0
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask, dropout)
         return self.proj_drop(self.proj(mixed.transpose(1, 2).flatten(2)))
 
-    def _project(self, x: Tensor, context_BM: Tensor | None) -> tuple[Tensor, ...]:
-        """Return queries of all tokens, keys and values of the context."""
-        if context_BM is None:
+    def _project(
+        self, x: Tensor, context_BM: Tensor | None, num_queries: int | None
+    ) -> tuple[Tensor, ...]:
+        """Return queries of the tokens that attend, keys and values of the context."""
+        if context_BM is None and num_queries is None:
             return self.qkv(x).chunk(3, dim=-1)
-        dim, bias = x.shape[-1], self.qkv.bias
-        context = torch.gather(x, 1, context_BM.unsqueeze(-1).expand(-1, -1, dim))
-        query = F.linear(x, self.qkv.weight[:dim], None if bias is None else bias[:dim])
+        (dim, bias), context = (x.shape[-1], self.qkv.bias), x
+        if context_BM is not None:
+            context = torch.gather(x, 1, context_BM.unsqueeze(-1).expand(-1, -1, dim))
+        query = F.linear(
+            x[:, :num_queries], self.qkv.weight[:dim], None if bias is None else bias[:dim]
+        )
         pair = F.linear(context, self.qkv.weight[dim:], None if bias is None else bias[dim:])
         return (query, *pair.chunk(2, dim=-1))
 
@@ -75,16 +85,20 @@ class EncoderBlock(Block):
         attn_mask: Tensor | None = None,
         context_BM: Tensor | None = None,
         branch_B2: Tensor | None = None,
+        num_queries: int | None = None,
     ) -> Tensor:
-        """Return the tokens after attention and MLP.
+        """Return the tokens, or the first of them, after attention and MLP.
 
         Args:
             x: (B, T, D) tokens.
             attn_mask: see ``EncoderAttention``.
             context_BM: see ``EncoderAttention``.
             branch_B2: factors of the two residual branches (drop path); None is 1.
+            num_queries: see ``EncoderAttention``.
         """
-        attended = self.ls1(self.attn(self.norm1(x), attn_mask, context_BM))
-        x = x + (attended if branch_B2 is None else attended * branch_B2[:, :1, None])
+        attended = self.ls1(self.attn(self.norm1(x), attn_mask, context_BM, num_queries))
+        x = x[:, :num_queries] + (
+            attended if branch_B2 is None else attended * branch_B2[:, :1, None]
+        )
         mixed = self.ls2(self.mlp(self.norm2(x)))
         return x + (mixed if branch_B2 is None else mixed * branch_B2[:, 1:, None])

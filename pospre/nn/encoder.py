@@ -125,6 +125,7 @@ class Encoder(VisionTransformer, PatchEncoder):
         content: Edit | None = None,
         context_BM: Tensor | None = None,
         keys_B: Tensor | None = None,
+        prefix_only: bool = False,
     ) -> Tensor:
         """Encode the kept patches of normalised images, of any size that the patch divides.
 
@@ -137,9 +138,11 @@ class Encoder(VisionTransformer, PatchEncoder):
             context_BM: int64 indices, among the K patches, of those that give keys and values in
                 every layer; prefix tokens always do. None: all.
             keys_B: int64 draw keys that decide who drops which branch (drop path); None drops none.
+            prefix_only: return the prefix tokens alone; the last block then computes no others.
 
         Returns:
-            (B, P+K, D) tokens after the final norm (if there is one), the P prefix tokens first.
+            (B, P+K, D) tokens after the final norm (if there is one), the P prefix tokens first;
+            or these only.
         """
         tokens = self._embed(images_BCHW, keep_BK)
         if content is not None:
@@ -155,8 +158,10 @@ class Encoder(VisionTransformer, PatchEncoder):
         branches = residual_factors(
             keys_B, self.drop_path, len(self.blocks), uniform=self.uniform_drop_path
         )
-        for block, branch in zip(self.blocks, branches, strict=True):
-            tokens = block(tokens, bias, context_BM, branch)
+        for number, (block, branch) in enumerate(zip(self.blocks, branches, strict=True), start=1):
+            is_last = number == len(self.blocks)
+            num_queries = self.num_prefix_tokens if prefix_only and is_last else None
+            tokens = block(tokens, bias, context_BM, branch, num_queries)
         return self.norm(tokens)
 
     def _positions(

@@ -158,6 +158,7 @@ class SwinEncoder(PatchEncoder):
         context_BM: Tensor | None = None,
         keys_B: Tensor | None = None,
         grid: tuple[int, int] | None = None,
+        prefix_only: bool = False,
     ) -> Tensor:
         """Encode the kept patches, packed into a square in the order of ``keep_BK``.
 
@@ -170,6 +171,7 @@ class SwinEncoder(PatchEncoder):
             context_BM: not for Swin.
             keys_B: draw keys of drop path.
             grid: not for Swin.
+            prefix_only: not for Swin, which has no prefix tokens.
 
         Returns:
             (B, K/4, D): tokens of 2×2 slots each, row-major.
@@ -177,7 +179,7 @@ class SwinEncoder(PatchEncoder):
         Raises:
             UserError: K is no square of an even number.
         """
-        if content is not None or context_BM is not None:
+        if content is not None or context_BM is not None or prefix_only:
             raise UserError("encoder.name = swin_tiny takes whole patches: use mae's ViT for this.")
         patches = self._patches(images_BCHW, keep_BK)
         side = self._side(patches.shape[1])

@@ -141,7 +141,12 @@ class PretrainModel(ComposerModel):
             )
         before = self.passes.get(name)
         if before is not None:
-            bare = replace(encoder_pass, positions=before.positions, content=before.content)
+            bare = replace(
+                encoder_pass,
+                positions=before.positions,
+                content=before.content,
+                prefix_only=before.prefix_only,
+            )
             if bare != before:
                 different = [
                     f"{field.name} = {getattr(before, field.name)} and {getattr(bare, field.name)}"
@@ -157,6 +162,7 @@ class PretrainModel(ComposerModel):
                 before,
                 positions=_joined(before.positions, encoder_pass.positions),
                 content=_joined(before.content, encoder_pass.content),
+                prefix_only=before.prefix_only and encoder_pass.prefix_only,
             )
         if self.encoder.is_relative and (encoder_pass.keep or encoder_pass.context):
             raise UserError(
@@ -283,7 +289,7 @@ class PretrainModel(ComposerModel):
         return torch.cat([prefix, patches]).unsqueeze(0)
 
     def encode(self, name: str, images_BVCHW: Tensor, batch: Batch) -> Tensor:
-        """Run the declared pass ``name``: (B·V, P+K, D) tokens."""
+        """Run the declared pass ``name``: (B·V, P+K, D) tokens, or (B·V, P, D)."""
         declared = self.passes[name]
         images = images_BVCHW.flatten(0, 1)
         with torch.set_grad_enabled(torch.is_grad_enabled() and declared.has_grad):
@@ -296,6 +302,7 @@ class PretrainModel(ComposerModel):
                 content=self._edit_content(declared, batch),
                 context_BM=_rows(batch, declared.context, len(images)),
                 keys_B=self._drop_path_keys(name, declared, batch, images_BVCHW.shape[1]),
+                prefix_only=declared.prefix_only,
             )
 
     def _edit_content(self, declared: EncoderPass, batch: Batch) -> Edit | None:

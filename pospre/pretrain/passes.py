@@ -22,6 +22,8 @@ class EncoderPass:
         teacher: run the teacher instead of the trained encoder; it gets no gradient.
         grad: whether gradients flow through the trained encoder here.
         grid: (rows, columns) of patches where images are not of the group's size.
+        prefix_only: nobody reads the patch tokens: only the prefix tokens come out, and the last
+            block computes no others.
     """
 
     group: str = "view"
@@ -32,6 +34,7 @@ class EncoderPass:
     teacher: bool = False
     grad: bool = True
     grid: tuple[int, int] | None = None
+    prefix_only: bool = False
 
     @property
     def has_grad(self) -> bool:

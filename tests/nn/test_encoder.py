@@ -5,6 +5,7 @@ import timm
 import torch
 from timm.models.vision_transformer import VisionTransformer
 from timm.models.vision_transformer_relpos import VisionTransformerRelPos
+from torch.utils.flop_counter import FlopCounterMode
 
 from pospre.errors import UserError
 from pospre.nn.build import build_encoder
@@ -173,3 +174,36 @@ def test_patchify_is_row_major_with_the_channel_fastest():
 def test_bad_input_names_the_key_and_the_remedy(name, options, message):
     with pytest.raises(UserError, match=message):
         build_encoder(name, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_registers": 3, "layer_scale": 0.1},
+        {"positions": "relative"},
+        {"positions": "shared_relative"},
+        {"drop_path": 0.5},
+    ],
+)
+@pytest.mark.parametrize("has_context", [False, True])
+def test_prefix_tokens_alone_are_the_first_of_all(options, has_context):
+    """The same tokens and gradients; the last block costs less."""
+    torch.manual_seed(0)
+    ours = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=2, **options).double()
+    images, keys = torch.randn(3, 3, 32, 32, dtype=torch.float64), torch.arange(3)
+    context = torch.tensor([[1, 5, 9]]).expand(3, -1) if has_context else None
+    if has_context and ours.is_relative:
+        return  # refused: relative positions need all tokens
+    found, flops = [], []
+    for prefix_only in (False, True):
+        ours.zero_grad()
+        with FlopCounterMode(display=False) as counter:
+            tokens = ours(images, context_BM=context, keys_B=keys, prefix_only=prefix_only)
+        tokens[:, : ours.num_prefix_tokens].square().sum().backward()
+        gradients = [p.grad for p in ours.parameters() if p.requires_grad]
+        found.append((tokens[:, : ours.num_prefix_tokens].detach(), gradients))
+        flops.append(counter.get_total_flops())
+    assert tokens.shape[1] == ours.num_prefix_tokens
+    torch.testing.assert_close(found[1], found[0])
+    assert flops[1] < 0.75 * flops[0]

@@ -214,3 +214,14 @@ def test_a_model_of_several_groups_of_crops_can_be_evaluated_on_whole_views():
     model.eval()
     expected = small_model().eval().images(batch)
     assert torch.equal(model.images(batch), expected)
+
+
+def test_a_pass_gives_patches_as_soon_as_somebody_reads_them():
+    model, batch = small_model(), make_batch()
+    images = torch.randn(4, 1, 3, 32, 32)
+    model.add_pass("student", EncoderPass(prefix_only=True))
+    assert model.encode("student", images, batch).shape[1] == 1
+    model.add_pass("student", EncoderPass(prefix_only=True))
+    assert model.passes["student"].prefix_only
+    model.add_pass("student", EncoderPass())
+    assert model.encode("student", images, batch).shape[1] == 1 + 16
