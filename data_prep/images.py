@@ -110,9 +110,7 @@ def _keep(data: bytes, max_side: int | None, check: str) -> PreparedImage | Unre
         return PreparedImage(data, width, height, kept=True)
     try:
         buffer = np.empty(jpeg.num_bytes(header, _SHRINK), np.uint8)
-        jpeg.decode(
-            np.frombuffer(data, np.uint8), header, _SHRINK, jpeg.Box(0, 0, width, height), buffer
-        )
+        jpeg.decode(np.frombuffer(data, np.uint8), header, _SHRINK, header.whole, buffer)
     except jpeg.JpegError as error:
         return Unreadable(str(error))
     except jpeg.UnusualJpeg:

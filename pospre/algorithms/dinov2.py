@@ -138,8 +138,7 @@ class DINOv2(PretrainAlgorithm):
     def _check_terms(self) -> None:
         """Raise ``UserError`` for weights of the three losses that cannot be."""
         for key in ("dino_weight", "ibot_weight", "koleo_weight"):
-            if getattr(self, key) < 0:
-                raise UserError(f"dinov2.{key} is {getattr(self, key)}, but must not be negative.")
+            check_weight("dinov2", getattr(self, key), key)
         # without masked crops there are no patches to match
         if not (self.dino_weight or self.koleo_weight or self.ibot_weight * self.mask_crop_rate):
             raise UserError(

@@ -96,11 +96,9 @@ class OpenedImage:
         turned = header.orientation != 1
         if turned:  # a grid of shrunk pixels would start at another side
             shrink, box = 1, None
-        if box is None:
-            box = jpeg.Box(0, 0, header.width, header.height)
         try:
             buffer = _scratch(jpeg.num_bytes(header, shrink))
-            pixels, start = jpeg.decode(self._data, header, shrink, box, buffer)
+            pixels, start = jpeg.decode(self._data, header, shrink, box or header.whole, buffer)
         except jpeg.UnusualJpeg:
             return _decode_with_pillow(self._data.tobytes()), 1, (0, 0)
         except jpeg.JpegError as error:

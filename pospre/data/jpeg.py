@@ -68,6 +68,11 @@ class JpegHeader(NamedTuple):
     piece: tuple[int, int] = (0, 0)
     scan: int = 0
 
+    @property
+    def whole(self) -> Box:
+        """All of the image."""
+        return Box(0, 0, self.width, self.height)
+
 
 def read_header(data: memoryview) -> JpegHeader:
     """Read the segments of a JPEG up to its first scan.
@@ -124,7 +129,7 @@ def decode(
         JpegError: cut off or damaged.
         UnusualJpeg: libjpeg-turbo does not make RGB of it.
     """
-    whole, place = data, Box(0, 0, header.width, header.height)
+    whole, place = data, header.whole
     if header.height_at:
         data, place = _leave_out(data, header, _widen(box, header, _MARGIN * shrink))
     width, height = place.right - place.left, place.bottom - place.top
@@ -173,16 +178,15 @@ def _widen(box: Box, header: JpegHeader, margin: int) -> Box:
 
 def _leave_out(data: np.ndarray, header: JpegHeader, box: Box) -> tuple[np.ndarray, Box]:
     """Return a JPEG of what is in a box, and the box; of all where less would not pay."""
-    all_of_it = Box(0, 0, header.width, header.height)
-    if _area(box) >= _FEWER * _area(all_of_it):
-        return data, all_of_it
+    if _area(box) >= _FEWER * _area(header.whole):
+        return data, header.whole
     if header.piece[0]:
         (width, height), (right, bottom) = header.piece, box[2:]
         window = box.left // width, box.top // height, -(-right // width), -(-bottom // height)
         grid = -(-header.width // width), -(-header.height // height)
         cut = cut_pieces(data, header.scan, window, grid)
         if cut is None:  # the whole will show what is wrong with it
-            return data, all_of_it
+            return data, header.whole
     else:
         cut = data.copy()
     sides = box.bottom - box.top, box.right - box.left

@@ -122,10 +122,10 @@ def training_progress(state: State) -> Progress:
     return Progress(float(elapsed), float(elapsed) * (1 - within))
 
 
-def check_weight(owner: str, weight: float) -> None:
-    """Raise ``UserError`` if the factor of a loss is negative."""
+def check_weight(owner: str, weight: float, key: str = "weight") -> None:
+    """Raise ``UserError`` if the factor of a loss, the option ``key``, is negative."""
     if weight < 0:
-        raise UserError(f"{owner}.weight is {weight}, but must not be negative.")
+        raise UserError(f"{owner}.{key} is {weight}, but must not be negative.")
 
 
 def check_option(key: str, hint: Any, value: Any) -> None:

@@ -32,6 +32,7 @@ from pospre.nn.build import build_encoder
 from pospre.nn.positions import grid_distances, smoothed_labels
 from pospre.nn.sizes import SIZES
 from pospre.pretrain.algorithm import Progress, algorithm_class
+from pospre.pretrain.augment import IMAGENET_MEAN, IMAGENET_STD
 from pospre.pretrain.model import PretrainModel
 from tests.benchmarks import plain_hosts, plain_steps
 
@@ -39,7 +40,6 @@ Step = Callable[[], None]
 Algorithms = dict[str, dict[str, Any]]
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}
 PROTOTYPES = 4096
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 LEARNED = {"positions": "learned"}
 
 OURS: dict[str, tuple[Algorithms, dict[str, Any]]] = {
@@ -226,7 +226,7 @@ def pixels(num: int, side: int) -> Tensor:
 
 def normalised(images: Tensor) -> Tensor:
     """Return uint8 images as a network takes them."""
-    mean, std = (torch.tensor(some).view(3, 1, 1) for some in (MEAN, STD))
+    mean, std = (torch.tensor(some).view(3, 1, 1) for some in (IMAGENET_MEAN, IMAGENET_STD))
     return (images.float() / 255 - mean) / std
 
 
