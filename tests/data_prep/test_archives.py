@@ -1,7 +1,6 @@
 import bz2
 import gzip
 import io
-import multiprocessing
 import os
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +10,7 @@ import pytest
 
 from data_prep import places
 from data_prep.archives import tar_entries, zip_entries
+from data_prep.parallel import ordered_map
 from data_prep.places import InTar, InZip, Missing, Place
 from data_prep.sources.source import DamagedItem
 from data_prep.tree import Tree
@@ -109,8 +109,7 @@ def test_many_processes_and_threads_read_one_archive(tmp_path: Path) -> None:
     places = [entry.place for entry in entries] * 5
     wanted = read_all(places)  # opens the archives before the processes start
     assert wanted[: len(FILES)] == list(FILES.values())
-    with multiprocessing.get_context("fork").Pool(2) as pool:
-        assert pool.map(read_all, [places] * 4) == [wanted] * 4
+    assert list(ordered_map(read_all, [places] * 4, num_workers=2)) == [wanted] * 4
 
 
 def test_damage_found_while_reading(tmp_path: Path) -> None:
