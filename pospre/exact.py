@@ -207,15 +207,32 @@ def random_windows(
 
 @compiled
 def relative_boxes(
-    boxes: np.ndarray, windows: np.ndarray, scaled: tuple[int, int], image: tuple[int, int]
+    boxes: np.ndarray, windows: np.ndarray | None, scaled: tuple[int, int], image: tuple[int, int]
 ) -> Any:
-    """Return x0, y0, x1, y1 of windows of resized boxes as parts of the image, float32 (V, 4)."""
+    """Return x0, y0, x1, y1 of windows of resized boxes as parts of the image, float32 (V, 4).
+
+    Without windows, of all of the boxes.
+    """
     places = np.empty((len(boxes), 4), np.float32)
     for view in range(len(boxes)):
         for axis in range(2):
             box, length = boxes[view, axis], boxes[view, 2 + axis]
-            first, last = windows[view, axis], windows[view, axis] + windows[view, 2 + axis]
             sides = scaled[axis], image[axis]
+            first, last = 0, sides[0]
+            if windows is not None:
+                first, last = windows[view, axis], windows[view, axis] + windows[view, 2 + axis]
             places[view, axis] = relative_place(box, length, first, sides[0], sides[1])
             places[view, 2 + axis] = relative_place(box, length, last, sides[0], sides[1])
     return places
+
+
+@compiled
+def hull(boxes: np.ndarray) -> Any:
+    """Return left, top, right and bottom of the smallest box around all boxes, int64 (V, 4)."""
+    left, top = boxes[0, 0], boxes[0, 1]
+    right, bottom = left + boxes[0, 2], top + boxes[0, 3]
+    for view in range(1, len(boxes)):
+        left, top = min(left, boxes[view, 0]), min(top, boxes[view, 1])
+        right = max(right, boxes[view, 0] + boxes[view, 2])
+        bottom = max(bottom, boxes[view, 1] + boxes[view, 3])
+    return left, top, right, bottom

@@ -44,22 +44,16 @@ class Cuts(NamedTuple):
         boxes: left, top, width, height of the parts of the image that are resized, int64 (V, 4).
         scaled: (width, height) that each is resized to.
         windows: left, top, width, height of the views in pixels of the resized boxes, int64 (V, 4);
-            they may reach over the edge.
+            they may reach over the edge. None: the views are the resized boxes.
         image: width and height of the upright image.
         edge: what lies beyond a resized box: ``"reflect"`` mirrors the pixels, ``"black"`` is 0.
     """
 
     boxes: np.ndarray
     scaled: tuple[int, int]
-    windows: np.ndarray
+    windows: np.ndarray | None
     image: tuple[int, int]
     edge: str = "black"
-
-    @property
-    def are_whole(self) -> bool:
-        """Whether the views are the resized boxes."""
-        width, height = self.scaled
-        return bool((self.windows == (0, 0, width, height)).all())
 
     @property
     def relative(self) -> np.ndarray:
@@ -89,10 +83,7 @@ class Frame(NamedTuple):
 
 def whole_cuts(boxes: np.ndarray, image: tuple[int, int], size: tuple[int, int]) -> Cuts:
     """Return boxes (V, 4) of an image resized to views of ``size`` (height, width)."""
-    height, width = size
-    windows = np.empty_like(boxes)
-    windows[:] = (0, 0, width, height)
-    return Cuts(boxes, (width, height), windows, image)
+    return Cuts(boxes, size[::-1], None, image)
 
 
 def random_boxes(

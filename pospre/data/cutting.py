@@ -11,30 +11,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pospre import exact
 from pospre.data.bill import Laps
 from pospre.data.crops import Cuts
-from pospre.data.decode import OpenedImage, cut_views
+from pospre.data.decode import OpenedImage
 from pospre.data.jpeg import SHRINKS, Box
+from pospre.data.resize import Views, cut_views
 
 # Error of views, RMS in grey levels of 255 and mean over photographs, where images were decoded so
 # small that they still have this many pixels per view pixel (tests/data/test_cutting.py measures).
 _PIXELS_PER_PIXEL = ((3.6, 1.25), (2.6, 1.5), (2.0, 2.0), (1.1, 2.5), (0.9, 3.0), (0.75, 4.0))
-
-
-class Views(NamedTuple):
-    """Where the views of one group of a sample lie, and where they go.
-
-    Attributes:
-        cuts: their places in the full-size image.
-        pixels: of the views, uint8 (V, h, w, channels), to be written.
-        boxes: float32 (V, 4), to be written.
-        interpolation: of the view group.
-    """
-
-    cuts: Cuts
-    pixels: np.ndarray
-    boxes: np.ndarray
-    interpolation: str
 
 
 def margin(tolerance: float) -> float:
@@ -69,33 +55,49 @@ class Cutting(NamedTuple):
 
     Attributes:
         image: the image.
-        groups: its views.
         shrink: by how much it may be decoded smaller.
-        boxes: places of each group's views in the full-size image, int64 (V, 4).
+        groups: its views, in the full-size image.
         small: in the smaller one.
         needed: the part of the full-size image that holds all of them.
     """
 
     image: OpenedImage
-    groups: Sequence[Views]
     shrink: int
-    boxes: list[np.ndarray]
-    small: list[np.ndarray]
+    groups: Sequence[Views]
+    small: Sequence[Views]
     needed: Box
 
 
-def plan_cutting(image: OpenedImage, groups: Sequence[Views], pixels_per_pixel: float) -> Cutting:
-    """Choose how an image is decoded, and write the boxes of its views."""
-    shrink = choose_shrink([group.cuts for group in groups], pixels_per_pixel)
+def plan_cutting(
+    image: OpenedImage, groups: Sequence[Views], places: Sequence[np.ndarray], least: float
+) -> Cutting:
+    """Choose how an image is decoded, and say where its views will lie.
+
+    Args:
+        image: the image.
+        groups: its views, in the full-size image.
+        places: of each group's views as parts of the image, float32 (V, 4), to be written.
+        least: how many decoded pixels per view pixel there must be: see ``margin``.
+    """
+    shrink = choose_shrink([group.cuts for group in groups], least)
     if any(group.interpolation == "area" for group in groups):
         shrink = 1  # its steps fall elsewhere in a smaller image, which shows
-    boxes = small = [group.cuts.boxes for group in groups]
+    small = groups
     if shrink > 1:
-        small = [snap(some, shrink, image.width, image.height) for some in boxes]
-        boxes = [shrink * some for some in small]
-    for group, full in zip(groups, boxes, strict=True):
-        group.boxes[:] = group.cuts._replace(boxes=full).relative
-    return Cutting(image, groups, shrink, boxes, small, _hull(boxes))
+        boxes = [snap(group.cuts.boxes, shrink, image.width, image.height) for group in groups]
+        small = _moved(groups, boxes)
+        groups = _moved(groups, [shrink * some for some in boxes])
+    for group, place in zip(groups, places, strict=True):
+        place[:] = group.cuts.relative
+    needed = exact.hull(np.concatenate([group.cuts.boxes for group in groups]))
+    return Cutting(image, shrink, groups, small, Box(*needed))
+
+
+def _moved(groups: Sequence[Views], boxes: Sequence[np.ndarray]) -> list[Views]:
+    return [
+        group._replace(cuts=group.cuts._replace(boxes=some))
+        for group, some in zip(groups, boxes, strict=True)
+    ]
 
 
 def write_views(cutting: Cutting, laps: Laps) -> None:
@@ -106,18 +108,7 @@ def write_views(cutting: Cutting, laps: Laps) -> None:
     """
     picture, found, start = cutting.image.decode(cutting.shrink, cutting.needed)
     laps.lap("decode")
-    boxes = cutting.small if found == cutting.shrink else cutting.boxes
-    origin = start[0] // found, start[1] // found, 0, 0
-    for group, some in zip(cutting.groups, boxes, strict=True):
-        cut_views(
-            picture, group.cuts._replace(boxes=some - origin), group.pixels, group.interpolation
-        )
+    groups = cutting.small if found == cutting.shrink else cutting.groups
+    cut_views(picture, groups, (start[0] // found, start[1] // found))
     laps.lap("resize")
     laps.num_images += 1
-
-
-def _hull(boxes: Sequence[np.ndarray]) -> Box:
-    """Return the smallest box around all boxes, each left, top, width and height."""
-    every = np.concatenate(boxes)
-    ends = every[:, :2] + every[:, 2:]
-    return Box(*every[:, :2].min(axis=0).tolist(), *ends.max(axis=0).tolist())

@@ -1,4 +1,4 @@
-"""From encoded bytes to a view: one decoder, one crop and resize for every storage format.
+"""From encoded bytes to pixels: one decoder for every storage format.
 
 JPEGs go through libjpeg-turbo (``pospre.data.jpeg``), everything else, and what that refuses,
 through Pillow; both give upright RGB pixels. Neither holds Python's lock while it works, so threads
@@ -14,8 +14,6 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from pospre.data import jpeg
-from pospre.data.crops import Cuts
-from pospre.data.resize import resize_crops
 
 # EXIF's orientations as numpy sees them: mirrored columns, mirrored rows, swapped axes, in order.
 _TURNS = {
@@ -133,33 +131,6 @@ def _turn(pixels: np.ndarray, orientation: int) -> np.ndarray:
     if swapped:
         pixels = pixels.transpose(1, 0, 2)
     return np.ascontiguousarray(pixels[:: -1 if rows else 1, :: -1 if columns else 1])
-
-
-def cut_views(image: np.ndarray, cuts: Cuts, views: np.ndarray, interpolation: str) -> None:
-    """Write the views that ``cuts`` describes into ``views`` (V, h, w, 3), all uint8."""
-    if cuts.are_whole:
-        resize_crops(image, cuts.boxes, views, interpolation)
-        return
-    width, height = cuts.scaled
-    scaled, before = np.empty((1, height, width, 3), np.uint8), None
-    for box, window, view in zip(cuts.boxes, cuts.windows.tolist(), views, strict=True):
-        if before is None or (box != before).any():  # mostly all are windows of the same
-            resize_crops(image, box[None], scaled, interpolation)
-        before = box
-        rows, no_row = _lines(window[1], window[3], height)
-        columns, no_column = _lines(window[0], window[2], width)
-        np.copyto(view, scaled[0, rows[:, None], columns])
-        if cuts.edge == "black":
-            view[no_row] = 0
-            view[:, no_column] = 0
-
-
-def _lines(start: int, count: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return which of ``size`` lines to take, mirrored at both ends, and which lie beyond."""
-    wanted = np.arange(start, start + count)
-    period = max(2 * size - 2, 1)
-    folded = np.abs((wanted + size - 1) % period - (size - 1))
-    return folded, (wanted < 0) | (wanted >= size)
 
 
 def _decode_with_pillow(data: bytes) -> np.ndarray:

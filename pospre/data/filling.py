@@ -13,9 +13,10 @@ from crc32c import crc32c
 
 from pospre.batch import EPOCH, INDEX, LABEL, Batch, box_key, flip_key, image_key
 from pospre.data.bill import Bill, Laps
-from pospre.data.cutting import Views, margin, plan_cutting, write_views
+from pospre.data.cutting import Cutting, margin, plan_cutting, write_views
 from pospre.data.decode import DecodeError, OpenedImage
 from pospre.data.recycling import BatchMemory
+from pospre.data.resize import Views
 from pospre.data.samples import DamagedSample, Features, Reader
 from pospre.data.views import GroupPlan, ViewGroup, plan_views
 from pospre.errors import UserError
@@ -62,16 +63,11 @@ class Filler:
         Raises:
             UserError: a sample cannot be used and bad samples are not skipped; it is named.
         """
-        images = [batch[image_key(plan.group.name)].numpy() for plan in plans]
-        boxes = [batch[box_key(plan.group.name)].numpy() for plan in plans]
-        labels, laps, pixels = batch[LABEL].numpy(), Laps(), _Pixels(images, boxes)
+        labels, laps, room = batch[LABEL].numpy(), Laps(), _room(batch, plans)
         left, failed = deque(rows), dict[int, _Bad]()
         while left:
             opened = self._open_some(batch, left, failed, laps)
-            cuttings = [
-                plan_cutting(image, _views(plans, row, row, image, pixels), self.pixels_per_pixel)
-                for row, image, _ in opened
-            ]
+            cuttings = [self._plan(plans, row, row, image, room) for row, image, _ in opened]
             laps.lap("plan")
             for (row, _, label), cutting in zip(opened, cuttings, strict=True):
                 try:
@@ -82,7 +78,7 @@ class Filler:
                     labels[row] = label
         for row in sorted(failed):
             self._leave_out(int(batch[INDEX][row]), failed[row])
-            labels[row] = self._stand_in(batch, row, pixels, laps)
+            labels[row] = self._stand_in(batch, row, room, laps)
         self.bill.add(laps)
 
     def _open_some(
@@ -104,7 +100,7 @@ class Filler:
             num_bytes += image.num_bytes
         return opened
 
-    def _stand_in(self, batch: Batch, row: int, pixels: "_Pixels", laps: Laps) -> int:
+    def _stand_in(self, batch: Batch, row: int, room: "_Room", laps: Laps) -> int:
         """Fill a row with the next good sample, as its own is bad; return the label.
 
         Every one is tried anew: damage may lie where only some views reach, and what stands in must
@@ -116,8 +112,7 @@ class Filler:
             plans = self._replan(batch, row, index)
             try:
                 image, label = self._open(index, laps)
-                views = _views(plans, 0, row, image, pixels)
-                write_views(plan_cutting(image, views, self.pixels_per_pixel), laps)
+                write_views(self._plan(plans, 0, row, image, room), laps)
             except (DecodeError, DamagedSample) as error:
                 self._leave_out(index, error)
             else:
@@ -126,6 +121,21 @@ class Filler:
             f"{self.reader.address}: samples from {first} on cannot be used, {tries} in a row. "
             f"{self.reader.remedy}"
         )
+
+    def _plan(
+        self, plans: list[GroupPlan], plan_row: int, row: int, image: OpenedImage, room: "_Room"
+    ) -> Cutting:
+        """Find where all views of a sample lie in its image and in the batch."""
+        groups = [
+            Views(
+                plan.cuts(plan_row, image.width, image.height),
+                pixels[row],
+                plan.group.interpolation,
+            )
+            for plan, pixels in zip(plans, room.images, strict=True)
+        ]
+        places = [boxes[row] for boxes in room.boxes]
+        return plan_cutting(image, groups, places, self.pixels_per_pixel)
 
     def examine(self, index: int) -> None:
         """Decode a sample in full, as ``fill`` would for views that reach everywhere.
@@ -177,26 +187,17 @@ class Filler:
         return plans
 
 
-class _Pixels(NamedTuple):
-    """A batch's views and their boxes, for every view group."""
+class _Room(NamedTuple):
+    """A batch's views, channels last, and their boxes, for every view group; to be written."""
 
     images: list[np.ndarray]
     boxes: list[np.ndarray]
 
 
-def _views(
-    plans: list[GroupPlan], plan_row: int, row: int, image: OpenedImage, pixels: _Pixels
-) -> list[Views]:
-    """Return where all views of a sample lie in its image and in the batch."""
-    return [
-        Views(
-            plan.cuts(plan_row, image.width, image.height),
-            images[row].transpose(0, 2, 3, 1),
-            boxes[row],
-            plan.group.interpolation,
-        )
-        for plan, images, boxes in zip(plans, *pixels, strict=True)
-    ]
+def _room(batch: Batch, plans: list[GroupPlan]) -> _Room:
+    names = [plan.group.name for plan in plans]
+    images = [batch[image_key(name)].permute(0, 1, 3, 4, 2).numpy() for name in names]
+    return _Room(images, [batch[box_key(name)].numpy() for name in names])
 
 
 def empty_batch(

@@ -19,11 +19,12 @@ and does not count. Figures are medians; a ratio is the median of the ratios of 
 batch" is counted from the start of the process, once.
 
 Fair? All decode the original files, at the same batch size, with as many workers as cores. Ours
-resizes bicubic and leaves the mirroring to the device; it decodes a JPEG at a smaller scale where
-that changes the views by less than its tolerance. torchvision's transforms (which litdata,
-webdataset and StreamingDataset are given as well) resize bilinear, antialiased, and mirror; FFCV
-averages areas, does not mirror, and decodes an image once for each of its views. litdata and
-webdataset are installed by `make bench-setup`; what is not installed is left out.
+resizes bicubic, or bilinear where it says so, and leaves the mirroring to the device; it decodes a
+JPEG at a smaller scale where that changes the views by less than its tolerance. torchvision's
+transforms (which litdata, webdataset and StreamingDataset are given as well) resize bilinear, as is
+their default, or bicubic where it says so, both antialiased, and mirror. FFCV averages areas, does
+not mirror, and decodes an image once for each of its views. litdata and webdataset are installed by
+`make bench-setup`; what is not installed is left out.
 """
 
 import argparse

@@ -24,6 +24,9 @@ _FFCV: _Contestants = {
     "stock FFCV, workqueue": ("ffcv", "beton", {"layer": "workqueue"}),
 }
 _TORCHVISION: _Contestants = {"torchvision DataLoader": ("torchvision", "folder", {})}
+_BICUBIC: _Contestants = {
+    "torchvision DataLoader, bicubic": ("torchvision", "folder", {"interpolation": "bicubic"})
+}
 _OTHERS: _Contestants = {
     "litdata": ("litdata", "litdata", {}),
     "webdataset": ("webdataset", "webdataset", {}),
@@ -32,6 +35,7 @@ _OTHERS: _Contestants = {
 _REFERENCES = {
     "× stock FFCV": list(_FFCV),
     "× torchvision": list(_TORCHVISION),
+    "× torchvision, bicubic": list(_BICUBIC),
     "× best other": list(_OTHERS),
 }
 
@@ -48,8 +52,8 @@ def multi_crop(bench: Bench) -> Table:
 
 
 def _compare(bench: Bench, case: str, title: str, views: Sequence[Views]) -> Table:
-    jobs = {}
-    for name, (loader, kind, options) in {**_OURS, **_FFCV, **_TORCHVISION, **_OTHERS}.items():
+    jobs, contestants = {}, _OURS | _FFCV | _TORCHVISION | _BICUBIC | _OTHERS
+    for name, (loader, kind, options) in contestants.items():
         try:
             jobs[name] = bench.job(loader, bench.prepared(kind), views, **options)
         except LoaderDied as error:

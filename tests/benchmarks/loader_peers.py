@@ -6,8 +6,9 @@ at their original size and use all cores. What they do with an image:
   ours         box, bicubic antialiased resize (option ``interpolation``) and flip decision (done on
                the device); one decode
   ffcv         RandomResizedCropRGBImageDecoder per view (area resize; one decode each), ToTensor
-  the others   their own decoding, once; torchvision's RandomResizedCrop per view (bilinear,
-               antialiased), flip, as uint8 tensor; processes, kept alive from epoch to epoch
+  the others   their own decoding, once; torchvision's RandomResizedCrop per view (bilinear, or
+               torchvision's option ``interpolation``; antialiased), flip, as uint8 tensor;
+               processes, kept alive from epoch to epoch
 """
 
 import os
@@ -106,19 +107,20 @@ def ffcv(job: Job) -> Loader:
 class Crops:
     """A list of random views of one image, by torchvision."""
 
-    def __init__(self, views: Iterable[Views], from_pil: bool = True) -> None:
+    def __init__(self, job: Job, from_pil: bool = True) -> None:
         from torchvision import transforms
 
+        kind = transforms.InterpolationMode(job.options.get("interpolation", "bilinear"))
         last = [transforms.PILToTensor()] if from_pil else []
         self.transforms = [
             transforms.Compose(
                 [
-                    transforms.RandomResizedCrop(view.size, scale=view.scale),
+                    transforms.RandomResizedCrop(view.size, scale=view.scale, interpolation=kind),
                     transforms.RandomHorizontalFlip(),
                     *last,
                 ]
             )
-            for view in _single_views(views)
+            for view in _single_views(job.views)
         ]
 
     def __call__(self, image: Any) -> list[Any]:
@@ -141,7 +143,7 @@ def torchvision(job: Job) -> Loader:
 
     return _counted(
         DataLoader(
-            ImageFolder(job.data, Crops(job.views)),
+            ImageFolder(job.data, Crops(job)),
             batch_size=job.batch_size,
             shuffle=True,
             num_workers=job.num_workers,
@@ -154,7 +156,7 @@ def litdata(job: Job) -> Loader:
     """StreamingDataLoader over a StreamingDataset of optimised chunks, which gives tensors."""
     from litdata import StreamingDataLoader, StreamingDataset
 
-    crops = Crops(job.views, from_pil=False)
+    crops = Crops(job, from_pil=False)
 
     class Images(StreamingDataset):
         def __getitem__(self, index: Any) -> Any:
@@ -181,7 +183,7 @@ def webdataset(job: Job) -> Loader:
         .shuffle(1000)
         .decode("pil")
         .to_tuple("jpg", "cls")
-        .map_tuple(Crops(job.views), int)
+        .map_tuple(Crops(job), int)
     )
     return _counted(
         wds.WebLoader(
@@ -198,7 +200,7 @@ def streaming(job: Job) -> Loader:
     from streaming import StreamingDataset
     from torch.utils.data import DataLoader
 
-    crops = Crops(job.views)
+    crops = Crops(job)
 
     class Images(StreamingDataset):
         def __getitem__(self, at: Any) -> Any:

@@ -305,12 +305,20 @@ def test_simple_resized_crop_of_a_photograph():
     assert min(offsets.count(place) for place in set(offsets)) >= 12
 
 
+@COMPILES
+@given(st.lists(st.tuples(SIDES, SIDES, SIDES, SIDES), min_size=1, max_size=9))
+def test_the_hull_is_the_smallest_box_around_all(boxes):
+    every = np.array(boxes)
+    ends = every[:, :2] + every[:, 2:]
+    assert exact.hull(every) == (*every[:, :2].min(axis=0), *ends.max(axis=0))
+
+
 def test_a_view_over_the_edge_says_where_its_own_pixels_are():
     frame = simple_frame(448, 448, 224)
     windows = np.array([window_at(frame, 0.0, 0.999)])
     cuts = Cuts(np.array([[0, 0, 448, 448]]), frame.scaled, windows, (448, 448), frame.edge)
     expected = np.array([-4 / 224, 4 / 224, 220 / 224, 228 / 224], np.float32)
-    assert np.array_equal(cuts.relative[0], expected) and not cuts.are_whole
+    assert np.array_equal(cuts.relative[0], expected)
 
 
 def test_padded_crop_of_a_small_image():

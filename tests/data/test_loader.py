@@ -22,7 +22,7 @@ from pospre.data.augment import Augment
 from pospre.data.decode import decode_image
 from pospre.data.loader import ViewLoader
 from pospre.data.reader import open_reader
-from pospre.data.resize import resize_crops
+from pospre.data.resize import Views, cut_views
 from pospre.data.samples import Features
 from pospre.data.views import ViewGroup, plan_views
 from pospre.errors import UserError
@@ -100,7 +100,7 @@ def test_views_are_the_planned_boxes_of_the_decoded_image(photos):
         height, width = image.shape[:2]
         cuts = plan.cuts(row, width, height)
         (view,) = views = np.empty((1, 32, 32, 3), np.uint8)
-        resize_crops(image, cuts.boxes, views, "bicubic")
+        cut_views(image, [Views(cuts, views, "bicubic")])
         assert np.array_equal(batch["view/image"][row, 0].permute(1, 2, 0).numpy(), view)
         assert np.array_equal(batch["view/box"][row].numpy(), cuts.relative)
     assert np.array_equal(batch["view/flip"].numpy(), plan.flips)
