@@ -60,19 +60,19 @@ def cut_views(image: np.ndarray, groups: Sequence[Views], origin: tuple[int, int
 def _resize_boxes(
     image: Tensor, boxes: list[int], groups: list[Tensor], bicubic: list[bool], x: int, y: int
 ) -> None:
-    at = 0
-    for views, is_bicubic in zip(groups, bicubic):  # noqa: B905 (unknown to TorchScript)
-        target = [views.size(1), views.size(2)]
+    at, pixels = 0, image.permute(2, 0, 1).unsqueeze(0)
+    for group, is_bicubic in zip(groups, bicubic):  # noqa: B905 (unknown to TorchScript)
+        views = group.permute(0, 3, 1, 2)
+        target = [views.size(2), views.size(3)]
         for number in range(views.size(0)):
             left, top, width, height = boxes[at : at + 4]
             at += 4
-            crop = image.narrow(0, top - y, height).narrow(1, left - x, width)
+            crop = pixels.narrow(2, top - y, height).narrow(3, left - x, width)
+            view = views.narrow(0, number, 1)
             if [height, width] == target:
-                views[number].copy_(crop)
+                view.copy_(crop)
                 continue
-            # Batch first, then permuted: these strides select the fast channels-last kernel.
-            source = crop.contiguous().unsqueeze(0).permute(0, 3, 1, 2)
-            view = views[number].unsqueeze(0).permute(0, 3, 1, 2)
+            source = crop.contiguous(memory_format=torch.channels_last)  # selects the fast kernel
             # What torch.nn.functional.interpolate(…, antialias=True) calls, but into the batch.
             if is_bicubic:
                 torch.ops.aten._upsample_bicubic2d_aa(source, target, False, None, None, out=view)
