@@ -38,10 +38,11 @@ def test_the_view_that_needs_most_decides():
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_snapped_boxes_lie_inside_and_near(data):
+    """Of boxes that have at least a pixel in the smaller image, as ``choose_shrink`` sees to."""
     shrink = data.draw(st.sampled_from([2, 4, 8]))
     width, height = (data.draw(st.integers(2 * shrink, 999)) for _ in range(2))
-    left, top = data.draw(st.integers(0, width - 2)), data.draw(st.integers(0, height - 2))
-    across, down = data.draw(st.integers(1, width - left)), data.draw(st.integers(1, height - top))
+    across, down = (data.draw(st.integers(shrink, side)) for side in (width, height))
+    left, top = data.draw(st.integers(0, width - across)), data.draw(st.integers(0, height - down))
     boxes = np.array([[left, top, across, down], [0, 0, width, height]])
     small = snap(boxes, shrink, width, height)
     assert (small[:, :2] >= 0).all() and (small[:, 2:] > 0).all()
