@@ -69,7 +69,7 @@ class Encoder(VisionTransformer, PatchEncoder):
             block_fn=EncoderBlock,
         )
         self.set_grid(image_size, patch_size)
-        self.channels = channels
+        self.channels, self.depth = channels, len(self.blocks)
         self.position_kind, self.drop_path = positions, drop_path
         self.uniform_drop_path = uniform_drop_path
         self.timm_name, self.timm_kwargs = timm_model(size, options, positions)
@@ -156,10 +156,10 @@ class Encoder(VisionTransformer, PatchEncoder):
         context_BM = self._with_prefix(context_BM)
         bias = None if self.shared_rel_pos is None else self.shared_rel_pos.get_bias()
         branches = residual_factors(
-            keys_B, self.drop_path, len(self.blocks), uniform=self.uniform_drop_path
+            keys_B, self.drop_path, self.depth, uniform=self.uniform_drop_path
         )
         for number, (block, branch) in enumerate(zip(self.blocks, branches, strict=True), start=1):
-            is_last = number == len(self.blocks)
+            is_last = number == self.depth
             num_queries = self.num_prefix_tokens if prefix_only and is_last else None
             tokens = block(tokens, bias, context_BM, branch, num_queries)
         return self.norm(tokens)

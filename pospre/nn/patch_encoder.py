@@ -1,5 +1,6 @@
 """What every encoder of patches offers to the model, the algorithms and the export."""
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,7 @@ class PatchEncoder(nn.Module, ABC):
         grid: (rows, columns) of patches; ``num_patches`` is their product.
         channels: of the images.
         embed_dim: width of a token.
+        depth: number of blocks, of all stages together.
         num_prefix_tokens: class token (0 or 1) and registers; they precede the patch tokens.
         patches_per_token: patches that one output token stands for.
         position_kind: where positions come from, see ``build_encoder``.
@@ -34,6 +36,7 @@ class PatchEncoder(nn.Module, ABC):
     num_patches: int
     channels: int
     embed_dim: int
+    depth: int
     drop_path: float
     position_kind: PositionKind
     timm_name: str
@@ -57,6 +60,11 @@ class PatchEncoder(nn.Module, ABC):
     def is_relative(self) -> bool:
         """Whether attention itself knows positions, so that it needs all tokens."""
         return False
+
+    def block_of(self, name: str) -> int | None:
+        """Return which block a parameter of this encoder is a part of, counted from 0; or None."""
+        found = re.match(r"blocks\.(\d+)\.", name)
+        return None if found is None else int(found[1])
 
     @abstractmethod
     def timm_state(self) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ in the order of ``keep``, which must be random: the slot of a patch then says no
 place. Places enter through one road only: each block's attention bias, see ``window_attention``.
 """
 
+import re
 from typing import Any
 
 import torch
@@ -133,7 +134,8 @@ class SwinEncoder(PatchEncoder):
         super().__init__()
         patch = TOKEN * 2 ** (len(DEPTHS) - 2)
         self.set_grid((image_size, image_size), (patch, patch))
-        self.embed_dim, self.channels, self.drop_path = WIDTH * 2 ** (len(DEPTHS) - 1), 3, drop_path
+        self.embed_dim, self.depth = WIDTH * 2 ** (len(DEPTHS) - 1), sum(DEPTHS)
+        self.channels, self.drop_path = 3, drop_path
         self.window = window
         self.position_kind = "relative"
         self.patch_embed = PatchEmbed()
@@ -189,7 +191,7 @@ class SwinEncoder(PatchEncoder):
             places = self._places(len(patches), keep_BK, images_BCHW.device)
             places = places if positions is None else positions(places)
             maps = spread(inner_places(places, tokens.shape[1] // side), side)
-        factors = iter(residual_factors(keys_B, self.drop_path, sum(DEPTHS)))
+        factors = iter(residual_factors(keys_B, self.drop_path, self.depth))
         for number, stage in enumerate(self.layers):
             assert isinstance(stage, Stage)
             if number and maps is not None:
@@ -224,6 +226,11 @@ class SwinEncoder(PatchEncoder):
                 f"{self.num_patches} are visible. Use mask_ratio 0.75 or 0."
             )
         return side
+
+    def block_of(self, name: str) -> int | None:
+        """Count through the stages; the merging that opens one is a part of its first block."""
+        found = re.match(r"layers\.(\d+)\.(?:blocks\.(\d+)|downsample)\.", name)
+        return None if found is None else sum(DEPTHS[: int(found[1])]) + int(found[2] or 0)
 
     def timm_state(self) -> dict[str, Tensor]:
         """Return the weights as timm's Swin takes them: the biases within a window as tables."""

@@ -1,23 +1,17 @@
 """Parameter groups: who is decayed, how fast each part learns, and what waits at the beginning."""
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
 
-from pospre.nn.encoder import Encoder
 from pospre.nn.patch_encoder import PatchEncoder
-from pospre.nn.swin import DEPTHS, SwinEncoder
 from pospre.pretrain.model import PretrainModel
 from pospre.sections import Optimizer
 
 # Whatever edits tokens on their way into the first block learns as the patch embedding does.
 _INPUT = ("encoder.cls_token", "encoder.reg_token", "encoder.pos_embed", "encoder.patch_embed")
 _EDITORS = ("contents.", "positions.")
-_BLOCK = re.compile(r"encoder\.blocks\.(\d+)\.")
-# Swin's blocks within stages; the merging that opens a stage is a part of its first block
-_STAGE = re.compile(r"encoder\.layers\.(\d+)\.(?:blocks\.(\d+)|downsample)\.")
 
 
 def parameter_groups(model: nn.Module, options: Optimizer, peak: float) -> list[dict[str, Any]]:
@@ -65,25 +59,15 @@ def rate_scale(model: nn.Module, name: str, options: Optimizer) -> float:
     scale = options.patch_embed_lr if "patch_embed" in name else 1.0
     if options.layer_decay is None or not isinstance(model, PretrainModel):
         return scale
-    depth = _depth(model.encoder)
-    return scale * options.layer_decay ** (depth + 1 - _layer_id(name, depth))
+    above = model.encoder.depth + 1 - _layer_id(name, model.encoder)
+    return scale * options.layer_decay**above
 
 
-def _depth(encoder: PatchEncoder) -> int:
-    if isinstance(encoder, SwinEncoder):
-        return sum(DEPTHS)
-    assert isinstance(encoder, Encoder)
-    return len(encoder.blocks)
-
-
-def _layer_id(name: str, depth: int) -> int:
+def _layer_id(name: str, encoder: PatchEncoder) -> int:
     if name.startswith(_EDITORS) or name.startswith(_INPUT):
         return 0
-    if block := _BLOCK.match(name):
-        return int(block[1]) + 1
-    if stage := _STAGE.match(name):
-        return sum(DEPTHS[: int(stage[1])]) + int(stage[2] or 0) + 1
-    return depth + 1
+    block = encoder.block_of(name.removeprefix("encoder.")) if name.startswith("encoder.") else None
+    return encoder.depth + 1 if block is None else block + 1
 
 
 def _frozen_epochs(model: nn.Module) -> Iterator[tuple[str, int]]:
