@@ -32,7 +32,8 @@ KEYS = {"index", "epoch", "label"} | {
 }
 Samples = list[dict[str, Tensor]]
 AGREE = settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=20,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 
 

@@ -67,7 +67,8 @@ def slow_reads(monkeypatch: pytest.MonkeyPatch, seconds: float) -> list[tuple[in
 
 @pytest.mark.parametrize("mode", PAGE_CACHES)
 @settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=15,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(
     order=st.lists(st.integers(0, NUM_SAMPLES - 1), max_size=100),

@@ -26,7 +26,7 @@ def test_another_file() -> None:
 
 
 @given(st.integers(128, len(META) - 1), st.binary(min_size=1, max_size=4))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_damage_is_said(at: int, change: bytes) -> None:
     for damaged in (META[:at], META[:at] + change + META[at + len(change) :]):
         try:
