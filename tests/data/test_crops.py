@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from torchvision.transforms import RandomResizedCrop
 
@@ -32,6 +32,10 @@ WORDS = st.integers(-(2**63), 2**63 - 1)
 SEEDS = st.integers(-(2**70), 2**70)
 SIDES = st.integers(1, 3000)
 LARGE_SIDES = st.one_of(SIDES, st.integers(1, 2**20))
+# Of 2 : 3 to 3 : 2, in which every draw of the usual crops finds room within ten tries.
+MODERATE_SIZES = st.integers(100, 2000).flatmap(
+    lambda width: st.tuples(st.just(width), st.integers(2 * width // 3 + 1, (3 * width - 1) // 2))
+)
 RATIOS = st.floats(0.001, 1000)
 DRAW = st.integers(0, 2**24 - 1).map(lambda word: word / 2**24)
 DRAWS = st.lists(DRAW, min_size=40, max_size=40)
@@ -59,10 +63,9 @@ def test_boxes_lie_inside_the_image(draw, width, height, low, ratio, wider):
     assert 0 <= x0 < x1 <= 1 and 0 <= y0 < y1 <= 1
 
 
-@given(draw=DRAWS, width=st.integers(100, 2000), height=st.integers(100, 2000))
-def test_area_and_aspect_keep_their_ranges(draw, width, height):
-    assume(2 / 3 < width / height < 3 / 2)  # every draw then finds room within ten tries
-    scale = (0.2, 0.5)
+@given(draw=DRAWS, size=MODERATE_SIZES)
+def test_area_and_aspect_keep_their_ranges(draw, size):
+    (width, height), scale = size, (0.2, 0.5)
     box = one_box(draw, width, height, scale, USUAL)
     rounding = 1 + 2 / min(box.width, box.height)
     area = box.width * box.height / (width * height)
