@@ -17,7 +17,8 @@ _TYPES = {1: "i1", 2: "u1", 3: "<i2", 4: "<u2", 5: "<i4", 6: "<u4", 7: "<f4", 9:
           12: "<i8", 13: "<u8"}  # fmt: skip
 _TEXTS = {1: "latin1", 2: "latin1", 4: "utf-16-le", 16: "utf-8", 17: "utf-16-le"}
 _MATRIX, _COMPRESSED = 14, 15
-_DAMAGE = (struct.error, zlib.error, KeyError, IndexError, ValueError, StopIteration)
+_DAMAGE = (struct.error, zlib.error, StopIteration, LookupError, TypeError, ValueError,
+           OverflowError)  # fmt: skip
 _STRUCT, _CHAR, _NUMBERS = 2, 4, range(6, 16)
 
 

@@ -8,14 +8,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pospre import draws, exact
 
 WORDS = st.integers(-(2**63), 2**63 - 1)
 SEEDS = st.integers(-(2**70), 2**70)
-COMPILES = settings(deadline=None)  # the first call may take a second
 NUM = 20_000
 MANY = 2**16
 PURPOSES = [
@@ -84,7 +83,6 @@ def test_numpy_and_torch_give_the_same_bits(seed, epoch, index, view, purpose, c
         assert np.array_equal(first, second)
 
 
-@COMPILES
 @given(seed=SEEDS, epoch=WORDS, index=WORDS, view=WORDS, purpose=st.text(max_size=20))
 def test_numba_gives_the_same_bits(seed, epoch, index, view, purpose):
     key = exact.sample_key(draws.start_word(seed, purpose), epoch, index, view)

@@ -5,7 +5,8 @@ that the next one does not fit into: a loader then keeps several times what its 
 """
 
 import weakref
-from collections import defaultdict
+from collections import defaultdict, deque
+from functools import partial
 
 import numpy as np
 import torch
@@ -24,22 +25,23 @@ class BatchMemory:
 
     def __init__(self, most_kept: int) -> None:
         self.most_kept = most_kept
-        self._free: defaultdict[int, list[np.ndarray]] = defaultdict(list)
+        self._free: defaultdict[int, deque[np.ndarray]] = defaultdict(partial(deque, (), most_kept))
+        self._lent: list[weakref.ref[np.ndarray]] = []
 
     def take(self, num_bytes: int) -> Tensor:
         """Return memory, uint8 (num_bytes,), with whatever it holds.
 
         It is in use as long as this tensor or another that shares its storage is.
         """
+        free = self._free[num_bytes]
         try:
-            memory = self._free[num_bytes].pop()
+            memory = free.pop()
         except IndexError:
             memory = torch.empty(num_bytes, dtype=torch.uint8).numpy()
         lent = memory[:]
-        weakref.finalize(lent, self._keep, memory).atexit = False
+        # A Ctrl-C that comes while a callback runs Python code is swallowed; this one runs none.
+        # It is called with the dead reference, which ``next`` takes for its default.
+        give_back = partial(next, map(free.append, (memory,)))
+        self._lent = [reference for reference in self._lent if reference() is not None]
+        self._lent.append(weakref.ref(lent, give_back))
         return torch.from_numpy(lent)  # keeps the array until the storage is gone
-
-    def _keep(self, memory: np.ndarray) -> None:
-        free = self._free[len(memory)]
-        if len(free) < self.most_kept:
-            free.append(memory)

@@ -67,7 +67,7 @@ def upload(
         "AWS_SECRET_ACCESS_KEY": "secret-of-nobody",
         "AWS_DEFAULT_REGION": "us-east-1",
         "POSPRE_CACHE": str(tmp_path / "cache"),
-        "POSPRE_S3_PATIENCE": "10",
+        "POSPRE_S3_PATIENCE": "60",  # a server that is slow for seconds is not asked again
     }.items():
         monkeypatch.setenv(name, value)
     server.heal()

@@ -74,8 +74,9 @@ class FlakyS3:
     def heal(self) -> None:
         """Behave, and count from zero."""
         self.refused_writes = 0
-        for book in (self._faults, self._always, self.gets, self.sent, self.writes):
+        for book in (self._faults, self._always, self.gets, self.writes):
             book.clear()
+        self.sent = Counter()  # answers that are still under way count in the old one
 
     def next_fault(self, name: str) -> Fault:
         """Count a request and return what to do to its answer."""
@@ -169,7 +170,7 @@ class _Handler(BaseHTTPRequestHandler):
         fault: Fault | None = None,
         name: str = "",
     ) -> None:
-        fault = fault or Fault()
+        fault, sent = fault or Fault(), self.flaky.sent
         self.send_response(status)
         for key, value in headers:
             self.send_header(key, value)
@@ -181,7 +182,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             for start in range(0, size, step):
                 self.wfile.write(body[start : min(start + step, size)])
-                self.flaky.sent[name] += min(step, size - start)
+                sent[name] += min(step, size - start)
                 time.sleep(fault.drip)
             if size < len(body):
                 self.close_connection = True

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torchvision.transforms import RandomResizedCrop
 
@@ -32,10 +32,13 @@ WORDS = st.integers(-(2**63), 2**63 - 1)
 SEEDS = st.integers(-(2**70), 2**70)
 SIDES = st.integers(1, 3000)
 LARGE_SIDES = st.one_of(SIDES, st.integers(1, 2**20))
+# Of 2 : 3 to 3 : 2, in which every draw of the usual crops finds room within ten tries.
+MODERATE_SIZES = st.integers(100, 2000).flatmap(
+    lambda width: st.tuples(st.just(width), st.integers(2 * width // 3 + 1, (3 * width - 1) // 2))
+)
 RATIOS = st.floats(0.001, 1000)
 DRAW = st.integers(0, 2**24 - 1).map(lambda word: word / 2**24)
 DRAWS = st.lists(DRAW, min_size=40, max_size=40)
-COMPILES = settings(deadline=None)  # the first call may take a second
 USUAL = (3 / 4, 4 / 3)
 NUM = 6000
 
@@ -48,7 +51,6 @@ def crop_keys(num=NUM, seed=0, views=1):
     return draws.sample_keys(seed, 0, np.arange(num)[:, None], np.arange(views), "crop")
 
 
-@COMPILES
 @given(draw=DRAWS, width=SIDES, height=SIDES, low=st.floats(0.001, 1), ratio=RATIOS, wider=RATIOS)
 def test_boxes_lie_inside_the_image(draw, width, height, low, ratio, wider):
     ratios = (min(ratio, wider), max(ratio, wider))
@@ -61,10 +63,9 @@ def test_boxes_lie_inside_the_image(draw, width, height, low, ratio, wider):
     assert 0 <= x0 < x1 <= 1 and 0 <= y0 < y1 <= 1
 
 
-@given(draw=DRAWS, width=st.integers(100, 2000), height=st.integers(100, 2000))
-def test_area_and_aspect_keep_their_ranges(draw, width, height):
-    assume(2 / 3 < width / height < 3 / 2)  # every draw then finds room within ten tries
-    scale = (0.2, 0.5)
+@given(draw=DRAWS, size=MODERATE_SIZES)
+def test_area_and_aspect_keep_their_ranges(draw, size):
+    (width, height), scale = size, (0.2, 0.5)
     box = one_box(draw, width, height, scale, USUAL)
     rounding = 1 + 2 / min(box.width, box.height)
     area = box.width * box.height / (width * height)
@@ -183,7 +184,6 @@ def test_area_and_aspect_are_the_stated_distributions():
     assert np.abs(pairs[~np.eye(3, dtype=bool)]).max() < 5 / math.sqrt(NUM)
 
 
-@COMPILES
 @given(
     seed=SEEDS,
     epoch=WORDS,
@@ -211,7 +211,6 @@ def test_boxes_have_the_same_bits_in_numpy_torch_and_numba(
     assert np.array_equal([compiled], in_torch.numpy())
 
 
-@COMPILES
 @given(index=WORDS, width=LARGE_SIDES, height=LARGE_SIDES, side=st.integers(1, 600))
 def test_windows_have_the_same_bits_in_numpy_torch_and_numba(index, width, height, side):
     keys = draws.sample_keys(3, 1, np.array([index]), np.arange(2) + 5, "crop")
@@ -225,7 +224,6 @@ def test_windows_have_the_same_bits_in_numpy_torch_and_numba(index, width, heigh
         assert (compiled[:, :2] + compiled[:, 2:] <= np.array(scaled) + padding).all()
 
 
-@COMPILES
 @given(
     draw=st.lists(DRAW, min_size=4, max_size=4), width=SIDES, height=SIDES, side=st.integers(8, 300)
 )
@@ -305,7 +303,6 @@ def test_simple_resized_crop_of_a_photograph():
     assert min(offsets.count(place) for place in set(offsets)) >= 12
 
 
-@COMPILES
 @given(st.lists(st.tuples(SIDES, SIDES, SIDES, SIDES), min_size=1, max_size=9))
 def test_the_hull_is_the_smallest_box_around_all(boxes):
     every = np.array(boxes)

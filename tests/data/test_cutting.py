@@ -35,7 +35,7 @@ def test_the_view_that_needs_most_decides():
     assert choose_shrink([large], float("inf")) == 1
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_snapped_boxes_lie_inside_and_near(data):
     """Of boxes that have at least a pixel in the smaller image, as ``choose_shrink`` sees to."""

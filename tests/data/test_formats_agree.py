@@ -5,7 +5,6 @@ The reference is the image folder, read without threads, one sample after the ot
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -22,6 +21,7 @@ from pospre.data.loader import ViewLoader, build_loader
 from pospre.data.reader import open_reader
 from pospre.data.views import ViewGroup
 from tests.data.conftest import FORMATS, NUM_IMAGES
+from tests.processes import finished
 
 VIEWS = (
     ViewGroup(name="global", count=2, size=32),
@@ -32,7 +32,8 @@ KEYS = {"index", "epoch", "label"} | {
 }
 Samples = list[dict[str, Tensor]]
 AGREE = settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=20,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 
 
@@ -162,11 +163,8 @@ def test_two_ranks_in_composer_share_a_beton_exactly(stored, tmp_path):
     path, batch_size, stop = stored("ffcv"), 3, 5
     environment = os.environ | {"PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1"}
     launcher = [sys.executable, "-m", "composer.cli.launcher", "-n", "2"]
-    done = subprocess.run(
+    done = finished(
         [*launcher, str(script), str(path), str(batch_size), str(tmp_path), str(stop)],
-        capture_output=True,
-        text=True,
-        timeout=300,
         env=environment,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

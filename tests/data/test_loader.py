@@ -2,7 +2,6 @@
 
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from pospre.data.samples import Features
 from pospre.data.views import ViewGroup, plan_views
 from pospre.errors import UserError
 from pospre.training.build import build_data
+from tests.processes import started
 
 
 def loader_threads() -> list[str]:
@@ -172,12 +172,12 @@ def test_ctrl_c_ends_a_waiting_program_at_once(photos):
         "sys.exit(run_command(main))\n"
     )
     command = [sys.executable, "-c", program, str(photos)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with started(command) as process:
         assert process.stdout is not None
         process.stdout.readline()
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=20)
-    assert (process.returncode, said.decode()) == (130, "stopped by Ctrl-C\n")
+    assert (process.returncode, said) == (130, "stopped by Ctrl-C\n")
 
 
 def test_memory_is_bounded(photos, monkeypatch):

@@ -50,15 +50,16 @@ def read_ahead_threads() -> int:
     return sum("pospre-read-ahead" in thread.name for thread in threading.enumerate())
 
 
-def slow_reads(monkeypatch: pytest.MonkeyPatch, seconds: float) -> list[tuple[int, int]]:
-    """Let every read take its time, as over a network; return a list of (offset, bytes) read."""
-    calls: list[tuple[int, int]] = []
+def slow_reads(monkeypatch: pytest.MonkeyPatch, seconds: float) -> list[tuple[int, float]]:
+    """Let every read take its time, as over a network; return a list of (bytes, seconds)."""
+    calls: list[tuple[int, float]] = []
     preadv = os.preadv
 
     def slow(descriptor: int, buffers: Any, offset: int) -> int:
+        start = time.perf_counter()
         time.sleep(seconds)
         count = preadv(descriptor, buffers, offset)
-        calls.append((offset, count))
+        calls.append((count, time.perf_counter() - start))
         return count
 
     monkeypatch.setattr(os, "preadv", slow)
@@ -67,7 +68,8 @@ def slow_reads(monkeypatch: pytest.MonkeyPatch, seconds: float) -> list[tuple[in
 
 @pytest.mark.parametrize("mode", PAGE_CACHES)
 @settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=15,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(
     order=st.lists(st.integers(0, NUM_SAMPLES - 1), max_size=100),
@@ -88,10 +90,11 @@ def test_reading_ahead_hides_slow_reads(monkeypatch, file, place):
     order = np.random.default_rng(2).permutation(NUM_SAMPLES)
     store.expect(order)
     start = time.perf_counter()
-    for index in order.tolist():
-        assert store.read(index).numpy().tobytes() == expected(file, index)
-    assert time.perf_counter() - start < 0.5 * NUM_SAMPLES * 0.02
-    assert sum(count for _, count in calls) == ENDS[-1], "a sample was read twice"
+    found = [store.read(index).numpy().tobytes() for index in order.tolist()]
+    elapsed = time.perf_counter() - start
+    assert found == [expected(file, index) for index in order]
+    assert elapsed < 0.5 * sum(seconds for _, seconds in calls)  # which a busy machine lengthens
+    assert sum(count for count, _ in calls) == ENDS[-1], "a sample was read twice"
     store.close()
 
 
@@ -102,7 +105,7 @@ def test_repeats_in_a_row_are_read_once(monkeypatch, place):
     store.expect(order)
     with ThreadPoolExecutor(4) as readers:
         list(readers.map(store.read, order.tolist()))
-    assert sum(count for _, count in calls) <= SIZES[::2].sum() + 4 * 3 * SIZES.max()
+    assert sum(count for count, _ in calls) <= SIZES[::2].sum() + 4 * 3 * SIZES.max()
     store.close()
 
 
@@ -130,7 +133,7 @@ def test_memory_is_bounded_whatever_is_read(monkeypatch, place, order):
     store.expect(expectation)
     for number, index in enumerate(reads.tolist()):
         time.sleep(0.001)  # time for the threads to go too far
-        ahead = sum(count for _, count in calls) - SIZES[reads[:number]].sum()
+        ahead = sum(count for count, _ in calls) - SIZES[reads[:number]].sum()
         assert ahead <= limit
         store.read(index)
     store.close()
@@ -145,13 +148,13 @@ def test_samples_larger_than_the_memory_are_read_directly(file, place):
 
 
 def test_close_ends_the_threads_promptly(monkeypatch, place):
-    slow_reads(monkeypatch, 0.05)
+    calls = slow_reads(monkeypatch, 0.05)
     store = ReadAhead(place, num_threads=4)
     store.expect(np.arange(0, NUM_SAMPLES, 2))
     assert read_ahead_threads() == 4
-    start = time.perf_counter()
+    done = len(calls)
     store.close()
-    assert time.perf_counter() - start < 0.5
+    assert len(calls) <= done + 8  # of 30: what each thread was reading, and perhaps had just begun
     assert read_ahead_threads() == 0
     store.close()
     store.expect(np.arange(3))

@@ -1,6 +1,7 @@
 """Memory comes back when the last tensor in it is gone, not before, and no more than promised."""
 
 import gc
+import sys
 from typing import Any
 
 import torch
@@ -42,6 +43,18 @@ def test_no_more_is_kept_than_promised():
     held = [memory.take(1 << 20) for _ in range(2)]
     del others
     assert [one.data_ptr() in places for one in held] == [True, False]
+
+
+def test_a_ctrl_c_is_not_lost_while_memory_comes_back():
+    """It would be where Python code ran; a profile sees that there is none."""
+    memory, seen = BatchMemory(most_kept=2), []
+    lent = memory.take(100)
+    place = lent.data_ptr()
+    sys.setprofile(lambda frame, event, _: seen.append((event, frame.f_code.co_name)))
+    del lent
+    sys.setprofile(None)
+    assert not [name for event, name in seen if event == "call"]
+    assert memory.take(100).data_ptr() == place
 
 
 def test_batches_that_are_kept_are_not_written_again(photos):

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +31,15 @@ from tests.data.buckets import (
     wait_for,
 )
 from tests.data.flaky_s3 import Fault, FlakyS3
+from tests.processes import LIMIT, started
+
+
+def fetchers() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if "pospre-fetch" in thread.name}
 
 
 def test_what_is_expected_comes_ahead(bucket: Any, server: FlakyS3) -> None:
+    others = fetchers()  # an earlier test's may still read from a server that is slow
     reader = open_remote()
     reader.expect(np.array([33, 34, 1]))
     wait_for(lambda: len(list(reader.path.glob("*.mds"))) == 2)
@@ -45,12 +53,12 @@ def test_what_is_expected_comes_ahead(bucket: Any, server: FlakyS3) -> None:
     reader.expect(np.arange(NUM_SAMPLES))
     check(reader)
     reader.close()
-    assert not [thread for thread in threading.enumerate() if "pospre-fetch" in thread.name]
+    assert fetchers() <= others
 
 
 def test_closing_ends_those_who_wait(bucket: Any, server: FlakyS3) -> None:
     reader = open_remote()
-    server.spoil_always("shard.00001.mds", Fault(pause=5))
+    server.spoil_always("shard.00001.mds", Fault(pause=30))  # 15 s of it make a silence
     said: list[str] = []
 
     def read() -> None:
@@ -64,7 +72,7 @@ def test_closing_ends_those_who_wait(bucket: Any, server: FlakyS3) -> None:
     start = time.monotonic()
     reader.close()
     thread.join()
-    assert time.monotonic() - start < 1.5 and "reading was ended" in said[0]
+    assert time.monotonic() - start < 5 and "reading was ended" in said[0]
 
 
 def test_threads_share_a_download(bucket: Any, server: FlakyS3) -> None:
@@ -146,7 +154,7 @@ def test_a_loader_is_left_while_it_waits(bucket: Any, server: FlakyS3) -> None:
         ADDRESS, views=[ViewGroup("view", 1, (8, 8))], batch_size=4, seed=0, num_workers=2
     )
     for number in range(5):
-        server.spoil_always(f"shard.0000{number}.mds", Fault(pause=6))
+        server.spoil_always(f"shard.0000{number}.mds", Fault(pause=30))
     batches = iter(loader)
     timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
@@ -154,7 +162,7 @@ def test_a_loader_is_left_while_it_waits(bucket: Any, server: FlakyS3) -> None:
     with pytest.raises((KeyboardInterrupt, SystemExit)):  # Composer, once imported, makes it exit
         next(batches)
     del batches
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 5
 
 
 def test_limits_and_orders(bucket: Any) -> None:
@@ -238,36 +246,33 @@ sys.exit(run_command(main))
 """
 
 
-def start_reading() -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-c", READ_ALL],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parents[2],
-    )
+@contextmanager
+def two_readers() -> "Iterator[list[subprocess.Popen[str]]]":
+    command, root = [sys.executable, "-c", READ_ALL], Path(__file__).parents[2]
+    with started(command, cwd=root) as first, started(command, cwd=root) as second:
+        yield [first, second]
 
 
 def test_processes_share_the_downloads(bucket: Any, server: FlakyS3) -> None:
     for name in ("shard.00000.mds", "shard.00001.mds"):
         server.spoil(name, Fault(drip=0.02))
-    processes = [start_reading(), start_reading()]
-    outputs = [process.communicate(timeout=30) for process in processes]
+    with two_readers() as processes:
+        outputs = [process.communicate(timeout=LIMIT) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
     assert shard_gets(server) == [1] * 5
 
 
 def test_after_killed_and_interrupted_runs(bucket: Any, server: FlakyS3) -> None:
-    server.spoil_always("shard.00002.mds", Fault(drip=0.5))
-    processes = [start_reading(), start_reading()]
-    for process in processes:
-        assert process.stdout is not None and process.stdout.readline() == "open\n"
-    wait_for(lambda: server.sent["shard.00002.mds"] > 0)
-    for process, number in zip(processes, (signal.SIGKILL, signal.SIGINT), strict=True):
-        process.send_signal(number)
-    start = time.monotonic()
-    outputs = [process.communicate(timeout=10) for process in processes]
-    assert time.monotonic() - start < 4
+    server.spoil_always("shard.00002.mds", Fault(drip=2))  # which makes 50 s of a shard
+    with two_readers() as processes:
+        for process in processes:
+            assert process.stdout is not None and process.stdout.readline() == "open\n"
+        wait_for(lambda: server.sent["shard.00002.mds"] > 0)
+        for process, number in zip(processes, (signal.SIGKILL, signal.SIGINT), strict=True):
+            process.send_signal(number)
+        start = time.monotonic()
+        outputs = [process.communicate(timeout=60) for process in processes]
+    assert time.monotonic() - start < 20
     assert [process.returncode for process in processes] == [-signal.SIGKILL, 130], outputs
     assert "Traceback" not in outputs[1][1]
     server.heal()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pospre import draws, exact
@@ -19,7 +19,6 @@ from pospre.data.views import CROPS, ViewGroup, plan_flips, plan_views
 from pospre.errors import UserError
 
 WORDS = st.integers(-(2**63), 2**63 - 1)
-COMPILES = settings(deadline=None)  # the first call may take a second
 LARGE = 40_000, 30_000  # pixels: no two boxes share a side by chance
 
 
@@ -82,7 +81,6 @@ def test_cuts_are_those_of_the_documented_draws(crop):
         assert np.array_equal(cuts.boxes, whole) and np.all(cuts.windows == windows)
 
 
-@COMPILES
 @given(seed=st.integers(-(2**70), 2**70), epoch=WORDS, index=WORDS, rate=st.floats(0, 1))
 def test_flips_have_the_same_bits_in_numpy_torch_and_numba(seed, epoch, index, rate):
     group, views = ViewGroup(count=3, flip_rate=rate), np.arange(3)

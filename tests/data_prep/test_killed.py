@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from tests.data_prep.reading import FORMATS, destination, read_samples
 from tests.data_prep.sample_images import encoded, picture, write_files
 
 ROOT = Path(__file__).parents[2]
-NUM_IMAGES = 80
+NUM_IMAGES, NUM_BLOCKS = 240, 48
 
 
 def wait_for(condition, seconds: float = 60) -> None:
@@ -28,8 +29,11 @@ def wait_for(condition, seconds: float = 60) -> None:
 
 
 def children(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for task in tasks for child in task.read_text().split()]
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+            found += map(int, task.read_text().split())
+    return found
 
 
 def is_running(pid: int) -> bool:
@@ -51,7 +55,7 @@ def slow_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(source: Path, target: Path, data_format: str) -> list[str]:
-    shard_mb = 5 * (source / "0.png").stat().st_size / 1e6  # sixteen blocks
+    shard_mb = NUM_IMAGES / NUM_BLOCKS * (source / "0.png").stat().st_size / 1e6
     options = ["--format", data_format, "--workers", "2", "--shard-mb", str(shard_mb)]
     return [str(source), str(target), *options]
 
@@ -81,10 +85,10 @@ def test_a_killed_conversion_goes_on(
     wait_for(lambda: not any(is_running(pid) for pid in workers), seconds=20)
     times = {path: path.stat().st_mtime_ns for path in partial.glob("data/*")}
     kept = len(list(partial.glob("blocks/*.json")))
-    assert 3 <= kept < 16
+    assert 3 <= kept < NUM_BLOCKS
     capsys.readouterr()
     assert run_command(lambda: convert.main(arguments)) == 0
-    assert f"{kept} of 16 blocks were finished before" in capsys.readouterr().out
+    assert f"{kept} of {NUM_BLOCKS} blocks were finished before" in capsys.readouterr().out
     assert snapshot(target.parent) == snapshot(whole.parent)
     if data_format == "mds":  # not written again
         again = [path for path in times if (target / path.name).stat().st_mtime_ns != times[path]]
@@ -148,7 +152,7 @@ def test_ctrl_c_keeps_what_is_finished(
     arguments = command(slow_source, tmp_path / "out", "mds")
     arguments[arguments.index("--workers") + 1] = "1"
     assert run_command(lambda: convert.main(arguments)) == 130
-    assert "2 of 16 blocks are finished and kept" in capsys.readouterr().err
+    assert f"2 of {NUM_BLOCKS} blocks are finished and kept" in capsys.readouterr().err
     monkeypatch.undo()
     # other settings are not mixed in
     assert run_command(lambda: convert.main([*arguments, "--quality", "50"])) == 2

@@ -96,14 +96,14 @@ def test_max_side_of_a_rotated_jpeg() -> None:
 
 
 @given(st.binary(max_size=300), st.sampled_from([b"", b"\xff\xd8\xff\xe0", b"\x89PNG\r\n\x1a\n"]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_arbitrary_bytes_never_raise(tail: bytes, head: bytes) -> None:
     result = prepare(head + tail)
     assert isinstance(result, Unreadable)
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_damage_never_raises_and_never_lies(data: st.DataObject) -> None:
     whole = data.draw(st.sampled_from(sorted(odd_files().values())))
     cut = data.draw(st.integers(0, len(whole)))
@@ -122,7 +122,7 @@ def test_damage_never_raises_and_never_lies(data: st.DataObject) -> None:
     mode=st.sampled_from(["RGB", "L", "CMYK", "P", "1", "LA", "RGBA", "I;16"]),
     max_side=st.none() | st.integers(1, 100),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_size_and_mode_of_anything(
     width: int,
     height: int,
@@ -156,7 +156,7 @@ def test_the_header_check_finds_what_is_cut_off() -> None:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_what_is_kept_can_be_loaded(data: st.DataObject) -> None:
     """The check and the loader agree on what is damaged."""
     whole = bytearray(encoded(picture(8, 64, 48)))

@@ -127,7 +127,7 @@ def test_every_kind_and_class_appears() -> None:
 @given(
     arrays(np.uint8, st.tuples(st.integers(1, 9), st.integers(1, 9)), elements=st.integers(0, 1))
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_run_lengths_round_trip(mask: np.ndarray) -> None:
     encoded = scenes.run_lengths(mask)
     assert sum(encoded["counts"]) == mask.size

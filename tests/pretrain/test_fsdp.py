@@ -1,12 +1,14 @@
 """FSDP2 on two gloo ranks is the unwrapped model."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from pospre.pretrain.algorithm import algorithm_names
 from tests.algorithms.cases import HOST_OF
+from tests.processes import finished
 
 TOGETHER = (
     "mae+droppos",
@@ -17,17 +19,12 @@ TOGETHER = (
 CASES = (*("+".join((*HOST_OF.get(name, ()), name)) for name in algorithm_names()), *TOGETHER)
 
 
+@pytest.mark.timeout(900)
 def test_two_ranks_equal_one_process():
     script = Path(__file__).with_name("two_ranks.py")
     environment = os.environ | {"PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1"}
     launcher = [sys.executable, "-m", "composer.cli.launcher", "-n", "2"]
-    done = subprocess.run(
-        [*launcher, str(script), *CASES],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env=environment,
-    )
+    done = finished([*launcher, str(script), *CASES], limit=600, env=environment)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     for case in (*CASES, "KoLeo alone"):
         assert f"{case}: loss" in done.stdout

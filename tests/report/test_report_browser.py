@@ -17,6 +17,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-dev-shm-usage",  # which containers keep too small
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
     "--enable-logging=stderr", "--virtual-time-budget=10000", "--dump-dom",
 ]  # fmt: skip
@@ -63,7 +64,7 @@ def look_at(page: Path, width: int, work: Path) -> tuple[dict[str, Any], str]:
     assert CHROMIUM is not None
     done = subprocess.run(
         [CHROMIUM, *FLAGS, profile, size, wrapper.as_uri()],
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=180,
     )  # fmt: skip
     found = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
     assert found, done.stderr[-2000:]

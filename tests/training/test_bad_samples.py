@@ -1,7 +1,6 @@
 """Damage met while training: named, with a checkpoint to go on from once it is left out."""
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import pytest
 from tiny_runs import command, curve, environment
 
 from pospre import draws
+from tests.processes import finished
 
 Run = Callable[..., tuple[int, str]]
 SEED, NUM_IMAGES, BATCH_SIZE = 0, 24, 8
@@ -60,13 +60,7 @@ def test_a_run_goes_on_without_the_sample_that_stopped_it(
 @pytest.mark.filterwarnings("ignore:.*cannot be decoded")
 def test_a_bad_sample_of_one_rank_ends_both(tiny: Path, run: Run, tmp_path: Path) -> None:
     broken = damage(tmp_path / "images", batch=1, row=BATCH_SIZE // 2)
-    done = subprocess.run(
-        command(tiny, *OPTIONS, ranks=2),
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    done = finished(command(tiny, *OPTIONS, ranks=2), env=environment())
     said = done.stdout + done.stderr
     assert done.returncode != 0 and f"{broken.name} cannot be decoded" in said, said
     assert checkpoints(tmp_path / "runs" / "tiny") == {"ep0-ba1.pt"}
@@ -76,13 +70,7 @@ def test_a_bad_sample_of_one_rank_ends_both(tiny: Path, run: Run, tmp_path: Path
 
 def test_the_ranks_count_their_bad_samples_together(tiny: Path, tmp_path: Path) -> None:
     damage(tmp_path / "images", batch=1, row=BATCH_SIZE // 2)  # the second rank's
-    done = subprocess.run(
-        command(tiny, *OPTIONS, SKIP, ranks=2),
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    done = finished(command(tiny, *OPTIONS, SKIP, ranks=2), env=environment())
     assert done.returncode == 0, done.stderr
     seen = bad_samples(tmp_path / "runs" / "tiny")
     assert (seen[0], seen[2], seen[-1]) == (None, 1, 1)

@@ -1,7 +1,6 @@
 """A classifier trained through the command: resumed alike, sharded alike, and what it refuses."""
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,8 @@ import pytest
 import torch
 import yaml
 from tiny_runs import command, curve, environment
+
+from tests.processes import finished
 
 Run = Callable[..., tuple[int, str]]
 
@@ -115,12 +116,9 @@ def test_two_sharded_ranks_train_the_same_groups(
     """Mixing is off: its partners depend on the rank's share of the batch."""
     plain = ("algorithms.supervised.mix_rate=0.0", "trainer.max_duration=4ba")
     assert run(classifier, *plain, "run_name=ranks1")[0] == 0
-    result = subprocess.run(
+    result = finished(
         command(classifier, *plain, "trainer.fsdp={}", "run_name=ranks2", ranks=2),
         env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
     )
     assert result.returncode == 0, result.stderr
     one, two = (curve(tmp_path / "runs" / f"ranks{ranks}") for ranks in (1, 2))

@@ -73,7 +73,7 @@ def folder_of(names: list[str]) -> ImageFolder:
 
 
 @given(st.integers(0, 2**31), st.floats(0.2, 0.8))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_parts_are_complementary(seed: int, fraction: float) -> None:
     folder = folder_of([f"c/{number}.jpg" for number in range(200)])
     train = folder.drawn(Part("train", fraction, seed))

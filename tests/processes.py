@@ -1,0 +1,47 @@
+"""Commands in processes of their own, of which nothing is left when the test is over."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+
+LIMIT = 240
+"""Seconds for a command that starts torch, perhaps twice, on a busy machine."""
+
+
+@contextmanager
+def started(command: Sequence[str], **options: Any) -> "Iterator[subprocess.Popen[str]]":
+    """Start a command in a session of its own; what still runs of it in the end is killed.
+
+    Without the session the ranks would outlive their killed launcher, and slow down other tests.
+    """
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, start_new_session=True, **pipes | options) as process:
+        try:
+            yield process
+        finally:
+            kill(process)
+
+
+def kill(process: "subprocess.Popen[str]") -> None:
+    """Kill a process of ``started`` with those that it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def finished(
+    command: Sequence[str], limit: float = LIMIT, **options: Any
+) -> "subprocess.CompletedProcess[str]":
+    """Run a command to its end; where that takes longer than ``limit``, the test fails."""
+    with started(command, **options) as process:
+        try:
+            output, errors = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            kill(process)
+            output, errors = process.communicate()
+            pytest.fail(f"ran for more than {limit} s:\n{output[-2000:]}{errors[-4000:]}")
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
