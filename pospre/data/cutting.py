@@ -69,7 +69,10 @@ class Cutting(NamedTuple):
 
 
 def plan_cutting(
-    image: OpenedImage, groups: Sequence[Views], places: Sequence[np.ndarray], least: float
+    image: OpenedImage,
+    groups: Sequence[Views],
+    places: Sequence[np.ndarray],
+    pixels_per_pixel: float,
 ) -> Cutting:
     """Choose how an image is decoded, and say where its views will lie.
 
@@ -77,9 +80,9 @@ def plan_cutting(
         image: the image.
         groups: its views, in the full-size image.
         places: of each group's views as parts of the image, float32 (V, 4), to be written.
-        least: how many decoded pixels per view pixel there must be: see ``margin``.
+        pixels_per_pixel: decoded ones that a view's must have at least: see ``margin``.
     """
-    shrink = choose_shrink([group.cuts for group in groups], least)
+    shrink = choose_shrink([group.cuts for group in groups], pixels_per_pixel)
     if any(group.interpolation == "area" for group in groups):
         shrink = 1  # its steps fall elsewhere in a smaller image, which shows
     small = groups

@@ -66,7 +66,7 @@ def rate_scale(model: nn.Module, name: str, options: Optimizer) -> float:
 def _layer_id(name: str, encoder: PatchEncoder) -> int:
     if name.startswith(_EDITORS) or name.startswith(_INPUT):
         return 0
-    block = encoder.block_of(name.removeprefix("encoder.")) if name.startswith("encoder.") else None
+    block = encoder.block_of(name.removeprefix("encoder."))
     return encoder.depth + 1 if block is None else block + 1
 
 
