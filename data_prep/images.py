@@ -1,7 +1,6 @@
 """An encoded image → bytes ready to store: an upright RGB or grey JPEG, checked by decoding it."""
 
 import io
-import struct
 import warnings
 from dataclasses import dataclass, replace
 
@@ -11,27 +10,14 @@ from PIL import Image, ImageOps
 from data_prep.seekable import add_restart_markers
 from pospre.data import jpeg
 from pospre.data.decode import to_rgb
+from pospre.data.formats import why_unknown
 
 _ORIENTATION_TAG = 0x0112
 _UPRIGHT = 1
 _TURNED = range(2, 9)
 _END_OF_IMAGE = b"\xff\xd9"
 _SHRINK = 8
-
-# What Pillow's plugins raise on damaged files. Anything else is a bug and should be seen.
-_DECODE_ERRORS = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    EOFError,
-    KeyError,
-    IndexError,
-    TypeError,
-    OverflowError,
-    MemoryError,
-    struct.error,
-    Image.DecompressionBombError,
-)
+_LONGEST_REASON = 200
 
 
 @dataclass(frozen=True)
@@ -92,9 +78,16 @@ def prepare_image(
             warnings.simplefilter("ignore")
             found = _keep(data, max_side, check) or _prepare(data, max_side, quality)
             return _mark(found) if seekable and isinstance(found, PreparedImage) else found
-    except _DECODE_ERRORS as error:
-        text = str(error) or type(error).__name__
-        return Unreadable(text.split("\n", 1)[0][:200])
+    except Exception as error:  # Pillow's plugins raise nearly every kind on damaged bytes
+        return Unreadable(_reason(error))
+
+
+def _reason(error: Exception) -> str:
+    """Return the first line of what an error says, with its kind where that alone tells more."""
+    text = str(error).split("\n", 1)[0][:_LONGEST_REASON]
+    if isinstance(error, OSError | ValueError | SyntaxError) and text:
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _keep(data: bytes, max_side: int | None, check: str) -> PreparedImage | Unreadable | None:
@@ -122,7 +115,7 @@ def _prepare(data: bytes, max_side: int | None, quality: int) -> PreparedImage |
     try:
         image: Image.Image = Image.open(io.BytesIO(data))
     except Image.UnidentifiedImageError:
-        return Unreadable("no image format that Pillow knows")
+        return Unreadable(why_unknown(data))
     width, height = image.size
     shrink = max_side is not None and max(width, height) > max_side
     is_jpeg = image.format in ("JPEG", "MPO")  # MPO: a JPEG with further pictures behind it
@@ -158,7 +151,7 @@ def _orientation(image: Image.Image) -> int:
     """Return the EXIF orientation, 1 (upright) when there is none or it makes no sense."""
     try:
         value = image.getexif().get(_ORIENTATION_TAG, _UPRIGHT)
-    except _DECODE_ERRORS:
+    except Exception:  # broken metadata beside a good image
         return _UPRIGHT
     return int(value) if value in _TURNED else _UPRIGHT
 

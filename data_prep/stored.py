@@ -86,5 +86,5 @@ def _size(data: bytes) -> tuple[int, int]:
     try:
         with Image.open(io.BytesIO(data)) as image:
             return image.size
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except Exception as error:  # Pillow raises nearly every kind on damaged bytes
         raise DamagedItem(f"its size cannot be read: {error}") from error

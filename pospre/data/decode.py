@@ -14,6 +14,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from pospre.data import jpeg
+from pospre.data.formats import why_unknown
 
 # EXIF's orientations as numpy sees them: mirrored columns, mirrored rows, swapped axes, in order.
 _TURNS = {
@@ -99,7 +100,7 @@ class OpenedImage:
             pixels, start = jpeg.decode(self._data, header, shrink, box or header.whole, buffer)
         except jpeg.UnusualJpeg:
             return _decode_with_pillow(self._data.tobytes()), 1, (0, 0)
-        except jpeg.JpegError as error:
+        except (jpeg.JpegError, MemoryError) as error:
             raise DecodeError(str(error)) from error
         return (_turn(pixels, header.orientation) if turned else pixels), shrink, start
 
@@ -141,7 +142,7 @@ def _decode_with_pillow(data: bytes) -> np.ndarray:
     except Exception as error:  # Pillow's plugins raise nearly every kind on damaged bytes
         reason = str(error) or type(error).__name__
         if isinstance(error, Image.UnidentifiedImageError):
-            reason = "no known image format"
+            reason = why_unknown(data)
         raise DecodeError(reason if data else "the file is empty") from error
 
 

@@ -1,6 +1,7 @@
 """Small image files, good, odd and damaged, for the conversion's tests."""
 
 import io
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,13 @@ def rotated_jpeg(number: int, orientation: int) -> bytes:
     exif = Image.Exif()
     exif[0x0112] = orientation
     return encoded(picture(number), exif=exif)
+
+
+def dds(pixel_format_flags: int) -> bytes:
+    """A DDS whose pixel format makes no sense: 24 bits, and masks of none."""
+    header = struct.pack("<7I44x", 124, 0x1007, 4, 4, 0, 0, 0)
+    pixel_format = struct.pack("<8I", 32, pixel_format_flags, 0, 24, 0, 0, 0, 0)
+    return b"DDS " + header + pixel_format + bytes(20 + 64)
 
 
 def odd_files() -> dict[str, bytes]:

@@ -1,4 +1,5 @@
 import io
+import re
 
 import numpy as np
 import pytest
@@ -8,10 +9,11 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from data_prep.images import PreparedImage, Unreadable, prepare_image
-from pospre.data.decode import decode_image
+from pospre.data.decode import DecodeError, decode_image
 from tests.data_prep.sample_images import (
     KEPT,
     bad_files,
+    dds,
     encoded,
     odd_files,
     picture,
@@ -55,6 +57,59 @@ def test_damaged_files_give_a_reason(name: str) -> None:
     result = prepare(bad_files()[name])
     assert isinstance(result, Unreadable)
     assert result.reason
+
+
+@pytest.mark.parametrize(
+    ("flags", "kind"), [(0x40, "ZeroDivisionError"), (8, "NotImplementedError")]
+)
+def test_whatever_a_decoder_raises_is_a_reason(flags: int, kind: str) -> None:
+    result = prepare(dds(flags))
+    assert isinstance(result, Unreadable) and result.reason.startswith(f"{kind}: ")
+    with pytest.raises(DecodeError):
+        decode_image(torch.frombuffer(bytearray(dds(flags)), dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RecursionError("too deep"), RuntimeError("odd")])
+def test_whatever_an_encoder_raises_is_a_reason(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    data = odd_files()["odd/alpha.png"]
+    monkeypatch.setattr(Image.Image, "save", fail)
+    result = prepare(data)
+    assert isinstance(result, Unreadable) and type(error).__name__ in result.reason
+
+
+@pytest.mark.parametrize(
+    ("start", "said"),
+    [
+        (b"\0\0\0\x1cftypheic\0\0\0\0mif1", "HEIC, which Pillow cannot read; .* heif-convert"),
+        (b"\xff\x0a\xfa\x7f", "JPEG XL, which .* djxl"),
+        (b"<?xml version='1.0'?>\n<svg xmlns=", "SVG, which .* rsvg-convert"),
+        (b"%PDF-1.4\n", "PDF, which .* pdftoppm"),
+        (b"\0\0\0\x18ftypcrx ", "a camera's raw file, which .* darktable-cli"),
+        (b"\0\0\0\x18ftypisom", "a film, which .* ffmpeg"),
+        (b"version https://git-lfs.github.com/spec/v1\noid", "a pointer; git lfs pull"),
+        (b"\n<!DOCTYPE html><html>", "a web page; download"),
+        (b"\x89PNG\r\n\x1a\n\0\0", "PNG, but damaged"),
+        (b"\0\0\0\x1cftypavif\0\0\0\0", "AVIF, but damaged"),
+        (b"no picture", "no image format that Pillow knows"),
+    ],
+)
+def test_what_pillow_does_not_know_is_named(start: bytes, said: str) -> None:
+    data = start + bytes(200)
+    result = prepare(data)
+    assert isinstance(result, Unreadable) and re.search(said, result.reason)
+    with pytest.raises(DecodeError, match=said):
+        decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+
+
+def test_avif_is_read() -> None:
+    result = prepare(encoded(picture(3), "AVIF"))
+    assert isinstance(result, PreparedImage)
+    assert np.abs(pixels(result.jpeg) - np.asarray(picture(3)).astype(int)).mean() < 12
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))

@@ -1,0 +1,74 @@
+"""What a file is that Pillow does not know: its format by the first bytes, and what to do."""
+
+from PIL import features
+
+_HEIF_CONVERT = "heif-convert (apt install libheif-examples)"
+_DARKTABLE = "darktable-cli (apt install darktable)"
+_DJXL = "djxl (apt install libjxl-tools)"
+# Place and first bytes of other pictures, their name, and a program that turns them into PNG.
+_PICTURES = (
+    *((4, b"ftyp" + brand, "HEIC", _HEIF_CONVERT)
+      for brand in (b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1")),
+    (0, b"\xff\x0a", "JPEG XL", _DJXL),
+    (0, b"\0\0\0\x0cJXL ", "JPEG XL", _DJXL),
+    (0, b"%PDF", "PDF", "pdftoppm (apt install poppler-utils)"),
+    (4, b"ftypcrx", "a camera's raw file", _DARKTABLE),
+    (0, b"FUJIFILMCCD", "a camera's raw file", _DARKTABLE),
+    (0, b"v/1\x01", "OpenEXR", "exrtopng (apt install exrtools)"),
+    (0, b"#?RADIANCE", "Radiance HDR", "ra_ppm (apt install radiance)"),
+    (128, b"DICM", "DICOM", "dcmj2pnm (apt install dcmtk)"),
+    (4, b"ftyp", "a film", "ffmpeg (apt install ffmpeg)"),
+)  # fmt: skip
+_SVG_TOOL = "rsvg-convert (apt install librsvg2-bin)"
+_OTHERS = (
+    (b"PK\x03\x04", "a zip; unpack it"),
+    (b"\x1f\x8b", "compressed by gzip; unpack it"),
+    (b"version https://git-lfs", "only a pointer; git lfs pull fetches the file itself"),
+)
+# Formats that Pillow reads: what begins so and is not known to it is damaged.
+_OWN = (
+    (0, b"\xff\xd8\xff", "JPEG"),
+    (0, b"\x89PNG", "PNG"),
+    (0, b"GIF8", "GIF"),
+    (8, b"WEBP", "WebP"),
+    (0, b"II*\0", "TIFF"),
+    (0, b"MM\0*", "TIFF"),
+    (4, b"jP  \r\n", "JPEG 2000"),
+    (4, b"ftypavif", "AVIF"),
+    (4, b"ftypavis", "AVIF"),
+)
+_START = 1024  # bytes in which a text says what it is
+
+
+def why_unknown(data: bytes) -> str:
+    """Say what bytes are that Pillow does not take for an image, and what to do about it."""
+    name = next((name for at, magic, name in _OWN if data[at : at + len(magic)] == magic), None)
+    if name == "AVIF" and not features.check("avif"):
+        return "AVIF, which this Pillow was built without; pip install 'pillow>=11.3'"
+    if name is not None:
+        return f"{name}, but damaged"
+    return foreign_format(data) or "no image format that Pillow knows"
+
+
+def foreign_format(data: bytes) -> str | None:
+    """Name what Pillow cannot read though it may hold a picture, and what to do; None: neither.
+
+    Args:
+        data: the file's bytes; the first kilobyte is enough.
+    """
+    for at, magic, name, tool in _PICTURES:
+        if data[at : at + len(magic)] == magic:
+            return _converted(name, tool)
+    for magic, what in _OTHERS:
+        if data.startswith(magic):
+            return what
+    text = data[:_START].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if text.startswith((b"<?xml", b"<svg", b"<!--")) and b"<svg" in text:
+        return _converted("SVG", _SVG_TOOL)
+    if text.startswith((b"<!doctype html", b"<html")):
+        return "a web page; download the file itself"
+    return None
+
+
+def _converted(name: str, tool: str) -> str:
+    return f"{name}, which Pillow cannot read; make a PNG or JPEG of it first, with {tool}"
