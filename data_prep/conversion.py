@@ -94,6 +94,7 @@ def convert(
         noun="WAV files" if listed.is_audio else "images",
         titles=listed.titles,
         annotation_classes=listed.annotation_classes,
+        ignored=list(listed.ignored),
     )
     wanted = blocks if share is None else share.of(blocks)
     start = time.monotonic()
@@ -112,6 +113,7 @@ def convert(
             check_samples(tally.records, plan, source)
             _publish(target, plan, tally.records, overwrite)
     tally.seconds = time.monotonic() - start
+    tally.num_ignored, tally.ignored = plan.num_ignored, plan.ignored
     return tally
 
 
@@ -140,7 +142,8 @@ def merge(destination: str | Path) -> Tally | None:
         records = [found[number] for number in range(plan.num_blocks)]
         check_samples(records, plan, target.store.where)
         _publish(target, plan, records, overwrite=False)
-    return Tally(records, plan.classes, len(records), time.monotonic() - start)
+    seconds = time.monotonic() - start
+    return Tally(records, plan.classes, len(records), seconds, plan.num_ignored, plan.ignored)
 
 
 def _tidy(store: Store, made_from: dict[str, Any]) -> None:

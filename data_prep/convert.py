@@ -76,6 +76,7 @@ def _print_summary(destination: str, tally: Tally) -> None:
         ]
     rows += [
         ("unreadable", f"{len(tally.skipped)}"),
+        *([("ignored", f"{tally.num_ignored}")] if tally.num_ignored else []),
         ("bytes", f"{tally.num_bytes} ({tally.num_bytes / 1e6:.1f} MB)"),
         ("time", f"{tally.seconds:.1f} s{rate}"),
     ]
@@ -84,9 +85,16 @@ def _print_summary(destination: str, tally: Tally) -> None:
         print(f"  {name:<16}{value}")
     print_table(of_records(records, tally.classes))
     for item in tally.skipped[:_NUM_SHOWN]:
-        print(f"  unreadable: {item['path']}: {item['reason']}")
+        print(f"  unreadable: {_shown(item['path'])}: {item['reason']}")
     if len(tally.skipped) > _NUM_SHOWN:
         print(f"  … and {len(tally.skipped) - _NUM_SHOWN} more, all named in the description")
+    for name in tally.ignored:
+        print(f"  ignored, for instance: {_shown(name)}")
+
+
+def _shown(name: str) -> str:
+    """Return a name that moves no cursor: files may be called anything."""
+    return name if name.isprintable() else repr(name)[1:-1]
 
 
 def make_parser(**options: Any) -> argparse.ArgumentParser:

@@ -15,6 +15,7 @@ import numpy as np
 import soundfile
 
 from data_prep.sources.source import DamagedItem, Item, Part, draws_of_names
+from pospre.data.files import odd_file
 from pospre.errors import UserError
 
 NOISE = "_background_noise_"
@@ -148,13 +149,14 @@ def _boundary(length: int, part: Part) -> int:
 
 def _measure(path: Path) -> tuple[int, int]:
     """Return the length of a file in hundredths of a second, and the bytes of a piece."""
+    remedy = "Mend it or move it away: silence is cut from it."
+    odd = odd_file(path)
+    if odd is not None:
+        raise UserError(f"{path} cannot be read: it is {odd}. {remedy}")
     try:
         sound = soundfile.info(path)
     except soundfile.LibsndfileError as error:
-        raise UserError(
-            f"{path} cannot be read: {error.error_string}. Mend it or move it away: silence is cut "
-            "from it."
-        ) from error
+        raise UserError(f"{path} cannot be read: {error.error_string}. {remedy}") from error
     return sound.frames * _STEPS // sound.samplerate, 4 * sound.samplerate * sound.channels
 
 

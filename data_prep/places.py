@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from data_prep.sources.source import DamagedItem
+from pospre.data.files import odd_file
 
 _OPEN_ARCHIVES = 64
 # A zip of some kilobytes may unpack to more than any memory holds; no image or list is as large.
@@ -29,6 +30,19 @@ class Place(Protocol):
         """
 
 
+def read_regular(path: Path) -> bytes:
+    """Return a file's bytes.
+
+    Raises:
+        OSError: it is absent, or the disk or network fails.
+        DamagedItem: it is no regular file.
+    """
+    odd = odd_file(path)
+    if odd is not None:
+        raise DamagedItem(f"no regular file, but {odd}")
+    return path.read_bytes()
+
+
 @dataclass(frozen=True, slots=True)
 class InFile:
     """A whole file."""
@@ -37,7 +51,7 @@ class InFile:
 
     def read(self) -> bytes:
         """Return the file's bytes."""
-        return Path(self.path).read_bytes()
+        return read_regular(Path(self.path))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pospre.errors import UserError
@@ -21,6 +21,7 @@ class Plan:
         num_items: candidate samples.
         classes: names by label, or None.
         num_ignored: files that are no samples.
+        ignored: some of them, for instance.
         split_rule: what parted the data set, or None.
         annotation: ``"json"``, ``"png"`` or None.
         limit: largest shard in bytes (MDS), or size of a page (FFCV).
@@ -41,6 +42,7 @@ class Plan:
     noun: str
     titles: list[str] | None = None
     annotation_classes: list[str] | None = None
+    ignored: list[str] = field(default_factory=list)
     version: int = _VERSION
 
     @property

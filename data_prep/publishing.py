@@ -118,6 +118,8 @@ def describe(plan: Plan, records: Sequence[Record]) -> dict[str, Any]:
     sides = [pair for record in records for pair in record.sides]
     if sides:
         content["max_pixels"] = max(width * height for width, height in sides)
+    if plan.ignored:
+        content["ignored_examples"] = plan.ignored
     for key in ("annotation", "annotation_classes", "split_rule", "titles"):
         if getattr(plan, key) is not None:
             content[key] = getattr(plan, key)

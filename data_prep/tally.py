@@ -1,5 +1,6 @@
 """What a conversion is told, and what it met."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,12 +76,16 @@ class Tally:
         classes: names by label, or None.
         num_reused: how many of them an earlier run had finished.
         seconds: that this run took.
+        num_ignored: files of the source that are no samples.
+        ignored: some of them, for instance.
     """
 
     records: list[Record]
     classes: list[str] | None
     num_reused: int = 0
     seconds: float = 0.0
+    num_ignored: int = 0
+    ignored: Sequence[str] = ()
 
     @property
     def num_samples(self) -> int:

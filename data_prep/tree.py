@@ -12,6 +12,7 @@ from zipfile import is_zipfile
 from data_prep.archives import Entry, is_visible, zip_entries
 from data_prep.places import InFile, Missing
 from data_prep.sources.source import part_of_name
+from pospre.data.files import odd_file
 from pospre.data.folder_reader import visible_files
 from pospre.errors import UserError
 
@@ -81,7 +82,7 @@ class Tree:
             return [self.root] if self.root.suffix == suffix else []
         names = ["", *(name for name in self.names() if name in _BUNDLES or part_of_name(name))]
         folders = [self._folder / name for name in names]
-        found = (sorted(folder.glob(f"*{suffix}")) for folder in folders if folder.is_dir())
+        found = (_regular_files(folder, suffix) for folder in folders if folder.is_dir())
         return next((paths for paths in found if paths), [])
 
     def need(self, name: str, what: str) -> Entry:
@@ -128,7 +129,7 @@ class Tree:
     @cached_property
     def _packed(self) -> dict[str, Entry]:
         if self._folder is not None:
-            zips = sorted(path for path in self._folder.glob("*.zip") if path.is_file())
+            zips = _regular_files(self._folder, ".zip")
             whole = (path for path in zips if not self._skip_damaged or is_zipfile(path))
             return {entry.name: entry for path in whole for entry in zip_entries(path)}
         if self.root.suffix.lower() != ".zip":
@@ -139,6 +140,25 @@ class Tree:
             return entries
         inside = {name: name.partition("/")[2] for name in entries}
         return {inside[name]: replace(entry, name=inside[name]) for name, entry in entries.items()}
+
+
+def files_below(root: Path, suffix: str) -> list[Path]:
+    """Return the visible files below a folder whose names end so, sorted by relative path.
+
+    Raises:
+        UserError: one of them is no file.
+    """
+    paths = [root / name for name in sorted(visible_files(root)) if name.endswith(suffix)]
+    for path in paths:
+        if not path.is_file():
+            what = odd_file(path) or "a link that leads nowhere"
+            raise UserError(f"{path} is {what}; remove it.")
+    return paths
+
+
+def _regular_files(folder: Path, suffix: str) -> list[Path]:
+    """Return the files directly in a folder whose names end so; no FIFOs and the like."""
+    return sorted(path for path in folder.glob(f"*{suffix}") if path.is_file())
 
 
 def _inmost(folder: Path) -> Path:

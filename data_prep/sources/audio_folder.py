@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from data_prep.keywords import NOISE, keyword_classes, pieces, read_piece, spot
 from data_prep.sources.image_folder import FileSource, file_item
-from data_prep.sources.source import Item, Part
+from data_prep.sources.source import Item, Part, one_of_each_ending
 from data_prep.tree import Tree
 from pospre.data.folder_reader import class_labels, looks_like_image, visible_files
 from pospre.errors import UserError
@@ -65,7 +65,8 @@ def load(tree: Tree, part: Part) -> AudioFolder:
         raise UserError(f"{path} holds no WAV files; give the folder that holds the clips.")
     classes, labels = _classes(names)
     items = tuple(file_item(path, name, label) for name, label in zip(names, labels, strict=True))
-    folder = AudioFolder(path, items, classes, len(visible) - len(names))
+    others = one_of_each_ending(set(visible).difference(names))
+    folder = AudioFolder(path, items, classes, len(visible) - len(names), ignored=others)
     chosen = folder if part.split is None else _select(folder, part)
     return chosen if part.keywords is None else _with_keywords(chosen, visible, part)
 

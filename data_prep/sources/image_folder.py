@@ -1,15 +1,26 @@
 """A folder of image files: sub-folders are classes, or train/ and val/ hold class folders."""
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 from data_prep.archives import is_visible
 from data_prep.labels import class_places
-from data_prep.sources.source import Item, Part, Source, own_part, part_of_name
+from data_prep.places import read_regular
+from data_prep.sources.source import (
+    Item,
+    Part,
+    Source,
+    one_of_each_ending,
+    own_part,
+    part_of_name,
+)
 from data_prep.tree import Tree
-from pospre.data.folder_reader import class_labels, list_images
+from pospre.data.files import odd_file
+from pospre.data.folder_reader import class_labels, file_start, list_images
+from pospre.data.formats import foreign_format
 from pospre.errors import UserError
 
 
@@ -19,7 +30,7 @@ class FileSource(Source):
 
     def read(self, item: Item) -> bytes:
         """Return a file's bytes."""
-        return (self.root / item.name).read_bytes()
+        return read_regular(self.root / item.name)
 
 
 @dataclass(frozen=True)
@@ -60,7 +71,9 @@ def _listed(root: Path) -> ImageFolder:
     names = list_images(root)
     classes, labels = class_labels(names)
     items = tuple(file_item(root, name, label) for name, label in zip(names, labels, strict=True))
-    return ImageFolder(root, items, classes, _count_others(root, set(names)))
+    others = list(_others(root, set(names)))
+    examples = tuple(_told(root, name) for name in one_of_each_ending(others))
+    return ImageFolder(root, items, classes, len(others), ignored=examples)
 
 
 def _own_parts(root: Path) -> dict[str, Path]:
@@ -106,7 +119,14 @@ def file_item(root: Path, name: str, label: int) -> Item:
     return Item(name, label, status.st_size, str(status.st_mtime_ns))
 
 
-def _count_others(root: Path, images: set[str]) -> int:
-    """Count the files that are no images; those behind links to folders are not looked at."""
+def _others(root: Path, images: set[str]) -> Iterator[str]:
+    """Yield the files that are no images; those behind links to folders are not looked at."""
     paths = (Path(folder) / name for folder, _, names in os.walk(root) for name in names)
-    return sum(path.relative_to(root).as_posix() not in images for path in paths)
+    names = (path.relative_to(root).as_posix() for path in paths)
+    return (name for name in names if name not in images)
+
+
+def _told(root: Path, name: str) -> str:
+    """Return a name with what is known about the file: a picture that Pillow cannot read?"""
+    what = odd_file(root / name) or foreign_format(file_start(root / name))
+    return name if what is None else f"{name}: {what}"

@@ -12,8 +12,7 @@ from tqdm import tqdm
 
 from data_prep.labels import class_names, class_places, place_of
 from data_prep.sources.source import DamagedItem, Item, Part, Source, own_part, parts_of_names
-from data_prep.tree import Tree
-from pospre.data.folder_reader import visible_files
+from data_prep.tree import Tree, files_below
 from pospre.errors import UserError
 
 _IMAGES, _LABELS = ("image", "img", "jpg", "png"), ("label", "labels", "fine_label", "cls")
@@ -99,8 +98,8 @@ def load(tree: Tree, part: Part) -> Parquet:
         UserError: there is no parquet file, it is damaged, or its columns are others.
     """
     root = tree.root
-    names = sorted(name for name in visible_files(root) if name.endswith(".parquet"))
-    paths = {name: root / name for name in names} if root.is_dir() else {root.name: root}
+    below = {path.relative_to(root).as_posix(): path for path in files_below(root, ".parquet")}
+    paths = below if root.is_dir() else {root.name: root}
     if not paths:
         raise UserError(f"{root} holds no .parquet file.")
     bar = tqdm(paths.items(), unit="file", desc="index", disable=None)

@@ -9,6 +9,7 @@ from types import ModuleType
 import data_prep.sources
 from data_prep.sources.source import Part, Source
 from data_prep.tree import Tree
+from pospre.data.files import odd_file
 from pospre.errors import UserError, suggestion
 
 _NO_KINDS = ("registry", "source")
@@ -52,6 +53,9 @@ def open_source(
     """
     if not path.exists():
         raise UserError(f"{path} does not exist; give the folder or archive of a data set.")
+    odd = odd_file(path)
+    if odd is not None:
+        raise UserError(f"{path} is {odd}; give the folder or archive of a data set.")
     if kind == "auto":
         kind = detect(Tree(path, skip_damaged=True))
     if kind not in _MODULES:

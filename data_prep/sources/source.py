@@ -13,8 +13,8 @@ import hashlib
 import os
 import re
 from abc import ABC, abstractmethod
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, TypeVar
@@ -35,6 +35,7 @@ T = TypeVar("T")
 N = TypeVar("N", bound=Named)
 
 _PART = re.compile(r"(?:^|[/_.-])(train|training|val|valid|validation|test)(?=[/_.-]|\d|$)")
+_MOST_ENDINGS = 5
 _SAME = {"training": "train", "valid": "val", "validation": "val"}
 
 
@@ -87,6 +88,7 @@ class Source(ABC):
         items: the candidate samples, in the order in which they are stored.
         classes: class names by label, or None.
         num_ignored: files that are no samples.
+        ignored: some of them, for instance.
         split_rule: what parts the data set; None where all of it is wanted.
         metadata_stamp: changes when what describes all items (a list, a JSON) does.
         titles: readable class names by label, where ``classes`` are bare codes.
@@ -104,6 +106,7 @@ class Source(ABC):
     metadata_stamp: str = ""
     titles: list[str] | None = None
     annotation_classes: list[str] | None = None
+    ignored: tuple[str, ...] = ()
 
     kind: ClassVar[str]
     is_audio: ClassVar[bool] = False
@@ -179,6 +182,18 @@ def draws_of_names(names: Sequence[str], seed: int, purpose: str) -> np.ndarray:
     hashes = [hashlib.blake2b(os.fsencode(name), digest_size=8).digest() for name in names]
     words = np.frombuffer(b"".join(hashes), dtype="<i8").astype(np.int64)
     return draws.uniform(draws.sample_keys(seed, 0, words, 0, purpose), 1)[:, 0]
+
+
+def one_of_each_ending(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the first name, sorted, of each of the most frequent endings."""
+    counts: Counter[str] = Counter()
+    first: dict[str, str] = {}
+    for name in names:
+        ending = os.path.splitext(name)[1].lower()
+        counts[ending] += 1
+        first[ending] = min(name, first.get(ending, name))
+    often = sorted(counts, key=lambda ending: (-counts[ending], ending))
+    return tuple(first[ending] for ending in often[:_MOST_ENDINGS])
 
 
 def part_of_name(name: str) -> str | None:

@@ -9,13 +9,13 @@ from typing import ClassVar
 
 from data_prep.archives import Advance, Entry, index_progress, tar_entries
 from data_prep.labels import RawLabel, class_names, class_places, place_of
-from data_prep.sources.source import Item, Part, own_part, parts_of_names
+from data_prep.sources.source import Item, Part, one_of_each_ending, own_part, parts_of_names
 from data_prep.stored import JsonSource, stored_item
-from data_prep.tree import Tree
-from pospre.data.folder_reader import visible_files
+from data_prep.tree import Tree, files_below
 from pospre.errors import UserError
 
 _IMAGES = ("jpg", "jpeg", "png", "webp", "ppm", "pgm", "bmp", "tif", "tiff")
+_ABOUT = ("cls", "json")
 _JSON_LABELS = ("label", "cls", "class")
 _PEEK = 20
 
@@ -60,9 +60,10 @@ def load(tree: Tree, part: Part) -> WebDataset:
     items = [item for shard in chosen for item in shard.items(classes)]
     if not items:
         raise UserError(f"{tree.root}: none of {len(chosen)} tars holds an image.")
-    others = sum(shard.num_others for shard in chosen)
+    others = [name for shard in chosen for name in shard.others]
     rule = "names of the tars" if parts else None
-    source = WebDataset(tree.root, tuple(items), classes, others, rule)
+    examples = one_of_each_ending(others)
+    source = WebDataset(tree.root, tuple(items), classes, len(others), rule, ignored=examples)
     return source if parts else source.drawn(part)
 
 
@@ -70,7 +71,7 @@ class _Shard:
     """A tar: its samples that have an image, and their labels.
 
     Attributes:
-        num_others: files of samples that have none.
+        others: names of the files that are not used.
     """
 
     def __init__(self, path: Path, name: str, advance: Advance) -> None:
@@ -78,7 +79,12 @@ class _Shard:
         samples = _samples(path, tar_entries(path, advance))
         self.samples = {key: files for key, files in samples.items() if _image(files)}
         self.labels = [self._label(key, files) for key, files in self.samples.items()]
-        self.num_others = sum(map(len, samples.values())) - sum(map(len, self.samples.values()))
+        self.others = [
+            f"{name}/{entry.name}"
+            for key, files in samples.items()
+            for kind, entry in files.items()
+            if key not in self.samples or kind not in (_image(files), *_ABOUT)
+        ]
 
     def items(self, classes: list[str] | None) -> Iterator[Item]:
         """Yield the samples as items."""
@@ -130,7 +136,7 @@ def _image(files: dict[str, Entry]) -> str:
 
 def _tars(root: Path) -> list[Path]:
     if root.is_dir():
-        return sorted(root / name for name in visible_files(root) if name.endswith(".tar"))
+        return files_below(root, ".tar")
     return [root] if root.suffix == ".tar" else []
 
 

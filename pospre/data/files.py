@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import stat
 import threading
 from io import FileIO
 from pathlib import Path
@@ -12,6 +13,12 @@ from torch import Tensor
 from pospre.errors import UserError
 
 _MOST_OPEN = 64  # of the thousand that a process may usually have
+_ODD_KINDS = (
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
 
 
 class OpenFiles:
@@ -40,6 +47,18 @@ class OpenFiles:
         """Let all files go."""
         with self._lock:
             self._files.clear()
+
+
+def odd_file(path: str | Path) -> str | None:
+    """Say what a path leads to that must not be opened, as that may take for ever; None: nothing.
+
+    What cannot be looked at is for whoever opens it.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return None
+    return next((name for is_odd, name in _ODD_KINDS if is_odd(mode)), None)
 
 
 def read_bytes(

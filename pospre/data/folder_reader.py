@@ -1,5 +1,6 @@
 """A folder of image files: which files are images, in which order, of which class."""
 
+import errno
 import os
 from collections.abc import Iterator
 from functools import cache
@@ -7,8 +8,9 @@ from pathlib import Path
 
 from PIL import Image
 
-from pospre.data.files import read_bytes
-from pospre.data.samples import Reader, Sample
+from pospre.data.files import odd_file, read_bytes
+from pospre.data.formats import foreign_format
+from pospre.data.samples import DamagedSample, Reader, Sample
 from pospre.errors import UserError
 
 # Formats that Pillow names but cannot read by itself (stubs, or a foreign program is needed).
@@ -25,6 +27,7 @@ _SIGNATURES = (
     (4, b"ftypavif"),
     (4, b"jP  \r\n\x87\n"),  # JPEG 2000
 )
+_START = 1024
 
 
 class FolderReader(Reader):
@@ -44,8 +47,22 @@ class FolderReader(Reader):
         return len(self._names)
 
     def read(self, index: int) -> Sample:
-        """Return a file's bytes and its label."""
-        return Sample(read_bytes(self.path / self._names[index]), self._labels[index])
+        """Return a file's bytes and its label.
+
+        Raises:
+            DamagedSample: it is no regular file, a link that leads nowhere, or forbidden.
+            UserError: the disk fails, or the file is gone.
+        """
+        path = self.path / self._names[index]
+        odd = odd_file(path)
+        if odd is not None:
+            raise DamagedSample(f"{path} is no regular file, but {odd}. {self.remedy}")
+        try:
+            return Sample(read_bytes(path), self._labels[index])
+        except UserError as error:
+            if not _is_one_files(error.__cause__, path):
+                raise
+            raise DamagedSample(f"{error} {self.remedy}") from error
 
     def name(self, index: int) -> str:
         """Return the file's path."""
@@ -66,7 +83,12 @@ def list_images(root: Path) -> list[str]:
     for name in visible_files(root):
         (images if looks_like_image(root, name) else others).append(name)
     if not images:
-        seen = f" ({len(others)} other files, for instance {min(others)})" if others else ""
+        seen = ""
+        if others:
+            first = min(others)
+            what = foreign_format(file_start(root / first))
+            named = first if what is None else f"{first}: {what}"
+            seen = f" ({len(others)} other files, for instance {named})"
         raise UserError(
             f"{root} holds no images{seen}; give a folder of JPEG, PNG … files (in class "
             "sub-folders or flat), a .beton file or an MDS directory."
@@ -117,9 +139,24 @@ def looks_like_image(root: Path, name: str) -> bool:
     """Tell by its extension, else by its first bytes, whether a file is an image."""
     if os.path.splitext(name)[1].lower() in _image_extensions():  # fast: there may be millions
         return True
-    try:
-        with (root / name).open("rb") as file:
-            start = file.read(16)
-    except OSError:
-        return False
+    start = file_start(root / name)
     return any(start[at : at + len(magic)] == magic for at, magic in _SIGNATURES)
+
+
+def file_start(path: Path) -> bytes:
+    """Return a file's first kilobyte; nothing where it cannot be read, or is no regular file."""
+    if odd_file(path) is not None:
+        return b""
+    try:
+        with path.open("rb", buffering=0) as file:
+            return file.read(_START)
+    except OSError:
+        return b""
+
+
+def _is_one_files(error: BaseException | None, path: Path) -> bool:
+    """Tell whether what went wrong concerns one file, not the disk: its neighbours may be good."""
+    if not isinstance(error, OSError):
+        return False
+    leads_nowhere = error.errno == errno.ENOENT and path.is_symlink()
+    return leads_nowhere or error.errno in (errno.EACCES, errno.EPERM, errno.ELOOP)

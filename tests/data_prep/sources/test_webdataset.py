@@ -55,7 +55,11 @@ def test_samples_parts_and_annotations(root: Path) -> None:
         ("birds-train-000001.tar/deep/0003.jpg", 0, JPEGS[3]),
         ("birds-train-000001.tar/deep/0004.jpg", 1, JPEGS[4]),
     ]
-    assert train.classes == ["0", "1", "2"] and train.num_ignored == 2
+    assert train.classes == ["0", "1", "2"] and train.num_ignored == 7  # masks and notes
+    assert train.ignored == (
+        "birds-train-000000.tar/0000.seg.png",
+        "birds-train-000000.tar/readme.txt",
+    )
     wanted = {"caption": "x", "cls": 1, "width": 48, "height": 32}
     assert annotations(train)[1] == wanted
     assert list(labels(opened(root, "webdataset", split="val")).values()) == [2, 0]
