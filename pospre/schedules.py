@@ -30,17 +30,38 @@ def cosine_warmup(
     total_steps: float,
     floor: float = 0.0,
     start: float = 0.0,
+    prefix: bool = True,
+    endpoint: bool = False,
 ) -> float:
     """Return the learning rate at ``step`` as a share of its peak: MAE's schedule, per step.
 
     A straight line from ``start`` over ``warmup_steps``, then half a cosine from 1 down to
     ``floor``, which is reached at ``total_steps`` and kept. (facebookresearch/mae,
     ``util/lr_sched.py``; I-JEPA starts above 0.)
+
+    Args:
+        step: counted from 0.
+        warmup_steps: length of the warm-up.
+        total_steps: when the cosine ends.
+        floor: where it ends.
+        start: where the warm-up starts.
+        prefix: the cosine starts behind the warm-up; False: at step 0, and the warm-up hides its
+            beginning (timm's ``warmup_prefix``).
+        endpoint: see ``warm_up``.
     """
     if step < warmup_steps:
-        return linear(start, 1.0, step / warmup_steps)
-    span = max(total_steps - warmup_steps, 1e-12)
-    return half_cosine(1.0, floor, (step - warmup_steps) / span)
+        return warm_up(step, warmup_steps=warmup_steps, start=start, endpoint=endpoint)
+    begin = warmup_steps if prefix else 0.0
+    return half_cosine(1.0, floor, (step - begin) / max(total_steps - begin, 1e-12))
+
+
+def warm_up(step: float, *, warmup_steps: float, start: float, endpoint: bool) -> float:
+    """Return the point at ``step`` of a straight line from ``start`` to 1.
+
+    It arrives at the step behind the warm-up, with ``endpoint`` at the last one of it (numpy's
+    ``linspace``, DINOv2).
+    """
+    return linear(start, 1.0, step / max(warmup_steps - endpoint, 1))
 
 
 def staircase(step: float, *, milestones: Sequence[float], gamma: float) -> float:

@@ -248,6 +248,27 @@ class Schedule(Section):
     fix_after: PositiveDuration | None = Field(
         default=None, description="from then on rate and weight decay stay as they are"
     )
+    unit: Literal["step", "epoch"] = Field(
+        default="step", description="epoch: what the first step of an epoch has holds for all of it"
+    )
+    offset: int = Field(
+        default=0,
+        description="units by which the schedule is ahead: 1 where the published scheduler is "
+        "stepped before the optimiser (I-JEPA), -1 where it is told the unit just done (timm)",
+    )
+    warmup_prefix: bool = Field(
+        default=True,
+        description="the cosine starts behind the warm-up; false: at 0, under it (timm's default)",
+    )
+    warmup_endpoint: bool = Field(
+        default=False,
+        description="the last step of the warm-up has the peak, not the one behind it (DINOv2)",
+    )
+    scale_floors: bool = Field(
+        default=True,
+        description="layer_decay and patch_embed_lr lower start_lr and min_lr, too (MAE); false: "
+        "these are the same for all (timm)",
+    )
 
 
 class Fsdp(Section):

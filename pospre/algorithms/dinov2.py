@@ -53,7 +53,7 @@ class DINOv2(PretrainAlgorithm):
         centering: ``sinkhorn``, or ``centering`` as the published short configuration.
         student_temperature: of the student's softmax.
         teacher_temperature_start: of the teacher's at the beginning.
-        teacher_temperature_end: after the warm-up, which is linear per step.
+        teacher_temperature_end: at the warm-up's last step, and after; it is linear per step.
         teacher_warmup: share of the training that the warm-up takes (published: 30 of 100 epochs).
         freeze_epochs: epochs at the beginning in which the prototypes do not learn.
         momentum_start: of the teacher, at the first step; the way is half a cosine.
@@ -172,10 +172,14 @@ class DINOv2(PretrainAlgorithm):
         """Set the teacher's temperature."""
         objective = model.objectives["dinov2"]
         assert isinstance(objective, PrototypeMatching)
-        done = progress.step / self.teacher_warmup if self.teacher_warmup else 1.0
-        objective.temperature.fill_(
-            linear(self.teacher_temperature_start, self.teacher_temperature_end, done)
-        )
+        objective.temperature.fill_(self.temperature(progress))
+
+    def temperature(self, progress: Progress) -> float:
+        """Return the teacher's temperature; the last step of the warm-up has its end."""
+        one = 1 / progress.num_steps if progress.num_steps else 0.0
+        last = self.teacher_warmup - one
+        done = progress.step / last if last > 0 else 1.0
+        return linear(self.teacher_temperature_start, self.teacher_temperature_end, done)
 
 
 class PrototypeMatching(Objective):

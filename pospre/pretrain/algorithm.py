@@ -22,10 +22,12 @@ class Progress(NamedTuple):
     Attributes:
         step: counted in optimiser steps.
         epoch: counted in whole epochs, as per-epoch schedules of published code do.
+        num_steps: of the whole training; None where only its samples are counted.
     """
 
     step: float
     epoch: float
+    num_steps: int | None = None
 
 
 class PretrainAlgorithm(Algorithm):
@@ -116,10 +118,11 @@ def training_progress(state: State) -> Progress:
     if total.unit == TimeUnit.EPOCH:
         # Composer counts a duration in epochs by whole epochs
         steps = total.value * int(state.dataloader_len or 1)
-        return Progress(now.batch.value / steps, now.epoch.value / total.value)
+        return Progress(now.batch.value / steps, now.epoch.value / total.value, steps)
     # what the epoch under way has added does not count as an epoch
     within = now.batch_in_epoch.value / max(now.batch.value, 1)
-    return Progress(float(elapsed), float(elapsed) * (1 - within))
+    num_steps = int(total.value) if total.unit == TimeUnit.BATCH else None
+    return Progress(float(elapsed), float(elapsed) * (1 - within), num_steps)
 
 
 def check_weight(owner: str, weight: float, key: str = "weight") -> None:

@@ -8,7 +8,14 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from pospre.errors import UserError
-from pospre.schedules import cosine_warmup, duration_steps, half_cosine, peak_rate, staircase
+from pospre.schedules import (
+    cosine_warmup,
+    duration_steps,
+    half_cosine,
+    peak_rate,
+    staircase,
+    warm_up,
+)
 from pospre.sections import Optimizer, Schedule
 from pospre.training.groups import parameter_groups
 
@@ -38,7 +45,7 @@ class StepSchedule(LambdaLR):
 
     Args:
         optimizer: made by ``build_optimizer``.
-        rate: the learning rate at a step, as a share of its peak.
+        rates: of every group, the learning rate at a step as a share of its peak.
         decay: the weight decay at a step, of the groups that are decayed.
         steps_per_epoch: unit of the groups' ``frozen``.
     """
@@ -46,15 +53,18 @@ class StepSchedule(LambdaLR):
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        rate: Callable[[int], float],
+        rates: Sequence[Callable[[int], float]],
         decay: Callable[[int], float],
         steps_per_epoch: int,
     ) -> None:
         groups = optimizer.param_groups
         self.decay = decay
         self.decayed = [group["decayed"] for group in groups]
-        rates = [_after(group["frozen"] * steps_per_epoch, rate) for group in groups]
-        super().__init__(optimizer, rates)
+        shares = [
+            _after(group["frozen"] * steps_per_epoch, rate)
+            for group, rate in zip(groups, rates, strict=True)
+        ]
+        super().__init__(optimizer, shares)
 
     def get_lr(self) -> list[float]:
         """Set the weight decay of the step to come and return its learning rates."""
@@ -98,16 +108,25 @@ def build_schedule(
     def steps(duration: str) -> int:
         return duration_steps(duration, steps_per_epoch=steps_per_epoch, batch_size=batch_size)
 
-    peak = batch_peak(rates, batch_size)
-    _check(options, peak, steps(options.warmup), total_steps)
+    peak, groups = batch_peak(rates, batch_size), optimizer.param_groups
+    peaks = [peak if options.scale_floors else group["lr"] for group in groups]
+    _check(options, min(filter(None, peaks), default=peak), steps(options.warmup), total_steps)
     length = steps(options.length) if options.length else total_steps
     fixed = steps(options.fix_after) if options.fix_after else max(total_steps, length)
-    share = _share(options, peak, steps, length)
+    unit = steps_per_epoch if options.unit == "epoch" else 1
     end = rates.weight_decay if rates.weight_decay_end is None else rates.weight_decay_end
+
+    def moment(step: int) -> int:
+        return min(max((step // unit + options.offset) * unit, 0), fixed)
+
+    def rate(peak: float) -> Callable[[int], float]:
+        share = _share(options, peak, steps, length)
+        return lambda step: share(moment(step))
+
     return StepSchedule(
         optimizer,
-        lambda step: share(min(step, fixed)),
-        lambda step: half_cosine(rates.weight_decay, end, min(step, fixed) / length),
+        [rate(peak) for peak in peaks],
+        lambda step: half_cosine(rates.weight_decay, end, moment(step) / length),
         steps_per_epoch,
     )
 
@@ -115,11 +134,18 @@ def build_schedule(
 def _share(
     options: Schedule, peak: float, steps: Callable[[str], int], length: int
 ) -> Callable[[int], float]:
-    """Return the learning rate by step, as a share of the peak."""
-    warmup, start, floor = steps(options.warmup), options.start_lr / peak, options.min_lr / peak
+    """Return the learning rate by step, as a share of the peak (of 0, which stays 0: all of it)."""
+    warmup, endpoint = steps(options.warmup), options.warmup_endpoint
+    start, floor = (rate / peak if peak else 0.0 for rate in (options.start_lr, options.min_lr))
     if options.name == "cosine":
         return lambda step: cosine_warmup(
-            step, warmup_steps=warmup, total_steps=length, floor=floor, start=start
+            step,
+            warmup_steps=warmup,
+            total_steps=length,
+            floor=floor,
+            start=start,
+            prefix=options.warmup_prefix,
+            endpoint=endpoint,
         )
     milestones: Sequence[int] = [steps(milestone) for milestone in options.milestones]
     if options.every is not None:
@@ -129,7 +155,8 @@ def _share(
 
     def share(step: int) -> float:
         if step < warmup:
-            return start if held else start + (1 - start) * step / warmup
+            line = warm_up(step, warmup_steps=warmup, start=start, endpoint=endpoint)
+            return start if held else line
         return max(floor, staircase(step, milestones=milestones, gamma=options.gamma))
 
     return share
@@ -143,7 +170,13 @@ def _check(options: Schedule, peak: float, warmup: int, total_steps: int) -> Non
         )
     for key, rate in (("min_lr", options.min_lr), ("start_lr", options.start_lr)):
         if rate > peak:
-            raise UserError(f"schedule.{key} = {rate} is above the peak rate {peak:g}")
+            slowest = "" if options.scale_floors else ", of the slowest parameters,"
+            raise UserError(f"schedule.{key} = {rate} is above the peak rate{slowest} {peak:g}")
+    if not options.warmup_prefix and options.name != "cosine":
+        raise UserError(
+            f"schedule.name = {options.name} has no use for schedule.warmup_prefix = false: only "
+            "a cosine could start under the warm-up"
+        )
     for key, value, name in (
         ("milestones", options.milestones, "multistep"),
         ("every", options.every, "step"),

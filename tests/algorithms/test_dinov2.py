@@ -174,6 +174,8 @@ def test_temperature_warms_up_over_its_share_of_the_training():
         algorithm.schedule(model, Progress(done, 0.0))
         found.append(float(objective_of(model).temperature))
     assert found == pytest.approx([0.04, 0.055, 0.07, 0.07])
+    ramp = [algorithm.temperature(Progress(step / 10, 0.0, 10)) for step in range(5)]
+    assert ramp == pytest.approx([0.04, 0.055, 0.07, 0.07, 0.07])  # numpy's linspace over 3 steps
     constant = DINOv2(teacher_warmup=0.0)
     constant.schedule(model, Progress(0.0, 0.0))
     assert float(objective_of(model).temperature) == pytest.approx(0.07)

@@ -132,7 +132,10 @@ def test_configuration_is_shown():
 
 @pytest.mark.parametrize(
     ("duration", "expected"),
-    [("4ep", Progress(step=13 / 40, epoch=1 / 4)), ("40ba", Progress(step=13 / 40, epoch=10 / 40))],
+    [
+        ("4ep", Progress(step=13 / 40, epoch=1 / 4, num_steps=40)),
+        ("40ba", Progress(step=13 / 40, epoch=10 / 40, num_steps=40)),
+    ],
 )
 def test_progress_counts_steps_within_an_epoch(duration, expected):
     state = SimpleNamespace(
