@@ -72,10 +72,10 @@ def sample_keys(seed: int, epoch: Keys | int, index: Keys, view: Keys | int, pur
 
 def bits(keys: Keys, count: int) -> Keys:
     """Return ``count`` int64 words of random bits per key, shape ``keys.shape + (count,)``."""
-    counters = np.arange(1, count + 1, dtype=np.int64) * np.int64(GOLDEN)
     if isinstance(keys, Tensor):
-        return mix(keys.unsqueeze(-1) + torch.from_numpy(counters).to(keys.device))
-    return mix(keys[..., None] + counters)
+        counters = torch.arange(1, count + 1, device=keys.device)
+        return mix(keys.unsqueeze(-1) + counters * GOLDEN)
+    return mix(keys[..., None] + np.arange(1, count + 1, dtype=np.int64) * np.int64(GOLDEN))
 
 
 def uniform(keys: Keys, count: int) -> Keys:

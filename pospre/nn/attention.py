@@ -1,5 +1,6 @@
 """The encoder's block: timm's weights and names, with context-only keys and relative positions."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -7,6 +8,8 @@ import torch.nn.functional as F
 from timm.layers import RelPosBias
 from timm.models.vision_transformer import Attention, Block
 from torch import Tensor, nn
+
+from pospre.nn.drop_path import dropout
 
 
 class EncoderAttention(Attention):
@@ -45,9 +48,8 @@ class EncoderAttention(Attention):
         )
         if attn_mask is not None:
             attn_mask = attn_mask[..., :num_queries, :].to(query.dtype)
-        dropout = self.attn_drop.p if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask, dropout)
-        return self.proj_drop(self.proj(mixed.transpose(1, 2).flatten(2)))
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask)
+        return self.proj(mixed.transpose(1, 2).flatten(2))
 
     def _project(
         self, x: Tensor, context_BM: Tensor | None, num_queries: int | None
@@ -66,17 +68,12 @@ class EncoderAttention(Attention):
 
 
 class EncoderBlock(Block):
-    """timm's pre-norm block over ``EncoderAttention``; who drops a branch is decided outside."""
+    """timm's pre-norm block over ``EncoderAttention``; who drops what is decided outside."""
 
-    def __init__(self, dim: int, num_heads: int, **options: Any) -> None:
+    def __init__(self, dim: int, num_heads: int, *, proj_drop: float = 0.0, **options: Any) -> None:
         super().__init__(dim, num_heads, **options)
-        self.attn = EncoderAttention(
-            dim,
-            num_heads,
-            qkv_bias=options.get("qkv_bias", False),
-            attn_drop=options.get("attn_drop", 0.0),
-            proj_drop=options.get("proj_drop", 0.0),
-        )
+        self.dropout = proj_drop
+        self.attn = EncoderAttention(dim, num_heads, qkv_bias=options.get("qkv_bias", False))
         self.drop_path1, self.drop_path2 = nn.Identity(), nn.Identity()
 
     def forward(
@@ -86,6 +83,7 @@ class EncoderBlock(Block):
         context_BM: Tensor | None = None,
         branch_B2: Tensor | None = None,
         num_queries: int | None = None,
+        dropout_B: Tensor | None = None,
     ) -> Tensor:
         """Return the tokens, or the first of them, after attention and MLP.
 
@@ -95,10 +93,14 @@ class EncoderBlock(Block):
             context_BM: see ``EncoderAttention``.
             branch_B2: factors of the two residual branches (drop path); None is 1.
             num_queries: see ``EncoderAttention``.
+            dropout_B: draw keys of dropout; None drops nothing.
         """
-        attended = self.ls1(self.attn(self.norm1(x), attn_mask, context_BM, num_queries))
+        drop = partial(dropout, keys_B=dropout_B, rate=self.dropout)
+        mixed = self.attn(self.norm1(x), attn_mask, context_BM, num_queries)
+        attended = self.ls1(drop(mixed, place=0))
         x = x[:, :num_queries] + (
             attended if branch_B2 is None else attended * branch_B2[:, :1, None]
         )
-        mixed = self.ls2(self.mlp(self.norm2(x)))
+        hidden = drop(self.mlp.act(self.mlp.fc1(self.norm2(x))), place=1)
+        mixed = self.ls2(drop(self.mlp.fc2(hidden), place=2))
         return x + (mixed if branch_B2 is None else mixed * branch_B2[:, 1:, None])

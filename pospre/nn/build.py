@@ -45,8 +45,8 @@ def build_encoder(
         drop_path: rate at which a sample skips the branches of the last block, in [0, 1); it grows
             linearly from 0 in the first.
         uniform_drop_path: every block has the rate ``drop_path`` instead (DINOv2).
-        dropout: rate after projections and positions, in [0, 1). Drawn by torch, not from the
-            sample's key: it depends on rank and batch, and a resumed run repeats it only there.
+        dropout: rate after projections and positions, in [0, 1); drawn, as drop path is, from the
+            keys that the forward gets.
         final_norm: whether tokens are normalised after the last block; without it a classifier that
             averages them normalises the average instead (MAE's fine-tuning).
         init: ``xavier`` (MAE, DropPos, LUT), ``trunc_normal`` (I-JEPA, DINOv2, DeiT), or ``beit``

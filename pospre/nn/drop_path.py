@@ -1,8 +1,13 @@
-"""Stochastic depth that is drawn per sample, so that a resumed run drops the same branches."""
+"""Stochastic depth and dropout, drawn per sample: a resumed run drops the same."""
 
+import torch
 from torch import Tensor
 
 from pospre import draws
+from pospre.exact import chain
+
+_DROPOUT = draws.start_word(0, "dropout")
+_LEVELS, _DRAWS_PER_WORD = 1 << 16, 4
 
 
 def residual_factors(
@@ -23,3 +28,27 @@ def residual_factors(
     shares = [1.0 if uniform else block / max(depth - 1, 1) for block in range(depth)]
     rates = [rate * share for share in shares]
     return [(draw[:, i] >= dropped) / (1 - dropped) for i, dropped in enumerate(rates)]
+
+
+def dropout_keys(keys_B: Tensor | None, number: int) -> Tensor | None:
+    """Return the draw keys of dropout in block ``number`` (from 1; 0: of the positions)."""
+    return None if keys_B is None else chain(chain(keys_B, _DROPOUT), number)
+
+
+def dropout(tokens: Tensor, keys_B: Tensor | None, rate: float, place: int) -> Tensor:
+    """Set elements to 0 at the rate, and scale the others up (Srivastava et al. 2014).
+
+    Args:
+        tokens: (B, …).
+        keys_B: int64 draw keys of the samples; None drops nothing.
+        rate: in [0, 1), kept to 2**-16.
+        place: number of this dropout among those that share the keys.
+    """
+    if keys_B is None or not rate:
+        return tokens
+    count = tokens[0].numel()
+    words = draws.bits(chain(keys_B, place), -(-count // _DRAWS_PER_WORD))
+    levels = min(round(rate * _LEVELS), _LEVELS - 1)
+    # a word holds four draws, as int16 from −2**15 on
+    kept = words.view(torch.int16)[:, :count] >= levels - _LEVELS // 2
+    return tokens * kept.view_as(tokens) * (_LEVELS / (_LEVELS - levels))

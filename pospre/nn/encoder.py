@@ -9,7 +9,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from pospre.nn.attention import EncoderBlock
-from pospre.nn.drop_path import residual_factors
+from pospre.nn.drop_path import dropout, dropout_keys, residual_factors
 from pospre.nn.patch_encoder import Edit, PatchEncoder
 from pospre.nn.positions import resample_positions, sincos_table
 from pospre.nn.sizes import EncoderSize, timm_model
@@ -61,7 +61,6 @@ class Encoder(VisionTransformer, PatchEncoder):
             embed_dim=size.embed_dim,
             num_heads=size.num_heads,
             mlp_ratio=size.mlp_ratio,
-            pos_drop_rate=dropout,
             proj_drop_rate=dropout,
             num_classes=0,
             global_pool="token" if class_token else "",
@@ -71,7 +70,7 @@ class Encoder(VisionTransformer, PatchEncoder):
         self.set_grid(image_size, patch_size)
         self.channels, self.depth = channels, len(self.blocks)
         self.position_kind, self.drop_path = positions, drop_path
-        self.uniform_drop_path = uniform_drop_path
+        self.uniform_drop_path, self.dropout = uniform_drop_path, dropout
         self.timm_name, self.timm_kwargs = timm_model(size, options, positions)
         self._add_relative_positions(positions)
         self._init_parameters(init)
@@ -137,7 +136,7 @@ class Encoder(VisionTransformer, PatchEncoder):
             content: edits the embeddings (B, K, D) of those patches before positions are added.
             context_BM: int64 indices, among the K patches, of those that give keys and values in
                 every layer; prefix tokens always do. None: all.
-            keys_B: int64 draw keys that decide who drops which branch (drop path); None drops none.
+            keys_B: int64 draw keys of drop path and dropout; None drops nothing.
             prefix_only: return the prefix tokens alone; the last block then computes no others.
 
         Returns:
@@ -152,7 +151,8 @@ class Encoder(VisionTransformer, PatchEncoder):
             position_BKD = self._positions(tokens, keep_BK, grid)
             tokens = tokens + (position_BKD if positions is None else positions(position_BKD))
         # under autocast the sum is float32, and so is the residual stream, as in the published code
-        tokens = self.pos_drop(torch.cat([*self._prefix(len(tokens)), tokens], dim=1))
+        tokens = torch.cat([*self._prefix(len(tokens)), tokens], dim=1)
+        tokens = dropout(tokens, dropout_keys(keys_B, 0), self.dropout, place=0)
         context_BM = self._with_prefix(context_BM)
         bias = None if self.shared_rel_pos is None else self.shared_rel_pos.get_bias()
         branches = residual_factors(
@@ -161,7 +161,8 @@ class Encoder(VisionTransformer, PatchEncoder):
         for number, (block, branch) in enumerate(zip(self.blocks, branches, strict=True), start=1):
             is_last = number == self.depth
             num_queries = self.num_prefix_tokens if prefix_only and is_last else None
-            tokens = block(tokens, bias, context_BM, branch, num_queries)
+            dropout_B = dropout_keys(keys_B, number)
+            tokens = block(tokens, bias, context_BM, branch, num_queries, dropout_B)
         return self.norm(tokens)
 
     def _positions(

@@ -38,6 +38,7 @@ class PatchEncoder(nn.Module, ABC):
     embed_dim: int
     depth: int
     drop_path: float
+    dropout: float = 0.0
     position_kind: PositionKind
     timm_name: str
     timm_kwargs: dict[str, Any]

@@ -301,7 +301,7 @@ class PretrainModel(ComposerModel):
                 self._edit_positions(declared, batch),
                 content=self._edit_content(declared, batch),
                 context_BM=_rows(batch, declared.context, len(images)),
-                keys_B=self._drop_path_keys(name, declared, batch, images_BVCHW.shape[1]),
+                keys_B=self._dropping_keys(name, declared, batch, images_BVCHW.shape[1]),
                 prefix_only=declared.prefix_only,
             )
 
@@ -318,11 +318,12 @@ class PretrainModel(ComposerModel):
         positions = self.teacher_positions if declared.teacher else None
         return partial(positions or self.positions, names, batch, declared)
 
-    def _drop_path_keys(
+    def _dropping_keys(
         self, name: str, declared: EncoderPass, batch: Batch, views: int
     ) -> Tensor | None:
-        """Return the draw keys (B·V,) of who skips which branch in this pass, in training."""
-        if not self.training or declared.teacher or not self.encoder.drop_path:
+        """Return the draw keys (B·V,) of drop path and dropout in this pass, in training."""
+        drops = self.encoder.drop_path or self.encoder.dropout
+        if not self.training or declared.teacher or not drops:
             return None
         return view_keys(batch, views, self.seed, f"drop_path/{name}").flatten()
 

@@ -21,6 +21,7 @@ from pospre.train import main
 from pospre.training.build import build_model, build_parts
 from pospre.training.checkpoint import load_model
 from tests.data_prep.sample_clips import write_clips
+from tests.training.tiny_runs import curve
 
 YAMLS = Path(__file__).parents[2] / "yamls" / "speech"
 SHORT = ("data.batch_size=4", "trainer.max_duration=2ba", "schedule.warmup=1ba", "encoder.depth=2")
@@ -117,6 +118,32 @@ def test_pretrain_fine_tune_and_measure(words: Callable[[int], Path], tmp_path: 
             evaluation, model, made_from, words(100), settings, device="cpu", progress=False
         )
         assert document["results"]["samples"] == 8
+
+
+@pytest.mark.parametrize("name", ["demo_mp3", "demo_supervised"])
+def test_dropout_is_resumed_in_mid_epoch(
+    name: str, words: Callable[[int], Path], tmp_path: Path
+) -> None:
+    """Four steps an epoch, a checkpoint after the third: losses are the same to the last bit."""
+    options = [
+        *(f"data.path={words(100)}", "data.batch_size=2", "encoder.depth=2", "schedule.warmup=1ba"),
+        *("trainer.max_duration=9ba", "trainer.save_interval=3ba", "trainer.log_interval=1"),
+        *(f"trainer.run_folder={tmp_path}", "trainer.progress_bar=false", "trainer.device=cpu"),
+        "trainer.keep_checkpoints=-1",
+    ]
+
+    def train(run_name: str, *more: str) -> list[float]:
+        assert main([str(YAMLS / f"{name}.yaml"), f"run_name={run_name}", *options, *more]) == 0
+        return [loss for _, loss, _ in curve(tmp_path / run_name)]
+
+    whole = train("whole")
+    assert train("killed") == whole
+    for checkpoint in ("ep1-ba6.pt", "ep2-ba9.pt"):
+        (tmp_path / "killed" / "checkpoints" / checkpoint).unlink()
+    assert train("killed") == whole
+    assert train("bare", "encoder.dropout=0.0") != whole
+    halves = train("halves", "trainer.microbatch_size=1")
+    assert halves == pytest.approx(whole, rel=1e-4)
 
 
 @pytest.mark.parametrize(
