@@ -26,7 +26,7 @@ def test_end_to_end(tiny: Path, run: Run, tmp_path: Path) -> None:
     result = finished(command(tiny, *options, "trainer.progress_bar=true"), env=environment())
     assert result.returncode == 0, result.stderr
     assert "mean of the 16 cells" in result.stdout
-    assert "loss " in result.stderr and "images/s" in result.stderr and "left]" in result.stderr
+    assert "loss " in result.stderr and "images/s" in result.stderr and "left" in result.stderr
     for name in ("recipe.yaml", "report.html", "evaluation/position_grid.json", "tensorboard"):
         assert (folder / name).exists()
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

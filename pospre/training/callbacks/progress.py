@@ -1,5 +1,6 @@
-"""The progress bar: loss, images per second and the time left."""
+"""The progress of a run on stderr: the time left, loss and images per second."""
 
+import os
 import sys
 import time
 
@@ -8,9 +9,17 @@ from composer.loggers import Logger
 from composer.utils import dist
 from tqdm import tqdm
 
+PAUSE = 30.0
+"""Seconds between lines where stderr is no terminal."""
+
+_BAR = "{remaining} left {percentage:3.0f}%|{bar}| {desc}"
+_LINE = "{remaining} left, step {n_fmt}/{total_fmt}, {desc}"
+_COLUMNS = 80  # of a terminal that does not say
+_WIDEST = 100  # a short bar is seen at a glance
+
 
 class ProgressBar(Callback):
-    """One bar over the whole run, drawn by rank 0 on stderr.
+    """One bar over the whole run, drawn by rank 0 on a terminal; elsewhere a line now and then.
 
     Args:
         total_steps: number of steps of the run.
@@ -19,38 +28,67 @@ class ProgressBar(Callback):
     def __init__(self, total_steps: int) -> None:
         self.total_steps = total_steps
         self.bar: tqdm[None] | None = None
-        self.first = (0.0, 0)
+        self.first = (0.0, 0, 0)
+        self.said = 0.0
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Open the bar at the step to go on from."""
-        self.first = (time.monotonic(), state.timestamp.sample.value)
-        if dist.get_global_rank() == 0:
+        self.said = time.monotonic()
+        self.first = (self.said, state.timestamp.batch.value, state.timestamp.sample.value)
+        if dist.get_global_rank() == 0 and sys.stderr.isatty():
             self.bar = tqdm(
                 total=self.total_steps,
                 initial=state.timestamp.batch.value,
-                unit="step",
-                dynamic_ncols=True,
+                ncols=_columns(),
+                nrows=2,  # it takes one; a terminal may say that it has none
                 smoothing=0.05,
-                mininterval=0.2 if sys.stderr.isatty() else 10.0,
-                bar_format="{desc} {percentage:3.0f}%|{bar:20}| {n_fmt}/{total_fmt} steps"
-                "{postfix} [{elapsed} elapsed, {remaining} left]",
+                mininterval=0.2,
+                bar_format=_BAR,
             )
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Advance by a step."""
-        if self.bar is None:
-            return
-        losses = state.total_loss_dict
-        seconds = time.monotonic() - self.first[0]
-        rate = (state.timestamp.sample.value - self.first[1]) / seconds
-        self.bar.set_description_str(f"epoch {state.timestamp.epoch.value + 1}", refresh=False)
-        self.bar.set_postfix_str(
-            f"loss {losses.get('loss/train/total', float('nan')):.4f}, {rate:.1f} images/s",
-            refresh=False,
-        )
-        self.bar.update()
+        if self.bar is not None:
+            self.bar.ncols = _columns()
+            self.bar.set_description_str(self._words(state), refresh=False)
+            self.bar.update()
+        elif time.monotonic() - self.said >= PAUSE:
+            self._say(state)
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        """Close the bar."""
+        """Say where the run ends."""
+        if self.bar is None:
+            self._say(state)
+
+    def close(self, state: State, logger: Logger) -> None:
+        """Leave the bar standing, also when the run ends early."""
         if self.bar is not None:
             self.bar.close()
+
+    def _say(self, state: State) -> None:
+        self.said = time.monotonic()
+        start, step, _ = self.first
+        if dist.get_global_rank() == 0:
+            line = tqdm.format_meter(
+                state.timestamp.batch.value,
+                self.total_steps,
+                self.said - start,
+                prefix=self._words(state),
+                initial=step,
+                bar_format=_LINE,
+            )
+            print(line, file=sys.stderr, flush=True)
+
+    def _words(self, state: State) -> str:
+        start, _, samples = self.first
+        rate = (state.timestamp.sample.value - samples) / (time.monotonic() - start)
+        loss = state.total_loss_dict.get("loss/train/total", float("nan"))
+        epoch = state.previous_timestamp or state.timestamp  # that of the step just done
+        return f"epoch {epoch.epoch.value + 1}, loss {loss:.4f}, {rate:.0f} images/s"
+
+
+def _columns() -> int:
+    try:
+        return min(os.get_terminal_size(sys.stderr.fileno()).columns or _COLUMNS, _WIDEST)
+    except OSError:
+        return _COLUMNS
