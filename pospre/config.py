@@ -31,10 +31,15 @@ from pospre.sections import (
 )
 
 _WORDING = {
-    "model_type": "a section with keys of its own",
     "dict_type": "a section with keys of its own",
-    "tuple_type": "a list",
+    "tuple_type": "a list, in brackets",
     "too_short": "at least one entry",
+    "too_long": "at most {max_length} entries",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
     "string_pattern_mismatch": "letters, digits, '.', '_' and '-', a letter or digit first",
 }
 
@@ -117,17 +122,18 @@ def _lenient(hint: Any) -> Any:
 
 def _refuse_new_names(data: dict[str, Any], overrides: Sequence[str]) -> None:
     """Stop ``algorithms.mae.weight=2`` from adding MAE to a recipe that has none."""
-    known = {section: set(data.get(section) or {}) for section in ("algorithms", "evaluation")}
+    given = data.get("algorithms")
+    known = set(given) if isinstance(given, dict) else set()
     for item in overrides:
         section, *rest = item.partition("=")[0].split(".")
-        if section not in known or not rest:
+        if section != "algorithms" or not rest:
             continue
-        if len(rest) > 1 and rest[0] not in known[section]:
+        if len(rest) > 1 and known and rest[0] not in known:
             raise UserError(
-                f"override {item}: the recipe has no {section}.{rest[0]} (to add it: "
-                f"{section}.{rest[0]}={{}}).{suggestion(rest[0], known[section])}"
+                f"override {item}: the recipe has no algorithms.{rest[0]} (to add it: "
+                f"algorithms.{rest[0]}={{}}).{suggestion(rest[0], known)}"
             )
-        known[section].add(rest[0])
+        known.add(rest[0])
 
 
 def _validate(model: type[Any], data: dict[str, Any], source: str, prefix: str) -> Any:
@@ -136,22 +142,59 @@ def _validate(model: type[Any], data: dict[str, Any], source: str, prefix: str) 
     except PydanticError as error:
         # An unknown key comes first: it is often the cause of the missing one.
         details = sorted(error.errors(), key=lambda item: item["type"] != "extra_forbidden")
-        lines = [_explain(model, data, item, prefix) for item in details]
-        raise UserError(f"{source}: " + "\n  also: ".join(lines)) from None
+        lines = [_explain(model, data, item, prefix) for item in _likely(data, details)]
+        raise UserError(f"{source}: " + "\n  also: ".join(dict.fromkeys(lines))) from None
+
+
+def _likely(data: dict[str, Any], errors: list[ErrorDetails]) -> list[ErrorDetails]:
+    """Return the errors without those of a union's member that the value cannot be meant for.
+
+    A key that takes a number or a list of two is told what is wrong with the number, or the list.
+    """
+
+    def is_foreign(error: ErrorDetails) -> bool:
+        is_list = isinstance(error["input"], list | tuple)
+        return error["type"] in (("int_type", "float_type") if is_list else ("tuple_type",))
+
+    meant = [_present(data, error["loc"]) for error in errors if not is_foreign(error)]
+    return [
+        error
+        for error in errors
+        if not is_foreign(error)
+        or (key := _present(data, error["loc"])) not in [other[: len(key)] for other in meant]
+    ]
 
 
 def _explain(model: type[BaseModel], data: dict[str, Any], error: ErrorDetails, prefix: str) -> str:
     """Return one sentence for one of pydantic's errors."""
-    if error["type"] in ("extra_forbidden", "missing"):
+    last = error["loc"][-1]
+    if error["type"] in ("extra_forbidden", "missing") and isinstance(last, str):
         key = prefix + ".".join(str(part) for part in error["loc"])
         if error["type"] == "missing":
             return f"key '{key}' is missing"
-        known = _fields_at(model, error["loc"][:-1])
-        return f"unknown key '{key}'.{suggestion(str(error['loc'][-1]), known)}"
+        return f"unknown key '{key}'.{suggestion(last, _fields_at(model, error['loc'][:-1]))}"
     key = prefix + ".".join(_present(data, error["loc"]))
     value = error["input"]
-    wanted = _WORDING.get(error["type"], error["msg"].replace("Input should be ", ""))
+    wanted = _wanted(model, error)
+    if value is None:
+        return f"key '{key}' is empty (None); expected {wanted}"
+    if error["type"] == "string_type" and isinstance(value, int | float):
+        wanted = f"text: put it in quotes, as {key}='\"{value}\"' on the command line"
     return f"key '{key}' is {value!r} ({type(value).__name__}); expected {wanted}"
+
+
+def _wanted(model: type[BaseModel], error: ErrorDetails) -> str:
+    """Return what should stand in the place of the value that an error is about."""
+    kind, value = error["type"], error["input"]
+    if kind == "model_type":
+        fields = _fields_at(model, error["loc"])
+        return f"a section with keys of its own: {', '.join(fields) or '{}'}"
+    if kind == "dict_type" and isinstance(value, str):
+        return f"a section with keys of its own, such as {{{value}: {{}}}}"
+    if kind == "missing":  # of a list
+        return "more entries"
+    words = _WORDING.get(kind, error["msg"].replace("Input should be ", ""))
+    return words.format(**error.get("ctx", {})) if kind == "too_long" else words
 
 
 def _present(data: Any, loc: tuple[int | str, ...]) -> list[str]:

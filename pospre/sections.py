@@ -17,18 +17,21 @@ from pydantic_core import PydanticCustomError
 from pospre.schedules import DURATION
 
 
-def _duration(text: str) -> str:
-    if not DURATION.fullmatch(text):
+def _duration(value: Any) -> Any:
+    if not isinstance(value, str) or not DURATION.fullmatch(value):
         raise PydanticCustomError(
-            "duration", "Input should be a duration such as 10ep (epochs), 500ba or 100000sp"
+            "duration",
+            "Input should be a duration with its unit: {number}ep (epochs), {number}ba (steps) or "
+            "{number}sp (samples)",
+            {"number": value if type(value) is int else 10},
         )
-    return text
+    return value
 
 
-def _positive_duration(text: str) -> str:
-    if _duration(text).startswith("0"):
+def _positive_duration(value: Any) -> Any:
+    if _duration(value).startswith("0"):
         raise PydanticCustomError("duration", "Input should be longer than nothing")
-    return text
+    return value
 
 
 def _local_or_s3(address: str) -> str:
@@ -78,8 +81,8 @@ def _bytes(value: Any) -> Any:
         ) from None
 
 
-Duration = Annotated[str, AfterValidator(_duration)]
-PositiveDuration = Annotated[str, AfterValidator(_positive_duration)]
+Duration = Annotated[str, BeforeValidator(_duration)]
+PositiveDuration = Annotated[str, BeforeValidator(_positive_duration)]
 PositionKind = Literal["sincos", "learned", "none", "relative", "shared_relative"]
 Init = Literal["xavier", "trunc_normal", "beit"]
 Pair = Annotated[tuple[float, float], Field(strict=False)]

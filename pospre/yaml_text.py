@@ -12,12 +12,23 @@ from pospre.errors import UserError
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::([^}]*))?\}")
 _FLOAT = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+_LARGEST = 1 << 18  # bytes of a recipe
+_MOST_VALUES = 100_000  # of a text, each counted as often as its aliases repeat it
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, which takes ``1e-4`` for a float and refuses a key given twice."""
+    """PyYAML's safe loader, which takes ``1e-4`` for a float and refuses a key given twice.
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    It also refuses what is small as a text and endless as a value: aliases of aliases of aliases.
+    """
+
+    def get_single_node(self) -> yaml.Node | None:
+        root = super().get_single_node()
+        _count_values(root, {})
+        return root
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
         seen = set()
         for key_node, _ in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
@@ -27,7 +38,29 @@ class _Loader(yaml.SafeLoader):
                 line = key_node.start_mark.line + 1
                 raise UserError(f"key '{key_node.value}' is given twice (line {line})")
             seen.add(key_node.value)
-        return super().construct_mapping(node, deep=deep)
+        return node
+
+
+def _count_values(node: yaml.Node | None, known: dict[yaml.Node, int]) -> int:
+    """Return how many values a node stands for; ``known`` are those counted before.
+
+    Raises:
+        UserError: they are too many, or it holds an alias of itself.
+    """
+    if not isinstance(node, yaml.CollectionNode):
+        return 1
+    if node not in known:
+        known[node] = _MOST_VALUES + 1  # which an alias of itself would find
+        parts = node.value
+        if isinstance(node, yaml.MappingNode):
+            parts = [part for _, part in parts]
+        known[node] = 1 + sum(_count_values(part, known) for part in parts)
+    if known[node] > _MOST_VALUES:
+        raise UserError(
+            f"line {node.start_mark.line + 1}: more than {_MOST_VALUES} values (what an alias "
+            "*name stands for counts each time), or an alias of itself; a recipe has some dozens"
+        )
+    return known[node]
 
 
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
@@ -41,16 +74,21 @@ def parse(text: str, source: str) -> Any:
         raise UserError(f"{source}: {error}") from None
     except yaml.YAMLError as error:
         raise UserError(f"{source} is not valid YAML: {error}") from None
+    except RecursionError:
+        raise UserError(f"{source} is nested too deeply for a recipe") from None
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
     """Return the mapping in a YAML file, as written (no variables resolved)."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(_LARGEST + 1)
     except FileNotFoundError:
         raise UserError(f"recipe {path} does not exist") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"recipe {path} cannot be read: {error}") from None
+    if len(text) > _LARGEST:
+        raise UserError(f"{path} is no recipe: it has more than {_LARGEST >> 10} KiB of text")
     data = parse(text, f"recipe {path}")
     if not isinstance(data, dict):
         raise UserError(f"recipe {path} must hold sections such as 'data:' and 'encoder:'")

@@ -1,6 +1,7 @@
 """What a recipe may say, and what the user reads when it says something else."""
 
 import math
+import time
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,19 +63,27 @@ def test_dump_reads_back_as_the_same_recipe(recipe_file: Path) -> None:
         ("trainer.run_folder='runs/{rank}'", ["'trainer.run_folder'", "'{'"]),
         ("run_name=_x", ["'run_name' is '_x'", "a letter or digit first"]),
         ("seed={{ SEED }}", ["a key must be plain text"]),
-        ("seed=one", ["'seed' is 'one' (str)", "expected a valid integer"]),
+        ("seed=one", ["'seed' is 'one' (str)", "expected a whole number"]),
+        ("run_name=", ["'run_name' is empty"]),
+        ("run_name=2024", ["'run_name' is 2024 (int)", "in quotes", """run_name='"2024"'"""]),
+        ("data.views.view.scale=0.2,1", ["'data.views.view.scale'", "a list, in brackets"]),
+        ("trainer.clip_grad=1.0", ["'trainer.clip_grad' is 1.0", "keys of its own: mode, thresh"]),
+        ("evaluation=knn", ["'evaluation' is 'knn'", "such as {knn: {}}"]),
+        ("encoder.image_size=[64]", ["'encoder.image_size' is [64]", "more entries"]),
+        ("encoder.image_size=[1, 2, 3]", ["'encoder.image_size'", "at most 2 entries"]),
         ("data.batch_size=0", ["'data.batch_size' is 0", "greater than 0"]),
         ("data.views.view.scale=[0.1, x]", ["'data.views.view.scale.1' is 'x'", "number"]),
-        ("data.num_workers=two", ["'data.num_workers' is 'two'", "integer"]),
-        ("trainer.max_duration=12", ["'trainer.max_duration' is 12 (int)"]),
+        ("data.num_workers=two", ["'data.num_workers' is 'two'", "whole number"]),
+        ("trainer.max_duration=12", ["'trainer.max_duration' is 12 (int)", "12ep (epochs)"]),
         ("trainer.max_duration='12'", ["'trainer.max_duration'", "10ep (epochs)"]),
+        ("schedule.warmup=0", ["'schedule.warmup' is 0", "0ep (epochs)"]),
         ("trainer.max_duration=0ep", ["longer than nothing"]),
         ("trainer.precision=bf16", ["'fp32', 'amp_bf16' or 'amp_fp16'"]),
         ("trainer.clip_grad={}", ["'trainer.clip_grad.threshold' is missing"]),
         ("trainer.save_folder=gs://bucket/x", ["'trainer.save_folder'", "s3://bucket/folder"]),
         ("trainer.keep_checkpoints=0", ["'trainer.keep_checkpoints' is 0", "1 or more, or -1"]),
         ("trainer.keep_checkpoints=-2", ["'trainer.keep_checkpoints' is -2", "1 or more, or -1"]),
-        ("trainer=null", ["'trainer' is None", "a section"]),
+        ("trainer=null", ["'trainer' is empty", "a section", "max_duration"]),
         ("algorithms={}", ["'algorithms'", "at least one"]),
         ("run_name=../elsewhere", ["'run_name'", "letters, digits"]),
         ("data.path.x=1", ["'path' is a value"]),
@@ -113,6 +122,65 @@ def test_an_override_does_not_add_an_algorithm_by_accident(recipe_file: Path) ->
     assert "algorithms.droppos={}" in message(recipe_file, "algorithms.droppos.weight=2")
     recipe = load_recipe(recipe_file, ["algorithms.droppos={}", "algorithms.droppos.weight=2"])
     assert recipe.algorithms["droppos"] == {"weight": 2}
+
+
+def test_an_override_adds_an_evaluation(recipe_file: Path) -> None:
+    recipe = load_recipe(recipe_file, ["evaluation.knn.data=val", "evaluation.knn.k=5"])
+    assert recipe.evaluation == {"knn": {"data": "val", "k": 5}}
+
+
+@pytest.mark.parametrize("size", ["64.5", "64px", "0"])
+def test_an_image_size_is_not_told_to_be_a_list(recipe_file: Path, size: str) -> None:
+    said = message(recipe_file, f"encoder.image_size={size}")
+    assert "'encoder.image_size'" in said and "list" not in said and "also" not in said
+
+
+def test_sections_of_a_wrong_kind_are_said(recipe_file: Path) -> None:
+    for value in ("3", "mae", "[mae]"):
+        said = message(recipe_file, f"algorithms={value}", "algorithms=" + value)
+        assert "'algorithms' is" in said and "keys of its own" in said
+    recipe_file.write_text("algorithms: 3\n")
+    assert "'algorithms' is 3" in message(recipe_file, "data.batch_size=2")
+
+
+def aliases_of_aliases(first: str, layer: str) -> str:
+    """Return a text of ten lines that stands for 10⁹ values."""
+    lines = [f"a0: &a0 {first}"]
+    for number in range(1, 10):
+        repeated = ", ".join([f"*a{number - 1}"] * 10)
+        lines.append(f"a{number}: &a{number} {layer.format(repeated)}")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (aliases_of_aliases("[x]", "[{}]"), "more than 100000 values"),
+        (aliases_of_aliases("{x: 1}", "{{<<: [{}]}}"), "more than 100000 values"),
+        ("data: &d {path: *d}", "an alias of itself"),
+        ("[" * 5000, "nested too deeply"),
+        ("a: " + "{a: " * 5000, "nested too deeply"),
+        ("a: [" + "xyz, " * 60_000 + "]", "has more than 256 KiB"),
+    ],
+    ids=["aliases", "merged", "itself", "lists", "mappings", "long"],
+)
+def test_texts_that_would_never_end(recipe_file: Path, text: str, said: str) -> None:
+    recipe_file.write_text(text)
+    start = time.process_time()
+    assert said in message(recipe_file)
+    assert time.process_time() - start < 10
+
+
+def test_anchors_in_ordinary_use(recipe_file: Path) -> None:
+    recipe_file.write_text(
+        "data: {path: &photos photos, batch_size: 8, views: {a: &v {flip_rate: 0.1},"
+        " b: &w {<<: *v, count: 2}}}\n"
+        "encoder: {name: vits16}\nalgorithms: {mae: {}}\ntrainer: {max_duration: 2ep}\n"
+        "evaluation: {knn: {<<: *w, data: *photos}}\n"
+    )
+    recipe = load_recipe(recipe_file)
+    assert (recipe.data.views["b"].flip_rate, recipe.data.views["b"].count) == (0.1, 2)
+    assert recipe.evaluation["knn"] == {"flip_rate": 0.1, "count": 2, "data": "photos"}
 
 
 def test_environment_variables(recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +241,7 @@ def test_arguments_are_checked_against_the_constructor() -> None:
     ("given", "parts"),
     [
         ({"count": 1, "ration": 1}, ["'algorithms.example.ration'", "Did you mean 'ratio'"]),
-        ({"count": "1"}, ["'algorithms.example.count' is '1' (str)", "integer"]),
+        ({"count": "1"}, ["'algorithms.example.count' is '1' (str)", "whole number"]),
         ({"count": 1, "mode": "c"}, ["'algorithms.example.mode' is 'c'", "'a' or 'b'"]),
         ({}, ["'algorithms.example.count' is missing"]),
         ({"count": 1, "limit": "x"}, ["'algorithms.example.limit' is 'x'", "number"]),
