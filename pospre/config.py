@@ -70,6 +70,11 @@ class Recipe(Section):
         """Return where checkpoints go: a local path or an ``s3://`` address."""
         return self.trainer.save_folder or str(self.run_path() / "checkpoints")
 
+    def local_checkpoints(self) -> Path:
+        """Return where the last checkpoints are on this machine, also those of a bucket."""
+        folder = self.checkpoint_folder()
+        return self.run_path() / "checkpoints" if folder.startswith("s3://") else Path(folder)
+
 
 def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
     """Return the recipe in a YAML file; ``overrides`` are ``key.sub=value`` strings."""

@@ -1,18 +1,19 @@
 """S3 as this package needs it: list, read, fetch, put, delete, and a quick check before training.
 
 The endpoint comes from ``S3_ENDPOINT_URL`` or boto's ``AWS_ENDPOINT_URL``; key, secret and region
-from boto's own variables and files. Composer uploads checkpoints under the same settings.
+from boto's own variables and files.
 """
 
 import os
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import boto3
 from boto3.exceptions import Boto3Error
+from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
 from botocore.exceptions import (
     BotoCoreError,
@@ -29,6 +30,7 @@ _MISSING = ("404", "NoSuchKey", "NotFound")
 _THERE_ALREADY = ("PreconditionFailed", "412", "ConditionalRequestConflict", "409")
 _NOT_KNOWN = ("NotImplemented", "501")
 _ENDPOINTS = ("S3_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+_PATIENCE = 300.0
 _CHECKED = 3  # tries of a check: a server that is busy once is no mistake
 _DELETED_AT_ONCE = 1000  # what S3 takes
 CREDENTIAL_FAULTS = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken")
@@ -49,6 +51,18 @@ def split(uri: str) -> tuple[str, str]:
     if not bucket:
         raise UserError(f"'{uri}' names no bucket; write s3://bucket/folder")
     return bucket, key.strip("/")
+
+
+def s3_patience() -> float:
+    """Return for how many seconds to try: ``POSPRE_S3_PATIENCE``, or five minutes."""
+    noted = os.environ.get("POSPRE_S3_PATIENCE") or str(_PATIENCE)
+    try:
+        seconds = float(noted)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise UserError(f"POSPRE_S3_PATIENCE is {noted!r}; give a number of seconds, such as 300.")
+    return seconds
 
 
 class Bucket:
@@ -119,6 +133,19 @@ class Bucket:
     def put(self, name: str, content: bytes) -> None:
         """Write a small object into this folder."""
         self.client.put_object(Bucket=self.name, Key=self.path(name), Body=content)
+
+    def upload(self, name: str, file: BinaryIO, progress: Callable[[int], None]) -> None:
+        """Write a large object into this folder, in this thread alone.
+
+        Args:
+            name: of the object.
+            file: open at the start; it may lose its name meanwhile.
+            progress: told how many bytes have gone up since the last time (below 0: again).
+        """
+        options = TransferConfig(use_threads=False, preferred_transfer_client="classic")
+        self.client.upload_fileobj(
+            file, self.name, self.path(name), Callback=progress, Config=options
+        )
 
     def put_new(self, name: str, content: bytes) -> bool:
         """Write a small object unless there is one of this name; tell whether it was written.

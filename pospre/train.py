@@ -48,7 +48,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     recipe = load_recipe(arguments.recipe, arguments.overrides)
     # Late, so that --help and a mistyped key answer at once.
-    from pospre.training.run import say, train
+    from pospre.training.ranks import say
+    from pospre.training.run import train
 
     for name, settings in recipe.evaluation.items():
         _check_evaluation(name, settings, recipe)
@@ -98,8 +99,8 @@ def finish(recipe: Recipe, *, again: bool) -> None:
     from pospre.evaluation.run import run_evaluation
     from pospre.object_store import is_remote
     from pospre.report.page import write_report
-    from pospre.training.callbacks.mirror import mirror_run
     from pospre.training.checkpoint import find_file, load_model
+    from pospre.training.uploads import mirror_run
 
     if dist.get_global_rank() != 0:
         return

@@ -74,22 +74,22 @@ class MemoryEstimate:
     def describe(self) -> str:
         """Return two lines to print at the start."""
         ranks = "" if self.num_ranks == 1 else f" for each of {self.num_ranks} ranks"
-        free = "" if self.available is None else f"; {_text(self.available)} are available"
+        free = "" if self.available is None else f"; {readable(self.available)} are available"
         parts = {
             "batches": self.batches,
             "decoding": self.decoding,
             "read ahead": self.read_ahead,
             "tables": self.tables,
         }
-        texts = {name: f"{name} {_text(size)}" for name, size in parts.items() if size}
+        texts = {name: f"{name} {readable(size)}" for name, size in parts.items() if size}
         if self.assumed_pixels and "decoding" in texts:
             megapixels = f"{self.assumed_pixels / 1e6:.3g} megapixels"
             texts["decoding"] += f" if no image has more than {megapixels}"
         listed = ", ".join(texts.values())
-        lines = [f"loading takes about {_text(self.per_rank)} of memory{ranks} ({listed}){free}"]
+        lines = [f"loading takes about {readable(self.per_rank)} of memory{ranks} ({listed}){free}"]
         if self.stored is not None:
             fits = "" if self._fits else ", more than can stay in memory"
-            lines.append(f"the data set holds about {_text(self.stored)}{fits}")
+            lines.append(f"the data set holds about {readable(self.stored)}{fits}")
         return "\n".join(lines)
 
     def check(self) -> None:
@@ -100,16 +100,16 @@ class MemoryEstimate:
         """
         if self.available is not None and self.total > self.available:
             raise UserError(
-                f"loading needs about {_text(self.total)} of memory on this machine "
-                f"({self.num_ranks} x {_text(self.per_rank)}), but {_text(self.available)} are "
-                "available. Lower data.batch_size or data.num_workers, or give the machine or its "
-                "container more memory."
+                f"loading needs about {readable(self.total)} of memory on this machine "
+                f"({self.num_ranks} x {readable(self.per_rank)}), but {readable(self.available)} "
+                "are available. Lower data.batch_size or data.num_workers, or give the machine or "
+                "its container more memory."
             )
         if not self._fits and not self.read_ahead:
             assert self.stored is not None and self.available is not None
             warnings.warn(
-                f"The data set holds about {_text(self.stored)}, but only "
-                f"{_text(self.available - self.total)} of memory are left to keep it in: every "
+                f"The data set holds about {readable(self.stored)}, but only "
+                f"{readable(self.available - self.total)} of memory are left to keep it in: every "
                 "epoch will read from disk. Where that is slow, set data.page_cache: process (for "
                 ".beton files and MDS shards).",
                 stacklevel=2,
@@ -206,7 +206,7 @@ def _lines(path: Path) -> list[str]:
         return []
 
 
-def _text(size: int) -> str:
+def readable(size: int) -> str:
     """Return a size for people: ``"1.3 GiB"``."""
     value, units = float(size), ["bytes", "KiB", "MiB", "GiB", "TiB"]
     while value >= 1000 and len(units) > 1:

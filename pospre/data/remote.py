@@ -7,7 +7,6 @@ and stops the next, and its workers wait for each other without bound.
 """
 
 import io
-import os
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -24,9 +23,8 @@ from pospre.data.mds_reader import SIDECAR_NAME, MdsReader
 from pospre.data.shard_cache import ShardCache, cache_root
 from pospre.data.transfer import ForbiddenObject, MissingObject, Transfer
 from pospre.errors import UserError
-from pospre.object_store import Bucket
+from pospre.object_store import Bucket, s3_patience
 
-_PATIENCE = 300.0  # seconds for a shard
 _OPENING_PATIENCE = 20.0  # seconds for each of the small files at the start
 _LONGEST_SILENCE = 20.0  # seconds without a byte after which a try has failed
 
@@ -57,7 +55,7 @@ class RemoteMdsReader(MdsReader):
             f"Copy the data set to {self.address} again, or convert again with "
             f"`python -m data_prep.convert SRC {self.address} --format mds`."
         )
-        patience = _patience()
+        patience = s3_patience()
         bucket = Bucket(self.address, patience=1, timeout=min(_LONGEST_SILENCE, patience / 4))
         contents = _small_files(bucket, min(_OPENING_PATIENCE, patience))
         cache = ShardCache(cache_root(cache_dir), self.address, contents, cache_limit)
@@ -190,18 +188,6 @@ class RemoteMdsReader(MdsReader):
             if size != entry.stored.size:
                 state = f"has {size} bytes instead of {entry.stored.size}" if size else "is missing"
                 raise UserError(f"shard {self._shard_name(place)} {state}. {self.remedy}")
-
-
-def _patience() -> float:
-    """Return how many seconds a shard may take: ``POSPRE_S3_PATIENCE``, or five minutes."""
-    noted = os.environ.get("POSPRE_S3_PATIENCE") or str(_PATIENCE)
-    try:
-        seconds = float(noted)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise UserError(f"POSPRE_S3_PATIENCE is {noted!r}; give a number of seconds, such as 300.")
-    return seconds
 
 
 def _small_files(bucket: Bucket, patience: float) -> dict[str, bytes]:

@@ -5,11 +5,11 @@ Everything the user can get wrong is found here, before anything is written.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from composer import Trainer
-from composer.callbacks import CheckpointSaver
 from composer.core import Callback, DataSpec
 from composer.devices import Device
 from composer.loggers import LoggerDestination, TensorboardLogger
@@ -25,20 +25,18 @@ from pospre.data.views import ViewGroup
 from pospre.errors import UserError
 from pospre.nn.build import build_encoder
 from pospre.nn.swin import SWIN
-from pospre.object_store import is_remote, split
 from pospre.pretrain.algorithm import PretrainAlgorithm, algorithm_class
 from pospre.pretrain.model import PretrainModel
 from pospre.schedules import duration_steps
 from pospre.sections import Size, View
 from pospre.training.callbacks.metrics import MetricsFile
-from pospre.training.callbacks.mirror import RunMirror
 from pospre.training.callbacks.position import LoaderPosition
 from pospre.training.callbacks.progress import ProgressBar
 from pospre.training.callbacks.record import RecipeRecord
 from pospre.training.clipping import MeanOverRanks, build_clipping
 from pospre.training.optim import build_optimizer, build_schedule
-
-CHECKPOINT_NAME = "ep{epoch}-ba{batch}.pt"
+from pospre.training.saver import CheckpointSaver
+from pospre.training.uploads import Uploads
 
 
 def resolve_algorithms(recipe: Recipe) -> Recipe:
@@ -240,7 +238,13 @@ def build_device(recipe: Recipe) -> Device:
     return device
 
 
-def assemble(parts: Parts, *, load_path: str | None = None, earlier: Sequence[str] = ()) -> Trainer:
+def assemble(
+    parts: Parts,
+    *,
+    load_path: str | None = None,
+    earlier: Sequence[Path] = (),
+    uploads: Uploads | None = None,
+) -> Trainer:
     """Return the trainer of ``parts``.
 
     Args:
@@ -248,6 +252,7 @@ def assemble(parts: Parts, *, load_path: str | None = None, earlier: Sequence[st
         load_path: the checkpoint file to go on from; without it, from nothing.
         earlier: the local checkpoints up to that one, oldest first; they take part in
             ``trainer.keep_checkpoints``.
+        uploads: what carries new ones into the bucket.
     """
     recipe, model, loader = parts.recipe, parts.model, parts.loader
     options = recipe.trainer
@@ -269,7 +274,7 @@ def assemble(parts: Parts, *, load_path: str | None = None, earlier: Sequence[st
         optimizers=parts.optimizer,
         schedulers=parts.schedule,
         step_schedulers_every_batch=True,
-        callbacks=_callbacks(parts, earlier),
+        callbacks=_callbacks(parts, earlier, uploads),
         loggers=_loggers(recipe),
         run_name=recipe.run_name,
         progress_bar=False,
@@ -285,37 +290,24 @@ def assemble(parts: Parts, *, load_path: str | None = None, earlier: Sequence[st
     )
 
 
-def _callbacks(parts: Parts, earlier: Sequence[str]) -> list[Callback]:
-    recipe, folder = parts.recipe, parts.recipe.checkpoint_folder()
-    saver = _saver(recipe)
-    saver.saved_checkpoints.extend(earlier)
+def _callbacks(parts: Parts, earlier: Sequence[Path], uploads: Uploads | None) -> list[Callback]:
+    recipe, options = parts.recipe, parts.recipe.trainer
+    saver = CheckpointSaver(
+        recipe.local_checkpoints(),
+        interval=options.save_interval,
+        keep=options.keep_checkpoints,
+        earlier=earlier,
+    )
+    if uploads is not None:
+        saver.after_save.append(uploads.offer)
     callbacks: list[Callback] = [
         LoaderPosition(parts.loader),
         RecipeRecord(recipe, parts.loader.num_samples),
         saver,
     ]
-    if is_remote(folder):
-        callbacks.append(RunMirror(recipe.run_path(), folder, saver))
-    if recipe.trainer.progress_bar:
+    if options.progress_bar:
         callbacks.append(ProgressBar(parts.total_steps))
     return callbacks
-
-
-def _saver(recipe: Recipe) -> CheckpointSaver:
-    folder = recipe.checkpoint_folder()
-    remote = is_remote(folder)
-    return CheckpointSaver(
-        folder=folder,
-        filename=CHECKPOINT_NAME,
-        remote_file_name=f"{split(folder)[1]}/{CHECKPOINT_NAME}" if remote else None,
-        latest_filename=None,
-        latest_remote_file_name=None,
-        # what may be written over was decided when the run folder was opened
-        overwrite=True,
-        save_interval=recipe.trainer.save_interval,
-        # the uploader works on a copy of its own
-        num_checkpoints_to_keep=0 if remote else recipe.trainer.keep_checkpoints,
-    )
 
 
 def _loggers(recipe: Recipe) -> list[LoggerDestination]:

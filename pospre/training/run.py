@@ -2,10 +2,10 @@
 
 import os
 import shutil
-from collections.abc import Callable
+import sys
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 from composer.utils import dist
@@ -15,7 +15,6 @@ from pospre.data.memory import estimate_memory
 from pospre.errors import UserError
 from pospre.object_store import check_writable, is_remote
 from pospre.training.build import Parts, assemble, build_parts
-from pospre.training.callbacks.mirror import restore_metrics
 from pospre.training.checkpoint import (
     Found,
     checkpoints_in,
@@ -26,10 +25,10 @@ from pospre.training.checkpoint import (
     recorded,
     remove_checkpoints,
 )
+from pospre.training.ranks import from_rank_zero, say
+from pospre.training.uploads import Uploads, restore_metrics
 from pospre.training.weights import start_from
 from pospre.yaml_text import read_mapping
-
-Value = TypeVar("Value")
 
 # What may differ when a run goes on: where things are and how fast they go, not what is learned
 # (but for DropPos with attentive weights: its loss depends slightly on trainer.microbatch_size).
@@ -90,23 +89,36 @@ def _start_weights(parts: Parts) -> None:
 
 def fit(parts: Parts, start: Found | None) -> None:
     """Train from ``start``, or from nothing, to the end of the recipe."""
+    recipe = parts.recipe
+    uploads = None
+    if is_remote(recipe.checkpoint_folder()) and dist.get_global_rank() == 0:
+        uploads = Uploads(recipe.run_path(), recipe.checkpoint_folder())
     downloads = start is not None and dist.get_local_rank() == 0
     with local_copy(start.uri) if start and downloads else nullcontext() as path:
         # only the first rank of a node reads the file; the others must name one as well
         load_path = None if start is None else str(path or start.uri.rpartition("/")[2])
-        trainer = assemble(parts, load_path=load_path, earlier=_earlier(parts.recipe, start))
+        trainer = assemble(
+            parts, load_path=load_path, earlier=_earlier(parts.recipe, start), uploads=uploads
+        )
     if start is not None:
         say(f"going on from {start.uri}")
-    trainer.fit()
+    try:
+        trainer.fit()
+    finally:
+        missing = uploads.finish() if uploads is not None else None
+        if missing is not None:
+            print(f"warning: {missing}", file=sys.stderr)
     trainer.close()
+    if missing is not None:
+        raise UserError(missing)
 
 
-def _earlier(recipe: Recipe, start: Found | None) -> list[str]:
+def _earlier(recipe: Recipe, start: Found | None) -> list[Path]:
     """Return the local checkpoints up to ``start``, oldest first."""
-    folder = recipe.checkpoint_folder()
-    if start is None or is_remote(folder):
+    if start is None:
         return []
-    return [found.uri for found in reversed(checkpoints_in(folder)) if found <= start]
+    local = checkpoints_in(str(recipe.local_checkpoints()))
+    return [Path(found.uri) for found in reversed(local) if found[:2] <= start[:2]]
 
 
 def open_run(parts: Parts) -> Found | None:
@@ -262,17 +274,3 @@ def _write_recipe(recipe: Recipe) -> None:
         raise UserError(
             f"run folder {target.parent} or trainer.save_folder cannot be written: {error}"
         ) from error
-
-
-def from_rank_zero(work: Callable[[], Value]) -> Value:
-    """Do ``work`` on rank 0 only and return its result on every rank."""
-    result = [work()] if dist.get_global_rank() == 0 else [None]
-    if dist.get_world_size() > 1:
-        dist.broadcast_object_list(result)
-    return result[0]  # type: ignore[return-value]
-
-
-def say(text: str) -> None:
-    """Print a line, once however many ranks there are."""
-    if dist.get_global_rank() == 0:
-        print(text, flush=True)

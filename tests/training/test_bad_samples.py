@@ -28,7 +28,7 @@ def damage(folder: Path, batch: int, row: int = 0) -> Path:
 
 
 def checkpoints(folder: Path) -> set[str]:
-    return {path.name for path in (folder / "checkpoints").iterdir()}
+    return {path.name for path in (folder / "checkpoints").glob("*.pt")}
 
 
 def bad_samples(folder: Path) -> list[int | None]:

@@ -81,7 +81,7 @@ def test_a_trained_model_comes_back(tiny: Path, run: Run, tmp_path: Path) -> Non
     code, _ = run(tiny, "trainer.max_duration=4ba", "trainer.save_interval=2ba")
     assert code == 0
     folder = tmp_path / "runs" / "tiny"
-    names = {path.name for path in (folder / "checkpoints").iterdir()}
+    names = {path.name for path in (folder / "checkpoints").glob("*.pt")}
     assert names == {"ep0-ba2.pt", "ep1-ba4.pt"}
     model, recipe = load_model(str(folder))
     assert not model.training and recipe.run_name == "tiny"

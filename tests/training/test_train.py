@@ -64,7 +64,8 @@ def test_old_checkpoints_go_also_after_a_resume(tiny: Path, run: Run, tmp_path: 
     assert run(tiny, *options)[0] == 0
     (folder / "ep1-ba6.pt").unlink()
     assert run(tiny, *options, "trainer.keep_checkpoints=2")[0] == 0
-    assert {path.name for path in folder.iterdir()} == {"ep1-ba5.pt", "ep1-ba6.pt"}
+    kept = {"ep1-ba5.pt", "ep1-ba5.json", "ep1-ba6.pt", "ep1-ba6.json"}
+    assert {path.name for path in folder.iterdir()} == kept
 
 
 @pytest.mark.parametrize("options", [(), ("trainer.fsdp={}",)], ids=["ddp", "fsdp2"])
