@@ -4,6 +4,7 @@ The endpoint comes from ``S3_ENDPOINT_URL`` or boto's ``AWS_ENDPOINT_URL``; key,
 from boto's own variables and files.
 """
 
+import io
 import os
 import re
 import uuid
@@ -124,11 +125,26 @@ class Bucket:
         if target.stat().st_size != size:
             raise UserError(f"{self.uri}: got {target.stat().st_size} of {size} bytes; try again")
 
+    def download(self) -> io.BytesIO:
+        """Return this object, held in memory."""
+        content = io.BytesIO()
+        self.client.download_fileobj(self.name, self.key, content)
+        return content
+
     def read(self, name: str) -> bytes:
         """Return a small object of this folder."""
         answer = self.client.get_object(Bucket=self.name, Key=self.path(name))
         body: bytes = answer["Body"].read()
         return body
+
+    def find(self, name: str) -> bytes | None:
+        """Return a small object of this folder, None where there is none."""
+        try:
+            return self.read(name)
+        except ClientError as error:
+            if error.response["Error"]["Code"] in _MISSING:
+                return None
+            raise
 
     def put(self, name: str, content: bytes) -> None:
         """Write a small object into this folder."""

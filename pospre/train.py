@@ -50,11 +50,13 @@ def main(argv: list[str] | None = None) -> int:
     # Late, so that --help and a mistyped key answer at once.
     from pospre.training.ranks import say
     from pospre.training.run import train
+    from pospre.training.run_folder import hold
 
     for name, settings in recipe.evaluation.items():
         _check_evaluation(name, settings, recipe)
-    finished_before = train(recipe)
-    finish(recipe, again=not finished_before)
+    with hold(recipe):
+        finished_before = train(recipe)
+        finish(recipe, again=not finished_before)
     say(f"run folder: {recipe.run_path()}")
     return 0
 
@@ -99,7 +101,8 @@ def finish(recipe: Recipe, *, again: bool) -> None:
     from pospre.evaluation.run import run_evaluation
     from pospre.object_store import is_remote
     from pospre.report.page import write_report
-    from pospre.training.checkpoint import find_file, load_model
+    from pospre.training.checkpoint import load_model
+    from pospre.training.checkpoint_reading import checkpoints_in, places
     from pospre.training.uploads import mirror_run
 
     if dist.get_global_rank() != 0:
@@ -112,7 +115,7 @@ def finish(recipe: Recipe, *, again: bool) -> None:
         settings = dict(given)
         data = settings.pop("data", recipe.data.path)
         weights = settings.pop("weights", "student")
-        checkpoint = find_file(recipe.checkpoint_folder())
+        checkpoint = checkpoints_in(*places(recipe))[0].uri
         try:
             document = run_evaluation(
                 name,

@@ -33,6 +33,7 @@ from pospre.training.callbacks.metrics import MetricsFile
 from pospre.training.callbacks.position import LoaderPosition
 from pospre.training.callbacks.progress import ProgressBar
 from pospre.training.callbacks.record import RecipeRecord
+from pospre.training.callbacks.resume import Resume
 from pospre.training.clipping import MeanOverRanks, build_clipping
 from pospre.training.optim import build_optimizer, build_schedule
 from pospre.training.saver import CheckpointSaver
@@ -241,7 +242,7 @@ def build_device(recipe: Recipe) -> Device:
 def assemble(
     parts: Parts,
     *,
-    load_path: str | None = None,
+    resume: Resume | None = None,
     earlier: Sequence[Path] = (),
     uploads: Uploads | None = None,
 ) -> Trainer:
@@ -249,7 +250,7 @@ def assemble(
 
     Args:
         parts: what the recipe makes.
-        load_path: the checkpoint file to go on from; without it, from nothing.
+        resume: loads the checkpoint to go on from; without it, from nothing.
         earlier: the local checkpoints up to that one, oldest first; they take part in
             ``trainer.keep_checkpoints``.
         uploads: what carries new ones into the bucket.
@@ -274,12 +275,10 @@ def assemble(
         optimizers=parts.optimizer,
         schedulers=parts.schedule,
         step_schedulers_every_batch=True,
-        callbacks=_callbacks(parts, earlier, uploads),
+        callbacks=[*_callbacks(parts, earlier, uploads), *([resume] if resume else [])],
         loggers=_loggers(recipe),
         run_name=recipe.run_name,
         progress_bar=False,
-        load_path=load_path,
-        load_progress_bar=False,
         parallelism_config=_parallelism(recipe),
         device=parts.device,
         precision=precision,

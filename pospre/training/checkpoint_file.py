@@ -1,20 +1,44 @@
-"""One checkpoint file on the disk: written whole, with a manifest that says what was written.
+"""The file of a checkpoint: written whole, with a manifest; read only if it is what was written.
 
 ``ep1-ba4.pt`` is what ``torch.save`` makes; ``ep1-ba4.json`` beside it is written last and holds
-the file's size and SHA-256, which a reader compares before it believes a byte.
+the file's size and SHA-256, which a reader compares before it believes a byte. Files without one
+(as older versions wrote them) are judged by the checksums of the zip archive that they are, which
+``torch.load`` does not look at.
 """
 
 import contextlib
+import datetime
 import hashlib
+import io
 import json
 import os
+import pickle
+import zipfile
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import torch
+
+from pospre.errors import UserError
 
 CHECKPOINT_NAME = "ep{epoch}-ba{batch}.pt"
 PARTIAL = ".partial"
+
+# What torch.load may build besides tensors and plain values: Composer's clock, torch's version
+# and numpy's random state.
+_ALLOWED = [
+    datetime.timedelta,
+    torch.torch_version.TorchVersion,
+    np.ndarray,
+    np.dtype,
+    np.dtypes.UInt32DType,
+    np._core.multiarray._reconstruct,  # type: ignore[attr-defined]
+]
+
+
+class DamagedCheckpoint(UserError):
+    """The file is not what training wrote; another one may be whole."""
 
 
 def manifest_of(path: Path) -> Path:
@@ -33,7 +57,7 @@ def write_checkpoint(content: dict[str, Any], path: Path) -> None:
         with partial.open("wb") as file:
             written = _Hashing(file)
             try:
-                torch.save(content, written)
+                torch.save(content, written)  # type: ignore[arg-type]
             except RuntimeError:  # how torch ends when the disk was full, without saying so
                 if written.failure is None:
                     raise
@@ -47,6 +71,71 @@ def write_checkpoint(content: dict[str, Any], path: Path) -> None:
         with contextlib.suppress(OSError):
             partial.unlink()
         raise
+
+
+def verify(data: io.BytesIO, manifest: bytes | None, name: str) -> str:
+    """Return the SHA-256 of a checkpoint's bytes, if they are those that were written.
+
+    Args:
+        data: the whole file.
+        manifest: the content of its manifest, None for a file without one.
+        name: what to call it in errors.
+
+    Raises:
+        DamagedCheckpoint: they are not.
+    """
+    found = hashlib.sha256(data.getbuffer()).hexdigest()
+    if manifest is not None:
+        try:
+            noted = json.loads(manifest)
+            size, expected = int(noted["bytes"]), str(noted["sha256"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise DamagedCheckpoint(f"{name}: its manifest is damaged") from error
+        if found != expected:
+            raise DamagedCheckpoint(
+                f"{name} is damaged: its SHA-256 is not the one in its manifest "
+                f"({data.getbuffer().nbytes} bytes, {size} were written)"
+            )
+        return found
+    try:
+        with zipfile.ZipFile(data) as archive:
+            broken = archive.testzip()
+    except Exception as error:  # zipfile raises a dozen kinds for bytes that make no sense
+        raise DamagedCheckpoint(
+            f"{name} is no checkpoint, or one cut short ({data.getbuffer().nbytes} bytes)"
+        ) from error
+    if broken is not None:
+        raise DamagedCheckpoint(f"{name} is damaged: {broken} in it has another checksum")
+    return found
+
+
+def unpickle(data: io.BytesIO, name: str) -> dict[str, Any]:
+    """Return the content of a checkpoint's bytes on the CPU; nothing in it is ever executed.
+
+    Raises:
+        DamagedCheckpoint: it cannot be read, or holds more than plain data and tensors.
+        UserError: it is no checkpoint of this package.
+    """
+    data.seek(0)
+    try:
+        with torch.serialization.safe_globals(_ALLOWED):
+            content = torch.load(data, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise DamagedCheckpoint(
+            f"{name} is no checkpoint of pospre.train: it holds more than plain data and tensors "
+            "(nothing in it was executed)"
+        ) from error
+    except Exception as error:  # as above
+        raise DamagedCheckpoint(f"{name} is damaged or no checkpoint ({error})") from error
+    if not isinstance(content, dict) or "RecipeRecord" not in callback_states(content):
+        raise UserError(f"{name} is no checkpoint of pospre.train (it holds no recipe)")
+    return content
+
+
+def callback_states(content: dict[str, Any]) -> dict[str, Any]:
+    """Return what callbacks have stored in a checkpoint's content."""
+    state = content.get("state")
+    return state.get("callbacks", {}) if isinstance(state, dict) else {}
 
 
 class _Hashing:

@@ -8,6 +8,7 @@ carries it into a bucket (``uploads.py``) hangs on ``after_save``.
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from composer.core import Callback, Event, State
 from composer.loggers import Logger
@@ -77,14 +78,17 @@ class CheckpointSaver(Callback):
         for check in self.before_save:
             check(state)
         # both gather from all ranks
-        content = {"state": state.state_dict(), "rng": reproducibility.get_rng_state()}
+        content: dict[str, Any] = {
+            "state": state.state_dict(),
+            "rng": reproducibility.get_rng_state(),
+        }
         name = CHECKPOINT_NAME.format(epoch=time.epoch.value, batch=time.batch.value)
         failure = from_rank_zero(lambda: self._write(content, self.folder / name))
         if failure is not None:
             raise UserError(failure)
         self._last_batch = time.batch.value
 
-    def _write(self, content: dict[str, object], path: Path) -> str | None:
+    def _write(self, content: dict[str, Any], path: Path) -> str | None:
         """Write a checkpoint and remove the oldest; return what kept it from being written."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,9 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
+from pospre.errors import UserError
 from pospre.object_store import Bucket, s3_patience
 from pospre.training.checkpoint_file import manifest_of
 
@@ -37,10 +39,20 @@ class Uploads:
         self._patience = s3_patience()
         self._changed = threading.Condition()
         self._waiting: Path | None = None
-        self._ending = False
+        self._hurry = False
         self._failure = ""
         self._sent, self._most, self._last_progress = 0, 0, 0.0
         self._thread = threading.Thread(target=self._work, name="uploads", daemon=True)
+
+    def __enter__(self) -> "Uploads":
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        missing = self.finish()
+        if missing is not None and error is None:
+            raise UserError(missing)
+        if missing is not None:
+            print(f"warning: {missing}", file=sys.stderr)
 
     def offer(self, checkpoint: Path) -> None:
         """Upload a checkpoint file as soon as may be, instead of an older one that still waits."""
@@ -57,7 +69,7 @@ class Uploads:
         """
         start = time.monotonic()
         with self._changed:
-            self._ending = True
+            self._hurry = True
             self._changed.notify_all()
             if not self._changed.wait_for(lambda: self._waiting is None, timeout=2.0):
                 print(
@@ -75,6 +87,7 @@ class Uploads:
                         "(POSPRE_S3_PATIENCE sets for how many seconds that is tried)"
                     )
                 self._changed.wait(left)
+            self._hurry = False
         return None
 
     def _work(self) -> None:
@@ -90,7 +103,7 @@ class Uploads:
                 pass
             except Exception as error:  # whatever it is: the run must not lose its uploads by it
                 self._warn(error)
-                self._rest(checkpoint, pause)
+                self._rest(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
                 continue
             pause = _FIRST_PAUSE
@@ -123,13 +136,12 @@ class Uploads:
             )
         self._failure = str(error)
 
-    def _rest(self, checkpoint: Path, pause: float) -> None:
-        """Wait before the next try; at the end of the run, with short pauses."""
+    def _rest(self, pause: float) -> None:
+        """Wait before the next try, not long when somebody waits for it."""
         with self._changed:
-            if self._ending:
-                self._changed.wait(min(pause, 2 * _FIRST_PAUSE))
-            else:
-                self._changed.wait_for(lambda: self._ending, timeout=pause)
+            hurried = self._hurry
+            pause = min(pause, 2 * _FIRST_PAUSE) if hurried else pause
+            self._changed.wait_for(lambda: self._hurry and not hurried, timeout=pause)
 
     def _done(self, checkpoint: Path) -> None:
         if self._failure:
@@ -139,6 +151,15 @@ class Uploads:
             if self._waiting == checkpoint:
                 self._waiting = None
             self._changed.notify_all()
+
+
+def lacks(remote: str, checkpoint: Path) -> bool:
+    """Tell whether a bucket has not, or not as a whole, what a local checkpoint file holds."""
+    manifest = manifest_of(checkpoint)
+    noted = manifest.read_bytes() if manifest.exists() else None
+    with Bucket(remote) as bucket:
+        there = bucket.list().get(checkpoint.name) == checkpoint.stat().st_size
+        return not there or bucket.find(manifest.name) != noted
 
 
 def mirror_run(run_folder: Path, remote: str) -> None:

@@ -4,7 +4,10 @@ Every tensor of the encoder is taken from the file, or may be fresh and is named
 random without a word. Only positions may be fresh, when the file has none of their kind.
 """
 
+import contextlib
 import pickle
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,16 +21,11 @@ from pospre.nn.encoder import Encoder
 from pospre.nn.patch_encoder import PatchEncoder
 from pospre.nn.positions import resample_positions
 from pospre.nn.swin import SwinEncoder
+from pospre.object_store import Bucket, is_remote
 from pospre.pretrain.model import PretrainModel
 from pospre.pretrain.teacher import follow
-from pospre.training.checkpoint import (
-    Weights,
-    find_file,
-    load_model,
-    local_copy,
-    read_checkpoint,
-    recorded,
-)
+from pospre.training.checkpoint import Weights, model_of, recorded
+from pospre.training.checkpoint_reading import open_checkpoint
 
 EXPORTED = (".safetensors", ".pth", ".bin")
 _PREFIX = {"student": "encoder.", "teacher": "teacher.module."}
@@ -92,19 +90,16 @@ def read_source(uri: str, which: Weights, grid: tuple[int, int]) -> Source:
     exported = uri.endswith(EXPORTED)
     if exported and which == "teacher":
         raise UserError(f"encoder.weights_from = teacher, but {uri} holds one encoder; use student")
-    uri = uri if exported else find_file(uri)
-    with local_copy(uri) as path:
-        if not path.is_file():
-            raise UserError(f"encoder.weights = {uri} does not exist")
-        source = _read_export(path, uri) if exported else _read_run(path, uri, which, grid)
+    source = _read_export(uri) if exported else _read_run(uri, which, grid)
     for key, tensor in source.tensors.items():
         if not bool(torch.isfinite(tensor).all()):
             raise UserError(f"{source.name}: tensor '{key}' holds values that are not finite")
     return source
 
 
-def _read_run(path: Path, uri: str, which: Weights, grid: tuple[int, int]) -> Source:
-    content = read_checkpoint(path, uri)
+def _read_run(uri: str, which: Weights, grid: tuple[int, int]) -> Source:
+    checkpoint = open_checkpoint(uri)
+    uri, content = checkpoint.uri, checkpoint.content
     tensors = content["state"]["model"]
     start = _PREFIX[which]
     own = {key[len(start) :]: value for key, value in tensors.items() if key.startswith(start)}
@@ -115,25 +110,41 @@ def _read_run(path: Path, uri: str, which: Weights, grid: tuple[int, int]) -> So
     recipe: dict[str, Any] = recorded(content)[0]
     positions = recipe["encoder"].get("positions")
     if "crop_field" in recipe["algorithms"]:  # the encoder's own table holds nothing then
-        own["pos_embed"] = load_model(str(path), weights=which)[0].position_table(grid)
+        own["pos_embed"] = model_of(checkpoint, weights=which)[0].position_table(grid)
         if recipe["algorithms"]["crop_field"].get("field") != "sincos":
             positions = "learned"
     return Source(f"{uri} ({which})", own, positions)
 
 
-def _read_export(path: Path, uri: str) -> Source:
+def _read_export(uri: str) -> Source:
     tensors: Any
     try:
-        if path.suffix == ".safetensors":
-            tensors = safetensors.torch.load_file(path)
-        else:
-            tensors = torch.load(path, map_location="cpu", weights_only=True)
+        with _local_copy(uri) as path:
+            if not path.is_file():
+                raise UserError(f"encoder.weights = {uri} does not exist")
+            if path.suffix == ".safetensors":
+                tensors = safetensors.torch.load_file(path)
+            else:
+                tensors = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, SafetensorError, RuntimeError, EOFError, OSError) as error:
         raise UserError(f"{uri} is damaged, or holds more than tensors ({error})") from error
     tensors = tensors.get("model", tensors) if isinstance(tensors, dict) else None
     if not isinstance(tensors, dict) or "patch_embed.proj.weight" not in tensors:
         raise UserError(f"{uri} holds no Vision Transformer under timm's names")
     return Source(uri, {key: value for key, value in tensors.items() if _of_encoder(key, value)})
+
+
+@contextlib.contextmanager
+def _local_copy(uri: str) -> Iterator[Path]:
+    """Give the file at ``uri`` as a local path; a download is deleted afterwards."""
+    if not is_remote(uri):
+        yield Path(uri)
+        return
+    with tempfile.TemporaryDirectory(prefix="pospre-") as folder:
+        target = Path(folder) / uri.rpartition("/")[2]
+        with Bucket(uri) as bucket:
+            bucket.fetch(target)
+        yield target
 
 
 def _of_encoder(key: str, value: Any) -> bool:

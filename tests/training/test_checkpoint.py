@@ -10,29 +10,26 @@ import torch
 from pospre.config import load_recipe
 from pospre.errors import UserError
 from pospre.training.build import build_model
-from pospre.training.checkpoint import (
-    compare_tensors,
-    find_file,
-    load_model,
-    newest_checkpoint,
-    read_checkpoint,
-)
+from pospre.training.checkpoint import compare_tensors, load_model
+from pospre.training.checkpoint_reading import open_newest, read_checkpoint
 
 Run = Callable[..., tuple[int, str]]
 
 
-def whole(path: Path) -> None:
-    with zipfile.ZipFile(path, "w") as file:
-        file.writestr("data", "x")
+CONTENT = {"state": {"callbacks": {"RecipeRecord": {}}, "model": {"a": torch.ones(100)}}}
 
 
-def test_the_newest_is_by_progress_and_whole(tmp_path: Path) -> None:
-    assert newest_checkpoint(str(tmp_path)) is None
+def test_the_newest_is_by_progress_and_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert open_newest([str(tmp_path)]) is None
     for name in ("ep2-ba9.pt", "ep10-ba100.pt", "ep1-ba20.pt", "other.pt"):
-        whole(tmp_path / name)
+        torch.save(CONTENT, tmp_path / name)
     (tmp_path / "ep11-ba110.pt").write_bytes((tmp_path / "ep10-ba100.pt").read_bytes()[:40])
-    found = newest_checkpoint(str(tmp_path))
+    found = open_newest([str(tmp_path)])
     assert found is not None and found.uri == f"{tmp_path}/ep10-ba100.pt"
+    said = capsys.readouterr().err
+    assert "ep11-ba110.pt is no checkpoint, or one cut short (40 bytes); passed over" in said
 
 
 class Unsafe:
@@ -42,7 +39,7 @@ class Unsafe:
 def test_files_that_are_no_checkpoint(tmp_path: Path) -> None:
     def said(path: Path) -> str:
         with pytest.raises(UserError) as caught:
-            read_checkpoint(path)
+            read_checkpoint(str(path))
         assert str(path) in str(caught.value)
         return str(caught.value)
 
@@ -51,7 +48,8 @@ def test_files_that_are_no_checkpoint(tmp_path: Path) -> None:
     text.write_text("hello")
     assert "no checkpoint, or one cut short" in said(text)
     archive = tmp_path / "archive.pt"
-    whole(archive)
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("data", "x")
     assert "damaged or no checkpoint" in said(archive)
     other = tmp_path / "other.pt"
     torch.save({"model": torch.zeros(2)}, other)
@@ -59,8 +57,9 @@ def test_files_that_are_no_checkpoint(tmp_path: Path) -> None:
     unsafe = tmp_path / "unsafe.pt"
     torch.save(Unsafe(), unsafe)
     assert "more than plain data" in said(unsafe)
+    (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="holds no checkpoint"):
-        find_file(str(tmp_path))
+        load_model(str(tmp_path / "empty"))
     with pytest.raises(UserError, match="does not exist"):
         load_model(str(tmp_path / "nowhere"))
 
@@ -95,10 +94,11 @@ def test_a_trained_model_comes_back(tiny: Path, run: Run, tmp_path: Path) -> Non
 
     # the same content with one tensor gone, then with another shape
     path = folder / "checkpoints" / "ep1-ba4.pt"
-    content = read_checkpoint(path)
+    content = read_checkpoint(str(path)).content
     weights = content["state"]["model"]
     weights["encoder.norm.bias"] = torch.zeros(7)
     torch.save(content, path)
+    path.with_suffix(".json").unlink()
     with pytest.raises(UserError, match=r"'encoder.norm.bias' has shape \(7,\)"):
         load_model(str(path))
     code, said = run(tiny, "trainer.max_duration=4ba", "trainer.save_interval=2ba")

@@ -65,7 +65,7 @@ def test_a_failed_start_leaves_nothing(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("pospre.training.run.os.replace", full)
+        patch.setattr("pospre.training.run_folder.os.replace", full)
         code, said = run(tiny, *SHORT)
     assert code == 2 and "No space left" in said
     assert not (tmp_path / "runs").exists()

@@ -1,0 +1,39 @@
+"""Puts a checkpoint that was read and checked into the training state."""
+
+from typing import Any
+
+from composer.core import Callback, State
+from composer.loggers import Logger
+from composer.utils import dist, reproducibility
+
+
+class Resume(Callback):
+    """Loads the state where Composer would have read a file, and the random state with it.
+
+    Composer's ``load_path`` reads the file again, whatever it holds by then, and unpickles freely.
+
+    Args:
+        content: of the checkpoint; emptied once it is loaded, so that its memory is free.
+    """
+
+    def __init__(self, content: dict[str, Any]) -> None:
+        self._content = content
+        self._random: list[dict[str, Any]] | None = content.get("rng")
+
+    def before_load(self, state: State, logger: Logger) -> None:
+        """Load weights, optimiser, clock and all else that the state keeps."""
+        saved = self._content["state"]
+        # As a list Composer would evaluate what the file says about algorithms, as Python; ours
+        # come from the recipe.
+        saved["algorithms"] = dict(saved.get("algorithms", {}))
+        saved.setdefault("callbacks", {}).setdefault(type(self).__qualname__, {})
+        state.load_state_dict(saved, logger, strict=True)
+        saved.clear()
+        self._content.clear()
+
+    def after_dataloader(self, state: State, logger: Logger) -> None:
+        """Restore the random state before the first step, also in the middle of an epoch."""
+        if self._random is not None:
+            # those of ranks that there are no more would only make Composer warn
+            reproducibility.load_rng_state(self._random[: dist.get_world_size()])
+            self._random = None

@@ -1,0 +1,246 @@
+"""A run's folder: whose it is, what may be deleted in it, and that only one run is in it."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+import yaml
+from composer.utils import dist
+
+from pospre.config import Recipe
+from pospre.data.memory import readable
+from pospre.errors import UserError
+from pospre.object_store import is_remote
+from pospre.training.checkpoint import recorded
+from pospre.training.checkpoint_reading import open_newest, remove_checkpoints
+from pospre.yaml_text import read_mapping
+
+# What may differ when a run goes on: where things are and how fast they go, not what is learned
+# (but for DropPos with attentive weights: its loss depends slightly on trainer.microbatch_size).
+FREE_KEYS = (
+    "data.path",
+    "data.num_workers",
+    "data.bad_samples",  # so that a run that met one goes on as the message says
+    "data.cache_dir",
+    "data.cache_limit",
+    "data.page_cache",
+    "loggers",
+    "evaluation",
+    "trainer.device",
+    "trainer.run_folder",
+    "trainer.overwrite",
+    "trainer.save_folder",
+    "trainer.save_interval",
+    "trainer.keep_checkpoints",
+    "trainer.autoresume",
+    "trainer.microbatch_size",
+    "trainer.compile",
+    "trainer.fsdp",
+    "trainer.log_interval",
+    "trainer.progress_bar",
+    "trainer.dist_timeout",
+)
+
+
+LOCK = "run.lock"
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+@contextlib.contextmanager
+def hold(recipe: Recipe) -> Iterator[None]:
+    """Keep a run's folders to this run while it lasts, on rank 0.
+
+    The lock is the system's: it goes with the process, however that ends, and the file that stays
+    behind after ``kill -9`` blocks nobody. On NFS the server keeps it, so other machines are kept
+    out as well (where the mount says ``nolock`` or ``local_lock``, only this machine's processes).
+
+    Raises:
+        UserError: another run is in one of the folders, or the disk is full.
+    """
+    if dist.get_global_rank() > 0:
+        yield
+        return
+    _check_places(recipe)
+    folders = [recipe.run_path()]
+    if recipe.trainer.save_folder and not is_remote(recipe.trainer.save_folder):
+        folders.append(Path(recipe.trainer.save_folder))
+    with contextlib.ExitStack() as stack:
+        try:
+            for folder in dict.fromkeys(folders):
+                stack.enter_context(_locked(folder))
+            yield
+        except OSError as error:
+            if error.errno not in _DISK_ERRORS:
+                raise
+            free = readable(shutil.disk_usage(folders[0]).free)
+            raise UserError(
+                f"run folder {folders[0]} cannot be written: {error} ({free} free). Make room "
+                "there and give the command again: it goes on from the last checkpoint"
+            ) from error
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold a folder's lock; in the end remove it, and the folder where nothing was written."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with _lock(folder / LOCK):
+            try:
+                yield
+            finally:
+                (folder / LOCK).unlink(missing_ok=True)
+    finally:
+        for path in made:
+            with suppress(OSError):
+                path.rmdir()
+
+
+def _lock(path: Path) -> TextIO:
+    """Return the locked file; while it is open nobody else gets it."""
+    while True:
+        file = path.open("a+", encoding="utf-8")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            with file:
+                raise UserError(
+                    f"{path.parent} is in use by another run ({file.read().strip()}). Wait until "
+                    "it has ended, stop it, or choose another run_name"
+                ) from error
+        except OSError as error:
+            print(
+                f"warning: {path.parent} cannot be locked ({error.strerror}): see to it that no "
+                "second run uses it",
+                file=sys.stderr,
+            )
+        if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            file.flush()
+            return file
+        file.close()  # its holder removed it when it ended: lock the new one
+
+
+def _check_places(recipe: Recipe) -> None:
+    """Raise a ``UserError`` if the run's folders are no folders, or not writable."""
+    folder = recipe.checkpoint_folder()
+    places = {f"run folder {recipe.run_path()}": recipe.run_path()}
+    if not is_remote(folder):
+        places[f"trainer.save_folder {folder}"] = Path(folder)
+    for name, place in places.items():
+        nearest = next(path for path in (place, *place.absolute().parents) if path.exists())
+        if not nearest.is_dir():
+            raise UserError(
+                f"{name}: {nearest} is a file; choose another run_name, trainer.run_folder or "
+                "trainer.save_folder"
+            )
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise UserError(f"{name} cannot be written: no permission to write into {nearest}")
+
+
+def clear(recipe: Recipe) -> None:
+    """Remove an earlier run of this name, if all that would go is of this name."""
+    path, folder = recipe.run_path(), recipe.checkpoint_folder()
+    if not (path / "recipe.yaml").exists() and _strangers(path):
+        raise UserError(f"{path} is no run folder (no recipe.yaml); trainer.overwrite spares it")
+    newest = open_newest([folder]) if recipe.trainer.save_folder else None
+    if newest is not None:
+        owner = recorded(newest.content)[0].get("run_name")
+        if owner != recipe.run_name:
+            raise UserError(
+                f"{newest.uri} is of run '{owner}'; trainer.overwrite spares it: choose another "
+                "trainer.save_folder"
+            )
+    try:
+        remove_checkpoints(folder)
+        for entry in path.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            elif entry.name != LOCK:
+                entry.unlink()
+    except OSError as error:
+        raise UserError(f"trainer.overwrite: the earlier run cannot be deleted: {error}") from error
+
+
+def _strangers(path: Path) -> list[Path]:
+    """Return what a start that failed half-way does not leave in a run folder."""
+    remains = {path / "recipe.yaml.partial", path / LOCK}
+    checkpoints = path / "checkpoints"
+    if checkpoints.is_dir() and not any(checkpoints.iterdir()):
+        remains.add(checkpoints)
+    return [entry for entry in path.iterdir() if entry not in remains]
+
+
+def check_folder(recipe: Recipe) -> None:
+    """Raise a ``UserError`` if the run's folder is of another run, or of something else."""
+    path = recipe.run_path()
+    if (path / "recipe.yaml").exists():
+        compare_recipes(read_mapping(path / "recipe.yaml"), recipe, f"{path}/recipe.yaml")
+    elif _strangers(path):
+        raise UserError(
+            f"{path} exists and is no run folder (no recipe.yaml); choose another run_name"
+        )
+
+
+def compare_recipes(previous: dict[str, Any], recipe: Recipe, source: str) -> None:
+    """Raise a ``UserError`` naming the first key in which two recipes are not the same run."""
+    key = first_difference(previous, recipe.dump())
+    if key is not None:
+        raise UserError(
+            f"run '{recipe.run_name}' exists with another recipe: {source} has "
+            f"{key} = {_look_up(previous, key)}, this one {_look_up(recipe.dump(), key)}; "
+            "choose another run_name=…, or trainer.overwrite=true to delete it and start again"
+        )
+
+
+def first_difference(old: Any, new: Any, key: str = "") -> str | None:
+    """Return the first dotted key in which two recipes differ, apart from ``FREE_KEYS``."""
+    if key in FREE_KEYS or old == new:
+        return None
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return key
+    names = [*new, *(name for name in old if name not in new)]
+    found = (first_difference(old.get(n), new.get(n), f"{key}.{n}" if key else n) for n in names)
+    return next((difference for difference in found if difference is not None), None)
+
+
+def _look_up(recipe: Any, key: str) -> Any:
+    for part in key.split("."):
+        recipe = recipe.get(part) if isinstance(recipe, dict) else None
+    return recipe
+
+
+def write_recipe(recipe: Recipe) -> None:
+    """Make the run's folders with the recipe in them, or leave nothing."""
+    target = recipe.run_path() / "recipe.yaml"
+    partial = target.with_name(f"{target.name}.partial")
+    folders = [recipe.run_path()]
+    if not is_remote(recipe.checkpoint_folder()):
+        folders.append(Path(recipe.checkpoint_folder()))
+    new = [path for folder in folders for path in (folder, *folder.parents) if not path.exists()]
+    is_new = not target.exists()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(yaml.safe_dump(recipe.dump(), sort_keys=False), encoding="utf-8")
+        os.replace(partial, target)
+        folders[-1].mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        for path in (partial, target) if is_new else (partial,):
+            with suppress(OSError):
+                path.unlink()
+        for path in sorted(new, key=lambda path: len(path.parts), reverse=True):
+            with suppress(OSError):
+                path.rmdir()
+        raise UserError(
+            f"run folder {target.parent} or trainer.save_folder cannot be written: {error}"
+        ) from error
