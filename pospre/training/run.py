@@ -14,7 +14,7 @@ from pospre.config import Recipe
 from pospre.data.memory import estimate_memory
 from pospre.errors import UserError
 from pospre.object_store import check_writable, is_remote
-from pospre.training.build import Parts, assemble, build_parts
+from pospre.training.build import Parts, assemble, build_parts, with_defaults
 from pospre.training.checkpoint import (
     Found,
     checkpoints_in,
@@ -224,6 +224,7 @@ def _check_checkpoint(parts: Parts, start: Found) -> None:
 
 def _compare(previous: dict[str, Any], recipe: Recipe, source: str) -> None:
     """Raise a ``UserError`` naming the first key in which two recipes are not the same run."""
+    previous = with_defaults(previous)
     key = first_difference(previous, recipe.dump())
     if key is not None:
         raise UserError(
