@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from pospre.algorithms.dinov2 import PrototypeMatching
 from pospre.config import load_recipe
+from pospre.pretrain.model import PretrainModel
 from pospre.train import main
 from pospre.training.build import build_model, resolve_algorithms, with_classes
 from pospre.training.groups import parameter_groups
@@ -95,6 +97,47 @@ def test_papers_fine_tuning(
     assert recipe.optimizer.layer_decay == layer_decay
     assert recipe.encoder.drop_path == drop_path and recipe.encoder.weights
     assert recipe.trainer.max_duration == f"{epochs}ep"
+
+
+def built(name: str, *overrides: str) -> PretrainModel:
+    """Return a recipe's model without memory, its encoder cut to one block."""
+    recipe = load_recipe(YAMLS / f"{name}.yaml", ["encoder.depth=1", *overrides])
+    with torch.device("meta"):
+        return build_model(recipe)
+
+
+def test_dinov2s_large_model_has_two_bottlenecks() -> None:
+    objective = built("pretrain/dinov2_vitl14").objectives["dinov2"]
+    assert isinstance(objective, PrototypeMatching) and objective.patch_head is not None
+    for head, width in ((objective.head, 384), (objective.patch_head, 256)):
+        assert head.last.weight.shape == (131072, width)
+
+
+def test_simmim_is_cut_out_bilinearly_and_jepas_large_images_show_more() -> None:
+    simmim = load_recipe(YAMLS / "pretrain" / "simmim_vitb16.yaml")
+    assert simmim.data.views["view"].interpolation == "bilinear"
+    ijepa = load_recipe(YAMLS / "pretrain" / "ijepa_vith16.yaml")
+    assert ijepa.algorithms["ijepa"]["context_tokens"] == 270
+
+
+@pytest.mark.parametrize("variant", ["learned_pos", "l1", "lowres_bilinear", "lowres_maxpool"])
+def test_stops_ablations_are_one_override(
+    variant: str, image_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    ablation = f"algorithms.stop.variant={variant}"
+    for size in ("vitl16", "vith14", "vith16"):
+        assert "ijepa" in built(f"pretrain/stop_{size}", ablation).objectives
+    small = [
+        *("encoder.name=vit_tiny16", "encoder.depth=1", "encoder.image_size=64"),
+        *("encoder.patch_size=8", "algorithms.ijepa.predictor_depth=1"),
+        *("algorithms.ijepa.predictor_heads=4", f"data.path={image_folder(num_images=16)}"),
+        *("data.batch_size=8", "schedule.warmup=1ba", "trainer.max_duration=2ba"),
+        *("trainer.device=cpu", "trainer.progress_bar=false"),
+        f"trainer.run_folder={tmp_path}/runs",
+    ]
+    assert main([str(YAMLS / "pretrain" / "stop_vitb16.yaml"), ablation, *small]) == 0
+    losses = (tmp_path / "runs" / "stop_vitb16" / "metrics.jsonl").read_text()
+    assert "loss/ijepa" in losses and "noise_std" not in losses
 
 
 def test_demo_classifier_starts_from_a_pretrained_encoder(

@@ -45,6 +45,8 @@ class DINOv2(PretrainAlgorithm):
         head_layers: of the head's MLP.
         train_norm: learn the length of each prototype, as the published code does.
         separate_heads: a second head for patches; published for L/14 and g/14.
+        patch_head_bottleneck: that of the second head; None: ``head_bottleneck``. Published for
+            L/14: 256, where the first has 384.
         dino_weight: of the loss over class tokens.
         ibot_weight: of the loss over masked patches.
         koleo_weight: of KoLeo.
@@ -72,6 +74,7 @@ class DINOv2(PretrainAlgorithm):
     head_layers: int = 3
     train_norm: bool = False
     separate_heads: bool = False
+    patch_head_bottleneck: int | None = None
     dino_weight: float = 1.0
     ibot_weight: float = 1.0
     koleo_weight: float = 0.1
@@ -125,6 +128,7 @@ class DINOv2(PretrainAlgorithm):
             bottleneck=self.head_bottleneck,
             layers=self.head_layers,
         )
+        self._check_patch_head()
         check_weight("dinov2", self.weight)
         self._check_terms()
         for side in ("student_temperature", "teacher_temperature_start", "teacher_temperature_end"):
@@ -134,6 +138,15 @@ class DINOv2(PretrainAlgorithm):
             raise UserError(f"dinov2.teacher_warmup is {self.teacher_warmup}. Use 0 to 1.")
         if self.freeze_epochs < 0:
             raise UserError("dinov2.freeze_epochs must not be negative; 1 is published.")
+
+    def _check_patch_head(self) -> None:
+        """Raise ``UserError`` for a width of the second head that cannot be, or without one."""
+        width = self.patch_head_bottleneck
+        if width is not None and (width < 1 or not self.separate_heads):
+            raise UserError(
+                f"dinov2.patch_head_bottleneck is {width}, but must be at least 1, and is for "
+                "dinov2.separate_heads = true. Remove it, or set both."
+            )
 
     def _check_terms(self) -> None:
         """Raise ``UserError`` for weights of the three losses that cannot be."""
@@ -191,7 +204,11 @@ class PrototypeMatching(Objective):
         self.weight, self.num_prefix = options.weight, model.encoder.num_prefix_tokens
         self.head = prototype_head(model, options)
         self.teacher_head = Frozen(self.head)
-        self.patch_head = prototype_head(model, options) if options.separate_heads else None
+        self.patch_head = (
+            prototype_head(model, options, options.patch_head_bottleneck)
+            if options.separate_heads
+            else None
+        )
         self.teacher_patch_head = None if self.patch_head is None else Frozen(self.patch_head)
         self.class_targets = Targets(options.centering, options.num_prototypes)
         self.patch_targets = Targets(options.centering, options.num_prototypes)
@@ -274,13 +291,15 @@ class PrototypeMatching(Objective):
         return {name: value.detach() for name, value in outputs.items()}
 
 
-def prototype_head(model: PretrainModel, options: DINOv2) -> PrototypeHead:
-    """Return a new head of the size that the options say."""
+def prototype_head(
+    model: PretrainModel, options: DINOv2, bottleneck: int | None = None
+) -> PrototypeHead:
+    """Return a new head of the size that the options say, but for its own ``bottleneck``."""
     return PrototypeHead(
         model.encoder.embed_dim,
         options.num_prototypes,
         hidden=options.head_hidden,
-        bottleneck=options.head_bottleneck,
+        bottleneck=options.head_bottleneck if bottleneck is None else bottleneck,
         layers=options.head_layers,
         train_norm=options.train_norm,
     )

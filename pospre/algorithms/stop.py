@@ -54,7 +54,8 @@ class StoP(PretrainAlgorithm):
             ``lowres_bilinear`` and ``lowres_maxpool`` (a second head predicts targets at half the
             resolution, and the losses are averaged), ``learned_pos`` (the predictor's positions are
             learned), and ``sincos``, which is I-JEPA.
-        noise_std: s, the standard deviation of n; None: 0.25 with noise. The paper's σ is a
+        noise_std: s, the standard deviation of n; None: 0.25. Variants without noise leave it
+            unused, so that ``variant`` alone makes an ablation of a recipe. The paper's σ is a
             variance, s = √σ; its code and published weights take the same 0.25 (0.2 for ViT-H) as
             the standard deviation.
         l1_weight: λ of ``l1``; None: 1e-5 there.
@@ -90,16 +91,12 @@ class StoP(PretrainAlgorithm):
             objective.extra = SecondScale(predictor.dim, width, model.encoder.grid, pooling)
 
     def _check_numbers(self) -> None:
-        """Raise ``UserError`` for numbers that cannot be, or that the variant has no use for."""
-        for key, value, variants in (
-            ("noise_std", self.noise_std, NOISY),
-            ("l1_weight", self.l1_weight, ("l1",)),
-        ):
-            if value is not None and self.variant not in variants:
-                raise UserError(
-                    f"stop.{key} = {value} is for stop.variant = {', '.join(variants)}, not "
-                    f"{self.variant}. Remove it, or change the variant."
-                )
+        """Raise ``UserError`` for numbers that cannot be, or a λ that the variant does not have."""
+        if self.l1_weight is not None and self.variant != "l1":
+            raise UserError(
+                f"stop.l1_weight = {self.l1_weight} is for stop.variant = l1, not {self.variant}. "
+                "Remove it, or change the variant."
+            )
         if self.noise_std is not None and self.noise_std < 0:
             raise UserError(
                 f"stop.noise_std is {self.noise_std}, but must not be negative. "

@@ -17,7 +17,7 @@ from composer.utils import FSDP2Config, ParallelismConfig, dist, get_device
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from pospre.config import Recipe, check_arguments
+from pospre.config import Recipe, check_arguments, recipe_from_dict
 from pospre.data.augment import Augment, RandAugment
 from pospre.data.loader import ViewLoader, build_loader
 from pospre.data.samples import Reader
@@ -51,6 +51,14 @@ def resolve_algorithms(recipe: Recipe) -> Recipe:
         for name, given in recipe.algorithms.items()
     }
     return recipe.model_copy(update={"algorithms": checked})
+
+
+def with_defaults(recorded: dict[str, Any]) -> dict[str, Any]:
+    """Return a recipe that a run recorded with options that came later at their defaults."""
+    try:
+        return resolve_algorithms(recipe_from_dict(recorded)).dump()
+    except UserError:  # of a version whose options are not these: as it is
+        return recorded
 
 
 def build_algorithms(recipe: Recipe) -> list[PretrainAlgorithm]:

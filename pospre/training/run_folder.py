@@ -19,6 +19,7 @@ from pospre.config import Recipe
 from pospre.data.memory import readable
 from pospre.errors import UserError
 from pospre.object_store import is_remote
+from pospre.training.build import with_defaults
 from pospre.training.checkpoint import recorded
 from pospre.training.checkpoint_reading import open_newest, remove_checkpoints
 from pospre.yaml_text import read_mapping
@@ -194,6 +195,7 @@ def check_folder(recipe: Recipe) -> None:
 
 def compare_recipes(previous: dict[str, Any], recipe: Recipe, source: str) -> None:
     """Raise a ``UserError`` naming the first key in which two recipes are not the same run."""
+    previous = with_defaults(previous)
     key = first_difference(previous, recipe.dump())
     if key is not None:
         raise UserError(

@@ -181,6 +181,17 @@ def test_temperature_warms_up_over_its_share_of_the_training():
     assert float(objective_of(model).temperature) == pytest.approx(0.07)
 
 
+def test_each_head_has_its_own_bottleneck() -> None:
+    model, inputs, _ = model_and_batch(separate_heads=True, patch_head_bottleneck=8)
+    objective = objective_of(model)
+    assert objective.patch_head is not None
+    assert (objective.head.last.weight.shape, objective.patch_head.last.weight.shape) == (
+        (32, 16),
+        (32, 8),
+    )
+    assert torch.isfinite(model.loss(model(inputs), inputs)["total"])
+
+
 def test_the_prototypes_of_both_heads_are_declared_frozen_at_first():
     model, _, _ = model_and_batch(separate_heads=True, freeze_epochs=2, train_norm=True)
     objective = objective_of(model)
@@ -281,6 +292,8 @@ def test_attaching_again_does_nothing():
         ({"teacher_warmup": 30.0}, r"dinov2.teacher_warmup is 30.0"),
         ({"freeze_epochs": -1}, r"dinov2.freeze_epochs must not be negative"),
         ({"centering": "sink"}, r"dinov2.centering is 'sink'"),
+        ({"patch_head_bottleneck": 8}, r"dinov2.patch_head_bottleneck is 8, .*separate_heads"),
+        ({"patch_head_bottleneck": 0, "separate_heads": True}, r"patch_head_bottleneck is 0"),
     ],
 )
 def test_bad_options_are_refused_at_attachment(options, message):

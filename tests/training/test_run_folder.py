@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 Run = Callable[..., tuple[int, str]]
 SHORT = ("trainer.max_duration=2ba", "schedule.warmup=1ba")
@@ -80,3 +81,14 @@ def test_what_a_killed_start_left_is_no_obstacle(
     (folder / "recipe.yaml.partial").write_text("run_na")
     assert run(tiny, *SHORT, *options)[0] == 0
     assert (folder / "recipe.yaml").exists() and not (folder / "recipe.yaml.partial").exists()
+
+
+def test_a_run_from_before_an_option_came_goes_on(tiny: Path, run: Run, tmp_path: Path) -> None:
+    assert run(tiny, *SHORT)[0] == 0
+    path = tmp_path / "runs" / "tiny" / "recipe.yaml"
+    recorded = yaml.safe_load(path.read_text())
+    recorded["schedule"].pop("unit"), recorded["algorithms"]["droppos"].pop("ignore_confident")
+    path.write_text(yaml.safe_dump(recorded))
+    assert run(tiny, *SHORT)[0] == 0
+    code, said = run(tiny, *SHORT, "schedule.unit=epoch")
+    assert code == 2 and "schedule.unit = step, this one epoch" in said
