@@ -40,7 +40,7 @@ def build_encoder(
             ``none``, or a zero-initialised bias of the attention by relative position, one per
             layer (``relative``) or one for all (``shared_relative``, as in BEiT).
         class_token: whether there is one.
-        num_registers: learned tokens without meaning that take part in attention.
+        num_registers: learned tokens without meaning or position that take part in attention.
         layer_scale: initial factor of each residual branch, learned per channel; None: no factor.
         drop_path: rate at which a sample skips the branches of the last block, in [0, 1); it grows
             linearly from 0 in the first.
@@ -49,8 +49,9 @@ def build_encoder(
             keys that the forward gets.
         final_norm: whether tokens are normalised after the last block; without it a classifier that
             averages them normalises the average instead (MAE's fine-tuning).
-        init: ``xavier`` (MAE, DropPos, LUT), ``trunc_normal`` (I-JEPA, DINOv2, DeiT), or ``beit``
-            (SimMIM).
+        init: ``xavier`` (MAE, DropPos, LUT), ``trunc_normal`` (I-JEPA), ``deit`` (MP3 too: the
+            patch embedding as PyTorch makes it), ``dinov2`` (that, and class token and registers
+            from N(0, 1e-6²)), or ``beit`` (SimMIM).
         window: side of Swin's attention windows in tokens, 8 without it; for ``swin_tiny`` only.
 
     Raises:
@@ -59,7 +60,8 @@ def build_encoder(
     """
     if name == SWIN:
         given = {key: value for key, value in locals().items() if key in SWIN_NEEDS}
-        return cast(Encoder, build_swin(image_size, given, drop_path=drop_path, window=window))
+        swin = build_swin(image_size, given, drop_path=drop_path, window=window, init=init)
+        return cast(Encoder, swin)
     if name not in SIZES:
         raise UserError(f"encoder.name is '{name}'.{suggestion(name, [*SIZES, SWIN])}")
     if window is not None:

@@ -13,7 +13,13 @@ from pospre.nn.drop_path import dropout, dropout_keys, residual_factors
 from pospre.nn.patch_encoder import Edit, PatchEncoder
 from pospre.nn.positions import resample_positions, sincos_table
 from pospre.nn.sizes import EncoderSize, timm_model
-from pospre.nn.weights import init_beit, init_token, init_trunc_normal, init_weights
+from pospre.nn.weights import (
+    init_beit,
+    init_patch_embed,
+    init_token,
+    init_trunc_normal,
+    init_weights,
+)
 from pospre.sections import Init, PositionKind
 
 
@@ -90,14 +96,14 @@ class Encoder(VisionTransformer, PatchEncoder):
     def _init_parameters(self, init: Init) -> None:
         if init == "xavier":
             init_weights(self)
-            nn.init.xavier_uniform_(self.patch_embed.proj.weight.view(self.embed_dim, -1))
+            init_patch_embed(self.patch_embed.proj)
         elif init == "beit":
             init_beit(self.blocks, self)
         else:
-            init_trunc_normal(self)
+            init_trunc_normal(self, convolutions=init == "trunc_normal")
         for token in (self.cls_token, self.reg_token):
             if token is not None:
-                init_token(token, cut=init == "beit")
+                init_token(token, std=1e-6 if init == "dinov2" else 0.02, cut=init == "beit")
         for part in self.modules():
             if isinstance(part, RelPosBias):
                 nn.init.zeros_(part.relative_position_bias_table)
@@ -105,10 +111,16 @@ class Encoder(VisionTransformer, PatchEncoder):
             return
         if self.position_kind == "learned":
             nn.init.trunc_normal_(self.pos_embed, std=0.02)
+            self.pos_embed[:, self._register_rows] = 0
             return
         self.pos_embed.requires_grad_(False)
         self.pos_embed.zero_()
         self.pos_embed[0, self.num_prefix_tokens :] = sincos_table(self.embed_dim, *self.grid)
+
+    @property
+    def _register_rows(self) -> slice:
+        """The table's rows of registers: there for timm's sake, they are 0 and do not learn."""
+        return slice(int(self.has_class_token), self.num_prefix_tokens)
 
     @property
     def is_relative(self) -> bool:
@@ -175,13 +187,15 @@ class Encoder(VisionTransformer, PatchEncoder):
         return table.expand_as(tokens_BKD) if keep_BK is None else table[keep_BK]
 
     def _prefix(self, num: int) -> list[Tensor]:
-        """Return the class token and the registers, with their positions."""
+        """Return the class token, with its position, and the registers."""
         tokens: list[Tensor] = [t for t in (self.cls_token, self.reg_token) if t is not None]
         if not tokens:
             return []
         prefix = torch.cat(tokens, dim=1)
         if self.pos_embed is not None:
-            prefix = prefix + self.pos_embed[:, : self.num_prefix_tokens]
+            registers = self.pos_embed[:, self._register_rows].detach()
+            own = self.pos_embed[:, : int(self.has_class_token)]
+            prefix = prefix + torch.cat([own, registers], dim=1)
         return [prefix.expand(num, -1, -1)]
 
     def _with_prefix(self, context_BM: Tensor | None) -> Tensor | None:

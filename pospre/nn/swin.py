@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from pospre.errors import UserError
 from pospre.nn.drop_path import residual_factors
 from pospre.nn.patch_encoder import Edit, PatchEncoder
-from pospre.nn.weights import init_trunc_normal
+from pospre.nn.weights import init_patch_embed, init_trunc_normal, init_weights
 from pospre.nn.window_attention import WindowAttention
 from pospre.nn.windows import cut, inner_places, join, merged_places, shift_mask, spread, squares
+from pospre.sections import Init
 
 SWIN = "swin_tiny"
 SWIN_NEEDS: dict[str, Any] = {
@@ -31,7 +32,6 @@ SWIN_NEEDS: dict[str, Any] = {
     "layer_scale": None,
     "dropout": 0.0,
     "final_norm": True,
-    "init": "trunc_normal",
 }
 """The options of ``build_encoder`` that Swin has one value of."""
 TOKEN = 4  # pixels of the smallest token's side
@@ -130,7 +130,14 @@ class SwinEncoder(PatchEncoder):
     pos_embed: None = None
     timm_head = "head.fc"
 
-    def __init__(self, *, image_size: int, window: int = 8, drop_path: float = 0.0) -> None:
+    def __init__(
+        self,
+        *,
+        image_size: int,
+        window: int = 8,
+        drop_path: float = 0.0,
+        init: Init = "trunc_normal",
+    ) -> None:
         super().__init__()
         patch = TOKEN * 2 ** (len(DEPTHS) - 2)
         self.set_grid((image_size, image_size), (patch, patch))
@@ -144,6 +151,9 @@ class SwinEncoder(PatchEncoder):
         self.timm_name = "swin_tiny_patch4_window7_224"
         self.timm_kwargs: dict[str, Any] = {"img_size": image_size, "window_size": window}
         init_trunc_normal(self)
+        if init == "xavier":
+            init_weights(self)
+            init_patch_embed(self.patch_embed.proj)
         for number, stage in enumerate(self.layers):
             assert isinstance(stage, Stage)
             for block in stage.blocks:
@@ -251,6 +261,7 @@ def build_swin(
     *,
     drop_path: float,
     window: int | None,
+    init: Init,
 ) -> SwinEncoder:
     """Build Swin-T for ``build_encoder``; ``given`` holds the options of ``SWIN_NEEDS``.
 
@@ -261,6 +272,10 @@ def build_swin(
         if given[key] != needed:
             text = {None: "null", True: "true", False: "false"}.get(needed, needed)
             raise UserError(f"encoder.name = {SWIN} needs encoder.{key}: {text}, not {given[key]}.")
+    if init not in ("xavier", "trunc_normal"):
+        raise UserError(
+            f"encoder.name = {SWIN} takes encoder.init: xavier or trunc_normal, not {init}."
+        )
     if isinstance(image_size, tuple) and image_size[0] != image_size[1]:
         raise UserError(f"encoder.name = {SWIN} takes square images, not {list(image_size)}.")
     side = image_size if isinstance(image_size, int) else image_size[0]
@@ -274,4 +289,4 @@ def build_swin(
             f"multiple of {4 * patch} pixels, and a window that divides the side of larger maps "
             f"({maps} tokens). 256 with window 8 (16 to fine-tune) are usual."
         )
-    return SwinEncoder(image_size=side, window=window, drop_path=drop_path)
+    return SwinEncoder(image_size=side, window=window, drop_path=drop_path, init=init)

@@ -1,4 +1,4 @@
-"""Weight initialisations: of MAE, DropPos, LUT; of I-JEPA, DINOv2, DeiT; of BEiT and SimMIM."""
+"""Weight initialisations as published; ``build_encoder`` says which method has which."""
 
 import math
 
@@ -21,6 +21,11 @@ def init_weights(module: nn.Module) -> None:
             nn.init.zeros_(part.bias)
 
 
+def init_patch_embed(projection: nn.Conv2d) -> None:
+    """Initialise a patch embedding's weight as if it were Linear (Xavier-uniform)."""
+    nn.init.xavier_uniform_(projection.weight.view(len(projection.weight), -1))
+
+
 def token_parameter(dim: int, *, cut: bool = False) -> nn.Parameter:
     """Return a learned (1, 1, dim) token, see ``init_token``."""
     token = nn.Parameter(torch.empty(1, 1, dim))
@@ -28,18 +33,24 @@ def token_parameter(dim: int, *, cut: bool = False) -> nn.Parameter:
     return token
 
 
-def init_token(token: nn.Parameter, *, cut: bool = False) -> None:
-    """Draw a token from N(0, 0.02²); ``cut`` at one standard deviation as in BEiT and SimMIM."""
+def init_token(token: nn.Parameter, *, std: float = 0.02, cut: bool = False) -> None:
+    """Draw a token from N(0, std²); ``cut`` at one standard deviation as in BEiT and SimMIM."""
     if cut:
-        nn.init.trunc_normal_(token, std=0.02, a=-0.02, b=0.02)
+        nn.init.trunc_normal_(token, std=std, a=-std, b=std)
     else:
-        nn.init.normal_(token, std=0.02)
+        nn.init.normal_(token, std=std)
 
 
-def init_trunc_normal(module: nn.Module) -> None:
-    """Initialise Linear and Conv2d below ``module`` from N(0, 0.02²) cut at ±2, biases with 0."""
+def init_trunc_normal(module: nn.Module, *, convolutions: bool = True) -> None:
+    """Initialise Linear and Conv2d below ``module`` from N(0, 0.02²) cut at ±2, biases with 0.
+
+    Args:
+        module: whose parts are initialised.
+        convolutions: False leaves those as PyTorch made them, as in DeiT and DINOv2.
+    """
+    drawn = (nn.Linear, nn.Conv2d) if convolutions else nn.Linear
     for part in module.modules():
-        if isinstance(part, (nn.Linear, nn.Conv2d)):
+        if isinstance(part, drawn):
             nn.init.trunc_normal_(part.weight, std=0.02)
             if part.bias is not None:
                 nn.init.zeros_(part.bias)
