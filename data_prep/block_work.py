@@ -1,5 +1,6 @@
 """One block → its shard or piece: read, prepare, write, hand over. This is what a worker does."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,14 +11,18 @@ from crc32c import crc32c
 
 from data_prep.blocks import Block
 from data_prep.images import PreparedImage, Unreadable, prepare_image
+from data_prep.overhearing import overheard
 from data_prep.reading import read_annotation, read_item
 from data_prep.sources.source import Item, Source
 from data_prep.store import Store
 from data_prep.tally import Record, Settings
+from data_prep.watching import at
 from pospre.errors import UserError
 
 if TYPE_CHECKING:
     from data_prep.audio import PreparedClip, Statistics
+
+_MOST_SAID = 3  # lines of libraries that are kept with the reason
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,8 @@ def convert_block(task: tuple[Block, tuple[Item, ...]], job: Job) -> Record:
     with job.store.scratch() as folder:
         with _writing(_make_writer(folder, job), record) as writer:
             for item in items:
-                prepared = _prepare(item, job, writer.max_bytes)
+                with at(str(job.source.root / item.name)):
+                    prepared = _prepare(item, job, writer.max_bytes)
                 if isinstance(prepared, Unreadable):
                     _skip(item, prepared, record, job)
                 else:
@@ -81,13 +87,7 @@ def _prepare(item: Item, job: Job, max_bytes: int) -> "_Prepared | Unreadable":
     settings = job.settings
     main: PreparedImage | PreparedClip | Unreadable
     if settings.frames is None:
-        main = prepare_image(
-            data,
-            settings.max_side,
-            settings.quality,
-            check=settings.check,
-            seekable=settings.seekable,
-        )
+        main = _prepare_image(data, item, settings)
     else:
         from data_prep.audio import prepare_clip  # torchaudio: seconds to import
 
@@ -108,6 +108,23 @@ def _prepare(item: Item, job: Job, max_bytes: int) -> "_Prepared | Unreadable":
             "it smaller"
         )
     return _Prepared(main, annotation)
+
+
+def _prepare_image(data: bytes, item: Item, settings: Settings) -> PreparedImage | Unreadable:
+    """Prepare an image; what the libraries say of it goes with its name."""
+    with overheard() as said:
+        found = prepare_image(
+            data,
+            settings.max_side,
+            settings.quality,
+            check=settings.check,
+            seekable=settings.seekable,
+        )
+    if isinstance(found, Unreadable):
+        return Unreadable("; ".join([found.reason, *said[:_MOST_SAID]]))
+    for line in said:
+        print(f"{item.name}: {line}", file=sys.stderr)
+    return found
 
 
 def _sample(prepared: _Prepared) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import wait
 from typing import TypeVar
 
+from data_prep.watching import Board
 from pospre.errors import UserError
 
 Item = TypeVar("Item")
@@ -26,19 +27,29 @@ def ordered_map(
     """Yield ``function(item)`` in the order of the items, computed by ``num_workers`` processes.
 
     One worker means this very process. At most a few results per worker wait at any time, so a slow
-    consumer costs no memory.
+    consumer costs no memory. What takes long, see ``watching.at``, is named meanwhile.
 
     Raises:
         UserError: a worker process died (killed, or out of memory).
     """
-    if num_workers <= 1:
-        yield from map(function, items)
-        return
-    executor = ProcessPoolExecutor(num_workers, initializer=_watch_parent)
+    board = Board(max(1, num_workers))
+    with board.watched():
+        if num_workers <= 1:
+            with board.joined():
+                yield from map(function, items)
+        else:
+            yield from _by_workers(function, items, num_workers, board)
+
+
+def _by_workers(
+    function: Callable[[Item], Result], items: Iterable[Item], num_workers: int, board: Board
+) -> Generator[Result, None, None]:
+    executor = ProcessPoolExecutor(num_workers, initializer=_start_worker, initargs=(board,))
     pending: deque[Future[Result]] = deque()
     try:
         with _held_interrupt():  # the first task starts all workers, and they inherit this
             executor.submit(int).result()
+        workers = multiprocessing.active_children()
         for item in items:
             pending.append(executor.submit(function, item))
             if len(pending) >= _PENDING_PER_WORKER * num_workers:
@@ -46,8 +57,11 @@ def ordered_map(
         while pending:
             yield pending.popleft().result()
     except BrokenProcessPool as error:
+        executor.shutdown(wait=True)  # then it is known how each of them ended
         raise UserError(
-            "a worker process died (out of memory, or killed); use fewer with --workers."
+            f"a worker process died ({board.died(workers)}). SIGKILL mostly means that memory ran "
+            "out: use fewer with --workers. Otherwise the decoder crashed: remove the file, and "
+            "run the same command again."
         ) from error
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
@@ -73,8 +87,9 @@ def _held_interrupt() -> Generator[None]:
         raise KeyboardInterrupt
 
 
-def _watch_parent() -> None:
-    """End when the parent is gone, even by SIGKILL."""
+def _start_worker(board: Board) -> None:
+    """Take part, and end when the parent is gone, even by SIGKILL."""
+    board.join()
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
