@@ -70,9 +70,11 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     from pospre.evaluation.registry import check_settings, evaluation_module
     from pospre.evaluation.run import run_evaluation
     from pospre.training.checkpoint import load_model
+    from pospre.training.weights import refuse_export
 
     settings = parse_settings(arguments.settings)
     check_settings(arguments.name, settings)
+    refuse_export(arguments.checkpoint)
     model, recipe = load_model(arguments.checkpoint, weights=arguments.weights)
     run = run_folder_of(arguments.checkpoint)
     output = arguments.output

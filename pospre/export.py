@@ -119,7 +119,9 @@ def export(
     # Late, so that a mistyped option answers at once.
     from pospre.evaluation.run import require_finite
     from pospre.training.checkpoint import load_model
+    from pospre.training.weights import refuse_export
 
+    refuse_export(checkpoint)
     model, recipe = load_model(checkpoint, weights=weights)
     require_finite(model, checkpoint)
     shown = wanted or model.encoder.grid

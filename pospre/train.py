@@ -7,14 +7,6 @@ from typing import Any
 from pospre.config import Recipe, load_recipe
 from pospre.errors import UserError, run_command
 
-METHOD_OF = {
-    "position_grid": "droppos",
-    "position_pictures": "droppos",
-    "patch_position": "mp3",
-    "accuracy": "supervised",
-}
-"""The algorithm whose head an evaluation needs."""
-
 _EPILOG = """\
 examples:
   python -m pospre.train yamls/demo/droppos.yaml data.path=photos
@@ -63,22 +55,24 @@ def main(argv: list[str] | None = None) -> int:
 
 def _check_evaluation(name: str, settings: dict[str, Any], recipe: Recipe) -> None:
     """Raise a ``UserError`` before training for an evaluation that could not be done after it."""
-    from pospre.data.reader import open_reader
-    from pospre.evaluation.registry import check_settings
+    from pospre.evaluation.run import check_evaluation, has_teacher
 
+    own = {"data": recipe.data.path, "weights": "student", **settings}
+    data, weights = own.pop("data"), own.pop("weights")
+    if not isinstance(data, str):
+        raise UserError(f"recipe: evaluation.{name}.data = {data}; give the path of a data set")
+    output = recipe.run_path() / "evaluation" / f"{name}.json"
     try:
-        own = {key: value for key, value in settings.items() if key not in ("data", "weights")}
-        check_settings(name, own)
+        check_evaluation(name, recipe, data, own, output)
     except UserError as error:
         raise UserError(f"recipe: evaluation.{name}: {error}") from error
-    if settings.get("weights", "student") not in ("student", "teacher"):
+    if weights not in ("student", "teacher"):
         raise UserError(f"recipe: evaluation.{name}.weights is student or teacher")
-    method = METHOD_OF.get(name)
-    if method is not None and method not in recipe.algorithms:
-        raise UserError(f"recipe: evaluation.{name} needs the algorithm {method}; leave it out")
-    for key in ("data", "bank"):
-        if settings.get(key) is not None:
-            open_reader(settings[key])
+    if weights == "teacher" and not has_teacher(recipe):
+        raise UserError(
+            f"recipe: evaluation.{name}.weights = teacher, but none of the algorithms "
+            f"{', '.join(recipe.algorithms)} keeps one; leave it out, or add ema_teacher"
+        )
 
 
 def finish(recipe: Recipe, *, again: bool) -> None:

@@ -13,9 +13,16 @@ from torch import Tensor
 from pospre.algorithms.supervised import Classification
 from pospre.data.reader import open_reader
 from pospre.errors import UserError
-from pospre.evaluation.features import centre_batches, require_labels
-from pospre.evaluation.registry import Context
+from pospre.evaluation.features import (
+    centre_batches,
+    compare_classes,
+    open_labelled,
+    require_labels,
+)
+from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.table import format_table, percent
+
+NEEDS = "supervised"
 
 
 def evaluate(
@@ -40,10 +47,10 @@ def evaluate(
         they were measured with.
 
     Raises:
-        UserError: no class head, no labels, or another number of classes.
+        UserError: an image has no label.
     """
-    head = _head(context)
-    _check_classes(context, head.num_classes)
+    head = context.model.objectives[NEEDS]
+    assert isinstance(head, Classification)
     batches = centre_batches(
         context,
         context.data,
@@ -72,32 +79,24 @@ def evaluate(
     }
 
 
+def check(plan: Plan) -> None:
+    """Raise a ``UserError`` for data without labels, or of other classes than the head's."""
+    data = open_labelled("accuracy", plan.data)
+    expected = plan.recipe.algorithms[NEEDS].get("num_classes")
+    if expected is None:  # before training: those of its data
+        compare_classes("accuracy", data, open_reader(plan.recipe.data.path))
+    elif data.classes is not None and len(data.classes) != expected:
+        raise UserError(
+            f"accuracy: {plan.data} has {len(data.classes)} classes and the head {expected}; "
+            "labels are numbers, so the data needs one folder for each class of the training data."
+        )
+
+
 def rank_of(logits_BC: Tensor, label_B: Tensor) -> Tensor:
     """Return how many classes come before the true one, (B,); equal logits count as before."""
     own = logits_BC.gather(1, label_B[:, None])
     others = torch.ones_like(logits_BC, dtype=torch.bool).scatter_(1, label_B[:, None], False)
     return ((logits_BC >= own) & others).sum(1)
-
-
-def _head(context: Context) -> Classification:
-    objectives = context.model.objectives
-    if "supervised" not in objectives:
-        raise UserError(
-            f"accuracy needs a class head, and this checkpoint has {', '.join(objectives)}; train "
-            "with algorithms.supervised, or measure features with knn or linear."
-        )
-    head = objectives["supervised"]
-    assert isinstance(head, Classification)
-    return head
-
-
-def _check_classes(context: Context, expected: int) -> None:
-    names = open_reader(context.data).classes
-    if names is not None and len(names) != expected:
-        raise UserError(
-            f"accuracy: {context.data} has {len(names)} classes and the head {expected}; labels "
-            "are numbers, so the data needs one folder for each class of the training data."
-        )
 
 
 def table(results: Mapping[str, Any]) -> str:

@@ -1,5 +1,6 @@
 """What evaluations share: batches of centre views, and one feature vector per image."""
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
@@ -10,9 +11,11 @@ from tqdm import tqdm
 from pospre.batch import Batch
 from pospre.data.loader import build_loader
 from pospre.data.reader import open_reader
+from pospre.data.samples import Reader
 from pospre.data.views import ViewGroup
 from pospre.errors import UserError
-from pospre.evaluation.registry import Context
+from pospre.evaluation.registry import Context, Plan
+from pospre.nn.swin import SWIN
 from pospre.pretrain.model import PretrainModel
 
 Pooling = Literal["mean", "cls"]
@@ -57,6 +60,8 @@ def centre_batches(
         tolerance=0.0,  # figures compare with others': nothing of the image is left out
     )
     left = loader.num_samples if num_samples is None else min(num_samples, loader.num_samples)
+    if num_samples is not None and left < num_samples:
+        print(f"{title}: {num_samples} images wanted, {data} holds {left}", file=sys.stderr)
     with tqdm(total=left, desc=title, unit="img", disable=not context.progress) as bar:
         for batch in loader:
             size = min(left, len(batch["index"]))
@@ -81,12 +86,7 @@ def pooled_features(
 
     Returns:
         Float32 features (M, D) by model name, and the labels (M,), on the CPU.
-
-    Raises:
-        UserError: ``cls``, but an encoder has no class token.
     """
-    if pooling == "cls" and not all(model.encoder.has_class_token for model in models.values()):
-        raise UserError("pooling=cls: this encoder has no class token; use pooling=mean.")
     features: dict[str, list[Tensor]] = {name: [] for name in models}
     labels = [torch.zeros(0, dtype=torch.int64)]
     for batch in batches:
@@ -131,15 +131,42 @@ def encode_data(
     return features, labels
 
 
-def compare_classes(owner: str, data: str, bank: str) -> None:
+def check_probe(owner: str, plan: Plan) -> Reader:
+    """Return the data set that classes are learned from: the bank, or the data where there is none.
+
+    Raises:
+        UserError: of evaluation ``owner``: no labels, other classes in the bank, or features of a
+            class token that the encoder lacks.
+    """
+    encoder, bank = plan.recipe.encoder, plan.settings["bank"]
+    if plan.settings["features"] == "cls" and (encoder.name == SWIN or not encoder.class_token):
+        raise UserError(f"{owner}: features=cls, but the encoder has no class token; use mean.")
+    data = open_labelled(owner, plan.data)
+    if bank is None:
+        return data
+    voters = open_labelled(owner, bank)
+    compare_classes(owner, data, voters)
+    return voters
+
+
+def open_labelled(owner: str, data: str) -> Reader:
+    """Open a data set; raise a ``UserError`` of evaluation ``owner`` if it has no labels."""
+    reader = open_reader(data)
+    if reader.classes is None:  # shards of other origin may have labels without names
+        require_labels(owner, torch.tensor([reader.read(0).label]), data)
+    return reader
+
+
+def compare_classes(owner: str, data: Reader, bank: Reader) -> None:
     """Raise a ``UserError`` of evaluation ``owner`` if two data sets number classes differently."""
-    names, others = open_reader(data).classes, open_reader(bank).classes
+    names, others = data.classes, bank.classes
     if names is None or others is None or names == others:
         return
     different = sorted(set(names) ^ set(others))
     raise UserError(
-        f"{owner}: {data} has {len(names)} classes and bank={bank} has {len(others)}; labels are "
-        f"numbers, so both need the same class names (first difference: '{different[0]}')."
+        f"{owner}: {data.address} has {len(names)} classes and {bank.address} has {len(others)}; "
+        "labels are numbers, so both need the same class names (first difference: "
+        f"'{different[0]}')."
     )
 
 

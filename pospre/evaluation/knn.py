@@ -15,8 +15,8 @@ from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
 from pospre.errors import UserError
-from pospre.evaluation.features import Pooling, compare_classes, encode_data
-from pospre.evaluation.registry import Context
+from pospre.evaluation.features import Pooling, check_probe, encode_data
+from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.table import format_table, percent
 
 SIMILARITIES_AT_ONCE = 2**25  # 128 MiB of float32
@@ -58,11 +58,8 @@ def evaluate(
         ``top1`` and ``initial_top1`` in [0, 1], and what they were measured with.
 
     Raises:
-        UserError: no labels, other classes in the bank, a bank smaller than k, or no image whose
-            class the bank has.
+        UserError: an image has no label, or no image's class is in the bank.
     """
-    if bank is not None:
-        compare_classes("knn", context.data, bank)
     models = {"top1": context.model}
     if baseline:
         models["initial_top1"] = context.initial()
@@ -83,7 +80,7 @@ def evaluate(
         if bank is None
         else encode(bank, title="knn bank", num_samples=num_bank)
     )
-    answerable_Q = _check(labels_Q, bank_labels_M, k, context.data, bank)
+    answerable_Q = _answerable(labels_Q, bank_labels_M, context.data, bank)
     results: dict[str, Any] = {"initial_top1": None}
     for name in models:
         predicted_Q = nearest_class(
@@ -108,6 +105,21 @@ def evaluate(
         "classes": classes,
         "chance": 1 / classes,
     }
+
+
+def check(plan: Plan) -> None:
+    """Raise a ``UserError`` for data or a bank that kNN is not for, or too few who could vote."""
+    bank, k = plan.settings["bank"], plan.settings["k"]
+    wanted = plan.settings["num_samples" if bank is None else "num_bank"]
+    if bank is None and plan.settings["num_bank"] is not None:
+        raise UserError(
+            f"knn: num_bank={plan.settings['num_bank']}, but there is no bank: give bank=PATH, or "
+            "num_samples, of which each is then classified by all others."
+        )
+    found = len(check_probe("knn", plan))
+    voters = min(found, wanted or found) - (bank is None)
+    if voters < k:
+        raise UserError(f"knn: k={k}, but only {voters} images can vote; use k={max(1, voters)}.")
 
 
 def nearest_class(
@@ -147,15 +159,12 @@ def nearest_class(
     return torch.cat(predicted)
 
 
-def _check(labels_Q: Tensor, bank_labels_M: Tensor, k: int, data: str, bank: str | None) -> Tensor:
+def _answerable(labels_Q: Tensor, bank_labels_M: Tensor, data: str, bank: str | None) -> Tensor:
     """Return bool (Q,): which queries have a voter of their own class.
 
     Raises:
-        UserError: the bank is smaller than k, or no query has such a voter.
+        UserError: none has.
     """
-    voters = len(bank_labels_M) - (bank is None)
-    if voters < k:
-        raise UserError(f"knn: k={k}, but only {voters} images can vote; use k={max(1, voters)}.")
     size = int(torch.cat([labels_Q, bank_labels_M]).max()) + 1
     own = torch.bincount(bank_labels_M, minlength=size)[labels_Q] - (1 if bank is None else 0)
     answerable_Q = own > 0

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from pospre import draws
 from pospre.errors import UserError
-from pospre.evaluation.features import Pooling, compare_classes, encode_data
-from pospre.evaluation.registry import Context
+from pospre.evaluation.features import Pooling, check_probe, encode_data
+from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.table import format_table, percent
 
 DECAYS = (1e-4, 1e-3, 1e-2, 1e-1)
@@ -54,10 +54,8 @@ def evaluate(
         ``top1`` and ``initial_top1`` in [0, 1], and what they were measured with.
 
     Raises:
-        UserError: no labels, other classes in the bank, or fewer than ten images or two classes
-            in it.
+        UserError: an image has no label, or the images taken from the bank are of one class.
     """
-    compare_classes("linear", context.data, bank)
     models = {"top1": context.model}
     if baseline:
         models["initial_top1"] = context.initial()
@@ -74,11 +72,7 @@ def evaluate(
     )
     banks, bank_labels_M = encode(bank, title="linear bank", num_samples=num_bank)
     classes = len(bank_labels_M.unique())
-    if len(bank_labels_M) < 10 or classes < 2:
-        raise UserError(
-            f"linear: bank={bank} holds {len(bank_labels_M)} images of {classes} classes; a "
-            "classifier needs at least 10 images and 2 classes."
-        )
+    _require_enough(bank, len(bank_labels_M), classes)
     queries, labels_Q = encode(context.data, title="linear", num_samples=num_samples)
     num_classes = int(torch.cat([labels_Q, bank_labels_M]).max()) + 1
     results: dict[str, Any] = {"initial_top1": None}
@@ -102,6 +96,21 @@ def evaluate(
         "classes": classes,
         "chance": 1 / classes,
     }
+
+
+def check(plan: Plan) -> None:
+    """Raise a ``UserError`` for data or a bank that no classifier can be fitted to."""
+    bank = check_probe("linear", plan)
+    count = min(len(bank), plan.settings["num_bank"] or len(bank))
+    _require_enough(bank.address, count, count if bank.classes is None else len(bank.classes))
+
+
+def _require_enough(bank: str, count: int, classes: int) -> None:
+    if count < 10 or classes < 2:
+        raise UserError(
+            f"linear: bank={bank} gives {count} images of {classes} classes; a classifier needs at "
+            "least 10 images and 2 classes."
+        )
 
 
 def standardise(bank_MD: Tensor, queries_QD: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from pospre.algorithms.mp3 import num_context, predict_patches
 from pospre.batch import Batch
-from pospre.errors import UserError
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.registry import Context
 from pospre.evaluation.table import format_table, percent
 from pospre.pretrain.model import PretrainModel
 
+NEEDS = "mp3"
 TOP = 5
 
 Prediction = tuple[Tensor, Tensor, Tensor]
@@ -63,11 +63,7 @@ def evaluate(
     Returns:
         ``ratios`` (one dict per η, accuracies in [0, 1]), ``chance``, ``chance_top5``, ``grid``
         (rows, columns) and ``samples``.
-
-    Raises:
-        UserError: the model was not trained with MP3.
     """
-    _require_mp3(context.model)
     predictors = {"trained": _predictor(context.model, seed)}
     if baseline:
         predictors["initial"] = _predictor(context.initial(), seed)
@@ -82,15 +78,6 @@ def evaluate(
     )
     rows, columns = context.model.encoder.grid
     return summarise(measure(predictors, batches, mask_ratios), (rows, columns))
-
-
-def _require_mp3(model: PretrainModel) -> None:
-    trained = list(model.objectives)
-    if "mp3" not in trained:
-        raise UserError(
-            "patch_position needs a checkpoint made by the algorithm mp3; "
-            f"this one's algorithms: {', '.join(trained) or 'none'}."
-        )
 
 
 def _predictor(model: PretrainModel, seed: int) -> Predictor:

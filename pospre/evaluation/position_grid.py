@@ -18,13 +18,13 @@ from pydantic import PositiveInt
 from torch import Tensor
 
 from pospre.algorithms.droppos import num_shown, predict_positions
-from pospre.errors import UserError
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.registry import Context
 from pospre.evaluation.table import format_table, percent
 from pospre.nn.masking import num_kept
 from pospre.pretrain.model import PretrainModel
 
+NEEDS = "droppos"
 MASK_RATIOS = (0.0, 0.25, 0.5, 0.75)
 POSITION_MASK_RATIOS = (0.25, 0.5, 0.75, 0.95)
 
@@ -55,11 +55,7 @@ def evaluate(
     Returns:
         ``cells`` (one dict per cell, accuracies in [0, 1]), ``mean``, ``initial_mean``, ``grid``
         (rows, columns) and ``samples``.
-
-    Raises:
-        UserError: the model was not trained with DropPos.
     """
-    require_position_head(context.model, "position_grid")
     predictors = {"accuracy": _predictor(context.model, seed)}
     if baseline:
         predictors["initial_accuracy"] = _predictor(context.initial(), seed)
@@ -74,17 +70,6 @@ def evaluate(
     )
     rows, columns = context.model.encoder.grid
     return summarise(measure_grid(predictors, batches), (rows, columns))
-
-
-def require_position_head(model: PretrainModel, name: str) -> None:
-    """Raise a ``UserError`` unless ``model`` has DropPos's position head."""
-    trained = list(model.objectives)
-    if "droppos" not in trained:
-        found = ", ".join(trained) or "none"
-        raise UserError(
-            f"{name} needs a checkpoint with a position head, made by the algorithm droppos; "
-            f"this one's algorithms: {found}."
-        )
 
 
 def _predictor(model: PretrainModel, seed: int) -> Predictor:

@@ -20,14 +20,15 @@ from torch import Tensor
 from pospre import draws
 from pospre.algorithms.droppos import predict_positions
 from pospre.batch import Batch
+from pospre.data.reader import open_reader
 from pospre.errors import UserError
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.mosaic import enlarge, frame_cells, place_patches
-from pospre.evaluation.position_grid import require_position_head
-from pospre.evaluation.registry import Context
+from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.table import format_table, percent
 from pospre.nn.decoder import patchify
 
+NEEDS = "droppos"
 VIEWS = ("original", "shuffled", "reconstructed")
 _FILE_NAME = re.compile(rf"\d{{8}}_({'|'.join(VIEWS)})\.png")
 SHORTEST_SIDE = 224  # pixels of a written picture; smaller images are enlarged in whole steps
@@ -57,11 +58,9 @@ def evaluate(
         ``pictures``: per image its index, three file names and the share of patches put right.
 
     Raises:
-        UserError: the model was not trained with DropPos, or there is no folder to write to.
+        UserError: the pictures cannot be written.
     """
-    require_position_head(context.model, "position_pictures")
-    if context.folder is None:
-        raise UserError("position_pictures writes pictures: say where with --output FILE.json")
+    assert context.folder is not None  # checked
     batches = centre_batches(
         context,
         context.data,
@@ -87,6 +86,15 @@ def evaluate(
         "mask_ratio": mask_ratio,
         "position_mask_ratio": position_mask_ratio,
     }
+
+
+def check(plan: Plan) -> None:
+    """Raise a ``UserError`` where there is nothing to show, or no folder for the pictures."""
+    open_reader(plan.data)
+    if plan.folder is None:
+        raise UserError("position_pictures writes pictures: say where with --output FILE.json")
+    if plan.folder.exists() and not plan.folder.is_dir():
+        raise UserError(f"position_pictures writes to the folder {plan.folder}, which is a file")
 
 
 def _draw(

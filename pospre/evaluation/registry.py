@@ -1,11 +1,14 @@
 """Evaluations by name: ``pospre/evaluation/<name>.py`` is the evaluation ``<name>``.
 
-An evaluation is a module with two functions:
+An evaluation is a module with
 
-- ``evaluate(context, *, setting=default, …) -> dict`` returns plain numbers, strings and lists
-  (JSON); its keyword arguments are the settings of the command line and of a recipe's
-  ``evaluation`` section;
-- ``table(results) -> str`` renders what ``evaluate`` returned for a terminal.
+- ``evaluate(context, *, setting=default, …) -> dict``, which returns plain numbers, strings and
+  lists (JSON); its keyword arguments are the settings of the command line and of a recipe's
+  ``evaluation`` section, required where they have no default;
+- ``table(results) -> str``, which renders what ``evaluate`` returned for a terminal;
+- where it needs a head, ``NEEDS``: the algorithm that trains it;
+- where it can be in vain, ``check(plan)``: raises a UserError for all that can be known of that
+  without a model. It is called before ``evaluate``, and by a recipe before it trains.
 """
 
 import inspect
@@ -23,8 +26,29 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 import pospre.evaluation
+from pospre.config import Recipe
 from pospre.errors import UserError, suggestion
 from pospre.pretrain.model import PretrainModel
+
+# what a recipe's section holds beside the settings, and a command has options for
+_ELSEWHERE = {key: f" On the command line it is --{key} …" for key in ("data", "weights")}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is known of an evaluation before there is a model.
+
+    Attributes:
+        recipe: what the model is made of, or will be.
+        data: see ``Context``.
+        settings: all settings of the evaluation, typed.
+        folder: see ``Context``.
+    """
+
+    recipe: Recipe
+    data: str
+    settings: Mapping[str, Any]
+    folder: Path | None
 
 
 @dataclass(frozen=True)
@@ -91,15 +115,21 @@ def check_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
             ``"null"``).
 
     Raises:
-        UserError: unknown key (with the nearest known one) or a value of the wrong type or range.
+        UserError: unknown key (with the nearest known one), a value of the wrong type or range, or
+            a required setting is not given.
     """
     known = describe_settings(name)
     hints = get_type_hints(evaluation_module(name).evaluate, include_extras=True)
     checked = {key: parameter.default for key, parameter in known.items()}
     for key, value in settings.items():
         if key not in known:
-            raise UserError(f"{name} has no setting '{key}'.{suggestion(key, known)}")
+            near = suggestion(key, [*known, *_ELSEWHERE])
+            raise UserError(f"{name} has no setting '{key}'.{_ELSEWHERE.get(key, near)}")
         checked[key] = _typed(f"{name}: {key}={value}", hints[key], value)
+    for key, value in checked.items():
+        if value is inspect.Parameter.empty:
+            meaning = _argument_texts(evaluation_module(name).evaluate).get(key, "")
+            raise UserError(f"{name} needs the setting {key}=…: {meaning}")
     return checked
 
 
@@ -139,6 +169,8 @@ def _wrap(setting: str, text: str) -> str:
 
 def _spell(value: Any) -> str:
     """Write a default as the command line takes it."""
+    if value is inspect.Parameter.empty:
+        return "… (required)"
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)

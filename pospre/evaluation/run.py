@@ -3,6 +3,7 @@
 import datetime
 import json
 import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,56 @@ from typing import Any
 import torch
 
 from pospre.config import Recipe
+from pospre.data.reader import open_reader
 from pospre.errors import UserError
-from pospre.evaluation.registry import Context, check_settings, evaluation_module
+from pospre.evaluation.registry import Context, Plan, check_settings, evaluation_module
 from pospre.pretrain.model import PretrainModel
-from pospre.training.build import build_model
+from pospre.training.build import build_model, resolve_algorithms, with_classes
+
+
+def check_evaluation(
+    name: str,
+    recipe: Recipe,
+    data_path: str | Path,
+    settings: Mapping[str, Any],
+    output: Path | None,
+) -> dict[str, Any]:
+    """Find out without a model what would make an evaluation fail; return all its settings.
+
+    Args:
+        name: see ``run_evaluation``, as the others.
+        recipe: what the model is made of, or will be.
+        data_path: see ``run_evaluation``.
+        settings: likewise.
+        output: likewise.
+
+    Raises:
+        UserError: unknown evaluation or setting, data that are missing or not for this evaluation,
+            an algorithm that the recipe lacks, or an output that cannot be written.
+    """
+    checked = check_settings(name, settings)
+    module = evaluation_module(name)
+    needed = getattr(module, "NEEDS", None)
+    if needed is not None and needed not in recipe.algorithms:
+        raise UserError(
+            f"{name} measures the head that algorithms.{needed} trains, and this recipe has "
+            f"{', '.join(recipe.algorithms)}; knn and linear measure the features of any encoder."
+        )
+    if output is not None:
+        _check_output(output)
+    folder = None if output is None else output.with_suffix("")
+    if hasattr(module, "check"):
+        module.check(Plan(recipe, str(data_path), checked, folder))
+    else:
+        open_reader(data_path)
+    return checked
+
+
+def has_teacher(recipe: Recipe) -> bool:
+    """Tell whether a recipe's model has a teacher; it is built without memory."""
+    classes = open_reader(recipe.data.path).classes
+    with torch.device("meta"):
+        return build_model(with_classes(resolve_algorithms(recipe), classes)).teacher is not None
 
 
 def run_evaluation(
@@ -53,11 +100,9 @@ def run_evaluation(
         UserError: unknown evaluation or setting, data that cannot be read, or a model that this
             evaluation is not for.
     """
-    checked = check_settings(name, settings or {})
-    require_finite(model, checkpoint or "the model")
     place = find_device(device)
-    if output is not None:
-        _check_output(output)
+    checked = check_evaluation(name, recipe, data_path, settings or {}, output)
+    require_finite(model, checkpoint or "the model")
     was_training = model.training
     context = Context(
         model=model.to(place).eval(),
@@ -115,8 +160,13 @@ def _check_output(path: Path) -> None:
     if path.is_dir():
         raise UserError(f"--output {path} is a folder; name a file in it.")
     nearest = next(parent for parent in path.absolute().parents if parent.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        raise UserError(f"--output {path} cannot be written: {nearest} is no writable folder.")
+    try:
+        tempfile.TemporaryFile(dir=nearest).close()
+    except OSError as error:
+        raise UserError(
+            f"--output {path} cannot be written: {nearest} is no writable folder "
+            f"({error.strerror})."
+        ) from error
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:

@@ -5,17 +5,19 @@ random without a word. Only positions may be fresh, when the file has none of th
 """
 
 import contextlib
-import pickle
+import json
 import tempfile
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from pospre.config import recipe_from_dict
 from pospre.errors import UserError
 from pospre.nn.encoder import Encoder
 from pospre.nn.patch_encoder import PatchEncoder
@@ -117,17 +119,10 @@ def _read_run(uri: str, which: Weights, grid: tuple[int, int]) -> Source:
 
 
 def _read_export(uri: str) -> Source:
-    tensors: Any
-    try:
-        with _local_copy(uri) as path:
-            if not path.is_file():
-                raise UserError(f"encoder.weights = {uri} does not exist")
-            if path.suffix == ".safetensors":
-                tensors = safetensors.torch.load_file(path)
-            else:
-                tensors = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, SafetensorError, RuntimeError, EOFError, OSError) as error:
-        raise UserError(f"{uri} is damaged, or holds more than tensors ({error})") from error
+    with _local_copy(uri) as path:
+        if not path.is_file():
+            raise UserError(f"encoder.weights = {uri} does not exist")
+        tensors = _load(path, uri)
     tensors = tensors.get("model", tensors) if isinstance(tensors, dict) else None
     if not isinstance(tensors, dict) or "patch_embed.proj.weight" not in tensors:
         raise UserError(f"{uri} holds no Vision Transformer under timm's names")
@@ -145,6 +140,43 @@ def _local_copy(uri: str) -> Iterator[Path]:
         with Bucket(uri) as bucket:
             bucket.fetch(target)
         yield target
+
+
+def _load(path: Path, name: str) -> Any:
+    """Return what a file of tensors holds. What torch says of others is not repeated.
+
+    It advises to load them with code execution allowed.
+    """
+    try:
+        if path.suffix == ".safetensors":
+            return safetensors.torch.load_file(path)
+        with warnings.catch_warnings(action="ignore"):  # about pickles that it refuses
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise UserError(f"{name} cannot be read: {error.strerror or error}") from error
+    except SafetensorError as error:
+        raise UserError(f"{name} is damaged, or no .safetensors file ({error})") from error
+    except Exception as error:  # pickle.UnpicklingError, and a dozen kinds for damaged files
+        raise UserError(
+            f"{name} is damaged, or holds more than tensors, which could be code: nothing of it "
+            "was loaded or run. Use a .safetensors file, or a .pth of a plain dict of tensors."
+        ) from error
+
+
+def refuse_export(uri: str) -> None:
+    """Raise a ``UserError`` for an exported encoder where a checkpoint is wanted."""
+    if not uri.endswith(".safetensors"):
+        return
+    try:
+        with safe_open(uri, "pt") as file:
+            recipe = recipe_from_dict(json.loads(file.metadata()["recipe"]))
+        origin = f": {recipe.run_path()}"
+    except Exception:  # remote, or not ours: then nobody knows
+        origin = ""
+    raise UserError(
+        f"{uri} is an exported encoder, without the heads and the recipe of a checkpoint; give the "
+        f"checkpoint or run folder that it was exported from{origin}"
+    )
 
 
 def _of_encoder(key: str, value: Any) -> bool:

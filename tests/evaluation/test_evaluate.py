@@ -1,6 +1,7 @@
 """The evaluate command: registry, settings, files, and every way to get it wrong."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 from pospre import evaluate
 from pospre.errors import UserError, run_command
 from pospre.evaluation.registry import check_settings, describe, evaluation_names
+from pospre.evaluation.run import check_evaluation, run_evaluation
+from pospre.training.build import build_model
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
 
 
@@ -43,6 +46,11 @@ def test_settings_are_typed_and_completed():
         ("knnn", {}, "unknown evaluation 'knnn'. Did you mean 'knn'\\?"),
         ("registry", {}, "unknown evaluation 'registry'"),
         ("../knn", {}, "unknown evaluation"),
+        (
+            "linear",
+            {},
+            "linear needs the setting bank=…: data set that the classifier is",
+        ),
         ("knn", {"kk": "3"}, "no setting 'kk'. Did you mean 'k'"),
         ("knn", {"context": "3"}, "no setting 'context'"),
         ("knn", {"k": "many"}, "knn: k=many: .*integer"),
@@ -65,7 +73,15 @@ def test_help_lists_evaluations_and_settings(capsys):
         evaluate.main(["--help"])
     text = capsys.readouterr().out
     assert stopped.value.code == 0 and describe() in text
-    for wanted in ("examples:", "position_grid:", "k=20 ", "batch_size=64", "seed=0", "bank=null"):
+    for wanted in (
+        "examples:",
+        "position_grid:",
+        "k=20 ",
+        "batch_size=64",
+        "seed=0",
+        "bank=null",
+        "bank=… (required)",
+    ):
         assert wanted in text
 
 
@@ -121,8 +137,84 @@ def test_mistakes_write_nothing(droppos_checkpoint, mae_checkpoint, image_folder
     assert "does not exist" in fails("knn", *rest[:2], "--data", tmp_path / "nowhere", *rest[4:])
     assert "must end in .json" in fails("knn", *rest[:4], "--output", tmp_path / "out.txt")
     message = fails("position_grid", "--checkpoint", mae_checkpoint, *rest[2:])
-    assert "position head" in message
+    assert "position_grid measures the head that algorithms.droppos trains" in message
+    assert "this recipe has mae" in message
     assert not output.parent.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "settings", "said"),
+    [
+        ("knn", {"classes": ()}, {}, "knn needs labels"),
+        ("knn", {}, {"k": 20}, "k=20, but only 11 images can vote"),
+        ("knn", {}, {"k": 3, "num_samples": 3}, "k=3, but only 2 images can vote"),
+        ("knn", {}, {"k": 3, "bank": "BANK", "num_bank": 2}, "k=3, but only 2 images can vote"),
+        ("knn", {}, {"k": 3, "bank": "OTHER"}, "first difference: 'cow'"),
+        ("knn", {}, {"k": 3, "bank": "FLAT"}, "knn needs labels"),
+        ("knn", {}, {"k": 3, "num_bank": 5}, "num_bank=5, but there is no bank"),
+        (
+            "knn",
+            {},
+            {"k": 3, "features": "cls"},
+            "the encoder has no class token",
+        ),
+        ("linear", {}, {}, "linear needs the setting bank"),
+        ("linear", {}, {"bank": "OTHER"}, "first difference: 'cow'"),
+        ("linear", {}, {"bank": "BANK", "num_bank": 9}, "9 images of 2 classes"),
+        ("linear", {"classes": ("a",)}, {"bank": "SAME"}, "12 images of 1 classes"),
+        ("position_grid", {}, {}, "algorithms.droppos trains, and this recipe has mae"),
+        ("accuracy", {}, {}, "algorithms.supervised trains, and this recipe has mae"),
+        ("patch_position", {}, {}, "algorithms.mp3 trains, and this recipe has mae"),
+    ],
+)
+def test_what_would_fail_is_said_before_the_first_forward_pass(
+    tmp_path, image_folder, monkeypatch, name, folder, settings, said
+):
+    """No model runs: by the command as by a recipe that has yet to train."""
+    recipe = tiny_recipe(tmp_path, "mae", class_token=False)
+    data = image_folder(num_images=12, **folder)
+    banks = {
+        "OTHER": image_folder(num_images=12, classes=("cat", "cow"), name="other"),
+        "FLAT": image_folder(num_images=12, classes=(), name="flat"),
+        "BANK": data,
+        "SAME": data,
+    }
+    given = {key: str(banks.get(value, value)) for key, value in settings.items()}
+    with pytest.raises(UserError, match=re.escape(said)):
+        check_evaluation(name, recipe, data, given, None)
+    model = build_model(recipe)
+    monkeypatch.setattr(type(model), "tokens", None)
+    with pytest.raises(UserError, match=re.escape(said)):
+        run_evaluation(name, model, recipe, data, given, progress=False)
+
+
+def test_what_can_be_measured_passes_the_check(tmp_path, image_folder):
+    data = image_folder(num_images=12)
+    settings = {"bank": str(data), "k": "12", "num_bank": None, "features": "cls"}
+    checked = check_evaluation("knn", tiny_recipe(tmp_path, "mae"), data, settings, None)
+    assert (checked["k"], checked["batch_size"]) == (12, 64)
+
+
+def test_a_class_head_is_for_the_classes_of_its_training_data(tmp_path, image_folder):
+    trained, other = image_folder(), image_folder(classes=("cat", "cow"), name="other")
+    recipe = tiny_recipe(tmp_path, "mae")
+    recipe = recipe.model_copy(
+        update={
+            "algorithms": {"supervised": {}},
+            "data": recipe.data.model_copy(update={"path": str(trained)}),
+        }
+    )
+    check_evaluation("accuracy", recipe, trained, {}, None)
+    with pytest.raises(UserError, match="first difference: 'cow'"):
+        check_evaluation("accuracy", recipe, other, {}, None)
+
+
+def test_fewer_images_than_wanted_are_said(mae_checkpoint, image_folder, capsys):
+    arguments = ["--checkpoint", str(mae_checkpoint.parent), "--data", str(image_folder())]
+    loose = ["--output", str(image_folder().parent / "knn.json")]
+    assert evaluate.main(["knn", *arguments, *loose, "k=2", "num_samples=9999"]) == 0
+    assert "knn: 9999 images wanted, " in (said := capsys.readouterr().err)
+    assert "images holds 8" in said
 
 
 def test_bad_checkpoints_are_named(fails, image_folder, tmp_path):
@@ -138,7 +230,8 @@ def test_diverged_checkpoint_is_named(droppos_checkpoint, fails, image_folder, t
     content = torch.load(droppos_checkpoint, weights_only=True)
     content["state"]["model"]["encoder.norm.weight"][0] = torch.inf
     torch.save(content, tmp_path / "diverged.pt")
-    message = fails("knn", "--checkpoint", tmp_path / "diverged.pt", "--data", image_folder())
+    bad = tmp_path / "diverged.pt"
+    message = fails("knn", "--checkpoint", bad, "--data", image_folder(), "k=2")
     assert "'encoder.norm.weight' holds values that are not finite" in message
 
 
@@ -149,3 +242,9 @@ def test_output_in_no_writable_folder_is_refused_before_the_work(
     output = tmp_path / "file" / "knn.json"
     arguments = ["--checkpoint", droppos_checkpoint, "--data", image_folder(), "--output", output]
     assert "no writable folder" in fails("knn", *arguments, "k=2")
+    arguments[-1] = "/proc/knn.json"  # whose rights would let root write
+    assert "no writable folder" in fails("knn", *arguments, "k=2")
+    pictures = tmp_path / "pictures"
+    pictures.write_text("")
+    arguments[-1] = f"{pictures}.json"
+    assert f"{pictures}, which is a file" in fails("position_pictures", *arguments)

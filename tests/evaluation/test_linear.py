@@ -61,7 +61,7 @@ def test_results_state_what_was_measured(mae_checkpoint: Path, image_folder: Any
     ("folder", "message"),
     [
         ({"num_images": 12, "classes": ()}, r"linear needs labels.*one folder per class"),
-        ({"num_images": 6}, r"holds 6 images of 2 classes; a classifier needs at least 10"),
+        ({"num_images": 6}, r"gives 6 images of 2 classes; a classifier needs at least 10"),
     ],
 )
 def test_a_bank_that_teaches_nothing_is_refused(

@@ -117,7 +117,7 @@ def test_limit_draws_images_by_seed(evaluate, image_folder):
 
 def test_model_without_position_head_is_refused(mae_checkpoint, image_folder):
     model, recipe = load_model(str(mae_checkpoint))
-    with pytest.raises(UserError, match=r"needs a checkpoint with a position head.*: mae"):
+    with pytest.raises(UserError, match=r"algorithms.droppos trains, and this recipe has mae"):
         run_evaluation("position_grid", model, recipe, image_folder(), progress=False)
 
 

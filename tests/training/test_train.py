@@ -101,11 +101,17 @@ def test_two_ranks(options: tuple[str, ...], tiny: Path, run: Run, tmp_path: Pat
         ("data.batch_size=100", ["24", "100"]),
         ("trainer.precision=amp_fp16", ["trainer.precision", "GPU"]),
         ("evaluation={knn: {bank: nowhere}}", ["nowhere does not exist"]),
-        ("algorithms={mae: {}} evaluation={position_grid: {}}", ["needs the algorithm droppos"]),
+        ("algorithms={mae: {}} evaluation={position_grid: {}}", ["algorithms.droppos trains"]),
         ("evaluation={position_gird: {}}", ["evaluation.position_gird", "position_grid"]),
         ("trainer.save_folder=/dev/null/x", ["trainer.save_folder", "/dev/null/x"]),
         ("schedule.warmup=9ep", ["schedule.warmup", "27 steps"]),
         ("evaluation={knn: {k: many}}", ["evaluation.knn", "k=many"]),
+        ("evaluation={knn: {k: 1000}}", ["evaluation.knn", "only 23 images can vote"]),
+        ("evaluation={linear: {}}", ["evaluation.linear", "needs the setting bank"]),
+        ("evaluation={knn: {dta: val}}", ["no setting 'dta'", "'data'"]),
+        ("evaluation={knn: {data: 5}}", ["evaluation.knn", "data = 5"]),
+        ("evaluation={position_grid: {weights: teacher}}", ["droppos keeps one", "ema_teacher"]),
+        ("evaluation.knnn.data=val", ["evaluation.knnn", "Did you mean 'knn'"]),
     ],
 )
 def test_a_mistake_exits_2_and_writes_nothing(
@@ -176,11 +182,12 @@ def test_microbatches_and_bf16_are_near(tiny: Path, run: Run, tmp_path: Path) ->
 
 
 def test_a_failing_evaluation_leaves_the_others_and_the_report(
-    tiny: Path, run: Run, tmp_path: Path
+    tiny: Path, run: Run, tmp_path: Path, image_folder: Callable[..., Path]
 ) -> None:
-    settings = "evaluation={knn: {k: 1000}, position_grid: {num_samples: 8, baseline: false}}"
-    code, said = run(tiny, "trainer.max_duration=1ep", settings)
-    assert code == 2 and "k=1000, but only" in said
+    alone = image_folder(num_images=4, classes=("a", "b", "c", "d"), name="alone")
+    settings = f"{{knn: {{k: 1, data: {alone}}}, position_grid: {{num_samples: 8}}}}"
+    code, said = run(tiny, "trainer.max_duration=1ep", f"evaluation={settings}")
+    assert code == 2 and "one image per class" in said
     folder = tmp_path / "runs" / "tiny"
     assert (folder / "evaluation" / "position_grid.json").exists()
     assert (folder / "report.html").exists()

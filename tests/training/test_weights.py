@@ -1,5 +1,8 @@
 """Starting from another training's encoder: all of it, or an error that names the tensor."""
 
+import os
+import pickle
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,8 +11,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from pospre import evaluate
 from pospre.config import recipe_from_dict
 from pospre.errors import UserError
+from pospre.export import export
 from pospre.nn.build import build_encoder
 from pospre.nn.positions import resample_positions
 from pospre.pretrain.model import PretrainModel
@@ -165,7 +170,7 @@ def test_files_that_are_no_weights(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"does not exist"):
             start_from(small(), str(tmp_path / name))
         (tmp_path / name).write_bytes(b"no weights")
-        with pytest.raises(UserError, match=r"is damaged, or holds more than tensors"):
+        with pytest.raises(UserError, match=r"is damaged, or "):
             start_from(small(), str(tmp_path / name))
     torch.save({"weight": torch.zeros(1)}, tmp_path / "other.pth")
     with pytest.raises(UserError, match=r"holds no Vision Transformer"):
@@ -174,6 +179,55 @@ def test_files_that_are_no_weights(tmp_path: Path) -> None:
     torch.save({**weights, "cls_token": weights["cls_token"] * torch.nan}, path)
     with pytest.raises(UserError, match=r"'cls_token' holds values that are not finite"):
         start_from(small(), str(path))
+
+
+class Payload:
+    """Touches a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch '{self.path}'",)
+
+
+def write_foreign(path: Path, kind: str, ran: Path) -> None:
+    """Write a file that ``torch.load`` refuses and advises to load all the same."""
+    if kind == "zip":
+        torch.save({"model": {"patch_embed.proj.weight": Payload(ran)}}, path)
+    elif kind == "pickle":
+        path.write_bytes(pickle.dumps(Payload(ran)))
+    elif kind == "module":
+        torch.save(torch.nn.Linear(2, 2), path)
+    elif kind == "script":
+        torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), path)
+    else:
+        with tarfile.open(path, "w") as archive:
+            for name in ("sys_info", "pickle", "storages", "tensors"):
+                (path.parent / name).write_bytes(pickle.dumps({}))
+                archive.add(path.parent / name, name)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", ["zip", "pickle", "module", "script", "tar"])
+def test_what_could_be_code_is_refused_in_our_words(tmp_path: Path, kind: str) -> None:
+    write_foreign(tmp_path / "foreign.pth", kind, tmp_path / "ran")
+    with pytest.raises(UserError, match=r"foreign.pth .* nothing of it was loaded") as caught:
+        start_from(small(), str(tmp_path / "foreign.pth"))
+    said = str(caught.value)
+    assert "weights_only" not in said and "torch.load" not in said and "trust" not in said
+    assert not (tmp_path / "ran").exists()
+
+
+def test_an_exported_encoder_is_no_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "encoder.safetensors"
+    export(str(checkpoint), out, format="safetensors")
+    with pytest.raises(UserError, match=rf"exported from: {checkpoint.parents[1]}"):
+        evaluate.main(["knn", "--checkpoint", str(out), "--data", str(tmp_path)])
+    exported(other := tmp_path / "other.safetensors")
+    for uri in (other, "s3://bucket/encoder.safetensors"):
+        with pytest.raises(UserError, match=r"or run folder that it was exported from$"):
+            export(str(uri), tmp_path / "again.pth", format="timm")
 
 
 def test_a_fixed_table_is_not_replaced_by_a_learned_one(tmp_path: Path) -> None:
