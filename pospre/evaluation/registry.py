@@ -132,8 +132,8 @@ def check_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         checked[key] = _typed(f"{name}: {key}={value}", hints[key], value)
     for key, value in checked.items():
         if value is inspect.Parameter.empty:
-            meaning = _argument_texts(evaluation_module(name).evaluate).get(key, "")
-            raise UserError(f"{name} needs the setting {key}=…: {meaning}")
+            texts = _argument_texts(inspect.getdoc(evaluation_module(name).evaluate) or "")
+            raise UserError(f"{name} needs the setting {key}=…: {texts.get(key, '')}")
     return checked
 
 
