@@ -5,9 +5,15 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
 
+from pospre import draws
+from pospre.algorithms.ijepa import IJEPA
 from pospre.config import Recipe, load_recipe
 from pospre.evaluation.registry import check_settings
+from pospre.nn.build import build_encoder
+from pospre.nn.encoder import Encoder
+from pospre.nn.multiblock import draw_official
 from pospre.training.build import resolve_algorithms
 
 ROOT = Path(__file__).parents[1]
@@ -63,6 +69,36 @@ def test_header_commands_parse(path: Path) -> None:
         else:
             assert module == "evaluate" and arguments[1::2] == ["--checkpoint", "--data"]
             check_settings(arguments[0], {})
+
+
+FIXED = re.compile(
+    r"fixed counts, (\d+) tokens of context and (\d+) of each target\. .* shortest of a "
+    r"device's (\d+) images, (\d+) and (\d+) tokens on average"
+)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in RECIPES if re.fullmatch(r"(ijepa|stop)_vit.*", path.stem)],
+    ids=lambda path: path.stem,
+)
+def test_counts_of_masks_are_said_beside_the_published_ones(path: Path) -> None:
+    recipe = resolve_algorithms(load_recipe(path))
+    found = FIXED.search(re.sub(r"\s*#?\s+", " ", header(path)))
+    assert found is not None
+    context, target, images, mean_context, mean_target = map(int, found.groups())
+    with torch.device("meta"):
+        encoder = build_encoder(**{**recipe.encoder.arguments(), "depth": 1})
+    assert isinstance(encoder, Encoder)
+    blocks = IJEPA(**recipe.algorithms["ijepa"]).blocks(encoder)
+    assert (blocks.context_tokens, blocks.target_tokens) == (context, target)
+    counts = []
+    for batch in range(100):  # as the published code draws them, device by device
+        keys = draws.sample_keys(0, batch, torch.arange(images), 0, "header")
+        masks = draw_official(keys, blocks)
+        counts.append((masks.context.shape[1], masks.targets.shape[2]))
+    mean = torch.tensor(counts).float().mean(0)
+    assert mean.tolist() == pytest.approx([mean_context, mean_target], rel=0.05)
 
 
 def test_shortened_comparison_on_cifar_is_even() -> None:
