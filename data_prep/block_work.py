@@ -32,7 +32,6 @@ class Job:
     Attributes:
         source: without its items.
         settings: of the conversion.
-        plan_key: likewise.
         limit: largest shard in bytes, or size of a page.
         store: what takes the finished blocks.
         num_shares: that the conversion is divided into.
@@ -41,7 +40,6 @@ class Job:
 
     source: Source
     settings: Settings
-    plan_key: str
     limit: int
     store: Store
     num_shares: int = 1
@@ -56,7 +54,7 @@ def convert_block(task: tuple[Block, tuple[Item, ...]], job: Job) -> Record:
         OSError: the block cannot be written.
     """
     block, items = task
-    record = Record(block.number, job.plan_key, job.num_shares)
+    record = Record(block.number, block.key, job.num_shares)
     statistics = _statistics(job)
     with job.store.scratch() as folder:
         with _writing(_make_writer(folder, job), record) as writer:

@@ -4,7 +4,9 @@ The cut depends on the source and on the settings alone. So the result is the sa
 which block, with however many processes, on however many machines, and however often it was killed.
 """
 
+import hashlib
 import itertools
+import os
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -18,6 +20,7 @@ _LEAST_BLOCK_BYTES = 1 << 22
 _ENOUGH_BLOCKS = 64  # for the workers of one machine; small data sets get smaller blocks
 _LEAST_ITEM_BYTES = 1 << 12  # a million tiny files in one block would be lost together
 _UNKNOWN_ITEM_BYTES = 100_000
+_REACH = 8  # a cut may be moved by this part of a block
 
 
 class Block(NamedTuple):
@@ -26,6 +29,7 @@ class Block(NamedTuple):
     number: int
     start: int
     stop: int
+    key: str = ""  # of everything that decides its bytes
 
 
 class Share(NamedTuple):
@@ -62,10 +66,13 @@ def parse_share(text: str) -> Share:
     return share
 
 
-def cut_blocks(sizes: Sequence[int], shard_mb: float | None) -> list[Block]:
+def cut_blocks(names: Sequence[str], sizes: Sequence[int], shard_mb: float | None) -> list[Block]:
     """Cut items into blocks of about equal bytes.
 
+    Where names decide within some bytes, so that few blocks change when an item comes or goes.
+
     Args:
+        names: of the items.
         sizes: bytes of every item, 0 where unknown.
         shard_mb: wanted size of a block; by default 64 MiB, or less for small data sets.
     """
@@ -78,7 +85,16 @@ def cut_blocks(sizes: Sequence[int], shard_mb: float | None) -> list[Block]:
         wanted = max(1, round(shard_mb * 1e6))
     count = -(-total // wanted)
     goals = [total * place // count for place in range(1, count)]
-    cuts = np.searchsorted(ends, goals) + 1
+    reach = total // count // _REACH
+    last = len(known) - 1
+    windows = [np.searchsorted(ends, (goal - reach, goal + reach)) + 1 for goal in goals]
+    cuts = [_cut(names, low, min(high, last)) for low, high in windows if low <= last]
     bounds = np.unique([0, *cuts, len(known)]).tolist()
     pairs = itertools.pairwise(bounds)
     return [Block(number, start, stop) for number, (start, stop) in enumerate(pairs)]
+
+
+def _cut(names: Sequence[str], low: int, high: int) -> int:
+    """Return the place, from low to high, whose name's hash is the least."""
+    places = range(low, high + 1)
+    return min(places, key=lambda place: hashlib.blake2b(os.fsencode(names[place])).digest())

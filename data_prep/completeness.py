@@ -8,13 +8,13 @@ from data_prep.tally import Record
 from pospre.errors import UserError
 
 
-def check_own(found: dict[int, Record], key: str, where: str) -> None:
+def check_own(found: dict[int, Record], plan: Plan, where: str) -> None:
     """Refuse blocks of another conversion.
 
     Raises:
         UserError: there are some.
     """
-    foreign = [number for number, record in found.items() if record.plan != key]
+    foreign = [number for number, record in found.items() if not plan.owns(record)]
     if foreign:
         raise UserError(
             f"{where} holds blocks of another conversion (blocks {ranges(foreign)}); remove these "
@@ -28,7 +28,7 @@ def check_blocks(found: dict[int, Record], plan: Plan, where: str) -> None:
     Raises:
         UserError: some are missing or foreign.
     """
-    check_own(found, plan.key, where)
+    check_own(found, plan, where)
     missing = set(range(plan.num_blocks)) - set(found)
     if missing:
         raise UserError(

@@ -5,7 +5,9 @@ the finished ones (``store``), and when all are there they become the data set (
 Parts on several machines, and runs that follow a killed one, convert the blocks that are missing.
 """
 
+import hashlib
 import importlib
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -82,6 +84,8 @@ def convert(
     writers = _load_writers(settings.format)
     blocks = _cut(listed, settings)
     largest = max(sum(i.size for i in listed.items[b.start : b.stop]) for b in blocks)
+    limit = _limit(writers, listed, largest)
+    blocks = [block._replace(key=_key(block, listed, settings, limit)) for block in blocks]
     plan = Plan(
         made_from=made_from,
         num_blocks=len(blocks),
@@ -90,11 +94,12 @@ def convert(
         num_ignored=listed.num_ignored,
         split_rule=listed.split_rule,
         annotation=listed.annotation,
-        limit=_limit(writers, listed, largest),
+        limit=limit,
         noun="WAV files" if listed.is_audio else "images",
         titles=listed.titles,
         annotation_classes=listed.annotation_classes,
         ignored=list(listed.ignored),
+        block_keys=[block.key for block in blocks],
     )
     wanted = blocks if share is None else share.of(blocks)
     start = time.monotonic()
@@ -102,13 +107,12 @@ def convert(
         job = Job(
             replace(listed, items=()),
             settings,
-            plan.key,
             plan.limit,
             target.store,
             num_shares=1 if share is None else share.total,
             strict=strict,
         )
-        tally = _convert_blocks(listed, wanted, job, num_workers)
+        tally = _convert_blocks(listed, wanted, plan, job, num_workers)
         if share is None:
             check_samples(tally.records, plan, source)
             _publish(target, plan, tally.records, overwrite)
@@ -172,7 +176,14 @@ def count_blocks(source: Path, settings: Settings) -> int:
 
 
 def _cut(source: Source, settings: Settings) -> list[Block]:
-    return cut_blocks([item.size for item in source.items], settings.shard_mb)
+    items = source.items
+    return cut_blocks([item.name for item in items], [i.size for i in items], settings.shard_mb)
+
+
+def _key(block: Block, source: Source, settings: Settings, limit: int) -> str:
+    """Return a hash of everything that decides the bytes of a block."""
+    parts = [asdict(settings), limit, source.fingerprint(block.start, block.stop)]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _select(path: Path, settings: Settings) -> tuple[Source, Settings]:
@@ -225,6 +236,8 @@ def _beginning(target: Target, plan: Plan, share: Share | None, overwrite: bool)
     store = target.store
     name = WHOLE if share is None else f"part-{share.number}-of-{share.total}"
     with _as_user_errors(target), target.clean_parents(), store.alone(name):
+        if share is None:  # else others count on the plan
+            store.adopt(plan)
         if overwrite and share is None:
             before = store.plan()
             if before is not None and before.key != plan.key:
@@ -266,10 +279,12 @@ def _as_user_errors(target: Target) -> Iterator[None]:
         ) from error
 
 
-def _convert_blocks(source: Source, blocks: Sequence[Block], job: Job, num_workers: int) -> Tally:
+def _convert_blocks(
+    source: Source, blocks: Sequence[Block], plan: Plan, job: Job, num_workers: int
+) -> Tally:
     """Convert the blocks that no earlier run has finished."""
     found = job.store.records()
-    check_own(found, job.plan_key, job.store.where)
+    check_own(found, plan, job.store.where)
     reused = [block for block in blocks if block.number in found]
     missing = [block for block in blocks if block.number not in found]
     if reused:

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from data_prep.tally import Record
 from pospre.errors import UserError
 
-_VERSION = 2  # of plans and records: what another version has begun is not gone on with
+_VERSION = 3  # of plans and records: what another version has begun is not gone on with
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,8 @@ class Plan:
     Attributes:
         made_from: settings and the source's fingerprint.
         num_blocks: that the source is converted in.
+        block_keys: what tells each of them from all others: a block of the same number and key
+            has the same bytes, whatever else has changed in the source.
         num_items: candidate samples.
         classes: names by label, or None.
         num_ignored: files that are no samples.
@@ -43,6 +46,7 @@ class Plan:
     titles: list[str] | None = None
     annotation_classes: list[str] | None = None
     ignored: list[str] = field(default_factory=list)
+    block_keys: list[str] = field(default_factory=list)
     version: int = _VERSION
 
     @property
@@ -54,6 +58,17 @@ class Plan:
     def format(self) -> str:
         """Format of the result: ``"mds"`` or ``"ffcv"``."""
         return str(self.made_from["settings"]["format"])
+
+    def owns(self, record: Record) -> bool:
+        """Tell whether a block is one of this conversion's."""
+        return self.block_keys[record.number : record.number + 1] == [record.key]
+
+    def continues(self, before: "Plan") -> bool:
+        """Tell whether this is the same conversion of a source that has changed since."""
+        return (
+            self.version == before.version
+            and self.made_from["settings"] == before.made_from["settings"]
+        )
 
     def as_json(self) -> str:
         """Return the text that ``parse_plan`` reads."""

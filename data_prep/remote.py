@@ -4,7 +4,7 @@ Every block's shard goes up as soon as it is finished and is then removed here; 
 in the folder ``.pospre`` of the same address. When all blocks are there, our description goes up
 and, last of all, ``index.json``: before that no reader sees a data set.
 
-The plan's key is in the names of shards and records, so no two conversions write the same name: a
+A block's key is in the names of its shard and record, so nothing else is written to these names: a
 data set that is replaced stays whole and readable until the new ``index.json`` is up, and is only
 then removed.
 """
@@ -85,7 +85,8 @@ class RemoteStore(Store):
             return {}
         with self.bucket() as bucket, self.work() as work:
             there = bucket.list()
-            names = sorted(name for name in work.list() if name.startswith(f"{plan.key}."))
+            own = (_record_name(number, key) for number, key in enumerate(plan.block_keys))
+            names = sorted({*own}.intersection(work.list()))
             with ThreadPoolExecutor(_THREADS) as threads:
                 texts = threads.map(work.read, names)
                 found = [
@@ -97,6 +98,11 @@ class RemoteStore(Store):
             for record in found
             if all(there.get(name) == size for name, size, _ in record.files)
         }
+
+    def _replace_plan(self, plan: Plan, stale: list[Record]) -> None:
+        with self.work() as work:
+            work.remove([_record_name(record.number, record.key) for record in stale])
+            work.put(PLAN_NAME, plan.as_json().encode())
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
@@ -119,7 +125,7 @@ class RemoteStore(Store):
                     raise UserError(f"{self.uri}/{name} has {found} bytes instead of {size}.")
                 (folder / here).unlink()
             text = json.dumps(record.as_json(), separators=(",", ":"))
-            bucket.put(f"{_WORK}/{record.plan}.{record.number:05d}.json", text.encode())
+            bucket.put(f"{_WORK}/{_record_name(record.number, record.key)}", text.encode())
 
     def discard(self) -> None:
         """Remove the shards that no index lists, and the records; the plan goes last."""
@@ -237,11 +243,15 @@ def _open(uri: str, endpoint: str | None, pid: int) -> Bucket:
     return Bucket(uri, patience=_TRIES)
 
 
+def _record_name(number: int, key: str) -> str:
+    return f"{key}.{number:05d}.json"
+
+
 def _rename(record: Record) -> None:
-    """Put the plan's key into the names of a block's shards."""
+    """Put a block's key into the names of its shards."""
 
     def fresh(name: str) -> str:
-        return f"shard.{record.plan}.{name.removeprefix('shard.')}"
+        return f"shard.{record.key}.{name.removeprefix('shard.')}"
 
     record.files = [(fresh(name), size, digest) for name, size, digest in record.files]
     for shard in record.shards:

@@ -26,6 +26,8 @@ of the images are looked at. data_prep.convert prints the same table, and draws 
 
 _HEADS = ("mean", "min", "5 %", "median", "95 %", "max")
 _PICTURE_KINDS = (".png", ".pdf", ".svg")
+_MOST_TICKS = 5
+_LONGEST_NAME = 40
 _MOST_CLASSES = 40  # that a picture names
 
 
@@ -168,18 +170,23 @@ def draw(statistics: Statistics, path: Path, title: str) -> None:
         UserError: the file cannot be written.
     """
     from matplotlib.figure import Figure  # no pyplot: nothing may open a window
+    from matplotlib.ticker import EngFormatter, MaxNLocator
 
     quantities = statistics.quantities()
     counts = quantities.pop("samples in a class", None)
-    num_panels = len(quantities) + (counts is not None)
-    figure = Figure(figsize=(4 * num_panels, 3.4), layout="constrained")
-    axes = np.atleast_1d(figure.subplots(1, num_panels))
-    for axis, (name, values) in zip(axes, quantities.items(), strict=False):
+    num_rows, num_columns = 1 + (counts is not None), len(quantities)
+    figure = Figure(figsize=(4 * num_columns, 3.4 * num_rows), layout="constrained")
+    grid = figure.add_gridspec(num_rows, num_columns)
+    for column, (name, values) in enumerate(quantities.items()):
+        axis = figure.add_subplot(grid[0, column])
         top = np.percentile(values, 99.5)  # a few giants would flatten all the others
         axis.hist(values[values <= top], bins=60, color="tab:blue")
         axis.set(xlabel=name, ylabel="samples")
+        axis.xaxis.set_major_locator(MaxNLocator(_MOST_TICKS))  # more numbers run together
+        if name == "bytes":
+            axis.xaxis.set_major_formatter(EngFormatter())
     if counts is not None:
-        _draw_classes(axes[-1], counts, statistics.classes or [])
+        _draw_classes(figure.add_subplot(grid[1, :]), counts, statistics.classes or [])
     figure.suptitle(f"{title}: {len(statistics.labels)} samples")
     try:
         figure.savefig(path, dpi=110)
@@ -193,7 +200,8 @@ def _draw_classes(axis: Any, counts: np.ndarray, classes: list[str]) -> None:
     axis.bar(np.arange(len(counts)), counts[order], width=1.0, color="tab:orange")
     axis.set(xlabel="classes, largest first", ylabel="samples")
     if len(classes) <= _MOST_CLASSES:
-        axis.set_xticks(range(len(classes)), [classes[i] for i in order], rotation=90, fontsize=7)
+        names = [classes[i][:_LONGEST_NAME] for i in order]
+        axis.set_xticks(range(len(classes)), names, rotation=90, fontsize=7)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -39,6 +39,23 @@ class Store(ABC):
     def plan(self) -> Plan | None:
         """Return the plan that is noted; None: nothing has begun."""
 
+    def adopt(self, plan: Plan) -> None:
+        """Take over what was begun before the source changed: blocks whose own files are the same.
+
+        What shares nothing with the plan stays as it is.
+        """
+        before = self.plan()
+        if before is None or before.key == plan.key or not plan.continues(before):
+            return
+        records = self.records()
+        stale = {number for number, record in records.items() if not plan.owns(record)}
+        if stale != records.keys() or not records:
+            self._replace_plan(plan, [records[number] for number in stale])
+
+    @abstractmethod
+    def _replace_plan(self, plan: Plan, stale: list[Record]) -> None:
+        """Forget some blocks, then note another plan."""
+
     @abstractmethod
     def records(self) -> dict[int, Record]:
         """Return the records of the finished blocks, by number."""
@@ -144,6 +161,11 @@ class LocalStore(Store):
         found = [parse_record(p.read_bytes(), str(p)) for p in sorted(self._blocks.glob("*.json"))]
         return {record.number: record for record in found if self._is_whole(record)}
 
+    def _replace_plan(self, plan: Plan, stale: list[Record]) -> None:
+        for record in stale:
+            self._record_path(record).unlink()
+        self._write(self.folder / PLAN_NAME, plan.as_json())
+
     @contextmanager
     def scratch(self) -> Iterator[Path]:
         """Give a fresh folder on the same disk."""
@@ -158,7 +180,7 @@ class LocalStore(Store):
         for name, _, _ in record.files:
             (folder / name).replace(self.data / name)
         text = json.dumps(record.as_json(), separators=(",", ":"))
-        self._write(self._blocks / f"{record.number:05d}.json", text)
+        self._write(self._record_path(record), text)
 
     def settle(self, record: Record) -> None:
         """Write what the system still holds in memory, unless it is going to be copied."""
@@ -189,6 +211,9 @@ class LocalStore(Store):
             if not path.is_file() or path.stat().st_size != size:
                 return False
         return True
+
+    def _record_path(self, record: Record) -> Path:
+        return self._blocks / f"{record.number:05d}.json"
 
     def _write(self, path: Path, text: str) -> None:
         fresh = path.with_name(f"{path.name}.{os.getpid()}")

@@ -29,7 +29,7 @@ class Record:
 
     Attributes:
         number: of the block.
-        plan: key of the conversion that it belongs to.
+        key: of everything that decides the block's bytes.
         num_shares: that the conversion was divided into when the block was converted.
         files: name, bytes and SHA-256 of each file.
         shards: their entries of ``index.json``, for MDS.
@@ -47,7 +47,7 @@ class Record:
     """
 
     number: int
-    plan: str
+    key: str
     num_shares: int = 1
     files: list[tuple[str, int, str]] = field(default_factory=list)
     shards: list[dict[str, Any]] = field(default_factory=list)

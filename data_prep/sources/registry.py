@@ -9,6 +9,7 @@ from data_prep.kinds import KINDS
 from data_prep.sources.source import Part, Source
 from data_prep.tree import Tree
 from pospre.data.files import odd_file
+from pospre.data.mds_reader import is_mds
 from pospre.errors import UserError, suggestion
 
 # What any folder may be, tried when nothing else knows the path.
@@ -47,6 +48,12 @@ def open_source(
     odd = odd_file(path)
     if odd is not None:
         raise UserError(f"{path} is {odd}; give the folder or archive of a data set.")
+    if path.suffix == ".beton" or (path.is_dir() and is_mds(path)):
+        what = "a .beton file" if path.suffix == ".beton" else "a folder of MDS shards"
+        raise UserError(
+            f"{path} is {what}, which is what a conversion writes; train on it as it is "
+            f"(data.path={path}), or give the images that it was made from."
+        )
     if kind == "auto":
         kind = detect(Tree(path, skip_damaged=True))
     if kind not in _MODULES:

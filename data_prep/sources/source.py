@@ -135,10 +135,13 @@ class Source(ABC):
         """
         return None
 
-    def fingerprint(self) -> str:
-        """Return a hash of every name, label, size and stamp: another hash, another source."""
+    def fingerprint(self, start: int = 0, stop: int | None = None) -> str:
+        """Return a hash of every name, label, size and stamp: another hash, another source.
+
+        With ``start`` and ``stop``: of these items alone.
+        """
         digest = hashlib.sha256(self.metadata_stamp.encode())
-        for item in self.items:
+        for item in self.items[start:stop]:
             name = os.fsencode(item.name)
             stamp = item.stamp.encode()
             digest.update(b"%s\0%d\0%d\0%s\n" % (name, item.label, item.size, stamp))

@@ -16,9 +16,11 @@ _MAX_SHARD_BYTES = (1 << 32) - 1  # offsets are uint32
 def size_limit(items: tuple[Item, ...], largest_block: int) -> int:
     """Return how large a shard may grow.
 
-    A block's source files become one shard unless they grow a lot.
+    A block's source files become one shard unless they grow a lot. A power of two, which seldom
+    changes when a file comes or goes.
     """
-    return min(max(2 * largest_block, 4 * max(item.size for item in items)), _MAX_SHARD_BYTES)
+    wanted = max(2 * largest_block, 4 * max(item.size for item in items), 1)
+    return min(1 << (wanted - 1).bit_length(), _MAX_SHARD_BYTES)
 
 
 class _ShardWriter(MDSWriter):

@@ -1,5 +1,6 @@
 """A bucket of an own server, photographs to convert into it, and how to look at it."""
 
+import json
 import re
 import tempfile
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from data_prep import convert
+from data_prep.sidecar import as_text
 from pospre.errors import run_command
 from tests.data_prep.sample_images import encoded, odd_files, picture, write_files
 
@@ -61,13 +63,14 @@ def contents(client: Any) -> dict[str, bytes]:
 
 
 def as_in_a_folder(client: Any) -> dict[str, bytes]:
-    """Return the contents, without the plan's key in the names of the shards."""
-    return {
-        KEY.sub("shard.", name): KEY.sub("shard.", data.decode()).encode()
-        if name.endswith(".json")
-        else data
-        for name, data in contents(client).items()
-    }
+    """Return the contents, without the blocks' keys in the names of the shards."""
+    found = {KEY.sub("shard.", name): data for name, data in contents(client).items()}
+    for name in found:
+        if name.endswith(".json"):
+            found[name] = KEY.sub("shard.", found[name].decode()).encode()
+    # sorted by the shards' names
+    found["pospre.json"] = as_text(json.loads(found["pospre.json"])).encode()
+    return found
 
 
 def shard(client: Any, number: int) -> str:

@@ -1,3 +1,4 @@
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -95,3 +96,26 @@ def test_a_picture_that_cannot_be_is_refused_first(
     assert run_command(lambda: convert.main([*arguments, *options])) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_labels_do_not_overlap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    numbers = np.random.default_rng(0).integers(100_000, 450_000, 2000)
+    classes = [f"a rather long name of the class {number}" for number in range(40)]
+    counted = statistics.Statistics(
+        np.stack([numbers // 1000, numbers // 900], 1), numbers, numbers % 40, np.zeros(0), classes
+    )
+    statistics.draw(counted, tmp_path / "drawn.png", "photos")
+    canvas = FigureCanvasAgg(drawn[0])
+    canvas.draw()
+    renderer = canvas.get_renderer()
+    for axes in drawn[0].axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            labels = [label for label in axis.get_ticklabels() if label.get_text()]
+            boxes = [label.get_window_extent(renderer) for label in labels]
+            assert len(boxes) > 1
+            assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))

@@ -141,3 +141,11 @@ def test_a_folder_beside_parts_does_not_make_them_classes(tmp_path: Path) -> Non
             UserError, match=r"has parts \(train, val\), but extra is none; move it"
         ):
             open_source(root, split=split)
+
+
+@pytest.mark.parametrize("name", ["photos.beton", "photos_mds"])
+def test_a_converted_data_set_is_no_source(tmp_path: Path, name: str) -> None:
+    inside = name if name.endswith(".beton") else f"{name}/shard.00000.mds"
+    write_files(tmp_path, {inside: b"x"})
+    with pytest.raises(UserError, match=rf"{name} is a .* train on it as it is \(data.path="):
+        open_source(tmp_path / name)
