@@ -13,6 +13,7 @@ import io
 import json
 import os
 import pickle
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -118,15 +119,17 @@ def unpickle(data: io.BytesIO, name: str) -> dict[str, Any]:
     """
     data.seek(0)
     try:
-        with torch.serialization.safe_globals(_ALLOWED):
+        with torch.serialization.safe_globals(_ALLOWED), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about TorchScript: that it will fail is said below
             content = torch.load(data, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise DamagedCheckpoint(
             f"{name} is no checkpoint of pospre.train: it holds more than plain data and tensors "
             "(nothing in it was executed)"
         ) from error
-    except Exception as error:  # as above
-        raise DamagedCheckpoint(f"{name} is damaged or no checkpoint ({error})") from error
+    except Exception as error:  # as above; torch's own words advise to unpickle freely
+        kind = type(error).__name__
+        raise DamagedCheckpoint(f"{name} is damaged or no checkpoint ({kind})") from error
     if not isinstance(content, dict) or "RecipeRecord" not in callback_states(content):
         raise UserError(f"{name} is no checkpoint of pospre.train (it holds no recipe)")
     return content

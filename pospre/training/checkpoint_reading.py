@@ -137,19 +137,26 @@ def read_on_every_rank(start: Checkpoint | None) -> dict[str, Any] | None:
         start: on rank 0 the checkpoint, if there is one; None on the other ranks.
 
     Raises:
-        UserError: a rank finds other bytes, or none.
+        UserError: on all ranks, if one of them finds other bytes, or none.
     """
     noted = from_rank_zero(lambda: None if start is None else (start.uri, start.sha256))
     if noted is None:
         return None
-    uri, sha256 = noted
-    with _on_this_node(uri) as path:
-        return _read_same(path, uri, sha256) if start is None else start.content
+    content, failure = None if start is None else start.content, ""
+    with _on_this_node(noted[0]) as path:
+        try:
+            content = content or _read_same(path, *noted)
+        except UserError as error:
+            failure = str(error)
+        failures: list[Any] = list(filter(None, dist.all_gather_object(failure)))
+    if failures:
+        raise UserError(failures[0])
+    return content
 
 
 @contextlib.contextmanager
 def _on_this_node(uri: str) -> Iterator[Path]:
-    """Give the ranks of a node one local file; a download is deleted when all have read it."""
+    """Give the ranks of a node one local file; a download is deleted in the end."""
     if not is_remote(uri):
         yield Path(uri)
     elif dist.get_world_size() == 1:
@@ -164,7 +171,6 @@ def _on_this_node(uri: str) -> Iterator[Path]:
             first = dist.get_global_rank() - dist.get_local_rank()
             folders: list[Any] = dist.all_gather_object(folder)
             yield Path(folders[first]) / "checkpoint"
-            dist.barrier()
 
 
 def _read_same(path: Path, uri: str, sha256: str) -> dict[str, Any]:

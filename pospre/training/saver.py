@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from composer.core import Callback, Event, State
 from composer.loggers import Logger
 from composer.utils import create_interval_scheduler, dist, reproducibility
@@ -77,7 +78,7 @@ class CheckpointSaver(Callback):
             return
         for check in self.before_save:
             check(state)
-        # both gather from all ranks
+        torch.cuda.empty_cache()  # room for what both gather from all ranks
         content: dict[str, Any] = {
             "state": state.state_dict(),
             "rng": reproducibility.get_rng_state(),

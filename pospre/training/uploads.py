@@ -114,7 +114,7 @@ class Uploads:
         with checkpoint.open("rb") as file:  # that name may go while this is under way
             manifest = manifest_of(checkpoint)
             noted = manifest.read_bytes() if manifest.exists() else None
-            mirror_run(self.run_folder, self.remote)
+            mirror_run(self.run_folder, self.remote, tries=_TRIES)
             self._sent = 0
             with Bucket(self.remote, patience=_TRIES, timeout=_SILENCE) as bucket:
                 bucket.delete(manifest.name)  # of an earlier file of this name
@@ -162,11 +162,11 @@ def lacks(remote: str, checkpoint: Path) -> bool:
         return not there or bucket.find(manifest.name) != noted
 
 
-def mirror_run(run_folder: Path, remote: str) -> None:
+def mirror_run(run_folder: Path, remote: str, *, tries: int = 8) -> None:
     """Copy the recipe, the metrics, the report and the evaluations of a run into its bucket."""
     paths = [run_folder / name for name in _NAMES]
     paths += sorted(path for path in (run_folder / "evaluation").rglob("*") if path.is_file())
-    with Bucket(remote, patience=_TRIES, timeout=_SILENCE) as bucket:
+    with Bucket(remote, patience=tries, timeout=_SILENCE) as bucket:
         for path in paths:
             if path.exists():
                 bucket.put(path.relative_to(run_folder).as_posix(), path.read_bytes())

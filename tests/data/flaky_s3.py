@@ -45,6 +45,7 @@ class FlakyS3:
         sent: bytes of bodies sent, by name of the object.
         refused_writes: how many writes of each object are answered with 503, the first ones.
         writes: PUT and POST requests, by method and path.
+        mute: writes whose path holds this are taken and never answered.
     """
 
     def __init__(self, upstream_port: int) -> None:
@@ -53,6 +54,7 @@ class FlakyS3:
         self.sent: Counter[str] = Counter()
         self.refused_writes = 0
         self.writes: Counter[str] = Counter()
+        self.mute: str | None = None
         self._faults: dict[str, list[Fault]] = {}
         self._always: dict[str, Fault] = {}
         self._lock = threading.Lock()
@@ -74,6 +76,7 @@ class FlakyS3:
     def heal(self) -> None:
         """Behave, and count from zero."""
         self.refused_writes = 0
+        self.mute = None
         for book in (self._faults, self._always, self.gets, self.writes):
             book.clear()
         self.sent = Counter()  # answers that are still under way count in the old one
@@ -93,6 +96,7 @@ class FlakyS3:
 
     def close(self) -> None:
         """Stop listening."""
+        self.mute = None
         self._server.shutdown()
         self._server.server_close()
 
@@ -129,7 +133,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_PUT(self) -> None:
         sent = self._read_body()
-        if self.flaky.refuses_write(f"{self.command} {self.path}"):
+        refused = self.flaky.refuses_write(f"{self.command} {self.path}")
+        while self.flaky.mute is not None and self.flaky.mute in self.path:
+            time.sleep(0.05)
+        if refused:
             self._answer(503, [], b"<Error><Code>SlowDown</Code></Error>")
         else:
             self._answer(*self._ask_upstream(sent))

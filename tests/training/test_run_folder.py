@@ -1,12 +1,19 @@
 """What a start may delete, what it refuses, and what a failed one leaves."""
 
 import os
+import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from pospre.config import load_recipe
+from pospre.training.run_folder import LOCK, hold
 
 Run = Callable[..., tuple[int, str]]
 SHORT = ("trainer.max_duration=2ba", "schedule.warmup=1ba")
@@ -92,3 +99,33 @@ def test_a_run_from_before_an_option_came_goes_on(tiny: Path, run: Run, tmp_path
     assert run(tiny, *SHORT)[0] == 0
     code, said = run(tiny, *SHORT, "schedule.unit=epoch")
     assert code == 2 and "schedule.unit = step, this one epoch" in said
+
+
+def test_a_second_run_in_the_same_folder_is_refused(tiny: Path, run: Run, tmp_path: Path) -> None:
+    folder, shared = tmp_path / "runs" / "tiny", tmp_path / "shared"
+    assert run(tiny, *SHORT)[0] == 0 and not (folder / LOCK).exists()
+    before = content(tmp_path)
+    with hold(load_recipe(tiny, SHORT)):
+        for options in ((), ("trainer.overwrite=true",)):
+            code, said = run(tiny, *SHORT, *options)
+            assert code == 2 and f"{folder} is in use by another run" in said
+            assert f"process {os.getpid()} on {socket.gethostname()}" in said
+    assert content(tmp_path) == before
+    with hold(load_recipe(tiny, ["run_name=other", f"trainer.save_folder={shared}"])):
+        code, said = run(tiny, *SHORT, f"trainer.save_folder={shared}")
+        assert code == 2 and f"{shared} is in use" in said
+    assert content(tmp_path) == before and not shared.exists()
+    assert run(tiny, *SHORT, "trainer.overwrite=true")[0] == 0
+
+
+def test_a_killed_run_does_not_lock_its_folder(tiny: Path, run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "tiny"
+    folder.mkdir(parents=True)
+    script = (
+        "import fcntl, os, signal, sys; file = open(sys.argv[1], 'w'); "
+        "fcntl.flock(file, fcntl.LOCK_EX); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    killed = subprocess.run([sys.executable, "-c", script, str(folder / LOCK)], check=False)
+    assert killed.returncode == -signal.SIGKILL and (folder / LOCK).exists()
+    assert run(tiny, *SHORT)[0] == 0
+    assert not (folder / LOCK).exists()
