@@ -70,8 +70,9 @@ class DropPos(PretrainAlgorithm):
             ``visible`` ones with all their positions, at about a quarter of the cost, or the full
             image as another algorithm's momentum ``teacher`` sees it: free where that pass is made
             anyway (ijepa; lut with symmetric: true).
-        position_token: what replaces a dropped position: one ``learned`` vector, ``zeros``, or a
-            ``wrong`` position, that of another dropped patch.
+        position_token: what replaces a dropped position: one ``learned`` vector, ``zeros``, or
+            ``wrong``: the image's dropped positions in random order, in which one patch on average
+            meets its own (as published, where the order is one for a whole batch).
         sampling: of the visible patches when alone: ``random``, or ``uniform``, one of every 2×2
             (UM-MAE; mask_ratio 0.75).
         ignore_confident: leave out patches whose predicted probability has reached its target.
@@ -256,12 +257,10 @@ class DroppedPositions(nn.Module):
 
 
 def _wrong_positions(position_BKD: Tensor, batch: Batch) -> Tensor:
-    """Hand every dropped slot the position of the next dropped one, in random order."""
-    order = batch["droppos/order"]
-    shown = batch["droppos/shown"].sum(1, keepdim=True)
-    rank = torch.argsort(order, dim=1)
-    following = torch.where(rank + 1 < order.shape[1], rank + 1, shown)
-    return gather_tokens(position_BKD, torch.gather(order, 1, following))
+    """Hand the i-th dropped slot the position of the i-th in random order, perhaps its own."""
+    order, shown = batch["droppos/order"], batch["droppos/shown"]
+    place = shown.sum(1, keepdim=True) + (~shown).cumsum(1) - 1
+    return gather_tokens(position_BKD, torch.gather(order, 1, place))
 
 
 class PositionClassification(PositionObjective):
