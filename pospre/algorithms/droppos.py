@@ -211,8 +211,7 @@ class DropPos(PretrainAlgorithm):
                 seed=model.seed,
             )
         if self.sampling == "uniform":
-            masking = uniform_patches(batch, model.encoder.grid, model.seed)
-            masks |= {"view/keep": masking.keep, "view/removed": masking.removed}
+            masks |= _draw_uniform(batch, model.encoder.grid, model.seed)
         batch.update(masks)
 
     def schedule(self, model: PretrainModel, progress: Progress) -> None:
@@ -275,7 +274,7 @@ class PositionClassification(PositionObjective):
         )
         dim = options.decoder_dim
         self.weight, self.official = options.weight, options.official
-        self.affinity = options.affinity
+        self.affinity, self.sampling = options.affinity, options.sampling
         self.ignore_confident = options.ignore_confident
         self.per_token = encoder.patches_per_token
         self.embed = nn.Linear(encoder.embed_dim, dim * self.per_token)
@@ -338,6 +337,11 @@ def draw_masks(
     }
 
 
+def _draw_uniform(batch: Batch, grid: tuple[int, int], seed: int) -> Batch:
+    masking = uniform_patches(batch, grid, seed)
+    return {"view/keep": masking.keep, "view/removed": masking.removed}
+
+
 @torch.no_grad()
 def predict_positions(
     model: PretrainModel,
@@ -348,6 +352,8 @@ def predict_positions(
     seed: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Predict the positions of the visible patches at any two mask ratios.
+
+    A model trained on one of every 2×2 patches (``sampling: uniform``) sees those at γ = .75.
 
     Args:
         model: has DropPos attached.
@@ -366,9 +372,13 @@ def predict_positions(
         position_mask_ratio=position_mask_ratio,
         seed=seed,
     )
+    objective = model.objectives["droppos"]
+    assert isinstance(objective, PositionClassification)
+    if objective.sampling == "uniform" and mask_ratio == 0.75:
+        masks |= _draw_uniform(batch, model.encoder.grid, seed)
     batch = {**batch, **masks}
     tokens = model.encode("student", model.images(batch), batch)
-    logits = model.objectives["droppos"]({"student": tokens}, batch)["logits"]
+    logits = objective({"student": tokens}, batch)["logits"]
     return logits, masks["view/keep"], ~masks["droppos/shown"]
 
 
