@@ -70,8 +70,9 @@ class DropPos(PretrainAlgorithm):
             ``visible`` ones with all their positions, at about a quarter of the cost, or the full
             image as another algorithm's momentum ``teacher`` sees it: free where that pass is made
             anyway (ijepa; lut with symmetric: true).
-        position_token: what replaces a dropped position: one ``learned`` vector, ``zeros``, or a
-            ``wrong`` position, that of another dropped patch.
+        position_token: what replaces a dropped position: one ``learned`` vector, ``zeros``, or
+            ``wrong``: the image's dropped positions in random order, in which one patch on average
+            meets its own (as published, where the order is one for a whole batch).
         sampling: of the visible patches when alone: ``random``, or ``uniform``, one of every 2×2
             (UM-MAE; mask_ratio 0.75).
         ignore_confident: leave out patches whose predicted probability has reached its target.
@@ -210,8 +211,7 @@ class DropPos(PretrainAlgorithm):
                 seed=model.seed,
             )
         if self.sampling == "uniform":
-            masking = uniform_patches(batch, model.encoder.grid, model.seed)
-            masks |= {"view/keep": masking.keep, "view/removed": masking.removed}
+            masks |= _draw_uniform(batch, model.encoder.grid, model.seed)
         batch.update(masks)
 
     def schedule(self, model: PretrainModel, progress: Progress) -> None:
@@ -256,12 +256,10 @@ class DroppedPositions(nn.Module):
 
 
 def _wrong_positions(position_BKD: Tensor, batch: Batch) -> Tensor:
-    """Hand every dropped slot the position of the next dropped one, in random order."""
-    order = batch["droppos/order"]
-    shown = batch["droppos/shown"].sum(1, keepdim=True)
-    rank = torch.argsort(order, dim=1)
-    following = torch.where(rank + 1 < order.shape[1], rank + 1, shown)
-    return gather_tokens(position_BKD, torch.gather(order, 1, following))
+    """Hand the i-th dropped slot the position of the i-th in random order, perhaps its own."""
+    order, shown = batch["droppos/order"], batch["droppos/shown"]
+    place = shown.sum(1, keepdim=True) + (~shown).cumsum(1) - 1
+    return gather_tokens(position_BKD, torch.gather(order, 1, place))
 
 
 class PositionClassification(PositionObjective):
@@ -276,7 +274,7 @@ class PositionClassification(PositionObjective):
         )
         dim = options.decoder_dim
         self.weight, self.official = options.weight, options.official
-        self.affinity = options.affinity
+        self.affinity, self.sampling = options.affinity, options.sampling
         self.ignore_confident = options.ignore_confident
         self.per_token = encoder.patches_per_token
         self.embed = nn.Linear(encoder.embed_dim, dim * self.per_token)
@@ -339,6 +337,11 @@ def draw_masks(
     }
 
 
+def _draw_uniform(batch: Batch, grid: tuple[int, int], seed: int) -> Batch:
+    masking = uniform_patches(batch, grid, seed)
+    return {"view/keep": masking.keep, "view/removed": masking.removed}
+
+
 @torch.no_grad()
 def predict_positions(
     model: PretrainModel,
@@ -349,6 +352,8 @@ def predict_positions(
     seed: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Predict the positions of the visible patches at any two mask ratios.
+
+    A model trained on one of every 2×2 patches (``sampling: uniform``) sees those at γ = .75.
 
     Args:
         model: has DropPos attached.
@@ -367,9 +372,13 @@ def predict_positions(
         position_mask_ratio=position_mask_ratio,
         seed=seed,
     )
+    objective = model.objectives["droppos"]
+    assert isinstance(objective, PositionClassification)
+    if objective.sampling == "uniform" and mask_ratio == 0.75:
+        masks |= _draw_uniform(batch, model.encoder.grid, seed)
     batch = {**batch, **masks}
     tokens = model.encode("student", model.images(batch), batch)
-    logits = model.objectives["droppos"]({"student": tokens}, batch)["logits"]
+    logits = objective({"student": tokens}, batch)["logits"]
     return logits, masks["view/keep"], ~masks["droppos/shown"]
 
 

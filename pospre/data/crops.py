@@ -2,7 +2,7 @@
 
 A view is a window of a resized part of the image. For most crops that part is a box and the window
 is all of it. *Simple resized crop* and *padded crop* resize the whole image instead and let the
-window reach a few pixels over its edge.
+window reach a few pixels over its edge; the *centre* view of evaluations is a window in its middle.
 
 The functions of draws are written for whole arrays of views, in numpy or torch: they say what a
 view's place is. ``pospre.exact`` has them compiled for one image; all give the same bits.
@@ -22,7 +22,7 @@ from pospre.exact import DRAWS_PER_TRY, NUM_TRIES, round_half_even
 
 NUM_BOX_DRAWS = NUM_TRIES * DRAWS_PER_TRY
 NUM_WINDOW_DRAWS = 2  # left, top
-_CENTER_RATIO = 224 / 256  # of the short side, as in "resize to 256, take the central 224"
+_CENTER_MARGIN = 256 / 224  # "resize to 256, take the central 224"
 _THINNEST = 8  # long side over short side
 _SIMPLE_PADDING = 4
 _PADDED_PART = 8  # padding of a padded crop: 4 of 32 pixels
@@ -168,16 +168,31 @@ def _whole(values: Keys) -> Keys:
     return values.to(torch.int64) if isinstance(values, Tensor) else values.astype(np.int64)
 
 
-def center_box(width: int, height: int, size: tuple[int, int] = (1, 1)) -> PixelBox:
-    """Return the central box of the shape ``size`` (height, width), 224/256 of the largest one."""
-    largest = min(width * size[0], height * size[1])
-    box_width = max(1, round(largest / size[0] * _CENTER_RATIO))
-    box_height = max(1, round(largest / size[1] * _CENTER_RATIO))
-    return PixelBox((width - box_width) // 2, (height - box_height) // 2, box_width, box_height)
+def center_window(
+    width: int, height: int, size: tuple[int, int]
+) -> tuple[tuple[int, int], PixelBox]:
+    """Return what an image is resized to for evaluation, and the central window of that.
+
+    As torchvision's ``Resize(256)`` and ``CenterCrop(224)`` do for a view of 224: the short side
+    becomes 256/224 of the view's, the long one keeps the shape (cut to a whole number).
+
+    Args:
+        width: of the image (see ``simple_box``), in pixels.
+        height: likewise.
+        size: (height, width) of the view. Where it is no square, the resized image is the smallest
+            that has 256/224 of both sides.
+    """
+    down, across = (int(side * _CENTER_MARGIN) for side in size)
+    if across * height >= down * width:
+        scaled = (across, across * height // width)
+    else:
+        scaled = (down * width // height, down)
+    left, top = (round((all_ - part) / 2) for all_, part in zip(scaled, size[::-1], strict=True))
+    return scaled, PixelBox(left, top, size[1], size[0])
 
 
 def simple_box(width: int, height: int) -> PixelBox:
-    """Return the part of an image that simple resized crops come from: all of it, as a rule.
+    """Return the part of an image that is resized before windows are taken: all of it, as a rule.
 
     Of very thin images it is the centre: to bring one of 4000 x 1 pixels up to 224 rows would take
     gigabytes.

@@ -30,7 +30,7 @@ from pospre.data.augment import Augment
 from pospre.data.crops import (
     Cuts,
     PixelBox,
-    center_box,
+    center_window,
     log_range,
     padded_frame,
     simple_box,
@@ -57,11 +57,11 @@ class ViewGroup:
         flip_rate: probability that a view is mirrored.
         interpolation: ``"bicubic"`` or ``"bilinear"``, both with antialiasing when shrinking; or
             ``"area"``: the mean of the pixels under each new one.
-        crop: ``"random"``; ``"center"`` for evaluation: the central square with 224/256 of the
-            image's short side, never flipped (the field of view of resize to 256, centre crop 224);
-            ``"full"``: the whole image, whatever its shape; ``"simple"``: DeiT III's simple resized
-            crop; ``"pad"``: a random window of the whole image in a black frame of size/8, as usual
-            for CIFAR. ``scale`` and ``ratio`` are for ``"random"`` only.
+        crop: ``"random"``; ``"center"`` for evaluation: the short side resized to 256/224 of the
+            view's, then the middle of that (256 and 224 as published), never flipped; ``"full"``:
+            the whole image, whatever its shape; ``"simple"``: DeiT III's simple resized crop;
+            ``"pad"``: a random window of the whole image in a black frame of size/8, as usual for
+            CIFAR. ``scale`` and ``ratio`` are for ``"random"`` only.
         augment: what may change the views' pixels in training, on the device.
     """
 
@@ -142,7 +142,9 @@ class GroupPlan:
             )
             return whole_cuts(boxes, image, group.shape)
         if group.crop == "center":
-            return whole_cuts(_each(group, center_box(*image, group.shape)), image, group.shape)
+            part = simple_box(*image)
+            scaled, window = center_window(part.width, part.height, group.shape)
+            return Cuts(_each(group, part), scaled, _each(group, window), image)
         whole = _each(group, PixelBox(0, 0, *image))
         if group.crop == "full":
             return whole_cuts(whole, image, group.shape)

@@ -57,6 +57,10 @@ class PatchEncoder(nn.Module, ABC):
         """Return (rows, columns) of patches of an image of that size."""
         return height // self.patch_size[0], width // self.patch_size[1]
 
+    def takes(self, num_visible: int) -> bool:
+        """Return whether so many patches can be encoded."""
+        return num_visible > 0
+
     @property
     def is_relative(self) -> bool:
         """Whether attention itself knows positions, so that it needs all tokens."""

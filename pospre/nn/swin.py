@@ -229,13 +229,17 @@ class SwinEncoder(PatchEncoder):
         return torch.stack([row, col, torch.ones_like(row)], dim=-1).float()
 
     def _side(self, num: int) -> int:
-        side = round(num**0.5)
-        if side * side != num or side % MERGED:
+        if not self.takes(num):
             raise UserError(
                 f"encoder.name = swin_tiny packs the visible patches into a square, but {num} of "
                 f"{self.num_patches} are visible. Use mask_ratio 0.75 or 0."
             )
-        return side
+        return round(num**0.5)
+
+    def takes(self, num_visible: int) -> bool:
+        """Return whether so many patches fill a square of an even number."""
+        side = round(num_visible**0.5)
+        return side * side == num_visible and side % MERGED == 0
 
     def block_of(self, name: str) -> int | None:
         """Count through the stages; the merging that opens one is a part of its first block."""

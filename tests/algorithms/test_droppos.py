@@ -8,8 +8,10 @@ import torch
 from official import DECODER, batch, load_weights, small_model
 
 from pospre.algorithms.droppos import (
+    DroppedPositions,
     DropPos,
     attach_droppos,
+    draw_dropped,
     draw_masks,
     num_shown,
     predict_positions,
@@ -195,16 +197,36 @@ def test_permuting_slots_permutes_logits():
     torch.testing.assert_close(model(shuffled)["droppos"]["logits"], outputs[:, order])
 
 
-def test_wrong_positions_are_other_dropped_ones():
+def test_wrong_positions_are_the_dropped_ones_in_random_order():
     model, inputs = model_and_batch(position_token="wrong")
     table = torch.arange(36.0).view(36, 1)
     true = table[inputs["view/keep"]]
     seen = model.positions(("droppos",), inputs, EncoderPass(), true)
     dropped = ~inputs["droppos/shown"]
     assert torch.equal(seen[~dropped], true[~dropped])
-    assert (seen[dropped] != true[dropped]).all()
+    assert (seen[dropped] != true[dropped]).any()
     for sample in range(4):
         assert sorted(seen[sample][dropped[sample]]) == sorted(true[sample][dropped[sample]])
+
+
+def test_wrong_positions_are_distributed_as_published():
+    """A uniform permutation of the dropped: each gets each alike, so one is right on average."""
+    num, visible = 4000, 8
+    batch = {"index": torch.arange(num), "epoch": torch.zeros(num, dtype=torch.int64)}
+    batch |= draw_dropped(batch, visible, 0.5, seed=0)
+    slots = torch.arange(float(visible)).view(1, -1, 1).expand(num, -1, -1)
+    seen = DroppedPositions(1, "wrong")(slots, batch, EncoderPass())[..., 0].long()
+    dropped = ~batch["droppos/shown"]
+    right = (seen == slots[..., 0]) & dropped
+    assert float(right.sum(1).float().mean()) == pytest.approx(1, abs=4 / num**0.5)
+    given = torch.zeros(visible, visible).index_put_(
+        (torch.arange(visible).expand(num, -1)[dropped], seen[dropped]), torch.tensor(1.0), True
+    )
+    # a slot is dropped in half of the draws; it keeps its own place in a quarter of those, and gets
+    # another's, dropped in 3 of 7, equally often
+    expected = torch.full((visible, visible), num / 2 * 3 / 4 / 7)
+    expected.fill_diagonal_(num / 2 / 4)
+    assert float((given - expected).abs().max()) < 5 * (num / 2 / 4) ** 0.5
 
 
 def test_zero_token_leaves_only_shown_positions():

@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from pospre.algorithms.droppos import predict_positions
 from pospre.config import Recipe, recipe_from_dict
 from pospre.errors import UserError
+from pospre.evaluation.position_grid import MASK_RATIOS, measure_grid, summarise, table
 from pospre.nn.decoder import patchify, unpatchify
 from pospre.training.build import build_algorithms, build_model
 from tests.algorithms.cases import make_optimizer, train
@@ -117,3 +119,23 @@ def test_other_algorithms_refuse_swin() -> None:
     changed = recipe.model_copy(update={"algorithms": {"mae": {}}})
     with pytest.raises(UserError, match=r"algorithms\.mae needs a token for every patch"):
         build_model(changed)
+
+
+def test_swin_is_measured_where_the_visible_patches_fill_a_square() -> None:
+    """As trained at γ = .75, one of every 2×2; before, the second ratio ended the evaluation."""
+    model = build_model(swin_recipe()).eval()
+    keep = {}
+
+    def predict(batch: Any, mask: float, position_mask: float) -> Any:
+        found = predict_positions(
+            model, dict(batch), mask_ratio=mask, position_mask_ratio=position_mask, seed=0
+        )
+        keep[mask] = found[1]
+        return found
+
+    ratios = [ratio for ratio in MASK_RATIOS if model.encoder.takes(round(64 * (1 - ratio)))]
+    assert ratios == [0.0, 0.75]
+    results = summarise(measure_grid({"accuracy": predict}, [two_images()], ratios), (8, 8))
+    assert "mean of the 8 cells" in table(results)
+    blocks = keep[0.75] // 16 * 4 + keep[0.75] % 8 // 2
+    assert all(sorted(row.tolist()) == list(range(16)) for row in blocks)

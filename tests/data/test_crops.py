@@ -10,14 +10,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torchvision.transforms import RandomResizedCrop
+from torchvision.transforms import CenterCrop, RandomResizedCrop
 
 from pospre import draws, exact
 from pospre.data.crops import (
     Cuts,
     Frame,
     PixelBox,
-    center_box,
+    center_window,
     log_range,
     padded_frame,
     random_boxes,
@@ -273,18 +273,23 @@ def test_where_nothing_can_be_stored_the_functions_are_compiled_at_every_start()
 
 
 @given(width=SIDES, height=SIDES)
-def test_center_box_is_the_central_square(width, height):
-    box = center_box(width, height)
-    assert box.width == box.height == max(1, round(min(width, height) * 7 / 8))
-    assert abs(2 * box.left + box.width - width) <= 1
-    assert abs(2 * box.top + box.height - height) <= 1
+def test_the_centre_view_is_torchvisions(width, height):
+    scaled, window = center_window(width, height, (224, 224))
+    assert min(scaled) == 256 and scaled == (
+        (256, int(256 * height / width)) if width <= height else (int(256 * width / height), 256)
+    )
+    rows, columns = torch.arange(scaled[1])[:, None], torch.arange(scaled[0])[None]
+    places = [part.expand(1, *scaled[::-1]) for part in (rows, columns)]
+    corner = [int(CenterCrop(224)(part)[0, 0, 0]) for part in places]
+    assert [window.top, window.left] == corner and window[2:] == (224, 224)
 
 
-@given(width=SIDES, height=SIDES)
-def test_center_boxes_of_other_shapes_keep_the_shape(width, height):
-    box = center_box(width, height, (100, 40))
-    assert box.width <= width and box.height <= height
-    assert abs(box.width / 40 - box.height / 100) <= 1 / 40
+@given(width=SIDES, height=SIDES, size=st.tuples(st.integers(8, 256), st.integers(8, 256)))
+def test_centre_windows_of_other_shapes_lie_inside(width, height, size):
+    scaled, window = center_window(width, height, size)
+    assert 0 <= window.left <= scaled[0] - size[1] and 0 <= window.top <= scaled[1] - size[0]
+    margins = (scaled[0] - int(size[1] * 256 / 224), scaled[1] - int(size[0] * 256 / 224))
+    assert min(margins) == 0
 
 
 def window_at(frame, across, down):

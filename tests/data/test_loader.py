@@ -14,6 +14,8 @@ import torch
 from composer.core.data_spec import DataSpec
 from loading import VIEW, count_calls, joined, loader, same
 from PIL import Image
+from torchvision.transforms import CenterCrop, InterpolationMode, Resize
+from torchvision.transforms.functional import pil_to_tensor
 
 from pospre import draws
 from pospre.config import recipe_from_dict
@@ -268,6 +270,18 @@ def test_pinned_batches_lie_in_pinned_memory(photos):
     for wanted in (True, False):
         batch = next(iter(loader(photos, pin_memory=wanted)))
         assert batch["view/image"].is_pinned() == wanted
+
+
+@pytest.mark.parametrize("size", [32, 224])
+def test_the_centre_view_is_the_published_one(photos, size):
+    """Resize(256/224 of the size), CenterCrop, as torchvision does with Pillow: within 2 levels."""
+    views = [ViewGroup(size=size, crop="center")]
+    ours = joined(list(loader(photos, shuffle=False, drop_last=False, tolerance=0.0, views=views)))
+    resize = Resize(int(size * 256 / 224), interpolation=InterpolationMode.BICUBIC)
+    for number, path in enumerate(sorted(photos.rglob("*.jpg"))):
+        theirs = CenterCrop(size)(resize(Image.open(path).convert("RGB")))
+        error = ours["view/image"][number, 0] - pil_to_tensor(theirs).float()
+        assert error.abs().max() <= 2 and error.square().mean().sqrt() < 0.3
 
 
 def test_a_view_larger_than_its_image(photos):

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from pospre import draws, exact
 from pospre.data.crops import (
-    PixelBox,
-    center_box,
+    center_window,
     padded_frame,
     random_boxes,
     random_windows,
@@ -73,7 +72,9 @@ def test_cuts_are_those_of_the_documented_draws(crop):
         if crop == "random":
             whole = random_boxes(draws.uniform(keys, 40), 90, 70, group.scale, group.ratio)[sample]
         elif crop == "center":
-            whole = np.tile(center_box(90, 70), (3, 1))
+            scaled, window = center_window(90, 70, (32, 32))
+            windows = np.tile(window, (3, 1))
+            assert cuts.scaled == scaled == (46, 36)
         elif crop in ("simple", "pad"):
             frame = simple_frame(90, 70, 32) if crop == "simple" else padded_frame((32, 32))
             windows = random_windows(draws.uniform(keys, 2), frame)[sample]
@@ -104,8 +105,11 @@ def test_flips_have_their_rate(rate):
 def test_center_views_are_never_flipped():
     (plan,) = plan_views([ViewGroup(crop="center")], seed=0, epoch=0, index=np.arange(50))
     assert plan.flips.shape == (50, 1) and not plan.flips.any()
-    (box,) = plan.cuts(0, 512, 256).boxes.tolist()
-    assert tuple(box) == center_box(512, 256) == PixelBox(144, 16, 224, 224)
+    cuts = plan.cuts(0, 512, 256)
+    assert cuts.boxes.tolist() == [[0, 0, 512, 256]] and cuts.windows is not None
+    assert cuts.windows.tolist() == [[144, 16, 224, 224]] and cuts.scaled == (512, 256)
+    thin = plan.cuts(0, 4000, 1)  # not 4000 times as wide as it needs to be
+    assert thin.boxes.tolist() == [[1996, 0, 8, 1]] and thin.scaled == (2048, 256)
 
 
 def test_a_full_view_is_the_whole_image():
