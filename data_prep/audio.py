@@ -87,40 +87,6 @@ def clip_features(samples: np.ndarray, rate: int, num_frames: int) -> np.ndarray
         return _mfcc()(padded).T.contiguous().numpy()
 
 
-class Statistics:
-    """Mean and standard deviation of every coefficient over all frames."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._sum = np.zeros(NUM_COEFFICIENTS)
-        self._squares = np.zeros(NUM_COEFFICIENTS)
-
-    def add(self, features: np.ndarray) -> None:
-        """Count the frames of a clip."""
-        deep = features.astype(np.float64)
-        self._count += len(deep)
-        self._sum += deep.sum(axis=0)
-        self._squares += np.square(deep).sum(axis=0)
-
-    def sums(self) -> list[list[float]]:
-        """Return what ``add_sums`` takes: the clips of a data set may be counted in parts."""
-        return [[self._count], self._sum.tolist(), self._squares.tolist()]
-
-    def add_sums(self, sums: list[list[float]]) -> None:
-        """Count the frames that others have counted."""
-        self._count += int(sums[0][0])
-        self._sum += sums[1]
-        self._squares += sums[2]
-
-    def describe(self) -> dict[str, list[float]]:
-        """Return ``mean`` and ``std``; a coefficient that never changes has the std 1."""
-        mean = self._sum / self._count
-        std = np.sqrt(np.maximum(self._squares / self._count - np.square(mean), 0.0))
-        std = np.where(std > 1e-6, std, 1.0)
-        return {"mean": [round(v, 6) for v in mean.tolist()],
-                "std": [round(v, 6) for v in std.tolist()]}  # fmt: skip
-
-
 def _problem(rate: int, length: int) -> str | None:
     if not length:
         return "it holds no samples"

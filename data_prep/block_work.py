@@ -7,20 +7,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
 from crc32c import crc32c
 
 from data_prep.blocks import Block
 from data_prep.images import PreparedImage, Unreadable, prepare_image
+from data_prep.moments import Moments
 from data_prep.overhearing import overheard
 from data_prep.reading import read_annotation, read_item
 from data_prep.sources.source import Item, Source
 from data_prep.store import Store
 from data_prep.tally import Record, Settings
 from data_prep.watching import at
+from pospre.data.decode import decode_image
 from pospre.errors import UserError
 
 if TYPE_CHECKING:
-    from data_prep.audio import PreparedClip, Statistics
+    from data_prep.audio import PreparedClip
 
 _MOST_SAID = 3  # lines of libraries that are kept with the reason
 
@@ -55,7 +59,7 @@ def convert_block(task: tuple[Block, tuple[Item, ...]], job: Job) -> Record:
     """
     block, items = task
     record = Record(block.number, block.key, job.num_shares)
-    statistics = _statistics(job)
+    moments = _moments(job.settings)
     with job.store.scratch() as folder:
         with _writing(_make_writer(folder, job), record) as writer:
             for item in items:
@@ -65,9 +69,11 @@ def convert_block(task: tuple[Block, tuple[Item, ...]], job: Job) -> Record:
                     _skip(item, prepared, record, job)
                 else:
                     writer.write(item, _sample(prepared))
-                    _note(item, prepared, record, statistics)
-        if statistics is not None:
-            record.sums = statistics.sums()
+                    _note(item, prepared, record)
+                    if moments is not None:
+                        moments.add(_rows(prepared.main, job.settings))
+        if moments is not None:
+            record.sums = moments.sums()
         job.store.keep(folder, record)
     return record
 
@@ -117,6 +123,7 @@ def _prepare_image(data: bytes, item: Item, settings: Settings) -> PreparedImage
             settings.quality,
             check=settings.check,
             seekable=settings.seekable,
+            decoding=settings.decoding,
         )
     if isinstance(found, Unreadable):
         return Unreadable("; ".join([found.reason, *said[:_MOST_SAID]]))
@@ -142,8 +149,9 @@ def _skip(item: Item, why: Unreadable, record: Record, job: Job) -> None:
     record.skipped.append({"path": item.name, "reason": why.reason})
 
 
-def _note(item: Item, prepared: _Prepared, record: Record, statistics: "Statistics | None") -> None:
+def _note(item: Item, prepared: _Prepared, record: Record) -> None:
     main = prepared.main
+    number = len(record.labels)
     record.labels.append(item.label)
     record.num_bytes.append(main.num_bytes)
     stored: Any = main.jpeg if isinstance(main, PreparedImage) else main.features
@@ -154,18 +162,27 @@ def _note(item: Item, prepared: _Prepared, record: Record, statistics: "Statisti
         record.num_kept += main.kept
         record.num_marked += main.marked
         record.sides.append((main.width, main.height))
+        if main.deep is not None:
+            record.deep.append((number, str(main.deep), main.deep.guessed, main.is_flat))
         return
-    assert statistics is not None
     record.seconds.append(main.seconds)
-    statistics.add(main.features)
 
 
-def _statistics(job: Job) -> "Statistics | None":
-    if job.settings.frames is None:
-        return None
-    from data_prep.audio import Statistics
+def _moments(settings: Settings) -> Moments | None:
+    """Return what counts the numbers that are normalised by the data set's own mean and std."""
+    if settings.frames is not None:
+        from data_prep.audio import NUM_COEFFICIENTS
 
-    return Statistics()
+        return Moments(NUM_COEFFICIENTS)
+    return Moments(settings.channels) if settings.channels != 3 else None
+
+
+def _rows(main: "PreparedImage | PreparedClip", settings: Settings) -> np.ndarray:
+    """Return the frames of a clip, or the pixels of an image as they will be read, from 0 to 1."""
+    if not isinstance(main, PreparedImage):
+        return main.features
+    stored = torch.frombuffer(bytearray(main.jpeg), dtype=torch.uint8)
+    return decode_image(stored, settings.decoding).reshape(-1, settings.channels) / 255
 
 
 def _make_writer(folder: Path, job: Job) -> Any:

@@ -204,7 +204,18 @@ def _select(path: Path, settings: Settings) -> tuple[Source, Settings]:
                     f"{name} {value} is for clips, but {path} is no folder of WAV files; leave it "
                     "out."
                 )
+        if settings.format != "mds" and settings.channels not in (1, 3):
+            raise UserError(
+                f"--channels {settings.channels}: a .beton holds JPEGs, of 3 channels or 1; use "
+                "--format mds."
+            )
         return source, settings
+    for name, is_usual in (
+        ("--channels", settings.channels == Settings.channels),
+        ("--deep-range", settings.deep_range == Settings.deep_range),
+    ):
+        if not is_usual:
+            raise UserError(f"{name} is for images, but {path} holds WAV files; leave it out.")
     if settings.seekable:
         raise UserError(f"--seekable is for JPEGs, but {path} holds WAV files.")
     if settings.format != "mds":

@@ -10,6 +10,7 @@ from typing import Any
 from data_prep.kinds import KINDS
 from data_prep.tally import Settings, Tally
 from pospre.data.cores import available_cores
+from pospre.data.deep import parse_range
 from pospre.errors import UserError, run_command
 
 _EPILOG = """\
@@ -46,6 +47,20 @@ image is then 30 % faster, on whole images 4 % slower, and files grow by 3.5 % o
 pixels stay the same to the bit, the bytes do not: such images are counted as "markers added".
 Progressive JPEGs are kept as they are.
 
+Values of more than 8 bits (16-bit and float images) are brought to 0 to 255. --deep-range LOW,HIGH
+(-1024,3072 for CT in Hounsfield units; write --deep-range=-1024,3072) maps the same value to the
+same grey in every image. Without it (auto) the range is from 0, or from -HIGH where a value is
+negative, to HIGH: what the file says (TIFFs of 9 to 15 bits), else the smallest power of four that
+holds the image's largest value: 256, 1024, 4096, 16384, 65536 ..., of fractions 1, 4, 16 ... That
+is a guess, image by image: ranges are counted in the summary, and named with their samples in the
+description, as are images that are nearly one grey afterwards. Of 16-bit colour the upper 8 bits
+are taken. Training from a folder: data.deep_range.
+
+--channels 1 makes grey JPEGs. With any other number every image must have just as many bands (.npy
+files (H, W, C) or (C, H, W), TIFFs of several bands, PNGs with transparency), which are stored as
+they are, 8 bits each, as lossless .npy (--format mds). Mean and standard deviation of each channel
+are noted for the normalisation. Train with encoder.channels: N.
+
 Of WAV files the MFCCs are stored, 40 every 10 ms of the first second. What Speech Commands and Free
 Spoken Digits hold out themselves is their val; elsewhere it is drawn. --keywords makes the classes
 of keyword spotting: the named words, "unknown" (clips of all other words) and "silence" (seconds of
@@ -74,6 +89,7 @@ def _print_summary(destination: str, tally: Tally) -> None:
             ("  encoded anew", f"{tally.num_encoded}"),
         ]
     rows += [
+        *_deep_rows(tally),
         ("unreadable", f"{len(tally.skipped)}"),
         *([("ignored", f"{tally.num_ignored}")] if tally.num_ignored else []),
         ("bytes", f"{tally.num_bytes} ({tally.num_bytes / 1e6:.1f} MB)"),
@@ -96,6 +112,25 @@ def _shown(name: str) -> str:
     return name if name.isprintable() else repr(name)[1:-1]
 
 
+def _deep_rows(tally: Tally) -> list[tuple[str, str]]:
+    """Say which values of deep images became 0 to 255."""
+    counts = tally.num_deep
+    if not counts:
+        return []
+    rows = [("deep", f"{counts.total()} of more than 8 bits; these values became 0..255:")]
+    for (text, guessed), number in sorted(counts.items(), key=lambda entry: -entry[1]):
+        rows.append((f"  {text}", f"{number}, guessed" if guessed else f"{number}"))
+    if any(guessed for _, guessed in counts):
+        rows.append(
+            ("  guessed", "from each image's largest value; --deep-range LOW,HIGH is one for all")
+        )
+    if tally.num_flat:
+        rows.append(
+            ("  one grey", f"nearly, are {tally.num_flat} of them; the description names them")
+        )
+    return rows
+
+
 def make_parser(**options: Any) -> argparse.ArgumentParser:
     """Return a parser of what decides the result, without what decides who does the work."""
     kinds = "".join(f"  {name:<16}{text}\n" for name, text in KINDS.items())
@@ -110,6 +145,13 @@ def make_parser(**options: Any) -> argparse.ArgumentParser:
     add("--source", dest="kind", default="auto", metavar="KIND", help="what SRC is (found out)")
     add("--max-side", type=int, help="shrink larger images to this longer side in pixels")
     add("--quality", type=int, default=90, help="JPEG quality of what is encoded anew (90)")
+    add("--channels", type=int, default=3, metavar="N", help="of the images stored (3: RGB)")
+    add(
+        "--deep-range",
+        default="auto",
+        metavar="auto|LOW,HIGH",
+        help="of 16-bit and float images: values that become 0 and 255 (auto: see below)",
+    )
     add("--frames", type=int, choices=(98, 100), help="of a clip: 98, or 100 with 20 ms of silence")
     add("--split", choices=("train", "val", "test"), help="write only these samples")
     add("--val-fraction", type=float, default=0.1, help="share of val where it is drawn (0.1)")
@@ -160,6 +202,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
         ("--max-side", args.max_side, args.max_side is None or args.max_side >= 1, "at least 1"),
         ("--quality", args.quality, 1 <= args.quality <= 100, "1 to 100"),
         ("--val-fraction", args.val_fraction, 0 < args.val_fraction < 1, "between 0 and 1"),
+        ("--channels", args.channels, args.channels >= 1, "at least 1"),
         ("--shard-mb", args.shard_mb, args.shard_mb is None or args.shard_mb > 0, "above 0"),
     )
     for name, value, is_good, wanted in checks:
@@ -184,7 +227,15 @@ def settings_of(args: argparse.Namespace) -> Settings:
         shard_mb=args.shard_mb,
         seekable=args.seekable,
         keywords=keywords,
+        channels=args.channels,
+        deep_range=_plain_range(args.deep_range),
     )
+
+
+def _plain_range(text: str) -> str:
+    """Return one spelling of a range: another one is no other conversion."""
+    found = parse_range(text, "--deep-range")
+    return "auto" if found is None else f"{found.low:.15g},{found.high:.15g}"
 
 
 def _convert(args: argparse.Namespace) -> Tally | None:

@@ -1,4 +1,7 @@
-"""An encoded image → bytes ready to store: an upright RGB or grey JPEG, checked by decoding it."""
+"""An encoded image → bytes ready to store: an upright RGB or grey JPEG, checked by decoding it.
+
+Images of other than three channels, or one, are stored as ``.npy``: uint8 (H, W, C), lossless.
+"""
 
 import io
 import warnings
@@ -9,7 +12,9 @@ from PIL import Image, ImageOps
 
 from data_prep.seekable import add_restart_markers
 from pospre.data import jpeg
-from pospre.data.decode import to_rgb
+from pospre.data.bands import NPY_START, npy_bytes
+from pospre.data.decode import DecodeError, decode_otherwise
+from pospre.data.deep import RGB, Decoding, DeepRange, in_eight_bits, said_range
 from pospre.data.formats import why_unknown
 
 _ORIENTATION_TAG = 0x0112
@@ -18,11 +23,14 @@ _TURNED = range(2, 9)
 _END_OF_IMAGE = b"\xff\xd9"
 _SHRINK = 8
 _LONGEST_REASON = 200
+_OF_JPEGS = (1, 3)  # channels
+_MIDDLE = (1, 99)  # percentiles; what lies outside may be dead pixels
+_FEW_LEVELS = 16
 
 
 @dataclass(frozen=True)
 class PreparedImage:
-    """A JPEG ready to store.
+    """A JPEG ready to store, or an ``.npy`` file of other channels.
 
     Attributes:
         jpeg: the bytes.
@@ -31,6 +39,8 @@ class PreparedImage:
         kept: whether these are the file's own bytes, unchanged.
         marked: whether they are the file's own pixels, but restart markers were added.
         orientation: by which the image was turned upright, as EXIF numbers it; 1: not at all.
+        deep: of an image of more than 8 bits, the values that became 0 to 255.
+        is_flat: whether it is one of these and nearly one grey now.
     """
 
     jpeg: bytes
@@ -39,6 +49,8 @@ class PreparedImage:
     kept: bool
     marked: bool = False
     orientation: int = _UPRIGHT
+    deep: DeepRange | None = None
+    is_flat: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -54,9 +66,15 @@ class Unreadable:
 
 
 def prepare_image(
-    data: bytes, max_side: int | None, quality: int, *, check: str = "full", seekable: bool = False
+    data: bytes,
+    max_side: int | None,
+    quality: int,
+    *,
+    check: str = "full",
+    seekable: bool = False,
+    decoding: Decoding = RGB,
 ) -> PreparedImage | Unreadable:
-    """Return the JPEG to store of an encoded image; what it may contain never raises.
+    """Return what to store of an encoded image; what it may contain never raises.
 
     The given bytes are kept when it is an upright RGB or grey JPEG with no side above
     ``max_side``. Everything else is turned upright, converted to RGB, shrunk to ``max_side`` and
@@ -71,13 +89,18 @@ def prepare_image(
             the size: this reads every coefficient, so it finds what is cut off or damaged);
             ``"header"`` decodes it only if it does not end as it should.
         seekable: whether to add restart markers, so that parts can be decoded alone.
+        decoding: channels, and how values of more than 8 bits are mapped.
     """
     try:
         with warnings.catch_warnings():
             # Broken metadata beside a good image, and big but honest images, are no one's concern.
             warnings.simplefilter("ignore")
-            found = _keep(data, max_side, check) or _prepare(data, max_side, quality)
+            if decoding.channels not in _OF_JPEGS:
+                return _prepare_bands(data, max_side, decoding)
+            found = _keep(data, max_side, check) or _prepare(data, max_side, quality, decoding)
             return _mark(found) if seekable and isinstance(found, PreparedImage) else found
+    except DecodeError as error:
+        return Unreadable(str(error).split("\n", 1)[0][:_LONGEST_REASON])
     except Exception as error:  # Pillow's plugins raise nearly every kind on damaged bytes
         return Unreadable(_reason(error))
 
@@ -111,7 +134,13 @@ def _keep(data: bytes, max_side: int | None, check: str) -> PreparedImage | Unre
     return PreparedImage(data, width, height, kept=True)
 
 
-def _prepare(data: bytes, max_side: int | None, quality: int) -> PreparedImage | Unreadable:
+def _prepare(
+    data: bytes, max_side: int | None, quality: int, decoding: Decoding
+) -> PreparedImage | Unreadable:
+    if data.startswith(NPY_START):
+        pixels, deep = decode_otherwise(np.frombuffer(data, np.uint8), decoding)
+        picture = Image.fromarray(pixels[..., 0] if decoding.channels == 1 else pixels)
+        return _encode(_shrunk(picture, picture.size, max_side), quality, _UPRIGHT, deep)
     try:
         image: Image.Image = Image.open(io.BytesIO(data))
     except Image.UnidentifiedImageError:
@@ -125,19 +154,64 @@ def _prepare(data: bytes, max_side: int | None, quality: int) -> PreparedImage |
         return PreparedImage(data, width, height, kept=True)
     if shrink and is_jpeg and max_side is not None:
         image.draft(None, (3 * max_side, 3 * max_side))
+    said = said_range(image)
     upright, orientation = _upright(image)
-    image = to_rgb(upright)
-    if shrink and max_side is not None:
-        scale = max_side / max(width, height)
-        size = [max(1, round(side * scale)) for side in (width, height)]
-        if (image.width > image.height) != (width > height):
-            size.reverse()
-        image = image.resize((size[0], size[1]), Image.Resampling.LANCZOS, reducing_gap=3.0)
+    image, deep = in_eight_bits(upright, said, decoding.deep_range)
+    image = image.convert("RGB")
+    if decoding.channels == 1:
+        image = image.convert("L")
+    return _encode(_shrunk(image, (width, height), max_side), quality, orientation, deep)
+
+
+def _prepare_bands(data: bytes, max_side: int | None, decoding: Decoding) -> PreparedImage:
+    """Return the ``.npy`` file of an image of any number of bands."""
+    pixels, deep = decode_otherwise(np.frombuffer(data, np.uint8), decoding)
+    size = pixels.shape[1], pixels.shape[0]
+    planes = [
+        _shrunk(Image.fromarray(plane), size, max_side) for plane in np.moveaxis(pixels, 2, 0)
+    ]
+    pixels = np.stack([np.asarray(plane) for plane in planes], axis=2)
+    stored = npy_bytes(pixels)
+    return PreparedImage(
+        stored,
+        *planes[0].size,
+        kept=stored == data,
+        deep=deep,
+        is_flat=deep is not None and _is_flat(pixels),
+    )
+
+
+def _shrunk(image: Image.Image, size: tuple[int, int], max_side: int | None) -> Image.Image:
+    """Return an image with no side above ``max_side``; ``size`` is that of its file."""
+    if max_side is None or max(size) <= max_side:
+        return image
+    scale = max_side / max(size)
+    sides = [max(1, round(side * scale)) for side in size]
+    if (image.width > image.height) != (size[0] > size[1]):
+        sides.reverse()
+    return image.resize((sides[0], sides[1]), Image.Resampling.LANCZOS, reducing_gap=3.0)
+
+
+def _encode(
+    image: Image.Image, quality: int, orientation: int, deep: DeepRange | None
+) -> PreparedImage:
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=quality)
     return PreparedImage(
-        buffer.getvalue(), image.width, image.height, kept=False, orientation=orientation
+        buffer.getvalue(),
+        image.width,
+        image.height,
+        kept=False,
+        orientation=orientation,
+        deep=deep,
+        is_flat=deep is not None and _is_flat(np.asarray(image)),
     )
+
+
+def _is_flat(levels: np.ndarray) -> bool:
+    """Tell whether nearly all of an image lies within a few of 256 levels."""
+    low, high = np.percentile(levels, _MIDDLE)
+    return bool(high - low < _FEW_LEVELS)
 
 
 def _mark(image: PreparedImage) -> PreparedImage:

@@ -3,10 +3,10 @@
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from data_prep.tally import Record
+from data_prep.tally import Record, Settings
 from pospre.errors import UserError
 
 _VERSION = 3  # of plans and records: what another version has begun is not gone on with
@@ -89,8 +89,9 @@ def parse_plan(text: str | bytes, where: str) -> Plan:
 
 def difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
     """Say in which setting, or else in the source, two conversions differ; None: in nothing."""
+    usual = {field.name: field.default for field in fields(Settings)}
     for key, value in now["settings"].items():
-        old = before["settings"].get(key)
+        old = before["settings"].get(key, usual[key])  # a setting that is younger
         if old != value:
             return f"made with {key}={old} instead of {value}"
     if before["source"] != now["source"]:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from data_prep import sidecar
+from data_prep.moments import Moments
 from data_prep.plan import Plan, difference
 from data_prep.staging import clean_parents, remove_stale_partials, replace_folder, replace_pair
 from data_prep.store import LocalStore, Store
-from data_prep.tally import Record
+from data_prep.tally import Record, describe_deep
 from pospre.data.mds_index import INDEX_NAME
 from pospre.data.mds_reader import is_mds
 from pospre.data.sidecar import SIDECAR_NAME, VERSION, pack_sums
@@ -126,12 +127,15 @@ def describe(plan: Plan, records: Sequence[Record]) -> dict[str, Any]:
             content[key] = getattr(plan, key)
     sums = [record.sums for record in records if record.sums is not None]
     if sums:
-        from data_prep.audio import Statistics
-
-        statistics = Statistics()
+        moments = Moments(len(sums[0][1]))
         for entry in sums:
-            statistics.add_sums(entry)
-        content["features"] = statistics.describe()
+            moments.add_sums(entry)
+        content["pixels" if sides else "features"] = moments.describe()
+    channels = plan.made_from["settings"]["channels"]
+    if channels != 3:
+        content["channels"] = channels
+    if any(record.deep for record in records):
+        content["deep"] = describe_deep(records)
     content["crc32c"] = pack_sums([value for record in records for value in record.crc32c])
     return content
 

@@ -6,22 +6,31 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tqdm import tqdm
 
+from data_prep.moments import Moments
 from data_prep.tally import Record
 from pospre.data.cores import available_cores
+from pospre.data.deep import parse_range
 from pospre.errors import UserError, run_command
+
+if TYPE_CHECKING:
+    from pospre.data.samples import Reader
 
 _EPILOG = """\
 examples:
   python -m data_prep.statistics photos.beton
   python -m data_prep.statistics photos_mds --picture photos.png
 
+  python -m data_prep.statistics scans --channels 1 --deep-range=-1024,3072
+
 DST is a data set of any storage format, or a folder of images. Nothing is decoded: only the headers
-of the images are looked at. data_prep.convert prints the same table, and draws with --statistics.
+of the images are looked at. With --channels every image is, and mean and standard deviation of each
+channel are printed as a recipe takes them. data_prep.convert prints the same table, and draws with
+--statistics.
 """
 
 _HEADS = ("mean", "min", "5 %", "median", "95 %", "max")
@@ -86,13 +95,15 @@ def of_records(records: Sequence[Record], classes: list[str] | None) -> Statisti
     )
 
 
-def of_data_set(path: str | Path, num_workers: int | None = None) -> Statistics:
-    """Read the headers of a data set's samples."""
+def of_data_set(
+    path: str | Path, num_workers: int | None = None, channels: int | None = None
+) -> Statistics:
+    """Read the headers of a data set's samples; arrays are opened as images of ``channels``."""
     # here, so that --help does not wait for them
     from pospre.data.decode import DecodeError, OpenedImage
     from pospre.data.reader import open_reader
 
-    reader = open_reader(path)
+    reader = open_reader(path, channels=channels)
 
     def look(index: int) -> tuple[int, int, int, int]:
         sample = reader.read(index)
@@ -100,7 +111,7 @@ def of_data_set(path: str | Path, num_workers: int | None = None) -> Statistics:
         if reader.features is not None:
             return 0, 0, num_bytes, sample.label
         try:
-            image = OpenedImage(sample.encoded)
+            image = OpenedImage(sample.encoded, reader.decoding)
         except DecodeError:
             return -1, -1, num_bytes, sample.label
         return image.width, image.height, num_bytes, sample.label
@@ -114,6 +125,33 @@ def of_data_set(path: str | Path, num_workers: int | None = None) -> Statistics:
     return Statistics(
         sides, found[:, 2], found[:, 3], np.zeros(0), reader.classes, int((~good).sum())
     )
+
+
+def measure(reader: "Reader", num_workers: int) -> Moments:
+    """Decode all images; return mean and standard deviation of each channel, from 0 to 1.
+
+    Raises:
+        UserError: one cannot be decoded, or has other channels; it is named.
+    """
+    from pospre.data.decode import DecodeError, decode_image
+
+    channels = reader.decoding.channels
+
+    def look(index: int) -> list[list[float]]:
+        moments = Moments(channels)
+        try:
+            pixels = decode_image(reader.read(index).encoded, reader.decoding)
+        except DecodeError as error:
+            raise UserError(f"{reader.name(index)} cannot be decoded: {error}.") from error
+        moments.add(pixels.reshape(-1, channels) / 255)
+        return moments.sums()
+
+    total = Moments(channels)
+    with ThreadPoolExecutor(num_workers) as executor:
+        found = executor.map(look, range(len(reader)))
+        for sums in tqdm(found, total=len(reader), unit="img", desc="measure", disable=None):
+            total.add_sums(sums)
+    return total
 
 
 def print_table(statistics: Statistics) -> None:
@@ -215,14 +253,27 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("path", metavar="DST", help="data set, or folder of images")
     parser.add_argument("--picture", type=Path, metavar="PATH.png", help="where to draw it")
     parser.add_argument("--workers", type=int, default=available_cores(), help="threads")
+    parser.add_argument("--channels", type=int, metavar="N", help="decode to so many and measure")
+    parser.add_argument(
+        "--deep-range", default="auto", metavar="auto|LOW,HIGH", help="as of data_prep.convert"
+    )
     args = parser.parse_args(argv)
     if args.picture is not None:
         check_picture(args.picture)
-    statistics = of_data_set(args.path, max(1, args.workers))
+    wanted = parse_range(args.deep_range, "--deep-range")
+    statistics = of_data_set(args.path, max(1, args.workers), args.channels)
     print(f"{args.path}: {len(statistics.labels)} samples")
     print_table(statistics)
     if args.picture is not None:
         draw(statistics, args.picture, str(args.path))
+    if args.channels is not None:
+        from pospre.data.reader import open_reader
+
+        reader = open_reader(args.path, channels=args.channels, deep_range=wanted)
+        moments = measure(reader, max(1, args.workers)).describe()
+        print(
+            " ".join(f"data.{key}={numbers}".replace(" ", "") for key, numbers in moments.items())
+        )
     return 0
 
 

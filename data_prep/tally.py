@@ -1,8 +1,11 @@
 """What a conversion is told, and what it met."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from pospre.data.deep import Decoding, parse_range
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,13 @@ class Settings:
     shard_mb: float | None = None
     seekable: bool = False
     keywords: str | None = None  # by commas
+    channels: int = 3
+    deep_range: str = "auto"
+
+    @property
+    def decoding(self) -> Decoding:
+        """What is made of every image."""
+        return Decoding(self.channels, parse_range(self.deep_range, "--deep-range"))
 
 
 @dataclass
@@ -43,7 +53,9 @@ class Record:
         extra_bytes: likewise, of its annotation; empty where there are none.
         sides: width and height of every image; empty for clips.
         seconds: length of every clip; empty for images.
-        sums: of the features of clips, see ``audio.Statistics``.
+        sums: of the features of clips, or the pixels of other than three channels: see ``Moments``.
+        deep: of images of more than 8 bits: which sample of the block, the values that became 0 to
+            255, whether these are a guess, and whether the image is nearly one grey now.
     """
 
     number: int
@@ -61,6 +73,7 @@ class Record:
     sides: list[tuple[int, int]] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     sums: list[list[float]] | None = None
+    deep: list[tuple[int, str, bool, bool]] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         """Return what ``Record(**…)`` takes."""
@@ -113,6 +126,39 @@ class Tally:
         return [item for record in self.records for item in record.skipped]
 
     @property
+    def num_deep(self) -> Counter[tuple[str, bool]]:
+        """Images of more than 8 bits by the values that became 0 to 255, and whether guessed."""
+        return Counter((r, guessed) for record in self.records for _, r, guessed, _ in record.deep)
+
+    @property
+    def num_flat(self) -> int:
+        """Those of them that are nearly one grey now."""
+        return sum(is_flat for record in self.records for *_, is_flat in record.deep)
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of the files written."""
         return sum(size for record in self.records for _, size, _ in record.files)
+
+
+def describe_deep(records: Sequence[Record]) -> dict[str, Any]:
+    """Return the samples of more than 8 bits by range, as spans of numbers, first and last."""
+    ranges: dict[str, dict[str, Any]] = {}
+    flat: list[list[int]] = []
+    first = 0
+    for record in records:
+        for number, text, guessed, is_flat in record.deep:
+            entry = ranges.setdefault(text, {"guessed": False, "samples": []})
+            entry["guessed"] |= guessed
+            _extend(entry["samples"], first + number)
+            if is_flat:
+                _extend(flat, first + number)
+        first += len(record.labels)
+    return {"ranges": ranges, "nearly_one_grey": flat}
+
+
+def _extend(spans: list[list[int]], number: int) -> None:
+    if spans and spans[-1][1] == number - 1:
+        spans[-1][1] = number
+    else:
+        spans.append([number, number])

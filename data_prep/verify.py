@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from data_prep import sidecar
 from pospre.data.cores import available_cores
+from pospre.data.deep import Decoding
 from pospre.data.mds_index import INDEX_NAME, ShardEntry, read_index
 from pospre.data.sidecar import SIDECAR_NAME, unpack_sums
 from pospre.errors import UserError, run_command
@@ -110,7 +111,7 @@ def _unusable(
         if reader.features is not None:
             return None
         try:
-            decode_image(sample.encoded)
+            decode_image(sample.encoded, reader.decoding)
         except DecodeError as error:
             return str(error)
         return None
@@ -145,6 +146,7 @@ def _verify_remote(uri: str, num_workers: int) -> tuple[dict[str, Any], int, int
         with _bar(total, "img") as bar:
             for entry, noted in shards:
                 with _one_shard(uri, entry, noted, content["manifest"], folder) as reader:
+                    reader.decoding = Decoding(content.get("channels", 3))
                     if checksums is not None:
                         reader.checksums = checksums[start : start + len(reader)]
                     found, about = _unusable(reader, content["classes"], num_workers, bar)

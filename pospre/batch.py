@@ -10,7 +10,8 @@ key             shape            dtype    written by meaning
                                                      repeated, each repeat counts as one
 ``label``       (B,)             int64    loader     class, or −1 when unknown
 ``g/image``     (B, V, 3, H, W)  uint8    loader     RGB pixels of view group g, not yet flipped;
-                                                     in memory channels come last; of features
+                                                     in memory channels come last; instead of 3 as
+                                                     many as ``encoder.channels`` says; of features
                                                      (speech) float32 (B, V, 1, H, W)
 ``g/box``       (B, V, 4)        float32  loader     x0, y0, x1, y1 of the view in [0, 1] of the
                                                      upright original image, before the flip;

@@ -319,7 +319,8 @@ def _check_features(
         model.encoder.timm_name, checkpoint_path=str(path), **kwargs
     ).eval()
     height, width = _image_size(model.encoder, grid)
-    images = torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(0))
+    shape = 2, model.encoder.channels, height, width
+    images = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         ours = model.tokens(images)
         found = theirs.forward_features(images).flatten(1, -2)  # Swin's is a map

@@ -60,6 +60,12 @@ def _share(pair: tuple[float, float]) -> tuple[float, float]:
     return pair
 
 
+def _rising(pair: tuple[float, float]) -> tuple[float, float]:
+    if not pair[0] < pair[1]:
+        raise PydanticCustomError("pair", "Input should be auto, or two numbers with low < high")
+    return pair
+
+
 def _positive(numbers: tuple[float, ...]) -> tuple[float, ...]:
     if not all(number > 0 for number in numbers):
         raise PydanticCustomError("numbers", "Input should be numbers above 0")
@@ -155,6 +161,9 @@ class Data(Section):
     bad_samples: Literal["fail", "skip"] = Field(
         default="fail", description="skip: warn, count, and take the next sample"
     )
+    deep_range: Literal["auto"] | Annotated[Pair, AfterValidator(_rising)] = Field(
+        default="auto", description="[LOW, HIGH]: values of 16-bit images that become 0 and 255"
+    )
     tolerance: float = Field(
         default=1.0, ge=0, description="of views to decoding smaller: mean RMS of 255 levels"
     )
@@ -180,7 +189,7 @@ class Encoder(Section):
     image_size: Size = 224
     patch_size: Size | None = None
     depth: int | None = Field(default=None, gt=0)
-    channels: int = Field(default=3, gt=0)
+    channels: int = Field(default=3, gt=0, description="1: grey; others: bands that images have")
     positions: PositionKind = "sincos"
     class_token: bool = True
     num_registers: int = Field(default=0, ge=0)

@@ -112,10 +112,15 @@ class Augment:
         """Whether any view may be jittered, grey, blurred or solarised."""
         return (
             (self.jitter is not None and any(_each(self.jitter_rate)))
-            or any(_each(self.grey_rate))
+            or self.greys
             or self.blurs
             or any(_each(self.solarise_rate))
         )
+
+    @property
+    def greys(self) -> bool:
+        """Whether any view may become grey."""
+        return self.three_augment or any(_each(self.grey_rate))
 
     @property
     def erases(self) -> bool:
@@ -135,6 +140,23 @@ class Augment:
                 raise _refusal(key, value, f"give one number, or {count}: one for each view.")
         if self.blurs and self.blur_kernel // 2 >= min(size):
             raise _refusal("blur_kernel", self.blur_kernel, f"views have {min(size)} pixels only.")
+
+    def check_channels(self, group: str, channels: int) -> None:
+        """Raise ``UserError`` if views of a group have other than three channels and need three."""
+        if channels == 3:
+            return
+        for key, is_on in (
+            ("rand_augment", self.rand_augment is not None),
+            ("jitter", self.jitter is not None),
+            ("three_augment", self.three_augment),
+            ("grey_rate", self.greys),
+        ):
+            if is_on:
+                raise UserError(
+                    f"data.views.{group}.augment.{key} is for red, green and blue, but "
+                    f"encoder.channels = {channels}; leave it out. Crops, flips, blur_rate, "
+                    "solarise_rate and erase_rate are for any channels."
+                )
 
 
 def per_view(rate: Rate, count: int) -> tuple[float, ...]:

@@ -2,18 +2,20 @@
 
 JPEGs go through libjpeg-turbo (``pospre.data.jpeg``), everything else, and what that refuses,
 through Pillow; both give upright RGB pixels. Neither holds Python's lock while it works, so threads
-decode in parallel.
+decode in parallel. Arrays (``.npy``) and TIFFs of several bands are ``pospre.data.bands``'s, values
+of more than 8 bits ``pospre.data.deep``'s.
 """
 
 import io
 import threading
-from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps
 from torch import Tensor
 
 from pospre.data import jpeg
+from pospre.data.bands import NPY_START, TIFF_STARTS, arrange, read_npy, read_tiff
+from pospre.data.deep import RGB, Decoding, DeepRange, in_eight_bits, said_range, to_levels
 from pospre.data.formats import why_unknown
 
 # EXIF's orientations as numpy sees them: mirrored columns, mirrored rows, swapped axes, in order.
@@ -28,6 +30,9 @@ _TURNS = {
 }
 
 
+_PICTURES = {1, 3}  # numbers of channels that are made of any picture
+_LUMA, _LUMA_BITS = (19595, 38470, 7471), 16  # Rec. 601, as Pillow rounds it
+_LUMA_HALF = np.uint32(1 << (_LUMA_BITS - 1))
 _LARGEST_SCRATCH = 1 << 26  # bytes that a thread keeps for its next image
 
 
@@ -42,28 +47,36 @@ class OpenedImage:
         width: of the upright image in pixels.
         height: likewise.
         num_bytes: that it keeps in memory: a JPEG's own, of others those of the pixels.
+        deep: of an image of more than 8 bits, the values that became 0 to 255; else None.
     """
 
-    def __init__(self, encoded: Tensor) -> None:
+    def __init__(self, encoded: Tensor, decoding: Decoding = RGB) -> None:
         """Read the header.
 
         Args:
             encoded: bytes of an image file, uint8 (N,); pixels, uint8 (H, W, 3); or features,
                 float32 (H, W, 1).
+            decoding: what to make of it; features stay as they are.
 
         Raises:
-            DecodeError: the bytes are no image.
+            DecodeError: the bytes are no image, or one of other channels.
         """
         self._pixels: np.ndarray | None = None
         self._header: jpeg.JpegHeader | None = None
         self._data = encoded.numpy()
+        self._channels = decoding.channels
+        self.deep: DeepRange | None = None
         if encoded.ndim == 3:
-            self._pixels = self._data
+            is_image = self._data.dtype == np.uint8
+            self._pixels = _fit(self._data, decoding.channels) if is_image else self._data
         else:
             try:
                 self._header = jpeg.read_header(self._data.data)
+                if self._channels not in _PICTURES:
+                    raise DecodeError(f"a JPEG has no {self._channels} channels")
             except jpeg.UnusualJpeg:
-                self._pixels = self._data = _decode_with_pillow(self._data.tobytes())
+                self._pixels, self.deep = decode_otherwise(self._data, decoding)
+                self._data = self._pixels
         if self._header is not None:
             sides = self._header.width, self._header.height
             self.width, self.height = sides[::-1] if self._header.orientation > 4 else sides
@@ -99,19 +112,21 @@ class OpenedImage:
             buffer = _scratch(jpeg.num_bytes(header, shrink))
             pixels, start = jpeg.decode(self._data, header, shrink, box or header.whole, buffer)
         except jpeg.UnusualJpeg:
-            return _decode_with_pillow(self._data.tobytes()), 1, (0, 0)
+            return decode_otherwise(self._data, Decoding(self._channels))[0], 1, (0, 0)
         except (jpeg.JpegError, MemoryError) as error:
             raise DecodeError(str(error)) from error
+        if self._channels == 1:
+            pixels = grey(pixels)
         return (_turn(pixels, header.orientation) if turned else pixels), shrink, start
 
 
-def decode_image(encoded: Tensor) -> np.ndarray:
+def decode_image(encoded: Tensor, decoding: Decoding = RGB) -> np.ndarray:
     """Return the whole upright image in full size, in memory of its own; see ``OpenedImage``.
 
     Raises:
-        DecodeError: the bytes are cut off, damaged or no image.
+        DecodeError: the bytes are cut off, damaged, no image, or one of other channels.
     """
-    return OpenedImage(encoded).decode()[0].copy()
+    return OpenedImage(encoded, decoding).decode()[0].copy()
 
 
 _threads = threading.local()
@@ -134,25 +149,75 @@ def _turn(pixels: np.ndarray, orientation: int) -> np.ndarray:
     return np.ascontiguousarray(pixels[:: -1 if rows else 1, :: -1 if columns else 1])
 
 
-def _decode_with_pillow(data: bytes) -> np.ndarray:
+def decode_otherwise(data: np.ndarray, decoding: Decoding) -> tuple[np.ndarray, DeepRange | None]:
+    """Decode what is left to Pillow, and arrays: upright pixels uint8 (H, W, channels).
+
+    Args:
+        data: the file's bytes, uint8 (N,).
+        decoding: what to make of it.
+
+    Returns:
+        the pixels, and of values of more than 8 bits those that became 0 to 255.
+
+    Raises:
+        DecodeError: the bytes are damaged, no image, or one of other channels.
+    """
     try:
-        with Image.open(io.BytesIO(data)) as opened:
-            image = to_rgb(ImageOps.exif_transpose(opened))
-            return np.array(image)
+        start = data[: len(NPY_START)].tobytes()
+        if start == NPY_START:
+            return _of_array(read_npy(data), decoding)
+        if decoding.channels not in _PICTURES and start.startswith(TIFF_STARTS):
+            values, orientation = read_tiff(data.tobytes())
+            pixels, deep = _of_array(values, decoding)
+            return (_turn(pixels, orientation) if orientation in _TURNS else pixels), deep
+        with Image.open(io.BytesIO(data.tobytes())) as opened:
+            said = said_range(opened)
+            image, deep = in_eight_bits(ImageOps.exif_transpose(opened), said, decoding.deep_range)
+            return in_channels(image, decoding.channels), deep
     except Exception as error:  # Pillow's plugins raise nearly every kind on damaged bytes
         reason = str(error) or type(error).__name__
         if isinstance(error, Image.UnidentifiedImageError):
-            reason = why_unknown(data)
-        raise DecodeError(reason if data else "the file is empty") from error
+            reason = why_unknown(data.tobytes())
+        raise DecodeError(reason if len(data) else "the file is empty") from error
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Convert any mode to RGB; 16-bit and float greyscale are scaled, not clipped."""
-    if image.mode.startswith("I"):  # 65535 is white
-        deep = np.clip(np.asarray(image).astype(np.int64), 0, 65535) >> 8
-        image = Image.fromarray(deep.astype(np.uint8))
-    elif image.mode == "F":  # white is 1 when nothing is brighter, else 255
-        pixels: Any = np.nan_to_num(np.asarray(image))
-        white = 1.0 if pixels.max() <= 1.0 else 255.0
-        image = Image.fromarray(np.clip(pixels * (255.0 / white), 0, 255).astype(np.uint8))
-    return image.convert("RGB")
+def in_channels(image: Image.Image, channels: int) -> np.ndarray:
+    """Return the pixels of an image of 8 bits as ``Decoding.channels`` says, (H, W, channels).
+
+    Raises:
+        ValueError: it has other bands.
+    """
+    if channels in _PICTURES:
+        return _fit(np.array(image.convert("RGB")), channels)
+    return arrange(np.array(image), (channels,))
+
+
+def grey(pixels: np.ndarray) -> np.ndarray:
+    """Return RGB pixels (H, W, 3) as grey ones (H, W, 1), to the bit as Pillow does."""
+    total = pixels[..., 0] * np.uint32(_LUMA[0])
+    total += pixels[..., 1] * np.uint32(_LUMA[1])
+    total += pixels[..., 2] * np.uint32(_LUMA[2])
+    total += _LUMA_HALF
+    total >>= _LUMA_BITS
+    return total.astype(np.uint8)[..., None]
+
+
+def _of_array(values: np.ndarray, decoding: Decoding) -> tuple[np.ndarray, DeepRange | None]:
+    channels = decoding.channels
+    values = arrange(
+        values, (channels, *(_PICTURES - {channels})) if channels in _PICTURES else (channels,)
+    )
+    levels, deep = to_levels(values, decoding.deep_range)
+    return np.ascontiguousarray(_fit(levels, channels)), deep
+
+
+def _fit(pixels: np.ndarray, channels: int) -> np.ndarray:
+    """Make grey of colour, or the other way round, where that is wanted."""
+    found = pixels.shape[2]
+    if found == channels:
+        return pixels
+    if (found, channels) == (3, 1):
+        return grey(pixels)
+    if (found, channels) == (1, 3):
+        return np.repeat(pixels, 3, axis=2)
+    raise DecodeError(f"it has {found} channels, but {channels} are wanted")

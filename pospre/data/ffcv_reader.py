@@ -14,7 +14,7 @@ import torch
 from pospre.data.files import read_bytes
 from pospre.data.page_cache import Place, sample_bytes
 from pospre.data.samples import Reader, Sample
-from pospre.data.sidecar import read_sidecar, unpack_sums
+from pospre.data.sidecar import read_sidecar, unpack_noted, unpack_sums
 from pospre.errors import UserError
 
 _JPEG, _RAW = 0, 1  # ffcv.fields.rgb_image.IMAGE_MODES
@@ -41,6 +41,7 @@ class FfcvReader(Reader):
             self._refuse(f"has {self.num_bytes} bytes, {sidecar_path.name} says otherwise")
         self.classes = sidecar.get("classes")
         self.checksums = unpack_sums(sidecar, len(self), f"{sidecar_path}", self.remedy)
+        self.noted = unpack_noted(sidecar, f"{sidecar_path}", self.remedy)
         self._bytes = sample_bytes(page_cache, self._place)
 
     def __len__(self) -> int:

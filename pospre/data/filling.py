@@ -15,9 +15,10 @@ from pospre.batch import EPOCH, INDEX, LABEL, Batch, box_key, flip_key, image_ke
 from pospre.data.bill import Bill, Laps
 from pospre.data.cutting import Cutting, margin, plan_cutting, write_views
 from pospre.data.decode import DecodeError, OpenedImage
+from pospre.data.deep import DeepRange
 from pospre.data.recycling import BatchMemory
 from pospre.data.resize import Views
-from pospre.data.samples import DamagedSample, Features, Reader
+from pospre.data.samples import DamagedSample, Reader
 from pospre.data.views import GroupPlan, ViewGroup, plan_views
 from pospre.errors import UserError
 
@@ -144,9 +145,13 @@ class Filler:
             UserError: likewise.
         """
         try:
-            self._open(index, Laps())[0].decode()
+            image, _ = self._open(index, Laps())
+            image.decode()
         except (DecodeError, DamagedSample) as error:
             self._leave_out(index, error)
+            return
+        if image.deep is not None and image.deep.guessed:
+            _say_guessed(self.reader.address, image.deep)
 
     def _open(self, index: int, laps: Laps) -> tuple[OpenedImage, int]:
         """Read a sample, compare it with its checksum, and return its image and label."""
@@ -156,7 +161,7 @@ class Filler:
         if sums is not None and crc32c(sample.encoded.numpy().data) != sums[index]:
             raise DecodeError("its bytes are not those that were written")
         laps.lap("read")
-        image = OpenedImage(sample.encoded)
+        image = OpenedImage(sample.encoded, self.reader.decoding)
         laps.lap("decode")  # of what is no JPEG, all of it
         laps.num_bytes += sample.encoded.nbytes
         return image, sample.label
@@ -187,6 +192,15 @@ class Filler:
         return plans
 
 
+def _say_guessed(address: str, found: DeepRange) -> None:
+    warnings.warn(
+        f"{address} has images of more than 8 bits; of one of them the values {found} become 0 to "
+        "255, a guess from its largest value, and others may get another range. One for all: "
+        "data.deep_range: [LOW, HIGH].",
+        stacklevel=2,
+    )
+
+
 class _Room(NamedTuple):
     """A batch's views, channels last, and their boxes, for every view group; to be written."""
 
@@ -204,7 +218,7 @@ def empty_batch(
     plans: list[GroupPlan],
     epochs: np.ndarray,
     index: np.ndarray,
-    features: Features | None,
+    reader: Reader,
     memory: BatchMemory | None,
 ) -> Batch:
     """Lay a batch out, channels last for the image decoder.
@@ -213,11 +227,13 @@ def empty_batch(
         plans: of the view groups.
         epochs: that the samples' draws belong to.
         index: of the samples.
-        features: what they are, if no images.
+        reader: says what the samples are.
         memory: where the views go; None: pinned memory, from which a GPU fetches fastest and which
             torch recycles by itself.
     """
-    channels, dtype = (3, torch.uint8) if features is None else (1, torch.float32)
+    channels, dtype = reader.decoding.channels, torch.uint8
+    if reader.features is not None:
+        channels, dtype = 1, torch.float32
     num = len(index)
     batch = {
         INDEX: torch.from_numpy(index.astype(np.int64)),

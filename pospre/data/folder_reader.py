@@ -16,6 +16,8 @@ from pospre.errors import UserError
 # Formats that Pillow names but cannot read by itself (stubs, or a foreign program is needed).
 _UNREADABLE_FORMATS = frozenset({"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"})
 
+ARRAYS = ".npy"
+
 # Place and first bytes of the formats recognised in files whose name says nothing.
 _SIGNATURES = (
     (0, b"\xff\xd8\xff"),  # JPEG
@@ -73,7 +75,8 @@ def list_images(root: Path) -> list[str]:
     """Return the images below a folder: relative paths with forward slashes, sorted.
 
     A file counts when its extension belongs to a format that Pillow reads, or its first bytes are
-    those of a common image format. Hidden files and folders do not; links are followed.
+    those of a common image format; where there is none of these, ``.npy`` files count, arrays (H,
+    W), (H, W, C) or (C, H, W). Hidden files and folders do not; links are followed.
 
     Raises:
         UserError: there is no image.
@@ -82,6 +85,7 @@ def list_images(root: Path) -> list[str]:
     others: list[str] = []
     for name in visible_files(root):
         (images if looks_like_image(root, name) else others).append(name)
+    images = images or [name for name in others if name.lower().endswith(ARRAYS)]
     if not images:
         seen = ""
         if others:

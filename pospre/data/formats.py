@@ -45,6 +45,8 @@ def why_unknown(data: bytes) -> str:
     name = next((name for at, magic, name in _OWN if data[at : at + len(magic)] == magic), None)
     if name == "AVIF" and not features.check("avif"):
         return "AVIF, which this Pillow was built without; pip install 'pillow>=11.3'"
+    if name == "TIFF":
+        return "TIFF, but damaged, or of bands that only --channels and encoder.channels take"
     if name is not None:
         return f"{name}, but damaged"
     return foreign_format(data) or "no image format that Pillow knows"

@@ -256,7 +256,7 @@ class ViewLoader:
         # a repeat draws as if it were an epoch of its own, masks and colours included
         epochs = epoch * self.repeats + np.arange(first, first + len(index)) % self.repeats
         plans = plan_views(self.views, seed=self.seed, epoch=epochs, index=index)
-        batch = empty_batch(plans, epochs, index, self.reader.features, self._memory)
+        batch = empty_batch(plans, epochs, index, self.reader, self._memory)
         laps.lap("plan")
         self.bill.add(laps)
         rows = [

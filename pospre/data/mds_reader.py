@@ -18,7 +18,13 @@ from pospre.data.files import read_bytes
 from pospre.data.mds_index import INDEX_NAME, ShardEntry, read_index
 from pospre.data.page_cache import Place, sample_bytes
 from pospre.data.samples import DamagedSample, Features, Reader, Sample
-from pospre.data.sidecar import SIDECAR_NAME, read_sidecar, unpack_sums
+from pospre.data.sidecar import (
+    SIDECAR_NAME,
+    read_sidecar,
+    unpack_moments,
+    unpack_noted,
+    unpack_sums,
+)
 from pospre.errors import UserError
 
 _SHARD_SUFFIX = ".mds"
@@ -120,6 +126,7 @@ class MdsReader(Reader):
             )
         if shape is not None:
             self.features = self._describe_features(shape, sidecar.get("features", {}))
+        self.noted = unpack_noted(sidecar, name, self.remedy)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -196,17 +203,8 @@ class MdsReader(Reader):
 
     def _describe_features(self, shape: tuple[int, int], noted: Any) -> Features:
         """Return the shape of the features and what the description notes about them."""
-        parts: list[tuple[float, ...]] = []
-        for key in ("mean", "std"):
-            part: Any = noted.get(key, []) if isinstance(noted, dict) else None
-            is_list = isinstance(part, list) and len(part) in (0, shape[1])
-            if not is_list or not all(isinstance(value, float) for value in part):
-                raise UserError(
-                    f"{self.path / SIDECAR_NAME}: features.{key} is no list of {shape[1]} numbers. "
-                    f"{self.remedy}"
-                )
-            parts.append(tuple(part))
-        return Features(shape, *parts)
+        name = f"{self.path / SIDECAR_NAME}: features"
+        return Features(shape, *unpack_moments(noted, shape[1], name, self.remedy))
 
     def _check_manifest(self) -> None:
         """Refuse a description that counts other bytes than the index."""

@@ -125,16 +125,18 @@ class MemoryEstimate:
 def estimate_memory(loader: ViewLoader, *, page_cache: str = "os") -> MemoryEstimate:
     """Say what a loader will take, and the other ranks' of this machine like it."""
     reader = loader.reader
-    numbers = 3 if reader.features is None else 4  # bytes per pixel
+    channels = reader.decoding.channels
+    numbers = channels if reader.features is None else 4  # bytes per pixel
     views = sum(group.count * (np.prod(group.shape) * numbers + 17) for group in loader.views)
     stored = stored_bytes(reader)
     known = 0 if reader.features is not None else reader.max_pixels
     pixels = _ASSUMED_PIXELS if known is None else known
+    per_pixel = -(-_BYTES_PER_PIXEL * max(3, channels) // 3)  # a single channel comes from three
     ahead = READ_AHEAD_BYTES if page_cache == "process" else 0
     return MemoryEstimate(
         batches=int((views + 24) * loader.batch_size * loader.num_batches_held),
         decoding=BYTES_OF_CODE
-        + max(1, loader.num_workers) * (_BYTES_PER_PIXEL * pixels + _BYTES_PER_THREAD),
+        + max(1, loader.num_workers) * (per_pixel * pixels + _BYTES_PER_THREAD),
         read_ahead=ahead if stored is None else min(ahead, stored),
         tables=_BYTES_PER_SAMPLE * len(reader),
         num_ranks=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),

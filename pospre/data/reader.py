@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+from pospre.data.deep import Decoding, DeepRange, parse_range
 from pospre.data.ffcv_reader import FfcvReader
 from pospre.data.folder_reader import FolderReader
 from pospre.data.mds_index import INDEX_NAME
 from pospre.data.mds_reader import MdsReader, is_mds
 from pospre.data.samples import Reader
+from pospre.data.sidecar import Noted
 from pospre.errors import UserError
 
 
@@ -16,6 +18,8 @@ def open_reader(
     cache_dir: str | Path | None = None,
     cache_limit: int | None = None,
     page_cache: str = "os",
+    channels: int | None = None,
+    deep_range: DeepRange | None = None,
 ) -> Reader:
     """Open an image folder, a ``.beton`` file or MDS shards; the kind is found out.
 
@@ -29,10 +33,46 @@ def open_reader(
         cache_limit: bytes that the shards of a remote data set may take; None: no limit.
         page_cache: who keeps the bytes of local shards and ``.beton`` files in memory, ``"os"`` or
             ``"process"``; see ``pospre.data.page_cache``.
+        channels: that images are decoded to: 3 (RGB), 1 (grey), or the number of bands that every
+            one has; None: what the data set notes, else 3.
+        deep_range: values that become 0 and 255 in images of more than 8 bits; None: see
+            ``pospre.data.deep``.
 
     Raises:
-        UserError: missing, empty, unfinished, damaged or of an unknown format.
+        UserError: missing, empty, unfinished, damaged, of an unknown format, or of other channels.
     """
+    reader = _open(path, cache_dir, cache_limit, page_cache)
+    noted = reader.noted or Noted()
+    if reader.noted is not None and reader.features is None:
+        _check_noted(reader, noted, channels, deep_range)
+    reader.decoding = Decoding(noted.channels if channels is None else channels, deep_range)
+    return reader
+
+
+def _check_noted(
+    reader: Reader, noted: Noted, channels: int | None, deep_range: DeepRange | None
+) -> None:
+    """Refuse what the images of a converted data set cannot be made to."""
+    made_of_each_other = {channels, noted.channels} <= {1, 3}
+    if channels not in (None, noted.channels) and not made_of_each_other:
+        raise UserError(
+            f"encoder.channels = {channels}, but {reader.address} was converted with "
+            f"--channels {noted.channels}; set encoder.channels: {noted.channels}, or convert "
+            f"again with --channels {channels}."
+        )
+    if deep_range is not None:
+        before = parse_range(noted.deep_range or "auto", "deep_range")
+        if before != deep_range:
+            raise UserError(
+                f"data.deep_range = {deep_range}, but {reader.address} was converted with "
+                f"--deep-range {noted.deep_range}, and holds 8 bits; leave data.deep_range out, or "
+                "convert again."
+            )
+
+
+def _open(
+    path: str | Path, cache_dir: str | Path | None, cache_limit: int | None, page_cache: str
+) -> Reader:
     if "://" in str(path):
         if page_cache != "os":
             raise UserError(

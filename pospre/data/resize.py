@@ -14,6 +14,8 @@ from torch import Tensor
 
 from pospre.data.crops import Cuts
 
+_OPENCV_CHANNELS = 4  # that it resizes at once
+
 
 class Views(NamedTuple):
     """Where the views of one group of a sample lie, and where they go.
@@ -35,7 +37,7 @@ def cut_views(image: np.ndarray, groups: Sequence[Views], origin: tuple[int, int
     """Write all views of an image.
 
     Args:
-        image: uint8 (H, W, 3), or of any type and number of channels where nothing is resized.
+        image: uint8 (H, W, channels), or of any type where nothing is resized.
         groups: its views, of the image's type and channels.
         origin: column and row, in the pixels that the cuts count in, where ``image`` begins.
     """
@@ -84,7 +86,14 @@ def _average(image: np.ndarray, group: Views, origin: tuple[int, int]) -> None:
     boxes = group.cuts.boxes - (*origin, 0, 0)
     for (left, top, width, height), view in zip(boxes.tolist(), group.pixels, strict=True):
         crop = np.ascontiguousarray(image[top : top + height, left : left + width])
-        _opencv().resize(crop, view.shape[1::-1], dst=view, interpolation=_opencv().INTER_AREA)
+        if crop.shape[2] <= _OPENCV_CHANNELS:
+            _opencv().resize(crop, view.shape[1::-1], dst=view, interpolation=_opencv().INTER_AREA)
+            continue
+        for channel in range(crop.shape[2]):
+            plane = np.ascontiguousarray(crop[..., channel])
+            view[..., channel] = _opencv().resize(
+                plane, view.shape[1::-1], interpolation=_opencv().INTER_AREA
+            )
 
 
 @cache
@@ -99,7 +108,7 @@ def _cut_windows(image: np.ndarray, group: Views, origin: tuple[int, int]) -> No
     cuts = group.cuts
     assert cuts.windows is not None
     width, height = cuts.scaled
-    scaled, before = np.empty((1, height, width, 3), np.uint8), None
+    scaled, before = np.empty((1, height, width, image.shape[2]), np.uint8), None
     for box, window, view in zip(cuts.boxes, cuts.windows.tolist(), group.pixels, strict=True):
         if before is None or (box != before).any():  # mostly all are windows of the same
             whole = Cuts(box[None], cuts.scaled, None, cuts.image)

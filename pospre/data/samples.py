@@ -7,6 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
+from pospre.data.deep import RGB, Decoding
+from pospre.data.sidecar import Noted
 from pospre.errors import UserError
 
 
@@ -18,8 +20,8 @@ class Sample(NamedTuple):
     """One stored sample.
 
     Attributes:
-        encoded: bytes of an image file, uint8 (N,); pixels, uint8 (H, W, 3); or features, float32
-            (H, W, 1).
+        encoded: bytes of an image file (``.npy`` included), uint8 (N,); pixels, uint8 (H, W, 3); or
+            features, float32 (H, W, 1).
         label: class, or −1 when unknown.
     """
 
@@ -51,6 +53,8 @@ class Reader(ABC):
         classes: class names in order of their label, or None.
         remedy: what to do when a sample cannot be read, for messages.
         features: what the samples hold if they are no images.
+        noted: what is known of their pixels if they are.
+        decoding: what is made of these.
         checksums: CRC-32C of every sample's bytes, uint32 (N,), where the converter noted them.
         max_pixels: of the largest image, where it is known without reading them.
         num_bytes: of a data set on this machine's disks, where it is known at once.
@@ -61,6 +65,8 @@ class Reader(ABC):
     classes: list[str] | None
     remedy: str
     features: Features | None = None
+    noted: Noted | None = None
+    decoding: Decoding = RGB
     checksums: np.ndarray | None = None
     max_pixels: int | None = None
     num_bytes: int | None = None

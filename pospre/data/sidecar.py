@@ -3,7 +3,7 @@
 import base64
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,6 +11,22 @@ from pospre.errors import UserError
 
 SIDECAR_NAME = "pospre.json"  # in a folder of shards
 VERSION = 1
+
+
+class Noted(NamedTuple):
+    """What a data set of images notes about its pixels.
+
+    Attributes:
+        channels: of the images stored; 3 unless noted.
+        mean: of each channel over the data set, in [0, 1]; empty where nobody noted it.
+        std: likewise.
+        deep_range: how ``--deep-range`` was set; None where nobody converted.
+    """
+
+    channels: int = 3
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    deep_range: str | None = None
 
 
 def read_json(path: Path, remedy: str) -> dict[str, Any]:
@@ -78,3 +94,37 @@ def unpack_sums(sidecar: dict[str, Any], num_samples: int, name: str, remedy: st
     if len(sums) != num_samples:
         raise UserError(f"{name}: crc32c holds no checksum for each sample. {remedy}")
     return sums
+
+
+def unpack_noted(sidecar: dict[str, Any], name: str, remedy: str) -> Noted | None:
+    """Return what a description notes about pixels; None where there is no description.
+
+    Raises:
+        UserError: it is not as the converter writes it.
+    """
+    if not sidecar:
+        return None
+    channels, pixels = sidecar.get("channels", 3), sidecar.get("pixels", {})
+    if not isinstance(channels, int) or channels < 1:
+        raise UserError(f"{name}: channels is no number of channels. {remedy}")
+    mean, std = unpack_moments(pixels, channels, f"{name}: pixels", remedy)
+    settings = sidecar.get("made_from", {}).get("settings", {})
+    return Noted(channels, mean, std, str(settings.get("deep_range", "auto")))
+
+
+def unpack_moments(
+    noted: Any, count: int, name: str, remedy: str
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return ``mean`` and ``std`` of a description, of ``count`` numbers each or none.
+
+    Raises:
+        UserError: they are not such lists.
+    """
+    parts: list[tuple[float, ...]] = []
+    for key in ("mean", "std"):
+        part: Any = noted.get(key, []) if isinstance(noted, dict) else None
+        is_list = isinstance(part, list) and len(part) in (0, count)
+        if not is_list or not all(isinstance(value, float) for value in part):
+            raise UserError(f"{name}.{key} is no list of {count} numbers. {remedy}")
+        parts.append(tuple(part))
+    return parts[0], parts[1]

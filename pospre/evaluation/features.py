@@ -58,6 +58,8 @@ def centre_batches(
         drop_last=False,
         num_workers=num_workers,
         tolerance=0.0,  # figures compare with others': nothing of the image is left out
+        channels=context.model.encoder.channels,
+        deep_range=context.deep_range,
     )
     left = loader.num_samples if num_samples is None else min(num_samples, loader.num_samples)
     if num_samples is not None and left < num_samples:

@@ -91,6 +91,11 @@ def evaluate(
 def check(plan: Plan) -> None:
     """Raise a ``UserError`` where there is nothing to show, or no folder for the pictures."""
     open_reader(plan.data)
+    if plan.recipe.encoder.channels != 3:
+        raise UserError(
+            "position_pictures shows images in red, green and blue, but encoder.channels = "
+            f"{plan.recipe.encoder.channels}; position_grid measures the same."
+        )
     if plan.folder is None:
         raise UserError("position_pictures writes pictures: say where with --output FILE.json")
     if plan.folder.exists() and not plan.folder.is_dir():

@@ -32,6 +32,7 @@ from pospre.errors import UserError, suggestion
 if TYPE_CHECKING:  # --help and a mistyped setting do not wait for them
     import torch
 
+    from pospre.data.deep import DeepRange
     from pospre.pretrain.model import PretrainModel
 
 # what a recipe's section holds beside the settings, and a command has options for
@@ -67,6 +68,7 @@ class Context:
         folder: where an evaluation may put files of its own (made by who writes there); None when
             nothing is written.
         progress: whether to draw progress bars.
+        deep_range: the values that become 0 and 255 in images of more than 8 bits, as in training.
     """
 
     model: "PretrainModel"
@@ -75,6 +77,7 @@ class Context:
     device: "torch.device"
     folder: Path | None = None
     progress: bool = True
+    deep_range: "DeepRange | None" = None
 
     @property
     def image_size(self) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from pospre.config import Recipe
+from pospre.data.deep import given_range
 from pospre.data.reader import open_reader
 from pospre.errors import UserError
 from pospre.evaluation.registry import Context, Plan, check_settings, evaluation_module
@@ -51,8 +52,8 @@ def check_evaluation(
     folder = None if output is None else output.with_suffix("")
     if hasattr(module, "check"):
         module.check(Plan(recipe, str(data_path), checked, folder))
-    else:
-        open_reader(data_path)
+    deep_range = given_range(recipe.data.deep_range)
+    open_reader(data_path, channels=recipe.encoder.channels, deep_range=deep_range)
     return checked
 
 
@@ -111,6 +112,7 @@ def run_evaluation(
         device=place,
         folder=None if output is None else output.with_suffix(""),
         progress=progress,
+        deep_range=given_range(recipe.data.deep_range),
     )
     try:
         results = evaluation_module(name).evaluate(context, **checked)

@@ -154,7 +154,9 @@ def change_colours(levels_N3HW: Tensor, augment: Augment, source: ViewDraws) -> 
         to_grey = source.happens(draw[:, 0], augment.grey_rate)
         to_blur = source.happens(draw[:, 1], augment.blur_rate)
         to_solarise = source.happens(draw[:, 2], augment.solarise_rate)
-    levels = change_some(levels_N3HW, to_grey, lambda some, _: colour.grey(some))
+    levels = levels_N3HW
+    if augment.greys:  # images of other channels than three have no grey
+        levels = change_some(levels, to_grey, lambda some, _: colour.grey(some))
     if augment.blurs:
         low, high = augment.blur_sigma
         sigma_N, kernel = low + (high - low) * draw[:, 3], augment.blur_kernel

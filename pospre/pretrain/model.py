@@ -32,7 +32,7 @@ class PretrainModel(ComposerModel):
         views: the view groups of each batch by name; by default one group ``view`` of the
             encoder's size.
         mean: of the normalisation, for each channel in [0, 1] or each column of features; None
-            takes ImageNet's, or 0 where there is one channel.
+            takes ImageNet's, or 0 where there are other than three channels.
         std: of the normalisation; None takes ImageNet's, or 1.
     """
 
@@ -68,6 +68,7 @@ class PretrainModel(ComposerModel):
         for name, group in self.views.items():
             for side, patch in zip(group.shape, encoder.patch_size, strict=True):
                 check_divides(side, patch, key=f"data.views.{name}.size")
+            group.augment.check_channels(name, encoder.channels)
 
     def normalise_by(self, mean: Sequence[float] | None, std: Sequence[float] | None) -> None:
         """Set the normalisation of all views; see the class's arguments."""

@@ -52,7 +52,7 @@ def look_at_sizes(reader: Reader, views: Sequence[ViewGroup]) -> ImageSizes | No
         for index in places.tolist():
             try:
                 encoded = reader.read(index).encoded
-                image = OpenedImage(encoded)
+                image = OpenedImage(encoded, reader.decoding)
             except (DecodeError, DamagedSample):
                 continue
             is_raw = encoded.ndim == 3

@@ -19,8 +19,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from pospre.config import Recipe, check_arguments, recipe_from_dict
 from pospre.data.augment import Augment, RandAugment
+from pospre.data.deep import given_range
 from pospre.data.loader import ViewLoader, build_loader
-from pospre.data.samples import Reader
 from pospre.data.views import ViewGroup
 from pospre.errors import UserError
 from pospre.nn.build import build_encoder
@@ -35,6 +35,7 @@ from pospre.training.callbacks.progress import ProgressBar
 from pospre.training.callbacks.record import RecipeRecord
 from pospre.training.callbacks.resume import Resume
 from pospre.training.clipping import MeanOverRanks, build_clipping
+from pospre.training.normalisation import with_statistics
 from pospre.training.optim import build_optimizer, build_schedule
 from pospre.training.saver import CheckpointSaver
 from pospre.training.uploads import Uploads
@@ -146,36 +147,11 @@ def build_data(recipe: Recipe) -> ViewLoader:
         cache_dir=data.cache_dir,
         cache_limit=data.cache_limit,
         page_cache=data.page_cache,
+        channels=recipe.encoder.channels,
+        deep_range=given_range(data.deep_range),
     )
     loader.probe()
     return loader
-
-
-def with_statistics(recipe: Recipe, reader: Reader) -> Recipe:
-    """Return the recipe with what a data set of features notes about itself written out.
-
-    So checkpoints hold it, and other data, such as those held out, are normalised alike.
-
-    Raises:
-        UserError: the encoder is for images and the data are features, or the other way round.
-    """
-    channels, features = recipe.encoder.channels, reader.features
-    if (channels == 1) != (features is not None):
-        holds = "images" if features is None else "features"
-        raise UserError(
-            f"encoder.channels = {channels}, but {reader.address} holds {holds}, which have "
-            f"{3 if features is None else 1}"
-        )
-    if features is None:
-        return recipe
-    noted = {"mean": features.mean or None, "std": features.std or None}
-    given = {key: getattr(recipe.data, key) or value for key, value in noted.items()}
-    for key, numbers in given.items():
-        if numbers is not None and len(numbers) not in (1, features.shape[1]):
-            raise UserError(
-                f"data.{key} has {len(numbers)} numbers; give one, or {features.shape[1]}"
-            )
-    return recipe.model_copy(update={"data": recipe.data.model_copy(update=given)})
 
 
 @dataclass(frozen=True)

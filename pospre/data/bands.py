@@ -1,0 +1,90 @@
+"""Images as arrays: ``.npy`` files of any number of channels, and TIFFs of several bands."""
+
+import io
+import math
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+NPY_START = b"\x93NUMPY"
+TIFF_STARTS = (b"II*\x00", b"MM\x00*", b"II+\x00", b"MM\x00+")
+_LONGEST_HEADER = 1 << 16
+_ORIENTATION = "Orientation"
+_READ_HEADER = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+
+
+def read_npy(data: np.ndarray) -> np.ndarray:
+    """Return the array of a ``.npy`` file's bytes, uint8 (N,), without a copy.
+
+    Raises:
+        ValueError: damaged, cut off, or no numbers: nothing is ever unpickled.
+    """
+    stream = io.BytesIO(data[:_LONGEST_HEADER].tobytes())
+    version = np.lib.format.read_magic(stream)
+    if version not in _READ_HEADER:
+        raise ValueError(f"an .npy file of version {version[0]}.{version[1]}")
+    shape, by_column, kind = _READ_HEADER[version](stream)
+    if kind.kind not in "biuf":
+        raise ValueError(f"an array of {kind}, not of numbers")
+    start, count = stream.tell(), math.prod(shape)
+    if len(data) - start < count * kind.itemsize:
+        raise ValueError("the array is cut off")
+    values = np.frombuffer(data, kind, count, start)
+    return values.reshape(shape, order="F" if by_column else "C")
+
+
+def npy_bytes(pixels: np.ndarray) -> bytes:
+    """Return the ``.npy`` file of an array."""
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, np.ascontiguousarray(pixels), allow_pickle=False)
+    return stream.getvalue()
+
+
+def read_tiff(data: bytes) -> tuple[np.ndarray, int]:
+    """Return all bands of a TIFF's first image, and its orientation (1: upright).
+
+    Raises:
+        ValueError: it is too large, or tifffile is missing.
+        Exception: of nearly any kind, on damaged bytes.
+    """
+    try:
+        import tifffile  # here, as nothing else needs it
+    except ImportError as error:
+        raise ValueError(
+            "TIFFs of several bands need tifffile, which is not there: pip install tifffile"
+        ) from error
+    with tifffile.TiffFile(io.BytesIO(data)) as file:
+        series: Any = file.series[0]
+        limit = 2 * (Image.MAX_IMAGE_PIXELS or series.size)  # where Pillow sees a bomb
+        if series.size > limit * 4:
+            raise ValueError(f"{series.size} values are more than an image may have")
+        tag = file.pages[0].tags.get(_ORIENTATION)
+        return series.asarray(maxworkers=1), int(tag.value) if tag is not None else 1
+
+
+def arrange(values: np.ndarray, counts: tuple[int, ...]) -> np.ndarray:
+    """Return values (H, W), (H, W, C) or (C, H, W) as (H, W, C), C being one of ``counts``.
+
+    Raises:
+        ValueError: they have another shape.
+    """
+    if values.ndim == 2:
+        values = values[..., None]
+    if values.ndim == 3 and values.size:
+        if values.shape[2] in counts:
+            return values
+        if values.shape[0] in counts:
+            return np.moveaxis(values, 0, 2)
+    wanted = " or ".join(map(str, counts))
+    raise ValueError(
+        f"it has the shape {_shown(values)}, but {wanted} channels are wanted (--channels of "
+        "data_prep, encoder.channels of a recipe)"
+    )
+
+
+def _shown(values: np.ndarray) -> str:
+    return " x ".join(map(str, values.shape))

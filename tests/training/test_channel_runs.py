@@ -1,0 +1,170 @@
+"""Images of one or of many channels, from files to an exported encoder."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+
+from data_prep.convert import main as convert
+from pospre.config import load_recipe
+from pospre.evaluate import main as evaluate
+from pospre.evaluation.run import run_evaluation
+from pospre.export import main as export
+from pospre.training.build import build_model
+from pospre.training.checkpoint import load_model
+from tests.conftest import draw_image
+from tests.data.deep_files import band_folder
+
+RECIPE = Path(__file__).parents[2] / "yamls" / "demo" / "mae_channels.yaml"
+Run = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> list[str]:
+    return [
+        "data.batch_size=6",
+        "data.num_workers=1",
+        "encoder={name: vit_tiny16, image_size: 32, patch_size: 8, depth: 1, channels: 6}",
+        "schedule.warmup=1ba",
+        "trainer.max_duration=3ba",
+        "trainer.device=cpu",
+        "trainer.log_interval=1",
+        "trainer.progress_bar=false",
+        f"trainer.run_folder={tmp_path}/runs",
+    ]
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    source, target = band_folder(tmp_path / "arrays"), tmp_path / "shards"
+    arguments = ["--format", "mds", "--channels", "6", "--workers", "1"]
+    assert convert([str(source), str(target), *arguments]) == 0
+    return target
+
+
+def losses(folder: Path) -> list[float]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["loss/total"] for line in lines]
+
+
+def test_six_bands_from_conversion_to_export(
+    shards: Path, options: list[str], run: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = f"data.path={shards}"
+    changes = "data.views.view.augment={blur_rate: 0.5, solarise_rate: 0.5, erase_rate: 0.5}"
+    code, said = run(RECIPE, path, *options, "run_name=mds", changes)
+    assert code == 0, said
+    folder = tmp_path / "runs" / "mds"
+    noted = load_model(str(folder))[1].data
+    assert noted.mean is not None and len(noted.mean) == len(noted.std or ()) == 6
+    # the same run from the files themselves, with what the conversion has measured
+    code, said = run(
+        RECIPE,
+        *options,
+        changes,
+        f"data.path={tmp_path}/arrays",
+        "run_name=files",
+        f"data.mean={list(noted.mean)}",
+        f"data.std={list(noted.std or ())}",
+    )
+    assert code == 0, said
+    assert losses(folder) == losses(tmp_path / "runs" / "files")
+
+    arguments = ["knn", "--checkpoint", str(folder), "--data", f"{tmp_path}/arrays", "k=3"]
+    assert evaluate(arguments) == 0
+    capfd.readouterr()
+    assert export([str(folder), f"{tmp_path}/x.pth", "--format", "timm"]) == 0
+    said = capfd.readouterr().out
+    line = re.search(r"timm\.create_model\((.*)\)", said)
+    assert line is not None and "in_chans=6" in line[1]
+    model: Any = eval(f"timm.create_model({line[1]})", {"timm": timm})
+    assert model(torch.zeros(1, 6, 32, 32)).shape == (1, 1000)
+
+
+def test_grey_images_in_one_channel(run: Run, options: list[str], tmp_path: Path) -> None:
+    source = tmp_path / "grey"
+    source.mkdir()
+    for number in range(6):
+        draw_image(number, 60, 50).convert("L").save(source / f"{number}.png")
+    own = [*options, "encoder.channels=1", f"data.path={source}"]
+    code, said = run(RECIPE, *own)
+    assert code == 2 and "holds images and notes none for encoder.channels = 1" in said
+    assert run(RECIPE, *own, "data.mean=[0.5]", "data.std=[0.25]")[0] == 0
+    assert len(losses(tmp_path / "runs" / "mae_channels")) == 3
+    # and in three, as ever
+    assert run(RECIPE, *own, "encoder.channels=3", "run_name=rgb")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["encoder.channels=5"], "encoder.channels = 5, but .* was converted with --channels 6"),
+        (["encoder.channels=3"], "encoder.channels = 3, but .* was converted with --channels 6"),
+        (["data.mean=[0.5, 0.5]"], "data.mean has 2 numbers; give one, or 6"),
+        (
+            ["data.views.view.augment={jitter: [0.4, 0.4, 0.2, 0.1]}"],
+            "data.views.view.augment.jitter is for red, green and blue",
+        ),
+        (["data.deep_range=[0, 255]"], "data.deep_range = 0..255, but .* --deep-range auto"),
+        (["data.deep_range=[9, 1]"], "data.deep_range"),
+        (["data.deep_range=wide"], "data.deep_range"),
+        (
+            ["encoder={name: swin_tiny, image_size: 64, channels: 6}"],
+            "encoder.name = swin_tiny needs encoder.channels: 3, not 6",
+        ),
+    ],
+)
+def test_what_does_not_work_names_its_key(
+    changes: list[str], message: str, shards: Path, options: list[str], run: Run
+) -> None:
+    code, said = run(RECIPE, f"data.path={shards}", *options, *changes)
+    assert code == 2 and re.search(message, said), said
+
+
+@pytest.mark.parametrize("name", ["simmim", "droppos", "ijepa", "dinov2", "mp3", "lut"])
+def test_other_methods_take_any_number_of_channels(
+    name: str, shards: Path, run: Run, tmp_path: Path
+) -> None:
+    recipe = RECIPE.parent / f"{name}.yaml"
+    small = [
+        f"data.path={shards}",
+        "data.batch_size=6",
+        "data.num_workers=1",
+        "encoder.channels=6",
+        "encoder.depth=1",
+        "schedule.warmup=1ba",
+        "trainer.max_duration=2ba",
+        "trainer.device=cpu",
+        "trainer.log_interval=1",
+        "trainer.progress_bar=false",
+        "evaluation={}",
+        f"trainer.run_folder={tmp_path}/runs",
+    ]
+    views = load_recipe(recipe).data.views
+    plain = [f"data.views.{group}.augment={{blur_rate: 0.5}}" for group in views]
+    code, said = run(recipe, *small, *plain)
+    assert code == 0, said
+
+
+def test_pictures_of_other_channels_are_refused(
+    shards: Path, options: list[str], run: Run, tmp_path: Path
+) -> None:
+    recipe = load_recipe(
+        RECIPE.parent / "droppos.yaml",
+        [f"data.path={shards}", "encoder.channels=6", "encoder.depth=1"],
+    )
+    from pospre.errors import UserError
+
+    with pytest.raises(UserError, match=r"position_pictures .* encoder\.channels = 6"):
+        run_evaluation(
+            "position_pictures",
+            build_model(recipe),
+            recipe,
+            shards,
+            output=tmp_path / "pictures.json",
+        )
