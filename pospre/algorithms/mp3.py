@@ -114,8 +114,25 @@ class MP3(PretrainAlgorithm):
         objective.sigma.fill_(linear(self.sigma_start, self.sigma_end, progress.step))
 
 
+_COMPANY = (
+    "Use mp3 alone or beside dinov2, with encoder.positions: none; or droppos, which goes with mae."
+)
+
+
 def _refuse_company(model: PretrainModel) -> None:
-    """Raise ``UserError`` if anything tells the encoder positions, or hides patches from it."""
+    """Raise ``UserError`` if anything hides patches from the encoder, or tells it positions."""
+    host = model.writers.get("view/keep")
+    if host is not None:
+        raise UserError(
+            f"mp3 asks for the position of every patch, but '{host}' removes some of them "
+            f"(view/keep). {_COMPANY}"
+        )
+    if "student" in model.passes:
+        others = ", ".join(model.objectives)
+        raise UserError(
+            f"mp3 needs the pass 'student' with keys from its context alone, but {others} runs it "
+            f"with keys from all patches. {_COMPANY}"
+        )
     if model.position_source is not None:
         raise UserError(
             f"mp3 predicts positions that the encoder must not know, but "
@@ -125,18 +142,6 @@ def _refuse_company(model: PretrainModel) -> None:
         raise UserError(
             f"mp3 predicts positions that the encoder must not know, but encoder.positions is "
             f"{model.encoder.position_kind}. Set encoder.positions: none."
-        )
-    host = model.writers.get("view/keep")
-    if host is not None:
-        raise UserError(
-            f"mp3 asks for the position of every patch, but '{host}' removes some of them "
-            "(view/keep). Use one of the two algorithms."
-        )
-    if "student" in model.passes:
-        others = ", ".join(model.objectives)
-        raise UserError(
-            f"mp3 needs the pass 'student' with keys from its context alone, but {others} runs it "
-            "with keys from all patches. Use one of them."
         )
 
 

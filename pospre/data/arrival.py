@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from io import BufferedRandom
+from io import BufferedRandom, BufferedReader
 
 import numpy as np
 
@@ -62,17 +62,14 @@ class Supplier:
             UserError: it cannot be had.
             Stopped: ``stop`` was set.
         """
-        deadline = time.monotonic() + self.patience
+        in_time = self._wait_in_time()
 
         def wait() -> None:
             if stop.is_set():
                 raise Stopped
             if not urgent:
                 raise _LeftToOthers
-            if time.monotonic() > deadline:
-                raise UserError(
-                    f"another process has been downloading it for {self.patience:.0f} s"
-                )
+            in_time()
 
         try:
             with self.cache.lock(entry.raw.name, wait):
@@ -81,6 +78,37 @@ class Supplier:
                 return self._download(entry, needs, urgent, stop, watch)
         except _LeftToOthers:
             return False
+
+    def remove_damaged(self, entry: ShardEntry) -> str:
+        """Remove a shard from the cache that is not what came; return in what it differs.
+
+        Raises:
+            UserError: another process is at it for too long, or the cache cannot be read.
+        """
+        path = self.cache.file(entry.raw.name)
+        with self.cache.lock(entry.raw.name, self._wait_in_time()):
+            try:
+                with open(path, "rb") as file:
+                    problem = _compare(file, entry.raw)
+                if problem:
+                    path.unlink()
+            except FileNotFoundError:  # evicted, or found by another rank before
+                return ""
+            except OSError as error:
+                raise UserError(f"{path} cannot be read or removed ({error})") from error
+        return problem
+
+    def _wait_in_time(self) -> Callable[[], None]:
+        """Return how to wait for a lock: until the patience ends."""
+        deadline = time.monotonic() + self.patience
+
+        def wait() -> None:
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"another process has been downloading it for {self.patience:.0f} s"
+                )
+
+        return wait
 
     def _download(
         self,
@@ -135,7 +163,7 @@ def _unpack(file: BufferedRandom, size: int, entry: ShardEntry) -> str:
     return ""
 
 
-def _compare(file: BufferedRandom, entry: FileEntry) -> str:
+def _compare(file: BufferedReader | BufferedRandom, entry: FileEntry) -> str:
     """Return in what a file differs from its description."""
     file.flush()
     size = os.fstat(file.fileno()).st_size
@@ -153,7 +181,7 @@ def is_own_hash(algorithm: str) -> bool:
     return algorithm in hashlib.algorithms_available and not algorithm.startswith("shake_")
 
 
-def _digest(file: BufferedRandom, algorithm: str) -> str:
+def _digest(file: BufferedReader | BufferedRandom, algorithm: str) -> str:
     if is_own_hash(algorithm):
         return hashlib.file_digest(file, algorithm).hexdigest()
     from streaming.base.hashing import get_hash

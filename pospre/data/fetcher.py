@@ -7,6 +7,7 @@ happens to them, the process can end, and the next one finds the cache in order.
 import math
 import threading
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ AHEAD = 32  # shards
 T = TypeVar("T")
 
 _READS = 2  # after which an error is not taken for an evicted shard
+_LOOKS = 3  # at a shard for damage in the cache; they take as long as a hash of all of it
 _TICK = 0.1  # seconds: how soon a lock or room that other processes hold is looked at again
 _GOODBYE = 1.0  # seconds that ``close`` gives the threads; a silent server may hold them longer
 
@@ -52,6 +54,7 @@ class Fetcher:
         self._users: Counter[int] = Counter()  # reads that are going on
         self._waiting: Counter[int] = Counter()
         self._failed: dict[int, Exception] = {}
+        self._looks: Counter[int] = Counter()  # for damage in the cache
         self._progress = Progress()
         self._is_open = True
         self._begin()
@@ -116,6 +119,28 @@ class Fetcher:
                     with self._changed:
                         self._here.pop(place, None)
             return action(self._wait(place))
+
+    def heal(self, place: int) -> bool:
+        """Compare a shard in the cache with its hashes, and remove it if it is another by now.
+
+        It is fetched again when it is read. Return whether reading again may help: a shard that is
+        damaged again and again is left as it is, as is one that is damaged in the bucket.
+        """
+        with self._changed:
+            if self._looks[place] >= _LOOKS:
+                return False
+            self._looks[place] += 1
+        entry = self._entries[place]
+        problem = self._supplier.remove_damaged(entry)
+        if problem:
+            with self._changed:
+                self._here.pop(place, None)
+            warnings.warn(
+                f"{self._cache.file(entry.raw.name)} was damaged in the cache ({problem}): it is "
+                f"fetched again from {self._address(place)}",
+                stacklevel=2,
+            )
+        return True
 
     @contextmanager
     def _using(self, place: int) -> Iterator[None]:

@@ -154,6 +154,15 @@ class Filler:
             _say_guessed(self.reader.address, image.deep)
 
     def _open(self, index: int, laps: Laps) -> tuple[OpenedImage, int]:
+        """Return a sample's image and label; where its bytes are damaged, look for better ones."""
+        try:
+            return self._open_stored(index, laps)
+        except (DecodeError, DamagedSample):
+            if not self.reader.heal(index):
+                raise
+            return self._open_stored(index, laps)
+
+    def _open_stored(self, index: int, laps: Laps) -> tuple[OpenedImage, int]:
         """Read a sample, compare it with its checksum, and return its image and label."""
         sample = self.reader.read(index)
         sums = self.reader.checksums

@@ -99,6 +99,10 @@ class RemoteMdsReader(MdsReader):
         """End all downloads; whoever waits for one gets an error. ``expect`` begins anew."""
         self._fetcher.close()
 
+    def heal(self, index: int) -> bool:
+        """Have a shard fetched anew if it changed in the cache since it came."""
+        return self._fetcher.heal(self._locate(index)[0])
+
     def check_order(self, order: str, window: int) -> None:
         """Refuse an order that would download most shards many times in an epoch.
 

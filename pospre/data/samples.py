@@ -103,5 +103,9 @@ class Reader(ABC):
     def expect(self, indices: np.ndarray) -> None:  # noqa: B027 (most readers need not know)
         """Hear which samples will be read from now on, in order: int64 (n,); replaces the last."""
 
+    def heal(self, index: int) -> bool:
+        """Look for the cause of a damaged sample; tell whether it is worth reading again."""
+        return False
+
     def close(self) -> None:  # noqa: B027
         """End what ``expect`` started; it may be called again."""

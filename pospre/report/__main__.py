@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 from pospre.errors import run_command
-from pospre.report.page import write_report
 
 EXAMPLES = """examples:
   python -m pospre.report runs/droppos_vits16

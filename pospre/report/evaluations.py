@@ -75,6 +75,22 @@ class PositionGrid(BaseModel):
         return next(found, None)
 
 
+class PatchRatio(BaseModel):
+    """Position accuracy of MP3 at one mask ratio; None where no patch was asked."""
+
+    mask_ratio: float
+    top1: float | None
+    initial_top1: float | None = None
+
+
+class PatchPosition(BaseModel):
+    """Results of ``patch_position``."""
+
+    ratios: list[PatchRatio] = Field(min_length=1)
+    chance: float
+    samples: int | None = None
+
+
 class Knn(BaseModel):
     """Results of ``knn``."""
 

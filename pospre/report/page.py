@@ -19,6 +19,7 @@ from pospre.errors import UserError
 from pospre.report import summary
 from pospre.report.evaluations import (
     Knn,
+    PatchPosition,
     PositionGrid,
     PositionPictures,
     load_triples,
@@ -28,7 +29,8 @@ from pospre.report.plots import Chart, draw_chart, format_value
 from pospre.report.run import Record, Run, read_run
 
 HERE = Path(__file__).parent
-SHOWN = ("position_grid", "position_pictures", "knn")  # evaluations with a section of their own
+# evaluations that the page knows how to show
+SHOWN = ("position_grid", "position_pictures", "patch_position", "knn")
 
 
 def write_report(run_folder: Path) -> Path:
@@ -71,7 +73,10 @@ def page_context(run: Run) -> dict[str, Any]:
     grid = parse_results(run, "position_grid", PositionGrid)
     knn = parse_results(run, "knn", Knn)
     pictures = parse_results(run, "position_pictures", PositionPictures)
+    patches = parse_results(run, "patch_position", PatchPosition)
     folder = run.folder / "evaluation" / "position_pictures"
+    has_droppos = "droppos" in run.algorithms or not run.algorithms
+    has_mp3 = "mp3" in run.algorithms
     return {
         "run": run,
         "subtitle": summary.subtitle(run),
@@ -82,7 +87,10 @@ def page_context(run: Run) -> dict[str, Any]:
         "pictures": pictures,
         "triples": load_triples(folder, pictures.pictures) if pictures else [],
         "others": _other_evaluations(run),
-        "has_positions": "droppos" in run.algorithms or not run.algorithms,
+        "patches": patches,
+        "has_droppos": has_droppos,
+        "has_mp3": has_mp3,
+        "has_positions": bool(has_droppos or has_mp3 or grid or pictures or patches),
         "commands": {name: summary.evaluate_command(run, name) for name in SHOWN},
         "measured_on": {name: summary.measured_on(run, name) for name in SHOWN},
         "reproduce": summary.reproduce_commands(run),

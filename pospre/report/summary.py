@@ -13,6 +13,7 @@ from statistics import median
 from pospre.report.evaluations import Knn, PositionGrid
 from pospre.report.plots import format_value
 from pospre.report.run import Record, Run, is_number
+from pospre.schedules import DURATION
 
 PACKAGES = ("torch", "torchvision", "timm", "mosaicml", "mosaicml-streaming", "ffcv", "numpy")
 
@@ -61,15 +62,20 @@ def _effort_figures(run: Run) -> list[Figure]:
     if throughput:
         rate = float(f"{median(throughput):.3g}")
         figures.append(Figure("Images/s", format_value(rate), "median"))
+    planned = {"ep": "", "ba": "", "sp": ""}  # the end of training, in its own unit
+    duration = DURATION.fullmatch(str(run.setting("trainer", "max_duration")))
+    if duration:
+        planned[duration[2]] = f"of {format_value(int(duration[1]))}"
     epochs = _column(run.records, "epoch")
     if epochs:
-        planned = str(run.setting("trainer", "max_duration") or "")
-        note = f"of {planned.removesuffix('ep')}" if planned else ""
-        figures.append(Figure("Epoch", f"{epochs[-1] + 1:g}", note))  # logged from 0
+        figures.append(Figure("Epoch", f"{epochs[-1] + 1:g}", planned["ep"]))  # logged from 0
+    steps = _column(run.records, "step")
+    if steps and planned["ba"]:
+        figures.append(Figure("Step", format_value(steps[-1]), planned["ba"]))
     samples = _column(run.records, "samples")
     if samples:
-        steps = format_value(run.records[-1]["step"])
-        figures.append(Figure("Samples seen", format_value(samples[-1]), f"{steps} steps"))
+        note = planned["sp"] or f"{format_value(steps[-1])} steps"
+        figures.append(Figure("Samples seen", format_value(samples[-1]), note))
     seconds = _training_seconds(run.records)
     if seconds:
         figures.append(Figure("Training time", format_seconds(seconds), "without pauses"))
@@ -127,7 +133,8 @@ def evaluate_command(run: Run, name: str) -> str:
     """Return the command that makes ``evaluation/<name>.json``, as it was or as it could be."""
     made = run.evaluations.get(name, {})
     checkpoint = str(made.get("checkpoint") or short_path(run.folder))
-    data = str(made.get("data") or run.setting("data", "path") or "DATA")
+    trained_on = None if name == "knn" else run.setting("data", "path")  # which may have no labels
+    data = str(made.get("data") or trained_on or ("LABELLED" if name == "knn" else "DATA"))
     given = made.get("settings") or {}
     settings = [f"{key}={_plain(value)}" for key, value in given.items() if value is not None]
     kind = str(made.get("name") or name)

@@ -488,7 +488,7 @@ def test_droppos_is_refused_in_either_order() -> None:
         attach_droppos(model)
     model = make_model(positions="sincos")
     attach_droppos(model, decoder_dim=32, decoder_depth=1, decoder_heads=2)
-    with pytest.raises(UserError, match=r"Set encoder.positions: none"):
+    with pytest.raises(UserError, match=r"'droppos' removes some .* Use mp3 alone"):
         attach_mp3(model)
 
 

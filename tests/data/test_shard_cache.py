@@ -1,7 +1,10 @@
 """The cache of downloaded shards: filled ahead, shared, limited, replaced, left by killed runs."""
 
+import base64
 import errno
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -105,6 +108,74 @@ def test_cut_and_vanished_shards_are_fetched_again(bucket: Any, server: FlakyS3)
     second.write_bytes(second.read_bytes()[:1000])
     check(open_remote())
     assert shard_gets(server) == [2, 3, 1, 1, 1]
+
+
+def flip_a_bit(path: Path, index: int = 2) -> None:
+    """Damage the bytes of a sample where they lie, as a bad disk would."""
+    content = bytearray(path.read_bytes())
+    begin, end = np.frombuffer(content, "<u4", 2, 4 * (index + 1)).tolist()
+    content[(begin + end) // 2] ^= 4
+    path.write_bytes(content)
+
+
+def loader_of(address: str | Path, **options: Any) -> Any:
+    return build_loader(
+        address, views=[ViewGroup("view", 1, (16, 16))], batch_size=4, seed=1, **options
+    )
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_shard_damaged_in_the_cache_is_fetched_again(
+    upload: Any, server: FlakyS3, stored: Any, num_workers: int
+) -> None:
+    upload(stored("mds"))
+    want = list(loader_of(stored("mds")))
+    loader = loader_of(ADDRESS, num_workers=num_workers)
+    list(loader)
+    (shard,) = loader.reader.path.glob("*.mds")
+    whole = shard.read_bytes()
+    flip_a_bit(shard)
+    again = loader_of(ADDRESS, num_workers=num_workers)  # as the next run
+    with pytest.warns(UserWarning, match=r"damaged in the cache .*fetched again from s3://bucket"):
+        got = list(again)
+    assert all(torch.equal(a[key], b[key]) for a, b in zip(want, got, strict=True) for key in a)
+    assert shard.read_bytes() == whole and shard_gets(server) == [2]
+    assert not again.bad
+
+
+def test_damage_in_the_bucket_itself_is_said_after_one_more_download(
+    upload: Any, server: FlakyS3, stored: Any
+) -> None:
+    client = upload(stored("mds"))
+    reader = loader_of(ADDRESS).reader
+    list(loader_of(ADDRESS))
+    (shard,) = reader.path.glob("*.mds")
+    flip_a_bit(shard)
+    client.upload_file(str(shard), "bucket", f"set/{shard.name}")
+    said = rf"shard {ADDRESS}/{shard.name}: .* not what the data set's description says"
+    with pytest.warns(UserWarning, match="fetched again"), pytest.raises(UserError, match=said):
+        list(loader_of(ADDRESS))
+    assert shard_gets(server) == [3] and not shard.exists()
+
+
+def test_a_sample_damaged_before_it_was_described_is_not_fetched_for_ever(
+    upload: Any, server: FlakyS3, stored: Any, tmp_path: Path
+) -> None:
+    """The shard is what its description says, the sample is not."""
+    source = shutil.copytree(stored("mds"), tmp_path / "source")
+    note = json.loads((source / "pospre.json").read_text())
+    sums = np.frombuffer(base64.b64decode(note["crc32c"]), "<u4").copy()
+    sums[2] ^= 1
+    note["crc32c"] = base64.b64encode(sums.tobytes()).decode()
+    (source / "pospre.json").write_text(json.dumps(note))
+    upload(source)
+    with pytest.raises(UserError, match=rf"{ADDRESS}/\S+, sample 2 .*Copy the data set to"):
+        list(loader_of(ADDRESS))
+    with pytest.warns(UserWarning, match="sample 2"):
+        loader = loader_of(ADDRESS, bad_samples="skip")
+        for _ in range(6):
+            list(loader)
+    assert shard_gets(server) == [1] and set(loader.bad) == {2}
 
 
 def test_a_limit_is_kept(bucket: Any, server: FlakyS3) -> None:

@@ -79,8 +79,46 @@ def test_run_without_position_algorithm(tmp_path: Path) -> None:
     recipe = folder / "recipe.yaml"
     recipe.write_text("run_name: mae_demo\nalgorithms: {mae: {mask_ratio: 0.75}}\n")
     html = written(folder)
-    assert "No position algorithm was trained" in html
-    assert "<span>position_grid</span>" not in html
+    assert "about positions" not in html and "position algorithm" not in html
+    assert "<h2>What its features are good for</h2>" in html
+    text = re.sub("<[^>]*>", "", html)
+    assert "pospre.evaluate knn --checkpoint" in text
+    assert "--data LABELLED\n" in text  # whether its own data have labels is not known
+
+
+@pytest.mark.parametrize(
+    ("duration", "figures"),
+    [
+        ("10ep", ['<dt>Epoch</dt><dd>10</dd><dd class="note">of 10</dd>', ">400 steps<"]),
+        ("500ba", ["<dt>Epoch</dt><dd>10</dd></div>", '>400</dd><dd class="note">of 500</dd>']),
+        ("30000sp", [">10</dd></div>", ">of 30\u202f000<"]),
+    ],
+)
+def test_progress_is_told_in_the_unit_of_the_plan(
+    tmp_path: Path, duration: str, figures: list[str]
+) -> None:
+    folder = fabricate_run(tmp_path, evaluated=False)
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("10ep", duration))
+    html = written(folder)
+    for figure in figures:
+        assert figure in html
+
+
+def test_position_accuracy_of_mp3(tmp_path: Path) -> None:
+    folder = fabricate_run(tmp_path, evaluated=False)
+    recipe = folder / "recipe.yaml"
+    recipe.write_text("run_name: mp3_demo\nalgorithms: {mp3: {}}\n")
+    text = re.sub("<[^>]*>", "", written(folder))
+    assert "pospre.evaluate patch_position --checkpoint" in text and "position_grid" not in text
+    rows = [
+        {"mask_ratio": 0.25, "top1": 0.41, "initial_top1": 0.02},
+        {"mask_ratio": 0.75, "top1": None},
+    ]
+    write_evaluation(folder, "patch_position", {"ratios": rows, "chance": 1 / 64, "samples": 20})
+    html = written(folder)
+    assert "25 % outside the context" in html and "75 % outside" not in html
+    assert all(f">{value} %</td>" in html for value in ("41.0", "2.0", "1.6"))
 
 
 def test_run_that_just_started(tmp_path: Path) -> None:

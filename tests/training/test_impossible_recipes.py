@@ -25,6 +25,8 @@ LEARNED = "encoder.positions=learned"
         (["data.views={view: {size: 48}}"], ["data.views.view.size", "[64, 64]"]),
         (["data.views={view: {count: 2}}"], ["data.views.view.count is 2"]),
         # two hosts, and algorithms beside hosts that they are not for
+        (["algorithms={mae: {}, mp3: {}}"], ["mp3 alone", "encoder.positions: none", "droppos"]),
+        (["algorithms={simmim: {}, mp3: {}}"], ["mp3 alone", "encoder.positions: none"]),
         (["algorithms={mae: {}, simmim: {}}"], ["both write", "Use one of them"]),
         (["algorithms={mae: {}, mp3: {}}"], ["encoder.positions", "none"]),
         (["encoder.positions=none"], ["droppos needs positions to drop", "sincos or learned"]),
