@@ -6,11 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from data_prep.blocks import parse_share
-from data_prep.conversion import convert, merge
-from data_prep.keywords import parse_keywords
-from data_prep.sources.registry import KINDS
-from data_prep.statistics import check_picture, draw, of_data_set, of_records, print_table
+# what takes seconds to import is imported where it is used: --help answers at once
+from data_prep.kinds import KINDS
 from data_prep.tally import Settings, Tally
 from pospre.data.cores import available_cores
 from pospre.errors import UserError, run_command
@@ -62,6 +59,8 @@ _NUM_SHOWN = 20
 
 
 def _print_summary(destination: str, tally: Tally) -> None:
+    from data_prep.statistics import of_records, print_table
+
     records = tally.records
     is_audio = any(record.seconds for record in records)
     noun = "clips" if is_audio else "images"
@@ -166,7 +165,11 @@ def settings_of(args: argparse.Namespace) -> Settings:
     for name, value, is_good, wanted in checks:
         if not is_good:
             raise UserError(f"{name} {value} is out of range; it must be {wanted}.")
-    keywords = None if args.keywords is None else parse_keywords(args.keywords)
+    keywords = None
+    if args.keywords is not None:
+        from data_prep.keywords import parse_keywords
+
+        keywords = parse_keywords(args.keywords)
     has_split = args.split is not None
     return Settings(
         format=args.format,
@@ -185,6 +188,9 @@ def settings_of(args: argparse.Namespace) -> Settings:
 
 
 def _convert(args: argparse.Namespace) -> Tally | None:
+    from data_prep.blocks import parse_share
+    from data_prep.conversion import convert
+
     settings = settings_of(args)
     if args.workers < 1:
         raise UserError(f"--workers {args.workers} is out of range; it must be at least 1.")
@@ -212,11 +218,15 @@ def _merge(args: argparse.Namespace) -> Tally | None:
                 f"--merge DST takes no {what}, only --verify and --statistics: the parts know what "
                 "they were made from and how."
             )
+    from data_prep.conversion import merge
+
     return merge(args.merge)
 
 
 def finish(destination: str, tally: Tally | None, args: argparse.Namespace) -> None:
     """Say what was done; draw and verify it where that is wanted."""
+    from data_prep.statistics import draw, of_data_set, of_records
+
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files may be no text
         sys.stdout.reconfigure(errors="backslashreplace")
     part = getattr(args, "part", None)
@@ -238,6 +248,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command; return its exit code."""
     args = _parser().parse_args(argv)
     if args.statistics is not None:
+        from data_prep.statistics import check_picture
+
         check_picture(args.statistics)
     if args.merge is None:
         finish(args.destination, _convert(args), args)

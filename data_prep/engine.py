@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from data_prep.blocks import Share
-from data_prep.conversion import convert, count_blocks, merge
+# what takes seconds to import is imported where it is used: --help answers at once
 from data_prep.convert import finish, make_parser, settings_of
-from data_prep.publishing import open_target
-from data_prep.statistics import check_picture
 from data_prep.tally import Settings, Tally
 from pospre.data.cores import available_cores
 from pospre.errors import UserError, run_command
 
 if TYPE_CHECKING:
     from distributed import Client
+
+    from data_prep.blocks import Share
 
 _EPILOG = """\
 examples:
@@ -68,6 +67,10 @@ def run_parts(
     Raises:
         UserError: Dask is missing, the cluster does not answer, or a part fails again and again.
     """
+    from data_prep.blocks import Share
+    from data_prep.conversion import count_blocks, merge
+    from data_prep.publishing import open_target
+
     start = time.monotonic()
     num_blocks = count_blocks(source, settings)
     open_target(destination, settings.format)
@@ -92,8 +95,10 @@ def run_parts(
     return tally
 
 
-def _convert_part(task: tuple[str, str, Settings, Share, bool]) -> bool:
+def _convert_part(task: "tuple[str, str, Settings, Share, bool]") -> bool:
     """Convert one share on a worker; tell whether the whole data set is there already."""
+    from data_prep.conversion import convert
+
     source, destination, settings, share, strict = task
     tally = convert(Path(source), destination, settings, num_workers=1, strict=strict, share=share)
     return tally is None
@@ -124,7 +129,7 @@ def _connect(scheduler: str | None, num_workers: int, stack: ExitStack) -> "Clie
         ) from error
 
 
-def _wait_for(tasks: dict[Any, Share]) -> bool:
+def _wait_for(tasks: "dict[Any, Share]") -> bool:
     from distributed import as_completed
 
     bar = tqdm(total=len(tasks), unit="part", desc="convert", disable=None)
@@ -152,6 +157,8 @@ def main(argv: list[str] | None = None) -> int:
     add("--parts", type=int, help="tasks (four for each worker)")
     args = parser.parse_args(argv)
     if args.statistics is not None:
+        from data_prep.statistics import check_picture
+
         check_picture(args.statistics)
     settings = settings_of(args)
     for name, value in (("--workers", args.workers), ("--parts", args.parts)):

@@ -12,8 +12,9 @@ from data_prep.plan import Plan, difference
 from data_prep.staging import clean_parents, remove_stale_partials, replace_folder, replace_pair
 from data_prep.store import LocalStore, Store
 from data_prep.tally import Record
-from pospre.data.mds_reader import INDEX_NAME, SIDECAR_NAME, is_mds
-from pospre.data.sidecar import VERSION, pack_sums
+from pospre.data.mds_index import INDEX_NAME
+from pospre.data.mds_reader import is_mds
+from pospre.data.sidecar import SIDECAR_NAME, VERSION, pack_sums
 from pospre.errors import UserError
 from pospre.object_store import check_writable, is_remote
 

@@ -18,7 +18,6 @@ from PIL import Image
 from tqdm import tqdm
 
 from data_prep.parallel import ordered_map
-from data_prep.scene_rendering import CLASSES, draw_scene, render
 from data_prep.staging import replace_folder, staging_folder
 from pospre.data.cores import available_cores
 from pospre.errors import UserError, run_command
@@ -71,6 +70,8 @@ def render_scenes(
     Raises:
         UserError: the destination is taken or cannot be written.
     """
+    from data_prep.scene_rendering import CLASSES
+
     if _is_complete(destination, settings, overwrite):
         print(f"{destination} already holds these scenes; nothing to do.")
         return False
@@ -138,6 +139,8 @@ def _is_complete(destination: Path, settings: Settings, overwrite: bool) -> bool
 
 def _render_scene(number: int, settings: Settings) -> list[Picture]:
     """Render the frames of a scene, fewer for the last one if the number asked for ends there."""
+    from data_prep.scene_rendering import draw_scene, render  # here: --help does not wait for it
+
     scene = draw_scene(settings.seed, number, settings.split)
     num_frames = min(settings.frames, settings.num_images - number * settings.frames)
     pictures, class_name = [], ""

@@ -5,8 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pospre.data.mds_reader import SIDECAR_NAME
-from pospre.data.sidecar import VERSION
+from pospre.data.sidecar import SIDECAR_NAME, VERSION
 from pospre.errors import UserError
 
 BETON_NAME = "data.beton"  # while it is being written

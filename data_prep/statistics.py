@@ -13,8 +13,6 @@ from tqdm import tqdm
 
 from data_prep.tally import Record
 from pospre.data.cores import available_cores
-from pospre.data.decode import DecodeError, OpenedImage
-from pospre.data.reader import open_reader
 from pospre.errors import UserError, run_command
 
 _EPILOG = """\
@@ -88,6 +86,10 @@ def of_records(records: Sequence[Record], classes: list[str] | None) -> Statisti
 
 def of_data_set(path: str | Path, num_workers: int | None = None) -> Statistics:
     """Read the headers of a data set's samples."""
+    # here, so that --help does not wait for them
+    from pospre.data.decode import DecodeError, OpenedImage
+    from pospre.data.reader import open_reader
+
     reader = open_reader(path)
 
     def look(index: int) -> tuple[int, int, int, int]:

@@ -8,21 +8,20 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from crc32c import crc32c
 from tqdm import tqdm
 
 from data_prep import sidecar
 from pospre.data.cores import available_cores
-from pospre.data.decode import DecodeError, decode_image
-from pospre.data.mds_index import ShardEntry, read_index
-from pospre.data.mds_reader import INDEX_NAME, SIDECAR_NAME, MdsReader
-from pospre.data.reader import open_reader
-from pospre.data.samples import Reader
-from pospre.data.sidecar import unpack_sums
+from pospre.data.mds_index import INDEX_NAME, ShardEntry, read_index
+from pospre.data.sidecar import SIDECAR_NAME, unpack_sums
 from pospre.errors import UserError, run_command
 from pospre.object_store import Bucket, is_remote
+
+if TYPE_CHECKING:  # readers and decoders take seconds to import, and --help does not wait for them
+    from pospre.data.samples import Reader
 
 _REMEDY = "convert the images again with --overwrite"
 _EPILOG = """\
@@ -47,6 +46,8 @@ def verify(destination: str | Path, num_workers: int | None = None) -> None:
     if is_remote(str(destination)):
         content, num_files, num_samples = _verify_remote(str(destination).rstrip("/"), workers)
     else:
+        from pospre.data.reader import open_reader
+
         path = Path(destination)
         reader = open_reader(path)
         if reader.format == "folder":
@@ -91,9 +92,11 @@ def _check_sum(file: Path, digest: str, name: object) -> None:
 
 
 def _unusable(
-    reader: Reader, classes: list[str] | None, num_workers: int, bar: Any
+    reader: "Reader", classes: list[str] | None, num_workers: int, bar: Any
 ) -> tuple[int, str]:
     """Decode every sample on several threads; count what cannot be used, and describe the first."""
+    from pospre.data.decode import DecodeError, decode_image
+
     sums = reader.checksums
 
     def problem(index: int) -> str | None:
@@ -196,8 +199,10 @@ def _fetch(uri: str, name: str, folder: Path) -> Path:
 @contextmanager
 def _one_shard(
     uri: str, entry: ShardEntry, noted: dict[str, Any], manifest: dict[str, Any], folder: Path
-) -> Iterator[Reader]:
+) -> "Iterator[Reader]":
     """Give a reader of a single shard."""
+    from pospre.data.mds_reader import MdsReader
+
     name = entry.raw.name
     path = _fetch(uri, name, folder)
     _check_sum(path, manifest[name][1], f"{uri}/{name}")

@@ -21,7 +21,7 @@ evaluations and their settings (key=value, with the defaults):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Lists the evaluations in its help; only then are they imported, which takes seconds."""
+    """Lists the evaluations in its help."""
 
     def format_help(self) -> str:
         from pospre.evaluation.registry import describe

@@ -1,31 +1,22 @@
 """The kinds of data sets: every module of this folder but this one and ``source``."""
 
 import importlib
-import pkgutil
 from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
-import data_prep.sources
+from data_prep.kinds import KINDS
 from data_prep.sources.source import Part, Source
 from data_prep.tree import Tree
 from pospre.data.files import odd_file
 from pospre.errors import UserError, suggestion
 
-_NO_KINDS = ("registry", "source")
 # What any folder may be, tried when nothing else knows the path.
 _FALLBACKS = ("audio_folder", "image_folder")
 
 _MODULES: dict[str, ModuleType] = {
-    name: importlib.import_module(f"data_prep.sources.{name}")
-    for _, name, _ in pkgutil.iter_modules(data_prep.sources.__path__)
-    if name not in _NO_KINDS
+    name: importlib.import_module(f"data_prep.sources.{name}") for name in KINDS
 }
-
-KINDS: dict[str, str] = {
-    name: (module.__doc__ or "").split("\n", 1)[0] for name, module in _MODULES.items()
-}
-"""Every kind's name, as ``--source`` takes it, with a description of one line."""
 
 
 def open_source(

@@ -18,10 +18,8 @@ from pospre.data.files import read_bytes
 from pospre.data.mds_index import INDEX_NAME, ShardEntry, read_index
 from pospre.data.page_cache import Place, sample_bytes
 from pospre.data.samples import DamagedSample, Features, Reader, Sample
-from pospre.data.sidecar import read_sidecar, unpack_sums
+from pospre.data.sidecar import SIDECAR_NAME, read_sidecar, unpack_sums
 from pospre.errors import UserError
-
-SIDECAR_NAME = "pospre.json"
 
 _SHARD_SUFFIX = ".mds"
 _FEATURES = "features"

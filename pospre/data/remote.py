@@ -19,8 +19,9 @@ from pospre.data.arrival import Supplier, is_own_hash
 from pospre.data.fetcher import Fetcher
 from pospre.data.files import read_bytes
 from pospre.data.mds_index import INDEX_NAME, FileEntry, ShardEntry
-from pospre.data.mds_reader import SIDECAR_NAME, MdsReader
+from pospre.data.mds_reader import MdsReader
 from pospre.data.shard_cache import ShardCache, cache_root
+from pospre.data.sidecar import SIDECAR_NAME
 from pospre.data.transfer import ForbiddenObject, MissingObject, Transfer
 from pospre.errors import UserError
 from pospre.object_store import Bucket, s3_patience

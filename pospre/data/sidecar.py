@@ -9,6 +9,7 @@ import numpy as np
 
 from pospre.errors import UserError
 
+SIDECAR_NAME = "pospre.json"  # in a folder of shards
 VERSION = 1
 
 

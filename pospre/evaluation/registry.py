@@ -8,6 +8,7 @@ An evaluation is a module with two functions:
 - ``table(results) -> str`` renders what ``evaluate`` returned for a terminal.
 """
 
+import ast
 import inspect
 import pkgutil
 import re
@@ -17,14 +18,17 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
-import torch
 from pydantic import TypeAdapter, ValidationError
 
 import pospre.evaluation
 from pospre.errors import UserError, suggestion
-from pospre.pretrain.model import PretrainModel
+
+if TYPE_CHECKING:  # --help and a mistyped setting do not wait for them
+    import torch
+
+    from pospre.pretrain.model import PretrainModel
 
 
 @dataclass(frozen=True)
@@ -41,10 +45,10 @@ class Context:
         progress: whether to draw progress bars.
     """
 
-    model: PretrainModel
-    initial: Callable[[], PretrainModel]
+    model: "PretrainModel"
+    initial: "Callable[[], PretrainModel]"
     data: str
-    device: torch.device
+    device: "torch.device"
     folder: Path | None = None
     progress: bool = True
 
@@ -57,7 +61,7 @@ class Context:
 def evaluation_names() -> list[str]:
     """Return the names of all evaluations, sorted."""
     modules = (module.name for module in pkgutil.iter_modules(pospre.evaluation.__path__))
-    return sorted(name for name in modules if hasattr(_import(name), "evaluate"))
+    return sorted(name for name in modules if _evaluate_in(_parse(name)) is not None)
 
 
 def evaluation_module(name: str) -> ModuleType:
@@ -118,18 +122,39 @@ def _typed(what: str, hint: Any, value: Any) -> Any:
 
 
 def describe() -> str:
-    """Return all evaluations and their settings as the text of a ``--help``."""
+    """Return all evaluations and their settings as the text of a ``--help``.
+
+    The modules are read and not imported, which would take seconds.
+    """
     blocks = []
     for name in evaluation_names():
-        module = evaluation_module(name)
-        summary = (module.__doc__ or "").partition("\n")[0]
-        texts = _argument_texts(module.evaluate)
+        module = _parse(name)
+        function = _evaluate_in(module)
+        assert function is not None
+        summary = (ast.get_docstring(module) or "").partition("\n")[0]
+        texts = _argument_texts(ast.get_docstring(function) or "")
+        pairs = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
         lines = [
-            _wrap(f"{key}={_spell(setting.default)}", texts.get(key, ""))
-            for key, setting in describe_settings(name).items()
+            _wrap(f"{setting.arg}={_spell(_default(value))}", texts.get(setting.arg, ""))
+            for setting, value in pairs
         ]
         blocks.append("\n".join([f"  {name}: {summary}", *lines]))
     return "\n\n".join(blocks)
+
+
+def _parse(name: str) -> ast.Module:
+    path = Path(pospre.evaluation.__path__[0]) / f"{name}.py"
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _evaluate_in(module: ast.Module) -> ast.FunctionDef | None:
+    functions = (item for item in module.body if isinstance(item, ast.FunctionDef))
+    return next((function for function in functions if function.name == "evaluate"), None)
+
+
+def _default(value: ast.expr | None) -> Any:
+    """Return the value of a setting's default, which is a literal."""
+    return inspect.Parameter.empty if value is None else ast.literal_eval(value)
 
 
 def _wrap(setting: str, text: str) -> str:
@@ -144,9 +169,9 @@ def _spell(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _argument_texts(function: Callable[..., Any]) -> dict[str, str]:
+def _argument_texts(docstring: str) -> dict[str, str]:
     """Return what the ``Args`` of a docstring say about each argument, one line each."""
-    section = (inspect.getdoc(function) or "").partition("Args:\n")[2].partition("\n\n")[0]
+    section = docstring.partition("Args:\n")[2].partition("\n\n")[0]
     entries = re.split(r"^    (?=\w+:)", section, flags=re.MULTILINE)[1:]
     pairs = (entry.partition(":") for entry in entries)
     return {key: " ".join(text.split()) for key, _, text in pairs}

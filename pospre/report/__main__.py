@@ -31,7 +31,11 @@ def main(argv: list[str] | None = None) -> int:
         metavar="RUN_FOLDER",
         help="folder that python -m pospre.train made: recipe.yaml, metrics.jsonl, evaluation/",
     )
-    print(write_report(parser.parse_args(argv).run_folder))
+    folder = parser.parse_args(argv).run_folder
+    # Late, so that --help answers at once.
+    from pospre.report.page import write_report
+
+    print(write_report(folder))
     return 0
 
 

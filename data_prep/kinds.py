@@ -1,0 +1,19 @@
+"""The kinds of data sets, read from ``sources`` without importing it: ``--help`` does not wait."""
+
+import ast
+from pathlib import Path
+
+_NO_KINDS = ("__init__", "registry", "source")
+
+
+def _first_line(module: Path) -> str:
+    text = ast.get_docstring(ast.parse(module.read_text(encoding="utf-8"))) or ""
+    return text.partition("\n")[0]
+
+
+KINDS: dict[str, str] = {
+    path.stem: _first_line(path)
+    for path in sorted((Path(__file__).parent / "sources").glob("*.py"))
+    if path.stem not in _NO_KINDS
+}
+"""Every kind's name, as ``--source`` takes it, with a description of one line."""
