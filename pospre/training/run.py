@@ -41,7 +41,7 @@ def train(recipe: Recipe) -> bool:
     uploads = _uploads(recipe)
     with uploads or nullcontext():
         if start is not None and uploads is not None:
-            start = _in_bucket(start, uploads)
+            start = in_bucket(start, uploads)
         steps = from_rank_zero(lambda: 0 if start is None else start.batch)
         if steps >= parts.total_steps:
             say(f"{recipe.run_name} is already finished ({start and start.uri}); nothing to train")
@@ -68,7 +68,7 @@ def _uploads(recipe: Recipe) -> Uploads | None:
     return Uploads(recipe.run_path(), folder)
 
 
-def _in_bucket(start: Checkpoint, uploads: Uploads) -> Checkpoint:
+def in_bucket(start: Checkpoint, uploads: Uploads) -> Checkpoint:
     """Let a local checkpoint that the bucket lacks be uploaded; first, if other nodes need it."""
     if is_remote(start.uri):
         return start

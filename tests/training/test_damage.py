@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_runs import command, curve, environment
+from tiny_runs import curve
 
 from pospre.errors import UserError
 from pospre.training import checkpoint_reading
 from pospre.training.checkpoint import load_model
 from pospre.training.checkpoint_reading import open_newest, read_checkpoint
-from tests.processes import finished
 
 Run = Callable[..., tuple[int, str]]
 OPTIONS = ("trainer.max_duration=6ba", "trainer.save_interval=2ba")
@@ -187,18 +186,6 @@ def test_a_checkpoint_without_training_state_is_refused(folder: Path, tiny: Path
     path.with_suffix(".json").unlink()
     code, said = run(tiny, *OPTIONS)
     assert code == 2 and "no 'timestamp'" in said
-
-
-def test_two_ranks_load_what_the_first_one_read(tiny: Path, tmp_path: Path) -> None:
-    script = Path(__file__).with_name("two_ranks_resume.py")
-    launcher = command(tiny, ranks=2)
-    start = [*launcher[: launcher.index("-m")], str(script), str(tiny), str(tmp_path / "runs")]
-    done = finished([*start, *OPTIONS, "trainer.fsdp={}"], env=environment())
-    said = done.stdout + done.stderr
-    assert done.returncode == 2 and "Traceback" not in said, said
-    assert "ep1-ba4.pt holds other bytes on" in said, said
-    assert curve(tmp_path / "runs" / "killed") == curve(tmp_path / "runs" / "whole")
-    assert not (tmp_path / "runs" / "other" / "checkpoints" / "ep1-ba6.pt").exists()
 
 
 def test_checkpoints_of_older_versions_open(folder: Path, tiny: Path, run: Run) -> None:

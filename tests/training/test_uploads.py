@@ -11,14 +11,17 @@ from typing import Any
 import boto3
 import pytest
 import torch
-from tiny_runs import curve
+from tiny_runs import command, curve, environment
 
 from pospre.object_store import Bucket
 from pospre.training import uploads as uploading
 from pospre.training.checkpoint import load_model
 from pospre.training.checkpoint_file import write_checkpoint
+from pospre.training.checkpoint_reading import Checkpoint
+from pospre.training.run import in_bucket
 from pospre.training.uploads import Uploads, lacks
 from tests.data.flaky_s3 import FlakyS3, flaky_s3
+from tests.processes import finished
 
 Run = Callable[..., tuple[int, str]]
 REMOTE = "s3://bucket/runs/tiny"
@@ -235,3 +238,32 @@ def test_an_object_swapped_after_the_check_is_not_loaded(
     assert read_objects == ["runs/tiny/ep1-ba4.pt"]
     assert server.gets["ep1-ba4.pt"] == 1  # nobody asked for it a second time
     assert curve(local) == whole
+
+
+def test_two_ranks_load_what_the_first_one_read(
+    server: FlakyS3, tiny: Path, tmp_path: Path
+) -> None:
+    script = Path(__file__).with_name("two_ranks_resume.py")
+    launcher = command(tiny, ranks=2)
+    start = [*launcher[: launcher.index("-m")], str(script), str(tiny), str(tmp_path / "runs")]
+    done = finished([*start, *OPTIONS[1:], "trainer.fsdp={}"], env=environment())
+    said = done.stdout + done.stderr
+    assert done.returncode == 2 and "Traceback" not in said, said
+    folder = tmp_path / "runs" / "tiny"
+    assert said.count(f"going on from {folder}/checkpoints/ep1-ba4.pt") == 1
+    assert said.count("going on from s3://bucket/far/ep1-ba4.pt") == 1
+    assert f"{folder}/checkpoints/ep1-ba4.pt holds other bytes on" in said
+    assert not (folder / "checkpoints" / "ep1-ba6.pt").exists()
+
+
+def test_nodes_without_a_common_disk_go_on_from_the_bucket(
+    server: FlakyS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = checkpoint(tmp_path, 2)
+    start = Checkpoint(str(path), "", {})
+    with Uploads(tmp_path, REMOTE) as uploads:
+        assert in_bucket(start, uploads) == start
+        monkeypatch.setattr("pospre.training.run.dist.get_world_size", lambda: 16)
+        monkeypatch.setattr("pospre.training.run.dist.get_local_world_size", lambda: 8)
+        assert in_bucket(start, uploads).uri == f"{REMOTE}/ep0-ba2.pt"
+        assert names(server) == ["ep0-ba2.json", "ep0-ba2.pt"]

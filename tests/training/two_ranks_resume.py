@@ -1,44 +1,65 @@
-"""Run by ``composer -n 2``: a whole run, one that goes on, one whose second rank sees another file.
+"""Run by ``composer -n 2``: a run that goes on from the disk, from a bucket, and that must not.
 
-The exit code is that of the last one.
+In the end the second rank sees another file than the first; the exit code is that of this start.
 """
 
+import os
 import shutil
 import sys
 from pathlib import Path
 
+import boto3
 from composer.utils import dist
+from tiny_runs import curve
 
 from pospre.errors import run_command
 from pospre.train import main
 from pospre.training import checkpoint_reading
 
 RECIPE, RUNS, *OPTIONS = sys.argv[1:]
+BUCKET = "trainer.save_folder=s3://bucket/far"
+FOLDER = Path(RUNS) / "tiny" / "checkpoints"
 
 
-def train(name: str) -> int:
-    return run_command(lambda: main([RECIPE, f"run_name={name}", *OPTIONS]))
+def train(*options: str) -> int:
+    return run_command(lambda: main([RECIPE, *OPTIONS, *options]))
 
 
-def as_if_killed(name: str) -> None:
-    """Remove the last checkpoint of a run."""
+def copy(source: Path, target: Path) -> None:
     dist.barrier()
     if dist.get_global_rank() == 0:
-        (Path(RUNS) / name / "checkpoints" / "ep1-ba6.pt").unlink()
+        shutil.copytree(source, target, dirs_exist_ok=True)
+    dist.barrier()
+
+
+def as_if_killed(*, disk_lost: bool = False) -> None:
+    """Leave the checkpoint before the last on the disk, or only in the bucket."""
+    dist.barrier()
+    if dist.get_global_rank() == 0:
+        for ending in ("pt", "json"):
+            (FOLDER / f"ep1-ba6.{ending}").unlink()
+        if disk_lost:
+            client = boto3.client("s3", endpoint_url=os.environ["S3_ENDPOINT_URL"])
+            for path in FOLDER.glob("ep1-ba4.*"):
+                client.upload_file(str(path), "bucket", f"far/{path.name}")
+            shutil.rmtree(FOLDER)
     dist.barrier()
 
 
 if __name__ == "__main__":
-    assert train("killed") == 0
-    dist.barrier()
-    if dist.get_global_rank() == 0:
-        shutil.copytree(Path(RUNS) / "killed", Path(RUNS) / "whole")
-    as_if_killed("killed")
-    assert train("killed") == 0
-    assert train("other") == 0
-    as_if_killed("other")
+    assert train() == 0
+    copy(FOLDER.parent, Path(RUNS) / "whole")
+    whole = curve(FOLDER.parent)
+    as_if_killed()
+    assert train() == 0
+    assert curve(FOLDER.parent) == whole
+    as_if_killed(disk_lost=True)
+    assert train(BUCKET) == 0
+    assert curve(FOLDER.parent) == whole
+    copy(Path(RUNS) / "whole", FOLDER.parent)
+    as_if_killed()
     read_same = checkpoint_reading._read_same
     checkpoint_reading._read_same = lambda path, *noted: read_same(
         path.with_name("ep0-ba2.pt"), *noted
     )
-    sys.exit(train("other"))
+    sys.exit(train())
