@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -154,11 +153,17 @@ def test_a_silent_server_holds_no_step(
 def test_an_outage_does_not_end_a_run(
     server: FlakyS3, tiny: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    warn = Uploads._warn
+
     def breaks(_: str) -> None:
         server.refused_writes = 1000
-        threading.Timer(4.0, server.heal).start()
+
+    def comes_back(uploads: Uploads, error: Exception) -> None:
+        warn(uploads, error)
+        server.heal()
 
     monkeypatch.setattr("pospre.training.run.check_writable", breaks)
+    monkeypatch.setattr(Uploads, "_warn", comes_back)
     code, said = run(tiny, *OPTIONS)
     assert code == 0 and said.count("warning:") == 1, said
     assert f"{REMOTE} answers again: ep1-ba6.pt is there" in said

@@ -23,8 +23,10 @@ class Resume(Callback):
     def before_load(self, state: State, logger: Logger) -> None:
         """Load weights, optimiser, clock and all else that the state keeps."""
         saved = self._content["state"]
-        # As a list Composer would evaluate what the file says about algorithms, as Python; ours
-        # come from the recipe.
+        # What a file says of algorithms Composer would evaluate, as Python, were it a list (also
+        # one under the old name, with an underscore); ours come from the recipe.
+        for key in [key for key in saved if key.startswith("_")]:
+            del saved[key]
         saved["algorithms"] = dict(saved.get("algorithms", {}))
         saved.setdefault("callbacks", {}).setdefault(type(self).__qualname__, {})
         state.load_state_dict(saved, logger, strict=True)
