@@ -53,7 +53,9 @@ def test_results_state_what_was_measured(mae_checkpoint: Path, image_folder: Any
     assert (results["bank_samples"], results["query_samples"], results["classes"]) == (12, 12, 2)
     assert results["chance"] == 0.5 and 0 <= results["initial_top1"] <= 1
     assert results["top1"] == 1.0  # fitted to the very images it is measured on
-    assert "weight decay" in linear.table(results)
+    assert "weight decay" in linear.table(results) and "not the papers' protocol" in linear.table(
+        results
+    )
     assert evaluate(mae_checkpoint, data, bank=str(data), num_bank=10)["bank_samples"] == 10
 
 
