@@ -34,9 +34,11 @@ need no change keep their bytes. Files that cannot be read are listed, counted a
 DST appears only when it is complete, and its bytes depend on SRC and the options alone, not on the
 workers, parts or interruptions. Until then finished blocks (shards of about 64 MB) are kept in
 DST.partial, or in the bucket: a conversion that was killed is simply run again and goes on from
-there. Parts on disks that are not shared: copy the DST.partial folders into one, then --merge. A
-.beton is put together from its blocks at the end, so it needs twice its size for a moment. A
-million samples take 0.7 GB of memory, on each machine.
+there, also when a file of SRC was removed or mended meanwhile. A file that takes long is named; it
+may take as long as it wants, or DST would depend on the machine's speed. Parts on disks that are
+not shared: copy the DST.partial folders into one, then --merge. A .beton is put together from its
+blocks at the end, so it needs twice its size for a moment. A million samples take 0.7 GB of memory,
+on each machine.
 In a bucket each shard goes up when it is finished, under a name that no other conversion uses,
 index.json at the very end; what --overwrite replaces stays readable until then. Endpoint and
 credentials come from S3_ENDPOINT_URL and AWS's variables.

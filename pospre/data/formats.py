@@ -48,7 +48,7 @@ def why_unknown(data: bytes) -> str:
     if name == "TIFF":
         return "TIFF, but damaged, or of bands that only --channels and encoder.channels take"
     if name is not None:
-        return f"{name}, but damaged"
+        return f"{name}, but damaged or of a kind that Pillow does not read"
     return foreign_format(data) or "no image format that Pillow knows"
 
 
