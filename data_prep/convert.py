@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 # what takes seconds to import is imported where it is used: --help answers at once
+from data_prep.deep_report import deep_rows
 from data_prep.kinds import KINDS
 from data_prep.tally import Settings, Tally
 from pospre.data.cores import available_cores
@@ -91,7 +92,7 @@ def _print_summary(destination: str, tally: Tally) -> None:
             ("  encoded anew", f"{tally.num_encoded}"),
         ]
     rows += [
-        *_deep_rows(tally),
+        *deep_rows(tally),
         ("unreadable", f"{len(tally.skipped)}"),
         *([("ignored", f"{tally.num_ignored}")] if tally.num_ignored else []),
         ("bytes", f"{tally.num_bytes} ({tally.num_bytes / 1e6:.1f} MB)"),
@@ -112,25 +113,6 @@ def _print_summary(destination: str, tally: Tally) -> None:
 def _shown(name: str) -> str:
     """Return a name that moves no cursor: files may be called anything."""
     return name if name.isprintable() else repr(name)[1:-1]
-
-
-def _deep_rows(tally: Tally) -> list[tuple[str, str]]:
-    """Say which values of deep images became 0 to 255."""
-    counts = tally.num_deep
-    if not counts:
-        return []
-    rows = [("deep", f"{counts.total()} of more than 8 bits; these values became 0..255:")]
-    for (text, guessed), number in sorted(counts.items(), key=lambda entry: -entry[1]):
-        rows.append((f"  {text}", f"{number}, guessed" if guessed else f"{number}"))
-    if any(guessed for _, guessed in counts):
-        rows.append(
-            ("  guessed", "from each image's largest value; --deep-range LOW,HIGH is one for all")
-        )
-    if tally.num_flat:
-        rows.append(
-            ("  one grey", f"nearly, are {tally.num_flat} of them; the description names them")
-        )
-    return rows
 
 
 def make_parser(**options: Any) -> argparse.ArgumentParser:

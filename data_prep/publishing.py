@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from data_prep import sidecar
+from data_prep.deep_report import describe_deep
 from data_prep.moments import Moments
 from data_prep.plan import Plan, difference
 from data_prep.staging import clean_parents, remove_stale_partials, replace_folder, replace_pair
 from data_prep.store import LocalStore, Store
-from data_prep.tally import Record, describe_deep
+from data_prep.tally import Record
 from pospre.data.mds_index import INDEX_NAME
 from pospre.data.mds_reader import is_mds
 from pospre.data.sidecar import SIDECAR_NAME, VERSION, pack_sums

@@ -139,26 +139,3 @@ class Tally:
     def num_bytes(self) -> int:
         """Bytes of the files written."""
         return sum(size for record in self.records for _, size, _ in record.files)
-
-
-def describe_deep(records: Sequence[Record]) -> dict[str, Any]:
-    """Return the samples of more than 8 bits by range, as spans of numbers, first and last."""
-    ranges: dict[str, dict[str, Any]] = {}
-    flat: list[list[int]] = []
-    first = 0
-    for record in records:
-        for number, text, guessed, is_flat in record.deep:
-            entry = ranges.setdefault(text, {"guessed": False, "samples": []})
-            entry["guessed"] |= guessed
-            _extend(entry["samples"], first + number)
-            if is_flat:
-                _extend(flat, first + number)
-        first += len(record.labels)
-    return {"ranges": ranges, "nearly_one_grey": flat}
-
-
-def _extend(spans: list[list[int]], number: int) -> None:
-    if spans and spans[-1][1] == number - 1:
-        spans[-1][1] = number
-    else:
-        spans.append([number, number])

@@ -18,6 +18,7 @@ from pospre.loader_report import main
 from pospre.report import measure_loader
 from pospre.report.loader_bill import STAGES, WAITING, Timing
 from tests.data.buckets import ADDRESS, bucket, server, shards, upload  # noqa: F401 (fixtures)
+from tests.data.deep_files import band_folder
 
 RECIPE = str(Path(__file__).parents[1] / "yamls" / "demo" / "dinov2.yaml")
 SLOW = 0.02
@@ -124,6 +125,15 @@ def test_a_consumer_waits_for_slow_threads_only(photographs, slow_reads):
 def test_large_batches_do_not_take_more_images(photographs):
     bill = measured(photographs, "data.batch_size=24", images=8)
     assert (bill.batch, bill.alone.images) == (1, 8)
+
+
+def test_images_of_other_channels(tmp_path: Path, capsys) -> None:
+    path = band_folder(tmp_path / "arrays")
+    channels = ("encoder.channels=6", "data.views.view.augment={blur_rate: 0.5}")
+    recipe = RECIPE.replace("dinov2", "mae")
+    assert main([recipe, f"data.path={path}", *OPTIONS, *channels, "--images", "8"]) == 0
+    said = capsys.readouterr().out
+    assert "together" in said and "JPEG" not in said
 
 
 def test_bad_samples(photographs, tmp_path, capsys):

@@ -62,7 +62,7 @@ def read_tiff(data: bytes) -> tuple[np.ndarray, int]:
         limit = 2 * (Image.MAX_IMAGE_PIXELS or series.size)  # where Pillow sees a bomb
         if series.size > limit * 4:
             raise ValueError(f"{series.size} values are more than an image may have")
-        tag = file.pages[0].tags.get(_ORIENTATION)
+        tag = file.pages.first.tags.get(_ORIENTATION)
         return series.asarray(maxworkers=1), int(tag.value) if tag is not None else 1
 
 

@@ -24,6 +24,7 @@ from pospre.errors import UserError
 
 _LEVELS = 256
 _SIXTEEN_BITS = 1 << 16
+_AT_ONCE = 1 << 20  # values
 _SCALED = ("PPM", "JPEG2000")  # to 16 bits, by Pillow
 _BITS_PER_SAMPLE = 258  # a TIFF tag
 _HUGE = 2.0**1000  # float64 ends soon after
@@ -131,11 +132,14 @@ def to_levels(values: np.ndarray, wanted: DeepRange | None) -> tuple[np.ndarray,
         return values, None
     if values.dtype == np.bool_:
         return values.astype(np.uint8) * np.uint8(_LEVELS - 1), None
-    deep = np.nan_to_num(values, nan=0.0, posinf=np.inf, neginf=-np.inf)
-    found = wanted or _guess(deep)
-    width = found.high - found.low
-    scaled = (deep.astype(np.float64) - found.low) * (_LEVELS / width)
-    return np.clip(scaled, 0, _LEVELS - 1).astype(np.uint8), found
+    found = wanted or _guess(values)
+    levels = np.empty(values.shape, np.uint8)
+    rows = max(1, _AT_ONCE * len(values) // max(1, values.size))
+    for first in range(0, len(values), rows):  # in double precision whole slides would fill memory
+        part = np.nan_to_num(values[first : first + rows], nan=0.0, posinf=np.inf, neginf=-np.inf)
+        scaled = (part.astype(np.float64) - found.low) * (_LEVELS / (found.high - found.low))
+        levels[first : first + rows] = np.clip(scaled, 0, _LEVELS - 1)
+    return levels, found
 
 
 def _guess(values: np.ndarray) -> DeepRange:

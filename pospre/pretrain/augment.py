@@ -86,13 +86,15 @@ class DeviceAugment(nn.Module):
 
     def __init__(
         self,
-        mean: Sequence[float] = IMAGENET_MEAN,
-        std: Sequence[float] = IMAGENET_STD,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
         *,
         channels: int = 3,
     ) -> None:
+        """Make the step; without numbers, with ImageNet's, or with 0 and 1 for other channels."""
         super().__init__()
-        for name, numbers in (("mean", mean), ("std", std)):
+        usual = (IMAGENET_MEAN, IMAGENET_STD) if channels == 3 else ((0.0,), (1.0,))
+        for name, numbers in (("mean", mean or usual[0]), ("std", std or usual[1])):
             # one for each channel, or for each column of features
             shape = (-1, 1, 1) if len(numbers) == channels else (1, 1, -1)
             self.register_buffer(name, torch.tensor(numbers).view(shape), persistent=False)

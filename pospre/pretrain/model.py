@@ -14,7 +14,7 @@ from pospre.errors import UserError
 from pospre.nn.build import check_divides
 from pospre.nn.encoder import Edit, Encoder
 from pospre.nn.positions import resample_positions
-from pospre.pretrain.augment import IMAGENET_MEAN, IMAGENET_STD, DeviceAugment, ViewDraws
+from pospre.pretrain.augment import DeviceAugment, ViewDraws
 from pospre.pretrain.objective import Objective, ObjectiveSet, Outputs
 from pospre.pretrain.passes import EditSet, EncoderPass
 from pospre.pretrain.teacher import Frozen, Momentum, follow
@@ -72,9 +72,7 @@ class PretrainModel(ComposerModel):
 
     def normalise_by(self, mean: Sequence[float] | None, std: Sequence[float] | None) -> None:
         """Set the normalisation of all views; see the class's arguments."""
-        channels = self.encoder.channels
-        usual = (IMAGENET_MEAN, IMAGENET_STD) if channels == 3 else ((0.0,), (1.0,))
-        self.augment = DeviceAugment(mean or usual[0], std or usual[1], channels=channels)
+        self.augment = DeviceAugment(mean, std, channels=self.encoder.channels)
 
     # -- what algorithms attach ---------------------------------------------------------------
 

@@ -29,6 +29,7 @@ class ImageSizes:
         is_raw: whether pixels are stored.
         unreadable: how many are no images.
         looked_at: how many were looked at.
+        has_bands: whether they have as many channels as no JPEG has.
     """
 
     pixels: float
@@ -39,6 +40,7 @@ class ImageSizes:
     is_raw: bool
     unreadable: int
     looked_at: int
+    has_bands: bool = False
 
 
 def look_at_sizes(reader: Reader, views: Sequence[ViewGroup]) -> ImageSizes | None:
@@ -72,6 +74,7 @@ def look_at_sizes(reader: Reader, views: Sequence[ViewGroup]) -> ImageSizes | No
         is_raw=is_raw,
         unreadable=len(places) - len(sides),
         looked_at=len(places),
+        has_bands=reader.decoding.channels not in (1, 3),
     )
 
 

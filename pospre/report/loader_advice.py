@@ -40,6 +40,8 @@ def _size(sizes: ImageSizes, decode: float) -> list[str]:
 
 
 def _encoding(sizes: ImageSizes) -> list[str]:
+    if sizes.has_bands:
+        return []
     if sizes.is_raw:
         return ["pixels are stored raw, 24 bits each: as JPEGs of --quality 90 they have about 2.5"]
     found = []

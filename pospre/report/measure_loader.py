@@ -9,7 +9,7 @@ import torch
 
 from pospre.config import Recipe
 from pospre.data.cores import available_cores, one_thread
-from pospre.pretrain.augment import IMAGENET_MEAN, IMAGENET_STD, DeviceAugment, ViewDraws
+from pospre.pretrain.augment import DeviceAugment, ViewDraws
 from pospre.report.image_sizes import look_at_sizes
 from pospre.report.loader_bill import STAGES, WAITING, WORK, LoaderBill, RemoteCosts, Timing
 
@@ -98,8 +98,8 @@ class _Device:
 
         self.loader, self.seed = loader, recipe.seed
         self.device = torch.device("cuda" if build_device(recipe).name == "gpu" else "cpu")
-        mean, std = recipe.data.mean or IMAGENET_MEAN, recipe.data.std or IMAGENET_STD
-        self._augment = DeviceAugment(mean, std).to(self.device)
+        mean, std, channels = recipe.data.mean, recipe.data.std, recipe.encoder.channels
+        self._augment = DeviceAugment(mean, std, channels=channels).to(self.device)
 
     def take(self, batch: Any) -> tuple[float, float, float]:
         """Return when the batch was there, when copied, and when augmented."""
