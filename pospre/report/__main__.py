@@ -32,6 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     folder = parser.parse_args(argv).run_folder
     # Late, so that --help answers at once.
+    from pospre.report.page import write_report
 
     print(write_report(folder))
     return 0
