@@ -12,7 +12,6 @@ import torch
 from composer import Trainer
 from composer.core import Callback, DataSpec
 from composer.devices import Device
-from composer.loggers import LoggerDestination, TensorboardLogger
 from composer.utils import FSDP2Config, ParallelismConfig, dist, get_device
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -29,12 +28,12 @@ from pospre.pretrain.algorithm import PretrainAlgorithm, algorithm_class
 from pospre.pretrain.model import PretrainModel
 from pospre.schedules import duration_steps
 from pospre.sections import Size, View
-from pospre.training.callbacks.metrics import MetricsFile
 from pospre.training.callbacks.position import LoaderPosition
 from pospre.training.callbacks.progress import ProgressBar
 from pospre.training.callbacks.record import RecipeRecord
 from pospre.training.callbacks.resume import Resume
 from pospre.training.clipping import MeanOverRanks, build_clipping
+from pospre.training.loggers import build_loggers, check_loggers
 from pospre.training.normalisation import with_statistics
 from pospre.training.optim import build_optimizer, build_schedule
 from pospre.training.saver import CheckpointSaver
@@ -170,6 +169,7 @@ class Parts:
 def build_parts(recipe: Recipe) -> Parts:
     """Return the checked recipe with what it is made of."""
     recipe = resolve_algorithms(recipe)
+    check_loggers(recipe)
     device = build_device(recipe)
     loader = build_data(recipe)
     recipe = with_classes(recipe, loader.classes)
@@ -260,7 +260,7 @@ def assemble(
         schedulers=parts.schedule,
         step_schedulers_every_batch=True,
         callbacks=[*_callbacks(parts, earlier, uploads), *([resume] if resume else [])],
-        loggers=_loggers(recipe),
+        loggers=build_loggers(recipe),
         run_name=recipe.run_name,
         progress_bar=False,
         parallelism_config=_parallelism(recipe),
@@ -291,16 +291,6 @@ def _callbacks(parts: Parts, earlier: Sequence[Path], uploads: Uploads | None) -
     if options.progress_bar:
         callbacks.append(ProgressBar(parts.total_steps))
     return callbacks
-
-
-def _loggers(recipe: Recipe) -> list[LoggerDestination]:
-    folder = recipe.run_path()
-    loggers: list[LoggerDestination] = [
-        MetricsFile(folder / "metrics.jsonl", interval=recipe.trainer.log_interval)
-    ]
-    if recipe.loggers.tensorboard is not None:
-        loggers.append(TensorboardLogger(log_dir=str(folder / "tensorboard")))
-    return loggers
 
 
 def _parallelism(recipe: Recipe) -> ParallelismConfig | None:
