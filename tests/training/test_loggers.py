@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from pospre.training import loggers
 
 Run = Callable[..., tuple[int, str]]
-Values = dict[str, dict[int, float]]
+Values = dict[str, dict[int, Any]]
 
 OPTIONS = ("trainer.log_interval=4", "trainer.save_interval=1ep", "trainer.clip_grad=null")
 
@@ -145,7 +145,7 @@ def test_a_logger_gets_arguments_events_and_lines(
     [
         ("loggers={wandb: {projct: p}}", ["unknown key 'loggers.wandb.projct'", "'project'"]),
         ("loggers={wandb: {}}", ["'loggers.wandb.project' is missing"]),
-        ("loggers={wandb: {project: 3}}", ["'loggers.wandb.project' is 3", "string"]),
+        ("loggers={wandb: {project: 3}}", ["'loggers.wandb.project' is 3", "text"]),
         ("loggers={wandb: {project: refused}}", ["loggers.wandb cannot start: no such project"]),
         ("loggers.tensorboard.logdir=x", ["unknown key 'loggers.tensorboard.logdir'", "log_dir"]),
     ],
