@@ -28,10 +28,12 @@ from pospre.pretrain.algorithm import PretrainAlgorithm, algorithm_class
 from pospre.pretrain.model import PretrainModel
 from pospre.schedules import duration_steps
 from pospre.sections import Size, View
+from pospre.training.callbacks.divergence import Divergence
 from pospre.training.callbacks.position import LoaderPosition
 from pospre.training.callbacks.progress import ProgressBar
 from pospre.training.callbacks.record import RecipeRecord
 from pospre.training.callbacks.resume import Resume
+from pospre.training.callbacks.stop_signals import StopSignals
 from pospre.training.clipping import MeanOverRanks, build_clipping
 from pospre.training.loggers import build_loggers, check_loggers
 from pospre.training.normalisation import with_statistics
@@ -226,6 +228,7 @@ def build_device(recipe: Recipe) -> Device:
 def assemble(
     parts: Parts,
     *,
+    signals: StopSignals,
     resume: Resume | None = None,
     earlier: Sequence[Path] = (),
     uploads: Uploads | None = None,
@@ -234,6 +237,7 @@ def assemble(
 
     Args:
         parts: what the recipe makes.
+        signals: ends the training when the process is told to stop.
         resume: loads the checkpoint to go on from; without it, from nothing.
         earlier: the local checkpoints up to that one, oldest first; they take part in
             ``trainer.keep_checkpoints``.
@@ -259,7 +263,7 @@ def assemble(
         optimizers=parts.optimizer,
         schedulers=parts.schedule,
         step_schedulers_every_batch=True,
-        callbacks=[*_callbacks(parts, earlier, uploads), *([resume] if resume else [])],
+        callbacks=[*_callbacks(parts, earlier, uploads, signals), *([resume] if resume else [])],
         loggers=build_loggers(recipe),
         run_name=recipe.run_name,
         progress_bar=False,
@@ -273,7 +277,9 @@ def assemble(
     )
 
 
-def _callbacks(parts: Parts, earlier: Sequence[Path], uploads: Uploads | None) -> list[Callback]:
+def _callbacks(
+    parts: Parts, earlier: Sequence[Path], uploads: Uploads | None, signals: StopSignals
+) -> list[Callback]:
     recipe, options = parts.recipe, parts.recipe.trainer
     saver = CheckpointSaver(
         recipe.local_checkpoints(),
@@ -283,9 +289,13 @@ def _callbacks(parts: Parts, earlier: Sequence[Path], uploads: Uploads | None) -
     )
     if uploads is not None:
         saver.after_save.append(uploads.offer)
+    divergence = Divergence(recipe)
+    saver.before_save.append(divergence.before_save)
     callbacks: list[Callback] = [
+        signals,  # first: it decides whether a step is the last one
         LoaderPosition(parts.loader),
         RecipeRecord(recipe, parts.loader.num_samples),
+        divergence,
         saver,
     ]
     if options.progress_bar:

@@ -83,10 +83,11 @@ class MetricsFile(LoggerDestination):
             other.log_hyperparameters(hyperparameters)
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        """Write a line every ``interval`` steps and at the end."""
+        """Write a line every ``interval`` steps, at the end, and where the loss is not finite."""
         step = state.timestamp.batch.value
         done = state.max_duration is not None and state.timestamp >= state.max_duration
-        if step % self.interval == 0 or step == 1 or done:
+        diverged = not math.isfinite(self.values.get("loss/total", 0.0))
+        if step % self.interval == 0 or step == 1 or done or diverged:
             self._write(state, step)
         self.values = {}
 
