@@ -2,13 +2,47 @@
 
 import difflib
 import os
+import signal
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 
 
 class UserError(ValueError):
     """A mistake the user can mend; its message names the key or path, the value and the remedy."""
+
+
+class Stopped(Exception):
+    """A command that a signal ended, and that goes on when it is given again.
+
+    Args:
+        number: of the signal.
+        text: how far it came, what is kept, and how it goes on.
+    """
+
+    def __init__(self, number: int, text: str) -> None:
+        name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        super().__init__(f"stopped by {name} {text}")
+        self.code = 130 if number == signal.SIGINT else 75
+
+
+@contextmanager
+def stoppable(text: str) -> Iterator[None]:
+    """Make ``Stopped`` of a signal that ends what is done here; ``text`` says what is kept.
+
+    Composer's handlers, which are there from its import on, leave by ``sys.exit``.
+    """
+    with suppress(ValueError):  # not the main thread
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise Stopped(signal.SIGINT, text) from error
+    except SystemExit as error:
+        if error.code not in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+            raise
+        raise Stopped(int(error.code) - 128, text) from error
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
@@ -19,7 +53,10 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 
 
 def run_command(main: Callable[[], int]) -> int:
-    """Run a command-line entry and return its exit code (2 for a ``UserError``, 130 for Ctrl-C)."""
+    """Run a command-line entry and return its exit code.
+
+    2 for a ``UserError``, 75 or 130 for ``Stopped``, 130 for another Ctrl-C.
+    """
     try:
         return main()
     except UserError as error:
@@ -28,6 +65,13 @@ def run_command(main: Callable[[], int]) -> int:
             time.sleep(5)
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except Stopped as stop:
+        if "RANK" in os.environ:
+            # the launcher ends the others as soon as one rank has ended: let each come to its end
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if int(os.environ.get("RANK", "0")) == 0:
+            print(stop, file=sys.stderr)
+        return stop.code
     except KeyboardInterrupt:
         print("stopped by Ctrl-C", file=sys.stderr)
         return 130

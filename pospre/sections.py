@@ -103,7 +103,13 @@ Arguments = Annotated[dict[str, Any], BeforeValidator(lambda value: {} if value 
 class Section(BaseModel):
     """A part of the recipe: strict types, finite numbers, no unknown keys, unchangeable."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),  # MLflow has arguments of its own called model_…
+    )
 
 
 class RandAugment(Section):
@@ -328,11 +334,11 @@ class Trainer(Section):
     dist_timeout: float = Field(default=300.0, gt=0)
 
 
-class TensorBoard(Section):
-    """TensorBoard event files in ``<run folder>/tensorboard``."""
-
-
 class Loggers(Section):
-    """Where to log besides ``metrics.jsonl``."""
+    """Where to log besides ``metrics.jsonl``: arguments of Composer's loggers, null for none."""
 
-    tensorboard: Annotated[TensorBoard | None, Field()] = None
+    tensorboard: dict[str, Any] | None = None
+    wandb: dict[str, Any] | None = None
+    mlflow: dict[str, Any] | None = None
+    comet: dict[str, Any] | None = None
+    neptune: dict[str, Any] | None = None

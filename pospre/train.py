@@ -5,7 +5,7 @@ import sys
 from typing import Any
 
 from pospre.config import Recipe, load_recipe
-from pospre.errors import UserError, run_command
+from pospre.errors import UserError, run_command, stoppable
 
 _EPILOG = """\
 examples:
@@ -15,10 +15,12 @@ examples:
 
 A run writes <trainer.run_folder>/<run_name>/ : recipe.yaml, metrics.jsonl, checkpoints/,
 evaluation/ and report.html. The same command again goes on from the newest checkpoint;
-trainer.overwrite=true starts again. Checkpoints go to S3 with trainer.save_folder=s3://bucket/folder
-(endpoint from S3_ENDPOINT_URL).
+trainer.overwrite=true starts again, a greater trainer.max_duration trains longer. Checkpoints go
+to S3 with trainer.save_folder=s3://bucket/folder (endpoint from S3_ENDPOINT_URL).
 
-exit codes: 0 done, 2 a mistake in the recipe, the data or the bucket (said in one message).
+exit codes: 0 done; 2 a mistake in the recipe, the data or the bucket, or the training diverged
+(said in one message); 75 stopped by SIGTERM, 130 by Ctrl-C, both after saving: the same command
+goes on.
 """
 
 
@@ -38,6 +40,11 @@ def main(argv: list[str] | None = None) -> int:
         help="change a value of the recipe, for instance trainer.max_duration=2ep",
     )
     arguments = parser.parse_args(argv)
+    with stoppable("outside of the training steps: nothing is lost, the same command goes on"):
+        return _run(arguments)
+
+
+def _run(arguments: argparse.Namespace) -> int:
     recipe = load_recipe(arguments.recipe, arguments.overrides)
     # Late, so that --help and a mistyped key answer at once.
     from pospre.training.ranks import say

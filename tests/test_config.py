@@ -54,7 +54,7 @@ def test_dump_reads_back_as_the_same_recipe(recipe_file: Path) -> None:
         ("data.tolerance=-1", ["'data.tolerance'", "greater than or equal to 0"]),
         ("trianer.max_duration=1ep", ["'trianer'", "Did you mean 'trainer'"]),
         ("trainer.fsdp={reshard: true}", ["'trainer.fsdp.reshard'", "reshard_after_forward"]),
-        ("loggers.wandb={}", ["'loggers.wandb'", "tensorboard"]),
+        ("loggers.wanb={}", ["'loggers.wanb'", "Did you mean 'wandb'"]),
         ("optimizer.betas=[.nan, 0.9]", ["'optimizer.betas.0' is nan", "a finite number"]),
         ("seed=-1", ["'seed' is -1", "greater than or equal to 0"]),
         ("optimizer.betas=[0.9, 1.5]", ["'optimizer.betas'", "0 to below 1"]),

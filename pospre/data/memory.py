@@ -116,6 +116,12 @@ class MemoryEstimate:
             )
 
     @property
+    def is_tight(self) -> bool:
+        """Whether loading takes a good part of the memory, or the data do not fit into the rest."""
+        is_large = self.available is not None and 4 * self.total > self.available
+        return is_large or not self._fits
+
+    @property
     def _fits(self) -> bool:
         if self.stored is None or self.available is None:
             return True

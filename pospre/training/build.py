@@ -12,7 +12,6 @@ import torch
 from composer import Trainer
 from composer.core import Callback, DataSpec
 from composer.devices import Device
-from composer.loggers import LoggerDestination, TensorboardLogger
 from composer.utils import FSDP2Config, ParallelismConfig, dist, get_device
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -29,12 +28,14 @@ from pospre.pretrain.algorithm import PretrainAlgorithm, algorithm_class
 from pospre.pretrain.model import PretrainModel
 from pospre.schedules import duration_steps
 from pospre.sections import Size, View
-from pospre.training.callbacks.metrics import MetricsFile
+from pospre.training.callbacks.divergence import Divergence
 from pospre.training.callbacks.position import LoaderPosition
 from pospre.training.callbacks.progress import ProgressBar
 from pospre.training.callbacks.record import RecipeRecord
 from pospre.training.callbacks.resume import Resume
+from pospre.training.callbacks.stop_signals import StopSignals
 from pospre.training.clipping import MeanOverRanks, build_clipping
+from pospre.training.loggers import build_loggers, check_loggers
 from pospre.training.normalisation import with_statistics
 from pospre.training.optim import build_optimizer, build_schedule
 from pospre.training.saver import CheckpointSaver
@@ -170,6 +171,7 @@ class Parts:
 def build_parts(recipe: Recipe) -> Parts:
     """Return the checked recipe with what it is made of."""
     recipe = resolve_algorithms(recipe)
+    check_loggers(recipe)
     device = build_device(recipe)
     loader = build_data(recipe)
     recipe = with_classes(recipe, loader.classes)
@@ -226,6 +228,7 @@ def build_device(recipe: Recipe) -> Device:
 def assemble(
     parts: Parts,
     *,
+    signals: StopSignals,
     resume: Resume | None = None,
     earlier: Sequence[Path] = (),
     uploads: Uploads | None = None,
@@ -234,6 +237,7 @@ def assemble(
 
     Args:
         parts: what the recipe makes.
+        signals: ends the training when the process is told to stop.
         resume: loads the checkpoint to go on from; without it, from nothing.
         earlier: the local checkpoints up to that one, oldest first; they take part in
             ``trainer.keep_checkpoints``.
@@ -259,8 +263,8 @@ def assemble(
         optimizers=parts.optimizer,
         schedulers=parts.schedule,
         step_schedulers_every_batch=True,
-        callbacks=[*_callbacks(parts, earlier, uploads), *([resume] if resume else [])],
-        loggers=_loggers(recipe),
+        callbacks=[*_callbacks(parts, earlier, uploads, signals), *([resume] if resume else [])],
+        loggers=build_loggers(recipe),
         run_name=recipe.run_name,
         progress_bar=False,
         parallelism_config=_parallelism(recipe),
@@ -273,7 +277,9 @@ def assemble(
     )
 
 
-def _callbacks(parts: Parts, earlier: Sequence[Path], uploads: Uploads | None) -> list[Callback]:
+def _callbacks(
+    parts: Parts, earlier: Sequence[Path], uploads: Uploads | None, signals: StopSignals
+) -> list[Callback]:
     recipe, options = parts.recipe, parts.recipe.trainer
     saver = CheckpointSaver(
         recipe.local_checkpoints(),
@@ -283,24 +289,18 @@ def _callbacks(parts: Parts, earlier: Sequence[Path], uploads: Uploads | None) -
     )
     if uploads is not None:
         saver.after_save.append(uploads.offer)
+    divergence = Divergence(recipe)
+    saver.before_save.append(divergence.before_save)
     callbacks: list[Callback] = [
+        signals,  # first: it decides whether a step is the last one
         LoaderPosition(parts.loader),
         RecipeRecord(recipe, parts.loader.num_samples),
+        divergence,
         saver,
     ]
     if options.progress_bar:
         callbacks.append(ProgressBar(parts.total_steps))
     return callbacks
-
-
-def _loggers(recipe: Recipe) -> list[LoggerDestination]:
-    folder = recipe.run_path()
-    loggers: list[LoggerDestination] = [
-        MetricsFile(folder / "metrics.jsonl", interval=recipe.trainer.log_interval)
-    ]
-    if recipe.loggers.tensorboard is not None:
-        loggers.append(TensorboardLogger(log_dir=str(folder / "tensorboard")))
-    return loggers
 
 
 def _parallelism(recipe: Recipe) -> ParallelismConfig | None:

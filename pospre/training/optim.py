@@ -71,7 +71,15 @@ class StepSchedule(LambdaLR):
         for group, decayed in zip(self.optimizer.param_groups, self.decayed, strict=True):
             if decayed:
                 group["weight_decay"] = self.decay(self.last_epoch)
-        return super().get_lr()
+        pairs = zip(self.base_lrs, self.lr_lambdas, strict=True)
+        return [rate * share(self.last_epoch) for rate, share in pairs]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up the count of steps; the step to come has the rates of this recipe's length."""
+        super().load_state_dict(state_dict)
+        self._last_lr = self.get_lr()
+        for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
+            group["lr"] = rate
 
     def state_dict(self) -> dict[str, Any]:
         """Return the count of steps and plain values; the functions are made from the recipe."""

@@ -8,10 +8,12 @@ from composer.utils import dist
 
 from pospre.config import Recipe
 from pospre.data.memory import estimate_memory
-from pospre.errors import UserError
+from pospre.errors import Stopped, UserError
 from pospre.object_store import check_writable, is_remote
+from pospre.schedules import duration_steps
 from pospre.training.build import Parts, assemble, build_parts
 from pospre.training.callbacks.resume import Resume
+from pospre.training.callbacks.stop_signals import StopSignals
 from pospre.training.checkpoint import compare_tensors, recorded
 from pospre.training.checkpoint_reading import (
     Checkpoint,
@@ -46,9 +48,25 @@ def train(recipe: Recipe) -> bool:
         if steps >= parts.total_steps:
             say(f"{recipe.run_name} is already finished ({start and start.uri}); nothing to train")
             return True
-        say(memory.describe())
+        if memory.is_tight:
+            say(memory.describe())
+        say(_describe(parts))
         fit(parts, start, uploads)
     return False
+
+
+def _describe(parts: Parts) -> str:
+    """Say in a line what is about to be trained, where it goes, and how to stop it."""
+    recipe, ranks = parts.recipe, dist.get_world_size()
+    parameters = sum(parameter.numel() for parameter in parts.model.parameters())
+    device = parts.device.name if ranks == 1 else f"{ranks} × {parts.device.name}"
+    return (
+        f"{recipe.run_name}: {recipe.encoder.name} with {' + '.join(recipe.algorithms)}, "
+        f"{parameters / 1e6:.1f} M parameters, on {device} in {recipe.trainer.precision}; "
+        f"{parts.loader.num_samples} images, {parts.total_steps} steps of "
+        f"{recipe.data.batch_size}, into {recipe.run_path()}. Ctrl-C saves and stops; the same "
+        "command goes on"
+    )
 
 
 def _start_weights(parts: Parts) -> None:
@@ -87,16 +105,28 @@ def fit(parts: Parts, start: Checkpoint | None, uploads: Uploads | None) -> None
     """Train from ``start`` (which rank 0 has read), or from nothing, to the end of the recipe."""
     earlier = [] if start is None else _earlier(parts.recipe, start)
     content = read_on_every_rank(start)
+    signals = StopSignals()
     trainer = assemble(
         parts,
+        signals=signals,
         resume=None if content is None else Resume(content),
         earlier=earlier,
         uploads=uploads,
     )
     if start is not None:
         say(f"going on from {start.uri}")
-    trainer.fit()
-    trainer.close()
+    try:
+        trainer.fit()
+    finally:
+        signals.give_back()
+        trainer.close()
+    if signals.stopped is not None:
+        saved = checkpoints_in(str(parts.recipe.local_checkpoints()))[0]
+        raise Stopped(
+            signals.stopped,
+            f"after step {saved.batch} of {parts.total_steps}, saved in {saved.uri}; the same "
+            "command goes on from there",
+        )
 
 
 def _earlier(recipe: Recipe, start: Checkpoint) -> list[Path]:
@@ -134,6 +164,12 @@ def _check_checkpoint(parts: Parts, start: Checkpoint) -> None:
             "go on, trainer.overwrite=true to start again, or another run_name"
         )
     previous, num_samples = recorded(start.content)
+    if start.batch > parts.total_steps:
+        raise UserError(
+            f"trainer.max_duration = {recipe.trainer.max_duration} is {parts.total_steps} steps, "
+            f"but {start.uri} is trained for {start.batch}; give at least {start.batch}ba, or "
+            "choose another run_name"
+        )
     compare_recipes(previous, recipe, start.uri)
     if num_samples != parts.loader.num_samples:
         raise UserError(
@@ -145,3 +181,20 @@ def _check_checkpoint(parts: Parts, start: Checkpoint) -> None:
         if key not in state:
             raise UserError(f"{start.uri} holds weights only (no '{key}'): no run goes on from it")
     compare_tensors(parts.model.state_dict(), state["model"], start.uri)
+    _say_length(parts, start, previous["trainer"]["max_duration"])
+
+
+def _say_length(parts: Parts, start: Checkpoint, before: str) -> None:
+    """Say what becomes of the schedules where the run goes on with another length."""
+    now, batch_size = parts.recipe.trainer.max_duration, parts.recipe.data.batch_size
+    steps = duration_steps(before, steps_per_epoch=len(parts.loader), batch_size=batch_size)
+    if steps == parts.total_steps or start.batch >= parts.total_steps:
+        return
+    scheduler = start.content["state"]["schedulers"][type(parts.schedule).__name__]
+    pairs = zip(parts.schedule.base_lrs, parts.schedule.lr_lambdas, strict=True)
+    rate = max(peak * share(start.batch) for peak, share in pairs)
+    say(
+        f"trainer.max_duration was {before}, is {now}: from step {start.batch + 1} on all "
+        f"schedules are those of {parts.total_steps} steps instead of {steps}; the learning rate "
+        f"is {rate:.3g} there, it would have been {max(scheduler['_last_lr']):.3g}"
+    )

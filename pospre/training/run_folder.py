@@ -35,6 +35,7 @@ FREE_KEYS = (
     "data.page_cache",
     "loggers",
     "evaluation",
+    "trainer.max_duration",  # a longer run is another curve from there on, which is said
     "trainer.device",
     "trainer.run_folder",
     "trainer.overwrite",

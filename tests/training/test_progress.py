@@ -8,6 +8,9 @@ import re
 import struct
 import sys
 import termios
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,13 +45,22 @@ def on_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     fcntl.ioctl(
         theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24 if columns else 0, columns, 0, 0)
     )
+    seen: list[bytes] = []
+    reader = threading.Thread(target=lambda: seen.extend(_pieces(ours)))
+    reader.start()
     with os.fdopen(theirs, "w") as terminal, monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", terminal)
         train(progress.ProgressBar(STEPS))
-        terminal.flush()
-        seen = os.read(ours, 1 << 20).decode()
+    reader.join()
     os.close(ours)
-    return [text for text in re.split(r"[\r\n]+", seen) if text.strip()]
+    return [text for text in re.split(r"[\r\n]+", b"".join(seen).decode()) if text.strip()]
+
+
+def _pieces(terminal: int) -> Iterator[bytes]:
+    """Give what is written to a terminal until its other end is closed."""
+    with suppress(OSError):
+        while piece := os.read(terminal, 4096):
+            yield piece
 
 
 @pytest.mark.parametrize("columns", [60, 80, 0, 200])
@@ -62,9 +74,10 @@ def test_the_bar_fits_and_says_the_time_left(columns: int, monkeypatch: pytest.M
 def test_lines_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     for pause, lines in ((1e9, 1), (0.0, STEPS + 1)):
         monkeypatch.setattr(progress, "PAUSE", pause)
-        monkeypatch.setattr(sys, "stderr", io.StringIO())
+        log = io.StringIO()
+        monkeypatch.setattr(sys, "stderr", log)
         train(progress.ProgressBar(STEPS))
-        said = sys.stderr.getvalue()
+        said = log.getvalue()
         assert "\r" not in said and said.count("\n") == lines
         last = r"00:00 left, step 40/40, epoch 4, loss 12\.5000, \d+ images/s"
         assert re.fullmatch(last, said.splitlines()[-1])

@@ -33,7 +33,8 @@ def test_end_to_end(tiny: Path, run: Run, tmp_path: Path) -> None:
     assert [line["step"] for line in lines] == list(range(1, 13))
     last = lines[-1]
     assert (last["samples"], last["epoch"]) == (96, 3)
-    assert {"time", "lr", "throughput", "loss/droppos", "metric/droppos_accuracy"} <= set(last)
+    names = {"time", "lr", "throughput", "memory", "loss/droppos", "metric/droppos_accuracy"}
+    assert names <= set(last)
     assert yaml.safe_load((folder / "recipe.yaml").read_text())["run_name"] == "tiny"
 
     code, said = run(tiny, *options)

@@ -1,16 +1,23 @@
 """``metrics.jsonl``: one JSON object per logged step; one curve, however often killed."""
 
 import json
+import math
 import os
+import resource
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from composer.core import State
+import torch
+from composer.core import Event, State
 from composer.loggers import Logger, LoggerDestination
 from composer.utils import dist
 
+from pospre.errors import UserError
+
 _SKIPPED = ("time/", "trainer/")
+_AXES = ("step", "time")  # every logger counts steps and notes the time by itself
 
 
 def plain_name(name: str) -> str:
@@ -20,21 +27,38 @@ def plain_name(name: str) -> str:
 
 
 class MetricsFile(LoggerDestination):
-    """Writes step, epoch, samples, time, lr, throughput, losses and metrics.
+    """Writes step, epoch, samples, time, lr, throughput, memory, losses and metrics.
 
     ``step`` counts finished steps, ``epoch`` is the one they belong to (from 0), ``time`` is in
-    seconds since 1970, ``throughput`` in samples per second since the line before.
+    seconds since 1970, ``throughput`` in samples per second since the line before, ``memory`` the
+    most that this process held so far, in GiB: of the GPU, or without one of the machine. A value
+    that is not finite is ``null``.
 
     Args:
         path: the file; only rank 0 writes.
         interval: steps between lines.
+        others: further loggers by name; each gets the values of every line, and nothing else.
     """
 
-    def __init__(self, path: Path, *, interval: int) -> None:
+    def __init__(
+        self, path: Path, interval: int, others: Mapping[str, LoggerDestination] | None = None
+    ) -> None:
         self.path = path
         self.interval = interval
+        self.others = dict(others or {})
         self.values: dict[str, float] = {}
         self.last = (0.0, 0)
+
+    def run_event(self, event: Event, state: State, logger: Logger) -> None:
+        """Pass the trainer's events on: Composer knows this logger alone."""
+        super().run_event(event, state, logger)
+        for name, other in self.others.items():
+            try:
+                other.run_event(event, state, logger)
+            except Exception as error:
+                if event == Event.INIT:
+                    raise UserError(f"loggers.{name} cannot start: {error}") from error
+                raise
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Drop the lines of steps that will be trained again."""
@@ -53,13 +77,29 @@ class MetricsFile(LoggerDestination):
             if not name.startswith(_SKIPPED):
                 self.values[plain_name(name)] = float(value)
 
+    def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
+        """Pass on what Composer and its loggers note about a run."""
+        for other in self.others.values():
+            other.log_hyperparameters(hyperparameters)
+
     def batch_end(self, state: State, logger: Logger) -> None:
-        """Write a line every ``interval`` steps and at the end."""
+        """Write a line every ``interval`` steps, at the end, and where the loss is not finite."""
         step = state.timestamp.batch.value
         done = state.max_duration is not None and state.timestamp >= state.max_duration
-        if dist.get_global_rank() == 0 and (step % self.interval == 0 or step == 1 or done):
+        diverged = not math.isfinite(self.values.get("loss/total", 0.0))
+        if step % self.interval == 0 or step == 1 or done or diverged:
             self._write(state, step)
         self.values = {}
+
+    def close(self, state: State, logger: Logger) -> None:
+        """Close the other loggers."""
+        for other in self.others.values():
+            other.close(state, logger)
+
+    def post_close(self) -> None:
+        """Let the other loggers finish their uploads."""
+        for other in self.others.values():
+            other.post_close()
 
     def _write(self, state: State, step: int) -> None:
         now, samples = time.monotonic(), state.timestamp.sample.value
@@ -69,11 +109,23 @@ class MetricsFile(LoggerDestination):
             "samples": samples,
             "time": round(time.time(), 3),
             "throughput": round((samples - self.last[1]) / max(now - self.last[0], 1e-9), 2),
+            "memory": round(_peak_memory(state) / 2**30, 3),
             **self.values,
         }
         self.last = (now, samples)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        if dist.get_global_rank() == 0:
+            valid = {key: value if math.isfinite(value) else None for key, value in line.items()}
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(valid, allow_nan=False) + "\n")
+        row = {key: value for key, value in line.items() if key not in _AXES}
+        for other in self.others.values():
+            other.log_metrics(row, step)
+
+
+def _peak_memory(state: State) -> int:
+    if state.device.name == "gpu":
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10  # Linux counts in KiB
 
 
 def drop_after(path: Path, step: int) -> None:

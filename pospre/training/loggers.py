@@ -1,0 +1,80 @@
+"""The loggers of a run: ``metrics.jsonl``, and those of Composer that the recipe asks for."""
+
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+from composer import loggers as composer_loggers
+from composer.core import State
+from composer.loggers import Logger, LoggerDestination, TensorboardLogger
+
+from pospre.config import Recipe, check_arguments
+from pospre.errors import UserError
+from pospre.training.callbacks.metrics import MetricsFile
+
+
+class TensorBoard(TensorboardLogger):
+    """Composer's, but with one event file for a start; theirs begins another at every epoch."""
+
+    def _flush(self, logger: Logger) -> None:
+        if self.writer is not None:
+            self.writer.flush()
+
+    def close(self, state: State, logger: Logger) -> None:
+        """Write what is left and close the file."""
+        if self.writer is not None:
+            self.writer.close()
+
+
+class _Kind(NamedTuple):
+    """A logger's class, the package that it needs, and how that is installed."""
+
+    made_by: type[LoggerDestination]
+    package: str
+    requirement: str
+
+
+# versions that Composer's loggers work with and that live with our requirements' protobuf
+_KINDS = {
+    "tensorboard": _Kind(TensorBoard, "tensorboard", "tensorboard"),
+    "wandb": _Kind(composer_loggers.WandBLogger, "wandb", "wandb>=0.20,<0.22"),
+    "mlflow": _Kind(composer_loggers.MLFlowLogger, "mlflow", "mlflow>=2.14.1"),
+    "comet": _Kind(composer_loggers.CometMLLogger, "comet_ml", "comet_ml>=3.31.12,<4"),
+    "neptune": _Kind(composer_loggers.NeptuneLogger, "neptune", "neptune>=1.6.2,<2"),
+}
+
+
+def check_loggers(recipe: Recipe) -> dict[str, dict[str, Any]]:
+    """Return the arguments of every logger of the recipe but the file, checked and spelled out.
+
+    Raises:
+        UserError: an argument is unknown or of a wrong type, or a package is missing.
+    """
+    checked = {}
+    for name, given in recipe.loggers:
+        if given is None:
+            continue
+        kind = _KINDS[name]
+        checked[name] = check_arguments(f"loggers.{name}", kind.made_by, given)
+        if find_spec(kind.package) is None:
+            raise UserError(
+                f"loggers.{name} needs the package {kind.package}, which is not installed: "
+                f"pip install '{kind.requirement}'"
+            )
+    return checked
+
+
+def build_loggers(recipe: Recipe) -> list[LoggerDestination]:
+    """Return the file of metrics, which hands every line of its on to the recipe's other loggers.
+
+    Raises:
+        UserError: as ``check_loggers``, or a logger cannot start.
+    """
+    folder, others = recipe.run_path(), {}
+    for name, arguments in check_loggers(recipe).items():
+        if name == "tensorboard" and arguments["log_dir"] is None:
+            arguments["log_dir"] = str(folder / "tensorboard")
+        try:
+            others[name] = _KINDS[name].made_by(**arguments)
+        except Exception as error:
+            raise UserError(f"loggers.{name} cannot start: {error}") from error
+    return [MetricsFile(folder / "metrics.jsonl", recipe.trainer.log_interval, others)]

@@ -1,0 +1,27 @@
+"""OpenMP's threads do not spin while they wait, unless the user wants them to."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.parametrize(("wanted", "spins"), [(None, False), ("ACTIVE", True)])
+def test_threads_wait_without_spinning(wanted: str | None, spins: bool) -> None:
+    mine = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
+    mine |= {"OMP_DISPLAY_ENV": "VERBOSE"} | ({"OMP_WAIT_POLICY": wanted} if wanted else {})
+    done = subprocess.run(
+        [sys.executable, "-c", "import pospre.train, torch"],
+        cwd=Path(__file__).parents[1],
+        env=mine,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    told = re.search(r"GOMP_SPINCOUNT = '(\d+|INFINITE)'", done.stderr)
+    if told is None:
+        pytest.skip("torch is built with another OpenMP than GNU's")
+    assert (told[1] != "0") == spins

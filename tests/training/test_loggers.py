@@ -1,0 +1,171 @@
+"""Loggers beside ``metrics.jsonl``: each gets every line of that file, and nothing else."""
+
+import json
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from composer.loggers import LoggerDestination
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from pospre.training import loggers
+
+Run = Callable[..., tuple[int, str]]
+Values = dict[str, dict[int, Any]]
+
+OPTIONS = ("trainer.log_interval=4", "trainer.save_interval=1ep", "trainer.clip_grad=null")
+
+
+def logged(folder: Path) -> Values:
+    """Return what the file of metrics holds for other loggers: values by name and step."""
+    values: Values = {}
+    for line in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()):
+        for name in line.keys() - {"step", "time"}:
+            values.setdefault(name, {})[line["step"]] = pytest.approx(line[name], rel=1e-6)
+    return values
+
+
+def test_tensorboard_has_every_line_in_one_file_per_start(
+    tiny: Path, run: Run, tmp_path: Path
+) -> None:
+    folder = tmp_path / "runs" / "tiny"
+    for starts, length in ((1, "2ep"), (2, "4ep")):
+        run(tiny, *OPTIONS, "loggers.tensorboard={}", f"trainer.max_duration={length}")
+        files = sorted((folder / "tensorboard").rglob("events*"))
+        assert len(files) == starts
+    values: Values = {}
+    for file in files:
+        events = EventAccumulator(str(file)).Reload()
+        for name in events.Tags()["scalars"]:
+            found = {event.step: event.value for event in events.Scalars(name)}
+            values.setdefault(name, {}).update(found)
+    assert values == logged(folder)
+    assert {"lr", "throughput", "memory", "samples", "loss/droppos"} <= set(values)
+    assert list(values["lr"]) == [1, 4, 6, 8, 12]
+
+
+def wandb_records(data: bytes) -> Iterator[bytes]:
+    """Give the records of an offline run's file: LevelDB's log format after 7 bytes of its own."""
+    place, record = 7, b""
+    while place + 7 <= len(data):
+        left = 2**15 - place % 2**15  # no header spans two blocks
+        if left < 7:
+            place += left
+            continue
+        length, kind = struct.unpack_from("<HB", data, place + 4)
+        record += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or the last piece
+            yield record
+            record = b""
+
+
+def test_wandb_offline(tiny: Path, run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    from wandb.proto import wandb_internal_pb2
+
+    place = f"{{mode: offline, dir: {tmp_path}}}"
+    code, said = run(tiny, *OPTIONS, f"loggers={{wandb: {{project: test, init_kwargs: {place}}}}}")
+    assert code == 0, said
+    (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    values: Values = {}
+    for data in wandb_records(file.read_bytes()):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data)
+        items = {"/".join(i.nested_key) or i.key: i.value_json for i in record.history.item}
+        for name in (name for name in items if not name.startswith("_")):
+            values.setdefault(name, {})[int(items["_step"])] = float(items[name])
+    assert values == logged(tmp_path / "runs" / "tiny")
+
+
+def test_mlflow_in_a_folder(
+    tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = pytest.importorskip("mlflow")
+
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # which MLflow 3 asks for
+    folder = (tmp_path / "mlruns").as_uri()
+    settings = f"{{experiment_name: test, tracking_uri: '{folder}', log_system_metrics: false}}"
+    code, said = run(tiny, *OPTIONS, f"loggers={{mlflow: {settings}}}")
+    assert code == 0, said
+    client = mlflow.MlflowClient(folder)
+    (found,) = client.search_runs([client.get_experiment_by_name("test").experiment_id])
+    expected = logged(tmp_path / "runs" / "tiny")
+    assert found.info.status == "FINISHED" and set(found.data.metrics) == set(expected)
+    values = {m.step: m.value for m in client.get_metric_history(found.info.run_id, "loss/total")}
+    assert values == expected["loss/total"]
+
+
+class Tracker(LoggerDestination):
+    """Stands for a logger of Composer's: notes what it is given."""
+
+    seen: tuple["Tracker", ...] = ()
+
+    def __init__(self, project: str, tags: list[str] | None = None) -> None:
+        self.project, self.tags = project, tags
+        self.events: list[str] = []
+        self.values: Values = {}
+        Tracker.seen = (self,)
+
+    def run_event(self, event: Any, state: Any, logger: Any) -> None:
+        if self.project == "refused" and event.value == "init":
+            raise RuntimeError("no such project")
+        self.events.append(event.value)
+
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        assert step is not None
+        for name, value in metrics.items():
+            self.values.setdefault(name, {})[step] = value
+
+    def close(self, state: Any, logger: Any) -> None:
+        self.events.append("close")
+
+
+@pytest.fixture
+def tracker(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = loggers._Kind(Tracker, "json", "json")
+    monkeypatch.setitem(loggers._KINDS, "wandb", kind)
+
+
+def test_a_logger_gets_arguments_events_and_lines(
+    tracker: None, tiny: Path, run: Run, tmp_path: Path
+) -> None:
+    code, said = run(tiny, *OPTIONS, "loggers={wandb: {project: p, tags: [a, b]}}")
+    assert code == 0, said
+    (made,) = Tracker.seen
+    assert (made.project, made.tags) == ("p", ["a", "b"])
+    assert made.events[0] == "init" and made.events[-2:] == ["fit_end", "close"]
+    assert made.values == logged(tmp_path / "runs" / "tiny")
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("loggers={wandb: {projct: p}}", ["unknown key 'loggers.wandb.projct'", "'project'"]),
+        ("loggers={wandb: {}}", ["'loggers.wandb.project' is missing"]),
+        ("loggers={wandb: {project: 3}}", ["'loggers.wandb.project' is 3", "text"]),
+        ("loggers={wandb: {project: refused}}", ["loggers.wandb cannot start: no such project"]),
+        ("loggers.tensorboard.logdir=x", ["unknown key 'loggers.tensorboard.logdir'", "log_dir"]),
+    ],
+)
+def test_a_mistake_in_a_logger_is_said_before_training(
+    override: str, words: list[str], tracker: None, tiny: Path, run: Run, tmp_path: Path
+) -> None:
+    code, said = run(tiny, override)
+    assert code == 2 and "error: " in said and "Traceback" not in said
+    for word in words:
+        assert word in said
+    assert not (tmp_path / "runs" / "tiny" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow", "comet", "neptune"])
+def test_a_missing_package_is_said_before_anything_is_written(
+    name: str, tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loggers, "find_spec", lambda package: None)
+    code, said = run(tiny, f"loggers.{name}={{}}")
+    assert code == 2 and f"loggers.{name} needs the package {name}" in said
+    assert "pip install '" in said
+    assert not (tmp_path / "runs").exists()

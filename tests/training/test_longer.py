@@ -1,0 +1,77 @@
+"""Another length for a run that is there: longer after its end, and never shorter than it is."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from tiny_runs import curve
+
+from pospre.report.page import write_report
+
+Run = Callable[..., tuple[int, str]]
+MEASURED = "evaluation={position_grid: {num_samples: 8, baseline: false}}"
+
+
+def rates(folder: Path) -> list[float]:
+    return [rate for _, _, rate in curve(folder)]
+
+
+def test_a_finished_run_is_made_longer(tiny: Path, run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "tiny"
+    assert run(tiny, MEASURED, "trainer.max_duration=2ep")[0] == 0
+    measured = (folder / "evaluation" / "position_grid.json").read_text()
+    code, said = run(tiny, MEASURED, "trainer.max_duration=3ep")
+    assert code == 0 and f"going on from {folder}/checkpoints/ep2-ba6.pt" in said
+    assert (
+        "trainer.max_duration was 2ep, is 3ep: from step 7 on all schedules are those of 9" in said
+    )
+    assert "it would have been 0" in said
+    # the rates are those of the new length from the first new step on
+    assert run(tiny, "trainer.max_duration=3ep", "run_name=whole")[0] == 0
+    assert rates(folder)[6:] == rates(tmp_path / "runs" / "whole")[6:]
+    assert f"{rates(folder)[6]:.3g}" in said
+    assert [step for step, _, _ in curve(folder)] == list(range(1, 10))
+    # and so is the rest of the run folder
+    assert (folder / "evaluation" / "position_grid.json").read_text() != measured
+    assert yaml.safe_load((folder / "recipe.yaml").read_text())["trainer"]["max_duration"] == "3ep"
+    assert "of 3" in write_report(folder).read_text()
+    code, said = run(tiny, MEASURED, "trainer.max_duration=9ba")
+    assert code == 0 and "already finished" in said and "schedules" not in said
+
+
+@pytest.mark.parametrize("other", ["trainer.max_duration=5ba", "trainer.max_duration=1ep"])
+def test_a_run_is_never_shorter_than_it_is(
+    other: str, tiny: Path, run: Run, tmp_path: Path
+) -> None:
+    assert run(tiny, "trainer.max_duration=2ep")[0] == 0
+    before = (tmp_path / "runs" / "tiny" / "recipe.yaml").read_text()
+    code, said = run(tiny, other)
+    assert code == 2 and other.replace("=", " = ") in said
+    assert "is trained for 6; give at least 6ba, or choose another run_name" in said
+    assert (tmp_path / "runs" / "tiny" / "recipe.yaml").read_text() == before
+
+
+def test_an_unfinished_run_gets_another_length(tiny: Path, run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "tiny"
+    assert run(tiny)[0] == 0
+    for name in ("ep3-ba9", "ep4-ba12"):
+        for file in (folder / "checkpoints").glob(f"{name}.*"):
+            file.unlink()
+    code, said = run(tiny, "trainer.max_duration=3ep")
+    assert code == 0 and "was 4ep, is 3ep: from step 7 on all schedules are those of 9" in said
+    assert run(tiny, "trainer.max_duration=3ep", "run_name=whole")[0] == 0
+    assert rates(folder)[6:] == rates(tmp_path / "runs" / "whole")[6:]
+
+
+def test_the_start_is_one_line(tiny: Path, run: Run, tmp_path: Path) -> None:
+    code, said = run(tiny, "trainer.max_duration=2ba", "schedule.warmup=1ba")
+    assert code == 0
+    line = said.splitlines()[0]
+    for words in (
+        "tiny: vit_tiny16 with droppos, ",
+        "M parameters, on cpu in fp32; 24 images, 2 steps of 8, into ",
+        f"{tmp_path}/runs/tiny. Ctrl-C saves and stops; the same command goes on",
+    ):
+        assert words in line
+    assert "tables" not in said and "of memory" not in said
