@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import RelPosBias
+from timm.layers import Mlp, RelPosBias
 from timm.models.vision_transformer import Attention, Block
 from torch import Tensor, nn
 
@@ -95,12 +95,13 @@ class EncoderBlock(Block):
             num_queries: see ``EncoderAttention``.
             dropout_B: draw keys of dropout; None drops nothing.
         """
-        drop = partial(dropout, keys_B=dropout_B, rate=self.dropout)
+        drop, mlp = partial(dropout, keys_B=dropout_B, rate=self.dropout), self.mlp
+        assert isinstance(mlp, Mlp)
         mixed = self.attn(self.norm1(x), attn_mask, context_BM, num_queries)
         attended = self.ls1(drop(mixed, place=0))
         x = x[:, :num_queries] + (
             attended if branch_B2 is None else attended * branch_B2[:, :1, None]
         )
-        hidden = drop(self.mlp.act(self.mlp.fc1(self.norm2(x))), place=1)
-        mixed = self.ls2(drop(self.mlp.fc2(hidden), place=2))
+        hidden = drop(mlp.act(mlp.fc1(self.norm2(x))), place=1)
+        mixed = self.ls2(drop(mlp.fc2(hidden), place=2))
         return x + (mixed if branch_B2 is None else mixed * branch_B2[:, 1:, None])

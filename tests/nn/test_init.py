@@ -1,6 +1,7 @@
 """Every published recipe begins where its code begins: the spread of each kind of tensor."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -38,7 +39,8 @@ def spreads(init: str, linear: nn.Linear, patch: nn.Conv2d) -> dict[str, float]:
     return torchs | {"linear": 0.02, "class": 1e-6 if init == "dinov2" else 0.02}
 
 
-def spread(values: Tensor) -> float:
+def spread(values: Tensor | None) -> float:
+    assert values is not None
     return float(values.detach().double().square().mean().sqrt())
 
 
@@ -47,9 +49,10 @@ def test_of_every_recipe(path: Path) -> None:
     torch.manual_seed(0)
     swin = path.stem.endswith("swint")
     recipe = load_recipe(path, [] if swin else ["encoder.depth=1"])
-    encoder = build_encoder(**recipe.encoder.arguments())
+    encoder: Any = build_encoder(**recipe.encoder.arguments())
     patch = encoder.patch_embed.proj
-    block = (encoder.layers[0] if swin else encoder).blocks[0]
+    stage = encoder.layers[0] if swin else encoder
+    block = stage.blocks[0]
     expected = spreads(published_init(path.stem), block.attn.qkv, patch)
     if swin:  # UM-MAE empties the bias
         expected = {key: value for key, value in expected.items() if key != "class"}
@@ -71,16 +74,17 @@ def test_registers_of_dinov2_carry_no_position() -> None:
     torch.manual_seed(0)
     options = {"positions": "learned", "num_registers": 4, "init": "dinov2"}
     encoder = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1, **options)  # type: ignore[arg-type]
-    assert spread(encoder.reg_token) == pytest.approx(1e-6, rel=0.1)
+    registers = encoder.reg_token
+    assert registers is not None and spread(registers) == pytest.approx(1e-6, rel=0.1)
     table = encoder.pos_embed
     assert table is not None and table.shape[1] == 1 + 4 + 16
     step = torch.optim.AdamW(encoder.parameters(), lr=0.1, weight_decay=0.1)
-    before = encoder.reg_token.detach().clone()
+    before = registers.detach().clone()
     for _ in range(2):
         encoder(torch.randn(2, 3, 32, 32)).square().mean().backward()
         step.step()
     assert not table[:, 1:5].any() and bool(table[:, [0, 5]].all())
-    assert not torch.equal(encoder.reg_token, before)
+    assert not torch.equal(registers, before)
 
 
 def test_a_checkpoint_whose_registers_have_positions_opens_as_it_was() -> None:
