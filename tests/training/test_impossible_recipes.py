@@ -120,9 +120,9 @@ LEARNED = "encoder.positions=learned"
         (
             [
                 "encoder.image_size=128",
-                "algorithms={ijepa: {}, stop: {variant: l1, noise_std: 0.25}}",
+                "algorithms={ijepa: {}, stop: {variant: sincos, l1_weight: 0.1}}",
             ],
-            ["stop.noise_std = 0.25", "not l1"],
+            ["stop.l1_weight = 0.1", "not sincos"],
         ),
         (
             ["algorithms={mae: {}, crop_field: {box_scale: const, scale_range: [0.2, 1]}}"],
