@@ -19,9 +19,10 @@ from tests.processes import LIMIT, started
 
 Run = Callable[..., tuple[int, str]]
 LONG = (
+    "algorithms={mae: {decoder_dim: 32, decoder_depth: 1, decoder_heads: 2}}",
     "trainer.max_duration=200ep",
     "trainer.keep_checkpoints=1",
-    "schedule={warmup: 2ba, length: 200ep}",  # whatever the run's own length
+    "schedule={warmup: 2ba, length: 200ep}",  # nothing here depends on the run's own length
 )
 
 
