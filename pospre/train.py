@@ -100,7 +100,7 @@ def finish(recipe: Recipe, *, again: bool) -> None:
 
     from pospre.evaluation.registry import evaluation_module
     from pospre.evaluation.run import run_evaluation
-    from pospre.object_store import is_remote
+    from pospre.object_store import Bucket, is_remote
     from pospre.report.page import write_report
     from pospre.training.checkpoint import load_model
     from pospre.training.checkpoint_reading import checkpoints_in, places
@@ -135,7 +135,7 @@ def finish(recipe: Recipe, *, again: bool) -> None:
             print(evaluation_module(name).table(document["results"]))
     print(f"report: {write_report(recipe.run_path())}")
     if is_remote(recipe.checkpoint_folder()):
-        mirror_run(recipe.run_path(), recipe.checkpoint_folder())
+        mirror_run(recipe.run_path(), Bucket(recipe.checkpoint_folder(), patience=8, timeout=20))
     if failures:
         raise failures[0]
 

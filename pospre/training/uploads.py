@@ -37,6 +37,8 @@ class Uploads:
         self.run_folder = run_folder
         self.remote = remote
         self._patience = s3_patience()
+        # made once, before training: boto reads megabytes for it and holds Python's lock meanwhile
+        self._bucket = Bucket(remote, patience=_TRIES, timeout=_SILENCE)
         self._changed = threading.Condition()
         self._waiting: Path | None = None
         self._hurry = False
@@ -114,9 +116,9 @@ class Uploads:
         with checkpoint.open("rb") as file:  # that name may go while this is under way
             manifest = manifest_of(checkpoint)
             noted = manifest.read_bytes() if manifest.exists() else None
-            mirror_run(self.run_folder, self.remote, tries=_TRIES)
+            mirror_run(self.run_folder, self._bucket)
             self._sent = 0
-            with Bucket(self.remote, patience=_TRIES, timeout=_SILENCE) as bucket:
+            with self._bucket as bucket:
                 bucket.delete(manifest.name)  # of an earlier file of this name
                 bucket.upload(checkpoint.name, file, self._progress)
                 if noted is not None:
@@ -162,11 +164,11 @@ def lacks(remote: str, checkpoint: Path) -> bool:
         return not there or bucket.find(manifest.name) != noted
 
 
-def mirror_run(run_folder: Path, remote: str, *, tries: int = 8) -> None:
+def mirror_run(run_folder: Path, remote: Bucket) -> None:
     """Copy the recipe, the metrics, the report and the evaluations of a run into its bucket."""
     paths = [run_folder / name for name in _NAMES]
     paths += sorted(path for path in (run_folder / "evaluation").rglob("*") if path.is_file())
-    with Bucket(remote, patience=tries, timeout=_SILENCE) as bucket:
+    with remote as bucket:
         for path in paths:
             if path.exists():
                 bucket.put(path.relative_to(run_folder).as_posix(), path.read_bytes())

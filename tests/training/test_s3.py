@@ -129,11 +129,11 @@ def test_the_small_files_of_a_run_are_not_worth_it(
 ) -> None:
     calls = []
 
-    def fails_once(*place: Any, **options: Any) -> None:
+    def fails_once(*place: Any) -> None:
         calls.append(place)
         if len(calls) == 1:
             raise UserError("the endpoint does not answer")
-        mirror_run(*place, **options)
+        mirror_run(*place)
 
     monkeypatch.setattr("pospre.training.uploads.mirror_run", fails_once)
     code, said = run(tiny, "trainer.max_duration=1ep", "trainer.save_folder=s3://bucket/runs/apart")
