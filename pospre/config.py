@@ -44,6 +44,15 @@ _WORDING = {
 }
 
 
+_SECTIONS: dict[str, type[Section]] = {
+    "data": Data,
+    "encoder": Encoder,
+    "optimizer": Optimizer,
+    "schedule": Schedule,
+    "trainer": Trainer,
+}
+
+
 class Recipe(Section):
     """Everything that makes a run; ``dump`` gives it back as plain values."""
 
@@ -177,6 +186,9 @@ def _explain(model: type[BaseModel], data: dict[str, Any], error: ErrorDetails, 
         key = prefix + ".".join(str(part) for part in error["loc"])
         if error["type"] == "missing":
             return f"key '{key}' is missing"
+        elsewhere = [f"{s}.{last}" for s, hint in _SECTIONS.items() if last in hint.model_fields]
+        if elsewhere and key == last:
+            return f"unknown key '{key}'. Did you mean '{elsewhere[0]}'?"
         return f"unknown key '{key}'.{suggestion(last, _fields_at(model, error['loc'][:-1]))}"
     key = prefix + ".".join(_present(data, error["loc"]))
     value = error["input"]

@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from pospre.errors import UserError, run_command
 
@@ -28,6 +29,11 @@ class _Parser(argparse.ArgumentParser):
 
         self.epilog = _EPILOG + describe()
         return super().format_help()
+
+    def error(self, message: str) -> NoReturn:
+        if "unrecognized arguments: --" in message:
+            message += " (settings of an evaluation are written key=value, for instance k=20)"
+        super().error(message)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -112,7 +118,12 @@ def parse_settings(items: Sequence[str]) -> dict[str, str]:
     for item in items:
         key, equals, value = item.partition("=")
         if not equals or not key:
-            raise UserError(f"'{item}' is no setting; write key=value, for instance batch_size=32.")
+            raise UserError(
+                f"'{item}' is no setting; write key=value, without spaces, for instance "
+                "batch_size=32."
+            )
+        if not value:
+            raise UserError(f"setting '{key}' is empty; write {key}=VALUE, or leave it out.")
         if key in settings:
             raise UserError(f"setting '{key}' is given twice.")
         settings[key] = value

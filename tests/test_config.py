@@ -56,6 +56,8 @@ def test_dump_reads_back_as_the_same_recipe(recipe_file: Path) -> None:
         ("trainer.fsdp={reshard: true}", ["'trainer.fsdp.reshard'", "reshard_after_forward"]),
         ("loggers.wanb={}", ["'loggers.wanb'", "Did you mean 'wandb'"]),
         ("optimizer.betas=[.nan, 0.9]", ["'optimizer.betas.0' is nan", "a finite number"]),
+        ("max_duration=10ep", ["unknown key 'max_duration'", "mean 'trainer.max_duration'"]),
+        ("batch_size=8", ["unknown key 'batch_size'", "mean 'data.batch_size'"]),
         ("seed=-1", ["'seed' is -1", "greater than or equal to 0"]),
         ("optimizer.betas=[0.9, 1.5]", ["'optimizer.betas'", "0 to below 1"]),
         ("data.views.view.scale=[0.2, 2]", ["'data.views.view.scale'", "0 < low <= high <= 1"]),

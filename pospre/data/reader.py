@@ -73,6 +73,8 @@ def _check_noted(
 def _open(
     path: str | Path, cache_dir: str | Path | None, cache_limit: int | None, page_cache: str
 ) -> Reader:
+    if path == "":  # would be the current folder
+        raise UserError("the path of a data set is empty; name a folder or file, or . for here.")
     if "://" in str(path):
         if page_cache != "os":
             raise UserError(

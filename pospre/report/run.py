@@ -40,9 +40,10 @@ class Run:
 def read_run(folder: Path) -> Run:
     """Read ``folder``; ``UserError`` when it is missing, logs nothing, or holds a broken file."""
     if not folder.is_dir():
+        state = "is no folder" if folder.exists() else "does not exist"
         raise UserError(
-            f"run folder {folder} does not exist; give the folder that python -m pospre.train "
-            "made, such as runs/droppos_vits16"
+            f"run folder {folder} {state}; give the folder that python -m pospre.train made, "
+            "such as runs/droppos_vits16"
         )
     metrics = folder / "metrics.jsonl"
     if not metrics.is_file():

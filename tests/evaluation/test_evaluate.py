@@ -133,6 +133,8 @@ def test_mistakes_write_nothing(droppos_checkpoint, mae_checkpoint, image_folder
     assert "no setting 'num_sample'" in fails("knn", *rest, "num_sample=3")
     assert "'fast' is no setting" in fails("knn", *rest, "fast")
     assert "given twice" in fails("knn", *rest, "k=1", "k=2")
+    assert "setting 'k' is empty" in fails("knn", *rest, "k=")
+    assert "path of a data set is empty" in fails("knn", *rest[:2], "--data", "", "k=2")
     assert "device 'tpu'" in fails("knn", *rest, "--device", "tpu")
     assert "does not exist" in fails("knn", *rest[:2], "--data", tmp_path / "nowhere", *rest[4:])
     assert "must end in .json" in fails("knn", *rest[:4], "--output", tmp_path / "out.txt")
@@ -215,6 +217,12 @@ def test_fewer_images_than_wanted_are_said(mae_checkpoint, image_folder, capsys)
     assert evaluate.main(["knn", *arguments, *loose, "k=2", "num_samples=9999"]) == 0
     assert "knn: 9999 images wanted, " in (said := capsys.readouterr().err)
     assert "images holds 8" in said
+
+
+def test_settings_written_as_options_are_told_how(mae_checkpoint, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        evaluate.main(["knn", "--checkpoint", str(mae_checkpoint), "--data", "x", "--k", "5"])
+    assert stopped.value.code == 2 and "written key=value" in capsys.readouterr().err
 
 
 def test_bad_checkpoints_are_named(fails, image_folder, tmp_path):
