@@ -119,7 +119,8 @@ def fit(parts: Parts, start: Checkpoint | None, uploads: Uploads | None) -> None
         trainer.fit()
     finally:
         signals.give_back()
-        trainer.close()
+        trainer.engine.close()  # trainer.close() would also wait for ranks, and one may have failed
+    dist.barrier()
     if signals.stopped is not None:
         saved = checkpoints_in(str(parts.recipe.local_checkpoints()))[0]
         raise Stopped(
