@@ -164,6 +164,10 @@ def _check_checkpoint(parts: Parts, start: Checkpoint) -> None:
             f"{start.uri} exists and trainer.autoresume is false; use trainer.autoresume=true to "
             "go on, trainer.overwrite=true to start again, or another run_name"
         )
+    state: dict[str, Any] = start.content["state"]
+    for key in ("model", "optimizers", "timestamp"):
+        if key not in state:
+            raise UserError(f"{start.uri} holds weights only (no '{key}'): no run goes on from it")
     previous, num_samples = recorded(start.content)
     if start.batch > parts.total_steps:
         raise UserError(
@@ -177,10 +181,6 @@ def _check_checkpoint(parts: Parts, start: Checkpoint) -> None:
             f"{start.uri} was trained on {num_samples} images, but data.path = "
             f"{recipe.data.path} holds {parts.loader.num_samples}; choose another run_name"
         )
-    state: dict[str, Any] = start.content["state"]
-    for key in ("model", "optimizers", "timestamp"):
-        if key not in state:
-            raise UserError(f"{start.uri} holds weights only (no '{key}'): no run goes on from it")
     compare_tensors(parts.model.state_dict(), state["model"], start.uri)
     _say_length(parts, start, previous["trainer"]["max_duration"])
 
