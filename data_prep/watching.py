@@ -73,7 +73,7 @@ class Board:
         told = []
         for worker in workers:
             code = worker.exitcode or 0
-            if code not in (0, -SIGTERM):
+            if code not in (0, -SIGTERM, 128 + SIGTERM):  # the last where a handler is inherited
                 what = Signals(-code).name if code < 0 else f"exit code {code}"
                 rows = [row for row, pid in enumerate(self._pids) if pid == worker.pid]
                 names = [self._name(row) for row in rows if self._since[row]]
