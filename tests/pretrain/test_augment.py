@@ -262,7 +262,7 @@ def test_a_recipe_says_how_views_change():
             r"augment\.rand_augment\.num_op'\. Did you mean 'num_ops'",
         ),
         ({"blur_rate": "often"}, r"'data\.views\.global\.augment\.blur_rate' is 'often'"),
-        ({"jitter": [0.4, 0.4]}, r"'data\.views\.global\.augment\.jitter' is \[0\.4, 0\.4\].*more entries"),
+        ({"jitter": [0.4, 0.4]}, r"global\.augment\.jitter' is \[0\.4, 0\.4\].*more entries"),
         ({"grey_rate": 2}, r"data\.views\.global\.augment\.grey_rate is 2\.0; give rates"),
         ({"rand_augment": {"magnitude": 12}}, r"global\.augment\.rand_augment\.magnitude is 12"),
         (
