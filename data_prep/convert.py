@@ -6,12 +6,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from data_prep.distribute.tally import Settings, Tally
+
 # what takes seconds to import is imported where it is used: --help answers at once
-from data_prep.deep_report import deep_rows
+from data_prep.encode.deep_report import deep_rows
 from data_prep.kinds import KINDS
-from data_prep.tally import Settings, Tally
 from pospre.data.cores import available_cores
-from pospre.data.deep import parse_range
+from pospre.data.decode.deep import parse_range
 from pospre.errors import UserError, run_command
 
 _EPILOG = """\
@@ -194,7 +195,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
             raise UserError(f"{name} {value} is out of range; it must be {wanted}.")
     keywords = None
     if args.keywords is not None:
-        from data_prep.keywords import parse_keywords
+        from data_prep.speech.keywords import parse_keywords
 
         keywords = parse_keywords(args.keywords)
     has_split = args.split is not None
@@ -223,8 +224,8 @@ def _plain_range(text: str) -> str:
 
 
 def _convert(args: argparse.Namespace) -> Tally | None:
-    from data_prep.blocks import parse_share
-    from data_prep.conversion import convert
+    from data_prep.distribute.blocks import parse_share
+    from data_prep.distribute.conversion import convert
 
     settings = settings_of(args)
     if args.workers < 1:
@@ -253,7 +254,7 @@ def _merge(args: argparse.Namespace) -> Tally | None:
                 f"--merge DST takes no {what}, only --verify and --statistics: the parts know what "
                 "they were made from and how."
             )
-    from data_prep.conversion import merge
+    from data_prep.distribute.conversion import merge
 
     return merge(args.merge)
 

@@ -10,14 +10,14 @@ from tqdm import tqdm
 
 # what takes seconds to import is imported where it is used: --help answers at once
 from data_prep.convert import finish, make_parser, settings_of
-from data_prep.tally import Settings, Tally
+from data_prep.distribute.tally import Settings, Tally
 from pospre.data.cores import available_cores
 from pospre.errors import UserError, run_command
 
 if TYPE_CHECKING:
     from distributed import Client
 
-    from data_prep.blocks import Share
+    from data_prep.distribute.blocks import Share
 
 _EPILOG = """\
 examples:
@@ -67,9 +67,9 @@ def run_parts(
     Raises:
         UserError: Dask is missing, the cluster does not answer, or a part fails again and again.
     """
-    from data_prep.blocks import Share
-    from data_prep.conversion import count_blocks, merge
-    from data_prep.publishing import open_target
+    from data_prep.distribute.blocks import Share
+    from data_prep.distribute.conversion import count_blocks, merge
+    from data_prep.publish.publishing import open_target
 
     start = time.monotonic()
     num_blocks = count_blocks(source, settings)
@@ -97,7 +97,7 @@ def run_parts(
 
 def _convert_part(task: "tuple[str, str, Settings, Share, bool]") -> bool:
     """Convert one share on a worker; tell whether the whole data set is there already."""
-    from data_prep.conversion import convert
+    from data_prep.distribute.conversion import convert
 
     source, destination, settings, share, strict = task
     tally = convert(Path(source), destination, settings, num_workers=1, strict=strict, share=share)

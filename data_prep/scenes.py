@@ -17,8 +17,8 @@ from numpy import ndarray
 from PIL import Image
 from tqdm import tqdm
 
-from data_prep.parallel import ordered_map
-from data_prep.staging import replace_folder, staging_folder
+from data_prep.distribute.processes import ordered_map
+from data_prep.publish.staging import replace_folder, staging_folder
 from pospre.data.cores import available_cores
 from pospre.errors import UserError, run_command
 
@@ -70,7 +70,7 @@ def render_scenes(
     Raises:
         UserError: the destination is taken or cannot be written.
     """
-    from data_prep.scene_rendering import CLASSES
+    from data_prep.rendering.scene import CLASSES
 
     if _is_complete(destination, settings, overwrite):
         print(f"{destination} already holds these scenes; nothing to do.")
@@ -139,7 +139,7 @@ def _is_complete(destination: Path, settings: Settings, overwrite: bool) -> bool
 
 def _render_scene(number: int, settings: Settings) -> list[Picture]:
     """Render the frames of a scene, fewer for the last one if the number asked for ends there."""
-    from data_prep.scene_rendering import draw_scene, render  # here: --help does not wait for it
+    from data_prep.rendering.scene import draw_scene, render  # here: --help does not wait for it
 
     scene = draw_scene(settings.seed, number, settings.split)
     num_frames = min(settings.frames, settings.num_images - number * settings.frames)

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
-from data_prep.moments import Moments
-from data_prep.tally import Record
+from data_prep.distribute.tally import Record
+from data_prep.encode.moments import Moments
 from pospre.data.cores import available_cores
-from pospre.data.deep import parse_range
+from pospre.data.decode.deep import parse_range
 from pospre.errors import UserError, run_command
 
 if TYPE_CHECKING:
-    from pospre.data.samples import Reader
+    from pospre.data.stores.reader import Reader
 
 _EPILOG = """\
 examples:
@@ -100,8 +100,8 @@ def of_data_set(
 ) -> Statistics:
     """Read the headers of a data set's samples; arrays are opened as images of ``channels``."""
     # here, so that --help does not wait for them
-    from pospre.data.decode import DecodeError, OpenedImage
-    from pospre.data.reader import open_reader
+    from pospre.data.decode.decoder import DecodeError, OpenedImage
+    from pospre.data.stores.opening import open_reader
 
     reader = open_reader(path, channels=channels)
 
@@ -133,7 +133,7 @@ def measure(reader: "Reader", num_workers: int) -> Moments:
     Raises:
         UserError: one cannot be decoded, or has other channels; it is named.
     """
-    from pospre.data.decode import DecodeError, decode_image
+    from pospre.data.decode.decoder import DecodeError, decode_image
 
     channels = reader.decoding.channels
 
@@ -267,7 +267,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.picture is not None:
         draw(statistics, args.picture, str(args.path))
     if args.channels is not None:
-        from pospre.data.reader import open_reader
+        from pospre.data.stores.opening import open_reader
 
         reader = open_reader(args.path, channels=args.channels, deep_range=wanted)
         moments = measure(reader, max(1, args.workers)).describe()

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 from crc32c import crc32c
 from tqdm import tqdm
 
-from data_prep import sidecar
+from data_prep.publish import description as sidecar
 from pospre.data.cores import available_cores
-from pospre.data.deep import Decoding
-from pospre.data.mds_index import INDEX_NAME, ShardEntry, read_index
-from pospre.data.sidecar import SIDECAR_NAME, unpack_sums
+from pospre.data.decode.deep import Decoding
+from pospre.data.stores.description import SIDECAR_NAME, unpack_sums
+from pospre.data.stores.mds_index import INDEX_NAME, ShardEntry, read_index
 from pospre.errors import UserError, run_command
 from pospre.object_store import Bucket, is_remote
 
 if TYPE_CHECKING:  # readers and decoders take seconds to import, and --help does not wait for them
-    from pospre.data.samples import Reader
+    from pospre.data.stores.reader import Reader
 
 _REMEDY = "convert the images again with --overwrite"
 _EPILOG = """\
@@ -47,7 +47,7 @@ def verify(destination: str | Path, num_workers: int | None = None) -> None:
     if is_remote(str(destination)):
         content, num_files, num_samples = _verify_remote(str(destination).rstrip("/"), workers)
     else:
-        from pospre.data.reader import open_reader
+        from pospre.data.stores.opening import open_reader
 
         path = Path(destination)
         reader = open_reader(path)
@@ -96,7 +96,7 @@ def _unusable(
     reader: "Reader", classes: list[str] | None, num_workers: int, bar: Any
 ) -> tuple[int, str]:
     """Decode every sample on several threads; count what cannot be used, and describe the first."""
-    from pospre.data.decode import DecodeError, decode_image
+    from pospre.data.decode.decoder import DecodeError, decode_image
 
     sums = reader.checksums
 
@@ -203,7 +203,7 @@ def _one_shard(
     uri: str, entry: ShardEntry, noted: dict[str, Any], manifest: dict[str, Any], folder: Path
 ) -> "Iterator[Reader]":
     """Give a reader of a single shard."""
-    from pospre.data.mds_reader import MdsReader
+    from pospre.data.stores.mds import MdsReader
 
     name = entry.raw.name
     path = _fetch(uri, name, folder)

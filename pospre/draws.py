@@ -5,7 +5,7 @@ rank, the worker, the batch size and the storage format never enter. The generat
 SplitMix64 finaliser (Steele, Lea and Flood 2014) applied to a chain of those five words.
 
 Exactly, with all words int64 and all sums and products modulo 2**64, mix the finaliser and
-G = 0x9E3779B97F4A7C15 (``pospre.exact`` has both; numba runs the same functions)::
+G = 0x9E3779B97F4A7C15 (``pospre.portable_math`` has both; numba runs the same functions)::
 
     purpose = the first 8 bytes, little-endian, of BLAKE2b with an 8-byte digest of the name
     start   = seed · G + purpose
@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pospre.exact import GOLDEN, chain, mix, shift_right
+from pospre.portable_math import GOLDEN, chain, mix, shift_right
 
 Keys = TypeVar("Keys", np.ndarray, Tensor)
 

@@ -15,8 +15,8 @@ from pospre.errors import UserError, run_command
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from pospre.model.model import PretrainModel
     from pospre.nn.encoder import Encoder
-    from pospre.pretrain.model import PretrainModel
 
 _FORMATS = ("timm", "safetensors")
 _EPILOG = """\
@@ -118,8 +118,8 @@ def export(
     wanted = None if grid is None else _parse_grid(grid)
     # Late, so that a mistyped option answers at once.
     from pospre.evaluation.run import require_finite
-    from pospre.training.checkpoint import load_model
-    from pospre.training.weights import refuse_export
+    from pospre.exchange.start import refuse_export
+    from pospre.training.checkpoints.content import load_model
 
     refuse_export(checkpoint)
     model, recipe = load_model(checkpoint, weights=weights)

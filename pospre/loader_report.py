@@ -9,11 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pospre.config import load_recipe
 from pospre.errors import UserError, run_command
+from pospre.recipe.recipe import load_recipe
 
 if TYPE_CHECKING:
-    from pospre.report.loader_bill import LoaderBill, Timing
+    from pospre.report.loader.table import LoaderBill, Timing
 
 _EPILOG = """\
 examples:
@@ -69,7 +69,7 @@ def _cells(timing: "Timing", stage: str | None) -> tuple[str, str]:
 
 
 def _notes(bill: "LoaderBill") -> list[str]:
-    from pospre.report.loader_advice import gigabytes
+    from pospre.report.loader.advice import gigabytes
 
     rates = _RATES if bill.feed is None else (bill.feed,)
     cores = ", ".join(f"{bill.cores_for(rate):.1f} for {rate:.0f} images/s" for rate in rates)
@@ -104,7 +104,7 @@ def _notes(bill: "LoaderBill") -> list[str]:
 
 
 def _egress(bill: "LoaderBill") -> list[tuple[str, str]]:
-    from pospre.report.loader_advice import gigabytes
+    from pospre.report.loader.advice import gigabytes
 
     remote = bill.remote
     if remote is None:
@@ -203,8 +203,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for option in ("output", "plot"):
         _check_file(f"--{option}", getattr(arguments, option))
     recipe = load_recipe(arguments.recipe, arguments.overrides)
-    from pospre.report.loader_advice import advise
-    from pospre.report.measure_loader import measure
+    from pospre.report.loader.advice import advise
+    from pospre.report.loader.measure import measure
 
     bill = measure(recipe, arguments.images, arguments.feed)
     bill.advice = advise(bill)

@@ -4,8 +4,8 @@ import argparse
 import sys
 from typing import Any
 
-from pospre.config import Recipe, load_recipe
 from pospre.errors import UserError, run_command, stoppable
+from pospre.recipe.recipe import Recipe, load_recipe
 
 _EPILOG = """\
 examples:
@@ -102,9 +102,9 @@ def finish(recipe: Recipe, *, again: bool) -> None:
     from pospre.evaluation.run import run_evaluation
     from pospre.object_store import Bucket, is_remote
     from pospre.report.page import write_report
-    from pospre.training.checkpoint import load_model
-    from pospre.training.checkpoint_reading import checkpoints_in, places
-    from pospre.training.uploads import mirror_run
+    from pospre.training.checkpoints.content import load_model
+    from pospre.training.checkpoints.reading import checkpoints_in, places
+    from pospre.training.checkpoints.uploads import mirror_run
 
     if dist.get_global_rank() != 0:
         return

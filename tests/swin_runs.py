@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from pospre.config import Recipe, recipe_from_dict
+from pospre.recipe.recipe import Recipe, recipe_from_dict
 
 DROPPOS = {
     "sampling": "uniform",

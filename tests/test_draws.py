@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pospre import draws, exact
+from pospre import draws, portable_math
 
 WORDS = st.integers(-(2**63), 2**63 - 1)
 SEEDS = st.integers(-(2**70), 2**70)
@@ -85,11 +85,11 @@ def test_numpy_and_torch_give_the_same_bits(seed, epoch, index, view, purpose, c
 
 @given(seed=SEEDS, epoch=WORDS, index=WORDS, view=WORDS, purpose=st.text(max_size=20))
 def test_numba_gives_the_same_bits(seed, epoch, index, view, purpose):
-    key = exact.sample_key(draws.start_word(seed, purpose), epoch, index, view)
+    key = portable_math.sample_key(draws.start_word(seed, purpose), epoch, index, view)
     expected = draws.sample_keys(seed, epoch, np.array([index]), view, purpose)
     assert [key] == expected.tolist()
     values = draws.uniform(expected, 40)[0]
-    assert [exact.uniform(key, number) for number in range(40)] == values.tolist()
+    assert [portable_math.uniform(key, number) for number in range(40)] == values.tolist()
     assert all((value * 2**24).is_integer() for value in values.tolist())
 
 
@@ -163,7 +163,7 @@ def test_one_bit_of_a_word_changes_every_bit_with_probability_half(word):
     flipped = np.int64(draws._signed(1 << word))
     limit = 5 * 0.5 / math.sqrt(2 * NUM) + 0.005
     for words in (np.arange(2 * NUM), draws.bits(keys(), 2).ravel()):
-        change = (exact.mix(words) ^ exact.mix(words ^ flipped)).view(np.uint64)
+        change = (portable_math.mix(words) ^ portable_math.mix(words ^ flipped)).view(np.uint64)
         bits = (change[:, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)
         assert np.abs(bits.mean(axis=0) - 0.5).max() < limit
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pospre.config import load_recipe
-from pospre.data.folder_reader import FolderReader
-from pospre.data.samples import Sample
+from pospre.data.stores.folder import FolderReader
+from pospre.data.stores.reader import Sample
 from pospre.errors import UserError
 from pospre.loader_report import main
-from pospre.report import measure_loader
-from pospre.report.loader_bill import STAGES, WAITING, Timing
+from pospre.recipe.recipe import load_recipe
+from pospre.report.loader import measure as measure_loader
+from pospre.report.loader.table import STAGES, WAITING, Timing
 from tests.data.buckets import ADDRESS, bucket, server, shards, upload  # noqa: F401 (fixtures)
 from tests.data.deep_files import band_folder
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from pospre.algorithms.dinov2 import PrototypeMatching
-from pospre.config import load_recipe
-from pospre.pretrain.model import PretrainModel
+from pospre.model.model import PretrainModel
+from pospre.recipe.recipe import load_recipe
 from pospre.train import main
 from pospre.training.build import build_model, resolve_algorithms, with_classes
 from pospre.training.groups import parameter_groups

@@ -9,11 +9,11 @@ import torch
 
 from pospre import draws
 from pospre.algorithms.ijepa import IJEPA
-from pospre.config import Recipe, load_recipe
 from pospre.evaluation.registry import check_settings
 from pospre.nn.build import build_encoder
 from pospre.nn.encoder import Encoder
 from pospre.nn.multiblock import draw_official
+from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.training.build import resolve_algorithms
 
 ROOT = Path(__file__).parents[1]

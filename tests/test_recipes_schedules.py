@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from pospre.algorithms.dinov2 import DINOv2
-from pospre.config import Recipe, load_recipe
-from pospre.pretrain.algorithm import Progress
+from pospre.model.algorithm import Progress
+from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.schedules import duration_steps
 from pospre.training.build import build_algorithms, build_model
 from pospre.training.optim import StepSchedule, batch_peak, build_schedule

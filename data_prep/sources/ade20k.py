@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from data_prep.files.stored import MaskSource, stored_item
+from data_prep.files.tree import Tree
 from data_prep.sources.source import Part, own_part
-from data_prep.stored import MaskSource, stored_item
-from data_prep.tree import Tree
 from pospre.errors import UserError
 
 _SCENES = "sceneCategories.txt"

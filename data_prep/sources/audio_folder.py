@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from data_prep.keywords import NOISE, keyword_classes, pieces, read_piece, spot
+from data_prep.files.tree import Tree
 from data_prep.sources.image_folder import FileSource, file_item
 from data_prep.sources.source import Item, Part, one_of_each_ending
-from data_prep.tree import Tree
-from pospre.data.folder_reader import class_labels, looks_like_image, visible_files
+from data_prep.speech.keywords import NOISE, keyword_classes, pieces, read_piece, spot
+from pospre.data.stores.folder import class_labels, looks_like_image, visible_files
 from pospre.errors import UserError
 
 # Free Spoken Digits: class, speaker and number in the name. Its first five of each are the test.
@@ -52,7 +52,7 @@ def load(tree: Tree, part: Part) -> AudioFolder:
     The classes are the sub-folders, those whose name begins with an underscore left out (Speech
     Commands keeps its noise in one). Where all files lie in one folder and are called
     ``class_speaker_number.wav`` (Free Spoken Digits), the names tell. With keywords there are two
-    classes more, see ``data_prep.keywords``, and clips that are not drawn for them are left out.
+    classes more, see ``data_prep.speech.keywords``, and clips not drawn for them are left out.
 
     Raises:
         UserError: there is no WAV file, or none in this part; a keyword is no class, or there is

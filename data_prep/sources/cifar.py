@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import numpy as np
 from PIL import Image
 
-from data_prep.numpy_pickle import PickleError, load_arrays
+from data_prep.files.numpy_pickle import PickleError, load_arrays
+from data_prep.files.tree import Tree
 from data_prep.sources.source import Item, Part, Source, own_part
-from data_prep.tree import Tree
 from pospre.errors import UserError
 
 _SIDE = 32

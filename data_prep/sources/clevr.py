@@ -4,9 +4,9 @@ import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from data_prep.files.stored import JsonSource, compact, stored_item
+from data_prep.files.tree import Tree
 from data_prep.sources.source import Item, Part, own_part
-from data_prep.stored import JsonSource, compact, stored_item
-from data_prep.tree import Tree
 from pospre.errors import UserError
 
 _MOST_OBJECTS = 10

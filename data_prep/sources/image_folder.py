@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from data_prep.archives import is_visible
+from data_prep.files.archives import is_visible
+from data_prep.files.places import read_regular
+from data_prep.files.tree import Tree
 from data_prep.labels import class_places
-from data_prep.places import read_regular
 from data_prep.sources.source import (
     Item,
     Part,
@@ -17,10 +18,9 @@ from data_prep.sources.source import (
     own_part,
     part_of_name,
 )
-from data_prep.tree import Tree
-from pospre.data.files import odd_file
-from pospre.data.folder_reader import class_labels, file_start, list_images
-from pospre.data.formats import foreign_format
+from pospre.data.decode.formats import foreign_format
+from pospre.data.stores.files import odd_file
+from pospre.data.stores.folder import class_labels, file_start, list_images
 from pospre.errors import UserError
 
 

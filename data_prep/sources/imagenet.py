@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import ClassVar
 
-from data_prep.archives import Entry, index_progress, tar_entries
-from data_prep.imagenet_truth import DEVKIT, Truth, read_truth
-from data_prep.places import InFile, InTar
+from data_prep.files.archives import Entry, index_progress, tar_entries
+from data_prep.files.imagenet_truth import DEVKIT, Truth, read_truth
+from data_prep.files.places import InFile, InTar
+from data_prep.files.stored import StoredSource, stored_item
+from data_prep.files.tree import Tree
 from data_prep.sources.source import Part, own_part
-from data_prep.stored import StoredSource, stored_item
-from data_prep.tree import Tree
 from pospre.errors import UserError
 
 _TRAIN_TAR, _VAL_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"

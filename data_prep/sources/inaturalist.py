@@ -5,10 +5,10 @@ import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from data_prep.files.stored import JsonSource, compact, stored_item
+from data_prep.files.tree import Tree
 from data_prep.labels import shared_categories
 from data_prep.sources.source import Item, Part, own_part
-from data_prep.stored import JsonSource, compact, stored_item
-from data_prep.tree import Tree
 from pospre.errors import UserError
 
 _HOLDS = "the images and their categories"

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 from tqdm import tqdm
 
+from data_prep.files.tree import Tree, files_below
 from data_prep.labels import class_names, class_places, place_of
 from data_prep.sources.source import DamagedItem, Item, Part, Source, own_part, parts_of_names
-from data_prep.tree import Tree, files_below
 from pospre.errors import UserError
 
 _IMAGES, _LABELS = ("image", "img", "jpg", "png"), ("label", "labels", "fine_label", "cls")

@@ -5,11 +5,11 @@ from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
+from data_prep.files.tree import Tree
 from data_prep.kinds import KINDS
 from data_prep.sources.source import Part, Source
-from data_prep.tree import Tree
-from pospre.data.files import odd_file
-from pospre.data.mds_reader import is_mds
+from pospre.data.stores.files import odd_file
+from pospre.data.stores.mds import is_mds
 from pospre.errors import UserError, suggestion
 
 # What any folder may be, tried when nothing else knows the path.

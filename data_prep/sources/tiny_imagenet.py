@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from data_prep.archives import Entry
+from data_prep.files.archives import Entry
+from data_prep.files.stored import StoredSource, stored_item
+from data_prep.files.tree import Tree
 from data_prep.sources.source import Item, Part, own_part
-from data_prep.stored import StoredSource, stored_item
-from data_prep.tree import Tree
 from pospre.errors import UserError
 
 _LIST, _WORDS, _VAL = "wnids.txt", "words.txt", "val/val_annotations.txt"

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from data_prep.archives import Advance, Entry, index_progress, tar_entries
+from data_prep.files.archives import Advance, Entry, index_progress, tar_entries
+from data_prep.files.stored import JsonSource, stored_item
+from data_prep.files.tree import Tree, files_below
 from data_prep.labels import RawLabel, class_names, class_places, place_of
 from data_prep.sources.source import Item, Part, one_of_each_ending, own_part, parts_of_names
-from data_prep.stored import JsonSource, stored_item
-from data_prep.tree import Tree, files_below
 from pospre.errors import UserError
 
 _IMAGES = ("jpg", "jpeg", "png", "webp", "ppm", "pgm", "bmp", "tif", "tiff")

@@ -15,6 +15,9 @@ from torch import Tensor, nn
 from pospre import draws
 from pospre.batch import EPOCH, INDEX, Batch, box_key, field_box_key, flip_key, per_row
 from pospre.errors import UserError
+from pospre.model.algorithm import PretrainAlgorithm
+from pospre.model.model import PretrainModel
+from pospre.model.passes import EncoderPass
 from pospre.nn.encoder import Encoder
 from pospre.nn.field import (
     beta_2_5,
@@ -27,9 +30,6 @@ from pospre.nn.field import (
 )
 from pospre.nn.interpolation import Interpolation
 from pospre.nn.masking import gather_tokens
-from pospre.pretrain.algorithm import PretrainAlgorithm
-from pospre.pretrain.model import PretrainModel
-from pospre.pretrain.passes import EncoderPass
 
 FieldKind = Literal["learned", "sincos"]
 BoxScale = Literal["beta", "uniform", "const", "fill"]

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 from pospre.batch import Batch
 from pospre.errors import UserError
+from pospre.model.algorithm import PretrainAlgorithm, Progress, check_weight
+from pospre.model.model import PretrainModel
+from pospre.model.objective import Objective, Outputs
+from pospre.model.passes import EncoderPass, MaskedTokens
+from pospre.model.teacher import Frozen, Momentum
 from pospre.nn.assignment import Centering, Targets, cross_view_loss, koleo, patch_loss
 from pospre.nn.block_masks import NUM_CROPS, CropMasking, masked_slots
 from pospre.nn.heads import PrototypeHead, check_head
-from pospre.pretrain.algorithm import PretrainAlgorithm, Progress, check_weight
-from pospre.pretrain.model import PretrainModel
-from pospre.pretrain.objective import Objective, Outputs
-from pospre.pretrain.passes import EncoderPass, MaskedTokens
-from pospre.pretrain.teacher import Frozen, Momentum
 from pospre.schedules import linear
 
 MASK = "content_mask"

@@ -17,6 +17,21 @@ from torch import Tensor, nn
 from pospre import draws
 from pospre.batch import Batch
 from pospre.errors import UserError
+from pospre.model.algorithm import (
+    PretrainAlgorithm,
+    Progress,
+    check_weight,
+    require_one_view,
+)
+from pospre.model.model import PretrainModel
+from pospre.model.objective import Outputs
+from pospre.model.passes import EncoderPass
+from pospre.model.position_task import (
+    Distance,
+    PositionObjective,
+    check_relaxations,
+    weighted_mean,
+)
 from pospre.nn.decoder import check_decoder, decoder_blocks, split_tokens
 from pospre.nn.encoder import Encoder
 from pospre.nn.masking import (
@@ -27,21 +42,6 @@ from pospre.nn.masking import (
     visible_patches,
 )
 from pospre.nn.weights import init_weights, token_parameter
-from pospre.pretrain.algorithm import (
-    PretrainAlgorithm,
-    Progress,
-    check_weight,
-    require_one_view,
-)
-from pospre.pretrain.model import PretrainModel
-from pospre.pretrain.objective import Outputs
-from pospre.pretrain.passes import EncoderPass
-from pospre.pretrain.position_task import (
-    Distance,
-    PositionObjective,
-    check_relaxations,
-    weighted_mean,
-)
 from pospre.schedules import linear
 
 PositionToken = Literal["learned", "zeros", "wrong"]

@@ -8,9 +8,9 @@ from typing import Literal
 
 from pospre.batch import Batch
 from pospre.errors import UserError
-from pospre.pretrain.algorithm import PretrainAlgorithm
-from pospre.pretrain.model import PretrainModel
-from pospre.pretrain.teacher import Momentum
+from pospre.model.algorithm import PretrainAlgorithm
+from pospre.model.model import PretrainModel
+from pospre.model.teacher import Momentum
 
 
 @dataclass(kw_only=True, eq=False)

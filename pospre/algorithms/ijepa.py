@@ -16,20 +16,20 @@ from torch import Tensor, nn
 from pospre import draws
 from pospre.batch import EPOCH, INDEX, Batch
 from pospre.errors import UserError
+from pospre.model.algorithm import (
+    PretrainAlgorithm,
+    check_weight,
+    require_one_view,
+)
+from pospre.model.model import PretrainModel
+from pospre.model.objective import Objective, Outputs
+from pospre.model.passes import EncoderPass
+from pospre.model.teacher import Momentum
 from pospre.nn.encoder import Encoder
 from pospre.nn.masking import slot_mask
 from pospre.nn.multiblock import Blocks, check_blocks, draw_blocks, draw_official
 from pospre.nn.predictor import Predictor, check_predictor, gather_blocks
 from pospre.nn.weights import init_trunc_normal
-from pospre.pretrain.algorithm import (
-    PretrainAlgorithm,
-    check_weight,
-    require_one_view,
-)
-from pospre.pretrain.model import PretrainModel
-from pospre.pretrain.objective import Objective, Outputs
-from pospre.pretrain.passes import EncoderPass
-from pospre.pretrain.teacher import Momentum
 
 Loss = Literal["smooth_l1", "l2"]
 

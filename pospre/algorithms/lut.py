@@ -16,19 +16,19 @@ from torch import Tensor, nn
 from pospre import draws
 from pospre.batch import EPOCH, INDEX, Batch, box_key, flip_key, image_key
 from pospre.errors import UserError
-from pospre.nn.encoder import Encoder
-from pospre.nn.masking import gather_tokens, num_kept, random_masking, slot_mask
-from pospre.nn.projector import Projector
-from pospre.nn.weights import init_weights
-from pospre.pretrain.algorithm import (
+from pospre.model.algorithm import (
     PretrainAlgorithm,
     check_weight,
     require_one_view,
 )
-from pospre.pretrain.model import PretrainModel
-from pospre.pretrain.objective import Objective, Outputs
-from pospre.pretrain.passes import EncoderPass
-from pospre.pretrain.teacher import Frozen, Momentum
+from pospre.model.model import PretrainModel
+from pospre.model.objective import Objective, Outputs
+from pospre.model.passes import EncoderPass
+from pospre.model.teacher import Frozen, Momentum
+from pospre.nn.encoder import Encoder
+from pospre.nn.masking import gather_tokens, num_kept, random_masking, slot_mask
+from pospre.nn.projector import Projector
+from pospre.nn.weights import init_weights
 
 Supervision = Literal["context", "tokens", "both"]
 Distance = Literal["cosine", "infonce", "smooth_l1"]

@@ -14,15 +14,15 @@ from torch import Tensor, nn
 
 from pospre.batch import Batch
 from pospre.errors import UserError
+from pospre.model.algorithm import PretrainAlgorithm, check_weight, require_one_view
+from pospre.model.model import PretrainModel
+from pospre.model.objective import Objective, Outputs
+from pospre.model.passes import EncoderPass
 from pospre.nn.decoder import check_decoder, decoder_blocks, patchify
 from pospre.nn.encoder import Encoder
 from pospre.nn.masking import gather_tokens, num_kept, scatter_tokens, visible_patches
 from pospre.nn.positions import decoder_positions, sincos_positions
 from pospre.nn.weights import init_weights, token_parameter
-from pospre.pretrain.algorithm import PretrainAlgorithm, check_weight, require_one_view
-from pospre.pretrain.model import PretrainModel
-from pospre.pretrain.objective import Objective, Outputs
-from pospre.pretrain.passes import EncoderPass
 
 
 @dataclass(kw_only=True, eq=False)

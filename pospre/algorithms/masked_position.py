@@ -18,14 +18,14 @@ from pospre.algorithms.dinov2 import MASK_KEY as CONTENT_KEY
 from pospre.algorithms.dinov2 import DINOv2, PrototypeMatching, prototype_head
 from pospre.batch import Batch, view_keys
 from pospre.errors import UserError
+from pospre.model.algorithm import PretrainAlgorithm, Progress, check_weight
+from pospre.model.model import PretrainModel
+from pospre.model.objective import Objective, Outputs
+from pospre.model.passes import EncoderPass, MaskedTokens
+from pospre.model.teacher import Frozen
 from pospre.nn.assignment import Targets, patch_loss
 from pospre.nn.block_masks import NUM_CROPS, block_masks, masked_slots
 from pospre.nn.cross_masks import cross_order
-from pospre.pretrain.algorithm import PretrainAlgorithm, Progress, check_weight
-from pospre.pretrain.model import PretrainModel
-from pospre.pretrain.objective import Objective, Outputs
-from pospre.pretrain.passes import EncoderPass, MaskedTokens
-from pospre.pretrain.teacher import Frozen
 
 MASK = "position_mask"
 MASK_KEY = f"global/{MASK}"

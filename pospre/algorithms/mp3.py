@@ -16,20 +16,20 @@ from torch import Tensor, nn
 from pospre import draws
 from pospre.batch import Batch, image_key, per_row, view_keys
 from pospre.errors import UserError
-from pospre.nn.encoder import Encoder
-from pospre.nn.masking import slot_mask
-from pospre.nn.positions import sincos_table
-from pospre.nn.weights import init_trunc_normal
-from pospre.pretrain.algorithm import PretrainAlgorithm, Progress, check_weight
-from pospre.pretrain.model import PretrainModel
-from pospre.pretrain.objective import Outputs
-from pospre.pretrain.passes import EncoderPass
-from pospre.pretrain.position_task import (
+from pospre.model.algorithm import PretrainAlgorithm, Progress, check_weight
+from pospre.model.model import PretrainModel
+from pospre.model.objective import Outputs
+from pospre.model.passes import EncoderPass
+from pospre.model.position_task import (
     Distance,
     PositionObjective,
     check_relaxations,
     weighted_mean,
 )
+from pospre.nn.encoder import Encoder
+from pospre.nn.masking import slot_mask
+from pospre.nn.positions import sincos_table
+from pospre.nn.weights import init_trunc_normal
 from pospre.schedules import linear
 
 

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from pospre.batch import Batch
 from pospre.errors import UserError
+from pospre.model.algorithm import PretrainAlgorithm, check_weight, require_one_view
+from pospre.model.model import PretrainModel
+from pospre.model.objective import Objective, Outputs
+from pospre.model.passes import EncoderPass, MaskedTokens
 from pospre.nn.decoder import patchify
 from pospre.nn.encoder import Encoder
 from pospre.nn.masking import cell_patches, gather_tokens, slot_mask, visible_patches
 from pospre.nn.weights import token_parameter
-from pospre.pretrain.algorithm import PretrainAlgorithm, check_weight, require_one_view
-from pospre.pretrain.model import PretrainModel
-from pospre.pretrain.objective import Objective, Outputs
-from pospre.pretrain.passes import EncoderPass, MaskedTokens
 
 
 @dataclass(kw_only=True, eq=False)

@@ -15,18 +15,18 @@ from torch import Tensor, nn
 from pospre import draws
 from pospre.batch import EPOCH, INDEX, LABEL, Batch
 from pospre.errors import UserError
-from pospre.nn.encoder import Encoder
-from pospre.nn.masking import num_kept, visible_patches
-from pospre.nn.mixing import Mix, draw_mix, mix_pixels
-from pospre.pretrain.algorithm import (
+from pospre.model.algorithm import (
     PretrainAlgorithm,
     check_weight,
     require_one_view,
 )
-from pospre.pretrain.model import PretrainModel
-from pospre.pretrain.objective import Objective, Outputs
-from pospre.pretrain.passes import EncoderPass
-from pospre.pretrain.teacher import Frozen
+from pospre.model.model import PretrainModel
+from pospre.model.objective import Objective, Outputs
+from pospre.model.passes import EncoderPass
+from pospre.model.teacher import Frozen
+from pospre.nn.encoder import Encoder
+from pospre.nn.masking import num_kept, visible_patches
+from pospre.nn.mixing import Mix, draw_mix, mix_pixels
 
 Pooling = Literal["cls", "mean"]
 

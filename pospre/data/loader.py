@@ -1,6 +1,6 @@
 """The loader: from a data set to batches of views, decoded by threads.
 
-Every image is decoded once, however many views are cut out of it (``pospre.data.cutting``).
+Every image is decoded once, however many views are cut out of it (``pospre.data.views.cut``).
 
 Which samples form batch b of an epoch, and every box and flip, follow from (seed, epoch, index)
 alone. Storage format, number of threads and what was skipped change nothing. With repeated
@@ -21,15 +21,15 @@ import numpy as np
 import torch
 
 from pospre.batch import Batch
-from pospre.data.bill import Bill, Laps
+from pospre.data.batches import Filler, empty_batch
+from pospre.data.buffers import BatchMemory
 from pospre.data.cores import one_thread
-from pospre.data.filling import Filler, empty_batch
 from pospre.data.options import check_options, whole_view
 from pospre.data.order import check_order, epoch_order
-from pospre.data.reader import open_reader
-from pospre.data.recycling import BatchMemory
-from pospre.data.samples import Reader
-from pospre.data.views import ViewGroup, plan_views
+from pospre.data.stores.opening import open_reader
+from pospre.data.stores.reader import Reader
+from pospre.data.timing import Bill, Laps
+from pospre.data.views.plan import ViewGroup, plan_views
 from pospre.data.workers import PendingBatch, default_workers, threads
 from pospre.errors import UserError
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from pospre.data.loader import ViewLoader
-from pospre.data.page_cache import READ_AHEAD_BYTES
-from pospre.data.samples import Reader
+from pospre.data.stores.page_cache import READ_AHEAD_BYTES
+from pospre.data.stores.reader import Reader
 from pospre.errors import UserError
 
 BYTES_OF_CODE = 48 << 20  # libraries and compiled functions that come with the first batch

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from pospre.data.filling import BAD_SAMPLES
-from pospre.data.samples import Reader
-from pospre.data.views import ViewGroup
+from pospre.data.batches import BAD_SAMPLES
+from pospre.data.stores.reader import Reader
+from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError, suggestion
 
 

@@ -10,13 +10,13 @@ from tqdm import tqdm
 
 from pospre.batch import Batch
 from pospre.data.loader import build_loader
-from pospre.data.reader import open_reader
-from pospre.data.samples import Reader
-from pospre.data.views import ViewGroup
+from pospre.data.stores.opening import open_reader
+from pospre.data.stores.reader import Reader
+from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
 from pospre.evaluation.registry import Context, Plan
+from pospre.model.model import PretrainModel
 from pospre.nn.swin import SWIN
-from pospre.pretrain.model import PretrainModel
 
 Pooling = Literal["mean", "cls"]
 WHOLE = 48  # pixels; the short side of Tiny ImageNet is 64

@@ -1,4 +1,4 @@
-"""Evaluations by name: ``pospre/evaluation/<name>.py`` is the evaluation ``<name>``.
+"""Evaluations by name: ``pospre/evaluation/<kind>/<name>.py`` is ``<name>``.
 
 An evaluation is a module with
 
@@ -13,7 +13,6 @@ An evaluation is a module with
 
 import ast
 import inspect
-import pkgutil
 import re
 import textwrap
 from collections.abc import Callable, Mapping
@@ -26,14 +25,14 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 import pospre.evaluation
-from pospre.config import Recipe
 from pospre.errors import UserError, suggestion
+from pospre.recipe.recipe import Recipe
 
 if TYPE_CHECKING:  # --help and a mistyped setting do not wait for them
     import torch
 
-    from pospre.data.deep import DeepRange
-    from pospre.pretrain.model import PretrainModel
+    from pospre.data.decode.deep import DeepRange
+    from pospre.model.model import PretrainModel
 
 # what a recipe's section holds beside the settings, and a command has options for
 _ELSEWHERE = {key: f" On the command line it is --{key} …" for key in ("data", "weights")}
@@ -87,8 +86,7 @@ class Context:
 
 def evaluation_names() -> list[str]:
     """Return the names of all evaluations, sorted."""
-    modules = (module.name for module in pkgutil.iter_modules(pospre.evaluation.__path__))
-    return sorted(name for name in modules if _evaluate_in(_parse(name)) is not None)
+    return sorted(path.stem for path in _modules() if _evaluate_in(_parse(path)) is not None)
 
 
 def evaluation_module(name: str) -> ModuleType:
@@ -104,7 +102,8 @@ def evaluation_module(name: str) -> ModuleType:
 
 
 def _import(name: str) -> ModuleType:
-    return import_module(f"{pospre.evaluation.__name__}.{name}")
+    path = _path(name)
+    return import_module(f"{pospre.evaluation.__name__}.{path.parent.name}.{name}")
 
 
 def describe_settings(name: str) -> dict[str, inspect.Parameter]:
@@ -161,7 +160,7 @@ def describe() -> str:
     """
     blocks = []
     for name in evaluation_names():
-        module = _parse(name)
+        module = _parse(_path(name))
         function = _evaluate_in(module)
         assert function is not None
         summary = (ast.get_docstring(module) or "").partition("\n")[0]
@@ -175,8 +174,15 @@ def describe() -> str:
     return "\n\n".join(blocks)
 
 
-def _parse(name: str) -> ast.Module:
-    path = Path(pospre.evaluation.__path__[0]) / f"{name}.py"
+def _modules() -> list[Path]:
+    return sorted(Path(pospre.evaluation.__path__[0]).glob("*/*.py"))
+
+
+def _path(name: str) -> Path:
+    return next(path for path in _modules() if path.stem == name)
+
+
+def _parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from pospre.config import Recipe
-from pospre.data.deep import given_range
-from pospre.data.reader import open_reader
+from pospre.data.decode.deep import given_range
+from pospre.data.stores.opening import open_reader
 from pospre.errors import UserError
 from pospre.evaluation.registry import Context, Plan, check_settings, evaluation_module
-from pospre.pretrain.model import PretrainModel
+from pospre.model.model import PretrainModel
+from pospre.recipe.recipe import Recipe
 from pospre.training.build import build_model, resolve_algorithms, with_classes
 
 

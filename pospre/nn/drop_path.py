@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from pospre import draws
-from pospre.exact import chain
+from pospre.portable_math import chain
 
 _DROPOUT = draws.start_word(0, "dropout")
 _LEVELS, _DRAWS_PER_WORD = 1 << 16, 4

@@ -18,7 +18,7 @@ from pospre.nn.patch_encoder import Edit, PatchEncoder
 from pospre.nn.weights import init_patch_embed, init_trunc_normal, init_weights
 from pospre.nn.window_attention import WindowAttention
 from pospre.nn.windows import cut, inner_places, join, merged_places, shift_mask, spread, squares
-from pospre.sections import Init
+from pospre.recipe.sections import Init
 
 SWIN = "swin_tiny"
 SWIN_NEEDS: dict[str, Any] = {

@@ -16,30 +16,30 @@ from composer.utils import FSDP2Config, ParallelismConfig, dist, get_device
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from pospre.config import Recipe, check_arguments, recipe_from_dict
-from pospre.data.augment import Augment, RandAugment
-from pospre.data.deep import given_range
+from pospre.data.decode.deep import given_range
 from pospre.data.loader import ViewLoader, build_loader
-from pospre.data.views import ViewGroup
+from pospre.data.views.augment import Augment, RandAugment
+from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
+from pospre.model.algorithm import PretrainAlgorithm, algorithm_class
+from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.nn.swin import SWIN
-from pospre.pretrain.algorithm import PretrainAlgorithm, algorithm_class
-from pospre.pretrain.model import PretrainModel
+from pospre.recipe.recipe import Recipe, check_arguments, recipe_from_dict
+from pospre.recipe.sections import Size, View
 from pospre.schedules import duration_steps
-from pospre.sections import Size, View
-from pospre.training.callbacks.divergence import Divergence
-from pospre.training.callbacks.position import LoaderPosition
-from pospre.training.callbacks.progress import ProgressBar
-from pospre.training.callbacks.record import RecipeRecord
-from pospre.training.callbacks.resume import Resume
-from pospre.training.callbacks.stop_signals import StopSignals
+from pospre.training.checkpoints.saver import CheckpointSaver
+from pospre.training.checkpoints.uploads import Uploads
 from pospre.training.clipping import MeanOverRanks, build_clipping
 from pospre.training.loggers import build_loggers, check_loggers
 from pospre.training.normalisation import with_statistics
 from pospre.training.optim import build_optimizer, build_schedule
-from pospre.training.saver import CheckpointSaver
-from pospre.training.uploads import Uploads
+from pospre.training.watch.divergence import Divergence
+from pospre.training.watch.position import LoaderPosition
+from pospre.training.watch.progress import ProgressBar
+from pospre.training.watch.record import RecipeRecord
+from pospre.training.watch.resume import Resume
+from pospre.training.watch.stop_signals import StopSignals
 
 
 def resolve_algorithms(recipe: Recipe) -> Recipe:

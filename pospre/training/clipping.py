@@ -10,8 +10,8 @@ from composer.utils import dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from pospre.pretrain.algorithm import pretrain_model
-from pospre.sections import ClipGrad
+from pospre.model.algorithm import pretrain_model
+from pospre.recipe.sections import ClipGrad
 
 
 class MeanOverRanks(Algorithm):

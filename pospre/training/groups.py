@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import nn
 
+from pospre.model.model import PretrainModel
 from pospre.nn.patch_encoder import PatchEncoder
-from pospre.pretrain.model import PretrainModel
-from pospre.sections import Optimizer
+from pospre.recipe.sections import Optimizer
 
 # Whatever edits tokens on their way into the first block learns as the patch embedding does.
 _INPUT = ("encoder.cls_token", "encoder.reg_token", "encoder.pos_embed", "encoder.patch_embed")

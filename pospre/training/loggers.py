@@ -7,9 +7,9 @@ from composer import loggers as composer_loggers
 from composer.core import State
 from composer.loggers import Logger, LoggerDestination, TensorboardLogger
 
-from pospre.config import Recipe, check_arguments
 from pospre.errors import UserError
-from pospre.training.callbacks.metrics import MetricsFile
+from pospre.recipe.recipe import Recipe, check_arguments
+from pospre.training.watch.metrics import MetricsFile
 
 
 class TensorBoard(TensorboardLogger):

@@ -1,8 +1,8 @@
 """What pixels and features are normalised by: given, or noted by the data set."""
 
-from pospre.config import Recipe
-from pospre.data.samples import Features, Reader
+from pospre.data.stores.reader import Features, Reader
 from pospre.errors import UserError
+from pospre.recipe.recipe import Recipe
 
 _MEASURE = "python -m data_prep.statistics"
 

@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from pospre.errors import UserError
+from pospre.recipe.sections import Optimizer, Schedule
 from pospre.schedules import (
     cosine_warmup,
     duration_steps,
@@ -16,7 +17,6 @@ from pospre.schedules import (
     staircase,
     warm_up,
 )
-from pospre.sections import Optimizer, Schedule
 from pospre.training.groups import parameter_groups
 
 

@@ -6,26 +6,26 @@ from typing import Any
 
 from composer.utils import dist
 
-from pospre.config import Recipe
 from pospre.data.memory import estimate_memory
 from pospre.errors import Stopped, UserError
+from pospre.exchange.start import start_from
 from pospre.object_store import check_writable, is_remote
+from pospre.recipe.recipe import Recipe
 from pospre.schedules import duration_steps
 from pospre.training.build import Parts, assemble, build_parts
-from pospre.training.callbacks.resume import Resume
-from pospre.training.callbacks.stop_signals import StopSignals
-from pospre.training.checkpoint import compare_tensors, recorded
-from pospre.training.checkpoint_reading import (
+from pospre.training.checkpoints.content import compare_tensors, recorded
+from pospre.training.checkpoints.reading import (
     Checkpoint,
     checkpoints_in,
     open_newest,
     places,
     read_on_every_rank,
 )
+from pospre.training.checkpoints.uploads import Uploads, lacks, restore_metrics
 from pospre.training.ranks import from_rank_zero, say
 from pospre.training.run_folder import check_folder, clear, compare_recipes, write_recipe
-from pospre.training.uploads import Uploads, lacks, restore_metrics
-from pospre.training.weights import start_from
+from pospre.training.watch.resume import Resume
+from pospre.training.watch.stop_signals import StopSignals
 
 
 def train(recipe: Recipe) -> bool:

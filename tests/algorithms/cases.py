@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pospre.data.views import ViewGroup
+from pospre.data.views.plan import ViewGroup
+from pospre.model.algorithm import PretrainAlgorithm, Progress, algorithm_class
+from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
-from pospre.pretrain.algorithm import PretrainAlgorithm, Progress, algorithm_class
-from pospre.pretrain.model import PretrainModel
 
 HOSTS = ("mae", "simmim", "ijepa", "dinov2", "supervised")
 ALONE = ("droppos", "mp3")

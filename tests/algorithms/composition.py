@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pospre.errors import UserError
-from pospre.pretrain.algorithm import algorithm_names
+from pospre.model.algorithm import algorithm_names
 from tests.algorithms.cases import ALONE, HOSTS, Case, Options, make_optimizer, train
 
 README = Path(__file__).parents[2] / "pospre" / "algorithms" / "README.md"

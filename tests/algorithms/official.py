@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from pospre import draws
+from pospre.model.model import PretrainModel
 from pospre.nn.encoder import Encoder, EncoderSize
-from pospre.pretrain.model import PretrainModel
 
 FIXTURES = Path(__file__).parent / "fixtures"
 DECODER = {"decoder_dim": 32, "decoder_depth": 2, "decoder_heads": 4}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from pospre.pretrain.algorithm import algorithm_class, algorithm_names
+from pospre.model.algorithm import algorithm_class, algorithm_names
 from tests.algorithms.cases import HOST_OF, OPTIONS, Case, Options, make_optimizer, train, written
 
 COUPLED = {

@@ -9,11 +9,11 @@ import torch
 from pospre.algorithms.crop_field import PositionField, attach_crop_field
 from pospre.batch import box_key, field_box_key, flip_key
 from pospre.errors import UserError
+from pospre.model.model import PretrainModel
+from pospre.model.passes import EncoderPass
 from pospre.nn.build import build_encoder
 from pospre.nn.field import sample_field
 from pospre.nn.positions import sincos_positions
-from pospre.pretrain.model import PretrainModel
-from pospre.pretrain.passes import EncoderPass
 from tests.algorithms.cases import Case, written
 
 LEARNED = {"positions": "learned"}

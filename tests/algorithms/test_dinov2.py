@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from pospre.algorithms.dinov2 import MASK_KEY, DINOv2, PrototypeMatching, attach_dinov2
-from pospre.data.views import ViewGroup
+from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
+from pospre.model.algorithm import Progress
+from pospre.model.model import PretrainModel
 from pospre.nn.assignment import koleo
 from pospre.nn.build import build_encoder
-from pospre.pretrain.algorithm import Progress
-from pospre.pretrain.model import PretrainModel
 
 SMALL = {"num_prototypes": 32, "head_hidden": 24, "head_bottleneck": 16}
 LOCALS = 3

@@ -9,16 +9,16 @@ import json
 
 import pytest
 import torch
-from official import FIXTURES, tensor
 from torch import Tensor, nn
 
 from pospre.algorithms.dinov2 import attach_dinov2
-from pospre.data.views import ViewGroup
+from pospre.data.views.plan import ViewGroup
+from pospre.model.model import PretrainModel
 from pospre.nn.assignment import Center, koleo, sinkhorn
 from pospre.nn.encoder import Encoder
 from pospre.nn.heads import PrototypeHead
 from pospre.nn.sizes import EncoderSize
-from pospre.pretrain.model import PretrainModel
+from tests.algorithms.official import FIXTURES, tensor
 
 RECORDED = json.loads((FIXTURES / "dinov2_official.json").read_text())
 SAMPLES, LOCALS = 4, 3

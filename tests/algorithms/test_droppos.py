@@ -5,7 +5,6 @@ from functools import partial
 
 import pytest
 import torch
-from official import DECODER, batch, load_weights, small_model
 
 from pospre.algorithms.droppos import (
     DroppedPositions,
@@ -18,12 +17,13 @@ from pospre.algorithms.droppos import (
 )
 from pospre.algorithms.mae import attach_mae
 from pospre.errors import UserError
+from pospre.model.algorithm import Progress
+from pospre.model.model import PretrainModel
+from pospre.model.passes import EncoderPass
 from pospre.nn.build import build_encoder
 from pospre.nn.masking import num_kept
 from pospre.nn.positions import grid_distances, smoothed_labels
-from pospre.pretrain.algorithm import Progress
-from pospre.pretrain.model import PretrainModel
-from pospre.pretrain.passes import EncoderPass
+from tests.algorithms.official import DECODER, batch, load_weights, small_model
 
 
 def smooth(side, sigma, **options):

@@ -7,12 +7,12 @@ from pospre.algorithms.ema_teacher import attach_ema_teacher
 from pospre.algorithms.lut import attach_lut
 from pospre.algorithms.mae import attach_mae
 from pospre.algorithms.supervised import attach_supervised
-from pospre.data.views import ViewGroup
+from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
+from pospre.model.algorithm import Progress
+from pospre.model.model import PretrainModel
+from pospre.model.teacher import Momentum
 from pospre.nn.build import build_encoder
-from pospre.pretrain.algorithm import Progress
-from pospre.pretrain.model import PretrainModel
-from pospre.pretrain.teacher import Momentum
 
 
 def small_model() -> PretrainModel:

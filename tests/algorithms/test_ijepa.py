@@ -9,11 +9,11 @@ from torch import Tensor
 
 from pospre.algorithms.ijepa import IJEPA, FeaturePrediction, attach_ijepa
 from pospre.algorithms.mae import attach_mae
-from pospre.data.views import ViewGroup
+from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
+from pospre.model.algorithm import Progress
+from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
-from pospre.pretrain.algorithm import Progress
-from pospre.pretrain.model import PretrainModel
 
 PREDICTOR: dict[str, Any] = {"predictor_dim": 32, "predictor_depth": 2, "predictor_heads": 4}
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from pospre import draws
 from pospre.algorithms.ijepa import attach_ijepa
 from pospre.algorithms.stop import attach_stop
+from pospre.model.model import PretrainModel
 from pospre.nn.encoder import Encoder, EncoderSize
 from pospre.nn.multiblock import Blocks, draw_official
-from pospre.pretrain.model import PretrainModel
 from tests.algorithms.official import FIXTURES, batch, fixture, official_images, tensor
 
 RENAMED = {

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from official import DECODER, batch
 from torch.utils.flop_counter import FlopCounterMode
 
 from pospre.algorithms.droppos import attach_droppos
@@ -13,14 +12,15 @@ from pospre.algorithms.lut import BroaderContext, attach_lut
 from pospre.algorithms.mae import attach_mae
 from pospre.algorithms.mp3 import attach_mp3
 from pospre.algorithms.simmim import attach_simmim
-from pospre.data.views import ViewGroup
+from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
+from pospre.model.algorithm import PretrainAlgorithm, Progress
+from pospre.model.model import PretrainModel
+from pospre.model.passes import EncoderPass
+from pospre.model.teacher import Momentum
 from pospre.nn.build import build_encoder
-from pospre.pretrain.algorithm import PretrainAlgorithm, Progress
-from pospre.pretrain.model import PretrainModel
-from pospre.pretrain.passes import EncoderPass
-from pospre.pretrain.teacher import Momentum
 from tests.algorithms.cases import Case
+from tests.algorithms.official import DECODER, batch
 
 VARIANTS = [
     {},

@@ -1,13 +1,13 @@
 """LUT's losses to 1e-5 and gradients to 1e-4 against numbers recorded from the published code."""
 
 import torch
-from official import DECODER, batch, fixture, official_name, small_model, tensor
 from torch import Tensor, nn
 
 from pospre.algorithms.lut import BroaderContext, attach_lut
 from pospre.algorithms.mae import attach_mae
-from pospre.data.views import ViewGroup
-from pospre.pretrain.model import PretrainModel
+from pospre.data.views.plan import ViewGroup
+from pospre.model.model import PretrainModel
+from tests.algorithms.official import DECODER, batch, fixture, official_name, small_model, tensor
 
 
 def images(group: str) -> Tensor:

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from official import DECODER, batch, small_model
 
 from pospre.algorithms.mae import attach_mae
 from pospre.errors import UserError
+from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
-from pospre.pretrain.model import PretrainModel
+from tests.algorithms.official import DECODER, batch, small_model
 
 
 def model_and_batch(**options):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from pospre.algorithms.masked_position import attach_masked_position
 from pospre.errors import UserError
-from pospre.pretrain.passes import EncoderPass
+from pospre.model.passes import EncoderPass
 from tests.algorithms.cases import Case, written
 
 CONTENT, POSITION = "global/content_mask", "global/position_mask"

@@ -17,15 +17,15 @@ from pospre.algorithms.droppos import attach_droppos
 from pospre.algorithms.mae import attach_mae
 from pospre.algorithms.mp3 import MP3, PatchPositions, attach_mp3, num_context, predict_patches
 from pospre.batch import Batch
-from pospre.data.views import ViewGroup
+from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
+from pospre.model.algorithm import Progress
+from pospre.model.model import PretrainModel
+from pospre.model.passes import EncoderPass
 from pospre.nn.build import build_encoder
 from pospre.nn.encoder import Encoder
 from pospre.nn.masking import slot_mask
 from pospre.nn.positions import sincos_positions_1d, smoothed_labels
-from pospre.pretrain.algorithm import Progress
-from pospre.pretrain.model import PretrainModel
-from pospre.pretrain.passes import EncoderPass
 
 PATCHES = 16
 

@@ -4,7 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from official import (
+from torch import nn
+
+from pospre.algorithms.droppos import attach_droppos
+from pospre.algorithms.mae import attach_mae
+from tests.algorithms.official import (
     DECODER,
     assert_same_gradients,
     batch,
@@ -13,10 +17,6 @@ from official import (
     official_images,
     small_model,
 )
-from torch import nn
-
-from pospre.algorithms.droppos import attach_droppos
-from pospre.algorithms.mae import attach_mae
 
 DROPPOS: dict[str, dict[str, Any]] = {
     "affinity_sigma1": {},

@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from official import batch
 
 from pospre.algorithms.mae import attach_mae
 from pospre.algorithms.simmim import SimMIM, attach_simmim
 from pospre.errors import UserError
+from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.nn.masking import cell_patches
-from pospre.pretrain.model import PretrainModel
+from tests.algorithms.official import batch
 
 
 def small_model(**options):

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from official import batch, fixture, official_images, tensor
 from torch import Tensor
 
 from pospre.algorithms.simmim import attach_simmim
+from pospre.model.model import PretrainModel
 from pospre.nn.encoder import Encoder, EncoderSize
 from pospre.nn.masking import slot_mask
-from pospre.pretrain.model import PretrainModel
+from tests.algorithms.official import batch, fixture, official_images, tensor
 
 SIDE, DIM = 8, 48
 

@@ -10,16 +10,16 @@ import timm
 import torch
 
 from data_prep import convert
-from pospre.config import Recipe, load_recipe
 from pospre.data.loader import build_loader
-from pospre.data.views import ViewGroup
+from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
 from pospre.evaluation.run import run_evaluation
 from pospre.nn.build import build_encoder
 from pospre.nn.encoder import Encoder
+from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.train import main
 from pospre.training.build import build_model, build_parts
-from pospre.training.checkpoint import load_model
+from pospre.training.checkpoints.content import load_model
 from tests.data_prep.sample_clips import write_clips
 from tests.training.tiny_runs import curve
 

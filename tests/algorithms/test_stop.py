@@ -12,10 +12,10 @@ from pospre.algorithms.ijepa import IJEPA, FeaturePrediction, attach_ijepa
 from pospre.algorithms.mae import attach_mae
 from pospre.algorithms.stop import SecondScale, StoP, Variant, attach_stop
 from pospre.errors import UserError
+from pospre.model.model import PretrainModel
+from pospre.model.passes import EditSet
 from pospre.nn.build import build_encoder
 from pospre.nn.predictor import Predictor
-from pospre.pretrain.model import PretrainModel
-from pospre.pretrain.passes import EditSet
 
 PREDICTOR: dict[str, Any] = {"predictor_dim": 32, "predictor_depth": 2, "predictor_heads": 4}
 DECODER = {"decoder_dim": 32, "decoder_depth": 1, "decoder_heads": 4}

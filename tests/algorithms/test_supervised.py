@@ -12,8 +12,8 @@ from timm.data.mixup import mixup_target
 from pospre.algorithms.droppos import attach_droppos
 from pospre.algorithms.supervised import Supervised, attach_supervised
 from pospre.errors import UserError
+from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
-from pospre.pretrain.model import PretrainModel
 
 Run = Callable[..., tuple[int, str]]
 MIXED: dict[str, Any] = {"mixup": 0.8, "cutmix": 1.0, "label_smoothing": 0.1}

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from pospre.algorithms.supervised import Classification
 from pospre.errors import UserError
-from pospre.pretrain.model import PretrainModel
+from pospre.model.model import PretrainModel
 from pospre.training.build import build_algorithms, build_model
 from tests.swin_runs import SUPERVISED, small_swin
 

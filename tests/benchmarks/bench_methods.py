@@ -27,13 +27,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from pospre.data.views import ViewGroup
+from pospre.augment.device import IMAGENET_MEAN, IMAGENET_STD
+from pospre.data.views.plan import ViewGroup
+from pospre.model.algorithm import Progress, algorithm_class
+from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.nn.positions import grid_distances, smoothed_labels
 from pospre.nn.sizes import SIZES
-from pospre.pretrain.algorithm import Progress, algorithm_class
-from pospre.pretrain.augment import IMAGENET_MEAN, IMAGENET_STD
-from pospre.pretrain.model import PretrainModel
 from tests.benchmarks import plain_hosts, plain_steps
 
 Step = Callable[[], None]

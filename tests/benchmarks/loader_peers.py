@@ -40,7 +40,7 @@ class Loader:
 
 def _our_loader(job: Job) -> Any:
     from pospre.data.loader import build_loader
-    from pospre.data.views import ViewGroup
+    from pospre.data.views.plan import ViewGroup
 
     options = {"interpolation": "bicubic", **job.options}
     kind = options.pop("interpolation")
@@ -245,9 +245,9 @@ def _shrinks(views: Iterable[Views], loader: Any) -> list[int]:
     """Return by how much our loader decodes every image smaller, in its first epoch."""
     import numpy as np
 
-    from pospre.data.cutting import choose_shrink, margin
-    from pospre.data.decode import OpenedImage
-    from pospre.data.views import plan_views
+    from pospre.data.decode.decoder import OpenedImage
+    from pospre.data.views.cut import choose_shrink, margin
+    from pospre.data.views.plan import plan_views
 
     plans = plan_views(loader.views, seed=0, epoch=1, index=np.arange(loader.num_samples))
     shrinks = []

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from pospre.data.reader import open_reader
+from pospre.data.stores.opening import open_reader
 
 if TYPE_CHECKING:
-    from pospre.data.remote import RemoteMdsReader
+    from pospre.data.bucket.reader import RemoteMdsReader
     from tests.data.flaky_s3 import FlakyS3
 
 NUM_SAMPLES = 40
@@ -99,7 +99,7 @@ def bucket(upload: Callable[[Path], Any], shards: Callable[..., Path]) -> Any:
 
 def open_remote(**options: Any) -> "RemoteMdsReader":
     reader = open_reader(ADDRESS, **options)
-    from pospre.data.remote import RemoteMdsReader
+    from pospre.data.bucket.reader import RemoteMdsReader
 
     assert isinstance(reader, RemoteMdsReader)
     OPEN.append(reader)

@@ -12,22 +12,22 @@ import numpy as np
 import pytest
 import torch
 from composer.core.data_spec import DataSpec
-from loading import VIEW, count_calls, joined, loader, same
 from PIL import Image
 from torchvision.transforms import CenterCrop, InterpolationMode, Resize
 from torchvision.transforms.functional import pil_to_tensor
 
 from pospre import draws
-from pospre.config import recipe_from_dict
-from pospre.data.augment import Augment
-from pospre.data.decode import decode_image
+from pospre.data.decode.decoder import decode_image
 from pospre.data.loader import ViewLoader
-from pospre.data.reader import open_reader
-from pospre.data.resize import Views, cut_views
-from pospre.data.samples import Features
-from pospre.data.views import ViewGroup, plan_views
+from pospre.data.stores.opening import open_reader
+from pospre.data.stores.reader import Features
+from pospre.data.views.augment import Augment
+from pospre.data.views.plan import ViewGroup, plan_views
+from pospre.data.views.resize import Views, cut_views
 from pospre.errors import UserError
+from pospre.recipe.recipe import recipe_from_dict
 from pospre.training.build import build_data
+from tests.data.loading import VIEW, count_calls, joined, loader, same
 from tests.processes import started
 
 
@@ -164,7 +164,7 @@ def test_ctrl_c_ends_a_waiting_program_at_once(photos):
     program = (
         "import sys, itertools\n"
         "from pospre.data.loader import build_loader\n"
-        "from pospre.data.views import ViewGroup\n"
+        "from pospre.data.views.plan import ViewGroup\n"
         "from pospre.errors import run_command\n"
         "def main():\n"
         "    loader = build_loader(sys.argv[1], views=[ViewGroup()], batch_size=4, seed=0)\n"

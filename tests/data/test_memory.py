@@ -18,9 +18,9 @@ from pospre.data.memory import (
     estimate_memory,
     stored_bytes,
 )
-from pospre.data.page_cache import READ_AHEAD_BYTES
-from pospre.data.reader import open_reader
-from pospre.data.views import ViewGroup
+from pospre.data.stores.opening import open_reader
+from pospre.data.stores.page_cache import READ_AHEAD_BYTES
+from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
 
 GIB = 1 << 30
@@ -210,8 +210,8 @@ import json, re, sys, time
 from pathlib import Path
 from pospre.data.loader import ViewLoader
 from pospre.data.memory import BYTES_OF_CODE, estimate_memory
-from pospre.data.ffcv_reader import FfcvReader
-from pospre.data.views import ViewGroup
+from pospre.data.stores.ffcv import FfcvReader
+from pospre.data.views.plan import ViewGroup
 
 def status(key):
     text = Path("/proc/self/status").read_text()

@@ -3,7 +3,8 @@
 import itertools
 
 import pytest
-from loading import count_calls, joined, loader, same
+
+from tests.data.loading import count_calls, joined, loader, same
 
 
 def test_ranks_share_the_global_batch(photos):

@@ -16,8 +16,8 @@ from composer.utils import dist
 from torch import Tensor, nn
 
 from pospre.data.loader import build_loader
-from pospre.data.views import ViewGroup
-from pospre.training.callbacks.position import LoaderPosition
+from pospre.data.views.plan import ViewGroup
+from pospre.training.watch.position import LoaderPosition
 
 
 class Mean(ComposerModel):

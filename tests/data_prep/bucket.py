@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from data_prep import convert
-from data_prep.sidecar import as_text
+from data_prep.publish.description import as_text
 from pospre.errors import run_command
 from tests.data_prep.sample_images import encoded, odd_files, picture, write_files
 

@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import pytest
 
-from data_prep import conversion
+from data_prep.distribute import conversion
+from data_prep.distribute.tally import Settings
 from data_prep.sources.image_folder import FileSource, file_item
 from data_prep.sources.source import DamagedItem, Item
-from data_prep.tally import Settings
-from pospre.data.reader import open_reader
+from pospre.data.stores.opening import open_reader
 from tests.data_prep.reading import FORMATS, destination
 from tests.data_prep.sample_images import encoded, picture, write_files
 

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from data_prep import convert
-from data_prep.sidecar import sha256
+from data_prep.publish.description import sha256
 from data_prep.sources.source import Item
 from pospre.errors import run_command
 from tests.data_prep.reading import FORMATS, destination, read_samples
@@ -366,7 +366,7 @@ def test_missing_ffcv_is_one_clear_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setitem(sys.modules, "ffcv.writer", None)
-    monkeypatch.delitem(sys.modules, "data_prep.writers.ffcv", raising=False)
+    monkeypatch.delitem(sys.modules, "data_prep.publish.writers.ffcv", raising=False)
     assert run(photos, tmp_path / "out.beton") == 2
     message = capsys.readouterr().err
     assert "apt-get install" in message and message.count("\n") == 1
@@ -409,7 +409,7 @@ def test_an_image_that_does_not_fit_is_left_out(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     target = destination(tmp_path, data_format)
-    writer = importlib.import_module(f"data_prep.writers.{data_format}").BlockWriter
+    writer = importlib.import_module(f"data_prep.publish.writers.{data_format}").BlockWriter
     start = writer.__init__
 
     def with_little_room(self: Any, *arguments: Any) -> None:
@@ -441,7 +441,7 @@ def test_page_size_follows_the_largest_file(
     tmp_path: Path, name: str, size: int, page: int
 ) -> None:
     destination(tmp_path, "ffcv")
-    writers = importlib.import_module("data_prep.writers.ffcv")
+    writers = importlib.import_module("data_prep.publish.writers.ffcv")
     assert writers.page_size((Item(name, -1, size, ""),)) == page
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from data_prep import verify
-from pospre.data.sidecar import pack_sums, unpack_sums
+from pospre.data.stores.description import pack_sums, unpack_sums
 from pospre.errors import run_command
 from tests.data_prep.bucket import URI, contents, shard, write
 

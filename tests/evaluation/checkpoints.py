@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import yaml
 
-from pospre.config import Recipe, recipe_from_dict
+from pospre.recipe.recipe import Recipe, recipe_from_dict
 from pospre.training.build import build_model
 
 NUM_PATCHES = 16

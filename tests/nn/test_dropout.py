@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from pospre.batch import Batch
+from pospre.model.model import PretrainModel
+from pospre.model.passes import EncoderPass
 from pospre.nn.build import build_encoder
 from pospre.nn.drop_path import dropout, dropout_keys
 from pospre.nn.encoder import Encoder
-from pospre.pretrain.model import PretrainModel
-from pospre.pretrain.passes import EncoderPass
 
 KEYS = torch.arange(64) * 7919
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pospre.config import load_recipe
 from pospre.errors import UserError
 from pospre.nn.build import build_encoder
+from pospre.recipe.recipe import load_recipe
 
 PRETRAIN = sorted((Path(__file__).parents[2] / "yamls" / "pretrain").glob("*.yaml"))
 CUT = 0.02 * 0.5396  # N(0, 0.02²) cut at one standard deviation

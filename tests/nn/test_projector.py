@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
+from pospre.model.teacher import Frozen
 from pospre.nn.projector import Projector
-from pospre.pretrain.teacher import Frozen
 
 
 def plain(head: Projector) -> nn.Sequential:

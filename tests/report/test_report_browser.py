@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fabricated_run import fabricate_run
 
 from pospre.report.page import write_report
+from tests.report.fabricated_run import fabricate_run
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)

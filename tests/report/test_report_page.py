@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fabricated_run import fabricate_run, position_grid, position_pictures, write_evaluation
 from PIL import Image
 
 from pospre.errors import UserError
@@ -16,6 +15,12 @@ from pospre.report.__main__ import main
 from pospre.report.page import write_report
 from pospre.report.run import read_run
 from pospre.report.summary import evaluate_command, reproduce_commands
+from tests.report.fabricated_run import (
+    fabricate_run,
+    position_grid,
+    position_pictures,
+    write_evaluation,
+)
 
 PAGE_LIMIT = 3_000_000
 

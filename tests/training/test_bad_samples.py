@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import command, curve, environment
 
 from pospre import draws
 from tests.processes import finished
+from tests.training.tiny_runs import command, curve, environment
 
 Run = Callable[..., tuple[int, str]]
 SEED, NUM_IMAGES, BATCH_SIZE = 0, 24, 8

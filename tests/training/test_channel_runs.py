@@ -11,12 +11,12 @@ import timm
 import torch
 
 from data_prep.convert import main as convert
-from pospre.config import load_recipe
 from pospre.evaluate import main as evaluate
 from pospre.evaluation.run import run_evaluation
 from pospre.export import main as export
+from pospre.recipe.recipe import load_recipe
 from pospre.training.build import build_model
-from pospre.training.checkpoint import load_model
+from pospre.training.checkpoints.content import load_model
 from tests.conftest import draw_image
 from tests.data.deep_files import band_folder
 

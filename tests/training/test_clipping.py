@@ -8,9 +8,9 @@ from composer.core import Event
 from torch import nn
 
 from pospre.algorithms.mae import attach_mae
+from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
-from pospre.pretrain.model import PretrainModel
-from pospre.sections import ClipGrad
+from pospre.recipe.sections import ClipGrad
 from pospre.training.clipping import (
     PerModuleClipping,
     PerTensorClipping,

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from pospre.algorithms.droppos import attach_droppos
 from pospre.algorithms.supervised import attach_supervised
+from pospre.model.model import PretrainModel
+from pospre.model.objective import Objective
 from pospre.nn.build import build_encoder
-from pospre.pretrain.model import PretrainModel
-from pospre.pretrain.objective import Objective
-from pospre.sections import Optimizer, Schedule
+from pospre.recipe.sections import Optimizer, Schedule
 from pospre.training.groups import parameter_groups, rate_scale
 from pospre.training.optim import build_optimizer, build_schedule
 

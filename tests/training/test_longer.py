@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tiny_runs import curve
 
 from pospre.report.page import write_report
+from tests.training.tiny_runs import curve
 
 Run = Callable[..., tuple[int, str]]
 MEASURED = "evaluation={position_grid: {num_samples: 8, baseline: false}}"

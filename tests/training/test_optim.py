@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from pospre.errors import UserError
+from pospre.recipe.sections import Optimizer, Schedule
 from pospre.schedules import cosine_warmup
-from pospre.sections import Optimizer, Schedule
 from pospre.training.optim import StepSchedule, batch_peak, build_optimizer, build_schedule
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pospre.config import load_recipe
+from pospre.recipe.recipe import load_recipe
 from pospre.training.run_folder import LOCK, hold
 
 Run = Callable[..., tuple[int, str]]

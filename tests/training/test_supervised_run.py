@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from tiny_runs import command, curve, environment
 
 from tests.processes import finished
+from tests.training.tiny_runs import command, curve, environment
 
 Run = Callable[..., tuple[int, str]]
 

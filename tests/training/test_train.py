@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tiny_runs import command, curve, environment
 
 from tests.processes import LIMIT, finished, started
+from tests.training.tiny_runs import command, curve, environment
 
 Run = Callable[..., tuple[int, str]]
 

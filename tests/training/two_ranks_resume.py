@@ -10,11 +10,11 @@ from pathlib import Path
 
 import boto3
 from composer.utils import dist
-from tiny_runs import curve
 
 from pospre.errors import run_command
 from pospre.train import main
-from pospre.training import checkpoint_reading
+from pospre.training.checkpoints import reading
+from tests.training.tiny_runs import curve
 
 RECIPE, RUNS, *OPTIONS = sys.argv[1:]
 BUCKET = "trainer.save_folder=s3://bucket/far"
@@ -58,8 +58,6 @@ if __name__ == "__main__":
     assert curve(FOLDER.parent) == whole
     copy(Path(RUNS) / "whole", FOLDER.parent)
     as_if_killed()
-    read_same = checkpoint_reading._read_same
-    checkpoint_reading._read_same = lambda path, *noted: read_same(
-        path.with_name("ep0-ba2.pt"), *noted
-    )
+    read_same = reading._read_same
+    reading._read_same = lambda path, *noted: read_same(path.with_name("ep0-ba2.pt"), *noted)
     sys.exit(train())

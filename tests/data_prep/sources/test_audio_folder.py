@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
+from data_prep.files.tree import Tree
 from data_prep.sources.registry import detect, open_source
-from data_prep.tree import Tree
 from pospre.errors import UserError
 from tests.data_prep.sample_clips import write_clips
 from tests.data_prep.sample_images import write_files

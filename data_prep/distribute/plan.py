@@ -1,0 +1,110 @@
+"""What a conversion is going to do: known before the first sample is read, the same everywhere."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from data_prep.distribute.tally import Record, Settings
+from pospre.errors import UserError
+
+_VERSION = 3  # of plans and records: what another version has begun is not gone on with
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all parts of a conversion have in common.
+
+    Attributes:
+        made_from: settings and the source's fingerprint.
+        num_blocks: that the source is converted in.
+        block_keys: what tells each of them from all others: a block of the same number and key
+            has the same bytes, whatever else has changed in the source.
+        num_items: candidate samples.
+        classes: names by label, or None.
+        num_ignored: files that are no samples.
+        ignored: some of them, for instance.
+        split_rule: what parted the data set, or None.
+        annotation: ``"json"``, ``"png"`` or None.
+        limit: largest shard in bytes (MDS), or size of a page (FFCV).
+        noun: what the samples are called in messages.
+        titles: readable class names by label, where ``classes`` are codes.
+        annotation_classes: names by the numbers inside annotations.
+        version: of plans and records.
+    """
+
+    made_from: dict[str, Any]
+    num_blocks: int
+    num_items: int
+    classes: list[str] | None
+    num_ignored: int
+    split_rule: str | None
+    annotation: str | None
+    limit: int
+    noun: str
+    titles: list[str] | None = None
+    annotation_classes: list[str] | None = None
+    ignored: list[str] = field(default_factory=list)
+    block_keys: list[str] = field(default_factory=list)
+    version: int = _VERSION
+
+    @property
+    def key(self) -> str:
+        """What tells this conversion from all others."""
+        return hashlib.sha256(self.as_json().encode()).hexdigest()[:16]
+
+    @property
+    def format(self) -> str:
+        """Format of the result: ``"mds"`` or ``"ffcv"``."""
+        return str(self.made_from["settings"]["format"])
+
+    def owns(self, record: Record) -> bool:
+        """Tell whether a block is one of this conversion's."""
+        return self.block_keys[record.number : record.number + 1] == [record.key]
+
+    def continues(self, before: "Plan") -> bool:
+        """Tell whether this is the same conversion of a source that has changed since."""
+        return (
+            self.version == before.version
+            and self.made_from["settings"] == before.made_from["settings"]
+        )
+
+    def as_json(self) -> str:
+        """Return the text that ``parse_plan`` reads."""
+        return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
+
+
+def parse_plan(text: str | bytes, where: str) -> Plan:
+    """Read a plan that another run has left at ``where``.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    try:
+        return Plan(**{"version": 1, **json.loads(text)})
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{where} is damaged; remove it and convert again.") from error
+
+
+def difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
+    """Say in which setting, or else in the source, two conversions differ; None: in nothing."""
+    usual = {field.name: field.default for field in fields(Settings)}
+    for key, value in now["settings"].items():
+        old = before["settings"].get(key, usual[key])  # a setting that is younger
+        if old != value:
+            return f"made with {key}={old} instead of {value}"
+    if before["source"] != now["source"]:
+        return "made from other images or older versions of them"
+    return None
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Write numbers, counted from 1, shortly: ``1-3, 7``."""
+    spans: list[list[int]] = []
+    for number in sorted(numbers):
+        if spans and spans[-1][1] == number:
+            spans[-1][1] = number + 1
+        else:
+            spans.append([number, number + 1])
+    return ", ".join(str(a + 1) if b == a + 1 else f"{a + 1}-{b}" for a, b in spans)

@@ -1,0 +1,141 @@
+"""What a conversion is told, and what it met."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pospre.data.decode.deep import Decoding, parse_range
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything beside the source that decides the bytes of the result."""
+
+    format: str
+    max_side: int | None = None
+    quality: int = 90
+    split: str | None = None
+    val_fraction: float = 0.1
+    seed: int = 0
+    frames: int | None = None  # of a clip; None for images
+    source: str = "auto"
+    check: str = "full"
+    shard_mb: float | None = None
+    seekable: bool = False
+    keywords: str | None = None  # by commas
+    channels: int = 3
+    deep_range: str = "auto"
+
+    @property
+    def decoding(self) -> Decoding:
+        """What is made of every image."""
+        return Decoding(self.channels, parse_range(self.deep_range, "--deep-range"))
+
+
+@dataclass
+class Record:
+    """What became of a block: the file that holds its samples, and what they are.
+
+    Attributes:
+        number: of the block.
+        key: of everything that decides the block's bytes.
+        num_shares: that the conversion was divided into when the block was converted.
+        files: name, bytes and SHA-256 of each file.
+        shards: their entries of ``index.json``, for MDS.
+        num_kept: images whose bytes were kept.
+        num_marked: images whose pixels were kept, but restart markers were added to the bytes; all
+            others were encoded anew.
+        skipped: path and reason of what cannot be read.
+        labels: of every sample written.
+        num_bytes: likewise, of its image (or features).
+        crc32c: likewise, the checksum of these bytes.
+        extra_bytes: likewise, of its annotation; empty where there are none.
+        sides: width and height of every image; empty for clips.
+        seconds: length of every clip; empty for images.
+        sums: of the features of clips, or the pixels of other than three channels: see ``Moments``.
+        deep: of images of more than 8 bits: which sample of the block, the values that became 0 to
+            255, whether these are a guess, and whether the image is nearly one grey now.
+    """
+
+    number: int
+    key: str
+    num_shares: int = 1
+    files: list[tuple[str, int, str]] = field(default_factory=list)
+    shards: list[dict[str, Any]] = field(default_factory=list)
+    num_kept: int = 0
+    num_marked: int = 0
+    skipped: list[dict[str, str]] = field(default_factory=list)
+    labels: list[int] = field(default_factory=list)
+    num_bytes: list[int] = field(default_factory=list)
+    crc32c: list[int] = field(default_factory=list)
+    extra_bytes: list[int] = field(default_factory=list)
+    sides: list[tuple[int, int]] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    sums: list[list[float]] | None = None
+    deep: list[tuple[int, str, bool, bool]] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what ``Record(**…)`` takes."""
+        return vars(self)
+
+
+@dataclass
+class Tally:
+    """What a whole conversion, or a part of one, met.
+
+    Attributes:
+        records: of its blocks, in order.
+        classes: names by label, or None.
+        num_reused: how many of them an earlier run had finished.
+        seconds: that this run took.
+        num_ignored: files of the source that are no samples.
+        ignored: some of them, for instance.
+    """
+
+    records: list[Record]
+    classes: list[str] | None
+    num_reused: int = 0
+    seconds: float = 0.0
+    num_ignored: int = 0
+    ignored: Sequence[str] = ()
+
+    @property
+    def num_samples(self) -> int:
+        """Images or clips written."""
+        return sum(len(record.labels) for record in self.records)
+
+    @property
+    def num_kept(self) -> int:
+        """Images whose own bytes were kept."""
+        return sum(record.num_kept for record in self.records)
+
+    @property
+    def num_marked(self) -> int:
+        """Images whose pixels were kept, but not their bytes."""
+        return sum(record.num_marked for record in self.records)
+
+    @property
+    def num_encoded(self) -> int:
+        """Images encoded anew."""
+        return self.num_samples - self.num_kept - self.num_marked
+
+    @property
+    def skipped(self) -> list[dict[str, str]]:
+        """Path and reason of everything that cannot be read."""
+        return [item for record in self.records for item in record.skipped]
+
+    @property
+    def num_deep(self) -> Counter[tuple[str, bool]]:
+        """Images of more than 8 bits by the values that became 0 to 255, and whether guessed."""
+        return Counter((r, guessed) for record in self.records for _, r, guessed, _ in record.deep)
+
+    @property
+    def num_flat(self) -> int:
+        """Those of them that are nearly one grey now."""
+        return sum(is_flat for record in self.records for *_, is_flat in record.deep)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the files written."""
+        return sum(size for record in self.records for _, size, _ in record.files)

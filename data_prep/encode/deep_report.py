@@ -1,0 +1,48 @@
+"""What a conversion says about images of more than 8 bits: rows of the summary, the description."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from data_prep.distribute.tally import Record, Tally
+
+
+def deep_rows(tally: Tally) -> list[tuple[str, str]]:
+    """Return what the summary says: which values of deep images became 0 to 255."""
+    counts = tally.num_deep
+    if not counts:
+        return []
+    rows = [("deep", f"{counts.total()} of more than 8 bits; these values became 0..255:")]
+    for (text, guessed), number in sorted(counts.items(), key=lambda entry: -entry[1]):
+        rows.append((f"  {text}", f"{number}, guessed" if guessed else f"{number}"))
+    if any(guessed for _, guessed in counts):
+        rows.append(
+            ("  guessed", "from each image's largest value; --deep-range LOW,HIGH is one for all")
+        )
+    if tally.num_flat:
+        rows.append(
+            ("  one grey", f"nearly, are {tally.num_flat} of them; the description names them")
+        )
+    return rows
+
+
+def describe_deep(records: Sequence[Record]) -> dict[str, Any]:
+    """Return the samples of more than 8 bits by range, as spans of numbers, first and last."""
+    ranges: dict[str, dict[str, Any]] = {}
+    flat: list[list[int]] = []
+    first = 0
+    for record in records:
+        for number, text, guessed, is_flat in record.deep:
+            entry = ranges.setdefault(text, {"guessed": False, "samples": []})
+            entry["guessed"] |= guessed
+            _extend(entry["samples"], first + number)
+            if is_flat:
+                _extend(flat, first + number)
+        first += len(record.labels)
+    return {"ranges": ranges, "nearly_one_grey": flat}
+
+
+def _extend(spans: list[list[int]], number: int) -> None:
+    if spans and spans[-1][1] == number - 1:
+        spans[-1][1] = number
+    else:
+        spans.append([number, number])

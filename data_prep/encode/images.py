@@ -1,0 +1,241 @@
+"""An encoded image → bytes ready to store: an upright RGB or grey JPEG, checked by decoding it.
+
+Images of other than three channels, or one, are stored as ``.npy``: uint8 (H, W, C), lossless.
+"""
+
+import io
+import warnings
+from dataclasses import dataclass, replace
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from data_prep.encode.restart_markers import add_restart_markers
+from pospre.data.decode import jpeg
+from pospre.data.decode.bands import NPY_START, npy_bytes
+from pospre.data.decode.decoder import DecodeError, decode_otherwise
+from pospre.data.decode.deep import RGB, Decoding, DeepRange, in_eight_bits, said_range
+from pospre.data.decode.formats import why_unknown
+
+_ORIENTATION_TAG = 0x0112
+_UPRIGHT = 1
+_TURNED = range(2, 9)
+_END_OF_IMAGE = b"\xff\xd9"
+_SHRINK = 8
+_LONGEST_REASON = 200
+_OF_JPEGS = (1, 3)  # channels
+_MIDDLE = (1, 99)  # percentiles; what lies outside may be dead pixels
+_FEW_LEVELS = 16
+
+
+@dataclass(frozen=True)
+class PreparedImage:
+    """A JPEG ready to store, or an ``.npy`` file of other channels.
+
+    Attributes:
+        jpeg: the bytes.
+        width: pixels.
+        height: pixels.
+        kept: whether these are the file's own bytes, unchanged.
+        marked: whether they are the file's own pixels, but restart markers were added.
+        orientation: by which the image was turned upright, as EXIF numbers it; 1: not at all.
+        deep: of an image of more than 8 bits, the values that became 0 to 255.
+        is_flat: whether it is one of these and nearly one grey now.
+    """
+
+    jpeg: bytes
+    width: int
+    height: int
+    kept: bool
+    marked: bool = False
+    orientation: int = _UPRIGHT
+    deep: DeepRange | None = None
+    is_flat: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that it takes in the data set."""
+        return len(self.jpeg)
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """Why a file gives no image."""
+
+    reason: str
+
+
+def prepare_image(
+    data: bytes,
+    max_side: int | None,
+    quality: int,
+    *,
+    check: str = "full",
+    seekable: bool = False,
+    decoding: Decoding = RGB,
+) -> PreparedImage | Unreadable:
+    """Return what to store of an encoded image; what it may contain never raises.
+
+    The given bytes are kept when it is an upright RGB or grey JPEG with no side above
+    ``max_side``. Everything else is turned upright, converted to RGB, shrunk to ``max_side`` and
+    encoded at ``quality``. Transparency is dropped, as in torchvision's ImageFolder; of an
+    animation the first frame is taken.
+
+    Args:
+        data: bytes of an image file.
+        max_side: longest side in pixels, or None.
+        quality: of what is encoded anew.
+        check: what is looked at of a JPEG whose bytes are kept: ``"full"`` decodes it (at 1/8 of
+            the size: this reads every coefficient, so it finds what is cut off or damaged);
+            ``"header"`` decodes it only if it does not end as it should.
+        seekable: whether to add restart markers, so that parts can be decoded alone.
+        decoding: channels, and how values of more than 8 bits are mapped.
+    """
+    try:
+        with warnings.catch_warnings():
+            # Broken metadata beside a good image, and big but honest images, are no one's concern.
+            warnings.simplefilter("ignore")
+            if decoding.channels not in _OF_JPEGS:
+                return _prepare_bands(data, max_side, decoding)
+            found = _keep(data, max_side, check) or _prepare(data, max_side, quality, decoding)
+            return _mark(found) if seekable and isinstance(found, PreparedImage) else found
+    except DecodeError as error:
+        return Unreadable(str(error).split("\n", 1)[0][:_LONGEST_REASON])
+    except Exception as error:  # Pillow's plugins raise nearly every kind on damaged bytes
+        return Unreadable(_reason(error))
+
+
+def _reason(error: Exception) -> str:
+    """Return the first line of what an error says, with its kind where that alone tells more."""
+    text = str(error).split("\n", 1)[0][:_LONGEST_REASON]
+    if isinstance(error, OSError | ValueError | SyntaxError) and text:
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _keep(data: bytes, max_side: int | None, check: str) -> PreparedImage | Unreadable | None:
+    """Check a JPEG that can stay as it is; None: it cannot, or is of a kind left to Pillow."""
+    try:
+        header = jpeg.read_header(memoryview(data))
+    except jpeg.UnusualJpeg:
+        return None
+    width, height = header.width, header.height
+    if header.orientation != _UPRIGHT or (max_side is not None and max(width, height) > max_side):
+        return None
+    if check == "header" and data.rstrip(b"\0").endswith(_END_OF_IMAGE):
+        return PreparedImage(data, width, height, kept=True)
+    try:
+        buffer = np.empty(jpeg.num_bytes(header, _SHRINK), np.uint8)
+        jpeg.decode(np.frombuffer(data, np.uint8), header, _SHRINK, header.whole, buffer)
+    except jpeg.JpegError as error:
+        return Unreadable(str(error))
+    except jpeg.UnusualJpeg:
+        return None
+    return PreparedImage(data, width, height, kept=True)
+
+
+def _prepare(
+    data: bytes, max_side: int | None, quality: int, decoding: Decoding
+) -> PreparedImage | Unreadable:
+    if data.startswith(NPY_START):
+        pixels, deep = decode_otherwise(np.frombuffer(data, np.uint8), decoding)
+        picture = Image.fromarray(pixels[..., 0] if decoding.channels == 1 else pixels)
+        return _encode(_shrunk(picture, picture.size, max_side), quality, _UPRIGHT, deep)
+    try:
+        image: Image.Image = Image.open(io.BytesIO(data))
+    except Image.UnidentifiedImageError:
+        return Unreadable(why_unknown(data))
+    width, height = image.size
+    shrink = max_side is not None and max(width, height) > max_side
+    is_jpeg = image.format in ("JPEG", "MPO")  # MPO: a JPEG with further pictures behind it
+    if is_jpeg and image.mode in ("RGB", "L") and not shrink and _orientation(image) == _UPRIGHT:
+        image.draft(None, (1, 1))
+        image.load()
+        return PreparedImage(data, width, height, kept=True)
+    if shrink and is_jpeg and max_side is not None:
+        image.draft(None, (3 * max_side, 3 * max_side))
+    said = said_range(image)
+    upright, orientation = _upright(image)
+    image, deep = in_eight_bits(upright, said, decoding.deep_range)
+    image = image.convert("RGB")
+    if decoding.channels == 1:
+        image = image.convert("L")
+    return _encode(_shrunk(image, (width, height), max_side), quality, orientation, deep)
+
+
+def _prepare_bands(data: bytes, max_side: int | None, decoding: Decoding) -> PreparedImage:
+    """Return the ``.npy`` file of an image of any number of bands."""
+    pixels, deep = decode_otherwise(np.frombuffer(data, np.uint8), decoding)
+    size = pixels.shape[1], pixels.shape[0]
+    planes = [
+        _shrunk(Image.fromarray(plane), size, max_side) for plane in np.moveaxis(pixels, 2, 0)
+    ]
+    pixels = np.stack([np.asarray(plane) for plane in planes], axis=2)
+    stored = npy_bytes(pixels)
+    return PreparedImage(
+        stored,
+        *planes[0].size,
+        kept=stored == data,
+        deep=deep,
+        is_flat=deep is not None and _is_flat(pixels),
+    )
+
+
+def _shrunk(image: Image.Image, size: tuple[int, int], max_side: int | None) -> Image.Image:
+    """Return an image with no side above ``max_side``; ``size`` is that of its file."""
+    if max_side is None or max(size) <= max_side:
+        return image
+    scale = max_side / max(size)
+    sides = [max(1, round(side * scale)) for side in size]
+    if (image.width > image.height) != (size[0] > size[1]):
+        sides.reverse()
+    return image.resize((sides[0], sides[1]), Image.Resampling.LANCZOS, reducing_gap=3.0)
+
+
+def _encode(
+    image: Image.Image, quality: int, orientation: int, deep: DeepRange | None
+) -> PreparedImage:
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=quality)
+    return PreparedImage(
+        buffer.getvalue(),
+        image.width,
+        image.height,
+        kept=False,
+        orientation=orientation,
+        deep=deep,
+        is_flat=deep is not None and _is_flat(np.asarray(image)),
+    )
+
+
+def _is_flat(levels: np.ndarray) -> bool:
+    """Tell whether nearly all of an image lies within a few of 256 levels."""
+    low, high = np.percentile(levels, _MIDDLE)
+    return bool(high - low < _FEW_LEVELS)
+
+
+def _mark(image: PreparedImage) -> PreparedImage:
+    data = add_restart_markers(image.jpeg)
+    if data == image.jpeg:
+        return image
+    return replace(image, jpeg=data, kept=False, marked=image.kept)
+
+
+def _orientation(image: Image.Image) -> int:
+    """Return the EXIF orientation, 1 (upright) when there is none or it makes no sense."""
+    try:
+        value = image.getexif().get(_ORIENTATION_TAG, _UPRIGHT)
+    except Exception:  # broken metadata beside a good image
+        return _UPRIGHT
+    return int(value) if value in _TURNED else _UPRIGHT
+
+
+def _upright(image: Image.Image) -> tuple[Image.Image, int]:
+    """Return an image turned upright, and the orientation that it had."""
+    # loading turns a TIFF, which then says that it is upright
+    turned = _orientation(image) if image.format == "TIFF" else _UPRIGHT
+    image.load()
+    orientation = _orientation(image)
+    if orientation == _UPRIGHT:
+        return image, turned
+    return ImageOps.exif_transpose(image), orientation

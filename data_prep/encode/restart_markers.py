@@ -1,0 +1,287 @@
+"""JPEGs of which any part can be decoded alone: with restart markers that divide every row.
+
+Undoing the entropy coding is most of a JPEG's cost, and each block's brightness is stored as the
+difference from the block before. At a restart marker the differences start from 0 anew, so decoding
+can begin there, and what lies between two markers can be left out, as the loader does. The
+markers come at equal distances, which divide the rows of MCUs (of 8 to 32 pixels) evenly. Adding
+them moves bits and codes the first differences behind each again; no coefficient changes, so no
+pixel does.
+
+What is not understood is returned as it is: progressive and odd files, and damaged ones, which are
+the checks' business, not ours.
+"""
+
+import math
+import struct
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from data_prep.encode import entropy_coding
+
+_BASELINE, _TABLES, _END, _SCAN, _INTERVAL = 0xC0, 0xC4, 0xD9, 0xDA, 0xDD
+_FRAMES = {*range(0xC0, 0xD0)} - {_TABLES, 0xC8, 0xCC}
+_FULL_SPECTRUM = b"\x00\x3f\x00"
+_MCUS = 4  # about so many between two markers
+_MAX_BLOCKS = 10  # of an MCU
+
+
+class _Odd(Exception):
+    """Not a JPEG that is understood here."""
+
+
+class _Layout(NamedTuple):
+    """Where the parts of a JPEG are, and what its scan is made of."""
+
+    scan_header: int
+    scan: int
+    end: int
+    marks: np.ndarray  # bytes 0xFF in the scan
+    interval: int
+    rows: int
+    per_row: int
+    components: tuple[int, ...]  # of an MCU's blocks, in order
+    dc_tables: tuple[tuple[int, bytes], ...]  # per component: number, counts and symbols
+    ac_tables: tuple[tuple[int, bytes], ...]
+
+
+def add_restart_markers(jpeg: bytes) -> bytes:
+    """Return the same image with restart markers that divide every row of MCUs.
+
+    Baseline JPEGs of one scan get them; all others, and damaged ones, are returned unchanged. The
+    pixels are the same to the bit.
+    """
+    try:
+        layout = _read_layout(jpeg)
+        if layout.interval == mcus_between_markers(layout.per_row):
+            return jpeg
+        return _with_markers(jpeg, layout)
+    except _Odd:
+        return jpeg
+
+
+def mcus_between_markers(per_row: int) -> int:
+    """Return how many MCUs go between markers: of the numbers that divide a row, that nearest to 4.
+
+    With fewer, a little more could be left out, but each marker takes about five bytes.
+    """
+    divisors = (count for count in range(1, per_row + 1) if per_row % count == 0)
+    return min(divisors, key=lambda count: abs(math.log(count / _MCUS)))
+
+
+def _with_markers(jpeg: bytes, layout: _Layout) -> bytes:
+    num_mcus, between = layout.rows * layout.per_row, mcus_between_markers(layout.per_row)
+    interval = layout.interval or num_mcus
+    words, ends = _read_scan(jpeg, layout, -(-num_mcus // interval))
+    dc, ac = layout.dc_tables, layout.ac_tables
+    wider = [_widen(table) for _, table in dc]
+    most = ends[-1] + (num_mcus // between + len(ends)) * (len(dc) * 32 + 8)
+    coded = np.zeros(most // 32 + 4, np.uint32)
+    part_ends = np.zeros(num_mcus // between, np.int64)
+    done = entropy_coding.recode(
+        words,
+        ends,
+        (num_mcus, between, interval),
+        np.array(layout.components),
+        np.stack([_lookups(one, other) for (_, one), (_, other) in zip(dc, ac, strict=True)]),
+        np.stack([_codes(table) for table in wider]),
+        coded,
+        part_ends,
+    )
+    if not done:
+        raise _Odd
+    new = {number: wide for (number, table), wide in zip(dc, wider, strict=True) if wide != table}
+    header = [jpeg[: layout.scan_header]]
+    for number, table in new.items():
+        header.append(struct.pack(">HHB", 0xFF00 | _TABLES, 3 + len(table), number) + table)
+    header.append(struct.pack(">HHH", 0xFF00 | _INTERVAL, 4, between))
+    header.append(jpeg[layout.scan_header : layout.scan])
+    parts = _write_parts(coded.astype(">u4").tobytes(), part_ends.tolist())
+    return b"".join([*header, *parts, jpeg[layout.end :]])
+
+
+def _write_parts(stored: bytes, ends: list[int]) -> Iterator[bytes]:
+    start = 0
+    for number, end in enumerate(ends):
+        if number:
+            yield bytes((0xFF, 0xD0 | (number - 1) & 7))
+        yield stored[start:end].replace(b"\xff", b"\xff\0")
+        start = end
+
+
+def _read_scan(jpeg: bytes, layout: _Layout, num_parts: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the scan without stuffing and markers as ``recode`` takes it, and its parts' ends."""
+    stored = np.frombuffer(jpeg, np.uint8)
+    scan = stored[layout.scan : layout.end]
+    marks = layout.marks[layout.marks < layout.end]
+    places, after = marks - layout.scan, stored[marks + 1]
+    restarts = after != 0
+    numbers = after[restarts] & 7
+    if len(numbers) != num_parts - 1 or (numbers != np.arange(len(numbers)) & 7).any():
+        raise _Odd
+    kept = np.zeros(-(-len(scan) // 8) * 8 + entropy_coding.PADDING, np.uint8)
+    starts, lengths = places + ~restarts, np.where(restarts, 2, 1)
+    num_kept = entropy_coding.leave_out(scan, starts, lengths, kept)
+    lost = np.cumsum(lengths) - lengths
+    ends = np.append((starts - lost)[restarts], num_kept)
+    return kept.view(">u8").astype(np.uint64), 8 * ends
+
+
+# ------------------------------------------------------------------------------------- the header
+
+
+def _read_layout(jpeg: bytes) -> _Layout:
+    if jpeg[:3] != b"\xff\xd8\xff":
+        raise _Odd
+    frame, interval, at = b"", 0, 2
+    tables: dict[int, bytes] = {}
+    while at + 4 <= len(jpeg) and jpeg[at] == 0xFF:
+        marker = jpeg[at + 1]
+        if marker == 0xFF:  # a filler
+            at += 1
+            continue
+        segment = jpeg[at + 4 : at + 2 + int.from_bytes(jpeg[at + 2 : at + 4])]
+        if marker in _FRAMES:
+            if marker != _BASELINE or frame:
+                raise _Odd
+            frame = segment
+        elif marker == _TABLES:
+            tables |= _read_tables(segment)
+        elif marker == _INTERVAL and len(segment) == 2:
+            interval = int.from_bytes(segment)
+        elif marker == _SCAN:
+            return _lay_out(jpeg, frame, tables, interval, (at, at + 4 + len(segment)))
+        elif 0xD0 <= marker <= _END:
+            break
+        at += 4 + len(segment)
+    raise _Odd
+
+
+def _read_tables(segment: bytes) -> dict[int, bytes]:
+    tables, at = {}, 0
+    while at < len(segment):
+        counts = segment[at + 1 : at + 17]
+        table = segment[at + 1 : at + 17 + sum(counts)]
+        if len(counts) < 16 or len(table) < 16 + sum(counts) or sum(counts) > 256:
+            raise _Odd
+        if sum(count << (15 - length) for length, count in enumerate(counts)) > 1 << 16:
+            raise _Odd
+        tables[segment[at]] = table
+        at += 1 + len(table)
+    return tables
+
+
+def _lay_out(
+    jpeg: bytes, frame: bytes, tables: dict[int, bytes], interval: int, scan: tuple[int, int]
+) -> _Layout:
+    header = jpeg[scan[0] + 4 : scan[1]]
+    count = frame[5] if len(frame) > 5 else 0
+    if count not in (1, 3) or len(frame) != 6 + 3 * count or frame[0] != 8:
+        raise _Odd
+    if len(header) != 4 + 2 * count or header[0] != count or header[-3:] != _FULL_SPECTRUM:
+        raise _Odd
+    height, width = struct.unpack(">HH", frame[1:5])
+    across = [frame[7 + 3 * number] >> 4 for number in range(count)]
+    down = [frame[7 + 3 * number] & 15 for number in range(count)]
+    same_order = frame[6::3] == header[1:-3:2] and len(set(frame[6::3])) == count
+    if not (height and width and same_order and all(1 <= n <= 4 for n in across + down)):
+        raise _Odd
+    if count == 1:  # alone in its scan: an MCU is one block, whatever the factors say
+        across = down = [1]
+    blocks = [n for n in range(count) for _ in range(across[n] * down[n])]
+    if len(blocks) > _MAX_BLOCKS:
+        raise _Odd
+    ids = [(chosen >> 4, 0x10 | chosen & 15) for chosen in header[2:-3:2]]
+    if any(number not in tables for pair in ids for number in pair):
+        raise _Odd
+    end, marks = _find_end(jpeg, scan[1])
+    return _Layout(
+        scan_header=scan[0],
+        scan=scan[1],
+        end=end,
+        marks=marks,
+        interval=interval,
+        rows=-(-height // (8 * max(down))),
+        per_row=-(-width // (8 * max(across))),
+        components=tuple(blocks),
+        dc_tables=tuple((dc, tables[dc]) for dc, _ in ids),
+        ac_tables=tuple((ac, tables[ac]) for _, ac in ids),
+    )
+
+
+def _find_end(jpeg: bytes, scan: int) -> tuple[int, np.ndarray]:
+    """Return where the scan ends, at the image's end or this is not all, and all bytes 0xFF."""
+    stored = np.frombuffer(jpeg, np.uint8)
+    marks = scan + np.flatnonzero(stored[scan:-1] == 0xFF)
+    after = stored[marks + 1]
+    others = marks[(after != 0) & (after & 0xF8 != 0xD0)]
+    if not len(others):
+        raise _Odd
+    end = marker = int(others[0])
+    while jpeg[marker + 1 : marker + 2] == b"\xff":  # fillers
+        marker += 1
+    if jpeg[marker + 1 : marker + 2] != bytes((_END,)):
+        raise _Odd
+    return end, marks
+
+
+# ------------------------------------------------------------------------------------ the tables
+
+
+def _list_codes(table: bytes) -> list[tuple[int, int, int]]:
+    """Return code, length and symbol of each code of a table."""
+    codes, code, at = [], 0, 16
+    for length, count in enumerate(table[:16], 1):
+        for symbol in table[at : at + count]:
+            codes.append((code, length, symbol))
+            code += 1
+        at += count
+        code <<= 1
+    return codes
+
+
+@lru_cache(256)
+def _widen(table: bytes) -> bytes:
+    """Return a DC table with codes for the categories that it lacks, behind the longest code.
+
+    Tables made for one image lack what its differences do not need; those from 0 may need it. All
+    other codes stay as they are. Where not all fit, the last are left out.
+    """
+    codes = _list_codes(table)
+    if not codes:
+        raise _Odd
+    code, length, _ = codes[-1]
+    counts, symbols = bytearray(table[:16]), bytearray(table[16:])
+    present = {symbol for _, _, symbol in codes}
+    for symbol in (
+        symbol for symbol in range(entropy_coding.NUM_CATEGORIES) if symbol not in present
+    ):
+        code, length = (code + 1) << 1, length + 1
+        if length > 16 or code + 1 >= 1 << length:  # no code is all ones
+            break
+        counts[length - 1] += 1
+        symbols.append(symbol)
+    return bytes(counts + symbols)
+
+
+@lru_cache(256)
+def _codes(table: bytes) -> np.ndarray:
+    """Return code and length of each category of a DC table, int64 (12, 2); length 0: none."""
+    codes = np.zeros((entropy_coding.NUM_CATEGORIES, 2), np.int64)
+    for code, length, symbol in _list_codes(table):
+        if symbol < entropy_coding.NUM_CATEGORIES:
+            codes[symbol] = code, length
+    return codes
+
+
+@lru_cache(64)
+def _lookups(dc: bytes, ac: bytes) -> np.ndarray:
+    tables = [np.frombuffer(table, np.uint8) for table in (dc, ac)]
+    return np.stack(
+        [
+            entropy_coding.lookup_table(tables[0], False),
+            entropy_coding.lookup_table(tables[1], True),
+        ]
+    )

@@ -1,0 +1,144 @@
+"""What a tar or zip holds, and where: the index that reading in place needs, built once."""
+
+import os
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from data_prep.files.places import InTar, InZip, Place
+from pospre.errors import UserError
+
+_BLOCK = 512
+_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file in a folder or an archive.
+
+    Attributes:
+        name: with forward slashes, relative to what holds it.
+        size: bytes.
+        stamp: changes when the content does, as far as this can be told without reading it.
+        place: where the bytes are.
+    """
+
+    name: str
+    size: int
+    stamp: str
+    place: Place
+
+
+Advance = Callable[[int], object]
+"""Takes a number of bytes that have been looked through."""
+
+
+@contextmanager
+def index_progress(paths: list[Path]) -> Iterator[Advance]:
+    """Show a progress bar over the bytes of archives whose index is built inside."""
+    total = sum(path.stat().st_size for path in paths)
+    with tqdm(total=total, unit="B", unit_scale=True, desc="index", disable=None) as bar:
+        yield bar.update
+
+
+def tar_entries(
+    path: Path, advance: Advance = int, inner: InTar | None = None, limit: int | None = None
+) -> list[Entry]:
+    """Return the visible files of a tar that is not compressed as a whole.
+
+    Args:
+        path: the archive.
+        advance: told of the bytes that have been looked through (``int``: nobody is told).
+        inner: where the tar lies inside of that archive, if it does.
+        limit: how many files are enough; the rest is then not looked at.
+
+    Raises:
+        UserError: it is compressed, cut off or no tar.
+    """
+    named = path if inner is None else f"a tar inside of {path}"
+    start = inner.offset if inner else 0
+    end = start + inner.size if inner else path.stat().st_size
+    entries: list[Entry] = []
+    with path.open("rb", buffering=0) as file:
+        _refuse_compressed(path, os.pread(file.fileno(), 8, start))
+        file.seek(start)
+        try:
+            with tarfile.open(fileobj=file, mode="r:") as archive:
+                at = start
+                for member in archive:
+                    stop = member.offset_data + member.size
+                    if stop > end:
+                        raise _damaged(named, f"{member.name} is cut off")
+                    advance(stop - at)
+                    at = stop
+                    if _is_file(member):
+                        entries.append(_tar_entry(path, member))
+                    if len(entries) == limit:
+                        return entries
+                mark = archive.offset
+        except tarfile.TarError as error:
+            raise _damaged(named, str(error)) from error
+        # tarfile takes a cut between two members, or a damaged one, for the end: that is zeros
+        block = os.pread(file.fileno(), _BLOCK, mark)
+    if mark + _BLOCK > end or any(block):
+        last = f"after {entries[-1].name}" if entries else "at its beginning"
+        raise _damaged(named, f"it breaks off {last}")
+    return entries
+
+
+def zip_entries(path: Path) -> list[Entry]:
+    """Return the visible files of a zip.
+
+    Raises:
+        UserError: it is damaged or no zip.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = [member for member in archive.infolist() if not member.is_dir()]
+    except zipfile.BadZipFile as error:
+        raise UserError(f"{path} is no whole zip ({error}); copy or download it again.") from error
+    return [
+        Entry(
+            member.filename,
+            member.file_size,
+            f"{member.CRC}@{member.header_offset}",
+            InZip(str(path), member.filename),
+        )
+        for member in members
+        if is_visible(member.filename)
+    ]
+
+
+def is_visible(name: str) -> bool:
+    """Tell whether a path is neither hidden nor one of the doubles that macOS puts into zips."""
+    return not any(part.startswith(".") or part == "__MACOSX" for part in name.split("/"))
+
+
+def _is_file(member: tarfile.TarInfo) -> bool:
+    return member.isreg() and not member.issparse() and is_visible(_plain(member.name))
+
+
+def _tar_entry(path: Path, member: tarfile.TarInfo) -> Entry:
+    place = InTar(str(path), member.offset_data, member.size)
+    return Entry(_plain(member.name), member.size, f"{member.mtime:g}@{member.offset_data}", place)
+
+
+def _plain(name: str) -> str:
+    return name.removeprefix("./")
+
+
+def _refuse_compressed(path: Path, start: bytes) -> None:
+    if start.startswith(_COMPRESSED):
+        raise UserError(
+            f"{path} is compressed as a whole, so its files cannot be read in place; unpack it "
+            "(tar -xf) and give the folder."
+        )
+
+
+def _damaged(named: Path | str, what: str) -> UserError:
+    return UserError(f"{named} is damaged or no tar: {what}; copy or download it again.")

@@ -1,0 +1,176 @@
+"""A data set's files by name, whether they are unpacked or still in their zips."""
+
+import json
+import os
+from dataclasses import replace
+from functools import cached_property
+from itertools import islice
+from pathlib import Path, PurePosixPath
+from typing import Any
+from zipfile import is_zipfile
+
+from data_prep.files.archives import Entry, is_visible, zip_entries
+from data_prep.files.places import InFile, Missing
+from data_prep.sources.source import part_of_name
+from pospre.data.stores.files import odd_file
+from pospre.data.stores.folder import visible_files
+from pospre.errors import UserError
+
+_BUNDLES = ("data", "shards")
+
+
+class Tree:
+    """The files of a data set by the names that they have once everything is unpacked.
+
+    ``root`` may be a folder or a zip. Zips that lie directly in a folder count as unpacked there
+    (COCO and others are handed out like that). Where there is nothing but one folder at the top, as
+    in most archives, names start inside of it. Any other file counts as an empty folder.
+    """
+
+    def __init__(self, root: Path, *, skip_damaged: bool = False) -> None:
+        """``skip_damaged``: damaged zips that lie in the folder are nobody's concern."""
+        self.root = root
+        self._skip_damaged = skip_damaged
+        self._folder = _inmost(root) if root.is_dir() else None
+
+    def find(self, name: str) -> Entry | None:
+        """Return the file of this name, or None; names that lead out of the tree find nothing."""
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts:
+            return None
+        if self._folder is not None:
+            file = self._folder / name
+            if file.is_file():
+                return _file_entry(file, name)
+        return self._packed.get(name)
+
+    def listed(self, name: str) -> Entry:
+        """Return the file of a name that a list holds, even if there is no such file."""
+        return self.find(name) or Entry(name, 0, "missing", Missing())
+
+    def below(self, prefix: str) -> list[Entry]:
+        """Return all visible files whose names start with a folder's, sorted by name."""
+        found = {
+            name: entry for name, entry in self._packed.items() if name.startswith(f"{prefix}/")
+        }
+        if self._folder is not None and (self._folder / prefix).is_dir():
+            names = (f"{prefix}/{name}" for name in visible_files(self._folder / prefix))
+            found |= {name: _file_entry(self._folder / name, name) for name in names}
+        return [found[name] for name in sorted(found)]
+
+    def has(self, folder: str) -> bool:
+        """Tell whether there is a folder of this name."""
+        if self._folder is not None and (self._folder / folder).is_dir():
+            return True
+        return any(name.startswith(f"{folder}/") for name in self._packed)
+
+    def names(self, folder: str = "") -> list[str]:
+        """Return the names of the files and folders directly in a folder, sorted."""
+        prefix = f"{folder}/" if folder else ""
+        inside = (name[len(prefix) :] for name in self._packed if name.startswith(prefix))
+        found = {name.split("/", 1)[0] for name in inside}
+        if self._folder is not None and (self._folder / folder).is_dir():
+            found |= {name for name in os.listdir(self._folder / folder) if is_visible(name)}
+        return sorted(found)
+
+    def shallow(self, suffix: str) -> list[Path]:
+        """Return the root if its name ends so, or such files in it or in its folders of parts.
+
+        Folders of other names are not looked into: they may hold millions of images.
+        """
+        if self._folder is None:
+            return [self.root] if self.root.suffix == suffix else []
+        names = ["", *(name for name in self.names() if name in _BUNDLES or part_of_name(name))]
+        folders = [self._folder / name for name in names]
+        found = (_regular_files(folder, suffix) for folder in folders if folder.is_dir())
+        return next((paths for paths in found if paths), [])
+
+    def need(self, name: str, what: str) -> Entry:
+        """Return the file of this name.
+
+        Raises:
+            UserError: it is missing; the message says what it should hold, and what there is.
+        """
+        entry = self.find(name)
+        if entry is None:
+            there = self.names(name.rpartition("/")[0]) or self.names()
+            shown = ", ".join(there[:8]) + (", …" if len(there) > 8 else "")
+            raise UserError(f"{self.root}: {name} ({what}) is missing; found {shown or 'nothing'}.")
+        return entry
+
+    def lines(self, name: str, what: str) -> list[str]:
+        """Return the lines of a text file that are not empty.
+
+        Raises:
+            UserError: it is missing, or no text.
+        """
+        try:
+            text = self.need(name, what).place.read().decode("utf-8")
+        except ValueError as error:  # no UTF-8, or a damaged zip
+            raise UserError(f"{self.root}: {name} ({what}) is no text: {error}.") from error
+        return [line for line in text.splitlines() if line.strip()]
+
+    def json(self, name: str, what: str) -> dict[str, Any]:
+        """Return the object of a JSON file.
+
+        Raises:
+            UserError: it is missing, or no JSON object.
+        """
+        entry = self.need(name, what)
+        try:
+            content = json.loads(entry.place.read())
+        except ValueError as error:
+            raise UserError(f"{self.root}: {name} ({what}) is no JSON: {error}.") from error
+        if not isinstance(content, dict):
+            kind = type(content).__name__
+            raise UserError(f"{self.root}: {name} ({what}) must hold an object, not a {kind}.")
+        return content
+
+    @cached_property
+    def _packed(self) -> dict[str, Entry]:
+        if self._folder is not None:
+            zips = _regular_files(self._folder, ".zip")
+            whole = (path for path in zips if not self._skip_damaged or is_zipfile(path))
+            return {entry.name: entry for path in whole for entry in zip_entries(path)}
+        if self.root.suffix.lower() != ".zip":
+            return {}
+        entries = {entry.name: entry for entry in zip_entries(self.root)}
+        tops = {name.partition("/")[0] for name in entries}
+        if len(tops) > 1 or tops & entries.keys():
+            return entries
+        inside = {name: name.partition("/")[2] for name in entries}
+        return {inside[name]: replace(entry, name=inside[name]) for name, entry in entries.items()}
+
+
+def files_below(root: Path, suffix: str) -> list[Path]:
+    """Return the visible files below a folder whose names end so, sorted by relative path.
+
+    Raises:
+        UserError: one of them is no file.
+    """
+    paths = [root / name for name in sorted(visible_files(root)) if name.endswith(suffix)]
+    for path in paths:
+        if not path.is_file():
+            what = odd_file(path) or "a link that leads nowhere"
+            raise UserError(f"{path} is {what}; remove it.")
+    return paths
+
+
+def _regular_files(folder: Path, suffix: str) -> list[Path]:
+    """Return the files directly in a folder whose names end so; no FIFOs and the like."""
+    return sorted(path for path in folder.glob(f"*{suffix}") if path.is_file())
+
+
+def _inmost(folder: Path) -> Path:
+    """Step into a folder for as long as it holds nothing but one other."""
+    with os.scandir(folder) as found:
+        first = list(islice((entry for entry in found if is_visible(entry.name)), 2))
+    return _inmost(Path(first[0])) if len(first) == 1 and first[0].is_dir() else folder
+
+
+def _file_entry(path: Path, name: str) -> Entry:
+    try:
+        status = path.stat()
+    except OSError:  # a dangling link: reported as unreadable when its turn comes
+        return Entry(name, 0, "missing", Missing())
+    return Entry(name, status.st_size, str(status.st_mtime_ns), InFile(str(path)))

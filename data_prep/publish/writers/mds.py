@@ -1,0 +1,81 @@
+"""MDS shards, written by Streaming's own MDSWriter, one block at a time."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from streaming import MDSWriter
+
+from data_prep.distribute.tally import Record
+from data_prep.sources.source import Item
+
+_LABEL_AND_PATH = {"label": "int", "path": "str"}
+_MAX_SHARD_BYTES = (1 << 32) - 1  # offsets are uint32
+
+
+def size_limit(items: tuple[Item, ...], largest_block: int) -> int:
+    """Return how large a shard may grow.
+
+    A block's source files become one shard unless they grow a lot. A power of two, which seldom
+    changes when a file comes or goes.
+    """
+    wanted = max(2 * largest_block, 4 * max(item.size for item in items), 1)
+    return min(1 << (wanted - 1).bit_length(), _MAX_SHARD_BYTES)
+
+
+class _ShardWriter(MDSWriter):
+    """MDSWriter, whose shards are put together with a single copy instead of three."""
+
+    def encode_joint_shard(self) -> bytes:
+        """Return the bytes of a shard: count, offsets, columns, samples."""
+        count = np.uint32(len(self.new_samples)).tobytes()
+        offsets = np.cumsum([0, *map(len, self.new_samples)]).astype(np.uint32)
+        offsets += np.uint32(len(count) + offsets.nbytes + len(self.config_data))
+        return b"".join([count, offsets.tobytes(), self.config_data, *self.new_samples])
+
+    def flush_shard(self) -> None:
+        """Write what has gathered, if anything: a sample above the limit flushes before it."""
+        if self.new_samples:
+            super().flush_shard()
+
+
+class BlockWriter:
+    """Writes the samples of a block in the order given; ``finish`` notes the shard in its record.
+
+    Attributes:
+        max_bytes: the largest sample that can be written.
+    """
+
+    max_bytes = _MAX_SHARD_BYTES // 2
+
+    def __init__(self, folder: Path, columns: dict[str, str], limit: int) -> None:
+        self._folder, self._written = folder, folder / "written"
+        columns = {**columns, **_LABEL_AND_PATH}
+        # Streaming can check the hashes while it downloads: validate_hash="sha256".
+        self._writer = _ShardWriter(
+            columns=columns, out=str(self._written), size_limit=limit, hashes=["sha256"]
+        )
+
+    def write(self, item: Item, sample: dict[str, Any]) -> None:
+        """Append one sample, given by column."""
+        path = item.name.encode("utf-8", "backslashreplace").decode()
+        self._writer.write({**sample, "label": item.label, "path": path})
+
+    def finish(self, record: Record) -> None:
+        """Write the rest, and give the shards names that no other block uses."""
+        # Not MDSWriter.finish: the index is written over all blocks, and it sleeps a second when
+        # its thread is late.
+        self._writer.flush_shard()
+        self._writer.executor.shutdown()
+        for place, shard in enumerate(self._writer.shards):
+            data = shard["raw_data"]
+            behind = f".{place:05d}" if place else ""
+            name = f"shard.{record.number:05d}{behind}.mds"
+            (self._written / data["basename"]).rename(self._folder / name)
+            data["basename"] = name
+            record.files.append((name, data["bytes"], data["hashes"]["sha256"]))
+            record.shards.append(shard)
+
+    def abort(self) -> None:
+        """Stop the writer's threads."""
+        self._writer.cancel_future_jobs()

@@ -1,0 +1,195 @@
+"""Draw one scene: sky, ground in perspective, and objects standing on it, with exact labels."""
+
+import colorsys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+from PIL import Image
+
+from data_prep.rendering.shapes import SHAPES
+from pospre import draws
+
+CLASSES = tuple(sorted(SHAPES))
+
+# Colours (R, G, B in [0, 1]): the sky's top, the horizon, two colours of the ground.
+KINDS: dict[str, tuple[tuple[float, float, float], ...]] = {
+    "meadow": ((0.25, 0.5, 0.9), (0.8, 0.9, 1.0), (0.25, 0.5, 0.15), (0.4, 0.65, 0.2)),
+    "desert": ((0.2, 0.45, 0.85), (0.95, 0.9, 0.75), (0.75, 0.6, 0.35), (0.9, 0.75, 0.5)),
+    "snow": ((0.45, 0.55, 0.7), (0.85, 0.88, 0.92), (0.8, 0.85, 0.92), (0.95, 0.97, 1.0)),
+    "dusk": ((0.12, 0.1, 0.3), (0.95, 0.5, 0.3), (0.2, 0.15, 0.2), (0.35, 0.25, 0.25)),
+    "plaza": ((0.5, 0.65, 0.8), (0.85, 0.85, 0.85), (0.35, 0.35, 0.38), (0.65, 0.65, 0.62)),
+}
+
+MAX_OBJECTS = 6
+_NUM_TEXTURE = 256  # draws of one 16 x 16 noise grid
+_CAMERA_HEIGHT = 1.0  # metres
+_FOCAL = 1.0  # in picture widths
+_NEAREST, _FARTHEST = 2.6, 16.0  # metres
+_MAIN_FARTHEST = 4.2  # the main object is near, so that it dominates
+
+
+@dataclass(frozen=True)
+class SceneObject:
+    """One object: its place is in metres, its height too, its speed in metres per frame."""
+
+    name: str
+    colour: tuple[float, float, float]
+    distance: float
+    offset: float
+    height: float
+    velocity: tuple[float, float]
+
+    def at(self, frame: int) -> "SceneObject":
+        """Return the object where it is at a frame."""
+        distance = float(np.clip(self.distance + self.velocity[1] * frame, _NEAREST, _FARTHEST))
+        offset = self.offset + self.velocity[0] * frame
+        return SceneObject(self.name, self.colour, distance, offset, self.height, self.velocity)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Everything that is drawn; the same for every frame but for the objects' places."""
+
+    number: int
+    kind: str
+    horizon: float
+    light: float
+    texture_phase: tuple[float, float]
+    noise: ndarray
+    objects: tuple[SceneObject, ...]
+
+
+def draw_scene(seed: int, number: int, split: str) -> Scene:
+    """Return scene ``number`` of a split: a pure function of the three arguments."""
+    index = np.array([number], dtype=np.int64)
+    key = draws.sample_keys(seed, 0, index, 0, f"scenes/{split}")
+    u = [float(value) for value in draws.uniform(key, 8)[0]]
+    noise_key = draws.sample_keys(seed, 0, index, 0, f"scenes/{split}/noise")
+    noise = draws.uniform(noise_key, 2 * _NUM_TEXTURE)[0].reshape(2, 16, 16)
+    num_objects = 1 + int(u[0] * MAX_OBJECTS)
+    objects = [_draw_object(seed, number, split, view) for view in range(num_objects)]
+    return Scene(
+        number=number,
+        kind=sorted(KINDS)[int(u[1] * len(KINDS))],
+        horizon=0.38 + 0.14 * u[2],
+        light=0.85 + 0.25 * u[3],
+        texture_phase=(u[4], u[5]),
+        noise=noise,
+        objects=tuple(objects),
+    )
+
+
+def _draw_object(seed: int, number: int, split: str, view: int) -> SceneObject:
+    """Draw an object; the first one (view 0) is near and its class cycles with the number."""
+    index = np.array([number], dtype=np.int64)
+    key = draws.sample_keys(seed, 0, index, view, f"scenes/{split}/object")
+    u = [float(value) for value in draws.uniform(key, 8)[0]]
+    is_main = view == 0
+    class_index = number % len(CLASSES) if is_main else int(u[0] * len(CLASSES))
+    near, far = (_NEAREST, _MAIN_FARTHEST) if is_main else (_MAIN_FARTHEST, _FARTHEST)
+    distance = 1 / (1 / far + (1 / near - 1 / far) * u[1])  # even in size on the picture
+    # Hues spread over a third of the circle around the class's own: a hint, not the answer.
+    hue = (class_index / len(CLASSES) + (u[2] - 0.5) / 3) % 1
+    reach = (0.25 if is_main else 0.5) * distance
+    return SceneObject(
+        name=CLASSES[class_index],
+        colour=colorsys.hsv_to_rgb(hue, 0.5 + 0.45 * u[3], 0.55 + 0.4 * u[4]),
+        distance=distance,
+        offset=(2 * u[5] - 1) * reach,
+        height=(1.15 if is_main else 0.9) + 0.5 * u[6],
+        velocity=(0.3 * (2 * u[7] - 1), 0.2 * (2 * u[6] - 1)),
+    )
+
+
+def render(scene: Scene, size: int, frame: int = 0) -> tuple[ndarray, list[dict[str, Any]]]:
+    """Draw a frame.
+
+    Returns:
+        The picture, uint8 RGB (size, size, 3), and a description of every object that shows, far
+        ones first: id, class, colour, distance, box (x0, y0, x1, y1 in pixels), area, mask (uint8).
+    """
+    picture = _background(scene, size)
+    masks: list[tuple[int, SceneObject, ndarray]] = []
+    numbered = [(number, item.at(frame)) for number, item in enumerate(scene.objects)]
+    for number, item in sorted(numbered, key=lambda pair: -pair[1].distance):
+        x, y, pixel = _local_coordinates(scene, item, size)
+        coverage, shade = SHAPES[item.name](x, y, pixel)
+        shadow = np.clip(1.4 - np.hypot((x - 0.3) / 1.1, (y - 0.05) / 0.28), 0, 1)
+        picture *= 1 - 0.45 * shadow[..., None]
+        picture += coverage[..., None] * (_object_colour(scene, item, shade) - picture)
+        masks = [(other, thing, mask * (1 - coverage)) for other, thing, mask in masks]
+        masks.append((number, item, coverage))
+    picture *= _vignette(size)[..., None]
+    labels = [_describe(number, item, mask > 0.5) for number, item, mask in masks]
+    labels = [label for label in labels if label["area"] > 0]
+    return (np.clip(picture, 0, 1) * 255 + 0.5).astype(np.uint8), labels
+
+
+def _background(scene: Scene, size: int) -> ndarray:
+    """Return the sky with clouds above the horizon, the ground below: float32 (size, size, 3)."""
+    top, haze, dark, bright = (np.array(colour, np.float32) for colour in KINDS[scene.kind])
+    y, x = np.mgrid[0:size, 0:size].astype(np.float32) / size + 0.5 / size
+    clouds = 0.7 * _stretch(scene.noise[0, :8, :4], size) + 0.3 * _stretch(scene.noise[0], size)
+    soil = _stretch(scene.noise[1], size)
+    height = np.clip((scene.horizon - y) / scene.horizon, 0, 1)[..., None]
+    sky = haze + (top - haze) * np.sqrt(height)
+    cloud = np.clip((clouds - 0.5) * 2.2, 0, 0.75)[..., None] * np.sqrt(height)
+    sky += cloud * (0.95 - sky)
+    depth = _FOCAL * _CAMERA_HEIGHT / np.maximum(y - scene.horizon, 0.5 / size)
+    phase_x, phase_z = scene.texture_phase
+    tiles = np.sin(6.3 * ((x - 0.5) * depth * 1.4 + phase_x))
+    tiles = tiles * np.sin(6.3 * (depth * 0.7 + phase_z))
+    blend = 0.5 + 0.5 * np.tanh(3 * tiles) * np.exp(-depth / 9)  # fine far tiles fade, not flicker
+    blend = np.clip(blend + 0.25 * (soil - 0.5), 0, 1)[..., None]
+    ground = dark + (bright - dark) * blend
+    mist = 1 - np.exp(-depth / 25)[..., None]
+    ground += mist * (haze * 0.9 - ground)
+    edge = np.clip((y - scene.horizon) * size + 0.5, 0, 1)[..., None]
+    return ((sky + edge * (ground - sky)) * scene.light).astype(np.float32)
+
+
+def _stretch(grid: ndarray, size: int) -> ndarray:
+    picture = Image.fromarray(grid.astype(np.float32))
+    return np.asarray(picture.resize((size, size), Image.Resampling.BICUBIC))
+
+
+def _local_coordinates(
+    scene: Scene, item: SceneObject, size: int
+) -> tuple[ndarray, ndarray, float]:
+    """Return x and y of every pixel in the object's units, and the width of a pixel in them."""
+    foot_y = scene.horizon + _FOCAL * _CAMERA_HEIGHT / item.distance
+    foot_x = 0.5 + _FOCAL * item.offset / item.distance
+    half = 0.5 * _FOCAL * item.height / item.distance
+    y, x = np.mgrid[0:size, 0:size].astype(np.float32) / size + 0.5 / size
+    return (x - foot_x) / half, (foot_y - y) / half, 1 / (half * size)
+
+
+def _object_colour(scene: Scene, item: SceneObject, shade: ndarray) -> ndarray:
+    """Return the lit colour of an object seen through the air: float32 (size, size, 3)."""
+    colour = np.array(item.colour, np.float32) * (shade * scene.light)[..., None]
+    haze = np.array(KINDS[scene.kind][1], np.float32)
+    return colour + (1 - np.exp(-item.distance / 40)) * (haze - colour)
+
+
+def _vignette(size: int) -> ndarray:
+    """Return the darkening towards the corners: float32 (size, size)."""
+    y, x = np.mgrid[0:size, 0:size].astype(np.float32) / size + 0.5 / size
+    return (1.05 - 0.45 * ((x - 0.5) ** 2 + (y - 0.5) ** 2)).astype(np.float32)
+
+
+def _describe(number: int, item: SceneObject, mask: ndarray) -> dict[str, Any]:
+    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+    box = [0, 0, 0, 0]
+    if rows.size:
+        box = [int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1]
+    return {
+        "id": number,
+        "class": item.name,
+        "colour": [round(value, 4) for value in item.colour],
+        "distance": round(item.distance, 4),
+        "box": box,
+        "area": int(mask.sum()),
+        "mask": mask.astype(np.uint8),
+    }

@@ -1,0 +1,166 @@
+"""Keyword spotting: some words, "unknown" for all others, and "silence" cut from noise.
+
+As Google's 12 labels for Speech Commands (Warden 2018), which TC-ResNet and so MP3 train on: each
+of the two further classes has as many clips as a keyword has on average. What they hold is a
+counter-based draw from the names, so it is the same for all workers and parts.
+"""
+
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import soundfile
+
+from data_prep.sources.source import DamagedItem, Item, Part, draws_of_names
+from pospre.data.stores.files import odd_file
+from pospre.errors import UserError
+
+NOISE = "_background_noise_"
+USUAL = "yes,no,up,down,left,right,on,off,stop,go"  # with the two below the usual 12 classes
+_OTHERS = ("unknown", "silence")
+_STEPS = 100  # places in a second of noise where a piece may begin
+
+
+def parse_keywords(text: str) -> str:
+    """Return the words that ``--keywords`` names, by commas; ``"12"`` are the usual ten.
+
+    Raises:
+        UserError: a word is empty, there twice, or the name of one of the further classes.
+    """
+    words = (USUAL if text == "12" else text).split(",")
+    if "" in words or len(set(words)) < len(words) or set(words) & set(_OTHERS):
+        raise UserError(
+            f"--keywords {text}: give 12, or different words with a comma between them, without "
+            f"{' and '.join(_OTHERS)}, which are made of other clips."
+        )
+    return ",".join(words)
+
+
+def keyword_classes(keywords: str, classes: Sequence[str] | None, root: Path) -> list[str]:
+    """Return the classes of keyword spotting in a folder with these ``classes``.
+
+    Raises:
+        UserError: a keyword is none of them.
+    """
+    words = keywords.split(",")
+    missing = [word for word in words if word not in (classes or ())]
+    if missing:
+        raise UserError(
+            f"--keywords: {', '.join(missing)} is no class of {root}; choose from "
+            f"{', '.join(classes or ()) or 'its sub-folders: there are none'}."
+        )
+    return [*words, *_OTHERS]
+
+
+def spot(
+    words: Sequence[Item],
+    before: Sequence[str],
+    after: Sequence[str],
+    noise: list[Item],
+    part: Part,
+) -> tuple[Item, ...]:
+    """Return the keywords' clips with their new labels, and those drawn for the further classes.
+
+    Args:
+        words: clips of one part.
+        before: the classes that their labels mean.
+        after: ``keyword_classes``.
+        noise: pieces to draw from, see ``pieces``.
+        part: its seed decides the draws.
+
+    Raises:
+        UserError: no clip is one of a keyword.
+    """
+    places = {word: label for label, word in enumerate(after[: -len(_OTHERS)])}
+    known = [replace(w, label=places[before[w.label]]) for w in words if before[w.label] in places]
+    if not known:
+        raise UserError(
+            f"--keywords {','.join(places)}: none of the {len(words)} clips of this part is one of "
+            "them; choose other words, or another --split."
+        )
+    count = math.ceil(len(known) / len(places))
+    others = [w for w in words if before[w.label] not in places]
+    drawn = [
+        replace(item, label=label)
+        for label, candidates in enumerate((others, noise), start=len(places))
+        for item in _draw(candidates, count, part.seed)
+    ]
+    return tuple(sorted([*known, *drawn], key=lambda item: item.name))
+
+
+def pieces(root: Path, files: Sequence[Item], part: Part) -> list[Item]:
+    """List the seconds of noise that a part may have, one beginning every hundredth of a second.
+
+    The end of every file, as much as ``val_fraction``, is for what is held out, the rest for
+    training. So no piece of one overlaps with one of the other.
+
+    Raises:
+        UserError: there is no such second, or a file cannot be read.
+    """
+    found = []
+    for file in files:
+        length, size = _measure(root / file.name)
+        first, end = 0, length
+        if part.split == "train":
+            end = _boundary(length, part)
+        elif part.split is not None:
+            first = _boundary(length, part)
+        found += [
+            replace(file, name=f"{file.name}@{start / _STEPS:.2f}s", size=size, place=start)
+            for start in range(first, end - _STEPS + 1)
+        ]
+    if not found:
+        share = f" (--split {part.split}, --val-fraction {part.val_fraction:g})"
+        raise UserError(
+            f"--keywords: {root / NOISE} holds no second of noise"
+            f"{share if part.split else ''}, which silence is cut from; put longer WAV files there."
+        )
+    return found
+
+
+def read_piece(root: Path, item: Item) -> bytes:
+    """Return a piece of noise as a WAV file.
+
+    Raises:
+        OSError: the file is absent, or the disk or network fails.
+        DamagedItem: it is there and cannot be used.
+    """
+    buffer = io.BytesIO()
+    try:
+        with (root / _file_of(item)).open("rb") as file, soundfile.SoundFile(file) as sound:
+            sound.seek(item.place * sound.samplerate // _STEPS)
+            samples = sound.read(sound.samplerate, dtype="float32", always_2d=True)
+            soundfile.write(buffer, samples, sound.samplerate, subtype="FLOAT", format="WAV")
+    except soundfile.LibsndfileError as error:
+        raise DamagedItem(str(error.error_string)) from error
+    return buffer.getvalue()
+
+
+def _file_of(item: Item) -> str:
+    return item.name.rpartition("@")[0]
+
+
+def _boundary(length: int, part: Part) -> int:
+    return length - round(length * part.val_fraction)
+
+
+def _measure(path: Path) -> tuple[int, int]:
+    """Return the length of a file in hundredths of a second, and the bytes of a piece."""
+    remedy = "Mend it or move it away: silence is cut from it."
+    odd = odd_file(path)
+    if odd is not None:
+        raise UserError(f"{path} cannot be read: it is {odd}. {remedy}")
+    try:
+        sound = soundfile.info(path)
+    except soundfile.LibsndfileError as error:
+        raise UserError(f"{path} cannot be read: {error.error_string}. {remedy}") from error
+    return sound.frames * _STEPS // sound.samplerate, 4 * sound.samplerate * sound.channels
+
+
+def _draw(candidates: Sequence[Item], count: int, seed: int) -> list[Item]:
+    """Return ``count`` of the candidates, or all if they are fewer."""
+    numbers = draws_of_names([item.name for item in candidates], seed, "keywords")
+    return [candidates[place] for place in np.argsort(numbers, kind="stable")[:count]]

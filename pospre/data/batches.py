@@ -1,0 +1,262 @@
+"""Fills the rows of a batch: read a sample, decode it once, cut its views."""
+
+import math
+import threading
+import warnings
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from crc32c import crc32c
+
+from pospre.batch import EPOCH, INDEX, LABEL, Batch, box_key, flip_key, image_key
+from pospre.data.buffers import BatchMemory
+from pospre.data.decode.decoder import DecodeError, OpenedImage
+from pospre.data.decode.deep import DeepRange
+from pospre.data.stores.reader import DamagedSample, Reader
+from pospre.data.timing import Bill, Laps
+from pospre.data.views.cut import Cutting, margin, plan_cutting, write_views
+from pospre.data.views.plan import GroupPlan, ViewGroup, plan_views
+from pospre.data.views.resize import Views
+from pospre.errors import UserError
+
+BAD_SAMPLES = ("fail", "skip")
+_Bad = DecodeError | DamagedSample
+_MOST_IN_A_ROW = 1000
+_MOST_OPENED = 4 << 20  # bytes of opened samples that a thread has in memory, give or take one
+
+
+class Filler:
+    """Writes samples into batches, from several threads at once.
+
+    Attributes:
+        bill: where the time went so far.
+        bad: why each sample that was left out cannot be used, by index; with ``"skip"`` only.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        views: Sequence[ViewGroup],
+        *,
+        seed: int,
+        bad_samples: str,
+        tolerance: float,
+    ) -> None:
+        self.reader = reader
+        self.views = tuple(views)
+        self.seed = seed
+        self.skips_bad = bad_samples == "skip"
+        self.pixels_per_pixel = margin(tolerance)
+        self.bill = Bill()
+        self.bad: dict[int, str] = {}
+        self._lock = threading.Lock()
+
+    def fill(self, batch: Batch, plans: list[GroupPlan], rows: range) -> None:
+        """Read, decode and cut some samples of a batch, in place.
+
+        As many as may be in memory together are read, then their views are planned, then one after
+        the other is decoded: so each step but the last finds its code in the processor's caches,
+        where decoding leaves nothing. That makes them several times faster.
+
+        Raises:
+            UserError: a sample cannot be used and bad samples are not skipped; it is named.
+        """
+        labels, laps, room = batch[LABEL].numpy(), Laps(), _room(batch, plans)
+        left, failed = deque(rows), dict[int, _Bad]()
+        while left:
+            opened = self._open_some(batch, left, failed, laps)
+            cuttings = [self._plan(plans, row, row, image, room) for row, image, _ in opened]
+            laps.lap("plan")
+            for (row, _, label), cutting in zip(opened, cuttings, strict=True):
+                try:
+                    write_views(cutting, laps)
+                except DecodeError as error:
+                    failed[row] = error
+                else:
+                    labels[row] = label
+        for row in sorted(failed):
+            self._leave_out(int(batch[INDEX][row]), failed[row])
+            labels[row] = self._stand_in(batch, row, room, laps)
+        self.bill.add(laps)
+
+    def _open_some(
+        self, batch: Batch, rows: deque[int], failed: dict[int, _Bad], laps: Laps
+    ) -> list[tuple[int, OpenedImage, int]]:
+        """Read the next samples, as many as may be in memory together.
+
+        Return row, image and label of each. What is wrong with the others goes to ``failed``.
+        """
+        opened, num_bytes = [], 0
+        while rows and num_bytes < _MOST_OPENED:
+            row = rows.popleft()
+            try:
+                image, label = self._open(int(batch[INDEX][row]), laps)
+            except (DecodeError, DamagedSample) as error:
+                failed[row] = error
+                continue
+            opened.append((row, image, label))
+            num_bytes += image.num_bytes
+        return opened
+
+    def _stand_in(self, batch: Batch, row: int, room: "_Room", laps: Laps) -> int:
+        """Fill a row with the next good sample, as its own is bad; return the label.
+
+        Every one is tried anew: damage may lie where only some views reach, and what stands in must
+        not depend on what was seen before, by which thread or rank.
+        """
+        first, num_samples = int(batch[INDEX][row]), len(self.reader)
+        tries = min(num_samples, _MOST_IN_A_ROW)
+        for index in ((first + step) % num_samples for step in range(1, tries)):
+            plans = self._replan(batch, row, index)
+            try:
+                image, label = self._open(index, laps)
+                write_views(self._plan(plans, 0, row, image, room), laps)
+            except (DecodeError, DamagedSample) as error:
+                self._leave_out(index, error)
+            else:
+                return label
+        raise UserError(
+            f"{self.reader.address}: samples from {first} on cannot be used, {tries} in a row. "
+            f"{self.reader.remedy}"
+        )
+
+    def _plan(
+        self, plans: list[GroupPlan], plan_row: int, row: int, image: OpenedImage, room: "_Room"
+    ) -> Cutting:
+        """Find where all views of a sample lie in its image and in the batch."""
+        groups = [
+            Views(
+                plan.cuts(plan_row, image.width, image.height),
+                pixels[row],
+                plan.group.interpolation,
+            )
+            for plan, pixels in zip(plans, room.images, strict=True)
+        ]
+        places = [boxes[row] for boxes in room.boxes]
+        return plan_cutting(image, groups, places, self.pixels_per_pixel)
+
+    def examine(self, index: int) -> None:
+        """Decode a sample in full, as ``fill`` would for views that reach everywhere.
+
+        Raises:
+            UserError: likewise.
+        """
+        try:
+            image, _ = self._open(index, Laps())
+            image.decode()
+        except (DecodeError, DamagedSample) as error:
+            self._leave_out(index, error)
+            return
+        if image.deep is not None and image.deep.guessed:
+            _say_guessed(self.reader.address, image.deep)
+
+    def _open(self, index: int, laps: Laps) -> tuple[OpenedImage, int]:
+        """Return a sample's image and label; where its bytes are damaged, look for better ones."""
+        try:
+            return self._open_stored(index, laps)
+        except (DecodeError, DamagedSample):
+            if not self.reader.heal(index):
+                raise
+            return self._open_stored(index, laps)
+
+    def _open_stored(self, index: int, laps: Laps) -> tuple[OpenedImage, int]:
+        """Read a sample, compare it with its checksum, and return its image and label."""
+        sample = self.reader.read(index)
+        sums = self.reader.checksums
+        # a flipped bit mostly gives an image all the same
+        if sums is not None and crc32c(sample.encoded.numpy().data) != sums[index]:
+            raise DecodeError("its bytes are not those that were written")
+        laps.lap("read")
+        image = OpenedImage(sample.encoded, self.reader.decoding)
+        laps.lap("decode")  # of what is no JPEG, all of it
+        laps.num_bytes += sample.encoded.nbytes
+        return image, sample.label
+
+    def _leave_out(self, index: int, error: _Bad) -> None:
+        """Note a sample that cannot be used, or raise a UserError about it."""
+        text = str(error)
+        if isinstance(error, DecodeError):
+            text = f"{self.reader.name(index)} cannot be decoded: {error}."
+        if not self.skips_bad:
+            remedy = f" {self.reader.remedy}" if isinstance(error, DecodeError) else ""
+            raise UserError(
+                f"{text}{remedy} To train without such samples, set data.bad_samples: skip."
+            ) from error
+        with self._lock:
+            if index in self.bad:
+                return
+            self.bad[index] = text
+        warnings.warn(f"{text} The next sample takes its place.", stacklevel=2)
+
+    def _replan(self, batch: Batch, row: int, index: int) -> list[GroupPlan]:
+        """Put another sample into a row; whatever is drawn for it is its own."""
+        batch[INDEX][row] = index
+        epoch = batch[EPOCH][row : row + 1].numpy()
+        plans = plan_views(self.views, seed=self.seed, epoch=epoch, index=np.array([index]))
+        for plan in plans:
+            batch[flip_key(plan.group.name)][row] = torch.from_numpy(plan.flips[0])
+        return plans
+
+
+def _say_guessed(address: str, found: DeepRange) -> None:
+    warnings.warn(
+        f"{address} has images of more than 8 bits; of one of them the values {found} become 0 to "
+        "255, a guess from its largest value, and others may get another range. One for all: "
+        "data.deep_range: [LOW, HIGH].",
+        stacklevel=2,
+    )
+
+
+class _Room(NamedTuple):
+    """A batch's views, channels last, and their boxes, for every view group; to be written."""
+
+    images: list[np.ndarray]
+    boxes: list[np.ndarray]
+
+
+def _room(batch: Batch, plans: list[GroupPlan]) -> _Room:
+    names = [plan.group.name for plan in plans]
+    images = [batch[image_key(name)].permute(0, 1, 3, 4, 2).numpy() for name in names]
+    return _Room(images, [batch[box_key(name)].numpy() for name in names])
+
+
+def empty_batch(
+    plans: list[GroupPlan],
+    epochs: np.ndarray,
+    index: np.ndarray,
+    reader: Reader,
+    memory: BatchMemory | None,
+) -> Batch:
+    """Lay a batch out, channels last for the image decoder.
+
+    Args:
+        plans: of the view groups.
+        epochs: that the samples' draws belong to.
+        index: of the samples.
+        reader: says what the samples are.
+        memory: where the views go; None: pinned memory, from which a GPU fetches fastest and which
+            torch recycles by itself.
+    """
+    channels, dtype = reader.decoding.channels, torch.uint8
+    if reader.features is not None:
+        channels, dtype = 1, torch.float32
+    num = len(index)
+    batch = {
+        INDEX: torch.from_numpy(index.astype(np.int64)),
+        EPOCH: torch.from_numpy(epochs.astype(np.int64)),
+        LABEL: torch.full((num,), -1, dtype=torch.int64),
+    }
+    for plan in plans:
+        group = plan.group
+        shape = (num, group.count, *group.shape, channels)
+        if memory is None:
+            pixels = torch.empty(shape, dtype=dtype, pin_memory=True)
+        else:
+            pixels = memory.take(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
+        batch[image_key(group.name)] = pixels.permute(0, 1, 4, 2, 3)
+        batch[box_key(group.name)] = torch.empty((num, group.count, 4), dtype=torch.float32)
+        batch[flip_key(group.name)] = torch.from_numpy(plan.flips)
+    return batch

@@ -1,0 +1,221 @@
+"""MDS shards in a bucket (``s3://bucket/folder``), fetched into a local cache while they are read.
+
+A shard is downloaded once per machine, whole, and compared with what the data set's description
+says of it; from then on its samples are read as from a local data set. Streaming's own
+``StreamingDataset`` is not used: it keeps its state in shared memory, which outlives killed runs
+and stops the next, and its workers wait for each other without bound.
+"""
+
+import io
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from botocore.exceptions import BotoCoreError, ClientError
+from torch import Tensor
+
+from pospre.data.bucket.arrival import Supplier, is_own_hash
+from pospre.data.bucket.cache import ShardCache, cache_root
+from pospre.data.bucket.fetcher import Fetcher
+from pospre.data.bucket.transfer import ForbiddenObject, MissingObject, Transfer
+from pospre.data.stores.description import SIDECAR_NAME
+from pospre.data.stores.files import read_bytes
+from pospre.data.stores.mds import MdsReader
+from pospre.data.stores.mds_index import INDEX_NAME, FileEntry, ShardEntry
+from pospre.errors import UserError
+from pospre.object_store import Bucket, s3_patience
+
+_OPENING_PATIENCE = 20.0  # seconds for each of the small files at the start
+_LONGEST_SILENCE = 20.0  # seconds without a byte after which a try has failed
+
+
+class RemoteMdsReader(MdsReader):
+    """Reads MDS shards from a bucket.
+
+    Args:
+        address: ``s3://bucket/folder``.
+        cache_dir: folder for downloaded shards, which data sets share; by default ``$POSPRE_CACHE``
+            or ``~/.cache/pospre``.
+        cache_limit: bytes that the shards of this data set may take there; None: no limit.
+
+    Attributes:
+        path: the local folder of the shards.
+        address: the data set.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        cache_dir: str | Path | None = None,
+        cache_limit: int | None = None,
+    ) -> None:
+        self._address = address.rstrip("/")
+        self.remedy = (
+            f"Copy the data set to {self.address} again, or convert again with "
+            f"`python -m data_prep.convert SRC {self.address} --format mds`."
+        )
+        patience = s3_patience()
+        bucket = Bucket(self.address, patience=1, timeout=min(_LONGEST_SILENCE, patience / 4))
+        contents = _small_files(bucket, min(_OPENING_PATIENCE, patience))
+        cache = ShardCache(cache_root(cache_dir), self.address, contents, cache_limit)
+        self.path = cache.path
+        self._describe(cache.path)
+        self._entries = [self._with_manifest(entry) for entry in self._entries]
+        self._cache_limit = cache_limit
+        self._check_limit()
+        if cache_limit is not None and cache_limit >= sum(self._sizes):
+            cache.limit = None  # it is never reached: nothing must be kept from eviction
+        self._check_methods()
+        self._check_bucket(bucket)
+        self._fetcher = Fetcher(self._entries, Supplier(bucket, cache, patience))
+
+    @property
+    def address(self) -> str:
+        """``s3://bucket/folder``."""
+        return self._address
+
+    @property
+    def downloaded(self) -> int:
+        """Bytes of shards that this reader has downloaded."""
+        return self._fetcher.downloaded
+
+    @property
+    def remote_bytes(self) -> int:
+        """Bytes of all shards as they lie in the bucket."""
+        return sum(entry.stored.size for entry in self._entries)
+
+    @property
+    def unpacked_bytes(self) -> int:
+        """Bytes of all shards as they lie in the cache."""
+        return sum(entry.raw.size for entry in self._entries)
+
+    def expect(self, indices: np.ndarray) -> None:
+        """Fetch ahead the shards of these samples, int64 (n,), in their order."""
+        self._fetcher.expect(np.searchsorted(self._ends, indices, side="right"))
+
+    def close(self) -> None:
+        """End all downloads; whoever waits for one gets an error. ``expect`` begins anew."""
+        self._fetcher.close()
+
+    def heal(self, index: int) -> bool:
+        """Have a shard fetched anew if it changed in the cache since it came."""
+        return self._fetcher.heal(self._locate(index)[0])
+
+    def check_order(self, order: str, window: int) -> None:
+        """Refuse an order that would download most shards many times in an epoch.
+
+        Raises:
+            UserError: the shards that such an order needs at once do not fit into the cache.
+        """
+        if self._cache_limit is None or self.unpacked_bytes <= self._cache_limit:
+            return
+        if order == "random":
+            raise UserError(
+                f"data.cache_limit = {self._cache_limit} is less than the {self.unpacked_bytes} "
+                f"bytes of {self.address}, and data.order = random needs all of them all the time. "
+                "Set data.order: windows, or a higher limit."
+            )
+        # two windows, as the next one is fetched while one is read; see pospre.data.order
+        mean_samples = len(self) / len(self._entries)
+        num_shards = 2 * (int(window // mean_samples) + 2)
+        needed = num_shards * self._largest
+        if needed > self._cache_limit:
+            raise UserError(
+                f"data.cache_limit = {self._cache_limit} is less than the {num_shards} shards of "
+                f"up to {self._largest} bytes that data.window = {window} needs: {needed}. Set a "
+                "smaller window or a higher limit."
+            )
+
+    @property
+    def _sizes(self) -> list[int]:
+        """Bytes of every shard as it arrives, or as it stays if that is more."""
+        return [max(entry.raw.size, entry.stored.size) for entry in self._entries]
+
+    @property
+    def _largest(self) -> int:
+        return max(self._sizes)
+
+    def _shard_name(self, place: int) -> str:
+        return f"{self.address}/{self._entries[place].stored.name}"
+
+    def _data(self, index: int) -> Tensor:
+        place, number = self._locate(index)
+        return self._fetcher.read(place, lambda shard: read_bytes(*shard.place(number)))
+
+    def _with_manifest(self, entry: ShardEntry) -> ShardEntry:
+        """Add the SHA-256 that our converter noted to what the index says."""
+        noted = self._manifest.get(entry.raw.name)
+        if noted is None:
+            return entry
+        raw = entry.raw
+        return replace(entry, raw=FileEntry(raw.name, raw.size, {**raw.hashes, "sha256": noted[1]}))
+
+    def _check_limit(self) -> None:
+        if self._cache_limit is not None and self._cache_limit < 2 * self._largest:
+            raise UserError(
+                f"data.cache_limit = {self._cache_limit} is less than two shards of "
+                f"{self.address}, which take up to {self._largest} bytes each; set a higher limit."
+            )
+
+    def _check_methods(self) -> None:
+        """Refuse compressions and hashes that Streaming does not know; import it only for them."""
+        compressions = {entry.compression for entry in self._entries if entry.compression}
+        hashes = {
+            name
+            for entry in self._entries
+            for file in (entry.raw, entry.stored)
+            for name in file.hashes
+            if not is_own_hash(name)
+        }
+        if not compressions | hashes:
+            return
+        from streaming.base.compression import is_compression
+        from streaming.base.hashing import is_hash
+
+        unknown = [name for name in compressions if not is_compression(name)]
+        unknown += [name for name in hashes if not is_hash(name)]
+        if unknown:
+            raise UserError(
+                f"{self.address} holds shards with {unknown[0]!r}, a compression or hash that "
+                f"Streaming does not know. {self.remedy}"
+            )
+
+    def _check_bucket(self, bucket: Bucket) -> None:
+        """Find out at the start that a shard is missing, where the bucket may be listed."""
+        try:
+            found = bucket.list()
+        except (BotoCoreError, ClientError):
+            return
+        for place, entry in enumerate(self._entries):
+            size = found.get(entry.stored.name)
+            if size != entry.stored.size:
+                state = f"has {size} bytes instead of {entry.stored.size}" if size else "is missing"
+                raise UserError(f"shard {self._shard_name(place)} {state}. {self.remedy}")
+
+
+def _small_files(bucket: Bucket, patience: float) -> dict[str, bytes]:
+    """Download the descriptions of a data set."""
+    contents = {}
+    for name in (INDEX_NAME, SIDECAR_NAME):
+        content = io.BytesIO()
+        transfer = Transfer(bucket, name)
+        try:
+            transfer.run(content, patience=patience, stop=threading.Event())
+        except MissingObject as error:
+            if name == INDEX_NAME:
+                raise UserError(
+                    f"{error}: {bucket.uri} is no folder of MDS shards, or its conversion was "
+                    "never finished."
+                ) from error
+            continue
+        except ForbiddenObject:
+            # how a bucket that may not be listed says that there is none
+            if name == INDEX_NAME:
+                raise
+            continue
+        if transfer.damage:
+            raise UserError(f"{transfer.address} is damaged: {transfer.damage}.")
+        contents[name] = content.getvalue()
+    return contents

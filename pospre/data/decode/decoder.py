@@ -1,0 +1,223 @@
+"""From encoded bytes to pixels: one decoder for every storage format.
+
+JPEGs go through libjpeg-turbo (``jpeg``), everything else, and what that refuses, through Pillow;
+both give upright RGB pixels. Neither holds Python's lock while it works, so threads decode in
+parallel. Arrays (``.npy``) and TIFFs of several bands are ``bands``'s, values of more than 8 bits
+``deep``'s.
+"""
+
+import io
+import threading
+
+import numpy as np
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from pospre.data.decode import jpeg
+from pospre.data.decode.bands import NPY_START, TIFF_STARTS, arrange, read_npy, read_tiff
+from pospre.data.decode.deep import RGB, Decoding, DeepRange, in_eight_bits, said_range, to_levels
+from pospre.data.decode.formats import why_unknown
+
+# EXIF's orientations as numpy sees them: mirrored columns, mirrored rows, swapped axes, in order.
+_TURNS = {
+    2: (True, False, False),
+    3: (True, True, False),
+    4: (False, True, False),
+    5: (False, False, True),
+    6: (True, False, True),
+    7: (True, True, True),
+    8: (False, True, True),
+}
+
+
+_PICTURES = {1, 3}  # numbers of channels that are made of any picture
+_LUMA, _LUMA_BITS = (19595, 38470, 7471), 16  # Rec. 601, as Pillow rounds it
+_LUMA_HALF = np.uint32(1 << (_LUMA_BITS - 1))
+_LARGEST_SCRATCH = 1 << 26  # bytes that a thread keeps for its next image
+
+
+class DecodeError(Exception):
+    """The bytes are no image that can be read; the message says why."""
+
+
+class OpenedImage:
+    """An image whose size is known before it is decoded, so that only what is needed is.
+
+    Attributes:
+        width: of the upright image in pixels.
+        height: likewise.
+        num_bytes: that it keeps in memory: a JPEG's own, of others those of the pixels.
+        deep: of an image of more than 8 bits, the values that became 0 to 255; else None.
+    """
+
+    def __init__(self, encoded: Tensor, decoding: Decoding = RGB) -> None:
+        """Read the header.
+
+        Args:
+            encoded: bytes of an image file, uint8 (N,); pixels, uint8 (H, W, 3); or features,
+                float32 (H, W, 1).
+            decoding: what to make of it; features stay as they are.
+
+        Raises:
+            DecodeError: the bytes are no image, or one of other channels.
+        """
+        self._pixels: np.ndarray | None = None
+        self._header: jpeg.JpegHeader | None = None
+        self._data = encoded.numpy()
+        self._channels = decoding.channels
+        self.deep: DeepRange | None = None
+        if encoded.ndim == 3:
+            is_image = self._data.dtype == np.uint8
+            self._pixels = _fit(self._data, decoding.channels) if is_image else self._data
+        else:
+            try:
+                self._header = jpeg.read_header(self._data.data)
+                if self._channels not in _PICTURES:
+                    raise DecodeError(f"a JPEG has no {self._channels} channels")
+            except jpeg.UnusualJpeg:
+                self._pixels, self.deep = decode_otherwise(self._data, decoding)
+                self._data = self._pixels
+        if self._header is not None:
+            sides = self._header.width, self._header.height
+            self.width, self.height = sides[::-1] if self._header.orientation > 4 else sides
+        elif self._pixels is not None:
+            self.height, self.width = self._pixels.shape[:2]
+        self.num_bytes = self._data.nbytes
+
+    def decode(
+        self, shrink: int = 1, box: jpeg.Box | None = None
+    ) -> tuple[np.ndarray, int, tuple[int, int]]:
+        """Return the upright image, (H, W, channels), how much smaller it is, and where it begins.
+
+        The pixels are good until this thread decodes again. Images that cannot be decoded smaller
+        come in full. Where they begin is a column and a row of the full size, multiples of the
+        shrinking: what lies left of them and above is left out.
+
+        Args:
+            shrink: 1, 2, 4 or 8: how much smaller it may be. Sides are rounded up.
+            box: part of the full-size image that is needed; the rest may be left out. None needs
+                all.
+
+        Raises:
+            DecodeError: the bytes are cut off or damaged.
+        """
+        header = self._header
+        if header is None:
+            assert self._pixels is not None
+            return self._pixels, 1, (0, 0)
+        turned = header.orientation != 1
+        if turned:  # a grid of shrunk pixels would start at another side
+            shrink, box = 1, None
+        try:
+            buffer = _scratch(jpeg.num_bytes(header, shrink))
+            pixels, start = jpeg.decode(self._data, header, shrink, box or header.whole, buffer)
+        except jpeg.UnusualJpeg:
+            return decode_otherwise(self._data, Decoding(self._channels))[0], 1, (0, 0)
+        except (jpeg.JpegError, MemoryError) as error:
+            raise DecodeError(str(error)) from error
+        if self._channels == 1:
+            pixels = grey(pixels)
+        return (_turn(pixels, header.orientation) if turned else pixels), shrink, start
+
+
+def decode_image(encoded: Tensor, decoding: Decoding = RGB) -> np.ndarray:
+    """Return the whole upright image in full size, in memory of its own; see ``OpenedImage``.
+
+    Raises:
+        DecodeError: the bytes are cut off, damaged, no image, or one of other channels.
+    """
+    return OpenedImage(encoded, decoding).decode()[0].copy()
+
+
+_threads = threading.local()
+
+
+def _scratch(num_bytes: int) -> np.ndarray:
+    """Return this thread's room for pixels: fresh memory would cost a page fault every 4 kB."""
+    if num_bytes > _LARGEST_SCRATCH:
+        return np.empty(num_bytes, np.uint8)
+    buffer: np.ndarray | None = getattr(_threads, "buffer", None)
+    if buffer is None or len(buffer) < num_bytes:
+        buffer = _threads.buffer = np.empty(num_bytes, np.uint8)
+    return buffer
+
+
+def _turn(pixels: np.ndarray, orientation: int) -> np.ndarray:
+    columns, rows, swapped = _TURNS[orientation]
+    if swapped:
+        pixels = pixels.transpose(1, 0, 2)
+    return np.ascontiguousarray(pixels[:: -1 if rows else 1, :: -1 if columns else 1])
+
+
+def decode_otherwise(data: np.ndarray, decoding: Decoding) -> tuple[np.ndarray, DeepRange | None]:
+    """Decode what is left to Pillow, and arrays: upright pixels uint8 (H, W, channels).
+
+    Args:
+        data: the file's bytes, uint8 (N,).
+        decoding: what to make of it.
+
+    Returns:
+        the pixels, and of values of more than 8 bits those that became 0 to 255.
+
+    Raises:
+        DecodeError: the bytes are damaged, no image, or one of other channels.
+    """
+    try:
+        start = data[: len(NPY_START)].tobytes()
+        if start == NPY_START:
+            return _of_array(read_npy(data), decoding)
+        if decoding.channels not in _PICTURES and start.startswith(TIFF_STARTS):
+            values, orientation = read_tiff(data.tobytes())
+            pixels, deep = _of_array(values, decoding)
+            return (_turn(pixels, orientation) if orientation in _TURNS else pixels), deep
+        with Image.open(io.BytesIO(data.tobytes())) as opened:
+            said = said_range(opened)
+            image, deep = in_eight_bits(ImageOps.exif_transpose(opened), said, decoding.deep_range)
+            return in_channels(image, decoding.channels), deep
+    except Exception as error:  # Pillow's plugins raise nearly every kind on damaged bytes
+        reason = str(error) or type(error).__name__
+        if isinstance(error, Image.UnidentifiedImageError):
+            reason = why_unknown(data.tobytes())
+        raise DecodeError(reason if len(data) else "the file is empty") from error
+
+
+def in_channels(image: Image.Image, channels: int) -> np.ndarray:
+    """Return the pixels of an image of 8 bits as ``Decoding.channels`` says, (H, W, channels).
+
+    Raises:
+        ValueError: it has other bands.
+    """
+    if channels in _PICTURES:
+        return _fit(np.array(image.convert("RGB")), channels)
+    return arrange(np.array(image), (channels,))
+
+
+def grey(pixels: np.ndarray) -> np.ndarray:
+    """Return RGB pixels (H, W, 3) as grey ones (H, W, 1), to the bit as Pillow does."""
+    total = pixels[..., 0] * np.uint32(_LUMA[0])
+    total += pixels[..., 1] * np.uint32(_LUMA[1])
+    total += pixels[..., 2] * np.uint32(_LUMA[2])
+    total += _LUMA_HALF
+    total >>= _LUMA_BITS
+    return total.astype(np.uint8)[..., None]
+
+
+def _of_array(values: np.ndarray, decoding: Decoding) -> tuple[np.ndarray, DeepRange | None]:
+    channels = decoding.channels
+    values = arrange(
+        values, (channels, *(_PICTURES - {channels})) if channels in _PICTURES else (channels,)
+    )
+    levels, deep = to_levels(values, decoding.deep_range)
+    return np.ascontiguousarray(_fit(levels, channels)), deep
+
+
+def _fit(pixels: np.ndarray, channels: int) -> np.ndarray:
+    """Make grey of colour, or the other way round, where that is wanted."""
+    found = pixels.shape[2]
+    if found == channels:
+        return pixels
+    if (found, channels) == (3, 1):
+        return grey(pixels)
+    if (found, channels) == (1, 3):
+        return np.repeat(pixels, 3, axis=2)
+    raise DecodeError(f"it has {found} channels, but {channels} are wanted")

@@ -1,0 +1,249 @@
+"""JPEGs: their size before they are decoded, and no more decoding than the views need.
+
+libjpeg-turbo decodes at 1/2, 1/4 and 1/8 of the size for less than the full price, and rows below
+the lowest view need not be decoded at all. Most of a JPEG's cost is undoing its entropy coding, in
+the order of the blocks, row after row; what lies above the views and beside them can be left out
+too where restart markers divide the rows (``python -m data_prep.convert --seekable`` makes such
+files).
+"""
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+import simplejpeg
+from PIL import Image
+
+from pospre.data.decode.restart_markers import cut_pieces
+
+SHRINKS = (8, 4, 2)  # denominators that libjpeg-turbo has fast code for
+_START = b"\xff\xd8\xff"
+_EXIF_TAG, _UPRIGHT = 0x0112, 1
+_FRAMES = {0xC0, 0xC1, 0xC2}  # baseline, extended and progressive: what libjpeg-turbo reads
+_BASELINE = 0xC0
+_APP1, _SCAN, _END, _INTERVAL = 0xE1, 0xDA, 0xD9, 0xDD
+_MARGIN = 2  # pixels of the result on all sides of those wanted: colour is interpolated between
+_FEWER = 0.95  # of the pixels: only then leaving some out is worth a copy of the bytes
+# libjpeg says this of rows that it was not asked for, of padding, and where it has lost its way.
+_LEFT_OVER = re.compile(r"Corrupt JPEG data: (\d+) extraneous bytes before marker 0x(\w\w)")
+_XMP = re.compile(rb"tiff:Orientation(?:=[\"']|>)([1-8])")
+_DAMAGE = ("Corrupt JPEG data", "Premature end")
+
+
+class JpegError(Exception):
+    """The bytes are cut off or damaged; the message is libjpeg-turbo's."""
+
+
+class UnusualJpeg(Exception):
+    """A JPEG of a kind that is left to Pillow, such as CMYK."""
+
+
+class Box(NamedTuple):
+    """Part of an image in pixels; right and bottom are the first that are not in it."""
+
+    left: int
+    top: int
+    right: int
+    bottom: int
+
+
+class JpegHeader(NamedTuple):
+    """What a JPEG says about itself.
+
+    Attributes:
+        width: of the stored pixels, before they are turned upright.
+        height: likewise.
+        orientation: of EXIF or XMP; 1 is upright.
+        height_at: offset of the two bytes that hold the height; 0 where the height must be kept,
+            as the rows do not lie in the file one after the other. The width is behind it.
+        piece: width and height in pixels of what lies between two restart markers: whole rows, or
+            one of equal parts of a row; 0 where it is neither, or there are no markers.
+        scan: offset of the entropy-coded data.
+    """
+
+    width: int
+    height: int
+    orientation: int
+    height_at: int
+    piece: tuple[int, int] = (0, 0)
+    scan: int = 0
+
+    @property
+    def whole(self) -> Box:
+        """All of the image."""
+        return Box(0, 0, self.width, self.height)
+
+
+def read_header(data: memoryview) -> JpegHeader:
+    """Read the segments of a JPEG up to its first scan.
+
+    Raises:
+        UnusualJpeg: it is no JPEG, or of a kind that is not read here.
+    """
+    if bytes(data[:3]) != _START:
+        raise UnusualJpeg
+    frame, orientation, interval, at = None, _UPRIGHT, 0, 2
+    while at + 4 <= len(data):
+        if data[at] != 0xFF:
+            break
+        marker = data[at + 1]
+        if marker == 0xFF:  # a filler
+            at += 1
+            continue
+        length = data[at + 2] << 8 | data[at + 3]
+        if marker in _FRAMES and at + 10 <= len(data):
+            frame = (at, marker)
+        elif marker == _APP1 and bytes(data[at + 4 : at + 10]) == b"Exif\0\0":
+            orientation = _read_orientation(bytes(data[at + 4 : at + 2 + length]))
+        elif marker == _APP1 and orientation == _UPRIGHT:  # as Pillow does: EXIF first, then XMP
+            described = _XMP.search(bytes(data[at + 4 : at + 2 + length]))
+            orientation = _UPRIGHT if described is None else int(described[1])
+        elif marker == _INTERVAL and at + 6 <= len(data):
+            interval = data[at + 4] << 8 | data[at + 5]
+        elif marker == _SCAN and frame is not None:
+            return _header(data, *frame, orientation, interval, scan=at)
+        elif marker in (_SCAN, _END):
+            break
+        at += 2 + length
+    raise UnusualJpeg
+
+
+def decode(
+    data: np.ndarray, header: JpegHeader, shrink: int, box: Box, buffer: np.ndarray
+) -> tuple[np.ndarray, tuple[int, int]]:
+    """Decode to RGB at 1/``shrink`` of the size: uint8 (rows, columns, 3), not turned upright.
+
+    Args:
+        data: the file's bytes, uint8 (N,).
+        header: of this JPEG.
+        shrink: 1, 2, 4 or 8; sides are rounded up.
+        box: what is wanted, at least, in pixels of the full size.
+        buffer: room for the pixels, uint8, at least ``num_bytes(header, shrink)`` long; what is
+            returned lies in it.
+
+    Returns:
+        the pixels, and the column and row of the full size that they begin with, multiples of
+        ``shrink``.
+
+    Raises:
+        JpegError: cut off or damaged.
+        UnusualJpeg: libjpeg-turbo does not make RGB of it.
+    """
+    whole, place = data, header.whole
+    if header.height_at:
+        data, place = _leave_out(data, header, _widen(box, header, _MARGIN * shrink))
+    width, height = place.right - place.left, place.bottom - place.top
+    shape = (-(-height // shrink), -(-width // shrink), 3)
+    options = {} if shrink == 1 else {"min_height": shape[0], "min_width": shape[1]}
+    try:
+        found = simplejpeg.decode_jpeg(
+            data, "RGB", min_factor=float(shrink), buffer=buffer, strict=True, **options
+        )
+        if found.shape != shape:
+            raise UnusualJpeg
+    except ValueError as error:
+        text = str(error)
+        if not any(known in text for known in _DAMAGE):
+            raise UnusualJpeg from error
+        left_over = _LEFT_OVER.match(text)
+        # where only the height was changed the rest is left over; of whole pieces nothing is
+        is_lower = data is not whole and not header.piece[0]
+        if left_over is None or not (is_lower or _is_padding(data, *left_over.groups())):
+            raise JpegError(text) from error
+    return buffer[: shape[0] * shape[1] * 3].reshape(shape), place[:2]
+
+
+def num_bytes(header: JpegHeader, shrink: int) -> int:
+    """Return the bytes that the decoded pixels take at most."""
+    return -(-header.width // shrink) * -(-header.height // shrink) * 3
+
+
+def _is_padding(data: np.ndarray, count: str, marker: str) -> bool:
+    """Tell whether libjpeg stumbled over zeros before the end, as some cameras leave them."""
+    end = data.tobytes().rfind(b"\xff\xd9")
+    return marker == "d9" and end > 0 and not data[max(0, end - int(count)) : end].any()
+
+
+def _widen(box: Box, header: JpegHeader, margin: int) -> Box:
+    """Return a box with a margin where the image has one, as decoding can cut it out."""
+    left, top = max(0, box.left - margin), max(0, box.top - margin)
+    right, bottom = min(header.width, box.right + margin), min(header.height, box.bottom + margin)
+    width, height = header.piece
+    if not width:
+        return Box(0, 0, header.width, bottom)
+    right = min(header.width, -(-right // width) * width)
+    bottom = min(header.height, -(-bottom // height) * height)
+    return Box(left // width * width, top // height * height, right, bottom)
+
+
+def _leave_out(data: np.ndarray, header: JpegHeader, box: Box) -> tuple[np.ndarray, Box]:
+    """Return a JPEG of what is in a box, and the box; of all where less would not pay."""
+    if _area(box) >= _FEWER * _area(header.whole):
+        return data, header.whole
+    if header.piece[0]:
+        (width, height), (right, bottom) = header.piece, box[2:]
+        window = box.left // width, box.top // height, -(-right // width), -(-bottom // height)
+        grid = -(-header.width // width), -(-header.height // height)
+        cut = cut_pieces(data, header.scan, window, grid)
+        if cut is None:  # the whole will show what is wrong with it
+            return data, header.whole
+    else:
+        cut = data.copy()
+    sides = box.bottom - box.top, box.right - box.left
+    numbers = [part for side in sides for part in divmod(side, 256)]
+    cut[header.height_at : header.height_at + 4] = numbers
+    return cut, box
+
+
+def _area(box: Box) -> int:
+    return (box.right - box.left) * (box.bottom - box.top)
+
+
+def _header(
+    data: memoryview, frame: int, marker: int, orientation: int, interval: int, scan: int
+) -> JpegHeader:
+    height, width = data[frame + 5] << 8 | data[frame + 6], data[frame + 7] << 8 | data[frame + 8]
+    if height == 0 or width == 0:  # the height comes after the first scan: rare
+        raise UnusualJpeg
+    if width * height > 2 * (Image.MAX_IMAGE_PIXELS or height * width):
+        raise UnusualJpeg  # Pillow's limit, and its words
+    components, in_scan = data[frame + 9], data[scan + 4] if scan + 4 < len(data) else 0
+    if components not in (1, 3):
+        raise UnusualJpeg
+    in_order = marker == _BASELINE and in_scan == components
+    if not in_order or frame + 10 + 3 * components > len(data):
+        return JpegHeader(width, height, orientation, 0)
+    across = down = 1
+    if components > 1:  # alone in a scan, it has blocks one after the other, whatever this says
+        factors = bytes(data[frame + 11 : frame + 10 + 3 * components : 3])
+        across = max(1, *(factor >> 4 for factor in factors))
+        down = max(1, *(factor & 15 for factor in factors))
+    piece = _piece(interval, -(-width // (8 * across)), -(-height // (8 * down)))
+    start = scan + 2 + (data[scan + 2] << 8 | data[scan + 3])
+    return JpegHeader(
+        width,
+        height,
+        orientation,
+        frame + 5,
+        (8 * across * piece[0], 8 * down * piece[1]),
+        min(start, len(data)),
+    )
+
+
+def _piece(interval: int, across: int, down: int) -> tuple[int, int]:
+    """Return the width and height in MCUs of what lies between restart markers; see ``piece``."""
+    if interval == 0 or interval >= across * down:
+        return 0, 0
+    if interval % across == 0:
+        return across, interval // across
+    return (interval, 1) if across % interval == 0 else (0, 0)
+
+
+def _read_orientation(segment: bytes) -> int:
+    exif = Image.Exif()
+    try:
+        exif.load(segment)
+        value = exif.get(_EXIF_TAG, _UPRIGHT)
+    except Exception:  # Pillow raises nearly every kind on damaged metadata, which matter to no one
+        return _UPRIGHT
+    return value if value in range(1, 9) else _UPRIGHT

@@ -1,0 +1,91 @@
+"""A JPEG with restart markers → a smaller one, of some of its rows and columns.
+
+The markers are looked for in every image, so that is compiled: a few microseconds. Numba keeps the
+compiled code until this file changes.
+"""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from pospre.portable_math import compiled
+
+_RESTART, _RESTARTS = np.uint8(0xD0), np.uint8(0xF8)  # 0xD0 to 0xD7
+_MARK, _END = np.uint8(0xFF), np.uint8(0xD9)
+_STRIDE = 64  # bytes looked at together
+
+
+@compiled
+def _find_markers(scan: np.ndarray, count: int) -> Any:
+    """Return the places of the first restart markers; fewer where there are not so many."""
+    places, found = np.empty(count, np.int64), 0
+    at, one = np.uint64(0), np.uint64(1)
+    last = np.uint64(max(len(scan) - 1, 0))
+    while at < last and found < count:
+        stop = min(at + np.uint64(_STRIDE), last)
+        is_here = False
+        if stop == at + np.uint64(_STRIDE):
+            for place in range(at, at + np.uint64(_STRIDE)):  # without a branch: 64 at once
+                is_here |= (scan[place] == _MARK) & ((scan[place + one] & _RESTARTS) == _RESTART)
+        if is_here or stop == last:
+            for place in range(at, stop):
+                if scan[place] == _MARK and scan[place + one] & _RESTARTS == _RESTART:
+                    if found < count:
+                        places[found] = place
+                    found += 1
+        at = stop
+    return places[: min(found, count)]
+
+
+@partial(compiled, nogil=True)
+def _copy_pieces(
+    data: np.ndarray,
+    scan: int,
+    window: tuple[int, int, int, int],
+    grid: tuple[int, int],
+    cut: np.ndarray,
+) -> Any:
+    """Write the smaller JPEG; return how long it is, 0 where a marker is not what it must be."""
+    left, top, right, bottom = window
+    across, down = grid
+    count = min((bottom - 1) * across + right, across * down - 1)
+    places = scan + _find_markers(data[scan:], count)
+    if len(places) < count:
+        return 0
+    for number in range(count):
+        if data[places[number] + 1] != _RESTART | np.uint8(number & 7):
+            return 0
+    cut[:scan] = data[:scan]
+    to, written = scan, 0
+    for row in range(top, bottom):
+        first, last = row * across + left, row * across + right
+        start = places[first - 1] + 2 if first else scan
+        stop = places[last - 1] + 2 if last <= count else len(data)
+        cut[to : to + stop - start] = data[start:stop]
+        for number in range(first, min(last, count)):
+            cut[to + places[number] + 1 - start] = _RESTART | np.uint8(written & 7)
+            written += 1
+        to += stop - start
+        if row == bottom - 1 and last <= count:
+            cut[to - 1] = _END
+    return to
+
+
+def cut_pieces(
+    data: np.ndarray, scan: int, window: tuple[int, int, int, int], grid: tuple[int, int]
+) -> np.ndarray | None:
+    """Return a JPEG of some pieces, uint8 (N,); its header still says the old size.
+
+    Args:
+        data: a JPEG's bytes, uint8.
+        scan: where the entropy-coded data begin.
+        window: left, top, right and bottom of the pieces that stay; the last two do not.
+        grid: how many pieces lie between restart markers, across and down.
+
+    Returns:
+        None where a marker is missing or has another number.
+    """
+    cut = np.empty_like(data)
+    length = _copy_pieces(data, scan, window, grid, cut)
+    return cut[:length] if length else None

@@ -1,0 +1,185 @@
+"""One .beton file (the format of FFCV), read through FFCV's own types and Reader.
+
+FFCV trusts the file: of one whose writer died it makes samples out of whatever memory holds. So the
+whole structure is checked when the file is opened; this takes milliseconds per 100,000 samples.
+"""
+
+import importlib
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+
+from pospre.data.stores.description import read_sidecar, unpack_noted, unpack_sums
+from pospre.data.stores.files import read_bytes
+from pospre.data.stores.page_cache import Place, sample_bytes
+from pospre.data.stores.reader import Reader, Sample
+from pospre.errors import UserError
+
+_JPEG, _RAW = 0, 1  # ffcv.fields.rgb_image.IMAGE_MODES
+_MAX_FIELDS = 64
+
+
+class FfcvReader(Reader):
+    """Reads the fields ``image`` (RGBImageField, JPEG or raw) and ``label`` (IntField or none)."""
+
+    def __init__(self, path: Path, *, page_cache: str = "os") -> None:
+        self.path = path
+        self.format = "ffcv"
+        self.remedy = (
+            f"Copy it again, or convert again with "
+            f"`python -m data_prep.convert SRC {path} --format ffcv`."
+        )
+        self.num_bytes: int = path.stat().st_size
+        self._ffcv = _import_ffcv(path)
+        self._check_header()
+        self._open()
+        sidecar_path = path.with_name(path.name + ".json")
+        sidecar = read_sidecar(sidecar_path, "pospre-ffcv", len(self), self.remedy)
+        if sidecar and sidecar.get("bytes") != self.num_bytes:
+            self._refuse(f"has {self.num_bytes} bytes, {sidecar_path.name} says otherwise")
+        self.classes = sidecar.get("classes")
+        self.checksums = unpack_sums(sidecar, len(self), f"{sidecar_path}", self.remedy)
+        self.noted = unpack_noted(sidecar, f"{sidecar_path}", self.remedy)
+        self._bytes = sample_bytes(page_cache, self._place)
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def read(self, index: int) -> Sample:
+        """Return a sample's JPEG bytes (or raw pixels) and label."""
+        data = self._bytes.read(index)
+        if self._images["mode"][index] == _RAW:
+            image = self._images[index]
+            data = data.view(int(image["height"]), int(image["width"]), 3)
+        return Sample(data, int(self._labels[index]))
+
+    def name(self, index: int) -> str:
+        """Return file and place."""
+        return f"{self.path}, sample {index}"
+
+    def expect(self, indices: np.ndarray) -> None:
+        """Fetch these samples ahead, as ``page_cache`` says."""
+        self._bytes.expect(indices)
+
+    def close(self) -> None:
+        """End what ``expect`` started."""
+        self._bytes.close()
+
+    def _place(self, index: int) -> Place:
+        return Place(self.path, int(self._images["data_ptr"][index]), int(self._sizes[index]))
+
+    def _refuse(self, why: str) -> NoReturn:
+        raise UserError(f"{self.path} {why}. {self.remedy}")
+
+    def _check_header(self) -> None:
+        """Compare the header with the file's size before FFCV follows its pointers."""
+        types = self._ffcv.types
+        header_type = types.HeaderType
+        if self.num_bytes < header_type.itemsize:
+            self._refuse("is no .beton file: it is shorter than a header")
+        header = read_bytes(self.path, 0, header_type.itemsize).numpy().view(header_type)[0]
+        if header["version"] != types.CURRENT_VERSION:
+            self._refuse(
+                f"is no .beton file of version {types.CURRENT_VERSION} (it starts with "
+                f"version {header['version']})"
+            )
+        if not 0 < header["num_fields"] <= _MAX_FIELDS:
+            self._refuse(f"is damaged: its header counts {header['num_fields']} fields")
+        if header["num_samples"] == 0:
+            self._refuse("holds no samples")
+        table = int(header["alloc_table_ptr"])
+        if table == 0:
+            self._refuse("was never finished: its writer stopped before the metadata")
+        least = self._ffcv.fields.RGBImageField().metadata_type.itemsize
+        if int(header["num_samples"]) * least > min(table, self.num_bytes):
+            self._refuse(f"is damaged: it counts {header['num_samples']} samples, too many to fit")
+        table_bytes = self.num_bytes - table
+        if table_bytes <= 0 or table_bytes % types.ALLOC_TABLE_TYPE.itemsize:
+            self._refuse("is cut off: its allocation table is not where the header says")
+
+    def _open(self) -> None:
+        """Let FFCV read the metadata, and keep image places, sizes and labels."""
+        try:
+            stock = self._ffcv.Reader(str(self.path))
+        except (AssertionError, KeyError, ValueError, TypeError) as error:
+            raise UserError(f"{self.path} has damaged fields ({error}). {self.remedy}") from error
+        image, label = stock.handlers.get("image"), stock.handlers.get("label")
+        if not isinstance(image, self._ffcv.fields.RGBImageField) or not (
+            label is None or isinstance(label, self._ffcv.fields.IntField)
+        ):
+            found = {name: type(field).__name__ for name, field in stock.handlers.items()}
+            self._refuse(f"has the fields {found}; needed: image RGBImageField, label IntField")
+        if len(stock.metadata) != stock.num_samples:
+            self._refuse("is cut off within its metadata")
+        columns = dict(zip(stock.field_names, stock.metadata.dtype.names, strict=True))
+        self._images = stock.metadata[columns["image"]]
+        self._labels = (
+            stock.metadata[columns["label"]].reshape(-1)
+            if label is not None
+            else np.full(len(self._images), -1)
+        )
+        self._sizes = self._allocated_sizes(stock)
+
+    def _allocated_sizes(self, stock: Any) -> np.ndarray:
+        """Look every image up in the allocation table; return sizes in bytes, int64 (N,)."""
+        data_start = self._ffcv.types.HeaderType.itemsize + stock.field_descriptors.nbytes
+        data_start += stock.metadata.nbytes
+        data_end = int(stock.header["alloc_table_ptr"])
+        table = np.sort(stock.alloc_table, order="ptr")
+        pointers = self._images["data_ptr"]
+        place = np.minimum(np.searchsorted(table["ptr"], pointers), len(table) - 1)
+        sizes = table["size"][place].astype(np.int64)
+        pixels = self._images["height"].astype(np.int64) * self._images["width"]
+        self.max_pixels = int(pixels.max())
+        bad = (
+            (table["ptr"][place] != pointers)
+            | (pointers < data_start)
+            | (pointers + sizes.astype(np.uint64) > data_end)
+            | (sizes == 0)
+            | (pixels == 0)
+            | ~np.isin(self._images["mode"], (_JPEG, _RAW))
+            | ((self._images["mode"] == _RAW) & (sizes != 3 * pixels))
+        )
+        if bad.any():
+            self._refuse(
+                f"has empty or inconsistent metadata: {int(bad.sum())} of {len(bad)} samples, "
+                f"first sample {int(bad.argmax())}, point at no image"
+            )
+        return sizes
+
+
+class _Ffcv:
+    """The parts of FFCV that are used."""
+
+    def __init__(self) -> None:
+        # Here, not at the top: it needs system libraries that MDS does not need. Importing FFCV
+        # sets torch to a single thread, for the whole program, and fills a dict of numba's with two
+        # names, which is compiled for 2 s at every start; a plain one does, as FFCV reads it in
+        # plain Python.
+        num_threads = torch.get_num_threads()
+        typed: Any = importlib.import_module("numba.typed")
+        compiled_dict = typed.Dict
+        try:
+            typed.Dict = dict
+            import ffcv.fields
+            import ffcv.reader
+            import ffcv.types
+        finally:
+            typed.Dict = compiled_dict
+            torch.set_num_threads(num_threads)
+
+        self.types: Any = ffcv.types
+        self.fields: Any = ffcv.fields
+        self.Reader: Any = ffcv.reader.Reader
+
+
+def _import_ffcv(path: Path) -> _Ffcv:
+    try:
+        return _Ffcv()
+    except (ImportError, OSError) as error:
+        raise UserError(
+            f"{path} needs FFCV, which cannot be imported here ({error}). Run `make setup`, which "
+            "says what FFCV lacks, or use an MDS directory or an image folder."
+        ) from error

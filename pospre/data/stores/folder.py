@@ -1,0 +1,166 @@
+"""A folder of image files: which files are images, in which order, of which class."""
+
+import errno
+import os
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from PIL import Image
+
+from pospre.data.decode.formats import foreign_format
+from pospre.data.stores.files import odd_file, read_bytes
+from pospre.data.stores.reader import DamagedSample, Reader, Sample
+from pospre.errors import UserError
+
+# Formats that Pillow names but cannot read by itself (stubs, or a foreign program is needed).
+_UNREADABLE_FORMATS = frozenset({"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"})
+
+ARRAYS = ".npy"
+
+# Place and first bytes of the formats recognised in files whose name says nothing.
+_SIGNATURES = (
+    (0, b"\xff\xd8\xff"),  # JPEG
+    (0, b"\x89PNG\r\n\x1a\n"),
+    (0, b"GIF8"),
+    (8, b"WEBP"),
+    (0, b"II*\x00"),  # TIFF, little endian
+    (0, b"MM\x00*"),  # TIFF, big endian
+    (4, b"ftypavif"),
+    (4, b"jP  \r\n\x87\n"),  # JPEG 2000
+)
+_START = 1024
+
+
+class FolderReader(Reader):
+    """Reads image files straight from a folder, sorted by relative path."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.format = "folder"
+        self.remedy = (
+            "Remove or replace the file; `python -m data_prep.convert` lists and leaves out all "
+            "files that cannot be read."
+        )
+        self._names = list_images(path)
+        self.classes, self._labels = class_labels(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def read(self, index: int) -> Sample:
+        """Return a file's bytes and its label.
+
+        Raises:
+            DamagedSample: it is no regular file, a link that leads nowhere, or forbidden.
+            UserError: the disk fails, or the file is gone.
+        """
+        path = self.path / self._names[index]
+        odd = odd_file(path)
+        if odd is not None:
+            raise DamagedSample(f"{path} is no regular file, but {odd}. {self.remedy}")
+        try:
+            return Sample(read_bytes(path), self._labels[index])
+        except UserError as error:
+            if not _is_one_files(error.__cause__, path):
+                raise
+            raise DamagedSample(f"{error} {self.remedy}") from error
+
+    def name(self, index: int) -> str:
+        """Return the file's path."""
+        return str(self.path / self._names[index])
+
+
+def list_images(root: Path) -> list[str]:
+    """Return the images below a folder: relative paths with forward slashes, sorted.
+
+    A file counts when its extension belongs to a format that Pillow reads, or its first bytes are
+    those of a common image format; where there is none of these, ``.npy`` files count, arrays (H,
+    W), (H, W, C) or (C, H, W). Hidden files and folders do not; links are followed.
+
+    Raises:
+        UserError: there is no image.
+    """
+    images: list[str] = []
+    others: list[str] = []
+    for name in visible_files(root):
+        (images if looks_like_image(root, name) else others).append(name)
+    images = images or [name for name in others if name.lower().endswith(ARRAYS)]
+    if not images:
+        seen = ""
+        if others:
+            first = min(others)
+            what = foreign_format(file_start(root / first))
+            named = first if what is None else f"{first}: {what}"
+            seen = f" ({len(others)} other files, for instance {named})"
+        raise UserError(
+            f"{root} holds no images{seen}; give a folder of JPEG, PNG … files (in class "
+            "sub-folders or flat), a .beton file or an MDS directory."
+        )
+    return sorted(images)
+
+
+def class_labels(names: list[str]) -> tuple[list[str] | None, list[int]]:
+    """Return the class names and the label of every image.
+
+    The classes are the sorted top-level sub-folders, and a label is a place among them. When an
+    image lies outside of the sub-folders, there are no classes (None) and all labels are −1.
+    """
+    if any("/" not in name for name in names):
+        return None, [-1] * len(names)
+    folders = [name.split("/", 1)[0] for name in names]
+    classes = sorted(set(folders))
+    places = {name: label for label, name in enumerate(classes)}
+    return classes, [places[folder] for folder in folders]
+
+
+def visible_files(root: Path) -> Iterator[str]:
+    """Yield the relative path of every file that is not hidden."""
+    visited = set()
+    for folder, subfolders, names in os.walk(root, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in visited:  # a link that leads back up
+            subfolders.clear()
+            continue
+        visited.add(real)
+        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+        relative = Path(folder).relative_to(root).as_posix()
+        prefix = "" if relative == "." else f"{relative}/"
+        yield from (prefix + name for name in names if not name.startswith("."))
+
+
+@cache
+def _image_extensions() -> frozenset[str]:
+    Image.init()
+    return frozenset(
+        extension
+        for extension, name in Image.registered_extensions().items()
+        if name in Image.OPEN and name not in _UNREADABLE_FORMATS
+    )
+
+
+def looks_like_image(root: Path, name: str) -> bool:
+    """Tell by its extension, else by its first bytes, whether a file is an image."""
+    if os.path.splitext(name)[1].lower() in _image_extensions():  # fast: there may be millions
+        return True
+    start = file_start(root / name)
+    return any(start[at : at + len(magic)] == magic for at, magic in _SIGNATURES)
+
+
+def file_start(path: Path) -> bytes:
+    """Return a file's first kilobyte; nothing where it cannot be read, or is no regular file."""
+    if odd_file(path) is not None:
+        return b""
+    try:
+        with path.open("rb", buffering=0) as file:
+            return file.read(_START)
+    except OSError:
+        return b""
+
+
+def _is_one_files(error: BaseException | None, path: Path) -> bool:
+    """Tell whether what went wrong concerns one file, not the disk: its neighbours may be good."""
+    if not isinstance(error, OSError):
+        return False
+    leads_nowhere = error.errno == errno.ENOENT and path.is_symlink()
+    return leads_nowhere or error.errno in (errno.EACCES, errno.EPERM, errno.ELOOP)

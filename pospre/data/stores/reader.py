@@ -1,0 +1,111 @@
+"""What a reader of any storage format gives: encoded bytes or features, and a label, per sample."""
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from pospre.data.decode.deep import RGB, Decoding
+from pospre.data.stores.description import Noted
+from pospre.errors import UserError
+
+
+class DamagedSample(UserError):
+    """One sample is damaged in itself; its neighbours may be good."""
+
+
+class Sample(NamedTuple):
+    """One stored sample.
+
+    Attributes:
+        encoded: bytes of an image file (``.npy`` included), uint8 (N,); pixels, uint8 (H, W, 3); or
+            features, float32 (H, W, 1).
+        label: class, or −1 when unknown.
+    """
+
+    encoded: Tensor
+    label: int
+
+
+class Features(NamedTuple):
+    """What a data set of features holds instead of images: H steps of W numbers.
+
+    Attributes:
+        shape: (H, W).
+        mean: of each of the W numbers over the data set; empty where nobody noted it.
+        std: likewise.
+    """
+
+    shape: tuple[int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+class Reader(ABC):
+    """Random access to the samples of a data set; safe to use from several threads.
+
+    Attributes:
+        path: the data set on this machine.
+        address: what to call it in messages.
+        format: ``"folder"``, ``"ffcv"`` or ``"mds"``.
+        classes: class names in order of their label, or None.
+        remedy: what to do when a sample cannot be read, for messages.
+        features: what the samples hold if they are no images.
+        noted: what is known of their pixels if they are.
+        decoding: what is made of these.
+        checksums: CRC-32C of every sample's bytes, uint32 (N,), where the converter noted them.
+        max_pixels: of the largest image, where it is known without reading them.
+        num_bytes: of a data set on this machine's disks, where it is known at once.
+    """
+
+    path: Path
+    format: str
+    classes: list[str] | None
+    remedy: str
+    features: Features | None = None
+    noted: Noted | None = None
+    decoding: Decoding = RGB
+    checksums: np.ndarray | None = None
+    max_pixels: int | None = None
+    num_bytes: int | None = None
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def read(self, index: int) -> Sample:
+        """Return a sample.
+
+        Raises:
+            DamagedSample: this one cannot be used.
+            UserError: the file cannot be read.
+        """
+
+    @abstractmethod
+    def name(self, index: int) -> str:
+        """Return what to call a sample in messages: its file, or its file and place."""
+
+    @property
+    def address(self) -> str:
+        """What to call the data set in messages."""
+        return str(self.path)
+
+    @property
+    def parts(self) -> np.ndarray:
+        """Ends of the parts that are fetched whole, int64 (P,): here one, the data set."""
+        return np.array([len(self)])
+
+    def check_order(self, order: str, window: int) -> None:  # noqa: B027 (most can do any)
+        """Raise a UserError where the samples cannot well be read in this order of an epoch."""
+
+    def expect(self, indices: np.ndarray) -> None:  # noqa: B027 (most readers need not know)
+        """Hear which samples will be read from now on, in order: int64 (n,); replaces the last."""
+
+    def heal(self, index: int) -> bool:
+        """Look for the cause of a damaged sample; tell whether it is worth reading again."""
+        return False
+
+    def close(self) -> None:  # noqa: B027
+        """End what ``expect`` started; it may be called again."""

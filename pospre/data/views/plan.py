@@ -1,0 +1,215 @@
+"""What to cut out of an image: places and flips, pure functions of the sample and its size.
+
+The plan of a view follows from the run's seed, the epoch, the sample's index in the data set and
+the view's number, which counts through all groups of a loader in their order. With the draws u0,
+u1… in [0, 1) of ``pospre.draws.uniform`` and arithmetic in float64:
+
+- Flip, purpose ``"flip"``: mirrored where u0 < flip_rate, compared in float32; center crops never.
+- Crop ``"random"``, purpose ``"crop"``, image of W × H pixels: for each try t = 0…9 take a, r, x, y
+  = u4t…u4t+3. With A = (W · H) · (scale0 + (scale1 − scale0) · a) and
+  q = e^(log ratio0 + (log ratio1 − log ratio0) · r), w = √(A · q) and h = √(A / q), rounded (halves
+  to even). The first try with 0 < w ≤ W and 0 < h ≤ H gives left = ⌊x · (W − w + 1)⌋ and
+  top = ⌊y · (H − h + 1)⌋. If none does: w = min(W, max(1, round(H · ratio1))),
+  h = min(H, max(1, round(W / ratio0))), left = ⌊(W − w) / 2⌋, top = ⌊(H − h) / 2⌋.
+- Crops ``"simple"`` and ``"pad"``, purpose ``"crop"``: the image is resized to S × T and the window
+  of s × t begins at ⌊u0 · (S + 2p − s + 1)⌋ − p and ⌊u1 · (T + 2p − t + 1)⌋ − p, p the padding.
+- Crops ``"center"`` and ``"full"`` draw nothing.
+
+``boxes`` has the formulas for arrays of numpy and torch, ``pospre.portable_math`` compiled ones (and
+how e^ is computed); they agree to the bit. Colours are drawn on the device by the same rules:
+``pospre.augment.device``.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pospre import draws
+from pospre import portable_math as exact
+from pospre.data.views.augment import Augment
+from pospre.data.views.boxes import (
+    Cuts,
+    PixelBox,
+    center_window,
+    log_range,
+    padded_frame,
+    simple_box,
+    simple_frame,
+    whole_cuts,
+)
+from pospre.errors import UserError, suggestion
+
+INTERPOLATIONS = ("bicubic", "bilinear", "area")
+CROPS = ("random", "center", "full", "simple", "pad")
+_MOST_RATIO = 1000.0  # exact.exp is exact enough to here, and no image is as narrow
+
+
+@dataclass(frozen=True)
+class ViewGroup:
+    """Views of one kind that a loader cuts out of every image.
+
+    Attributes:
+        name: prefix of the batch keys.
+        count: views per image.
+        size: of the view in pixels: the side of a square, or (height, width).
+        scale: range of the box area as a fraction of the image area.
+        ratio: range of the box's width / height, from 1/1000 to 1000.
+        flip_rate: probability that a view is mirrored.
+        interpolation: ``"bicubic"`` or ``"bilinear"``, both with antialiasing when shrinking; or
+            ``"area"``: the mean of the pixels under each new one.
+        crop: ``"random"``; ``"center"`` for evaluation: the short side resized to 256/224 of the
+            view's, then the middle of that (256 and 224 as published), never flipped; ``"full"``:
+            the whole image, whatever its shape; ``"simple"``: DeiT III's simple resized crop;
+            ``"pad"``: a random window of the whole image in a black frame of size/8, as usual for
+            CIFAR. ``scale`` and ``ratio`` are for ``"random"`` only.
+        augment: what may change the views' pixels in training, on the device.
+    """
+
+    name: str = "view"
+    count: int = 1
+    size: int | tuple[int, int] = 224
+    scale: tuple[float, float] = (0.2, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip_rate: float = 0.5
+    interpolation: str = "bicubic"
+    crop: str = "random"
+    augment: Augment = field(default_factory=Augment)
+
+    def __post_init__(self) -> None:
+        where = f"view group '{self.name}'"
+        for key, value in (("count", self.count), ("size", min(self.shape))):
+            if value < 1:
+                raise UserError(f"{where}: {key} is {value}; it must be at least 1.")
+        if not 0 < self.scale[0] <= self.scale[1] <= 1:
+            raise UserError(
+                f"{where}: scale is {list(self.scale)}; give two fractions of the image area, "
+                "0 < low <= high <= 1."
+            )
+        if not 1 / _MOST_RATIO <= self.ratio[0] <= self.ratio[1] <= _MOST_RATIO:
+            raise UserError(
+                f"{where}: ratio is {list(self.ratio)}; give two width/height ratios, "
+                f"{1 / _MOST_RATIO} <= low <= high <= {_MOST_RATIO}."
+            )
+        if not 0 <= self.flip_rate <= 1:
+            raise UserError(f"{where}: flip_rate is {self.flip_rate}; give a rate from 0 to 1.")
+        for key, name, known in (
+            ("interpolation", self.interpolation, INTERPOLATIONS),
+            ("crop", self.crop, CROPS),
+        ):
+            if name not in known:
+                hint = suggestion(name, known)
+                raise UserError(f"{where}: {key} '{name}' is unknown.{hint}")
+        if self.crop == "simple" and self.shape[0] != self.shape[1]:
+            raise UserError(f"{where}: crop 'simple' cuts squares, but size is {self.size}.")
+        try:
+            self.augment.check_views(self.count, self.shape)
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Height and width of a view in pixels."""
+        return (self.size, self.size) if isinstance(self.size, int) else self.size
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """What is known of one view group of a batch before any image is seen.
+
+    Attributes:
+        group: the view group.
+        start: ``draws.start_word`` of the seed and the purpose ``"crop"``.
+        epoch: int64 (B,).
+        index: int64 (B,).
+        first_view: number of the group's first view.
+        flips: bool (B, V).
+    """
+
+    group: ViewGroup
+    start: int
+    epoch: np.ndarray
+    index: np.ndarray
+    first_view: int
+    flips: np.ndarray
+
+    def cuts(self, sample: int, width: int, height: int) -> Cuts:
+        """Return where all views of the group lie, given the size of a sample's upright image."""
+        group, image = self.group, (width, height)
+        key = self.start, self.epoch[sample], self.index[sample], (self.first_view, group.count)
+        if group.crop == "random":
+            boxes = exact.random_boxes(
+                *key, image, _floats(group.scale), _floats(group.ratio), log_range(group.ratio)
+            )
+            return whole_cuts(boxes, image, group.shape)
+        if group.crop == "center":
+            part = simple_box(*image)
+            scaled, window = center_window(part.width, part.height, group.shape)
+            return Cuts(_each(group, part), scaled, _each(group, window), image)
+        whole = _each(group, PixelBox(0, 0, *image))
+        if group.crop == "full":
+            return whole_cuts(whole, image, group.shape)
+        frame = padded_frame(group.shape)
+        if group.crop == "simple":
+            part = simple_box(*image)
+            whole, frame = _each(group, part), simple_frame(part.width, part.height, group.shape[0])
+        windows = exact.random_windows(*key, frame.scaled, frame.size, frame.padding)
+        return Cuts(whole, frame.scaled, windows, image, frame.edge)
+
+
+def _floats(pair: tuple[float, float]) -> tuple[float, float]:
+    return float(pair[0]), float(pair[1])  # whole numbers would be compiled for once more
+
+
+def _each(group: ViewGroup, box: PixelBox) -> np.ndarray:
+    boxes = np.empty((group.count, 4), np.int64)
+    boxes[:] = box
+    return boxes
+
+
+def first_view(views: Iterable[ViewGroup], name: str) -> int:
+    """Return the number of a group's first view, as views are numbered through all groups."""
+    first = 0
+    for group in views:
+        if group.name == name:
+            break
+        first += group.count
+    return first
+
+
+def plan_views(
+    views: Sequence[ViewGroup], *, seed: int, epoch: int | np.ndarray, index: np.ndarray
+) -> list[GroupPlan]:
+    """Draw places and flips for samples ``index`` (int64, (B,)), one plan per view group.
+
+    Args:
+        views: all groups of the loader.
+        seed: the run's seed.
+        epoch: that the draws belong to: one for all samples, or int64 (B,).
+        index: positions of the samples in the data set.
+    """
+    index = np.asarray(index, np.int64)
+    epochs = np.broadcast_to(np.asarray(epoch, np.int64), index.shape)
+    start = draws.start_word(seed, "crop")
+    plans = []
+    for group in views:
+        first = first_view(views, group.name)
+        flips = plan_flips(seed, epochs, index, np.arange(group.count) + first, group)
+        plans.append(GroupPlan(group, start, epochs, index, first, flips))
+    return plans
+
+
+def plan_flips(
+    seed: int, epoch: draws.Keys, index: draws.Keys, views: draws.Keys, group: ViewGroup
+) -> draws.Keys:
+    """Return which views are mirrored, bool (B, V), in numpy or torch.
+
+    Args:
+        seed: the run's seed.
+        epoch: that the draws belong to, (B,).
+        index: positions of the samples in the data set, (B,).
+        views: numbers of the group's views, (V,).
+        group: the view group.
+    """
+    keys = draws.sample_keys(seed, epoch[:, None], index[:, None], views, "flip")
+    return draws.uniform(keys, 1)[..., 0] < (0.0 if group.crop == "center" else group.flip_rate)

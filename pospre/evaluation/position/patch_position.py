@@ -1,0 +1,192 @@
+"""Position accuracy of MP3 (Zhai et al. 2022, Fig. 3): how many patches find their place?
+
+The model sees all patches without positions; a share η of them gives no keys and values. Top-1 and
+top-5 over all patches of all images, and top-1 of the context and of the other patches alone; one
+seeded context per image, so that two models see the same one; centre view, no flip. Chance is 1/N
+and 5/N. Patches that are told their position are not asked.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, PositiveInt
+from torch import Tensor
+
+from pospre.algorithms.mp3 import num_context, predict_patches
+from pospre.batch import Batch
+from pospre.evaluation.features import centre_batches
+from pospre.evaluation.registry import Context
+from pospre.evaluation.table import format_table, percent
+from pospre.model.model import PretrainModel
+
+NEEDS = "mp3"
+TOP = 5
+
+Prediction = tuple[Tensor, Tensor, Tensor]
+Predictor = Callable[[Batch, float], Prediction]
+Counts = Mapping[float, Mapping[str, Mapping[str, int]]]
+"""By mask ratio, then by predictor (``trained``, ``initial``), then by what is counted."""
+
+
+def _listed(value: object) -> object:
+    """Return the numbers of a command line's ``0,0.5``, or of a recipe's list, as a tuple."""
+    parts = value.strip("[]()").split(",") if isinstance(value, str) else value
+    return tuple(parts) if isinstance(parts, list) else parts
+
+
+Ratio = Annotated[float, Field(ge=0, lt=1)]
+Ratios = Annotated[tuple[Ratio, ...], Field(min_length=1), BeforeValidator(_listed)]
+
+
+def evaluate(
+    context: Context,
+    *,
+    mask_ratios: Ratios = (0.0, 0.25, 0.5, 0.75),
+    num_samples: PositiveInt | None = None,
+    batch_size: PositiveInt = 64,
+    num_workers: PositiveInt | None = None,
+    seed: int = 0,
+    baseline: bool = True,
+) -> dict[str, Any]:
+    """Measure the accuracy at every mask ratio.
+
+    Args:
+        context: model, data and device.
+        mask_ratios: the shares η of patches outside the context, such as 0,0.75.
+        num_samples: measure on so many images, drawn by the seed; all without it.
+        batch_size: images per forward pass; it does not change the result.
+        num_workers: decoding threads; the loader chooses without it.
+        seed: of the contexts and of the drawn images.
+        baseline: measure the untrained model of the same recipe and seed as well.
+
+    Returns:
+        ``ratios`` (one dict per η, accuracies in [0, 1]), ``chance``, ``chance_top5``, ``grid``
+        (rows, columns) and ``samples``.
+    """
+    predictors = {"trained": _predictor(context.model, seed)}
+    if baseline:
+        predictors["initial"] = _predictor(context.initial(), seed)
+    batches = centre_batches(
+        context,
+        context.data,
+        title="patch_position",
+        num_samples=num_samples,
+        batch_size=batch_size,
+        num_workers=num_workers,
+        seed=seed,
+    )
+    rows, columns = context.model.encoder.grid
+    return summarise(measure(predictors, batches, mask_ratios), (rows, columns))
+
+
+def _predictor(model: PretrainModel, seed: int) -> Predictor:
+    def predict(batch: Batch, mask_ratio: float) -> Prediction:
+        return predict_patches(model, batch, mask_ratio=mask_ratio, seed=seed)
+
+    return predict
+
+
+def measure(
+    predictors: Mapping[str, Predictor], batches: Iterable[Batch], mask_ratios: tuple[float, ...]
+) -> Counts:
+    """Count right answers and what was asked, per mask ratio and predictor.
+
+    Args:
+        predictors: return logits (B, N, N), and bool (B, N) who is context and who is asked.
+        batches: batches of one view per image.
+        mask_ratios: the shares η.
+    """
+    sums: dict[float, dict[str, dict[str, Any]]] = {
+        ratio: {name: {} for name in predictors} for ratio in mask_ratios
+    }
+    for batch in batches:
+        for ratio, (name, predict) in itertools.product(sums, predictors.items()):
+            row = sums[ratio][name]
+            for key, count in _count(*predict(batch, ratio)).items():
+                row[key] = row.get(key, 0) + count
+    return {
+        ratio: {name: {key: int(count) for key, count in row.items()} for name, row in rows.items()}
+        for ratio, rows in sums.items()
+    }
+
+
+def _count(logits_BNN: Tensor, context_BN: Tensor, asked_BN: Tensor) -> dict[str, Any]:
+    """Return the counts of one batch: images, patches asked, and right answers (``top…``)."""
+    patches = logits_BNN.shape[-1]
+    best_BNK = logits_BNN.topk(min(TOP, patches), dim=-1).indices
+    right_BNK = best_BNK == best_BNK.new_tensor(range(patches)).view(1, -1, 1)
+    first_BN, any_BN = right_BNK[..., 0] & asked_BN, right_BNK.any(-1) & asked_BN
+    return {
+        "images": len(logits_BNN),
+        "asked": asked_BN.sum(),
+        "asked_context": (asked_BN & context_BN).sum(),
+        "top1": first_BN.sum(),
+        "top5": any_BN.sum(),
+        "top1_context": (first_BN & context_BN).sum(),
+    }
+
+
+def summarise(counts: Counts, grid: tuple[int, int]) -> dict[str, Any]:
+    """Turn the counts of ``measure`` into the results (see ``evaluate``)."""
+    patches = grid[0] * grid[1]
+    ratios: list[dict[str, Any]] = []
+    for ratio, rows in counts.items():
+        trained, initial = rows["trained"], rows.get("initial", {})
+        accuracies = _accuracies(trained)
+        untrained = {key: _accuracies(initial)[key] if initial else None for key in accuracies}
+        ratios.append(
+            {
+                "mask_ratio": ratio,
+                "context": num_context(patches, ratio),
+                **accuracies,
+                **{f"initial_{key}": value for key, value in untrained.items()},
+                "patches": trained["asked"],
+            }
+        )
+    return {
+        "ratios": ratios,
+        "chance": 1 / patches,
+        "chance_top5": min(TOP / patches, 1.0),
+        "grid": list(grid),
+        "samples": next(iter(counts.values()))["trained"]["images"],
+    }
+
+
+def _accuracies(row: Mapping[str, int]) -> dict[str, float | None]:
+    """Return a predictor's accuracies; None where nobody was asked."""
+    others = row["asked"] - row["asked_context"]
+    return {
+        "top1": _share(row["top1"], row["asked"]),
+        "top5": _share(row["top5"], row["asked"]),
+        "context_top1": _share(row["top1_context"], row["asked_context"]),
+        "masked_top1": _share(row["top1"] - row["top1_context"], others),
+    }
+
+
+def _share(right: int, asked: int) -> float | None:
+    return right / asked if asked else None
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """Return the accuracies as text, in percent, in brackets those of the untrained model."""
+    keys = ("top1", "top5", "context_top1", "masked_top1")
+    rows = [
+        [f"η = {row['mask_ratio']}", str(row["context"]), *(_cell(row, key) for key in keys)]
+        for row in results["ratios"]
+    ]
+    rows.append(["chance", "", percent(results["chance"]), percent(results["chance_top5"]), "", ""])
+    patches = results["grid"][0] * results["grid"][1]
+    return format_table(
+        f"Position accuracy in % over {patches} positions (in brackets: untrained)",
+        ["mask ratio", "context", "top-1", "top-5", "top-1 of context", "top-1 of others"],
+        rows,
+        [f"{results['samples']} images; centre view, one seeded context each"],
+    )
+
+
+def _cell(row: Mapping[str, Any], key: str) -> str:
+    if row[key] is None:
+        return "–"
+    initial = row[f"initial_{key}"]
+    return percent(row[key]) + ("" if initial is None else f" ({percent(initial)})")

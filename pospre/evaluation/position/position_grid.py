@@ -1,0 +1,171 @@
+"""Position accuracy over a grid of mask ratios, as DropPos (Wang et al. 2023) measures it.
+
+For every share γ of hidden patches and γ_pos of hidden positions: which share of the patches
+without a position does the model put in their place? Top-1 over the dropped tokens of all images,
+unweighted; one seeded mask per image, so that two models see the same one; centre view, no flip.
+
+The counts are the method's: of N patches floor(N(1−γ)) = K are visible, floor(K(1−γ_pos)) of them
+keep their position and the rest are asked for. Two levels of chance are given per cell: ``chance``
+= 1/N guesses among all positions; ``chance_excluding`` = 1/(N − kept positions) guesses among
+those not taken by a patch whose position is shown.
+
+An encoder that packs the visible patches into a square (Swin) is measured at γ = 0 and .75 only.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from pydantic import PositiveInt
+from torch import Tensor
+
+from pospre.algorithms.droppos import num_shown, predict_positions
+from pospre.evaluation.features import centre_batches
+from pospre.evaluation.registry import Context
+from pospre.evaluation.table import format_table, percent
+from pospre.model.model import PretrainModel
+from pospre.nn.masking import num_kept
+
+NEEDS = "droppos"
+MASK_RATIOS = (0.0, 0.25, 0.5, 0.75)
+POSITION_MASK_RATIOS = (0.25, 0.5, 0.75, 0.95)
+
+Cell = tuple[float, float]
+Prediction = tuple[Tensor, Tensor, Tensor]
+Predictor = Callable[[Mapping[str, Tensor], float, float], Prediction]
+
+
+def evaluate(
+    context: Context,
+    *,
+    num_samples: PositiveInt | None = None,
+    batch_size: PositiveInt = 64,
+    num_workers: PositiveInt | None = None,
+    seed: int = 0,
+    baseline: bool = True,
+) -> dict[str, Any]:
+    """Measure the 16 cells (of Swin, 8) and their mean.
+
+    Args:
+        context: model, data and device.
+        num_samples: measure on so many images, drawn by the seed; all without it.
+        batch_size: images per forward pass; it does not change the result.
+        num_workers: decoding threads; the loader chooses without it.
+        seed: of the masks and of the drawn images.
+        baseline: measure the untrained model of the same recipe and seed as well.
+
+    Returns:
+        ``cells`` (one dict per cell, accuracies in [0, 1]), ``mean``, ``initial_mean``, ``grid``
+        (rows, columns) and ``samples``.
+    """
+    predictors = {"accuracy": _predictor(context.model, seed)}
+    if baseline:
+        predictors["initial_accuracy"] = _predictor(context.initial(), seed)
+    batches = centre_batches(
+        context,
+        context.data,
+        title="position_grid",
+        num_samples=num_samples,
+        batch_size=batch_size,
+        num_workers=num_workers,
+        seed=seed,
+    )
+    encoder = context.model.encoder
+    visible = {ratio: num_kept(encoder.num_patches, ratio) for ratio in MASK_RATIOS}
+    ratios = [ratio for ratio, kept in visible.items() if encoder.takes(kept)]
+    return summarise(measure_grid(predictors, batches, ratios), encoder.grid)
+
+
+def _predictor(model: PretrainModel, seed: int) -> Predictor:
+    def predict(batch: Mapping[str, Tensor], mask: float, position_mask: float) -> Prediction:
+        return predict_positions(
+            model, dict(batch), mask_ratio=mask, position_mask_ratio=position_mask, seed=seed
+        )
+
+    return predict
+
+
+def measure_grid(
+    predictors: Mapping[str, Predictor],
+    batches: Iterable[Mapping[str, Tensor]],
+    mask_ratios: Sequence[float] = MASK_RATIOS,
+) -> dict[Cell, dict[str, int]]:
+    """Count, per cell, the tokens asked for (``tokens``) and each predictor's right answers."""
+    cells = list(itertools.product(mask_ratios, POSITION_MASK_RATIOS))
+    counts: dict[Cell, dict[str, Any]] = {
+        cell: dict.fromkeys(("tokens", *predictors), 0) for cell in cells
+    }
+    for batch in batches:
+        for cell, (name, predict) in itertools.product(cells, predictors.items()):
+            logits_BKN, keep_BK, dropped_BK = predict(batch, *cell)
+            right_BK = (logits_BKN.argmax(dim=-1) == keep_BK) & dropped_BK
+            counts[cell][name] = counts[cell][name] + right_BK.sum()
+            if name == next(iter(predictors)):
+                counts[cell]["tokens"] = counts[cell]["tokens"] + dropped_BK.sum()
+    return {cell: {key: int(value) for key, value in row.items()} for cell, row in counts.items()}
+
+
+def summarise(counts: Mapping[Cell, Mapping[str, int]], grid: tuple[int, int]) -> dict[str, Any]:
+    """Turn the counts of ``measure_grid`` into the results (see ``evaluate``)."""
+    num_patches = grid[0] * grid[1]
+    cells: list[dict[str, Any]] = []
+    for (mask_ratio, position_mask_ratio), row in counts.items():
+        visible = num_kept(num_patches, mask_ratio)
+        kept = num_shown(visible, position_mask_ratio)
+        initial = row.get("initial_accuracy")
+        cells.append(
+            {
+                "mask_ratio": mask_ratio,
+                "position_mask_ratio": position_mask_ratio,
+                "visible": visible,
+                "kept": kept,
+                "dropped": visible - kept,
+                "accuracy": row["accuracy"] / row["tokens"],
+                "initial_accuracy": None if initial is None else initial / row["tokens"],
+                "chance": 1 / num_patches,
+                "chance_excluding": 1 / (num_patches - kept),
+                "tokens": row["tokens"],
+            }
+        )
+    has_initial = cells[0]["initial_accuracy"] is not None
+    return {
+        "cells": cells,
+        "mean": _mean(cells, "accuracy"),
+        "initial_mean": _mean(cells, "initial_accuracy") if has_initial else None,
+        "grid": list(grid),
+        "samples": cells[0]["tokens"] // cells[0]["dropped"],
+    }
+
+
+def _mean(cells: list[dict[str, Any]], key: str) -> float:
+    return sum(cell[key] for cell in cells) / len(cells)
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """Return the grid as text: accuracy in percent, in brackets that of the untrained model."""
+    texts = {}
+    for cell in results["cells"]:
+        text = percent(cell["accuracy"])
+        if cell["initial_accuracy"] is not None:
+            text += f" ({percent(cell['initial_accuracy'])})"
+        texts[cell["mask_ratio"], cell["position_mask_ratio"]] = text
+    rows = [
+        [f"γ = {mask}", *(texts[mask, position] for position in POSITION_MASK_RATIOS)]
+        for mask in dict.fromkeys(mask for mask, _ in texts)
+    ]
+    mean = f"mean of the {len(texts)} cells: {percent(results['mean'])}"
+    if results["initial_mean"] is not None:
+        mean += f" (untrained: {percent(results['initial_mean'])})"
+    excluding = [cell["chance_excluding"] for cell in results["cells"]]
+    lowest, highest = percent(min(excluding)), percent(max(excluding))
+    notes = [
+        mean,
+        f"chance: {percent(results['cells'][0]['chance'])} among all positions, "
+        f"{lowest} to {highest} among those not shown; images: {results['samples']}",
+    ]
+    return format_table(
+        "Position accuracy in % (top-1 on patches without position; in brackets: untrained)",
+        ["hidden patches", *(f"γ_pos = {ratio}" for ratio in POSITION_MASK_RATIOS)],
+        rows,
+        notes,
+    )

@@ -1,0 +1,174 @@
+"""What an algorithm is: an attachment to the model plus what it writes into each batch."""
+
+import importlib
+import math
+import pkgutil
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+from composer.core import Algorithm, Event, State, TimeUnit
+from composer.loggers import Logger
+
+from pospre import algorithms
+from pospre.batch import Batch
+from pospre.errors import UserError, suggestion
+from pospre.model.model import PretrainModel
+
+
+class Progress(NamedTuple):
+    """How much of the training is done, in [0, 1].
+
+    Attributes:
+        step: counted in optimiser steps.
+        epoch: counted in whole epochs, as per-epoch schedules of published code do.
+        num_steps: of the whole training; None where only its samples are counted.
+    """
+
+    step: float
+    epoch: float
+    num_steps: int | None = None
+
+
+class PretrainAlgorithm(Algorithm):
+    """A host or a position algorithm as a Composer ``Algorithm``.
+
+    ``attach`` adds its modules before the optimiser is made, and does nothing the second time (at
+    ``Event.INIT``). Before each forward it sets its schedules and writes its masks into the batch.
+    Its options are the fields of a dataclass.
+
+    Attributes:
+        is_host: hosts own the visible patches and attach first.
+        takes_merged_patches: works with encoders whose tokens stand for several patches (Swin).
+    """
+
+    is_host: ClassVar[bool] = False
+    takes_merged_patches: ClassVar[bool] = False
+    _progress: Progress = Progress(0.0, 0.0)
+
+    def __post_init__(self) -> None:
+        """Check the options as recipes are checked: this is for algorithms made in code."""
+        for name, hint in get_type_hints(type(self)).items():
+            check_option(f"{self.module_name()}.{name}", hint, getattr(self, name))
+
+    @classmethod
+    def module_name(cls) -> str:
+        """Return the name that recipes use: that of the module."""
+        return cls.__module__.rpartition(".")[2]
+
+    @classmethod
+    def for_classes(
+        cls, arguments: dict[str, Any], classes: Sequence[str] | None, path: str
+    ) -> dict[str, Any]:
+        """Return the recipe's arguments, completed by what the training data says.
+
+        Args:
+            arguments: of the constructor, all of them.
+            classes: names of the data's classes; None without labels.
+            path: of the data, for errors.
+        """
+        return arguments
+
+    @abstractmethod
+    def attach(self, model: PretrainModel) -> None:
+        """Add passes, objectives and position modules to ``model``; idempotent."""
+
+    @abstractmethod
+    def write(self, batch: Batch, model: PretrainModel) -> None:
+        """Write this algorithm's keys into ``batch``: pure functions of seed, epoch and index."""
+
+    def schedule(self, model: PretrainModel, progress: Progress) -> None:
+        """Set what changes over training, into buffers (no recompilation); nothing by default."""
+        return
+
+    def after_step(self, model: PretrainModel, progress: Progress) -> None:
+        """Move the teacher if this algorithm's momentum counts; ``progress`` began the step."""
+        model.update_teacher(progress.step, owner=self.module_name())
+
+    def match(self, event: Event, state: State) -> bool:
+        """Run at INIT, before every forward, and when a step is done."""
+        return event in (Event.INIT, Event.BEFORE_FORWARD, Event.BATCH_END)
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Attach at INIT; before a forward set schedules and write; then ``after_step``."""
+        model = pretrain_model(state)
+        if event == Event.INIT:
+            self.attach(model)
+            return
+        if event == Event.BATCH_END:
+            self.after_step(model, self._progress)
+            return
+        self._progress = training_progress(state)
+        self.schedule(model, self._progress)
+        self.write(state.batch, model)
+
+
+def pretrain_model(state: State) -> PretrainModel:
+    """Return the model of a Composer state, out of its DDP wrapper if it has one."""
+    model = getattr(state.model, "module", state.model)
+    assert isinstance(model, PretrainModel)
+    return model
+
+
+def training_progress(state: State) -> Progress:
+    """Return the progress of a Composer state; 0 before ``max_duration`` is known."""
+    elapsed, total, now = state.get_elapsed_duration(), state.max_duration, state.timestamp
+    if elapsed is None or total is None:
+        return Progress(0.0, 0.0)
+    if total.unit == TimeUnit.EPOCH:
+        # Composer counts a duration in epochs by whole epochs
+        steps = total.value * int(state.dataloader_len or 1)
+        return Progress(now.batch.value / steps, now.epoch.value / total.value, steps)
+    # what the epoch under way has added does not count as an epoch
+    within = now.batch_in_epoch.value / max(now.batch.value, 1)
+    num_steps = int(total.value) if total.unit == TimeUnit.BATCH else None
+    return Progress(float(elapsed), float(elapsed) * (1 - within), num_steps)
+
+
+def check_weight(owner: str, weight: float, key: str = "weight") -> None:
+    """Raise ``UserError`` if the factor of a loss, the option ``key``, is negative."""
+    if weight < 0:
+        raise UserError(f"{owner}.{key} is {weight}, but must not be negative.")
+
+
+def check_option(key: str, hint: Any, value: Any) -> None:
+    """Raise ``UserError`` for NaN, infinity, or a value that is none of those its type names."""
+    if get_origin(hint) is Literal and value not in get_args(hint):
+        known = ", ".join(map(str, get_args(hint)))
+        raise UserError(f"{key} is '{value}'. Use one of {known}.")
+    numbers = value if isinstance(value, tuple | list) else (value,)
+    if not all(math.isfinite(number) for number in numbers if isinstance(number, float)):
+        raise UserError(f"{key} is {value}, but must be finite. Give a number.")
+
+
+def require_one_view(model: PretrainModel, owner: str, group: str) -> None:
+    """Raise ``UserError`` unless ``group`` is there and holds exactly one view per sample."""
+    count = model.require_views(owner, group).count
+    if count != 1:
+        raise UserError(
+            f"algorithms.{owner} works on one view of the group '{group}', but "
+            f"data.views.{group}.count is {count}. Set it to 1."
+        )
+
+
+def algorithm_names() -> list[str]:
+    """Return the names of all algorithms: the modules of ``pospre.algorithms``."""
+    return sorted(module.name for module in pkgutil.iter_modules(algorithms.__path__))
+
+
+def algorithm_class(name: str) -> type[PretrainAlgorithm]:
+    """Return the algorithm of the module ``pospre.algorithms.<name>``.
+
+    Raises:
+        UserError: there is no such module.
+    """
+    if name not in algorithm_names():
+        raise UserError(f"algorithms: '{name}' is not known.{suggestion(name, algorithm_names())}")
+    module = importlib.import_module(f"{algorithms.__name__}.{name}")
+    return next(
+        member
+        for member in vars(module).values()
+        if isinstance(member, type)
+        and issubclass(member, PretrainAlgorithm)
+        and member.__module__ == module.__name__
+    )

@@ -1,0 +1,86 @@
+"""What an objective is, and the set of objectives of a model."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+from timm.models.vision_transformer import Block
+from torch import Tensor, nn
+
+Outputs = dict[str, Tensor]
+
+
+class Objective(nn.Module, ABC):
+    """One pretext task: a head over encoder tokens and its loss.
+
+    It owns its parameters and uses them in ``forward`` only, so that FSDP can shard them; it never
+    holds the encoder. ``loss`` and ``metrics`` are pure functions of the outputs.
+
+    Attributes:
+        weight: factor of this loss in the total.
+        frozen_epochs: by the start of a parameter's name within this module, the number of epochs
+            at the beginning of training for which its learning rate is 0.
+    """
+
+    weight: float = 1.0
+    frozen_epochs: Mapping[str, int] = MappingProxyType({})
+
+    @abstractmethod
+    def forward(self, passes: dict[str, Tensor], batch: dict[str, Tensor]) -> Outputs:
+        """Predict from the tokens of the encoder passes, by pass name."""
+
+    @abstractmethod
+    def loss(self, outputs: Outputs, batch: dict[str, Tensor]) -> Tensor:
+        """Return the scalar loss of ``forward``'s outputs."""
+
+    def metrics(self, outputs: Outputs, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return detached scalars worth logging; none by default."""
+        return {}
+
+    def mirrored(self) -> list[tuple[nn.Module, nn.Module]]:
+        """Return the (student, teacher) modules in here that follow by momentum; none by default.
+
+        The teacher is the ``module`` of a ``pospre.model.teacher.Frozen``.
+        """
+        return []
+
+    def averaged(self) -> list[tuple[nn.Module, nn.Module]]:
+        """Return (student, teacher) modules that an average of the weights should have as well.
+
+        Called once, by ``ema_teacher``, it makes the teachers; none by default.
+        """
+        return []
+
+
+class ObjectiveSet(nn.Module):
+    """The objectives of a model by name, run in the order of their attachment.
+
+    A module with a forward of its own, because FSDP2 refuses a bare container.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.named = nn.ModuleDict()
+
+    def add(self, name: str, objective: Objective) -> None:
+        """Add an objective under the name of its loss term."""
+        self.named[name] = objective
+
+    def __getitem__(self, name: str) -> Objective:
+        objective = self.named[name]
+        assert isinstance(objective, Objective)
+        return objective
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.named
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.named)
+
+    def forward(self, passes: dict[str, Tensor], batch: dict[str, Tensor]) -> dict[str, Outputs]:
+        """Run every objective; returns its outputs by name."""
+        return {name: objective(passes, batch) for name, objective in self.named.items()}
+
+    def fsdp_wrap_fn(self, module: nn.Module) -> bool:
+        """Tell Composer's FSDP2 to shard decoders block by block."""
+        return isinstance(module, Block)

@@ -1,0 +1,85 @@
+"""What objectives that classify positions share: DropPos's two relaxations of the task.
+
+Labels are smoothed over neighbouring positions with a width that may shrink over training, and
+every patch may be weighted by its similarity to the class token (Wang et al. 2023, Sec. 3.2).
+"""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pospre.errors import UserError
+from pospre.model.objective import Objective
+from pospre.nn.encoder import Encoder
+from pospre.nn.positions import grid_distances, smoothed_labels
+
+Distance = Literal["squared", "euclid"]
+
+
+class PositionObjective(Objective):
+    """An objective over the N positions of the encoder's grid, with smoothed labels.
+
+    Args:
+        encoder: whose grid and class token it is about.
+        sigma: width of the smoothing at the start, in patches; 0 is one-hot.
+        distance: in the smoothing's exponent, ``squared`` or not.
+        temperature: τ of the attentive weights, or None.
+    """
+
+    def __init__(
+        self, encoder: Encoder, *, sigma: float, distance: Distance, temperature: float | None
+    ) -> None:
+        super().__init__()
+        self.num_prefix, self.temperature = encoder.num_prefix_tokens, temperature
+        self.sigma: Tensor
+        self.distance_NN: Tensor
+        self.register_buffer("sigma", torch.tensor(sigma), persistent=False)
+        distance_NN = grid_distances(*encoder.grid, squared=distance == "squared")
+        self.register_buffer("distance_NN", distance_NN, persistent=False)
+
+    def targets(self, *, official: bool = False) -> Tensor:
+        """Return the soft target of every position at today's width: (N, N)."""
+        return smoothed_labels(self.distance_NN, self.sigma, official=official)
+
+    def attentive_weights(self, tokens: Tensor, keep_BK: Tensor | None = None) -> Tensor:
+        """Return the share of each patch in the image's meaning (Eq. 7): (B, K), sum 1.
+
+        The published code takes the softmax over all patches and renormalises it over the visible
+        ones, which is the softmax over the visible ones.
+
+        Args:
+            tokens: (B, P+N, D) of a pass; no gradient goes there.
+            keep_BK: the patches among them that are weighed; None: all.
+        """
+        assert self.temperature is not None
+        tokens = tokens.detach().float()
+        similarity = F.cosine_similarity(tokens[:, :1], tokens[:, self.num_prefix :], dim=-1)
+        if keep_BK is not None:
+            similarity = torch.gather(similarity, 1, keep_BK)
+        return torch.softmax(similarity / self.temperature, dim=-1)
+
+
+def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
+    """Return Σ w·v / Σ w (Eq. 8); 0 if all weights are 0."""
+    return (weights * values).sum() / weights.sum().clamp_min(1e-12)
+
+
+def check_relaxations(
+    owner: str,
+    encoder: Encoder,
+    *,
+    sigmas: tuple[float, float],
+    temperature: float | None,
+) -> None:
+    """Raise ``UserError`` naming ``owner``'s key for a width or temperature in error."""
+    if temperature is not None and temperature <= 0:
+        raise UserError(f"{owner}.temperature = {temperature} must be positive; null turns it off.")
+    if temperature is not None and not encoder.has_class_token:
+        raise UserError(
+            f"{owner}.temperature = {temperature} compares patches with the class token, "
+            "but encoder.class_token is false. Set one of them the other way (null is off)."
+        )
+    if min(sigmas) < 0:
+        raise UserError(f"{owner}.sigma_start and {owner}.sigma_end must not be negative.")

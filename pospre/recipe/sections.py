@@ -1,0 +1,344 @@
+"""The sections of a recipe: constructor arguments spelled the same, with their bounds."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+)
+from pydantic_core import PydanticCustomError
+
+from pospre.schedules import DURATION
+
+
+def _duration(value: Any) -> Any:
+    if not isinstance(value, str) or not DURATION.fullmatch(value):
+        raise PydanticCustomError(
+            "duration",
+            "Input should be a duration with its unit: {number}ep (epochs), {number}ba (steps) or "
+            "{number}sp (samples)",
+            {"number": value if type(value) is int else 10},
+        )
+    return value
+
+
+def _positive_duration(value: Any) -> Any:
+    if _duration(value).startswith("0"):
+        raise PydanticCustomError("duration", "Input should be longer than nothing")
+    return value
+
+
+def _local_or_s3(address: str) -> str:
+    scheme, separator, _ = address.partition("://")
+    if separator and scheme != "s3":
+        raise PydanticCustomError("address", "Input should be a local folder or s3://bucket/folder")
+    return _plain_path(address)
+
+
+def _plain_path(path: str) -> str:
+    # Composer would fill {rank}, {epoch} and so on in, and nothing would be found there again
+    if "{" in path or "}" in path:
+        raise PydanticCustomError("address", "Input should be a path without '{' and '}'")
+    return path
+
+
+def _beta(pair: tuple[float, float]) -> tuple[float, float]:
+    if not all(0 <= beta < 1 for beta in pair):
+        raise PydanticCustomError("pair", "Input should be two numbers from 0 to below 1")
+    return pair
+
+
+def _share(pair: tuple[float, float]) -> tuple[float, float]:
+    if not 0 < pair[0] <= pair[1] <= 1:
+        raise PydanticCustomError("pair", "Input should be two numbers with 0 < low <= high <= 1")
+    return pair
+
+
+def _rising(pair: tuple[float, float]) -> tuple[float, float]:
+    if not pair[0] < pair[1]:
+        raise PydanticCustomError("pair", "Input should be auto, or two numbers with low < high")
+    return pair
+
+
+def _positive(numbers: tuple[float, ...]) -> tuple[float, ...]:
+    if not all(number > 0 for number in numbers):
+        raise PydanticCustomError("numbers", "Input should be numbers above 0")
+    return numbers
+
+
+def _all_or_some(count: int) -> int:
+    if count < 1 and count != -1:
+        raise PydanticCustomError("count", "Input should be 1 or more, or -1 to keep all")
+    return count
+
+
+def _bytes(value: Any) -> Any:
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(value))
+    except ValidationError:
+        raise PydanticCustomError(
+            "bytes", "Input should be a size such as 200GB or 64MiB"
+        ) from None
+
+
+Duration = Annotated[str, BeforeValidator(_duration)]
+PositiveDuration = Annotated[str, BeforeValidator(_positive_duration)]
+PositionKind = Literal["sincos", "learned", "none", "relative", "shared_relative"]
+Init = Literal["xavier", "trunc_normal", "deit", "dinov2", "beit"]
+Pair = Annotated[tuple[float, float], Field(strict=False)]
+Side = Annotated[int, Field(gt=0)]
+Size = Side | Annotated[tuple[Side, Side], Field(strict=False)]
+Rate = float | Annotated[tuple[float, ...], Field(strict=False)]
+Bytes = Annotated[int, BeforeValidator(_bytes), Field(gt=0)]
+Numbers = Annotated[tuple[float, ...], Field(strict=False, min_length=1)]
+Arguments = Annotated[dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)]
+
+
+class Section(BaseModel):
+    """A part of the recipe: strict types, finite numbers, no unknown keys, unchangeable."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),  # MLflow has arguments of its own called model_…
+    )
+
+
+class RandAugment(Section):
+    """Arguments of ``pospre.data.views.augment.RandAugment``."""
+
+    num_ops: int = 2
+    magnitude: float = 9.0
+    magnitude_std: float = 0.5
+    increasing: bool = True
+
+
+class Augment(Section):
+    """Changes of a view in training: arguments of ``pospre.data.views.augment.Augment``."""
+
+    rand_augment: RandAugment | None = None
+    jitter: Annotated[tuple[float, float, float, float], Field(strict=False)] | None = None
+    jitter_rate: Rate = 0.8
+    grey_rate: Rate = 0.0
+    blur_rate: Rate = 0.0
+    blur_sigma: Pair = (0.1, 2.0)
+    blur_kernel: int = 9
+    solarise_rate: Rate = 0.0
+    solarise_threshold: int = 128
+    three_augment: bool = False
+    erase_rate: Rate = 0.0
+
+
+class View(Section):
+    """A group of views: arguments of ``pospre.data.views.plan.ViewGroup``."""
+
+    count: int = Field(default=1, gt=0)
+    size: Size | None = Field(default=None, description="None: encoder.image_size")
+    scale: Annotated[Pair, AfterValidator(_share)] = (0.2, 1.0)
+    ratio: Pair = (3 / 4, 4 / 3)
+    flip_rate: float = Field(default=0.5, ge=0, le=1)
+    interpolation: Literal["bicubic", "bilinear", "area"] = "bicubic"
+    crop: Literal["random", "center", "full", "simple", "pad"] = "random"
+    augment: Augment = Augment()
+
+
+class Data(Section):
+    """Where the images are, and the groups of views that are cut out of each, by name."""
+
+    path: str
+    batch_size: int = Field(gt=0, description="samples per step, over all ranks")
+    views: dict[str, View] = Field(default={"view": View()}, min_length=1)
+    num_workers: int | None = Field(
+        default=None, ge=0, description="decoding threads; None: one per core; 0: none of their own"
+    )
+    repeats: int = Field(default=1, gt=0, description="times that each sample comes in a row")
+    order: Literal["random", "windows"] = Field(
+        default="random", description="windows: for data that come in parts, such as s3:// shards"
+    )
+    window: int = Field(default=16384, gt=0, description="samples shuffled together in windows")
+    bad_samples: Literal["fail", "skip"] = Field(
+        default="fail", description="skip: warn, count, and take the next sample"
+    )
+    deep_range: Literal["auto"] | Annotated[Pair, AfterValidator(_rising)] = Field(
+        default="auto", description="[LOW, HIGH]: values of 16-bit images that become 0 and 255"
+    )
+    tolerance: float = Field(
+        default=1.0, ge=0, description="of views to decoding smaller: mean RMS of 255 levels"
+    )
+    cache_dir: str | None = Field(
+        default=None, description="of s3:// shards; None: $POSPRE_CACHE or ~/.cache/pospre"
+    )
+    cache_limit: Bytes | None = Field(
+        default=None, description="of s3:// shards on this machine, such as 200GB; None: all"
+    )
+    page_cache: Literal["os", "process"] = Field(
+        default="os", description="process: read ahead; for network disks and data above memory"
+    )
+    mean: Numbers | None = Field(
+        default=None, description="of the normalisation; None: ImageNet's, or the data set's own"
+    )
+    std: Annotated[Numbers, AfterValidator(_positive)] | None = None
+
+
+class Encoder(Section):
+    """Arguments of ``pospre.nn.build.build_encoder``, and the weights to start from."""
+
+    name: str
+    image_size: Size = 224
+    patch_size: Size | None = None
+    depth: int | None = Field(default=None, gt=0)
+    channels: int = Field(default=3, gt=0, description="1: grey; others: bands that images have")
+    positions: PositionKind = "sincos"
+    class_token: bool = True
+    num_registers: int = Field(default=0, ge=0)
+    layer_scale: float | None = Field(default=None, gt=0)
+    drop_path: float = Field(default=0.0, ge=0, lt=1)
+    uniform_drop_path: bool = False
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    final_norm: bool = True
+    init: Init = "xavier"
+    window: int | None = Field(default=None, gt=0, description="swin_tiny: side in tokens")
+    weights: str | None = Field(
+        default=None, description="checkpoint, run folder, .pth or .safetensors; local or s3://"
+    )
+    weights_from: Literal["student", "teacher"] = Field(
+        default="student", description="which encoder of a checkpoint: the trained one, or its EMA"
+    )
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of ``build_encoder``."""
+        return self.model_dump(exclude={"weights", "weights_from"})
+
+
+class Optimizer(Section):
+    """The optimiser; at the peak the rate is ``base_lr`` × ``data.batch_size`` / ``lr_batch``."""
+
+    name: Literal["adamw", "adam", "sgd"] = "adamw"
+    base_lr: float = Field(default=1.5e-4, gt=0)
+    lr_rule: Literal["linear", "sqrt", "none"] = Field(
+        default="linear", description="how the rate grows with the batch; none: base_lr as it is"
+    )
+    lr_batch: int = Field(default=256, gt=0, description="the batch that base_lr is meant for")
+    betas: Annotated[Pair, AfterValidator(_beta)] = (0.9, 0.95)
+    eps: float = Field(default=1e-8, gt=0)
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="of sgd")
+    weight_decay: float = Field(default=0.05, ge=0)
+    weight_decay_end: float | None = Field(
+        default=None, ge=0, description="half a cosine from weight_decay to this; None: constant"
+    )
+    no_decay: Annotated[tuple[str, ...], Field(strict=False)] = Field(
+        default=(), description="parts of parameter names that are not decayed; vectors never are"
+    )
+    layer_decay: float | None = Field(
+        default=None, gt=0, le=1, description="factor of the rate from each block to the one below"
+    )
+    patch_embed_lr: float = Field(default=1.0, ge=0, description="factor of the patch embedding's")
+
+
+class Schedule(Section):
+    """The learning rate per step: a warm-up from ``start_lr``, then what ``name`` says.
+
+    ``cosine``: half a cosine down to ``min_lr``. ``multistep``: × ``gamma`` at each of
+    ``milestones``. ``step``: × ``gamma`` after every ``every``, and the warm-up holds ``start_lr``.
+    ``constant``: the peak.
+    """
+
+    name: Literal["cosine", "multistep", "step", "constant"] = "cosine"
+    warmup: Duration = "10ep"
+    start_lr: float = Field(default=0.0, ge=0)
+    min_lr: float = Field(default=0.0, ge=0)
+    milestones: Annotated[tuple[PositiveDuration, ...], Field(strict=False)] = Field(
+        default=(), description="counted from the start of training"
+    )
+    every: PositiveDuration | None = None
+    gamma: float = Field(default=0.1, gt=0, le=1)
+    length: PositiveDuration | None = Field(
+        default=None, description="when the cosines end; None: trainer.max_duration"
+    )
+    fix_after: PositiveDuration | None = Field(
+        default=None, description="from then on rate and weight decay stay as they are"
+    )
+    unit: Literal["step", "epoch"] = Field(
+        default="step", description="epoch: what the first step of an epoch has holds for all of it"
+    )
+    offset: int = Field(
+        default=0,
+        description="units by which the schedule is ahead: 1 where the published scheduler is "
+        "stepped before the optimiser (I-JEPA), -1 where it is told the unit just done (timm)",
+    )
+    warmup_prefix: bool = Field(
+        default=True,
+        description="the cosine starts behind the warm-up; false: at 0, under it (timm's default)",
+    )
+    warmup_endpoint: bool = Field(
+        default=False,
+        description="the last step of the warm-up has the peak, not the one behind it (DINOv2)",
+    )
+    scale_floors: bool = Field(
+        default=True,
+        description="layer_decay and patch_embed_lr lower start_lr and min_lr, too (MAE); false: "
+        "these are the same for all (timm)",
+    )
+
+
+class Fsdp(Section):
+    """Options of FSDP2; checkpoints stay single files, whatever the number of ranks."""
+
+    reshard_after_forward: bool = True
+    mixed_precision: Literal["FULL", "DEFAULT", "PURE"] = Field(
+        default="FULL",
+        description="FULL: autocast alone casts; the others also cast every float of the batch, "
+        "crop boxes and noise included",
+    )
+
+
+class ClipGrad(Section):
+    """Gradient clipping by a norm.
+
+    ``norm``: over all parameters. ``per_tensor``: of every tensor alone, as DropPos's code does.
+    ``per_module``: one of the encoder and one of every head, as DINOv2's does.
+    """
+
+    mode: Literal["norm", "per_tensor", "per_module"] = "norm"
+    threshold: float = Field(gt=0)
+
+
+class Trainer(Section):
+    """How long, on what, how fast, and where the results go."""
+
+    max_duration: PositiveDuration
+    precision: Literal["fp32", "amp_bf16", "amp_fp16"] = "fp32"
+    device: Literal["auto", "cpu", "gpu"] = "auto"
+    run_folder: Annotated[str, AfterValidator(_plain_path)] = "runs"
+    overwrite: bool = False
+    save_folder: Annotated[str, AfterValidator(_local_or_s3)] | None = None
+    save_interval: PositiveDuration = "1ep"
+    keep_checkpoints: Annotated[int, AfterValidator(_all_or_some)] = Field(
+        default=3, description="local files kept; -1 keeps all"
+    )
+    autoresume: bool = True
+    microbatch_size: int | None = Field(default=None, gt=0)
+    compile: bool = False
+    fsdp: Fsdp | None = None
+    clip_grad: ClipGrad | None = None
+    log_interval: int = Field(default=10, gt=0, description="steps between lines of metrics.jsonl")
+    progress_bar: bool = True
+    dist_timeout: float = Field(default=300.0, gt=0)
+
+
+class Loggers(Section):
+    """Where to log besides ``metrics.jsonl``: arguments of Composer's loggers, null for none."""
+
+    tensorboard: dict[str, Any] | None = None
+    wandb: dict[str, Any] | None = None
+    mlflow: dict[str, Any] | None = None
+    comet: dict[str, Any] | None = None
+    neptune: dict[str, Any] | None = None

@@ -1,0 +1,98 @@
+"""What would make loading cheaper, from what it costs."""
+
+from pospre.report.loader.image_sizes import ImageSizes
+from pospre.report.loader.table import WORK, LoaderBill, RemoteCosts
+
+_LARGE = 4.0  # times the pixels that views need: worth storing smaller
+_SLOW_READ = 0.2  # share of the loader's time
+_QUICK_READ = 2e-4  # seconds; what is in memory never takes that long
+_HEAVY = 4.0  # bits per pixel; JPEGs of quality 90 have about 2 to 3
+_RARE = 0.05  # share of images
+_SLOW_FETCH = 0.7  # of the rate from the cache
+
+
+def advise(bill: LoaderBill) -> list[str]:
+    """Return advice, the most effective first."""
+    found = []
+    work = sum(bill.alone.stages[stage] for stage in WORK)
+    share = {stage: bill.alone.stages[stage] / work for stage in WORK}
+    if bill.sizes is not None:
+        found += _size(bill.sizes, share["decode"])
+        found += _encoding(bill.sizes)
+    found += _storage(bill, share["read"])
+    if bill.remote is not None:
+        found += _cache(bill, bill.remote)
+    if bill.feed is not None and bill.loaded_per_s < bill.feed and bill.workers < bill.cores:
+        found.append(
+            f"{bill.workers} threads use {max(1, bill.workers)} of {bill.cores} cores: leave "
+            "data.num_workers out"
+        )
+    return found
+
+
+def _size(sizes: ImageSizes, decode: float) -> list[str]:
+    if sizes.pixels <= _LARGE * sizes.pixels_needed:
+        return []
+    return [
+        f"images have {sizes.pixels / sizes.pixels_needed:.0f} times the pixels that views need at "
+        f"full detail: convert with --max-side {sizes.max_side} (decode is {decode:.0%} of loading)"
+    ]
+
+
+def _encoding(sizes: ImageSizes) -> list[str]:
+    if sizes.has_bands:
+        return []
+    if sizes.is_raw:
+        return ["pixels are stored raw, 24 bits each: as JPEGs of --quality 90 they have about 2.5"]
+    found = []
+    if sizes.other_than_jpeg > _RARE:
+        found.append(
+            f"{sizes.other_than_jpeg:.0%} of the images are no JPEGs, which are slower to decode: "
+            "conversion makes JPEGs of --quality 90 of them"
+        )
+    elif sizes.bits_per_pixel > _HEAVY:
+        found.append(
+            f"{sizes.bits_per_pixel:.1f} bits per pixel, all of which are decoded; --quality 90 "
+            "has about 2.5, but conversion encodes only those JPEGs anew that --max-side shrinks"
+        )
+    return found
+
+
+def _storage(bill: LoaderBill, read: float) -> list[str]:
+    if bill.format == "folder":
+        return [
+            f"a folder is read file by file ({read:.0%} of loading here): convert to .beton or MDS "
+            "(make data), which network file systems need"
+        ]
+    seconds = bill.alone.stages["read"] / bill.alone.images
+    if read <= _SLOW_READ or seconds <= _QUICK_READ:
+        return []
+    if bill.remote is not None:
+        return [f"reading is {read:.0%} of loading: put data.cache_dir on a faster disk"]
+    if bill.page_cache == "process":
+        return [f"reading is {read:.0%} of loading, read ahead already: copy to a faster disk"]
+    return [
+        f"reading is {read:.0%} of loading: on network disks try data.page_cache: process, else "
+        "copy to a faster disk; data that fit into memory are read from there after an epoch"
+    ]
+
+
+def _cache(bill: LoaderBill, remote: RemoteCosts) -> list[str]:
+    found = []
+    if not remote.cache_suffices:
+        found.append(
+            f"every epoch downloads again: with data.cache_limit from "
+            f"{gigabytes(remote.unpacked_bytes)} each machine downloads once"
+        )
+    if bill.order == "random" and remote.fetched_per_s < _SLOW_FETCH * bill.loaded_per_s:
+        found.append(
+            "data.order: random asks for nearly all shards at once, so the first epoch starts "
+            "slowly; data.order: windows needs few at a time"
+        )
+    return found
+
+
+def gigabytes(num_bytes: float) -> str:
+    """Return a size for people, such as ``12.3 GB``."""
+    digits = 1 if num_bytes >= 1e10 else 2 if num_bytes >= 1e8 else 4
+    return f"{num_bytes / 1e9:.{digits}f} GB"

@@ -1,0 +1,78 @@
+"""Ends a run whose loss or weights are not finite, before they spoil a checkpoint."""
+
+import math
+
+import torch
+from composer.core import Callback, State
+from composer.loggers import Logger
+from composer.utils import dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from pospre.errors import UserError
+from pospre.recipe.recipe import Recipe
+from pospre.training.checkpoints.reading import checkpoints_in, places
+from pospre.training.watch.metrics import plain_name
+
+
+class Divergence(Callback):
+    """Raises a ``UserError`` after the first step with a loss that is not finite.
+
+    Composer averages the losses over the ranks and fetches them after every step, so all ranks
+    see the same ones, and looking at them costs nothing. A gradient that is not finite is no
+    reason: with loss scaling such steps are skipped. It stands before the saver.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+
+    def batch_checkpoint(self, state: State, logger: Logger) -> None:
+        """Look at the losses of the step that is done; its line is written by now."""
+        losses = {plain_name(name): value for name, value in state.total_loss_dict.items()}
+        bad = [
+            f"{name} = {value}"
+            for name, value in losses.items()
+            if name.startswith("loss/") and not math.isfinite(value)
+        ]
+        if not math.isfinite(losses.get("loss/total", 0.0)):
+            self._stop(state, ", ".join(bad))
+
+    def before_save(self, state: State) -> None:
+        """Raise where a weight is not finite, on every rank: one number for all of the model."""
+        model = state.model.state_dict()
+        tensors = {name: _local(value) for name, value in model.items() if _is_float(value)}
+        finite = torch.stack([value.isfinite().all() for value in tensors.values()])
+        everywhere = finite.to(torch.uint8)
+        dist.all_reduce(everywhere, reduce_operation="MIN")
+        good = everywhere.tolist()
+        if not all(good):
+            self._stop(state, f"tensor '{list(tensors)[good.index(0)]}'")
+
+    def _stop(self, state: State, what: str) -> None:
+        step = state.timestamp.batch.value
+        options = self.recipe.trainer
+        bf16 = ", trainer.precision=amp_bf16" if options.precision == "amp_fp16" else ""
+        clip = ", set trainer.clip_grad" if options.clip_grad is None else ""
+        raise UserError(
+            f"training diverged: after step {step} not finite: {what}. {self._kept(step)} Lower "
+            f"optimizer.base_lr (now {self.recipe.optimizer.base_lr:g}), lengthen "
+            f"schedule.warmup{clip}{bf16}, and start it under another run_name; or give the same "
+            "command again if the cause is gone (damaged data, a faulty GPU)."
+        )
+
+    def _kept(self, step: int) -> str:
+        """Say which checkpoint is good: one from which a step has given a finite loss."""
+        found = checkpoints_in(*places(self.recipe))
+        good = next((checkpoint for checkpoint in found if checkpoint.batch < step - 1), None)
+        kept = "there is no good one" if good is None else f"the last good one is {good.uri}"
+        spoilt = [checkpoint.uri for checkpoint in found if checkpoint.batch == step - 1]
+        told = f" ({spoilt[0]}, of the step before, gave this result)" if spoilt else ""
+        return f"No checkpoint was saved since; {kept}{told}."
+
+
+def _is_float(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _local(value: Tensor) -> Tensor:
+    return value.to_local() if isinstance(value, DTensor) else value

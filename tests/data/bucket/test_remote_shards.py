@@ -1,0 +1,183 @@
+"""MDS shards in a bucket: what arrives, and what is said when it does not."""
+
+import json
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pospre.data.stores.opening import open_reader
+from pospre.errors import UserError
+from tests.data.buckets import (
+    ADDRESS,
+    NUM_SAMPLES,
+    check,
+    describe,
+    open_remote,
+    shard_gets,
+    wait_for,
+)
+from tests.data.flaky_s3 import Fault, FlakyS3
+
+
+def test_samples_are_those_of_the_local_shards(bucket: Any, server: FlakyS3) -> None:
+    reader = open_remote()
+    assert (len(reader), reader.format) == (NUM_SAMPLES, "mds")
+    assert reader.parts.tolist() == [8, 16, 24, 32, 40]
+    assert shard_gets(server) == []
+    check(reader)
+    assert shard_gets(server) == [1] * 5
+    assert reader.downloaded == sum(path.stat().st_size for path in reader.path.glob("*.mds"))
+    assert reader.name(9) == "s3://bucket/set/shard.00001.mds, sample 1"
+    reader.close()
+    server.heal()
+    again = open_remote()
+    check(again)
+    assert shard_gets(server) == [] and again.downloaded == 0
+
+
+# What arrives
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"compression": "zstd", "hashes": ["sha1", "xxh64"]}, {"compression": "gz"}, {}],
+    ids=["zstd and hashes", "gz", "plain"],
+)
+def test_compressed_and_hashed_shards(upload: Any, shards: Any, options: dict[str, Any]) -> None:
+    upload(shards(**options))
+    reader = open_remote()
+    check(reader)
+    assert {path.suffix for path in reader.path.glob("shard*")} == {".mds"}
+
+
+@pytest.mark.parametrize("options", [{"hashes": ["sha1"]}, {"compression": "zstd"}, {}])
+def test_damaged_shards_are_fetched_once_more(
+    upload: Any, shards: Any, server: FlakyS3, options: dict[str, Any], tmp_path: Path
+) -> None:
+    source = shards(**options)
+    client = upload(source)
+    if not options:  # as our converter writes them: with a manifest
+        client.put_object(Bucket="bucket", Key="set/pospre.json", Body=describe(source))
+    name = next(source.glob("shard.00001*")).name
+    server.spoil(name, Fault(flip=True))
+    reader = open_remote()
+    check(reader)
+    assert server.gets[name] == 2
+    server.spoil_always(name, Fault(flip=True))
+    reader = open_remote(cache_dir=tmp_path / "other")
+    with pytest.raises(UserError, match=f"{ADDRESS}/{name} is not what .* downloaded twice"):
+        reader.read(9)
+    check(reader, [0, 39])
+    assert not list(reader.path.glob("shard.00001*"))
+
+
+def test_shards_of_another_size_or_name_are_refused(
+    bucket: Any, upload: Any, shards: Any, tmp_path: Path
+) -> None:
+    bucket.put_object(Bucket="bucket", Key="set/shard.00002.mds", Body=b"cut")
+    with pytest.raises(UserError, match=r"set/shard.00002.mds has 3 bytes instead of"):
+        open_remote()
+    bucket.delete_object(Bucket="bucket", Key="set/shard.00002.mds")
+    with pytest.raises(UserError, match=r"set/shard.00002.mds is missing"):
+        open_remote()
+    index = json.loads((shards() / "index.json").read_text())
+    for name in ("../../outside.mds", "..", "", "a\0b"):
+        index["shards"][0]["raw_data"]["basename"] = name
+        bucket.put_object(Bucket="bucket", Key="set/index.json", Body=json.dumps(index).encode())
+        with pytest.raises(UserError, match=r"without a valid 'raw_data'"):
+            open_remote()
+
+
+# Faults of the network
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [Fault(status=503)] * 3,
+        [Fault(status=500), Fault(status=429)],
+        [Fault(cut_after=0), Fault(cut_after=10_000)],
+        [Fault(pause=2.0)],
+    ],
+    ids=["503", "500 and 429", "cut", "silent"],
+)
+def test_faults_that_pass(
+    bucket: Any, server: FlakyS3, faults: list[Fault], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POSPRE_S3_PATIENCE", "6")  # which makes 1.5 s a long silence
+    reader = open_remote()
+    server.spoil("shard.00001.mds", *faults)
+    check(reader, range(8, 16))
+    assert server.gets["shard.00001.mds"] == len(faults) + 1
+    if faults[-1].cut_after:  # what came before the cut is not sent again
+        size = (reader.path / "shard.00001.mds").stat().st_size
+        wait_for(lambda: server.sent["shard.00001.mds"] == size)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (
+            Fault(status=503),
+            r"gave up after \d+ attempts in \d+ s \(POSPRE_S3_PATIENCE .*; .* answered 503",
+        ),
+        (Fault(cut_after=500), r"the connection was cut after \d+ bytes"),
+        (Fault(pause=30), r"the server went silent|came in \d attempts"),
+        (Fault(drip=0.3), r"\d+ of \d+ bytes came in 1 attempts|the server .* was too slow"),
+    ],
+    ids=["503", "cut", "silent", "drip"],
+)
+def test_waiting_is_bounded(
+    bucket: Any, server: FlakyS3, fault: Fault, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POSPRE_S3_PATIENCE", "3")
+    monkeypatch.setenv("RANK", "3")
+    # The pauses come to 1.5 s: giving up does not race with the reader, which waits for 3 s.
+    monkeypatch.setattr(random, "uniform", lambda low, high: high)
+    reader = open_remote()
+    server.spoil_always("shard.00001.mds", fault)
+    start = time.monotonic()
+    whole = rf"rank 3 waited \d\.\d s for shard {ADDRESS}/shard.00001.mds: .*({said})"
+    with pytest.raises(UserError, match=whole) as caught:
+        reader.read(9)
+    assert time.monotonic() - start < 6 and "secret-of-nobody" not in str(caught.value)
+    server.heal()
+    start = time.monotonic()
+    reader.close()
+    assert time.monotonic() - start < 3
+
+
+@pytest.mark.parametrize(
+    ("status", "said"), [(403, "may not be read"), (404, "does not exist"), (400, "answers")]
+)
+def test_faults_that_stay_are_said_at_once(
+    bucket: Any, server: FlakyS3, status: int, said: str
+) -> None:
+    reader = open_remote()
+    server.spoil_always("shard.00001.mds", Fault(status=status))
+    start = time.monotonic()
+    with pytest.raises(UserError, match=rf"{ADDRESS}/shard.00001.mds.*{said}"):
+        reader.read(9)
+    assert time.monotonic() - start < 5 and server.gets["shard.00001.mds"] == 1
+    check(reader, [0, 39])
+
+
+def test_opening_says_what_is_missing(
+    bucket: Any, server: FlakyS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.spoil_always("pospre.json", Fault(status=403))  # of a bucket that may not be listed
+    assert len(open_remote()) == NUM_SAMPLES
+    with pytest.raises(UserError, match=r"set/none/index.json does not exist: .* no folder of MDS"):
+        open_reader(f"{ADDRESS}/none")
+    with pytest.raises(UserError, match=r"bucket 'nowhere' does not exist"):
+        open_reader("s3://nowhere/set")
+    monkeypatch.setenv("POSPRE_S3_PATIENCE", "soon")
+    with pytest.raises(UserError, match=r"POSPRE_S3_PATIENCE is 'soon'"):
+        open_remote()
+    monkeypatch.setenv("POSPRE_S3_PATIENCE", "1")
+    monkeypatch.setenv("S3_ENDPOINT_URL", "http://me:secret-of-nobody@127.0.0.1:9")
+    with pytest.raises(UserError, match=r"the S3 endpoint http://127.0.0.1:9 does not answer"):
+        open_remote()

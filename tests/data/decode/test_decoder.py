@@ -1,0 +1,94 @@
+"""Decoding agrees with Pillow."""
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageOps
+
+from pospre.data.decode.decoder import DecodeError, decode_image
+
+
+def picture(mode: str = "RGB", size: tuple[int, int] = (75, 50)) -> Image.Image:
+    coarse = np.random.default_rng(1).integers(0, 256, (6, 9, 3), dtype=np.uint8)
+    return Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC).convert(mode)
+
+
+def encoded(image: Image.Image, file_format: str, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, file_format, **options)
+    return buffer.getvalue()
+
+
+def decode(data: bytes) -> np.ndarray:
+    return decode_image(torch.from_numpy(np.frombuffer(bytearray(data), dtype=np.uint8)))
+
+
+def pillow(data: bytes) -> np.ndarray:
+    return np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB"))
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+@pytest.mark.parametrize("progressive", [False, True])
+def test_jpegs_are_pillows_pixels(mode, progressive):
+    data = encoded(picture(mode), "JPEG", progressive=progressive)
+    assert np.array_equal(decode(data), pillow(data))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_turned_photographs_are_made_upright(orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encoded(picture(), "JPEG", exif=exif.tobytes())
+    assert decode(data).shape == ((50, 75, 3) if orientation < 5 else (75, 50, 3))
+    assert np.array_equal(decode(data), pillow(data))
+
+
+@pytest.mark.parametrize(
+    ("mode", "file_format"),
+    [
+        ("RGB", "PNG"),
+        ("L", "PNG"),
+        ("P", "PNG"),
+        ("RGBA", "PNG"),
+        ("1", "PNG"),
+        ("P", "GIF"),
+        ("RGB", "BMP"),
+        ("CMYK", "TIFF"),
+    ],
+)
+def test_other_formats_are_pillows_pixels(mode, file_format):
+    data = encoded(picture(mode), file_format)
+    assert np.array_equal(decode(data), pillow(data))
+
+
+def test_deep_greyscale_is_scaled_not_clipped():
+    deep = (np.arange(60 * 40, dtype=np.uint16) * 27).reshape(40, 60)
+    data = encoded(Image.fromarray(deep), "PNG")
+    assert np.array_equal(decode(data)[..., 0], deep >> 8)
+
+
+def test_float_greyscale_is_scaled_not_clipped():
+    values = np.linspace(0, 1, 256, dtype=np.float32).reshape(16, 16)
+    data = encoded(Image.fromarray(values), "TIFF")
+    assert np.abs(decode(data)[..., 1] - values * 255).max() <= 1
+
+
+def test_pixels_pass_through():
+    pixels = np.asarray(picture())
+    assert np.array_equal(decode_image(torch.tensor(pixels)), pixels)
+
+
+@pytest.mark.parametrize("kept", [0, 1, 10, 300, 0.5, 0.98])
+def test_cut_off_jpegs_are_refused(kept):
+    data = encoded(picture(size=(400, 300)), "JPEG")
+    with pytest.raises(DecodeError):
+        decode(data[: kept if isinstance(kept, int) else int(kept * len(data))])
+
+
+@pytest.mark.parametrize("data", [b"hello", b"\xff\xd8\xff", b"\xff\xd8\xff" + b"x" * 500, b"BM"])
+def test_what_is_no_image_is_refused(data):
+    with pytest.raises(DecodeError):
+        decode(data)

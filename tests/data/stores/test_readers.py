@@ -1,0 +1,286 @@
+"""Readers: what they find in a data set, and what they say about a bad one."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pospre.data.stores.opening import open_reader
+from pospre.errors import UserError
+
+NUM_IMAGES = 22
+
+
+def refuses(path: Path | str, *said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        open_reader(path)
+    for words in said:
+        assert words in str(caught.value)
+
+
+def test_formats_are_recognised(stored: Callable[[str], Path]):
+    for name in ("folder", "mds", "ffcv"):
+        reader = open_reader(str(stored(name)))
+        assert (reader.format, len(reader)) == (name, NUM_IMAGES)
+
+
+def test_every_format_returns_the_files_bytes(data_set, photos):
+    reader = open_reader(data_set)
+    files = sorted(photos.rglob("*.jpg"))
+    for index, file in enumerate(files):
+        assert reader.read(index).encoded.numpy().tobytes() == file.read_bytes()
+        if reader.format != "ffcv":  # FFCV stores no paths
+            assert file.relative_to(photos).as_posix() in reader.name(index)
+
+
+def test_reading_shards_imports_neither_streaming_nor_ffcv(stored):
+    code = (
+        "import sys; from pospre.data.stores.opening import open_reader;"
+        "open_reader(sys.argv[1]).read(0);"
+        "assert not {'streaming', 'ffcv', 'numba', 'composer'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(stored("mds"))], check=True)
+
+
+# Folders
+
+
+def test_images_are_sorted_by_relative_path(tmp_path):
+    names = ["b/1.jpg", "a/z/2.PNG", "a-b/3.bmp", "a/no_extension", "a/4.webp"]
+    for name in [*names, "a/.hidden.jpg", ".cache/5.jpg"]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (9, 9)).save(tmp_path / name, "PNG")
+    (tmp_path / "notes.txt").write_text("no image")
+    reader = open_reader(tmp_path)
+    found = [str(Path(reader.name(i)).relative_to(tmp_path)) for i in range(len(reader))]
+    assert found == ["a-b/3.bmp", "a/4.webp", "a/no_extension", "a/z/2.PNG", "b/1.jpg"]
+    assert reader.classes == ["a", "a-b", "b"]
+    assert [reader.read(i).label for i in range(5)] == [1, 0, 0, 0, 2]
+
+
+def test_images_beside_class_folders_mean_no_classes(image_folder):
+    folder = image_folder(num_images=4)
+    shutil.copy(folder / "cat" / "0000.jpg", folder / "loose.jpg")
+    reader = open_reader(folder)
+    assert reader.classes is None and {reader.read(i).label for i in range(5)} == {-1}
+
+
+def test_a_link_to_its_own_parent_ends(image_folder):
+    folder = image_folder(num_images=4)
+    (folder / "cat" / "again").symlink_to(folder)
+    assert len(open_reader(folder)) == 4
+
+
+def test_missing_and_remote_paths(tmp_path):
+    refuses(tmp_path / "nowhere", "nowhere does not exist", "give an image folder")
+    refuses("s3://bucket/data.beton", "s3://bucket/data.beton is remote", "copy it first")
+    refuses("gs://bucket/data", "from s3://; copy it first")
+    with pytest.raises(UserError, match=r"page_cache is 'process', but s3://bucket/data is remote"):
+        open_reader("s3://bucket/data", page_cache="process")
+
+
+def test_folders_without_images(tmp_path):
+    refuses(tmp_path, "holds no images")
+    (tmp_path / "notes.txt").write_text("nothing to see")
+    refuses(tmp_path, "holds no images", "1 other files, for instance notes.txt")
+    refuses(tmp_path / "notes.txt", "is a file, but no .beton")
+
+
+# MDS
+
+
+@pytest.fixture
+def mds(stored: Callable[[str], Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(stored("mds"), tmp_path / "mds"))
+
+
+def edit_json(path: Path, change: Callable[[Any], None]) -> None:
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def edit_shard(mds: Path, **values: Any) -> None:
+    edit_json(mds / "index.json", lambda index: index["shards"][0].update(values))
+
+
+def test_shards_of_streamings_own_writer(tmp_path):
+    streaming = pytest.importorskip("streaming")
+    columns = {"extra": "str", "image": "bytes", "label": "int"}
+    target = str(tmp_path / "mds")
+    with streaming.MDSWriter(out=target, columns=columns, size_limit=300) as writer:
+        for number in range(9):
+            writer.write({"extra": "x" * number, "image": bytes([number] * 50), "label": -number})
+    reader = open_reader(target)
+    assert len(list(Path(target).glob("shard.*"))) > 1 and len(reader) == 9
+    for number in range(9):
+        sample = reader.read(number)
+        assert (sample.encoded.tolist(), sample.label) == ([number] * 50, -number)
+    with pytest.raises(IndexError):
+        reader.read(9)
+
+
+@pytest.mark.parametrize("kept", [0, 10, 0.5, 0.999])
+def test_a_truncated_shard_is_named(mds, kept):
+    shard = mds / "shard.00000.mds"
+    data = shard.read_bytes()
+    shard.write_bytes(data[: kept if isinstance(kept, int) else int(kept * len(data))])
+    refuses(mds, f"{shard} has ", f"instead of {len(data)}", "data_prep.convert", "--format mds")
+
+
+def test_a_missing_shard_is_named(mds):
+    (mds / "shard.00000.mds").unlink()
+    refuses(mds, "shard.00000.mds is missing", "onvert again")
+
+
+def test_a_shard_with_another_start_is_named(mds):
+    shard = mds / "shard.00000.mds"
+    shard.write_bytes(bytes(100) + shard.read_bytes()[100:])
+    refuses(mds, "shard.00000.mds does not start as index.json says")
+
+
+def test_other_versions_and_formats(mds):
+    edit_shard(mds, version=1)
+    refuses(mds, "version 1", "MDS version 2 is read")
+    edit_shard(mds, version=2, format="json")
+    refuses(mds, "format 'json'")
+    zipped = {"basename": "shard.00000.mds.zstd", "bytes": 9}
+    edit_shard(mds, format="mds", compression="zstd", zip_data=zipped)
+    refuses(mds, "compressed with zstd")
+    edit_shard(mds, compression=["zstd"])
+    refuses(mds, "index.json describes a shard without a valid 'compression'")
+    edit_json(mds / "index.json", lambda index: index.update(version=3))
+    refuses(mds, "MDS version 3")
+
+
+def test_other_columns(mds):
+    edit_shard(mds, column_names=["picture", "label", "path"])
+    refuses(mds, "'picture': 'bytes'", "needed: image")
+    edit_shard(mds, column_names=["image", "label", "path"], column_encodings=["pkl", "int", "str"])
+    refuses(mds, "'image': 'pkl'")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("raw_data", None),
+        ("raw_data", {"basename": "shard.00000.mds"}),
+        ("raw_data", {"bytes": 5}),
+        ("samples", "22"),
+        ("column_names", None),
+        ("column_names", ["image"]),
+        ("column_encodings", None),
+        ("column_sizes", None),
+        ("raw_data", {"basename": "shard.00000.mds", "bytes": 5, "hashes": {"sha256": 5}}),
+        ("samples", -1),
+        ("column_names", [["image"], "label", "path"]),
+        ("column_encodings", ["bytes", {}, "str"]),
+        ("column_sizes", ["x", 8, None]),
+        ("column_sizes", [-5, 8, None]),
+    ],
+)
+def test_an_incomplete_description_of_a_shard(mds, key, value):
+    edit_shard(mds, **{key: value})
+    refuses(mds, f"index.json describes a shard without a valid '{key}'", "onvert again")
+    edit_json(mds / "index.json", lambda index: index["shards"][0].pop(key))
+    refuses(mds, f"'{key}'")
+
+
+def test_a_shard_that_is_no_object(mds):
+    edit_json(mds / "index.json", lambda index: index.update(shards=["shard.00000.mds"]))
+    refuses(mds, "index.json lists 'shard.00000.mds' as a shard")
+
+
+@pytest.mark.parametrize("content", ['{"cat": 0}', "[1]", "no JSON", '{"version": 2}'])
+def test_a_foreign_index_in_a_folder_of_images(image_folder, content):
+    folder = image_folder(num_images=4)
+    (folder / "index.json").write_text(content)
+    reader = open_reader(folder)
+    assert (reader.format, len(reader)) == ("folder", 4)
+
+
+def test_shards_with_neither_description_nor_known_names(mds):
+    (mds / "pospre.json").unlink()
+    (mds / "shard.00000.mds").rename(mds / "shard.00000.raw")
+    edit_shard(mds, raw_data={"basename": "x", "bytes": 1})
+    refuses(mds, "shard", "is missing")
+
+
+def test_an_unfinished_conversion(mds):
+    (mds / "index.json").unlink()
+    refuses(mds, "no index.json", "never finished", "Convert again")
+
+
+@pytest.mark.parametrize("name", ["index.json", "pospre.json"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe\x00"])
+def test_an_unreadable_description(mds, name, content):
+    (mds / name).write_bytes(content)
+    refuses(mds, name, "onvert again")
+
+
+def test_a_description_that_does_not_fit(mds):
+    sidecar = mds / "pospre.json"
+    original = sidecar.read_text()
+    edit_json(sidecar, lambda content: content.update(version=2))
+    refuses(mds, "pospre.json says format 'pospre-mds', version 2")
+    sidecar.write_text(original)
+    edit_json(sidecar, lambda content: content.update(samples=5))
+    refuses(mds, "counts 5 samples, but the data hold 22")
+    sidecar.write_text(original)
+    edit_json(sidecar, lambda content: content["manifest"].update({"shard.00001.mds": [5, ""]}))
+    refuses(mds, "disagree about shard.00001.mds")
+
+
+@pytest.mark.parametrize("manifest", [[1], {"a": 1}, {"a": [1]}, {"a": ["1", "x"]}, "text"])
+def test_a_manifest_of_another_kind(mds, manifest):
+    edit_json(mds / "pospre.json", lambda content: content.update(manifest=manifest))
+    refuses(mds, "pospre.json: manifest does not give size and SHA-256", "onvert again")
+
+
+@pytest.mark.parametrize("classes", ["ant", [1, 2], {"ant": 0}])
+def test_classes_of_another_kind(mds, classes):
+    edit_json(mds / "pospre.json", lambda content: content.update(classes=classes))
+    refuses(mds, "pospre.json: classes is no list of names", "onvert again")
+
+
+@pytest.mark.parametrize("size", [4, None])
+def test_labels_of_another_size(mds, size):
+    edit_shard(mds, column_sizes=[None, size, None])
+    refuses(mds, f"gives the column 'label' {size} bytes; its type has 8", "onvert again")
+
+
+def test_an_empty_index(mds):
+    edit_json(mds / "index.json", lambda index: index.update(shards=[]))
+    refuses(mds, "holds no samples")
+
+
+def test_shards_without_our_description_are_read(mds):
+    (mds / "pospre.json").unlink()
+    reader = open_reader(mds)
+    assert len(reader) == NUM_IMAGES and reader.classes is None
+
+
+def test_a_shard_cut_while_in_use_is_named(mds):
+    reader = open_reader(mds)
+    shard = mds / "shard.00000.mds"
+    shard.write_bytes(shard.read_bytes()[:5000])
+    with pytest.raises(UserError, match=r"shard\.00000\.mds is cut off: it ends at byte 5000"):
+        reader.read(NUM_IMAGES - 1)
+
+
+def test_fixed_columns_follow_the_offsets(mds):
+    shard = mds / "shard.00000.mds"
+    reader = open_reader(mds)
+    data = bytearray(shard.read_bytes())
+    (begin,) = np.frombuffer(data[4:8], "<u4").tolist()
+    data[begin : begin + 4] = np.array([7], "<u4").tobytes()  # another size of the image column
+    shard.write_bytes(data)
+    with pytest.raises(UserError, match="sample 0 is damaged"):
+        reader.read(0)

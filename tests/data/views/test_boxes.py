@@ -1,0 +1,342 @@
+"""Places in an image: inside it, distributed as torchvision's, the same bits in every library."""
+
+import math
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torchvision.transforms import CenterCrop, RandomResizedCrop
+
+from pospre import draws, portable_math
+from pospre.data.views.boxes import (
+    Cuts,
+    Frame,
+    PixelBox,
+    center_window,
+    log_range,
+    padded_frame,
+    random_boxes,
+    random_windows,
+    simple_box,
+    simple_frame,
+    whole_cuts,
+)
+from pospre.data.views.plan import ViewGroup, plan_views
+
+WORDS = st.integers(-(2**63), 2**63 - 1)
+SEEDS = st.integers(-(2**70), 2**70)
+SIDES = st.integers(1, 3000)
+LARGE_SIDES = st.one_of(SIDES, st.integers(1, 2**20))
+# Of 2 : 3 to 3 : 2, in which every draw of the usual crops finds room within ten tries.
+MODERATE_SIZES = st.integers(100, 2000).flatmap(
+    lambda width: st.tuples(st.just(width), st.integers(2 * width // 3 + 1, (3 * width - 1) // 2))
+)
+RATIOS = st.floats(0.001, 1000)
+DRAW = st.integers(0, 2**24 - 1).map(lambda word: word / 2**24)
+DRAWS = st.lists(DRAW, min_size=40, max_size=40)
+USUAL = (3 / 4, 4 / 3)
+NUM = 6000
+
+
+def one_box(draw, width, height, scale, ratio):
+    return PixelBox(*random_boxes(np.array(draw), width, height, scale, ratio).tolist())
+
+
+def crop_keys(num=NUM, seed=0, views=1):
+    return draws.sample_keys(seed, 0, np.arange(num)[:, None], np.arange(views), "crop")
+
+
+@given(draw=DRAWS, width=SIDES, height=SIDES, low=st.floats(0.001, 1), ratio=RATIOS, wider=RATIOS)
+def test_boxes_lie_inside_the_image(draw, width, height, low, ratio, wider):
+    ratios = (min(ratio, wider), max(ratio, wider))
+    boxes = random_boxes(np.array([draw]), width, height, (low, 1.0), ratios)
+    box = PixelBox(*boxes[0].tolist())
+    assert box.width >= 1 and box.height >= 1
+    assert box.left >= 0 and box.left + box.width <= width
+    assert box.top >= 0 and box.top + box.height <= height
+    x0, y0, x1, y1 = whole_cuts(boxes, (width, height), (224, 224)).relative[0]
+    assert 0 <= x0 < x1 <= 1 and 0 <= y0 < y1 <= 1
+
+
+@given(draw=DRAWS, size=MODERATE_SIZES)
+def test_area_and_aspect_keep_their_ranges(draw, size):
+    (width, height), scale = size, (0.2, 0.5)
+    box = one_box(draw, width, height, scale, USUAL)
+    rounding = 1 + 2 / min(box.width, box.height)
+    area = box.width * box.height / (width * height)
+    assert scale[0] / rounding <= area <= scale[1] * rounding
+    assert USUAL[0] / rounding <= box.width / box.height <= USUAL[1] * rounding
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "expected"),
+    [
+        (1000, 10, PixelBox(493, 0, 13, 10)),  # too wide: the widest box of ratio 4/3
+        (10, 1000, PixelBox(0, 493, 10, 13)),
+        (1, 1, PixelBox(0, 0, 1, 1)),
+    ],
+)
+def test_after_ten_tries_a_central_box(width, height, expected):
+    assert one_box([0.99] * 40, width, height, (0.9, 1.0), USUAL) == expected
+
+
+def test_the_eleventh_try_is_never_needed_or_made():
+    fails, fits = [0.999, 0.999, 0, 0], [0.0, 0.5, 0.5, 0.5]
+    for num_fails in range(10):
+        draw = fails * num_fails + fits * (10 - num_fails)
+        assert one_box(draw, 100, 100, (0.25, 1.0), USUAL) == PixelBox(25, 25, 50, 50)
+
+
+def with_math(draw, width, height, scale, ratio):
+    """Torchvision's ``get_params`` on given draws, with the C library's logarithm and power."""
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    for start in range(0, 40, 4):
+        area = width * height * (scale[0] + (scale[1] - scale[0]) * draw[start])
+        aspect = math.exp(low + (high - low) * draw[start + 1])
+        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            left = int(draw[start + 2] * (width - w + 1))
+            return left, int(draw[start + 3] * (height - h + 1)), w, h
+    w, h = width, height
+    if width / height < ratio[0]:
+        h = min(height, max(1, round(width / ratio[0])))
+    elif width / height > ratio[1]:
+        w = min(width, max(1, round(height * ratio[1])))
+    return (width - w) // 2, (height - h) // 2, w, h
+
+
+@pytest.mark.parametrize("scale", [(0.08, 1.0), (0.05, 0.4), (0.9, 1.0)])
+@pytest.mark.parametrize("ratio", [USUAL, (0.5, 2.0), (0.05, 20.0)])
+def test_boxes_are_those_of_the_c_library(scale, ratio):
+    draw = draws.uniform(crop_keys(2000)[:, 0], 40)
+    sides = np.random.default_rng(0).integers(1, 2000, (2, 2000))
+    ours = random_boxes(draw, sides[0], sides[1], scale, ratio)
+    for row, numbers in enumerate(draw.tolist()):
+        width, height = sides[:, row].tolist()
+        assert tuple(ours[row]) == with_math(numbers, width, height, scale, ratio)
+
+
+def ks_limit(num, risk=1e-6):
+    """The two-sample Kolmogorov-Smirnov limit."""
+    return math.sqrt(-math.log(risk / 2) / 2) * math.sqrt(2 / num)
+
+
+def ks_distance(first, second):
+    first, second = np.sort(first), np.sort(second)
+    values = np.union1d(first, second)
+    gap = np.searchsorted(first, values, "right") - np.searchsorted(second, values, "right")
+    return np.abs(gap).max() / len(first)
+
+
+def measures(boxes, width, height):
+    left, top, across, down = boxes.T
+    room_x, room_y = width - across, height - down
+    return {
+        "left": left,
+        "top": top,
+        "width": across,
+        "height": down,
+        "area": across * down,
+        "aspect": across / down,
+        "place across": np.where(room_x > 0, left / np.maximum(room_x, 1), 0.5),
+        "place down": np.where(room_y > 0, top / np.maximum(room_y, 1), 0.5),
+    }
+
+
+@pytest.mark.parametrize("size", [(500, 375), (333, 500), (640, 100)])
+@pytest.mark.parametrize("scale", [(0.08, 1.0), (0.2, 1.0)])
+def test_distribution_is_torchvisions(size, scale):
+    """A fifth of the boxes of 640 × 100 are those after ten tries."""
+    draw = draws.uniform(crop_keys()[:, 0], 40)
+    ours = random_boxes(draw, size[0], size[1], scale, USUAL)
+    torch.manual_seed(0)
+    image = torch.empty(1, size[1], size[0])
+    theirs = np.array(
+        [RandomResizedCrop.get_params(image, list(scale), list(USUAL)) for _ in range(NUM)]
+    )[:, [1, 0, 3, 2]]  # top, left, height, width → left, top, width, height
+    expected = measures(theirs, *size)
+    for name, values in measures(ours, *size).items():
+        assert ks_distance(values, expected[name]) < ks_limit(NUM), name
+    bins = [np.linspace(0, size[0], 5), np.linspace(0, size[1], 5)]
+    middles = [boxes[:, :2] + boxes[:, 2:] / 2 for boxes in (ours, theirs)]
+    first, second = (np.histogramdd(middle, bins=bins)[0] for middle in middles)
+    used = first + second > 0
+    chi_square = ((first - second)[used] ** 2 / (first + second)[used]).sum()
+    assert chi_square < used.sum() + 6 * math.sqrt(2 * used.sum())
+
+
+def test_area_and_aspect_are_the_stated_distributions():
+    """Where every first try fits, the area is uniform and so is the logarithm of the aspect."""
+    draw = draws.uniform(crop_keys()[:, 0], 40)
+    boxes = random_boxes(draw, 40_000, 40_000, (0.1, 0.5), USUAL).astype(float)
+    area = (boxes[:, 2] * boxes[:, 3] / 40_000**2 - 0.1) / 0.4
+    aspect = np.log(boxes[:, 2] / boxes[:, 3]) / math.log(4 / 3) / 2 + 0.5
+    across = boxes[:, 0] / (40_000 - boxes[:, 2])
+    even = (np.arange(NUM) + 0.5) / NUM
+    for values in (area, aspect, across):
+        assert np.abs(np.sort(values) - even).max() < 2.7 / math.sqrt(NUM)  # risk 1e-6
+    pairs = np.corrcoef([area, aspect, across])
+    assert np.abs(pairs[~np.eye(3, dtype=bool)]).max() < 5 / math.sqrt(NUM)
+
+
+@given(
+    seed=SEEDS,
+    epoch=WORDS,
+    index=WORDS,
+    first=st.integers(0, 50),
+    count=st.integers(1, 4),
+    image=st.tuples(LARGE_SIDES, LARGE_SIDES),
+    low=st.floats(0.001, 1),
+    ratio=st.tuples(RATIOS, RATIOS).map(sorted).map(tuple),
+)
+def test_boxes_have_the_same_bits_in_numpy_torch_and_numba(
+    seed, epoch, index, first, count, image, low, ratio
+):
+    start, scale = draws.start_word(seed, "crop"), (low, 1.0)
+    compiled = portable_math.random_boxes(
+        start, epoch, index, (first, count), image, scale, ratio, log_range(ratio)
+    )
+    views = first + np.arange(count)
+    keys = draws.sample_keys(seed, epoch, np.array([[index]]), views, "crop")
+    width, height = image
+    in_numpy = random_boxes(draws.uniform(keys, 40), width, height, scale, ratio)
+    in_torch = random_boxes(draws.uniform(torch.from_numpy(keys), 40), width, height, scale, ratio)
+    assert compiled.dtype == in_numpy.dtype == np.int64 and in_torch.dtype == torch.int64
+    assert np.array_equal([compiled], in_numpy)
+    assert np.array_equal([compiled], in_torch.numpy())
+
+
+@given(index=WORDS, width=LARGE_SIDES, height=LARGE_SIDES, side=st.integers(1, 600))
+def test_windows_have_the_same_bits_in_numpy_torch_and_numba(index, width, height, side):
+    keys = draws.sample_keys(3, 1, np.array([index]), np.arange(2) + 5, "crop")
+    draw, start = draws.uniform(keys, 2), draws.start_word(3, "crop")
+    for frame in (simple_frame(width, height, side), padded_frame((side, 2 * side))):
+        scaled, size, padding, _ = frame
+        compiled = portable_math.random_windows(start, 1, index, (5, 2), scaled, size, padding)
+        assert np.array_equal(compiled, random_windows(draw, frame))
+        assert np.array_equal(compiled, random_windows(torch.from_numpy(draw), frame).numpy())
+        assert (compiled[:, :2] >= -padding).all()
+        assert (compiled[:, :2] + compiled[:, 2:] <= np.array(scaled) + padding).all()
+
+
+@given(
+    draw=st.lists(DRAW, min_size=4, max_size=4), width=SIDES, height=SIDES, side=st.integers(8, 300)
+)
+def test_relative_boxes_are_the_same_one_by_one(draw, width, height, side):
+    frame = simple_frame(width, height, side)
+    windows = random_windows(np.array(draw).reshape(2, 2), frame)
+    boxes = np.array([[0, 0, width, height], [width // 2, 0, width - width // 2, height]])
+    cuts = Cuts(boxes, frame.scaled, windows, (width, height), frame.edge)
+    assert cuts.relative.dtype == np.float32
+    for box, window, found in zip(boxes.tolist(), windows.tolist(), cuts.relative, strict=True):
+        for side, size in ((0, width), (1, height)):
+            scale = box[2 + side] / frame.scaled[side]
+            ends = window[side], window[side] + window[2 + side]
+            wanted = [(box[side] + end * scale) / size for end in ends]
+            assert np.abs(found[[side, 2 + side]] - wanted).max() < 1e-6
+
+
+def test_the_exponential_is_accurate():
+    values = np.concatenate([np.linspace(-8, 8, 40_001), np.random.default_rng(0).normal(size=999)])
+    true = np.array([math.exp(value) for value in values.tolist()])
+    assert np.abs(portable_math.exp(values) / true - 1).max() < 2.0**-46
+    assert portable_math.exp(np.zeros(1)) == 1
+    same = [portable_math.exp(value) for value in values[::100].tolist()]
+    assert np.array_equal(same, portable_math.exp(values[::100]))
+    assert np.array_equal(same, portable_math.exp(torch.from_numpy(values[::100])).numpy())
+
+
+@given(ratio=RATIOS)
+def test_logarithms_are_right(ratio):
+    low, high = log_range((ratio, 2.0))
+    assert math.isclose(low, math.log(ratio), rel_tol=2**-52, abs_tol=2.0**-60)
+    assert high == math.log(2)
+
+
+@given(value=st.one_of(st.floats(0, 2**40), st.integers(0, 2**24).map(lambda half: half / 2)))
+def test_rounding_is_pythons(value):
+    assert portable_math.round_half_even(value) == round(value)
+
+
+def test_where_nothing_can_be_stored_the_functions_are_compiled_at_every_start():
+    environment = os.environ | {"NUMBA_CACHE_LOCATOR_CLASSES": "ZipCacheLocator"}
+    command = "from pospre import exact; print(portable_math.sample_key(1, 2, 3, 4))"
+    done = subprocess.run(
+        [sys.executable, "-c", command], env=environment, capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) == portable_math.sample_key(1, 2, 3, 4)
+
+
+@given(width=SIDES, height=SIDES)
+def test_the_centre_view_is_torchvisions(width, height):
+    scaled, window = center_window(width, height, (224, 224))
+    assert min(scaled) == 256 and scaled == (
+        (256, int(256 * height / width)) if width <= height else (int(256 * width / height), 256)
+    )
+    rows, columns = torch.arange(scaled[1])[:, None], torch.arange(scaled[0])[None]
+    places = [part.expand(1, *scaled[::-1]) for part in (rows, columns)]
+    corner = [int(CenterCrop(224)(part)[0, 0, 0]) for part in places]
+    assert [window.top, window.left] == corner and window[2:] == (224, 224)
+
+
+@given(width=SIDES, height=SIDES, size=st.tuples(st.integers(8, 256), st.integers(8, 256)))
+def test_centre_windows_of_other_shapes_lie_inside(width, height, size):
+    scaled, window = center_window(width, height, size)
+    assert 0 <= window.left <= scaled[0] - size[1] and 0 <= window.top <= scaled[1] - size[0]
+    margins = (scaled[0] - int(size[1] * 256 / 224), scaled[1] - int(size[0] * 256 / 224))
+    assert min(margins) == 0
+
+
+def window_at(frame, across, down):
+    return PixelBox(*random_windows(np.array([across, down]), frame).tolist())
+
+
+def test_simple_resized_crop_of_a_photograph():
+    """The golden numbers of LUT's crop: 500×375 → 298×224, offsets 0–82 × 0–8 with 4 of padding."""
+    frame = simple_frame(500, 375, 224)
+    assert frame == Frame((298, 224), (224, 224), 4, "reflect")
+    assert window_at(frame, 0.0, 0.0) == PixelBox(-4, -4, 224, 224)
+    assert window_at(frame, 1 - 2**-24, 1 - 2**-24)[:2] == (82 - 4, 8 - 4)
+    assert simple_frame(375, 500, 224).scaled == (224, 298)
+    offsets = [window_at(frame, step / 1000, 0.5).left for step in range(1000)]
+    assert sorted(set(offsets)) == list(range(-4, 79))
+    assert min(offsets.count(place) for place in set(offsets)) >= 12
+
+
+@given(st.lists(st.tuples(SIDES, SIDES, SIDES, SIDES), min_size=1, max_size=9))
+def test_the_hull_is_the_smallest_box_around_all(boxes):
+    every = np.array(boxes)
+    ends = every[:, :2] + every[:, 2:]
+    assert portable_math.hull(every) == (*every[:, :2].min(axis=0), *ends.max(axis=0))
+
+
+def test_a_view_over_the_edge_says_where_its_own_pixels_are():
+    frame = simple_frame(448, 448, 224)
+    windows = np.array([window_at(frame, 0.0, 0.999)])
+    cuts = Cuts(np.array([[0, 0, 448, 448]]), frame.scaled, windows, (448, 448), frame.edge)
+    expected = np.array([-4 / 224, 4 / 224, 220 / 224, 228 / 224], np.float32)
+    assert np.array_equal(cuts.relative[0], expected)
+
+
+def test_padded_crop_of_a_small_image():
+    frame = padded_frame((32, 32))
+    assert frame == Frame((32, 32), (32, 32), 4, "black")
+    windows = [window_at(frame, x / 9, y / 9) for x in range(9) for y in range(9)]
+    assert {window[:2] for window in windows} == {
+        (x, y) for x in range(-4, 5) for y in range(-4, 5)
+    }
+    assert windows[40] == PixelBox(0, 0, 32, 32)
+
+
+def test_very_thin_images_are_not_blown_up():
+    assert simple_box(400, 300) == (0, 0, 400, 300) and simple_box(50, 400) == (0, 0, 50, 400)
+    assert simple_box(4000, 1) == (1996, 0, 8, 1) and simple_box(3, 900) == (0, 438, 3, 24)
+    (plan,) = plan_views([ViewGroup(crop="simple", count=2)], seed=0, epoch=0, index=np.array([3]))
+    cuts = plan.cuts(0, 4000, 1)
+    assert cuts.scaled == (8 * 224, 224)
+    assert (cuts.relative[:, [0, 2]] > 0.49).all() and (cuts.relative[:, [0, 2]] < 0.51).all()

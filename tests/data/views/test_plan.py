@@ -1,0 +1,146 @@
+"""Boxes and flips of a batch: pure functions of seed, epoch, sample and view."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pospre import draws, portable_math
+from pospre.data.views.boxes import (
+    center_window,
+    padded_frame,
+    random_boxes,
+    random_windows,
+    simple_frame,
+)
+from pospre.data.views.plan import CROPS, ViewGroup, plan_flips, plan_views
+from pospre.errors import UserError
+
+WORDS = st.integers(-(2**63), 2**63 - 1)
+LARGE = 40_000, 30_000  # pixels: no two boxes share a side by chance
+
+
+def test_draws_depend_on_sample_epoch_seed_and_view_only():
+    group = ViewGroup(count=2)
+    index = np.array([5, 3, 9])
+    (plan,) = plan_views([group], seed=1, epoch=2, index=index)
+    (alone,) = plan_views([group], seed=1, epoch=2, index=index[1:2])
+    boxes = plan.cuts(1, *LARGE).boxes
+    assert np.array_equal(boxes, alone.cuts(0, *LARGE).boxes)
+    assert np.array_equal(plan.flips[1], alone.flips[0])
+    for seed, epoch in ((2, 2), (1, 3)):
+        (other,) = plan_views([group], seed=seed, epoch=epoch, index=index)
+        assert not (other.cuts(1, *LARGE).boxes == boxes).any()
+    assert not (boxes[0] == boxes[1]).any()
+    assert not (plan.cuts(0, *LARGE).boxes == boxes).any()
+
+
+def test_samples_may_have_epochs_of_their_own():
+    index, epochs = np.array([5, 3, 9]), np.array([7, 1, 7])
+    (plan,) = plan_views([ViewGroup(count=3)], seed=1, epoch=epochs, index=index)
+    for sample, epoch in enumerate(epochs.tolist()):
+        (alone,) = plan_views([ViewGroup(count=3)], seed=1, epoch=epoch, index=index)
+        assert np.array_equal(plan.cuts(sample, *LARGE).boxes, alone.cuts(sample, *LARGE).boxes)
+        assert np.array_equal(plan.flips[sample], alone.flips[sample])
+
+
+def test_views_are_numbered_through_all_groups():
+    index = np.arange(4)
+    together = plan_views(
+        [ViewGroup(name="global"), ViewGroup(name="local", count=2)], seed=0, epoch=0, index=index
+    )
+    (three,) = plan_views([ViewGroup(count=3)], seed=0, epoch=0, index=index)
+    for sample in range(4):
+        boxes = np.concatenate([plan.cuts(sample, *LARGE).boxes for plan in together])
+        assert np.array_equal(boxes, three.cuts(sample, *LARGE).boxes)
+    flips = np.concatenate([plan.flips for plan in together], axis=1)
+    assert np.array_equal(flips, three.flips)
+
+
+@pytest.mark.parametrize("crop", CROPS)
+def test_cuts_are_those_of_the_documented_draws(crop):
+    """The plan from nothing but ``pospre.draws`` and the formulas for arrays."""
+    group, index = ViewGroup(crop=crop, count=3, size=32), np.array([4, 10**12])
+    before, plan = plan_views([ViewGroup(name="a", count=2), group], seed=-5, epoch=9, index=index)
+    assert before.group.name == "a"
+    keys = draws.sample_keys(-5, 9, index[:, None], 2 + np.arange(3), "crop")
+    frame = None
+    for sample in range(2):
+        cuts = plan.cuts(sample, 90, 70)
+        whole, windows = np.tile([0, 0, 90, 70], (3, 1)), None
+        if crop == "random":
+            whole = random_boxes(draws.uniform(keys, 40), 90, 70, group.scale, group.ratio)[sample]
+        elif crop == "center":
+            scaled, window = center_window(90, 70, (32, 32))
+            windows = np.tile(window, (3, 1))
+            assert cuts.scaled == scaled == (46, 36)
+        elif crop in ("simple", "pad"):
+            frame = simple_frame(90, 70, 32) if crop == "simple" else padded_frame((32, 32))
+            windows = random_windows(draws.uniform(keys, 2), frame)[sample]
+            assert (cuts.scaled, cuts.edge) == (frame.scaled, frame.edge)
+        assert np.array_equal(cuts.boxes, whole)
+        np.testing.assert_equal(cuts.windows, windows)  # None too
+
+
+@given(seed=st.integers(-(2**70), 2**70), epoch=WORDS, index=WORDS, rate=st.floats(0, 1))
+def test_flips_have_the_same_bits_in_numpy_torch_and_numba(seed, epoch, index, rate):
+    group, views = ViewGroup(count=3, flip_rate=rate), np.arange(3)
+    words = np.array([epoch]), np.array([index]), views
+    in_numpy = plan_flips(seed, words[0], words[1], words[2], group)
+    tensors = [torch.from_numpy(word) for word in words]
+    in_torch = plan_flips(seed, tensors[0], tensors[1], tensors[2], group)
+    assert np.array_equal(in_numpy, in_torch.numpy())
+    start = draws.start_word(seed, "flip")
+    compiled = [
+        portable_math.uniform(portable_math.sample_key(start, epoch, index, view), 0)
+        for view in range(3)
+    ]
+    assert (np.array(compiled) < np.float32(rate)).tolist() == in_numpy[0].tolist()
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.2, 1.0])
+def test_flips_have_their_rate(rate):
+    (plan,) = plan_views([ViewGroup(flip_rate=rate)], seed=0, epoch=0, index=np.arange(10_000))
+    assert abs(plan.flips.mean() - rate) < 0.02
+
+
+def test_center_views_are_never_flipped():
+    (plan,) = plan_views([ViewGroup(crop="center")], seed=0, epoch=0, index=np.arange(50))
+    assert plan.flips.shape == (50, 1) and not plan.flips.any()
+    cuts = plan.cuts(0, 512, 256)
+    assert cuts.boxes.tolist() == [[0, 0, 512, 256]] and cuts.windows is not None
+    assert cuts.windows.tolist() == [[144, 16, 224, 224]] and cuts.scaled == (512, 256)
+    thin = plan.cuts(0, 4000, 1)  # not 4000 times as wide as it needs to be
+    assert thin.boxes.tolist() == [[1996, 0, 8, 1]] and thin.scaled == (2048, 256)
+
+
+def test_a_full_view_is_the_whole_image():
+    (plan,) = plan_views(
+        [ViewGroup(crop="full", size=(10, 20))], seed=0, epoch=0, index=np.arange(50)
+    )
+    cuts = plan.cuts(0, 333, 222)
+    assert cuts.windows is None and cuts.scaled == (20, 10)
+    assert cuts.relative.tolist() == [[0, 0, 1, 1]]
+    assert 10 < plan.flips.sum() < 40
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"size": 0}, "size is 0"),
+        ({"count": 0}, "count is 0"),
+        ({"scale": (0.5, 0.2)}, "scale is"),
+        ({"scale": (0.0, 1.0)}, "scale is"),
+        ({"ratio": (2.0, 1.0)}, "ratio is"),
+        ({"ratio": (0.5, 2000.0)}, r"0\.001 <= low <= high <= 1000"),
+        ({"flip_rate": 1.5}, r"flip_rate is 1\.5"),
+        ({"interpolation": "bicubik"}, "Did you mean 'bicubic'"),
+        ({"crop": "middle"}, "crop 'middle' is unknown"),
+        ({"size": (32, 0)}, "size is 0"),
+        ({"crop": "simple", "size": (32, 16)}, "'simple' cuts squares, but size is"),
+    ],
+)
+def test_wrong_settings_are_refused(wrong, said):
+    with pytest.raises(UserError, match=said):
+        ViewGroup(**wrong)

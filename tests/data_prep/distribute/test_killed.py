@@ -1,0 +1,185 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from data_prep import convert
+from data_prep.distribute.store import LocalStore
+from data_prep.distribute.tally import Record
+from data_prep.publish.staging import remove_stale_partials
+from pospre.errors import UserError, run_command
+from tests.data_prep.reading import FORMATS, destination, read_samples
+from tests.data_prep.sample_images import encoded, picture, write_files
+
+ROOT = Path(__file__).parents[3]
+NUM_IMAGES, NUM_BLOCKS = 240, 48
+
+
+def wait_for(condition, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.002)
+
+
+def children(pid: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+            found += map(int, task.read_text().split())
+    return found
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+
+
+@pytest.fixture(scope="module")
+def slow_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images that take long enough to be killed half-way."""
+    data = encoded(picture(0, 700, 700), "PNG")
+    files = {f"{number}.png": data for number in range(NUM_IMAGES)}
+    return write_files(tmp_path_factory.mktemp("slow") / "photos", files)
+
+
+def command(source: Path, target: Path, data_format: str) -> list[str]:
+    shard_mb = NUM_IMAGES / NUM_BLOCKS * (source / "0.png").stat().st_size / 1e6
+    options = ["--format", data_format, "--workers", "2", "--shard-mb", str(shard_mb)]
+    return [str(source), str(target), *options]
+
+
+@needs_proc
+@pytest.mark.parametrize("data_format", FORMATS)
+def test_a_killed_conversion_goes_on(
+    tmp_path: Path,
+    slow_source: Path,
+    data_format: str,
+    snapshot: Callable[[Path], dict[str, bytes]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    whole = destination(tmp_path / "whole", data_format)
+    assert convert.main(command(slow_source, whole, data_format)) == 0
+    target = destination(tmp_path / "killed", data_format)
+    arguments = command(slow_source, target, data_format)
+    process = subprocess.Popen([sys.executable, "-m", "data_prep.convert", *arguments], cwd=ROOT)
+    partial = target.with_name(target.name + ".partial")
+    try:
+        wait_for(lambda: len(list(partial.glob("blocks/*.json"))) >= 3)
+        workers = children(process.pid)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert not target.exists() and len(workers) >= 2
+    wait_for(lambda: not any(is_running(pid) for pid in workers), seconds=20)
+    times = {path: path.stat().st_mtime_ns for path in partial.glob("data/*")}
+    kept = len(list(partial.glob("blocks/*.json")))
+    assert 3 <= kept < NUM_BLOCKS
+    capsys.readouterr()
+    assert run_command(lambda: convert.main(arguments)) == 0
+    assert f"{kept} of {NUM_BLOCKS} blocks were finished before" in capsys.readouterr().out
+    assert snapshot(target.parent) == snapshot(whole.parent)
+    if data_format == "mds":  # not written again
+        again = [path for path in times if (target / path.name).stat().st_mtime_ns != times[path]]
+        assert len(again) <= len(times) - kept
+
+
+@needs_proc
+def test_ctrl_c_cleans_up(tmp_path: Path, slow_source: Path) -> None:
+    arguments = [str(slow_source), str(tmp_path / "out"), "--format", "mds", "--workers", "2"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "data_prep.convert", *arguments, "--shard-mb", "1000"],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+        # a shell's background job ignores Ctrl-C, and so would its children
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    wait_for(lambda: list(tmp_path.glob("out.partial/block-*")))
+    process.send_signal(signal.SIGINT)
+    _, message = process.communicate(timeout=60)
+    assert process.returncode == 130, message
+    assert "Traceback" not in message
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_living_writer_is_respected(tmp_path: Path, photos: Path) -> None:
+    script = (
+        "import sys, time; from pathlib import Path;"
+        "from data_prep.distribute.store import LocalStore\n"
+        "with LocalStore(Path(sys.argv[1])).alone('whole'): print('held', flush=True); input()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path / "out")],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert other.stdout is not None and other.stdout.readline() == "held\n"
+    with pytest.raises(UserError, match=rf"process {other.pid} on .* is writing .*out right now"):
+        convert.main([str(photos), str(tmp_path / "out"), "--format", "mds"])
+    other.communicate("\n")
+    assert convert.main([str(photos), str(tmp_path / "out"), "--format", "mds"]) == 0
+    assert not (tmp_path / "out.partial").exists()
+
+
+def test_ctrl_c_keeps_what_is_finished(
+    tmp_path: Path,
+    slow_source: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    keep, calls = LocalStore.keep, []
+
+    def interrupted(self: LocalStore, folder: Path, record: Record) -> None:
+        keep(self, folder, record)
+        calls.append(record.number)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(LocalStore, "keep", interrupted)
+    arguments = command(slow_source, tmp_path / "out", "mds")
+    arguments[arguments.index("--workers") + 1] = "1"
+    assert run_command(lambda: convert.main(arguments)) == 130
+    assert f"2 of {NUM_BLOCKS} blocks are finished and kept" in capsys.readouterr().err
+    monkeypatch.undo()
+    # other settings are not mixed in
+    assert run_command(lambda: convert.main([*arguments, "--quality", "50"])) == 2
+    message = capsys.readouterr().err
+    assert "another conversion (made with quality=90 instead of 50)" in message
+    assert len(list(tmp_path.glob("out.partial/blocks/*.json"))) == 2
+    assert convert.main([*arguments, "--quality", "50", "--overwrite"]) == 0
+    assert len(read_samples(tmp_path / "out")) == NUM_IMAGES
+
+
+def test_only_partials_of_this_destination_are_removed(tmp_path: Path) -> None:
+    dead = 2**22 + 1  # above the largest process number of Linux
+    for name in (f"out.partial-{dead}", f"out.partial-{dead}-old", f"output.partial-{dead}", "out"):
+        (tmp_path / name).mkdir()
+    remove_stale_partials(tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", f"output.partial-{dead}"]
+
+
+def test_a_dead_worker_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from data_prep.distribute.processes import ordered_map
+
+    with pytest.raises(UserError, match="worker process died"):
+        list(ordered_map(os._exit, [3, 3, 3], 2))
+
+
+def test_ordered_map_keeps_the_order() -> None:
+    from data_prep.distribute.processes import ordered_map
+
+    assert list(ordered_map(abs, range(-100, 0), 3)) == list(range(100, 0, -1))

@@ -1,0 +1,187 @@
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from data_prep import convert
+from pospre.data.stores.opening import open_reader
+from pospre.errors import run_command
+from tests.data_prep.reading import FORMATS, destination
+from tests.data_prep.sample_images import encoded, odd_files, picture, write_files
+
+Snapshot = Callable[[Path], dict[str, bytes]]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Images of many kinds; one of them cannot be read."""
+    more = {f"plain/{number}.jpg": encoded(picture(number)) for number in range(20)}
+    return write_files(tmp_path / "source", odd_files() | more | {"odd/empty.jpg": b""})
+
+
+def call(*arguments: object) -> int:
+    return run_command(lambda: convert.main([str(argument) for argument in arguments]))
+
+
+def write(source: Path, target: Path, *options: object, shard_mb: float = 0.016) -> int:
+    data_format = "ffcv" if target.suffix == ".beton" else "mds"
+    options = ("--format", data_format, "--workers", 1, "--shard-mb", shard_mb, *options)
+    return call(source, target, *options)
+
+
+def partial(target: Path) -> Path:
+    return target.with_name(target.name + ".partial")
+
+
+@pytest.mark.parametrize("data_format", FORMATS)
+def test_merged_parts_are_the_whole(
+    tmp_path: Path,
+    source: Path,
+    data_format: str,
+    snapshot: Snapshot,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    whole = destination(tmp_path / "whole", data_format)
+    target = destination(tmp_path / "parts", data_format)
+    assert write(source, whole, "--workers", 3) == 0
+    for number in (3, 1, 2):
+        assert write(source, target, "--part", f"{number}/3") == 0
+        assert f"wrote part {number}/3 of {target}" in capsys.readouterr().out
+        assert not target.exists()
+    assert call("--merge", target, "--verify") == 0
+    assert "ok: 35 decoded" in capsys.readouterr().out
+    assert snapshot(target.parent) == snapshot(whole.parent)
+    before = snapshot(target.parent)
+    assert call("--merge", target) == 0
+    assert "already holds this conversion" in capsys.readouterr().out
+    assert snapshot(target.parent) == before
+    # a part that comes late changes nothing
+    assert write(source, target, "--part", "2/3") == 0
+    assert snapshot(target.parent) == before
+    reader = open_reader(target)
+    assert len(reader) == 35 and reader.classes == ["odd", "plain"]
+    if data_format == "mds":
+        assert len(json.loads((target / "index.json").read_text())["shards"]) > 3
+
+
+def test_parts_of_machines_without_a_shared_disk(
+    tmp_path: Path, source: Path, snapshot: Snapshot
+) -> None:
+    for number in (1, 2):
+        assert write(source, tmp_path / str(number) / "out", "--part", f"{number}/2") == 0
+    for number in (1, 2):
+        there = partial(tmp_path / str(number) / "out")
+        shutil.copytree(there, partial(tmp_path / "all" / "out"), dirs_exist_ok=True)
+    assert call("--merge", tmp_path / "all" / "out") == 0
+    assert write(source, tmp_path / "whole" / "out") == 0
+    assert snapshot(tmp_path / "all") == snapshot(tmp_path / "whole")
+
+
+def test_missing_parts_are_named(
+    tmp_path: Path, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "out"
+    assert call("--merge", target) == 2
+    assert "holds no parts" in capsys.readouterr().err
+    assert write(source, target, "--part", "2/4") == 0
+    assert call("--merge", target) == 2
+    message = capsys.readouterr().err
+    assert "lacks part 1/4, 3/4, 4/4 (blocks 1" in message and message.count("\n") == 1
+    for number in (1, 3, 4):
+        assert write(source, target, "--part", f"{number}/4") == 0
+    shard = sorted(partial(target).glob("data/shard.*"))[0]
+    shard.write_bytes(shard.read_bytes()[:-1])  # a copy that was cut short
+    assert call("--merge", target) == 2
+    assert "lacks part 1/4 (blocks 1 of" in capsys.readouterr().err
+    assert write(source, target, "--part", "1/4") == 0
+    assert call("--merge", target) == 0
+
+
+def test_foreign_parts_are_refused(
+    tmp_path: Path, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, other = tmp_path / "out", tmp_path / "other"
+    assert write(source, target, "--part", "1/2") == 0
+    assert write(source, target, "--part", "2/2", "--quality", 50) == 2
+    assert "another conversion (made with quality=90 instead of 50)" in capsys.readouterr().err
+    write_files(source, {"odd/alpha.png": encoded(picture(77))})
+    assert write(source, target, "--part", "2/2") == 2
+    assert "(made from other images or older versions of them)" in capsys.readouterr().err
+    assert write(source, other, "--part", "2/2") == 0
+    shutil.copytree(partial(other), partial(target), dirs_exist_ok=True)
+    assert call("--merge", target) == 2
+    assert "holds blocks of another conversion (blocks 1" in capsys.readouterr().err
+    assert not target.exists()
+
+
+def test_a_damaged_piece_is_found(
+    tmp_path: Path, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = destination(tmp_path, "ffcv")
+    for number in (1, 2):
+        assert write(source, target, "--part", f"{number}/2") == 0
+    piece = max(partial(target).glob("data/piece.*"), key=lambda path: path.stat().st_size)
+    data = bytearray(piece.read_bytes())
+    data[100] ^= 1
+    piece.write_bytes(data)
+    assert call("--merge", target) == 2
+    assert f"{piece} has changed since it was written" in capsys.readouterr().err
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--part", "3/2"], "must be k/n"),
+        (["--part", "1/1000"], "it has at most"),
+        (["--part", "1/2", "--overwrite"], "goes without --overwrite"),
+        (["--part", "1/2", "--verify"], "goes without --overwrite and --verify"),
+        (["--merge", "x"], "takes no SRC"),
+        (["--merge", "x", "--verify"], "takes no SRC"),
+        (["--shard-mb", 0], "--shard-mb 0"),
+    ],
+)
+def test_bad_options(
+    tmp_path: Path,
+    source: Path,
+    options: list[object],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert write(source, tmp_path / "out", *options) == 2
+    assert message in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        (["--overwrite"], "--overwrite"),
+        (["--quality", 50], "--quality"),
+        (["--source", "flat"], "--source"),
+        (["--part", "1/2"], "--part"),
+    ],
+)
+def test_what_merging_does_not_take_is_said(
+    tmp_path: Path, options: list[object], name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("--merge", tmp_path / "x", *options) == 2
+    assert f"--merge DST takes no {name}, only" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["photos"], ["photos", "out"]])
+def test_what_is_missing_is_said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*arguments) == 2
+    assert "is missing; --help shows examples" in capsys.readouterr().err
+
+
+def test_nothing_can_be_read_in_any_part(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_files(tmp_path / "source", {f"{number}.jpg": b"" for number in range(4)})
+    for number in (1, 2):
+        assert write(source, tmp_path / "out", "--part", f"{number}/2", shard_mb=0.2) == 0
+    assert call("--merge", tmp_path / "out") == 2
+    assert "none of the 4 images can be read (0.jpg: the file is empty)" in capsys.readouterr().err

@@ -1,0 +1,266 @@
+"""What is not this conversion's own is neither removed nor mixed in."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from data_prep import convert
+from data_prep.distribute.locks import WHOLE
+from data_prep.distribute.store import LocalStore, parse_record
+from data_prep.distribute.tally import Record
+from pospre.errors import UserError, run_command
+from tests.data_prep.reading import FORMATS, destination, read_samples
+from tests.data_prep.sample_images import write_files
+
+ROOT = Path(__file__).parents[3]
+Snapshot = Callable[[Path], dict[str, bytes]]
+
+
+def run(*arguments: object) -> int:
+    return run_command(lambda: convert.main([str(argument) for argument in arguments]))
+
+
+def write(source: Path, target: Path, *options: object) -> int:
+    """Convert in six blocks."""
+    data_format = "ffcv" if target.suffix == ".beton" else "mds"
+    cut = ("--shard-mb", 0.009, "--workers", 1)
+    return run(source, target, "--format", data_format, *cut, *options)
+
+
+def partial(target: Path) -> Path:
+    return target.with_name(target.name + ".partial")
+
+
+def is_free(target: Path, name: str) -> bool:
+    """Tell whether another process could begin the work of this name."""
+    script = (
+        "import sys; from pathlib import Path; from data_prep import locks\n"
+        "from data_prep.distribute.store import LocalStore\n"
+        "locks._LOCK_SECONDS = 0\n"
+        "with LocalStore(Path(sys.argv[1])).alone(sys.argv[2]): pass"
+    )
+    command = [sys.executable, "-c", script, str(target), name]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 or "right now; wait for it" in done.stderr
+    return done.returncode == 0
+
+
+@pytest.fixture
+def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Convert, but press Ctrl-C when two blocks are finished."""
+    keep = LocalStore.keep
+
+    def interrupted(source: Path, target: Path, *options: object) -> None:
+        calls = []
+
+        def stop(self: LocalStore, folder: Path, record: Record) -> None:
+            keep(self, folder, record)
+            calls.append(record.number)
+            if len(calls) == 2:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(LocalStore, "keep", stop)
+        assert write(source, target, *options) == 130
+        monkeypatch.undo()
+
+    return interrupted
+
+
+@pytest.mark.parametrize("options", [[], ["--overwrite"], ["--part", "1/2"]])
+@pytest.mark.parametrize("data_format", FORMATS)
+def test_a_folder_with_the_name_of_the_partial_one(
+    tmp_path: Path,
+    photos: Path,
+    data_format: str,
+    options: list[str],
+    snapshot: Snapshot,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    target = destination(tmp_path, data_format)
+    write_files(partial(target), {"thesis.tex": b"x", "data/figure.png": b"y"})
+    before = snapshot(tmp_path)
+    assert write(photos, target, *options) == 2
+    assert "move it away or choose another DST" in capsys.readouterr().err
+    assert snapshot(tmp_path) == before
+
+
+def test_the_source_is_where_blocks_would_be_kept(
+    tmp_path: Path, photos: Path, snapshot: Snapshot
+) -> None:
+    source = photos.rename(tmp_path / "out.partial")
+    before = snapshot(tmp_path)
+    for options in ([], ["--overwrite"]):
+        assert write(source, tmp_path / "out", *options) == 2
+        assert write(source / "ant", tmp_path / "out", *options) == 2
+    assert snapshot(tmp_path) == before
+
+
+def test_what_others_put_beside_finished_blocks_stays(tmp_path: Path, photos: Path) -> None:
+    target = tmp_path / "out"
+    assert write(photos, target, "--part", "1/1") == 0
+    write_files(partial(target), {"notes.txt": b"x"})
+    assert run("--merge", target) == 0
+    assert len(read_samples(target)) == 12
+    assert [path.name for path in partial(target).iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("data_format", FORMATS)
+def test_merging_spares_what_is_there(
+    tmp_path: Path,
+    photos: Path,
+    data_format: str,
+    snapshot: Snapshot,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    target = destination(tmp_path, data_format)
+    assert write(photos, target, "--part", "1/1") == 0
+    if data_format == "mds":
+        write_files(target, {"precious.jpg": b"x"})
+    else:
+        target.write_bytes(b"precious")
+    before = snapshot(tmp_path)
+    assert run("--merge", target) == 2
+    assert f"{target} exists and was not made by this command" in capsys.readouterr().err
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("options", [[], ["--overwrite"]])
+def test_what_comes_during_the_conversion_is_spared(
+    tmp_path: Path, photos: Path, options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, settle = tmp_path / "out", LocalStore.settle
+
+    def meanwhile(self: LocalStore, record: Record) -> None:
+        write_files(target, {"precious.jpg": b"x"})
+        settle(self, record)
+
+    monkeypatch.setattr(LocalStore, "settle", meanwhile)
+    assert write(photos, target, *options) == 2
+    assert [path.name for path in target.iterdir()] == ["precious.jpg"]
+    assert len(list(partial(target).glob("blocks/*.json"))) == 6  # nor is the work lost
+
+
+@pytest.mark.parametrize("name", ["thesis.tex", "sub/thesis.tex", "sub.mds/thesis.tex"])
+def test_overwrite_spares_shards_that_do_not_lie_alone(
+    tmp_path: Path, photos: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "out"
+    assert write(photos, target) == 0
+    write_files(target, {name: b"x"})
+    assert write(photos, target, "--overwrite") == 2
+    assert "holds something else than a data set" in capsys.readouterr().err
+    assert (target / name).read_bytes() == b"x"
+
+
+def test_a_file_with_the_name_of_the_description(
+    tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = destination(tmp_path, "ffcv")
+    notes = Path(f"{target}.json")
+    notes.write_text('{"notes": "precious"}')
+    assert write(photos, target) == 2
+    assert f"{notes} " in capsys.readouterr().err
+    assert notes.read_text() == '{"notes": "precious"}'
+    assert not target.exists() and not partial(target).exists()
+
+
+def test_unfinished_work_of_another_conversion_is_left(
+    tmp_path: Path,
+    photos: Path,
+    interrupt: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    target, other = tmp_path / "out", ("--quality", 80, "--overwrite")
+    assert write(photos, target) == 0
+    interrupt(photos, target, *other)
+    assert write(photos, target) == 0
+    assert "already holds this conversion" in capsys.readouterr().out
+    assert len(list(partial(target).glob("blocks/*.json"))) == 2
+    # … and the same command goes on from there
+    assert write(photos, target, *other) == 0
+    assert "2 of 6 blocks were finished before" in capsys.readouterr().out
+    # but not with other settings
+    interrupt(photos, target, "--quality", 70, "--overwrite")
+    assert write(photos, target, *other) == 0
+    assert "finished before" not in capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "photos"]
+
+
+def test_late_parts_are_not_removed_while_others_work(tmp_path: Path, photos: Path) -> None:
+    target = tmp_path / "out"
+    assert write(photos, target, "--part", "1/1") == 0
+    kept = partial(target).rename(tmp_path / "kept")
+    assert write(photos, target) == 0
+    kept.rename(partial(target))
+    script = (
+        "import sys; from pathlib import Path; from data_prep.distribute.store import LocalStore\n"
+        "with LocalStore(Path(sys.argv[1])).alone('part'): print('held', flush=True); input()"
+    )
+    command = [sys.executable, "-c", script, str(target)]
+    other = subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdout is not None and other.stdout.readline() == "held\n"
+    assert write(photos, target) == 0 and partial(target).exists()
+    other.communicate("\n")
+    assert write(photos, target) == 0 and not partial(target).exists()
+
+
+def test_locks_exclude_each_other(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    store = LocalStore(target)
+    with store.alone(WHOLE):
+        store.discard()  # takes no lock away
+        assert not is_free(target, WHOLE) and not is_free(target, "part-1-of-2")
+    with store.alone("part-1-of-2"):
+        assert not is_free(target, WHOLE) and not is_free(target, "part-1-of-2")
+        assert is_free(target, "part-2-of-2")
+        assert not is_free(target, WHOLE)  # the other part took no lock away, either
+    assert is_free(target, WHOLE)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_old_data_set_comes_back_if_it_cannot_be_replaced(
+    tmp_path: Path, photos: Path, monkeypatch: pytest.MonkeyPatch, snapshot: Snapshot
+) -> None:
+    target, rename = tmp_path / "out", Path.rename
+    assert write(photos, target) == 0
+    before = snapshot(target)
+
+    def fail(path: Path, to: Path) -> Path:
+        if path == partial(target) / "data":
+            raise PermissionError(13, "Permission denied")
+        return rename(path, to)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    assert write(photos, target, "--quality", 80, "--overwrite") == 2
+    monkeypatch.undo()
+    assert snapshot(target) == before
+    # one that was moved aside by a run that was killed then goes with the next
+    old = tmp_path / f"out.partial-{2**22 + 1}-old"
+    target.rename(old)
+    assert write(photos, target, "--quality", 80) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "photos"]
+
+
+def test_work_of_an_older_version_is_not_gone_on_with(
+    tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "out"
+    assert write(photos, target, "--part", "1/2") == 0
+    path = partial(target) / "plan.json"
+    content = json.loads(path.read_text())
+    del content["version"]
+    path.write_text(json.dumps(content))
+    assert write(photos, target, "--part", "2/2") == 2
+    assert "(made by another version)" in capsys.readouterr().err
+    assert write(photos, target, "--overwrite") == 0
+
+
+def test_a_record_without_checksums_is_damaged() -> None:
+    with pytest.raises(UserError, match=r"0\.json is damaged; remove it"):
+        parse_record('{"number": 0, "plan": "x", "labels": [1, 2]}', "0.json")

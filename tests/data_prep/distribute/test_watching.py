@@ -1,0 +1,91 @@
+"""Files that libraries complain of, that take long, or that a worker dies of: each is named."""
+
+import faulthandler
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from data_prep.distribute import watching
+from data_prep.distribute import worker as block_work
+from data_prep.encode.images import PreparedImage, Unreadable, prepare_image
+from tests.data_prep.sample_images import encoded, picture, write_files
+from tests.data_prep.test_convert import description, run
+
+BAD = b"II*\0 bad"
+
+
+def damaged_tiff() -> bytes:
+    """A TIFF whose pixels libtiff cannot unpack."""
+    data = bytearray(encoded(picture(), "TIFF", compression="tiff_adobe_deflate"))
+    at = data.index(b"\x78\x9c")
+    data[at : at + 40] = bytes(range(40))
+    return bytes(data)
+
+
+def test_what_libtiff_says_goes_with_the_file(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    files = {"a/1.jpg": encoded(picture()), "a/2.tif": damaged_tiff(), "a/3.tif": damaged_tiff()}
+    assert run(write_files(tmp_path / "photos", files), tmp_path / "mds") == 0
+    skipped = description(tmp_path / "mds")["skipped"]
+    assert [item["path"] for item in skipped] == ["a/2.tif", "a/3.tif"]
+    assert all("ZIPDecode" in item["reason"] for item in skipped)
+    out, err = capfd.readouterr()
+    assert "unreadable: a/2.tif: " in out and "ZIPDecode" not in err
+
+
+def test_what_is_said_of_a_good_file_names_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def talkative(data: bytes, *args: object, **kwargs: object) -> PreparedImage | Unreadable:
+        os.write(2, b"tempfile.tif: odd tag\ntempfile.tif: odd tag\n")
+        return prepare_image(data, None, 90)
+
+    monkeypatch.setattr(block_work, "prepare_image", talkative)
+    source = write_files(tmp_path / "photos", {"a/1.jpg": encoded(picture())})
+    assert run(source, tmp_path / "mds") == 0
+    assert capfd.readouterr().err.splitlines().count("a/1.jpg: odd tag") == 1
+    assert description(tmp_path / "mds")["samples"] == 1
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_file_that_takes_long_is_named(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    workers: int,
+) -> None:
+    def slow(data: bytes, *args: object, **kwargs: object) -> PreparedImage | Unreadable:
+        time.sleep(1.5 if data == BAD else 0)
+        return prepare_image(data, None, 90)
+
+    monkeypatch.setattr(block_work, "prepare_image", slow)
+    monkeypatch.setattr(watching, "_PATIENCE", 0.3)
+    monkeypatch.setattr(watching, "_LOOK_EVERY", 0.05)
+    files = {f"a/{n}.jpg": encoded(picture(n)) for n in range(4)} | {"a/slow.tif": BAD}
+    source = write_files(tmp_path / "photos", files)
+    assert run(source, tmp_path / "mds", "--shard-mb", "0.001", workers=workers) == 0
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("still at")]
+    assert 1 <= len(lines) <= 3 and all(str(source / "a/slow.tif") in line for line in lines)
+    assert [item["path"] for item in description(tmp_path / "mds")["skipped"]] == ["a/slow.tif"]
+
+
+def test_the_file_that_a_worker_dies_of_is_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def deadly(data: bytes, *args: object, **kwargs: object) -> PreparedImage | Unreadable:
+        if data == BAD:
+            faulthandler.disable()  # pytest's, which would tell more than anyone wants
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return prepare_image(data, None, 90)
+
+    monkeypatch.setattr(block_work, "prepare_image", deadly)
+    files = {f"a/{n}.jpg": encoded(picture(n)) for n in range(6)} | {"a/deadly.tif": BAD}
+    source = write_files(tmp_path / "photos", files)
+    assert run(source, tmp_path / "mds", "--shard-mb", "0.001", workers=2) == 2
+    message = capfd.readouterr().err
+    assert f"a worker process died (SIGSEGV at {source / 'a/deadly.tif'})" in message
+    assert "remove the file" in message

@@ -1,0 +1,173 @@
+"""Converting images of more than 8 bits or of other channels: stored, counted and said."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data_prep.convert import main
+from data_prep.distribute.plan import difference
+from data_prep.encode.images import PreparedImage, prepare_image
+from data_prep.statistics import main as statistics
+from pospre.data.decode.deep import Decoding, DeepRange
+from pospre.data.stores.opening import open_reader
+from pospre.errors import run_command
+from tests.data.deep_files import RAMP, band_folder, bands, npy, png16, saved
+
+TWELVE = (RAMP * 4095).astype(np.uint16)
+
+
+@pytest.fixture
+def scans(tmp_path: Path) -> Path:
+    """Six files: 12 bits twice, 16 bits, a dark one of 16-bit colour, one with a mark, 8 bits."""
+    root = tmp_path / "scans"
+    root.mkdir()
+    marked = RAMP.astype(np.float32)
+    marked[0, 0] = -9999
+    files = {
+        "a.png": saved(TWELVE, "PNG"),
+        "b.tif": saved(TWELVE),
+        "c.png": saved(TWELVE << 4, "PNG"),
+        "d.png": png16(np.stack([TWELVE] * 3, -1), 2),
+        "e.tif": saved(marked),
+        "f.png": saved((RAMP * 255).astype(np.uint8), "PNG"),
+    }
+    for name, data in files.items():
+        (root / name).write_bytes(data)
+    return root
+
+
+def convert(source: Path, target: Path, *options: str) -> int:
+    return run_command(
+        lambda: main([str(source), str(target), "--format", "mds", "--workers", "1", *options])
+    )
+
+
+def description(target: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((target / "pospre.json").read_text())
+    return content
+
+
+def test_the_summary_and_the_description_count_deep_images(
+    scans: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert convert(scans, tmp_path / "out") == 0
+    said = capsys.readouterr().out
+    assert "5 of more than 8 bits; these values became 0..255:" in said
+    assert "0..4096       2, guessed" in said and "0..65536      2\n" in said
+    assert "-16384..16384 1, guessed" in said and "one grey      nearly, are 2 of them" in said
+    assert "--deep-range LOW,HIGH is one for all" in said
+    assert description(tmp_path / "out")["deep"] == {
+        "nearly_one_grey": [[3, 4]],
+        "ranges": {
+            "-16384..16384": {"guessed": True, "samples": [[4, 4]]},
+            "0..4096": {"guessed": True, "samples": [[0, 1]]},
+            "0..65536": {"guessed": False, "samples": [[2, 3]]},
+        },
+    }
+
+
+def test_a_range_of_the_users_holds_for_all(
+    scans: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert convert(scans, tmp_path / "out", "--deep-range=-1024,3072.0") == 0
+    assert "guessed" not in capsys.readouterr().out
+    content = description(tmp_path / "out")
+    assert content["made_from"]["settings"]["deep_range"] == "-1024,3072"
+    assert set(content["deep"]["ranges"]) == {"-1024..3072", "0..65536"}
+    stored = open_reader(tmp_path / "out").read(0).encoded.numpy().tobytes()
+    levels = np.asarray(Image.open(io.BytesIO(stored)).convert("L")).astype(int)
+    wanted = np.clip((TWELVE.astype(int) + 1024) >> 4, 0, 255)
+    assert np.abs(levels - wanted).mean() < 3
+    # another spelling is the same conversion, another range is not
+    assert convert(scans, tmp_path / "out", "--deep-range=-1024.0,3072") == 0
+    assert "nothing to do" in capsys.readouterr().out
+    assert convert(scans, tmp_path / "out") == 2
+    assert "made with deep_range=-1024,3072 instead of auto" in capsys.readouterr().err
+
+
+def test_photographs_say_nothing_of_depth(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.png").write_bytes(saved((RAMP * 255).astype(np.uint8), "PNG"))
+    assert convert(tmp_path / "in", tmp_path / "out") == 0
+    assert "8 bits" not in capsys.readouterr().out
+    assert not {"deep", "channels", "pixels"} & set(description(tmp_path / "out"))
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--deep-range=5,5", "--deep-range is 5,5; give two numbers, LOW below HIGH"),
+        ("--deep-range=wide", "--deep-range is 'wide'; give auto, or LOW,HIGH"),
+        ("--channels=0", "--channels 0 is out of range"),
+        ("--channels=6", "a.png: it has the shape 32 x 48 x 1, but 6 channels are wanted"),
+    ],
+)
+def test_wrong_options_are_refused(
+    option: str, message: str, scans: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("b.tif", "c.png", "d.png", "e.tif", "f.png"):
+        (scans / name).unlink()
+    assert convert(scans, tmp_path / "out", option) == 2
+    assert message in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_data_sets_of_before_are_the_same_conversion() -> None:
+    now = {"format": "mds", "channels": 3, "deep_range": "auto"}
+    before = {"settings": {"format": "mds"}, "source": "x"}
+    assert difference(before, {"settings": now, "source": "x"}) is None
+    other = {"settings": {**now, "channels": 1}, "source": "x"}
+    assert difference(before, other) == "made with channels=3 instead of 1"
+
+
+def test_bands_are_stored_without_loss_and_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = band_folder(tmp_path / "arrays")
+    options = ("--channels", "6", "--deep-range", "0,4096", "--verify", "--val-fraction=0.5")
+    assert convert(source, tmp_path / "out", *options) == 0
+    reader = open_reader(tmp_path / "out")
+    assert reader.decoding == Decoding(6) and reader.noted is not None
+    found = [np.load(io.BytesIO(reader.read(n).encoded.numpy().tobytes())) for n in range(12)]
+    numbers = [*range(0, 12, 2), *range(1, 12, 2)]
+    for number, stored in zip(numbers, found, strict=True):
+        assert stored.dtype == np.uint8 and np.array_equal(stored, bands(number) >> 4)
+    rows = np.concatenate([stored.reshape(-1, 6) for stored in found]) / 255
+    np.testing.assert_allclose(reader.noted.mean, rows.mean(axis=0), atol=1e-6)
+    np.testing.assert_allclose(reader.noted.std, rows.std(axis=0), atol=1e-6)
+    capsys.readouterr()
+    assert statistics([str(source), "--channels", "6", "--deep-range", "0,4096"]) == 0
+    mean = ",".join(f"{value}" for value in reader.noted.mean)
+    assert f"data.mean=[{mean}] data.std=[" in capsys.readouterr().out
+
+
+def test_stored_arrays_are_kept_as_they_are() -> None:
+    data = npy(bands(1, 5, np.uint8))
+    kept = prepare_image(data, None, 90, decoding=Decoding(5))
+    assert isinstance(kept, PreparedImage) and kept.kept and kept.jpeg == data
+    first = npy(np.moveaxis(bands(1, 5, np.uint8), 2, 0).copy())
+    turned = prepare_image(first, None, 90, decoding=Decoding(5))
+    assert isinstance(turned, PreparedImage) and not turned.kept and turned.jpeg == data
+    small = prepare_image(data, 20, 90, decoding=Decoding(5))
+    assert isinstance(small, PreparedImage)
+    assert (small.width, small.height) == (20, round(20 * 36 / 44))
+    assert np.load(io.BytesIO(small.jpeg)).shape == (small.height, 20, 5)
+
+
+def test_one_channel_is_a_grey_jpeg() -> None:
+    for data in (
+        saved(TWELVE),
+        npy(TWELVE),
+        saved(np.stack([TWELVE >> 4] * 3, -1).astype(np.uint8)),
+    ):
+        found = prepare_image(data, None, 95, decoding=Decoding(1, DeepRange(0, 4096)))
+        assert isinstance(found, PreparedImage)
+        stored = Image.open(io.BytesIO(found.jpeg))
+        assert stored.format == "JPEG" and stored.mode == "L"
+        assert np.abs(np.asarray(stored).astype(int) - (TWELVE >> 4)).max() <= 4

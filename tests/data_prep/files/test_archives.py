@@ -1,0 +1,173 @@
+import bz2
+import gzip
+import io
+import os
+import tarfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from data_prep.distribute.processes import ordered_map
+from data_prep.files import places
+from data_prep.files.archives import tar_entries, zip_entries
+from data_prep.files.places import InTar, InZip, Missing, Place
+from data_prep.files.tree import Tree
+from data_prep.sources.source import DamagedItem
+from pospre.errors import UserError
+from tests.data_prep.sample_images import write_files
+from tests.data_prep.sources.fakes import tar_bytes, write_zip
+
+FILES = {f"top/{number}.bin": os.urandom(100 * number) for number in range(9)}
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    entries = tar_entries(path) if path.suffix == ".tar" else zip_entries(path)
+    return {entry.name: entry.place.read() for entry in entries}
+
+
+@pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_tars_of_every_kind_with_long_names(tmp_path: Path, kind: int) -> None:
+    files = FILES | {f"./{'deep/' * 18}äö.bin": b"long"}
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w", format=kind) as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+        link = tarfile.TarInfo("top/link")
+        link.type, link.linkname = tarfile.SYMTYPE, "0.bin"
+        archive.addfile(link)
+    assert contents(path) == {name.removeprefix("./"): data for name, data in files.items()}
+
+
+def test_hidden_files_are_left_out(tmp_path: Path) -> None:
+    hidden = {"__MACOSX/._a.jpg": b"x", ".git/a.jpg": b"x", "b/._c.jpg": b"x"}
+    (tmp_path / "a.tar").write_bytes(tar_bytes(FILES | hidden))
+    write_zip(tmp_path / "a.zip", FILES | hidden)
+    assert contents(tmp_path / "a.tar") == contents(tmp_path / "a.zip") == FILES
+
+
+def test_a_tar_cut_anywhere_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    whole = tar_bytes(FILES)
+    end = max(entry.place.offset + 1024 for entry in entries_of(path, whole))
+    for length in range(0, end, 256):
+        path.write_bytes(whole[:length])
+        with pytest.raises(UserError, match=r"a\.tar is damaged or no tar"):
+            tar_entries(path)
+
+
+def entries_of(path: Path, data: bytes) -> list:
+    path.write_bytes(data)
+    return tar_entries(path)
+
+
+def test_a_damaged_header_is_no_end(tmp_path: Path) -> None:
+    whole = bytearray(tar_bytes(FILES))
+    at = whole.index(b"top/5.bin")
+    whole[at : at + 9] = b"top/x.bin"
+    (tmp_path / "a.tar").write_bytes(whole)
+    with pytest.raises(UserError, match=r"breaks off after top/4\.bin"):
+        tar_entries(tmp_path / "a.tar")
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress])
+def test_compressed_tars_say_what_to_do(tmp_path: Path, pack) -> None:
+    (tmp_path / "a.tar").write_bytes(pack(tar_bytes(FILES)))
+    with pytest.raises(UserError, match=r"compressed as a whole.*unpack it \(tar -xf\)"):
+        tar_entries(tmp_path / "a.tar")
+
+
+def test_a_tar_inside_of_a_tar(tmp_path: Path) -> None:
+    path = tmp_path / "outer.tar"
+    path.write_bytes(tar_bytes({"a.tar": tar_bytes(FILES), "b.tar": tar_bytes({"x": b"y"})}))
+    outer = {entry.name: entry.place for entry in tar_entries(path)}
+    for name, wanted in (("a.tar", FILES), ("b.tar", {"x": b"y"})):
+        place = outer[name]
+        assert isinstance(place, InTar)
+        found = tar_entries(path, inner=place)
+        assert {entry.name: entry.place.read() for entry in found} == wanted
+
+
+def test_progress_ends_with_the_last_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    steps: list[int] = []
+    path.write_bytes(tar_bytes(FILES))
+    last = tar_entries(path, steps.append)[-1]
+    assert isinstance(last.place, InTar) and sum(steps) == last.place.offset + last.size
+
+
+def read_all(places: list[Place]) -> list[bytes]:
+    with ThreadPoolExecutor(4) as threads:
+        return list(threads.map(lambda place: place.read(), places))
+
+
+def test_many_processes_and_threads_read_one_archive(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(tar_bytes(FILES))
+    entries = tar_entries(tmp_path / "a.tar") + zip_entries(write_zip(tmp_path / "a.zip", FILES))
+    places = [entry.place for entry in entries] * 5
+    wanted = read_all(places)  # opens the archives before the processes start
+    assert wanted[: len(FILES)] == list(FILES.values())
+    assert list(ordered_map(read_all, [places] * 4, num_workers=2)) == [wanted] * 4
+
+
+def test_damage_found_while_reading(tmp_path: Path) -> None:
+    path = write_zip(tmp_path / "a.zip", FILES)
+    data = bytearray(path.read_bytes())
+    data[data.index(b"top/8.bin") + 300] ^= 0xFF
+    path.write_bytes(data)
+    with pytest.raises(DamagedItem, match=r"in .*a\.zip: "):
+        InZip(str(path), "top/8.bin").read()
+    with pytest.raises(DamagedItem, match=r"a\.zip is cut off"):
+        InTar(str(path), 10, 1 << 20).read()
+    with pytest.raises(DamagedItem, match=r"it is listed, but missing"):
+        Missing().read()
+    path.write_bytes(data[:300])
+    with pytest.raises(UserError, match=r"a\.zip is no whole zip"):
+        zip_entries(path)
+
+
+def test_what_unpacks_to_more_than_any_image_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(write_zip(tmp_path / "a.zip", {"bomb.png": bytes(10_000_000), "list.txt": b"x\n"}))
+    monkeypatch.setattr(places, "_MOST_UNPACKED", 9_999_999)
+    with pytest.raises(
+        DamagedItem, match=r"a\.zip: it unpacks to 10000000 bytes, and at most 9999"
+    ):
+        InZip(path, "bomb.png").read()
+    assert Tree(Path(path)).lines("list.txt", "a list") == ["x"]
+    with pytest.raises(UserError, match=r"bomb\.png \(a list\) is no text: in .* it unpacks to"):
+        Tree(Path(path)).lines("bomb.png", "a list")
+    # what the index says holds, whatever the compressed bytes hold
+    data = bytearray(Path(path).read_bytes())
+    size = data.index(b"PK\1\2") + 24
+    data[size : size + 4] = (1000).to_bytes(4, "little")
+    other = tmp_path / "lying.zip"
+    other.write_bytes(data)
+    with pytest.raises(DamagedItem, match=r"lying\.zip: "):
+        InZip(str(other), "bomb.png").read()
+
+
+def test_a_tree_is_the_same_packed_and_unpacked(tmp_path: Path) -> None:
+    folder = write_files(tmp_path / "folder", FILES)
+    packed = write_zip(tmp_path / "a.zip", FILES)
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    write_zip(beside / "one.zip", {f"top/{name}": b"x" for name in ("a", "b")})
+    write_files(beside, {"top/c": b"y", "other.txt": b"z", ".hidden": b"x"})
+    for tree in (Tree(folder), Tree(packed)):
+        assert tree.names() == [name[4:] for name in FILES] and not tree.has("top")
+        found = tree.find("3.bin")
+        assert found is not None and found.place.read() == FILES["top/3.bin"]
+        assert tree.find("top/3.bin") is None
+    tree = Tree(beside)
+    assert [entry.name for entry in tree.below("top")] == ["top/a", "top/b", "top/c"]
+    assert tree.names() == ["one.zip", "other.txt", "top"] and tree.has("top")
+    assert tree.names("top") == ["a", "b", "c"]
+    assert Tree(beside / "other.txt").names() == []
+    with pytest.raises(UserError, match=r"top/d \(the end\) is missing; found a, b, c\."):
+        tree.need("top/d", "the end")
+    with pytest.raises(UserError, match=r"other\.txt \(the end\) is no JSON"):
+        tree.json("other.txt", "the end")

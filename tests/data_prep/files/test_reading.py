@@ -1,0 +1,67 @@
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from data_prep.encode.images import Unreadable
+from data_prep.files.reading import read_item
+from data_prep.sources.image_folder import ImageFolder
+from data_prep.sources.registry import open_source
+from data_prep.sources.source import DamagedItem, Item
+from pospre.errors import UserError
+
+ITEM = Item("a.jpg", -1, 0, "")
+
+
+def read(root: Path) -> bytes | Unreadable:
+    return read_item(ImageFolder(root, (ITEM,)), ITEM)
+
+
+def fail_to_read(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def read_bytes(path: Path) -> bytes:
+        raise error
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+
+
+def test_the_bytes_of_a_file(tmp_path: Path) -> None:
+    assert read(tmp_path) == Unreadable("No such file or directory")
+    (tmp_path / "a.jpg").write_bytes(b"")
+    assert read(tmp_path) == Unreadable("the file is empty")
+    (tmp_path / "a.jpg").write_bytes(b"some")
+    assert read(tmp_path) == b"some"
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENOENT, errno.ELOOP])
+def test_a_file_out_of_reach_gives_a_reason(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    fail_to_read(monkeypatch, OSError(number, os.strerror(number)))
+    assert read(Path("here")) == Unreadable(os.strerror(number))
+
+
+def test_a_file_that_is_gone_since_it_was_listed_stops(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(b"some")
+    (tmp_path / "b.jpg").symlink_to("nowhere.jpg")
+    source = open_source(tmp_path)
+    (tmp_path / "a.jpg").unlink()
+    with pytest.raises(UserError, match=r"a\.jpg was there when .* was listed, and is gone: No su"):
+        read_item(source, source.items[0])
+    # what nobody has seen, such as a link to nowhere, is left out
+    assert read_item(source, source.items[1]) == Unreadable("No such file or directory")
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE])
+def test_a_failing_disk_is_no_corrupt_image(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    fail_to_read(monkeypatch, OSError(number, os.strerror(number)))
+    with pytest.raises(UserError, match=r"here/a\.jpg cannot be read: .*Nothing was written"):
+        read(Path("here"))
+
+
+def test_a_damaged_item_gives_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_to_read(monkeypatch, DamagedItem("its checksum is wrong"))
+    assert read(Path("here")) == Unreadable("its checksum is wrong")
+
+
+def test_a_file_larger_than_memory_gives_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_to_read(monkeypatch, MemoryError())
+    assert read(Path("here")) == Unreadable("the file is larger than the memory")

@@ -1,0 +1,45 @@
+"""The shards of a block beside those that Streaming's own writer makes."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+from streaming import MDSWriter
+
+from data_prep.distribute.tally import Record
+from data_prep.publish.writers.mds import BlockWriter
+from data_prep.sources.source import Item
+
+COLUMNS = {"image": "bytes", "label": "int", "path": "str"}
+
+
+def test_the_same_bytes_as_streaming(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    samples = [generator.bytes(n) for n in generator.integers(0, 3000, 40)]
+    limit = 20_000  # several shards
+    stock = MDSWriter(
+        columns=COLUMNS, out=str(tmp_path / "stock"), size_limit=limit, hashes=["sha256"]
+    )
+    ours, record = BlockWriter(tmp_path / "ours", {"image": "bytes"}, limit), Record(7, "key")
+    for number, data in enumerate(samples):
+        stock.write({"image": data, "label": number, "path": f"{number}.jpg"})
+        ours.write(Item(f"{number}.jpg", number, 0, ""), {"image": data})
+    stock.finish()
+    ours.finish(record)
+    index = json.loads((tmp_path / "stock" / "index.json").read_text())["shards"]
+    assert len(index) > 3
+    for entry, shard in zip(index, record.shards, strict=True):
+        there, here = entry["raw_data"].pop("basename"), shard["raw_data"].pop("basename")
+        assert (tmp_path / "stock" / there).read_bytes() == (tmp_path / "ours" / here).read_bytes()
+        assert entry == shard
+    names = [name for name, _, _ in record.files]
+    assert names[:2] == ["shard.00007.mds", "shard.00007.00001.mds"]
+
+
+def test_no_empty_shard_before_a_sample_above_the_limit(tmp_path: Path) -> None:
+    writer, record = BlockWriter(tmp_path, {"image": "bytes"}, 1000), Record(0, "key")
+    for number, size in enumerate((3000, 10, 3000)):
+        writer.write(Item(f"{number}.jpg", 0, 0, ""), {"image": bytes(size)})
+    writer.finish(record)
+    assert [shard["samples"] for shard in record.shards] == [1, 1, 1]
+    assert record.files[0][0] == "shard.00000.mds"

@@ -1,0 +1,131 @@
+"""The class head's accuracy, and evaluating and exporting a teacher."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+
+from pospre import evaluate as command
+from pospre.errors import UserError
+from pospre.evaluation.classification.accuracy import rank_of, table
+from pospre.evaluation.run import run_evaluation
+from pospre.export import export
+from pospre.recipe.recipe import recipe_from_dict
+from pospre.training.checkpoints.content import load_model
+from tests.evaluation.checkpoints import save_checkpoint
+
+Images = Callable[..., Path]
+
+
+def make(
+    folder: Path, *, ema: bool = False, encoder: dict[str, Any] | None = None, **options: Any
+) -> Path:
+    """Return a checkpoint of a classifier of two classes."""
+    algorithms: dict[str, Any] = {"supervised": {"num_classes": 2, **options}}
+    if ema:
+        algorithms["ema_teacher"] = {}
+    recipe = recipe_from_dict(
+        {
+            "run_name": "tiny",
+            "data": {"path": "unused", "batch_size": 4},
+            "encoder": {"name": "vit_tiny16", "image_size": 64, "depth": 1, **(encoder or {})},
+            "algorithms": algorithms,
+            "trainer": {"max_duration": "1ep", "run_folder": str(folder)},
+        }
+    )
+    return save_checkpoint(recipe)
+
+
+def measure(checkpoint: Path, data: Path, **settings: Any) -> dict[str, Any]:
+    model, recipe = load_model(str(checkpoint))
+    document = run_evaluation("accuracy", model, recipe, data, settings, progress=False)
+    results: dict[str, Any] = document["results"]
+    return results
+
+
+def test_ranks() -> None:
+    logits = torch.tensor([[0.0, 2.0, 1.0], [0.0, 2.0, 1.0], [1.0, 1.0, 1.0]])
+    assert rank_of(logits, torch.tensor([1, 0, 2])).tolist() == [0, 2, 2]
+
+
+def test_accuracy_is_counted_over_the_images(tmp_path: Path, image_folder: Images) -> None:
+    checkpoint = make(tmp_path / "runs")
+    data = image_folder(num_images=10)
+    model, _ = load_model(str(checkpoint))
+    bias = model.objectives["supervised"].head.linear.bias  # type: ignore[union-attr]
+    content = torch.load(checkpoint, weights_only=False)
+    key = "objectives.named.supervised.head.linear.bias"
+    content["state"]["model"][key] = torch.tensor([100.0, -100.0]).to(bias.dtype)  # type: ignore[arg-type]
+    torch.save(content, checkpoint)
+    results = measure(checkpoint, data, batch_size=4)
+    assert results == {"top1": 0.5, "top5": None, "samples": 10, "classes": 2, "chance": 0.5}
+    assert "50.00" in table(results) and "10 images of 2 classes" in table(results)
+    assert "10.00" in table({**results, "top5": 0.1, "classes": 50, "chance": 0.02})
+
+
+def test_what_cannot_be_measured(
+    tmp_path: Path, image_folder: Images, mae_checkpoint: Path
+) -> None:
+    with pytest.raises(UserError, match=r"algorithms.supervised trains, and this recipe has mae"):
+        measure(mae_checkpoint, image_folder())
+    checkpoint = make(tmp_path / "runs")
+    three = image_folder(num_images=6, classes=("a", "b", "c"), name="three")
+    with pytest.raises(UserError, match=r"has 3 classes and the head 2"):
+        measure(checkpoint, three)
+    with pytest.raises(UserError, match=r"accuracy needs labels"):
+        measure(checkpoint, image_folder(classes=(), name="flat"))
+
+
+def test_the_teacher_is_measured_and_exported(
+    tmp_path: Path, image_folder: Images, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = make(tmp_path / "runs", ema=True)
+    student, _ = load_model(str(checkpoint))
+    teacher, _ = load_model(str(checkpoint), weights="teacher")
+    saved = torch.load(checkpoint, weights_only=False)["state"]["model"]
+    for key, value in teacher.encoder.state_dict().items():
+        assert torch.equal(value, saved[f"teacher.module.{key}"])
+        assert not torch.equal(student.encoder.state_dict()[key], value)
+    head = teacher.objectives["supervised"].head.linear.weight  # type: ignore[union-attr]
+    assert torch.equal(
+        head,  # type: ignore[arg-type]
+        saved["objectives.named.supervised.teacher_head.module.linear.weight"],
+    )
+    arguments = ["accuracy", "--checkpoint", str(checkpoint), "--data", str(image_folder())]
+    assert command.main([*arguments, "--weights", "teacher"]) == 0
+    document = json.loads((checkpoint.parents[1] / "evaluation/accuracy_teacher.json").read_text())
+    assert document["weights"] == "teacher" and document["name"] == "accuracy"
+    out = tmp_path / "teacher.pth"
+    export(str(checkpoint), out, format="timm", weights="teacher")
+    assert torch.equal(torch.load(out)["cls_token"], saved["teacher.module.cls_token"])
+
+
+def test_without_a_teacher(mae_checkpoint: Path) -> None:
+    with pytest.raises(UserError, match=r"was trained without a teacher"):
+        load_model(str(mae_checkpoint), weights="teacher")
+
+
+@pytest.mark.parametrize("positions", ["sincos", "none", "relative"])
+@pytest.mark.parametrize(
+    ("pooling", "final"), [("cls", True), ("cls", False), ("mean", True), ("mean", False)]
+)
+def test_timm_gets_the_trained_classifier(
+    tmp_path: Path, pooling: str, final: bool, positions: str
+) -> None:
+    encoder = {"final_norm": final, "positions": positions}
+    checkpoint = make(tmp_path / "runs", encoder=encoder, pooling=pooling, head_init=0.5)
+    out = tmp_path / "classifier.pth"
+    lines = export(str(checkpoint), out, format="timm")
+    assert "features and logits are ours" in "\n".join(lines)
+    scope: dict[str, Any] = {"timm": timm}
+    exec(next(line for line in lines if line.startswith("model = ")), scope)
+    images = torch.randn(2, 3, 64, 64)
+    model, _ = load_model(str(checkpoint))
+    ours = model.objectives["supervised"]({"student": model.tokens(images)}, {})["logits"]
+    torch.testing.assert_close(scope["model"].eval()(images), ours, atol=1e-4, rtol=1e-4)
+    bare = tmp_path / "encoder.safetensors"
+    export(str(checkpoint), bare, format="safetensors")

@@ -1,0 +1,152 @@
+"""The kNN core against plain Python, its limits, and a whole evaluation."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from pospre.errors import UserError
+from pospre.evaluation.classification import knn
+from pospre.evaluation.features import centre_batches
+from pospre.evaluation.registry import Context
+from pospre.evaluation.run import run_evaluation
+from pospre.training.checkpoints.content import load_model
+
+
+def plain_nearest_class(
+    query: Tensor, bank: Tensor, labels: Tensor, k: int, temperature: float
+) -> int:
+    """Return the class voted for, one vector at a time."""
+    similarity = [
+        float(query @ vector / (query.norm() * vector.norm())) for vector in bank.double()
+    ]
+    nearest = sorted(range(len(bank)), key=lambda i: -similarity[i])[:k]
+    votes: dict[int, float] = {}
+    for i in nearest:
+        label = int(labels[i])
+        votes[label] = votes.get(label, 0.0) + math.exp(similarity[i] / temperature)
+    return max(votes, key=lambda label: votes[label])
+
+
+@pytest.mark.parametrize("k", [1, 5, 20])
+@pytest.mark.parametrize("temperature", [0.07, 1.0])
+def test_votes_match_plain_python(k, temperature, monkeypatch):
+    monkeypatch.setattr(knn, "SIMILARITIES_AT_ONCE", 7 * 60)  # several chunks, the last one ragged
+    generator = torch.Generator().manual_seed(k)
+    bank = torch.randn(60, 8, generator=generator)
+    queries = torch.randn(25, 8, generator=generator)
+    labels = torch.randint(0, 4, (60,), generator=generator)
+    found = knn.nearest_class(queries, bank, labels, k=k, temperature=temperature)
+    wanted = [plain_nearest_class(q, bank, labels, k, temperature) for q in queries.double()]
+    assert found.tolist() == wanted
+
+
+def test_leave_one_out_never_votes_for_itself(monkeypatch):
+    monkeypatch.setattr(knn, "SIMILARITIES_AT_ONCE", 3 * 20)
+    generator = torch.Generator().manual_seed(0)
+    bank = torch.randn(20, 6, generator=generator)
+    labels = torch.arange(20) % 3
+    found = knn.nearest_class(bank, bank, labels, k=4, temperature=0.07, leave_one_out=True)
+    for i in range(20):
+        others = [j for j in range(20) if j != i]
+        wanted = plain_nearest_class(bank[i].double(), bank[others], labels[others], 4, 0.07)
+        assert found[i] == wanted
+
+
+def test_separated_classes_are_found_at_any_length():
+    bank = torch.tensor([[1.0, 0.0], [5.0, 0.1], [0.0, 1.0], [0.1, 9.0]])
+    labels = torch.tensor([0, 0, 1, 1])
+    queries = torch.tensor([[0.01, 0.0], [0.0, 100.0]])
+    assert knn.nearest_class(queries, bank, labels, k=2, temperature=0.07).tolist() == [0, 1]
+
+
+def test_tiny_temperature_stays_finite():
+    bank = torch.tensor([[1.0, 0.5], [1.0, 0.0]])  # both weights overflow if taken plainly
+    query = torch.tensor([[1.0, 0.0]])
+    found = knn.nearest_class(query, bank, torch.tensor([0, 1]), k=2, temperature=1e-4)
+    assert found.tolist() == [1]
+
+
+def evaluate(checkpoint: Path, data: Path, **settings):
+    model, recipe = load_model(str(checkpoint))
+    return run_evaluation("knn", model, recipe, data, settings, progress=False)["results"]
+
+
+def test_results_state_what_was_measured(mae_checkpoint, image_folder):
+    results = evaluate(mae_checkpoint, image_folder(num_images=10), k=3, batch_size=4)
+    assert (results["k"], results["temperature"], results["features"]) == (3, 0.07, "mean")
+    assert (results["bank_samples"], results["query_samples"], results["classes"]) == (10, 10, 2)
+    assert results["leave_one_out"] and results["left_out"] == 0 and results["chance"] == 0.5
+    assert 0 <= results["top1"] <= 1 and 0 <= results["initial_top1"] <= 1
+    assert "T = 0.07" in knn.table(results)
+
+
+def test_images_that_are_in_the_bank_are_found(mae_checkpoint, image_folder):
+    data = image_folder(num_images=10)
+    for features in ("mean", "cls"):
+        results = evaluate(mae_checkpoint, data, bank=str(data), k=1, features=features)
+        assert results["top1"] == results["initial_top1"] == 1.0
+        assert not results["leave_one_out"]
+
+
+def test_single_images_of_a_class_are_left_out(mae_checkpoint, image_folder):
+    data = image_folder(num_images=6)
+    image_folder(num_images=1, classes=("single",), name="images")
+    results = evaluate(mae_checkpoint, data, k=2, baseline=False)
+    assert (results["query_samples"], results["left_out"], results["classes"]) == (6, 1, 3)
+    assert results["initial_top1"] is None
+
+
+def test_one_image_per_class_says_why_it_is_meaningless(mae_checkpoint, image_folder):
+    data = image_folder(num_images=4, classes=("a", "b", "c", "d"))
+    with pytest.raises(UserError, match=r"one image per class.*no image has a neighbour"):
+        evaluate(mae_checkpoint, data, k=2)
+
+
+def test_unlabelled_images_are_refused(mae_checkpoint, image_folder):
+    with pytest.raises(UserError, match=r"needs labels.*one folder per class"):
+        evaluate(mae_checkpoint, image_folder(num_images=4, classes=()), k=2)
+
+
+def test_small_bank_is_refused(mae_checkpoint, image_folder):
+    with pytest.raises(UserError, match="k=20, but only 5 images can vote"):
+        evaluate(mae_checkpoint, image_folder(num_images=6))
+
+
+def test_other_classes_in_the_bank_are_refused(mae_checkpoint, image_folder):
+    data = image_folder(num_images=4)
+    bank = image_folder(num_images=4, classes=("cat", "cow"), name="bank")
+    with pytest.raises(UserError, match="first difference: 'cow'"):
+        evaluate(mae_checkpoint, data, bank=str(bank), k=2)
+
+
+def test_missing_bank_is_refused(mae_checkpoint, image_folder):
+    with pytest.raises(UserError, match=r"nowhere.*does not exist"):
+        evaluate(mae_checkpoint, image_folder(num_images=4), bank="nowhere", k=2)
+
+
+def test_real_photographs_one_per_class_are_refused(mae_checkpoint, test_data):
+    with pytest.raises(UserError, match="one image per class"):
+        evaluate(mae_checkpoint, test_data / "imagenet_sample", num_samples=30)
+
+
+def test_small_views_show_the_whole_image(mae_checkpoint, image_folder):
+    model, _ = load_model(str(mae_checkpoint))
+    data = str(image_folder(num_images=2))
+    boxes = {}
+    for side in (32, 64):
+        model.encoder.image_size = (side, side)
+        context = Context(model, lambda: model, data, torch.device("cpu"), progress=False)
+        (batch,) = centre_batches(
+            context, data, title="", num_samples=None, batch_size=2, num_workers=1, seed=0
+        )
+        boxes[side] = batch["view/box"][0, 0].tolist()
+    assert boxes[32] == [0, 0, 1, 1]
+    assert boxes[64][0] > 0
+
+
+def test_some_of_the_bank_may_vote(mae_checkpoint, image_folder):
+    data = image_folder(num_images=10)
+    assert evaluate(mae_checkpoint, data, bank=str(data), k=1, num_bank=6)["bank_samples"] == 6

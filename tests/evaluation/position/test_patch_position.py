@@ -1,0 +1,176 @@
+"""Position accuracy of MP3: known predictors, and a whole evaluation."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pospre.batch import Batch
+from pospre.errors import UserError
+from pospre.evaluation.position.patch_position import Predictor, measure, summarise, table
+from pospre.evaluation.registry import check_settings
+from pospre.evaluation.run import run_evaluation
+from pospre.recipe.recipe import Recipe, recipe_from_dict
+from pospre.train import main
+from pospre.training.checkpoints.content import load_model
+from tests.evaluation.checkpoints import save_checkpoint
+
+PATCHES = 16
+Evaluate = Callable[..., dict[str, Any]]
+
+
+def batches(count: int = 3, size: int = 5) -> Iterator[Batch]:
+    for start in range(0, count * size, size):
+        yield {"index": torch.arange(start, start + size)}
+
+
+def predictor(
+    batch: Batch, mask_ratio: float, *, rank: int = 0, told: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rank the true position ``rank``-th (0 is first) for everyone in the context, first elsewhere.
+
+    The context is the first patches; the last ``told`` patches are not asked.
+    """
+    rows, patch = len(batch["index"]), torch.arange(PATCHES)
+    context = (patch < PATCHES * (1 - mask_ratio)).expand(rows, -1)
+    others = torch.linspace(1.0, 2.0, PATCHES).repeat(PATCHES, 1).roll(1, 1)
+    true = torch.eye(PATCHES, dtype=torch.bool)
+    first = torch.where(true, 3.0, others)
+    ranked = others.masked_fill(true, -1.0).sort(dim=1, descending=True).values
+    lower = ranked[:, rank - 1 : rank] - 1e-4 if rank else torch.full((PATCHES, 1), 3.0)
+    logits = torch.where(context.unsqueeze(-1), torch.where(true, lower, others), first)
+    asked = (patch < PATCHES - told).expand(rows, -1)
+    return logits, context, asked
+
+
+def results_of(ratios: tuple[float, ...] = (0.0, 0.75), **options: Any) -> dict[str, Any]:
+    return summarise(measure({"trained": partial(predictor, **options)}, batches(), ratios), (4, 4))
+
+
+def test_perfect_predictor_is_always_right() -> None:
+    results = results_of()
+    assert [row["context"] for row in results["ratios"]] == [16, 4]
+    assert all(row["top1"] == row["top5"] == row["context_top1"] == 1 for row in results["ratios"])
+    assert [row["masked_top1"] for row in results["ratios"]] == [None, 1]
+    assert results["samples"] == 15 and results["ratios"][0]["patches"] == 15 * 16
+    assert results["chance"] == 1 / 16 and results["chance_top5"] == 5 / 16
+    assert results["ratios"][0]["initial_top1"] is None
+
+
+@pytest.mark.parametrize(("rank", "top5"), [(1, 1.0), (4, 1.0), (5, 0.75)])
+def test_context_and_others_are_counted_apart_and_five_guesses_are_five(
+    rank: int, top5: float
+) -> None:
+    row = results_of((0.75,), rank=rank)["ratios"][0]
+    assert row["context_top1"] == 0 and row["masked_top1"] == 1
+    assert row["top1"] == 0.75 and row["top5"] == top5
+
+
+def test_patches_that_are_told_their_position_are_not_asked() -> None:
+    row = results_of((0.75,), rank=1, told=12)["ratios"][0]
+    assert row["patches"] == 15 * 4 and row["top1"] == 0 and row["masked_top1"] is None
+
+
+def test_table_shows_both_models_and_chance() -> None:
+    predictors: dict[str, Predictor] = {"trained": predictor, "initial": partial(predictor, rank=1)}
+    text = table(summarise(measure(predictors, batches(), (0.75,)), (4, 4)))
+    assert "100.00 (75.00)" in text and "100.00 (0.00)" in text
+    assert "6.25" in text and "31.25" in text and "η = 0.75" in text
+
+
+def test_mask_ratios_are_read_from_a_command_line_and_from_a_recipe() -> None:
+    for given in ("0,0.5", "[0, 0.5]", [0.0, 0.5]):
+        settings = check_settings("patch_position", {"mask_ratios": given})
+        assert settings["mask_ratios"] == (0.0, 0.5)
+    wrongs: tuple[Any, ...] = ("0,1", "high", [])
+    for wrong in wrongs:
+        with pytest.raises(UserError, match=r"patch_position: mask_ratios="):
+            check_settings("patch_position", {"mask_ratios": wrong})
+
+
+def mp3_recipe(run_folder: Path, **options: Any) -> Recipe:
+    return recipe_from_dict(
+        {
+            "run_name": "tiny",
+            "data": {"path": "unused", "batch_size": 4},
+            "encoder": {"name": "vit_tiny16", "image_size": 64, "depth": 2, "positions": "none"},
+            "algorithms": {"mp3": options},
+            "trainer": {"max_duration": "1ep", "run_folder": str(run_folder)},
+        }
+    )
+
+
+@pytest.fixture
+def evaluate(tmp_path: Path) -> Evaluate:
+    def run(data: Path, options: dict[str, Any] | None = None, **settings: Any) -> dict[str, Any]:
+        folder = tmp_path / "-".join(options or {"plain": 0})
+        checkpoint = folder / "tiny" / "checkpoints" / "ep1-ba2.pt"
+        if not checkpoint.exists():
+            save_checkpoint(mp3_recipe(folder, **(options or {})))
+        model, recipe = load_model(str(checkpoint))
+        return run_evaluation("patch_position", model, recipe, data, settings, progress=False)
+
+    return run
+
+
+def test_batch_size_changes_nothing(evaluate: Evaluate, image_folder: Callable[..., Path]) -> None:
+    data = image_folder(num_images=7)
+    results = evaluate(data, batch_size=7)["results"]
+    assert evaluate(data, batch_size=3)["results"] == results
+    assert [row["mask_ratio"] for row in results["ratios"]] == [0.0, 0.25, 0.5, 0.75]
+    assert [row["patches"] for row in results["ratios"]] == [7 * PATCHES] * 4
+    assert all(row["initial_top1"] is not None for row in results["ratios"])
+    assert results["grid"] == [4, 4] and results["samples"] == 7
+
+
+def test_told_positions_are_told_in_the_evaluation_too(
+    evaluate: Evaluate, image_folder: Callable[..., Path]
+) -> None:
+    settings = {"mask_ratios": [0.0], "baseline": False, "num_samples": 3}
+    data = image_folder(num_images=5)
+    results = evaluate(data, {"position_rate": 0.25}, **settings)["results"]
+    assert results["ratios"][0]["patches"] == 3 * 12 and results["samples"] == 3
+
+
+def test_a_model_of_another_method_is_refused(
+    mae_checkpoint: Path, image_folder: Callable[..., Path]
+) -> None:
+    model, recipe = load_model(str(mae_checkpoint))
+    with pytest.raises(UserError, match=r"algorithms.mp3 trains, and this recipe has mae"):
+        run_evaluation("patch_position", model, recipe, image_folder(), progress=False)
+
+
+def test_a_recipe_without_mp3_is_refused_before_training(
+    image_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    recipe = Path(__file__).parents[3] / "yamls" / "demo" / "mae.yaml"
+    overrides = [
+        f"data.path={image_folder()}",
+        f"trainer.run_folder={tmp_path}/runs",
+        "evaluation.patch_position={}",
+    ]
+    with pytest.raises(UserError, match=r"evaluation.patch_position: .*algorithms.mp3 trains"):
+        main([str(recipe), *overrides])
+    assert not (tmp_path / "runs").exists()
+
+
+def test_solvable_pictures_are_solved_by_an_untrained_baselines_rival() -> None:
+    """Logits that know the answer beat those that do not: the two columns are not swapped."""
+
+    def knowing(batch: Batch, ratio: float) -> tuple[Tensor, Tensor, Tensor]:
+        logits = F.one_hot(torch.arange(PATCHES)).float().expand(len(batch["index"]), -1, -1)
+        everyone = torch.ones(logits.shape[:2], dtype=torch.bool)
+        return logits, everyone, everyone
+
+    def guessing(batch: Batch, ratio: float) -> tuple[Tensor, Tensor, Tensor]:
+        logits, everyone, asked = knowing(batch, ratio)
+        return logits.flip(-1), everyone, asked
+
+    counts = measure({"trained": knowing, "initial": guessing}, batches(), (0.0,))
+    row = summarise(counts, (4, 4))["ratios"][0]
+    assert (row["top1"], row["initial_top1"]) == (1.0, 0.0)

@@ -1,0 +1,127 @@
+"""The position grid: the published counts, known predictors, and a whole evaluation."""
+
+import pytest
+import torch
+
+from pospre.algorithms.droppos import draw_masks
+from pospre.errors import UserError
+from pospre.evaluation.position.position_grid import (
+    MASK_RATIOS,
+    POSITION_MASK_RATIOS,
+    measure_grid,
+    summarise,
+    table,
+)
+from pospre.evaluation.run import run_evaluation
+from pospre.training.checkpoints.content import load_model
+
+# Kept and dropped positions per γ (K = 196, 147, 98, 49) and γ_pos, as published.
+PUBLISHED_COUNTS = [
+    [(147, 49), (98, 98), (49, 147), (9, 187)],
+    [(110, 37), (73, 74), (36, 111), (7, 140)],
+    [(73, 25), (49, 49), (24, 74), (4, 94)],
+    [(36, 13), (24, 25), (12, 37), (2, 47)],
+]
+
+
+def image_batches(num_images: int, size: int = 50):
+    for start in range(0, num_images, size):
+        index = torch.arange(start, min(start + size, num_images))
+        yield {"index": index, "epoch": torch.zeros_like(index)}
+
+
+def predictor(num_patches, answer):
+    """Return a predictor whose logits are highest at ``answer(keep)``."""
+
+    def predict(batch, mask_ratio, position_mask_ratio):
+        masks = draw_masks(
+            batch,
+            num_patches,
+            mask_ratio=mask_ratio,
+            position_mask_ratio=position_mask_ratio,
+            seed=0,
+        )
+        keep = masks["view/keep"]
+        logits = torch.nn.functional.one_hot(answer(keep), num_patches).float()
+        return logits, keep, ~masks["droppos/shown"]
+
+    return predict
+
+
+def test_counts_are_the_published_ones():
+    counts = measure_grid({"accuracy": predictor(196, lambda keep: keep)}, image_batches(2))
+    cells = summarise(counts, (14, 14))["cells"]
+    assert [cell["visible"] for cell in cells[::4]] == [196, 147, 98, 49]
+    found = [(cell["kept"], cell["dropped"]) for cell in cells]
+    assert found == [pair for row in PUBLISHED_COUNTS for pair in row]
+    assert [cell["tokens"] for cell in cells] == [2 * dropped for _, dropped in found]
+    assert cells[0]["chance"] == 1 / 196 and cells[0]["chance_excluding"] == 1 / 49
+
+
+def test_perfect_predictor_is_always_right():
+    counts = measure_grid({"accuracy": predictor(16, lambda keep: keep)}, image_batches(10))
+    results = summarise(counts, (4, 4))
+    assert all(cell["accuracy"] == 1.0 for cell in results["cells"])
+    assert results["mean"] == 1.0 and results["initial_mean"] is None and results["samples"] == 10
+
+
+def test_constant_predictor_is_at_chance():
+    counts = measure_grid({"accuracy": predictor(16, torch.zeros_like)}, image_batches(2000))
+    for cell in summarise(counts, (4, 4))["cells"]:
+        # five standard deviations of a share of so many guesses
+        spread = 5 * (cell["chance"] * (1 - cell["chance"]) / cell["tokens"]) ** 0.5
+        assert abs(cell["accuracy"] - cell["chance"]) < spread
+
+
+def test_cells_are_weighted_alike():
+    counts = measure_grid(
+        {
+            "accuracy": predictor(16, lambda keep: keep),
+            "initial_accuracy": predictor(16, lambda keep: (keep + 1) % 16),
+        },
+        image_batches(3),
+    )
+    counts[0.0, 0.25]["accuracy"] = 0
+    results = summarise(counts, (4, 4))
+    assert results["mean"] == pytest.approx(15 / 16) and results["initial_mean"] == 0.0
+    text = table(results)
+    assert "0.00 (0.00)" in text and "93.75 (untrained: 0.00)" in text
+
+
+@pytest.fixture
+def evaluate(droppos_checkpoint):
+    model, recipe = load_model(str(droppos_checkpoint))
+
+    def run(data, **settings):
+        return run_evaluation("position_grid", model, recipe, data, settings, progress=False)
+
+    return run
+
+
+def test_batch_size_changes_nothing(evaluate, image_folder):
+    data = image_folder(num_images=7)
+    results = evaluate(data, batch_size=7)["results"]
+    assert evaluate(data, batch_size=3)["results"] == results
+    assert len(results["cells"]) == len(MASK_RATIOS) * len(POSITION_MASK_RATIOS)
+    assert results["grid"] == [4, 4] and results["samples"] == 7
+    assert all(cell["initial_accuracy"] is not None for cell in results["cells"])
+
+
+def test_limit_draws_images_by_seed(evaluate, image_folder):
+    data = image_folder(num_images=9)
+    document = evaluate(data, num_samples=5, baseline=False, batch_size=2)
+    assert document["results"]["samples"] == 5 and document["results"]["initial_mean"] is None
+    assert document["settings"]["num_samples"] == 5
+    assert evaluate(data, num_samples=50, baseline=False)["results"]["samples"] == 9
+
+
+def test_model_without_position_head_is_refused(mae_checkpoint, image_folder):
+    model, recipe = load_model(str(mae_checkpoint))
+    with pytest.raises(UserError, match=r"algorithms.droppos trains, and this recipe has mae"):
+        run_evaluation("position_grid", model, recipe, image_folder(), progress=False)
+
+
+def test_real_photographs(evaluate, test_data):
+    data = test_data / "imagenet_sample"
+    results = evaluate(data, num_samples=4, baseline=False)["results"]
+    assert results["samples"] == 4 and 0 <= results["mean"] <= 1

@@ -1,0 +1,268 @@
+"""Starting from another training's encoder: all of it, or an error that names the tensor."""
+
+import os
+import pickle
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from pospre import evaluate
+from pospre.errors import UserError
+from pospre.exchange.start import start_from
+from pospre.export import export
+from pospre.model.model import PretrainModel
+from pospre.model.teacher import Momentum
+from pospre.nn.build import build_encoder
+from pospre.nn.positions import resample_positions
+from pospre.recipe.recipe import recipe_from_dict
+from pospre.training.build import build_model
+from pospre.training.checkpoints.content import load_model
+from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
+
+Run = Callable[..., tuple[int, str]]
+
+
+def small(**options: Any) -> PretrainModel:
+    settings: dict[str, Any] = {"image_size": 64, "depth": 2, **options}
+    return PretrainModel(build_encoder("vit_tiny16", **settings), seed=0)
+
+
+def exported(path: Path, **options: Any) -> tuple[Path, dict[str, torch.Tensor]]:
+    """Write an encoder whose weights all differ from the initial ones."""
+    weights = {k: v + 0.1 for k, v in small(**options).encoder.state_dict().items()}
+    if path.suffix == ".safetensors":
+        save_file(weights, path)
+    else:
+        torch.save(weights, path)
+    return path, weights
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_checkpoint(tiny_recipe(tmp_path_factory.mktemp("runs"), "mae"))
+
+
+def test_a_checkpoint_gives_every_tensor_to_encoder_and_teacher(checkpoint: Path) -> None:
+    model = small()
+    model.add_teacher("test", Momentum(0.9))
+    line = start_from(model, str(checkpoint.parents[1]))  # the run folder
+    expected = load_model(str(checkpoint))[0].encoder.state_dict()
+    assert model.teacher is not None
+    for encoder in (model.encoder, model.teacher.module):
+        for key, value in encoder.state_dict().items():
+            assert torch.equal(value, expected[key]), key
+    assert (
+        line == f"encoder: {len(expected)} of {len(expected)} tensors from {checkpoint} (student)"
+    )
+
+
+def test_a_teacher_is_asked_for_by_name(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"was trained without a teacher; use student"):
+        start_from(small(), str(checkpoint), "teacher")
+    content = torch.load(checkpoint, weights_only=False)
+    weights = content["state"]["model"]
+    for key in [key for key in weights if key.startswith("encoder.")]:
+        weights[f"teacher.module.{key[8:]}"] = weights[key] + 1
+    path = tmp_path / "ep1-ba2.pt"
+    torch.save(content, path)
+    student, teacher = small(), small()
+    start_from(student, str(path))
+    assert "(teacher)" in start_from(teacher, str(path), "teacher")
+    key = "blocks.0.attn.qkv.weight"
+    assert torch.equal(teacher.encoder.state_dict()[key], student.encoder.state_dict()[key] + 1)
+    file, _ = exported(tmp_path / "one.pth")
+    with pytest.raises(UserError, match=r"holds one encoder"):
+        start_from(small(), str(file), "teacher")
+
+
+@pytest.mark.parametrize("ending", ["pth", "safetensors"])
+def test_exported_files(tmp_path: Path, ending: str) -> None:
+    path, weights = exported(tmp_path / f"encoder.{ending}")
+    model = small()
+    start_from(model, str(path))
+    for key, value in model.encoder.state_dict().items():
+        assert torch.equal(value, weights[key])
+
+
+def test_maes_published_files_nest_the_weights_and_keep_the_decoder(tmp_path: Path) -> None:
+    path, weights = exported(tmp_path / "mae.pth")
+    extra = {"mask_token": torch.zeros(1), "decoder_embed.weight": torch.zeros(1)}
+    torch.save({"model": weights | extra}, path)
+    assert "; not used" not in start_from(small(), str(path))
+
+
+def test_positions_may_be_fresh_and_are_named(tmp_path: Path) -> None:
+    path, _ = exported(tmp_path / "mp3.pth", positions="none")
+    for kind, fresh in (
+        ("learned", "fresh: pos_embed"),
+        ("relative", "fresh: blocks.0.attn.rel_pos.relative_position_bias_table, blocks.1"),
+    ):
+        model = small(positions=kind)
+        before = {k: v.clone() for k, v in model.encoder.state_dict().items() if "pos" in k}
+        assert fresh in start_from(model, str(path))
+        for key, value in before.items():
+            assert torch.equal(model.encoder.state_dict()[key], value)
+    assert "; fresh" not in start_from(small(positions="none"), str(path))
+
+
+def test_a_table_of_zeros_stands_for_none(tmp_path: Path) -> None:
+    path, weights = exported(tmp_path / "mp3.pth", positions="none")
+    torch.save({**weights, "pos_embed": torch.zeros(1, 17, 192)}, path)  # as timm gets it
+    model = small(positions="learned")
+    assert "; fresh: pos_embed" in start_from(model, str(path))
+    assert model.encoder.pos_embed is not None and model.encoder.pos_embed.any()
+
+
+def test_a_shared_bias_is_copied_to_every_block(tmp_path: Path) -> None:
+    path, weights = exported(tmp_path / "simmim.pth", positions="shared_relative")
+    model = small(positions="relative")
+    assert "; fresh" not in start_from(model, str(path))
+    for block in model.encoder.blocks:
+        table = block.attn.rel_pos.relative_position_bias_table
+        assert torch.equal(table, weights["shared_rel_pos.relative_position_bias_table"])
+
+
+def test_a_table_of_another_grid_is_resampled(tmp_path: Path) -> None:
+    path, weights = exported(tmp_path / "small.pth")
+    model = small(image_size=96, positions="learned")
+    start_from(model, str(path))
+    table = model.encoder.state_dict()["pos_embed"][0]
+    assert torch.equal(table[:1], weights["pos_embed"][0, :1])
+    expected = resample_positions(weights["pos_embed"][0, 1:], (4, 4), (6, 6))
+    assert torch.equal(table[1:], expected)
+
+
+def test_what_a_classifier_does_not_use_is_said(tmp_path: Path) -> None:
+    path, _ = exported(tmp_path / "encoder.pth")
+    line = start_from(small(final_norm=False, positions="none"), str(path))
+    assert line.endswith("not used: pos_embed, norm.weight, norm.bias")
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "message"),
+    [
+        ({}, {"layer_scale": 0.1}, r"lacks the tensor 'blocks.0.ls1.gamma'"),
+        ({}, {"num_registers": 2}, r"lacks the tensor 'reg_token'"),
+        ({"layer_scale": 0.1}, {}, r"its tensor 'blocks.0.ls1.gamma' is not in the recipe's"),
+        ({"depth": 3}, {}, r"its tensor 'blocks.2.norm1.weight' is not in the recipe's"),
+        ({}, {"depth": 3}, r"lacks the tensor 'blocks.2.norm1.weight'"),
+        ({"patch_size": 8}, {}, r"tensor 'patch_embed.proj.weight' has shape"),
+        ({"class_token": False}, {}, r"lacks the tensor 'cls_token'"),
+        ({"image_size": [64, 32]}, {}, r"'pos_embed' has shape .* only square grids"),
+        ({"final_norm": False}, {}, r"lacks the tensor 'norm.weight'"),
+    ],
+)
+def test_what_does_not_fit_is_named(
+    tmp_path: Path, source: dict[str, Any], target: dict[str, Any], message: str
+) -> None:
+    path, _ = exported(tmp_path / "encoder.pth", **source)
+    with pytest.raises(UserError, match=message):
+        start_from(small(**target), str(path))
+
+
+def test_files_that_are_no_weights(tmp_path: Path) -> None:
+    for name in ("none.pth", "none.safetensors"):
+        with pytest.raises(UserError, match=r"does not exist"):
+            start_from(small(), str(tmp_path / name))
+        (tmp_path / name).write_bytes(b"no weights")
+        with pytest.raises(UserError, match=r"is damaged, or "):
+            start_from(small(), str(tmp_path / name))
+    torch.save({"weight": torch.zeros(1)}, tmp_path / "other.pth")
+    with pytest.raises(UserError, match=r"holds no Vision Transformer"):
+        start_from(small(), str(tmp_path / "other.pth"))
+    path, weights = exported(tmp_path / "nan.pth")
+    torch.save({**weights, "cls_token": weights["cls_token"] * torch.nan}, path)
+    with pytest.raises(UserError, match=r"'cls_token' holds values that are not finite"):
+        start_from(small(), str(path))
+
+
+class Payload:
+    """Touches a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch '{self.path}'",)
+
+
+def write_foreign(path: Path, kind: str, ran: Path) -> None:
+    """Write a file that ``torch.load`` refuses and advises to load all the same."""
+    if kind == "zip":
+        torch.save({"model": {"patch_embed.proj.weight": Payload(ran)}}, path)
+    elif kind == "pickle":
+        path.write_bytes(pickle.dumps(Payload(ran)))
+    elif kind == "module":
+        torch.save(torch.nn.Linear(2, 2), path)
+    elif kind == "script":
+        torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), path)
+    else:
+        with tarfile.open(path, "w") as archive:
+            for name in ("sys_info", "pickle", "storages", "tensors"):
+                (path.parent / name).write_bytes(pickle.dumps({}))
+                archive.add(path.parent / name, name)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", ["zip", "pickle", "module", "script", "tar"])
+def test_what_could_be_code_is_refused_in_our_words(tmp_path: Path, kind: str) -> None:
+    write_foreign(tmp_path / "foreign.pth", kind, tmp_path / "ran")
+    with pytest.raises(UserError, match=r"foreign.pth .* nothing of it was loaded") as caught:
+        start_from(small(), str(tmp_path / "foreign.pth"))
+    said = str(caught.value)
+    assert "weights_only" not in said and "torch.load" not in said and "trust" not in said
+    assert not (tmp_path / "ran").exists()
+
+
+def test_an_exported_encoder_is_no_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "encoder.safetensors"
+    export(str(checkpoint), out, format="safetensors")
+    with pytest.raises(UserError, match=rf"exported from: {checkpoint.parents[1]}"):
+        evaluate.main(["knn", "--checkpoint", str(out), "--data", str(tmp_path)])
+    exported(other := tmp_path / "other.safetensors")
+    for uri in (other, "s3://bucket/encoder.safetensors"):
+        with pytest.raises(UserError, match=r"or run folder that it was exported from$"):
+            export(str(uri), tmp_path / "again.pth", format="timm")
+
+
+def test_a_fixed_table_is_not_replaced_by_a_learned_one(tmp_path: Path) -> None:
+    path = save_checkpoint(tiny_recipe(tmp_path / "runs", "mae", positions="learned"))
+    with pytest.raises(UserError, match=r"use encoder.positions=learned"):
+        start_from(small(), str(path))
+
+
+def test_training_starts_from_the_weights_and_goes_on_without_them(
+    tiny: Path, run: Run, tmp_path: Path
+) -> None:
+    length = ("trainer.max_duration=2ba", "trainer.save_interval=1ba", "schedule.warmup=1ba")
+    short = (*length, "encoder.depth=2")
+    assert run(tiny, *short, "run_name=first")[0] == 0
+    source = tmp_path / "runs" / "first"
+    key = f"encoder.weights={source}"
+    code, said = run(tiny, *short, key, "run_name=second")
+    assert code == 0 and said.count("encoder: ") == 1 and f"from {source}" in said
+    source.rename(tmp_path / "gone")
+    code, said = run(tiny, *short, key, "run_name=third")
+    assert code == 2 and "does not exist" in said and not (tmp_path / "runs" / "third").exists()
+    second = tmp_path / "runs" / "second" / "checkpoints"
+    (second / "ep0-ba2.pt").unlink()  # killed after the first step
+    code, said = run(tiny, *short, key, "run_name=second")
+    assert code == 0 and "going on from" in said and "encoder: " not in said
+
+
+def test_recipe_keys_reach_the_encoder_only_where_they_belong() -> None:
+    recipe = recipe_from_dict(
+        {
+            "run_name": "weights",
+            "data": {"path": "x", "batch_size": 8},
+            "encoder": {"name": "vit_tiny16", "depth": 1, "weights": "nowhere.pth"},
+            "algorithms": {"mae": {}},
+            "trainer": {"max_duration": "1ep"},
+        }
+    )
+    assert len(build_model(recipe).encoder.blocks) == 1  # the file is read when training starts

@@ -1,0 +1,230 @@
+"""The frame: who writes what, compile, bf16, discovery of algorithms."""
+
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from composer.core import Event, State, Time, Timestamp
+from composer.loggers import Logger
+
+from pospre.algorithms.droppos import DropPos, attach_droppos
+from pospre.algorithms.mae import MAE, attach_mae
+from pospre.data.views.plan import ViewGroup
+from pospre.errors import UserError
+from pospre.model.algorithm import (
+    PretrainAlgorithm,
+    Progress,
+    algorithm_class,
+    algorithm_names,
+    training_progress,
+)
+from pospre.model.model import PretrainModel
+from pospre.model.passes import EncoderPass
+from pospre.nn.build import build_encoder
+
+SMALL: dict[str, Any] = {"decoder_dim": 32, "decoder_depth": 1, "decoder_heads": 2}
+
+
+def small_model():
+    torch.manual_seed(0)
+    return PretrainModel(build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1), seed=7)
+
+
+def make_batch(size=4):
+    generator = torch.Generator().manual_seed(2)
+    shape = (size, 1, 3, 32, 32)
+    return {
+        "view/image": torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator),
+        "view/flip": torch.arange(size).view(-1, 1) % 2 == 0,
+        "index": torch.arange(size) + 10,
+        "epoch": torch.full((size,), 3),
+    }
+
+
+@pytest.fixture(params=["mae", "droppos", "mae+droppos"])
+def attached(request):
+    model = small_model()
+    attach = {"mae": attach_mae, "droppos": attach_droppos}
+    algorithms = [attach[name](model, **SMALL) for name in request.param.split("+")]
+    inputs = make_batch()
+    for algorithm in algorithms:
+        algorithm.write(inputs, model)
+    return model, inputs
+
+
+def test_total_is_the_weighted_sum_and_metrics_carry_no_gradient(attached):
+    model, inputs = attached
+    terms = model.loss(model(inputs), inputs)
+    losses = [terms[name] * model.objectives[name].weight for name in model.objectives]
+    torch.testing.assert_close(terms["total"], torch.stack(losses).sum())
+    assert not any(value.requires_grad for key, value in terms.items() if "metric/" in key)
+
+
+def test_gradient_reaches_every_trained_parameter(attached):
+    model, inputs = attached
+    model.loss(model(inputs), inputs)["total"].backward()
+    without = [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    assert without == []
+
+
+def test_compiled_forward_is_one_graph_with_the_same_loss(attached, whole_graph):
+    model, inputs = attached
+    eager = model.loss(model(inputs), inputs)["total"]
+    compiled = whole_graph(model)
+    torch.testing.assert_close(model.loss(compiled(inputs), inputs)["total"], eager)
+
+
+def test_bf16_loss_is_finite_and_near_fp32(attached):
+    model, inputs = attached
+    full = model.loss(model(inputs), inputs)["total"]
+    with torch.autocast("cpu", torch.bfloat16):
+        half = model.loss(model(inputs), inputs)["total"]
+    assert half.dtype == torch.float32
+    torch.testing.assert_close(half, full, rtol=0.03, atol=0.03)
+
+
+def test_under_autocast_a_pass_without_gradient_takes_none_from_the_others(attached):
+    model, inputs = attached
+    model.passes = dict(reversed(model.passes.items()))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model.loss(model(inputs), inputs)["total"]
+    loss.backward()
+    without = [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    assert without == []
+
+
+def test_a_key_has_one_writer():
+    model = small_model()
+    model.claim("view/keep", "mae")
+    model.claim("view/keep", "mae")
+    with pytest.raises(UserError, match=r"'mae' and 'simmim' both write .*'view/keep'"):
+        model.claim("view/keep", "simmim")
+
+
+def test_algorithms_are_found_by_module_name():
+    assert {"mae", "droppos"} <= set(algorithm_names())
+    assert algorithm_class("mae") is MAE and algorithm_class("droppos") is DropPos
+    for name in algorithm_names():
+        assert issubclass(algorithm_class(name), PretrainAlgorithm)
+
+
+def test_unknown_algorithm_is_suggested():
+    with pytest.raises(UserError, match=r"'dropos' is not known\. Did you mean 'droppos'"):
+        algorithm_class("dropos")
+
+
+def test_class_and_functional_form_agree():
+    functional, by_class = small_model(), small_model()
+    torch.manual_seed(1)
+    attach_droppos(functional, **SMALL)
+    torch.manual_seed(1)
+    DropPos(**SMALL).attach(by_class)
+    ours, theirs = functional.state_dict(), by_class.state_dict()
+    assert list(ours) == list(theirs)
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+def test_configuration_is_shown():
+    assert "mask_ratio=0.6" in repr(MAE(mask_ratio=0.6))
+
+
+@pytest.mark.parametrize(
+    ("duration", "expected"),
+    [
+        ("4ep", Progress(step=13 / 40, epoch=1 / 4, num_steps=40)),
+        ("40ba", Progress(step=13 / 40, epoch=10 / 40, num_steps=40)),
+    ],
+)
+def test_progress_counts_steps_within_an_epoch(duration, expected):
+    state = SimpleNamespace(
+        timestamp=Timestamp(epoch=1, batch=13, batch_in_epoch=3),
+        max_duration=Time.from_timestring(duration),
+        dataloader_len=Time.from_batch(10),
+    )
+    state.get_elapsed_duration = partial(State.get_elapsed_duration, cast(State, state))
+    progress = training_progress(cast(State, state))
+    assert progress == pytest.approx(expected)
+
+
+def test_progress_is_zero_before_the_duration_is_known():
+    state = SimpleNamespace(
+        max_duration=None, timestamp=Timestamp(), get_elapsed_duration=lambda: None
+    )
+    assert training_progress(cast(State, state)) == Progress(0.0, 0.0)
+
+
+def test_before_a_forward_sigma_is_set_and_masks_are_written():
+    model = small_model()
+    algorithm = DropPos(sigma_start=2.0, sigma_end=1.0, **SMALL)
+    algorithm.attach(model)
+    state = SimpleNamespace(
+        model=model,
+        batch=make_batch(),
+        timestamp=Timestamp(epoch=2, batch=20),
+        max_duration=Time.from_timestring("4ep"),
+        dataloader_len=Time.from_batch(10),
+    )
+    state.get_elapsed_duration = partial(State.get_elapsed_duration, cast(State, state))
+    algorithm.apply(Event.BEFORE_FORWARD, cast(State, state), cast(Logger, None))
+    assert model.objectives["droppos"].sigma.item() == 1.5
+    assert {"view/keep", "droppos/shown"} <= set(state.batch)
+
+
+def test_a_pass_over_other_tokens_is_refused_and_editors_form_a_chain():
+    model = small_model()
+    model.add_pass("student", EncoderPass(keep="view/keep", positions=("droppos",)))
+    model.add_pass("student", EncoderPass(keep="view/keep", positions=("other",)))
+    assert model.passes["student"].positions == ("droppos", "other")
+    with pytest.raises(
+        UserError, match=r"pass 'student' over other tokens \(keep = view/keep and None\)"
+    ):
+        model.add_pass("student", EncoderPass())
+
+
+def test_a_view_of_another_size_and_a_pass_without_views_are_refused():
+    views = {"view": ViewGroup(size=64)}
+    encoder = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1)
+    model = PretrainModel(encoder, seed=7, views=views)
+    with pytest.raises(UserError, match=r"data\.views\.view\.size = \[64, 64\]"):
+        attach_mae(model, **SMALL)
+    with pytest.raises(UserError, match=r"'extra' needs the view group 'global'"):
+        model.add_pass("extra", EncoderPass(group="global"))
+
+
+def test_a_model_without_a_loss_is_refused():
+    with pytest.raises(UserError, match=r"none of those listed has a loss"):
+        small_model().check_complete()
+
+
+def test_views_that_no_pass_reads_are_refused():
+    views = {"view": ViewGroup(size=32), "extra": ViewGroup(name="extra", size=32)}
+    encoder = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1)
+    model = PretrainModel(encoder, seed=7, views=views)
+    attach_mae(model, **SMALL)
+    with pytest.raises(UserError, match=r"data\.views\.extra would be decoded for nothing"):
+        model.check_complete()
+
+
+def test_a_model_of_several_groups_of_crops_can_be_evaluated_on_whole_views():
+    torch.manual_seed(0)
+    views = {name: ViewGroup(name=name, size=32) for name in ("global", "local")}
+    encoder = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1)
+    model, batch = PretrainModel(encoder, views=views, seed=7), make_batch()
+    with pytest.raises(KeyError):
+        model.images(batch)
+    model.eval()
+    expected = small_model().eval().images(batch)
+    assert torch.equal(model.images(batch), expected)
+
+
+def test_a_pass_gives_patches_as_soon_as_somebody_reads_them():
+    model, batch = small_model(), make_batch()
+    images = torch.randn(4, 1, 3, 32, 32)
+    model.add_pass("student", EncoderPass(prefix_only=True))
+    assert model.encode("student", images, batch).shape[1] == 1
+    model.add_pass("student", EncoderPass(prefix_only=True))
+    assert model.passes["student"].prefix_only
+    model.add_pass("student", EncoderPass())
+    assert model.encode("student", images, batch).shape[1] == 1 + 16

@@ -1,0 +1,127 @@
+"""The momentum teacher: its schedule, what follows it, and who may ask for it."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from pospre.errors import UserError
+from pospre.model.model import PretrainModel
+from pospre.model.passes import EditSet, EncoderPass
+from pospre.model.teacher import Frozen, Momentum, follow
+from pospre.nn.build import build_encoder
+
+
+def small_model() -> PretrainModel:
+    torch.manual_seed(0)
+    return PretrainModel(build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1), seed=7)
+
+
+def test_cosine_momentum_is_the_published_list() -> None:
+    momentum = Momentum(0.996)
+    values = [momentum.at(step / 6) for step in range(6)]
+    published = [0.996, 0.99626795, 0.997, 0.998, 0.999, 0.99973205]
+    assert values == pytest.approx(published, abs=1e-8)
+
+
+def test_linear_momentum_is_the_published_one() -> None:
+    assert Momentum(0.996, shape="linear").at(0.25) == pytest.approx(0.996 + 0.25 * 0.004)
+    assert Momentum(0.9, shape="constant").at(0.7) == 0.9
+
+
+def test_follow_moves_parameters_and_buffers_and_copies_counters() -> None:
+    student = nn.BatchNorm1d(3)
+    teacher = Frozen(student)
+    with torch.no_grad():
+        student.weight.fill_(3.0)
+        student.running_mean.fill_(1.0)  # type: ignore[union-attr]
+        student.num_batches_tracked.fill_(5)  # type: ignore[union-attr]
+    follow([(student, teacher.module)], 0.75)
+    copy = teacher.module
+    assert isinstance(copy, nn.BatchNorm1d)
+    torch.testing.assert_close(copy.weight, torch.full((3,), 1.5))
+    torch.testing.assert_close(copy.running_mean, torch.full((3,), 0.25))
+    assert int(copy.num_batches_tracked) == 5  # type: ignore[arg-type]
+
+
+def test_frozen_stays_in_evaluation_mode_and_takes_no_gradient() -> None:
+    frozen = Frozen(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))).train()
+    inputs = torch.ones(4, 2, requires_grad=True)
+    outputs = frozen(inputs)
+    assert not outputs.requires_grad and not frozen.module.training
+    assert torch.equal(outputs, frozen(inputs))
+
+
+def test_teacher_begins_as_the_student_and_follows_it() -> None:
+    model = small_model()
+    model.add_teacher("lut", Momentum(0.5, shape="constant"))
+    assert model.teacher is not None
+    before = {k: v.clone() for k, v in model.encoder.state_dict().items()}
+    for name, value in model.teacher.module.state_dict().items():
+        assert torch.equal(value, before[name])
+    with torch.no_grad():
+        for parameter in model.encoder.parameters():
+            parameter.add_(1.0)
+    model.update_teacher(0.0)
+    for name, value in model.teacher.module.state_dict().items():
+        torch.testing.assert_close(value, before[name] + 0.5)
+
+
+def test_teacher_pass_sees_every_patch_without_gradient() -> None:
+    model = small_model()
+    model.add_teacher("lut", Momentum(0.996))
+    model.add_pass("teacher", EncoderPass(teacher=True))
+    batch = {"index": torch.arange(2), "epoch": torch.zeros(2, dtype=torch.int64)}
+    images = torch.randn(2, 1, 3, 32, 32)
+    tokens = model.encode("teacher", images, batch)
+    assert tokens.shape == (2, 17, 192) and not tokens.requires_grad
+    assert torch.equal(tokens, model.encoder(images[:, 0]).detach())
+
+
+class Shift(nn.Module):
+    """Positions that are one learned number everywhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.amount = nn.Parameter(torch.ones(()))
+
+    def forward(self, tokens: torch.Tensor, batch: object, where: object) -> torch.Tensor:
+        return tokens * 0 + self.amount
+
+
+@pytest.mark.parametrize("teacher_first", [True, False])
+def test_teacher_has_its_own_copy_of_the_position_source(teacher_first: bool) -> None:
+    model = small_model()
+    attach = [
+        lambda: model.add_teacher("lut", Momentum(0.5, shape="constant")),
+        lambda: model.add_position_source("crop_field", Shift()),
+    ]
+    for step in attach if teacher_first else reversed(attach):
+        step()
+    with torch.no_grad():
+        model.positions.named["crop_field"].amount.fill_(3.0)
+    model.update_teacher(0.0)
+    assert model.teacher_positions is not None
+    copy = model.teacher_positions.module
+    assert isinstance(copy, EditSet)
+    assert float(copy.named["crop_field"].amount) == 2.0
+
+
+def test_a_teacher_needs_a_momentum_from_someone() -> None:
+    model = small_model()
+    with pytest.raises(UserError, match=r"lut needs a teacher.*Set lut\.momentum_start"):
+        model.add_teacher("lut", None)
+    model.add_teacher("ijepa", Momentum(0.9))
+    model.add_teacher("lut", None)
+    assert model.momentum == Momentum(0.9)
+
+
+@pytest.mark.parametrize(("start", "end"), [(1.0, 1.0), (-0.1, 1.0), (0.9, 0.8), (0.9, 1.1)])
+def test_impossible_momenta_are_refused(start: float, end: float) -> None:
+    with pytest.raises(UserError, match=r"dinov2: the teacher's momentum goes from"):
+        small_model().add_teacher("dinov2", Momentum(start, end))
+
+
+def test_progress_reaches_the_cosine_half_way() -> None:
+    assert Momentum(0.0).at(0.5) == pytest.approx((1 - math.cos(math.pi / 2)) / 2)

@@ -1,0 +1,172 @@
+"""Saving: whole or not at all, once for each step, and never at the cost of what is there."""
+
+import contextlib
+import json
+import resource
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from composer.core import State
+from composer.loggers import Logger
+
+from pospre.errors import UserError
+from pospre.training import build
+from pospre.training.checkpoints import file as checkpoint_file
+from pospre.training.checkpoints.file import manifest_of, write_checkpoint
+from pospre.training.checkpoints.reading import open_newest
+from pospre.training.checkpoints.saver import CheckpointSaver
+from tests.processes import finished
+from tests.training.tiny_runs import curve, environment
+
+Run = Callable[..., tuple[int, str]]
+OPTIONS = ("trainer.max_duration=6ba", "trainer.save_interval=2ba")
+CONTENT = {"state": {"callbacks": {"RecipeRecord": {}}, "model": {"a": torch.ones(300_000)}}}
+
+
+@contextlib.contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """Let the system refuse files of more than ``size`` bytes, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("size", [10_000, 1_190_000])
+def test_a_full_disk_leaves_what_was_there(size: int, tmp_path: Path) -> None:
+    path = tmp_path / "ep0-ba2.pt"
+    write_checkpoint(CONTENT, path)
+    before = files(tmp_path)
+    with full_disk(size), pytest.raises(OSError, match="File too large"):
+        write_checkpoint(CONTENT, path)
+    with full_disk(size), pytest.raises(OSError, match="File too large"):
+        write_checkpoint(CONTENT, tmp_path / "ep1-ba4.pt")
+    assert files(tmp_path) == before
+
+
+def test_a_run_ends_with_one_message_on_a_full_disk(tiny: Path, run: Run, tmp_path: Path) -> None:
+    options = (*OPTIONS, "trainer.keep_checkpoints=1")
+    folder = tmp_path / "runs" / "tiny" / "checkpoints"
+    assert run(tiny, *OPTIONS, "run_name=whole")[0] == 0
+    assert run(tiny, *OPTIONS)[0] == 0
+    for name in ("ep1-ba4.pt", "ep1-ba6.pt"):
+        (folder / name).unlink()
+        manifest_of(folder / name).unlink()
+    before = files(folder)
+    assert set(before) == {"ep0-ba2.pt", "ep0-ba2.json"}
+    with full_disk(len(before["ep0-ba2.pt"]) // 2):
+        code, said = run(tiny, *options)
+    assert code == 2 and "Traceback" not in said
+    assert f"checkpoint {folder}/ep1-ba4.pt cannot be written: File too large" in said
+    assert f"free in {folder}). Make room" in said
+    assert f"it goes on from the last one, {folder}/ep0-ba2.pt" in said
+    assert files(folder) == before
+    assert run(tiny, *options)[0] == 0
+    assert set(files(folder)) == {"ep1-ba6.pt", "ep1-ba6.json"}
+    assert curve(folder.parent) == curve(tmp_path / "runs" / "whole")
+
+
+def test_a_full_disk_under_the_metrics(
+    tiny: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pospre.training.watch.metrics.MetricsFile.batch_end", full)
+    code, said = run(tiny, *OPTIONS)
+    assert code == 2 and "No space left on device" in said and "free). Make room" in said
+
+
+def test_a_save_that_is_killed_leaves_the_one_before(tmp_path: Path) -> None:
+    script = f"""
+import os, signal, torch
+from pathlib import Path
+from pospre.training.checkpoints import file
+folder = Path({str(tmp_path)!r})
+content = {{"state": {{"callbacks": {{"RecipeRecord": {{}}}}, "model": torch.ones(300_000)}}}}
+file.write_checkpoint(content, folder / "ep0-ba2.pt")
+write = file._Hashing.write
+def killed(self, data):
+    if self.size > 600_000:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return write(self, data)
+file._Hashing.write = killed
+file.write_checkpoint(content, folder / "ep1-ba4.pt")
+"""
+    done = finished([sys.executable, "-c", script], env=environment())
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert set(files(tmp_path)) == {"ep0-ba2.pt", "ep0-ba2.json", "ep1-ba4.pt.partial"}
+    newest = open_newest([str(tmp_path)])
+    assert newest is not None and newest.uri == f"{tmp_path}/ep0-ba2.pt"
+
+
+def test_the_manifest_of_an_older_file_never_belies_a_newer_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "ep0-ba2.pt"
+    write_checkpoint({**CONTENT, "rng": 1}, path)
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint_file, "_write_whole", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_checkpoint({**CONTENT, "rng": 2}, path)
+    newest = open_newest([str(tmp_path)])
+    assert newest is not None and newest.content["rng"] == 2
+
+
+class Eager(CheckpointSaver):
+    """Saves also after every step, as one that is told to stop does; counts what is written."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.written: list[str] = []
+        self.after_save.append(lambda path: self.written.append(path.name))
+        self.before_save.append(self.judge)
+        self.forbidden = -1
+        MADE.append(self)
+
+    def judge(self, state: State) -> None:
+        if state.timestamp.batch == self.forbidden:
+            raise UserError("this state is not worth it")
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        self.save(state)
+
+
+MADE: list[Eager] = []
+
+
+def test_a_step_is_saved_once(tiny: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "CheckpointSaver", Eager)
+    assert run(tiny, *OPTIONS)[0] == 0
+    steps = [f"ep{(step - 1) // 3}-ba{step}.pt" for step in range(1, 7)]
+    assert MADE.pop().written == steps
+
+
+def test_a_save_can_be_vetoed(
+    tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Vetoed(Eager):
+        def fit_start(self, state: State, logger: Logger) -> None:
+            super().fit_start(state, logger)
+            self.forbidden = 3
+
+    monkeypatch.setattr(build, "CheckpointSaver", Vetoed)
+    code, said = run(tiny, *OPTIONS)
+    assert code == 2 and "this state is not worth it" in said
+    folder = tmp_path / "runs" / "tiny" / "checkpoints"
+    assert {path.name for path in folder.glob("*.pt")} == {"ep0-ba1.pt", "ep0-ba2.pt"}
+    assert json.loads((folder / "ep0-ba2.json").read_text())["file"] == "ep0-ba2.pt"
