@@ -15,7 +15,8 @@ u1… in [0, 1) of ``pospre.draws.uniform`` and arithmetic in float64:
   of s × t begins at ⌊u0 · (S + 2p − s + 1)⌋ − p and ⌊u1 · (T + 2p − t + 1)⌋ − p, p the padding.
 - Crops ``"center"`` and ``"full"`` draw nothing.
 
-``boxes`` has the formulas for arrays of numpy and torch, ``portable_math`` compiled ones (and how e^ is computed); they agree to the bit. Colours are drawn on the device by the same rules:
+``boxes`` has the formulas for arrays of numpy and torch, ``portable_math`` compiled ones (and how
+e^ is computed); they agree to the bit. Colours are drawn on the device by the same rules:
 ``pospre.augment.device``.
 """
 
