@@ -24,7 +24,7 @@ from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm, algorithm_class
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
-from pospre.nn.swin import SWIN
+from pospre.nn.swin.encoder import SWIN
 from pospre.recipe.recipe import Recipe, check_arguments, recorded_recipe
 from pospre.recipe.sections import Size, View
 from pospre.schedules import duration_steps
