@@ -259,7 +259,7 @@ def test_impossible_batches_are_refused(photos, options, said):
 def test_features_are_not_coloured(photos):
     reader = open_reader(photos)
     reader.features = Features((32, 32), (), ())
-    views = [ViewGroup(size=32, augment=Augment(grey_rate=0.5))]
+    views = [ViewGroup(size=32, augment=Augment(grayscale_rate=0.5))]
     with pytest.raises(UserError, match=r"holds features, but data\.views\.view\.augment"):
         ViewLoader(reader, views=views, batch_size=4, seed=0)
 
