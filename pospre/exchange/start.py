@@ -23,7 +23,7 @@ from pospre.model.teacher import follow
 from pospre.nn.encoder import Encoder
 from pospre.nn.patch_encoder import PatchEncoder
 from pospre.nn.positions import resample_positions
-from pospre.nn.swin import SwinEncoder
+from pospre.nn.swin.encoder import SwinEncoder
 from pospre.object_store import Bucket, is_remote
 from pospre.recipe.recipe import recorded_recipe
 from pospre.training.checkpoints.content import Weights, model_of, recorded

@@ -24,6 +24,5 @@ def build_optimizer(
 def batch_peak(options: Optimizer, batch_size: int) -> float:
     """Return the peak rate of parameters that learn at the full rate, for this global batch."""
     ratio = batch_size / options.lr_batch
-    return (
-        options.base_lr * {"linear": ratio, "sqrt": math.sqrt(ratio), "none": 1.0}[options.lr_rule]
-    )
+    factors = {"linear": ratio, "sqrt": math.sqrt(ratio), "none": 1.0}
+    return options.base_lr * factors[options.lr_rule]
