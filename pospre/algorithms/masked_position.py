@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from pydantic import NonNegativeFloat
 from torch import Tensor, nn
 
 from pospre import draws
@@ -21,11 +22,12 @@ from pospre.algorithms.dinov2.masks import NUM_CROPS, block_masks, masked_slots
 from pospre.algorithms.dinov2.targets import Targets
 from pospre.batch import Batch, view_keys
 from pospre.errors import UserError
-from pospre.model.algorithm import PretrainAlgorithm, Progress, check_weight
+from pospre.model.algorithm import PretrainAlgorithm, Progress
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import EncoderPass, MaskedTokens
 from pospre.model.teacher import Frozen
+from pospre.recipe.ranges import RatioRange
 
 MASK = "position_mask"
 MASK_KEY = f"global/{MASK}"
@@ -49,8 +51,8 @@ class MaskedPosition(PretrainAlgorithm):
     """
 
     shape: Literal["cross", "box"] = "cross"
-    mask_ratio: tuple[float, float] = (0.1, 0.5)
-    weight: float = 1.0
+    mask_ratio: RatioRange = (0.1, 0.5)
+    weight: NonNegativeFloat = 1.0
 
     def attach(self, model: PretrainModel) -> None:
         """Add the position token, the head and its teacher; a no-op if they are there."""
@@ -81,16 +83,8 @@ class MaskedPosition(PretrainAlgorithm):
                 "masked_position masks the global crops that dinov2 leaves unmasked, but "
                 "dinov2.mask_crop_rate = 1.0 leaves none. Use 0.5, or leave masked_position out."
             )
-        check_weight("masked_position", self.weight)
-        low, high = self.mask_ratio
-        if not 0 <= low <= high < 1:
-            raise UserError(
-                f"masked_position.mask_ratio is {list(self.mask_ratio)}, but must hold "
-                "0 <= low <= high < 1: all positions masked leave nothing to infer one from. "
-                "[0.1, 0.5] is published."
-            )
         patches = math.prod(model.grid("global"))
-        if int(patches * high) < 1:
+        if int(patches * self.mask_ratio[1]) < 1:
             raise UserError(
                 f"masked_position.mask_ratio = {list(self.mask_ratio)} masks none of the {patches} "
                 "patches of a global crop. [0.1, 0.5] is published."
