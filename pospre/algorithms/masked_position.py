@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from pospre import draws
 from pospre.algorithms.dinov2.dinov2 import MASK_KEY as CONTENT_KEY
 from pospre.algorithms.dinov2.dinov2 import DINOv2, PrototypeMatching, prototype_head
-from pospre.algorithms.dinov2.losses import patch_loss
+from pospre.algorithms.dinov2.losses import patch_loss, soft_cross_entropy
 from pospre.algorithms.dinov2.masks import NUM_CROPS, block_masks, masked_slots
 from pospre.algorithms.dinov2.targets import Targets
 from pospre.batch import Batch, view_keys
@@ -197,7 +197,10 @@ class PositionMatching(Objective):
         return [(self.head, self.teacher_head.module)]
 
     def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
-        """Return the ``loss``, and how often the student names the teacher's prototype."""
+        """Return the masked patches' ``cross_entropy`` with their targets, and their ``weight``.
+
+        Also how often the student names the teacher's prototype, ``agreement``.
+        """
         mask = batch[MASK_KEY]
         num_samples, _, patches = mask.shape
         most = int(patches * self.mask_ratio[1])
@@ -209,13 +212,8 @@ class PositionMatching(Objective):
         masked = (slots.weight > 0).float()
         agree = (logits.argmax(-1) == targets.argmax(-1)) * masked
         return {
-            "loss": patch_loss(
-                logits,
-                targets,
-                slots.weight,
-                NUM_CROPS * num_samples,
-                self.host.student_temperature,
-            ),
+            "cross_entropy": soft_cross_entropy(logits, targets, self.host.student_temperature),
+            "weight": slots.weight,
             "agreement": agree.sum() / masked.sum().clamp_min(1),
         }
 
@@ -224,7 +222,8 @@ class PositionMatching(Objective):
 
     def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
         """Return the mean over all global crops of each crop's mean over its masked patches."""
-        return outputs["loss"]
+        num_crops = NUM_CROPS * len(batch[MASK_KEY])
+        return patch_loss(outputs["cross_entropy"], outputs["weight"], num_crops)
 
     def metrics(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
         """Return the ``agreement``: share of masked patches put to the teacher's prototype."""

@@ -15,7 +15,13 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from torch import Tensor, nn
 
 from pospre.algorithms.dinov2.head import PrototypeHead
-from pospre.algorithms.dinov2.losses import cross_view_loss, koleo, patch_loss
+from pospre.algorithms.dinov2.losses import (
+    cross_view_entropy,
+    cross_view_loss,
+    koleo,
+    patch_loss,
+    soft_cross_entropy,
+)
 from pospre.algorithms.dinov2.masks import NUM_CROPS, CropMasking, masked_slots
 from pospre.algorithms.dinov2.targets import Centering, Targets
 from pospre.batch import Batch
@@ -211,7 +217,12 @@ class PrototypeMatching(Objective):
         return pairs
 
     def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
-        """Return the losses ``dino``, ``ibot`` and ``koleo``, and what ``metrics`` logs."""
+        """Return the cross-entropy of every prediction with its target, and the class tokens.
+
+        ``class_entropy`` (B, S) of all crops; ``patch_entropy`` and ``patch_weight`` of the masked
+        patches; ``classes`` (B, 2, D) of the global crops; what ``metrics`` logs. Predictions over
+        K prototypes and their targets are far too large to be kept until the loss.
+        """
         masked = batch[MASK_KEY]
         bounds = self.options.masking.bounds(len(masked), masked.shape[-1])
         slots = masked_slots(masked, max(sum(bounds), 1))  # padding alone where nothing is masked
@@ -233,12 +244,11 @@ class PrototypeMatching(Objective):
             targets = targets.unflatten(0, (-1, NUM_CROPS))
             patch_targets = self.patch_targets(patch_targets, self.temperature, slots.weight)
         temperature = self.options.student_temperature
-        num_crops = NUM_CROPS * len(masked)
-        spread = classes if self.options.koleo_crops == "both" else classes[:, :1]
         return {
-            "dino": cross_view_loss(class_logits, targets, temperature),
-            "ibot": patch_loss(patch_logits, patch_targets, slots.weight, num_crops, temperature),
-            "koleo": torch.stack([koleo(crop) for crop in spread.unbind(1)]).sum(),
+            "class_entropy": cross_view_entropy(class_logits, targets, temperature),
+            "patch_entropy": soft_cross_entropy(patch_logits, patch_targets, temperature),
+            "patch_weight": slots.weight,
+            "classes": crops[:, :NUM_CROPS],
             **_measures(class_logits, targets),
         }
 
@@ -264,16 +274,28 @@ class PrototypeMatching(Objective):
 
     def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
         """Return the weighted sum of the three losses."""
-        options = self.options
+        options, terms = self.options, self._terms(outputs)
         return (
-            options.dino_weight * outputs["dino"]
-            + options.ibot_weight * outputs["ibot"]
-            + options.koleo_weight * outputs["koleo"]
+            options.dino_weight * terms["dino"]
+            + options.ibot_weight * terms["ibot"]
+            + options.koleo_weight * terms["koleo"]
         )
 
+    def _terms(self, outputs: Outputs) -> Outputs:
+        """Return the three losses before their weights."""
+        classes, weights = outputs["classes"], outputs["patch_weight"]
+        spread = classes if self.options.koleo_crops == "both" else classes[:, :1]
+        return {
+            "dino": cross_view_loss(outputs["class_entropy"]),
+            "ibot": patch_loss(outputs["patch_entropy"], weights, NUM_CROPS * len(classes)),
+            "koleo": torch.stack([koleo(crop) for crop in spread.unbind(1)]).sum(),
+        }
+
+    @torch.no_grad()
     def metrics(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
         """Return the three losses before their weights, and how the class targets look."""
-        return {name: value.detach() for name, value in outputs.items()}
+        measured = {name: outputs[name] for name in ("agreement", "entropy")}
+        return {**self._terms(outputs), **measured}
 
 
 def prototype_head(

@@ -90,6 +90,15 @@ def test_the_total_is_the_weighted_sum_of_the_three_losses():
     torch.testing.assert_close(terms["total"], 0.7 * expected)
 
 
+def test_what_forward_returns_does_not_grow_with_the_prototypes():
+    sizes = []
+    for num_prototypes in (16, 64):
+        model, inputs, _ = model_and_batch(num_prototypes=num_prototypes)
+        outputs = model(inputs)["dinov2"]
+        sizes.append({name: value.untyped_storage().nbytes() for name, value in outputs.items()})
+    assert sizes[0] == sizes[1]
+
+
 def test_koleo_spreads_both_global_crops_or_the_first():
     model, inputs, _ = model_and_batch()
     both = model.loss(model(inputs), inputs)["metric/dinov2_koleo"]
