@@ -14,13 +14,13 @@ from pospre.errors import UserError, needing, run_command
 from pospre.recipe.recipe import load_recipe
 
 if TYPE_CHECKING:
-    from pospre.report.loader.table import LoaderBill, Timing
+    from pospre.report.loader.table import LoaderCosts, StageTimes
 
 _EPILOG = """\
 examples:
   python -m pospre.loader_report yamls/demo/droppos.yaml data.path=photos
   python -m pospre.loader_report yamls/pretrain/intertwined_vitb16.yaml data.path=in1k.beton \\
-      --feed 4000 --output bill.json --plot bill.png
+      --feed 4000 --output costs.json --plot costs.png
 
 Some images are loaded three times: by the recipe's threads for a consumer that costs nothing; by
 these threads for a consumer that copies and augments, and with --feed takes as long as such a
@@ -35,33 +35,35 @@ _PLOT_KINDS = (".png", ".pdf", ".svg")
 _RATES = (1000.0, 4000.0, 16000.0)
 
 
-def as_json(bill: "LoaderBill") -> str:
-    """Return the bill as JSON."""
-    derived = {name: getattr(bill, name) for name in ("per_core", "scaling", "bytes_per_epoch")}
-    return json.dumps({**asdict(bill), **derived}, indent=1) + "\n"
+def as_json(costs: "LoaderCosts") -> str:
+    """Return the costs as JSON."""
+    derived = {name: getattr(costs, name) for name in ("per_core", "scaling", "bytes_per_epoch")}
+    return json.dumps({**asdict(costs), **derived}, indent=1) + "\n"
 
 
-def table(bill: "LoaderBill") -> str:
-    """Return the bill as text."""
+def table(costs: "LoaderCosts") -> str:
+    """Return the costs as text."""
     from pospre.evaluation.table import format_table
 
     title = (
-        f"{bill.path} ({bill.format}, {bill.samples} samples): {bill.views} views an image; "
-        f"{bill.alone.images} images in batches of {bill.batch}"
+        f"{costs.path} ({costs.format}, {costs.samples} samples): {costs.views} views an image; "
+        f"{costs.alone.images} images in batches of {costs.batch}"
     )
-    first = [stage for stage in bill.alone.stages if stage not in (*bill.consumer.stages, "other")]
-    names = [*first, *bill.consumer.stages, "other"]
-    rows = [(name, *_cells(bill.alone, name), *_cells(bill.consumer, name)) for name in names]
-    rows.append(("together", *_cells(bill.alone, None), *_cells(bill.consumer, None)))
-    header = ("µs an image", "one core", "share", _threads(bill.workers), "share")
-    return format_table(title, header, rows, ["", *_notes(bill), "", *_bullets(bill)])
+    first = [
+        stage for stage in costs.alone.stages if stage not in (*costs.consumer.stages, "other")
+    ]
+    names = [*first, *costs.consumer.stages, "other"]
+    rows = [(name, *_cells(costs.alone, name), *_cells(costs.consumer, name)) for name in names]
+    rows.append(("together", *_cells(costs.alone, None), *_cells(costs.consumer, None)))
+    header = ("µs an image", "one core", "share", _threads(costs.workers), "share")
+    return format_table(title, header, rows, ["", *_notes(costs), "", *_bullets(costs)])
 
 
 def _threads(number: int) -> str:
     return "1 thread" if number == 1 else f"{number or 'no'} threads"
 
 
-def _cells(timing: "Timing", stage: str | None) -> tuple[str, str]:
+def _cells(timing: "StageTimes", stage: str | None) -> tuple[str, str]:
     """Return the time of an image and the share of a stage, or of all."""
     seconds = timing.seconds if stage is None else timing.stages.get(stage)
     if seconds is None:
@@ -69,45 +71,45 @@ def _cells(timing: "Timing", stage: str | None) -> tuple[str, str]:
     return f"{1e6 * seconds / timing.images:.0f}", f"{100 * seconds / timing.seconds:.1f} %"
 
 
-def _notes(bill: "LoaderBill") -> list[str]:
+def _notes(costs: "LoaderCosts") -> list[str]:
     from pospre.report.loader.advice import gigabytes
 
-    rates = _RATES if bill.feed is None else (bill.feed,)
-    cores = ", ".join(f"{bill.cores_for(rate):.1f} for {rate:.0f} images/s" for rate in rates)
-    augment = f"on {bill.device}"
-    if bill.device == "cpu":
-        augment += f", {_threads(bill.augment_threads)}, at the expense of loading"
+    rates = _RATES if costs.feed is None else (costs.feed,)
+    cores = ", ".join(f"{costs.cores_for(rate):.1f} for {rate:.0f} images/s" for rate in rates)
+    augment = f"on {costs.device}"
+    if costs.device == "cpu":
+        augment += f", {_threads(costs.augment_threads)}, at the expense of loading"
     pairs = [
-        ("one core loads", f"{bill.per_core:.0f} images/s, {bill.per_core * bill.views:.0f} views"),
+        ("one core loads", f"{costs.per_core:.0f} images/s, {costs.per_core * costs.views:.0f} views"),
         (
-            f"{_threads(bill.workers)} load" + ("s" if bill.workers == 1 else ""),
-            f"{bill.loaded_per_s:.0f} images/s; each of "
-            f"{max(1, min(bill.workers, bill.cores))} cores {bill.scaling:.0%} of one alone",
+            f"{_threads(costs.workers)} load" + ("s" if costs.workers == 1 else ""),
+            f"{costs.loaded_per_s:.0f} images/s; each of "
+            f"{max(1, min(costs.workers, costs.cores))} cores {costs.scaling:.0%} of one alone",
         ),
         ("cores needed", cores),
         ("augment", augment),
-        ("bytes", f"{bill.bytes_per_image / 1e3:.1f} kB an image, "
-         f"{gigabytes(bill.bytes_per_epoch)} an epoch"),
+        ("bytes", f"{costs.bytes_per_image / 1e3:.1f} kB an image, "
+         f"{gigabytes(costs.bytes_per_epoch)} an epoch"),
     ]  # fmt: skip
-    if bill.feed is not None:
-        reached = min(1.0, bill.loaded_per_s / bill.feed)
-        pairs.append(("feed", f"these threads load {reached:.0%} of {bill.feed:.0f} images/s"))
-    if bill.page_cache == "process":
+    if costs.feed is not None:
+        reached = min(1.0, costs.loaded_per_s / costs.feed)
+        pairs.append(("feed", f"these threads load {reached:.0%} of {costs.feed:.0f} images/s"))
+    if costs.page_cache == "process":
         pairs.append(("read", "further threads read ahead (data.page_cache): it is what was left"))
-    pairs += _egress(bill)
-    if bill.left_out:
-        pairs.append(("left out", f"{bill.left_out} bad samples"))
-    if bill.sizes is not None and bill.sizes.unreadable:
+    pairs += _egress(costs)
+    if costs.left_out:
+        pairs.append(("left out", f"{costs.left_out} bad samples"))
+    if costs.sizes is not None and costs.sizes.unreadable:
         pairs.append(
-            ("unreadable", f"{bill.sizes.unreadable} of {bill.sizes.looked_at} samples looked at")
+            ("unreadable", f"{costs.sizes.unreadable} of {costs.sizes.looked_at} samples looked at")
         )
     return [f"{name:<20}{text}" for name, text in pairs]
 
 
-def _egress(bill: "LoaderBill") -> list[tuple[str, str]]:
+def _egress(costs: "LoaderCosts") -> list[tuple[str, str]]:
     from pospre.report.loader.advice import gigabytes
 
-    remote = bill.remote
+    remote = costs.remote
     if remote is None:
         return []
     size = gigabytes(remote.num_bytes)
@@ -131,11 +133,11 @@ def _egress(bill: "LoaderBill") -> list[tuple[str, str]]:
     ]
 
 
-def _bullets(bill: "LoaderBill") -> list[str]:
-    return [textwrap.fill(f"- {line}", 100, subsequent_indent="  ") for line in bill.advice]
+def _bullets(costs: "LoaderCosts") -> list[str]:
+    return [textwrap.fill(f"- {line}", 100, subsequent_indent="  ") for line in costs.advice]
 
 
-def draw(bill: "LoaderBill", path: Path) -> None:
+def draw(costs: "LoaderCosts", path: Path) -> None:
     """Draw the stages as two stacked bars.
 
     Raises:
@@ -146,8 +148,8 @@ def draw(bill: "LoaderBill", path: Path) -> None:
 
     figure = Figure(figsize=(8, 2.8), layout="constrained")
     axis = figure.subplots()
-    bars = {"one core": bill.alone, f"{_threads(bill.workers)} and the consumer": bill.consumer}
-    names = list(dict.fromkeys([*bill.alone.stages, *bill.consumer.stages]))
+    bars = {"one core": costs.alone, f"{_threads(costs.workers)} and the consumer": costs.consumer}
+    names = list(dict.fromkeys([*costs.alone.stages, *costs.consumer.stages]))
     for place, timing in enumerate(bars.values()):
         left = 0.0
         for stage, seconds in timing.stages.items():
@@ -210,16 +212,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     from pospre.report.loader.advice import advise
     from pospre.report.loader.measure import measure
 
-    bill = measure(recipe, arguments.images, arguments.feed)
-    bill.advice = advise(bill)
-    print(table(bill))
+    costs = measure(recipe, arguments.images, arguments.feed)
+    costs.advice = advise(costs)
+    print(table(costs))
     if arguments.output:
         try:
-            arguments.output.write_text(as_json(bill), encoding="utf-8")
+            arguments.output.write_text(as_json(costs), encoding="utf-8")
         except OSError as error:
             raise UserError(f"{arguments.output} cannot be written: {error.strerror}.") from error
     if arguments.plot:
-        draw(bill, arguments.plot)
+        draw(costs, arguments.plot)
     return 0
 
 

@@ -10,7 +10,7 @@ WAITING = ("wait", "copy", "augment", "step")  # of a consumer with threads that
 
 
 @dataclass
-class Timing:
+class StageTimes:
     """Where the time of some images went.
 
     Attributes:
@@ -49,7 +49,7 @@ class RemoteCosts:
 
 
 @dataclass
-class LoaderBill:
+class LoaderCosts:
     """What loading costs, for one recipe on this machine.
 
     Attributes:
@@ -88,10 +88,10 @@ class LoaderBill:
     workers: int
     cores: int
     batch: int
-    alone: Timing
+    alone: StageTimes
     loaded_per_s: float
     feed: float | None
-    consumer: Timing
+    consumer: StageTimes
     bytes_per_image: float
     left_out: int = 0
     sizes: ImageSizes | None = None
