@@ -16,7 +16,7 @@ from pospre.errors import UserError
 from pospre.loader_report import main
 from pospre.recipe.recipe import load_recipe
 from pospre.report.loader import measure as measure_loader
-from pospre.report.loader.table import STAGES, WAITING, StageTimes
+from pospre.report.loader.costs import STAGES, WAITING, StageTimes
 from tests.data.buckets import ADDRESS, bucket, server, shards, upload  # noqa: F401 (fixtures)
 from tests.data.deep_files import band_folder
 

@@ -1,7 +1,7 @@
 """What would make loading cheaper, from what it costs."""
 
+from pospre.report.loader.costs import WORK, LoaderCosts, RemoteCosts
 from pospre.report.loader.image_sizes import ImageSizes
-from pospre.report.loader.table import WORK, LoaderCosts, RemoteCosts
 
 _LARGE = 4.0  # times the pixels that views need: worth storing smaller
 _SLOW_READ = 0.2  # share of the loader's time

@@ -10,8 +10,8 @@ import torch
 from pospre.augment.device import DeviceAugment, ViewDraws
 from pospre.data.cores import available_cores, one_thread
 from pospre.recipe.recipe import Recipe
+from pospre.report.loader.costs import STAGES, WAITING, WORK, LoaderCosts, RemoteCosts, StageTimes
 from pospre.report.loader.image_sizes import look_at_sizes
-from pospre.report.loader.table import STAGES, WAITING, WORK, LoaderCosts, RemoteCosts, StageTimes
 
 if TYPE_CHECKING:
     from pospre.data.bucket.reader import RemoteMdsReader

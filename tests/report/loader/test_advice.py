@@ -11,8 +11,8 @@ from PIL import Image
 from pospre.data.stores.folder import FolderReader
 from pospre.data.views.plan import ViewGroup
 from pospre.report.loader.advice import advise
+from pospre.report.loader.costs import STAGES, WAITING, LoaderCosts, RemoteCosts, StageTimes
 from pospre.report.loader.image_sizes import ImageSizes, look_at_sizes, shorter_side
-from pospre.report.loader.table import STAGES, WAITING, LoaderCosts, RemoteCosts, StageTimes
 
 SIZES = ImageSizes(
     pixels=200e3, pixels_needed=100e3, max_side=384, bits_per_pixel=2.0, other_than_jpeg=0.0,
@@ -24,7 +24,7 @@ REMOTE = RemoteCosts(
 
 
 def costs(*, read: float = 0.5, **changes: Any) -> LoaderCosts:
-    """Return a costs without any fault; one core spends ``read`` of 3.5 s on reading."""
+    """Return costs without any fault; one core spends ``read`` of 3.5 s on reading."""
     stages = {**dict.fromkeys(STAGES, 1.0), "read": read}
     usual: dict[str, Any] = {
         "path": "data.beton", "format": "ffcv", "samples": 1000, "views": 2, "repeats": 1,
