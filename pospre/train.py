@@ -16,7 +16,7 @@ examples:
   python -m pospre.train yamls/finetune/mae_vitb16.yaml --resolve
 
 A recipe may extend another one and say only what differs (extends: other.yaml, one level, relative
-to its own file): sections are merged, other values replaced, null takes the other's value away.
+to its own file): sections are merged, other values replaced, null takes a whole section away.
 
 A run writes <trainer.run_folder>/<run_name>/ : recipe.yaml, metrics.jsonl, checkpoints/,
 evaluation/ and report.html. The same command again goes on from the newest checkpoint;

@@ -47,15 +47,15 @@ def read_parts(path: Path) -> tuple[tuple[Path, dict[str, Any]] | None, dict[str
 def merged(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     """Return ``base`` with what ``own`` gives: sections are merged key by key.
 
-    Any other value, a list too, takes the place of the base's; null takes the base's key away, so
-    that its default holds again.
+    Any other value, a list too, takes the place of the base's. Null instead of a section takes the
+    base's away: an algorithm, a view, or what is then at its defaults.
     """
     result = dict(base)
     for key, value in own.items():
         before = base.get(key)
         if isinstance(before, dict) and isinstance(value, dict):
             result[key] = merged(before, value)
-        elif value is None and before is not None:
+        elif isinstance(before, dict) and value is None:
             del result[key]
         else:
             result[key] = value

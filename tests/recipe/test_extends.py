@@ -18,7 +18,7 @@ BASE: dict[str, Any] = {
     "data": {"path": "${POSPRE_TEST_PHOTOS:photos}", "batch_size": 8},
     "encoder": {"name": "vits16", "image_size": [64, 32]},
     "algorithms": {"mae": {"mask_ratio": 0.6}, "droppos": {}},
-    "optimizer": {"betas": [0.9, 0.99], "base_lr": 1.0},
+    "optimizer": {"betas": [0.9, 0.99], "base_lr": 1.0, "layer_decay": 0.7},
     "trainer": {"max_duration": "2ep", "clip_grad": {"threshold": 3.0}},
 }
 OWN: dict[str, Any] = {
@@ -26,7 +26,7 @@ OWN: dict[str, Any] = {
     "data": {"batch_size": 16},
     "encoder": {"image_size": [32, 32]},
     "algorithms": {"droppos": None, "mae": {"weight": 2.0}},
-    "optimizer": {"betas": None},
+    "optimizer": {"layer_decay": None},
     "trainer": {"clip_grad": None},
 }
 
@@ -38,14 +38,14 @@ def write(folder: Path, **recipes: dict[str, Any]) -> Path:
     return folder / f"{name}.yaml"
 
 
-def test_sections_are_merged_lists_replaced_and_null_removes(tmp_path: Path) -> None:
+def test_sections_are_merged_values_replaced_and_null_takes_a_section_away(tmp_path: Path) -> None:
     recipe = load_recipe(write(tmp_path, base=BASE, own=OWN), ["optimizer.base_lr=2.0"])
     assert recipe.run_name == "own"  # the base's would be the base's run folder
     assert (recipe.data.path, recipe.data.batch_size) == ("photos", 16)
     assert recipe.encoder.image_size == (32, 32)
     assert recipe.algorithms == {"mae": {"mask_ratio": 0.6, "weight": 2.0}}
-    assert recipe.optimizer.betas == (0.9, 0.95)  # the default
-    assert recipe.optimizer.base_lr == 2.0
+    assert recipe.optimizer.betas == (0.9, 0.99) and recipe.optimizer.base_lr == 2.0
+    assert recipe.optimizer.layer_decay is None  # a value like any other
     assert recipe.trainer.clip_grad is None
 
 
@@ -83,7 +83,8 @@ def test_every_value_says_where_it_comes_from(
     assert origins(path)["data.path"] == f"{base}, environment $POSPRE_TEST_PHOTOS"
     assert found["data.batch_size"] == found["encoder.image_size"] == str(path)
     assert found["seed"] == found["loggers.wandb"] == "command line"
-    assert not {"optimizer.betas", "trainer.clip_grad.threshold"} & {*found}  # defaults again
+    assert found["optimizer.layer_decay"] == str(path)
+    assert not {"algorithms.droppos", "trainer.clip_grad.threshold"} & {*found}
     recipe = load_recipe(path, overrides).dump()
     lines = annotate(recipe, found).splitlines()
     assert any(line.split() == ["seed:", "3", "#", "command", "line"] for line in lines)
@@ -111,4 +112,3 @@ def test_a_shipped_recipe_repeats_nothing_of_its_base(path: Path) -> None:
     if base is not None:
         before, said = dict(values(base[1])), dict(values(own))
         assert [key for key, value in said.items() if key in before and before[key] == value] == []
-        assert [key for key, value in said.items() if value is None and key not in before] == []
