@@ -280,7 +280,7 @@ def test_momentum_and_temperature_are_the_published_codes(path: Path) -> None:
     per_epoch = epoch_steps(path, recipe)
     steps, total = sampled(recipe, per_epoch), run_steps(recipe, per_epoch)
     with torch.device("meta"):
-        teacher = build_model(recipe).momentum
+        teacher = build_model(recipe).teachers.momentum
     assert teacher is not None
     momentum = MOMENTA[title(path)](per_epoch)
     found = [teacher.at(step / total) for step in steps]

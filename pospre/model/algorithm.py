@@ -96,7 +96,7 @@ class PretrainAlgorithm(Algorithm):
 
     def after_step(self, model: PretrainModel, progress: Progress) -> None:
         """Move the teacher if this algorithm's momentum counts; ``progress`` began the step."""
-        model.update_teacher(progress.step, owner=self.module_name())
+        model.teachers.update(progress.step, owner=self.module_name())
 
     def match(self, event: Event, state: State) -> bool:
         """Run at INIT, before every forward, and when a step is done."""
@@ -156,7 +156,7 @@ def check_option(key: str, hint: Any, value: Any) -> None:
 
 def require_one_view(model: PretrainModel, owner: str, group: str) -> None:
     """Raise ``UserError`` unless ``group`` is there and holds exactly one view per sample."""
-    count = model.require_views(owner, group).count
+    count = model.registry.require_views(owner, group).count
     if count != 1:
         raise UserError(
             f"algorithms.{owner} works on one view of the group '{group}', but "

@@ -79,5 +79,5 @@ def _take_teacher(model: PretrainModel, name: str) -> None:
             f"{name} was trained without a teacher; leave out --weights teacher (the algorithm "
             "ema_teacher keeps one)"
         )
-    for student, teacher in model.pairs:
+    for student, teacher in model.teachers.pairs:
         student.load_state_dict(teacher.state_dict())
