@@ -8,14 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pospre.algorithms.droppos import attach_droppos
-from pospre.algorithms.ijepa import IJEPA, FeaturePrediction, attach_ijepa
+from pospre.algorithms.ijepa.ijepa import IJEPA, FeaturePrediction, attach_ijepa
+from pospre.algorithms.ijepa.predictor import Predictor
 from pospre.algorithms.mae import attach_mae
 from pospre.algorithms.stop import SecondScale, StoP, Variant, attach_stop
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.model.passes import EditSet
 from pospre.nn.build import build_encoder
-from pospre.nn.predictor import Predictor
 
 PREDICTOR: dict[str, Any] = {"predictor_dim": 32, "predictor_depth": 2, "predictor_heads": 4}
 DECODER = {"decoder_dim": 32, "decoder_depth": 1, "decoder_heads": 4}
@@ -180,7 +180,9 @@ def test_there_is_no_noise_at_evaluation() -> None:
 def test_the_projection_learns_through_context_and_noise() -> None:
     def gradient(**changed: Tensor) -> Tensor:
         model, _, inputs = attached()
-        passes = {name: model.encode(name, model.images(inputs), inputs) for name in model.passes}
+        passes = {
+            name: model.encode(name, model.images(inputs), inputs) for name in model.registry.passes
+        }
         passes["student"] = torch.zeros_like(passes["student"])
         outputs = {"ijepa": objective_of(model)(passes, inputs | changed)}
         model.loss(outputs, inputs)["total"].backward()

@@ -20,10 +20,10 @@ JITTER, SIGMA, RATES = (0.4, 0.3, 0.2, 0.1), (0.1, 2.0), (0.3, 0.6)
 AUGMENT = Augment(
     jitter=JITTER,
     jitter_rate=RATES,
-    grey_rate=0.2,
+    grayscale_rate=0.2,
     blur_rate=RATES,
     blur_sigma=SIGMA,
-    solarise_rate=0.7,
+    solarize_rate=0.7,
     erase_rate=0.5,
 )
 MAGNITUDE, SPREAD = 9.0, 0.5
@@ -99,26 +99,18 @@ def carried_out(monkeypatch, augment, views):
     return found
 
 
-def compiled_keys(purpose):
-    """The keys by numba, one view after the other."""
-    start = draws.start_word(SEED, f"augment/{purpose}")
-    return [
-        portable_math.sample_key(start, epoch, sample, FIRST + view)
-        for epoch, sample in zip(EPOCHS, SAMPLES, strict=True)
-        for view in range(COUNT)
-    ]
-
-
 @pytest.mark.parametrize(
     "purpose", ["jitter", "jitter_order", "colour", "erase", "rand", "rand_magnitude"]
 )
 def test_numpys_and_numbas_draws_are_the_devices(purpose):
     ours, theirs = uniform(purpose, 41), source().uniform(purpose, 41)
     assert np.array_equal(ours, theirs.numpy()) and ours.dtype == np.float32
+    start = draws.start_word(SEED, f"augment/{purpose}")
     compiled = [
-        [portable_math.uniform(key, n) for n in range(41)] for key in compiled_keys(purpose)
+        portable_math.view_draws(start, epoch, sample, (FIRST, COUNT), 41)
+        for epoch, sample in zip(EPOCHS, SAMPLES, strict=True)
     ]
-    assert compiled == ours.tolist()
+    assert np.array_equal(np.concatenate(compiled), ours)
 
 
 def test_numpy_plans_the_same_colours(monkeypatch):

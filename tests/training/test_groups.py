@@ -10,13 +10,14 @@ from timm.optim import param_groups_layer_decay
 from torch import Tensor, nn
 
 from pospre.algorithms.droppos import attach_droppos
-from pospre.algorithms.supervised import attach_supervised
+from pospre.algorithms.supervised.supervised import attach_supervised
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective
 from pospre.nn.build import build_encoder
 from pospre.recipe.sections import Optimizer, Schedule
 from pospre.training.groups import parameter_groups, rate_scale
-from pospre.training.optim import build_optimizer, build_schedule
+from pospre.training.optim import build_optimizer
+from pospre.training.schedule import build_schedule
 
 
 def small_model(**options: Any) -> PretrainModel:
@@ -159,7 +160,7 @@ class Step:
             self.optimizer,
             Schedule(name="constant", warmup="0ep"),
             rates=rates,
-            total_steps=9,
+            max_duration="9ba",
             steps_per_epoch=3,
             batch_size=8,
         )

@@ -31,7 +31,7 @@ def measure(recipe: Recipe, num_images: int, feed: float | None = None) -> Loade
     Raises:
         UserError: the data cannot be read, or are fewer than a batch.
     """
-    from pospre.training.build import build_data
+    from pospre.training.data import build_data
 
     loader = build_data(recipe)
     # In small batches: not more images than were asked for, whatever the recipe's batch.
@@ -39,13 +39,15 @@ def measure(recipe: Recipe, num_images: int, feed: float | None = None) -> Loade
     loader.batch_size = min(loader.batch_size, max(1, some // _LEAST_BATCHES))
     remote = _remote_reader(recipe, loader)
     fetched_per_s = 0.0 if remote is None else _loaded_per_s(loader, num_images)
+    loader.epoch = 0
     loaded_per_s = _loaded_per_s(loader, num_images)
     device = _Device(recipe, loader)
     workers, threads = loader.num_workers, torch.get_num_threads()
     # Of local files each takes other samples, as epochs do; remote ones are in the cache now.
-    loader.epoch += remote is None
+    step = int(remote is None)
+    loader.epoch = step
     consumer = _time_consumer(device, num_images, feed)
-    loader.epoch += remote is None
+    loader.epoch = 2 * step
     alone = _time_one_core(device, num_images)
     return LoaderBill(
         path=loader.reader.address,
@@ -94,7 +96,7 @@ class _Device:
     """Does with a batch what training does before its step: copies it and augments its views."""
 
     def __init__(self, recipe: Recipe, loader: "ViewLoader") -> None:
-        from pospre.training.build import build_device
+        from pospre.training.device import build_device
 
         self.loader, self.seed = loader, recipe.seed
         self.device = torch.device("cuda" if build_device(recipe).name == "gpu" else "cpu")
