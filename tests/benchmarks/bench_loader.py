@@ -5,7 +5,7 @@
 
   one-view      1×224 random resized crop: ours from .beton, MDS and folder; stock FFCV (as
                 installed, and with numba's workqueue threads), torchvision's DataLoader, litdata,
-                webdataset, stock StreamingDataset
+                webdataset, stock StreamingDataset, NVIDIA DALI on the CPU
   multi-crop    2×224 + 8×96 of every image, likewise
   decode-bound  how much of the rate at which libjpeg-turbo alone decodes the files we keep
   s3            MDS shards from an S3 server on this machine (moto, which takes its share of the
@@ -23,8 +23,9 @@ resizes bicubic, or bilinear where it says so, and leaves the mirroring to the d
 JPEG at a smaller scale where that changes the views by less than its tolerance. torchvision's
 transforms (which litdata, webdataset and StreamingDataset are given as well) resize bilinear, as is
 their default, or bicubic where it says so, both antialiased, and mirror. FFCV averages areas, does
-not mirror, and decodes an image once for each of its views. litdata and webdataset are installed by
-`make bench-setup`; what is not installed is left out.
+not mirror, and decodes an image once for each of its views. DALI resizes bilinear, antialiased, and
+mirrors; for one crop it decodes only that, for ten the image once. litdata, webdataset and DALI are
+installed by `make bench-setup`; what is not installed is left out.
 """
 
 import argparse
