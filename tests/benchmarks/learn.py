@@ -2,8 +2,8 @@
 
 Converts DATA once, then for every recipe of ``yamls/learn`` and every seed: pre-trains, measures
 kNN and linear accuracy of the encoder and of its untrained twin on held-out images, and keeps the
-figures in ``tests/benchmarks/results/<method>.json``. What is there already is not done again; a stopped
-run goes on from its last checkpoint.
+figures in ``tests/benchmarks/results/<method>.json``. What is there already is not done again; a
+stopped run goes on from its last checkpoint.
 """
 
 import argparse
