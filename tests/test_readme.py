@@ -16,9 +16,16 @@ from tests.benchmarks import learn
 from tests.evaluation.checkpoints import save_checkpoint
 
 ROOT = Path(__file__).parents[1]
-NAMES = ("README.md", "data_prep/README.md", "data_prep/sources/README.md", "yamls/README.md")
-NAMES += ("pospre/algorithms/README.md", "tests/benchmarks/README.md")
-README, DATA, _, RECIPE, _, FIGURES = TEXTS = [(ROOT / name).read_text("utf-8") for name in NAMES]
+NAMES = (
+    "README.md",
+    "data_prep/README.md",
+    "data_prep/sources/README.md",
+    "pospre/algorithms/README.md",
+    "yamls/README.md",
+    "tests/benchmarks/README.md",
+)
+TEXTS = [(ROOT / name).read_text(encoding="utf-8") for name in NAMES]
+README, RECIPE, FIGURES = TEXTS[0], TEXTS[-2], TEXTS[-1]
 RECIPES = re.findall(r"^```yaml\n(.*?)^```", RECIPE, re.M | re.S)
 ROOMS = ("pospre", "data_prep", "tests", "yamls", ".setup", ".ci")
 # a smaller model and fewer steps, nothing that the block would lack

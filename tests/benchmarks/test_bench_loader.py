@@ -10,7 +10,7 @@ import pytest
 from tests.benchmarks.bench_loader import CASES, main
 from tests.benchmarks.loader_bench import MULTI_CROP, ONE_VIEW
 from tests.benchmarks.loader_conversion import seconds_alone
-from tests.benchmarks.loader_tables import Row, Table, markdown, median_ratio, plot, rate_rows
+from tests.benchmarks.loader_tables import Row, Table, markdown, median_ratio, rate_rows
 from tests.benchmarks.loader_worker import (
     PEERS_FOLDER,
     Job,
@@ -38,7 +38,7 @@ def test_the_reference_is_the_best_of_its_loaders() -> None:
     assert rows[1].more == {"first": "–"}
 
 
-def test_a_table_in_markdown_and_as_picture(tmp_path: Path) -> None:
+def test_a_table_in_markdown() -> None:
     rows = [
         Row("ours", 200.4, {"× a": 2.0, "× b": None}, {"first": "3.1"}, [200.4]),
         Row("a", 100.0, {"× a": 1.0, "× b": None}, {"first": "–"}, [100.0]),
@@ -53,8 +53,6 @@ def test_a_table_in_markdown_and_as_picture(tmp_path: Path) -> None:
         "| a | 100 | 1.00 | – | – |",
     ]
     assert json.loads(json.dumps(table.content()))["rows"][0]["runs"] == [200.4]
-    plot([table, table], tmp_path / "bars.png")
-    assert (tmp_path / "bars.png").stat().st_size > 1000
 
 
 def test_a_job_survives_the_way_to_its_process() -> None:
