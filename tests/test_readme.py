@@ -26,7 +26,7 @@ NAMES = (
 )
 TEXTS = [(ROOT / name).read_text(encoding="utf-8") for name in NAMES]
 README, RECIPE, FIGURES = TEXTS[0], TEXTS[-2], TEXTS[-1]
-RECIPES = re.findall(r"^```yaml\n(.*?)^```", RECIPE, re.M | re.S)
+RECIPES = re.findall(r"^```yaml\n(data:.*?)^```", RECIPE, re.M | re.S)
 ROOMS = ("pospre", "data_prep", "tests", "yamls", ".setup", ".ci")
 # a smaller model and fewer steps, nothing that the block would lack
 SHRINK = [
