@@ -1,11 +1,11 @@
 """What an algorithm is: an attachment to the model plus what it writes into each batch."""
 
 import importlib
-import math
 import pkgutil
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from inspect import signature
+from typing import Any, ClassVar, NamedTuple
 
 from composer.core import Algorithm, Event, State, TimeUnit
 from composer.loggers import Logger
@@ -15,6 +15,7 @@ from pospre import algorithms
 from pospre.batch import Batch, numbered
 from pospre.errors import UserError, suggestion
 from pospre.model.model import PretrainModel
+from pospre.nn.patch_encoder import PatchEncoder
 from pospre.recipe.recipe import check_arguments
 
 
@@ -50,8 +51,9 @@ class PretrainAlgorithm(Algorithm):
 
     def __post_init__(self) -> None:
         """Check the options as recipes are checked: this is for algorithms made in code."""
-        for name, hint in get_type_hints(type(self)).items():
-            check_option(f"{self.module_name()}.{name}", hint, getattr(self, name))
+        given = {name: getattr(self, name) for name in signature(type(self)).parameters}
+        checked = check_arguments(self.module_name(), type(self), given, source="algorithms")
+        vars(self).update(checked)
 
     @classmethod
     def module_name(cls) -> str:
@@ -70,6 +72,18 @@ class PretrainAlgorithm(Algorithm):
             path: of the data, for errors.
         """
         return arguments
+
+    def check_encoder(self, encoder: PatchEncoder) -> None:
+        """Raise ``UserError`` if this needs a token for every patch and the encoder merges them."""
+        if encoder.patches_per_token > 1 and not self.takes_merged_patches:
+            able = [
+                name for name in algorithm_names() if algorithm_class(name).takes_merged_patches
+            ]
+            raise UserError(
+                f"algorithms.{self.module_name()} needs a token for every patch, but encoder.name "
+                f"makes {encoder.timm_name}, which merges patches. Use a ViT; of all algorithms "
+                f"only {' and '.join(able)} take such an encoder."
+            )
 
     @abstractmethod
     def attach(self, model: PretrainModel) -> None:
@@ -95,6 +109,7 @@ class PretrainAlgorithm(Algorithm):
         """Attach at INIT; check all at FIT_START; prepare each batch; then ``after_step``."""
         model = pretrain_model(state)
         if event == Event.INIT:
+            self.check_encoder(model.encoder)
             self.attach(model)
         elif event == Event.FIT_START:
             model.check_complete()
@@ -123,7 +138,8 @@ def attach(model: PretrainModel, name: str, **options: Any) -> PretrainAlgorithm
         UserError: the algorithm or an option is unknown, or it cannot work with this model.
     """
     kind = algorithm_class(name)
-    algorithm = kind(**check_arguments(f"algorithms.{name}", kind, options))
+    algorithm = kind(**check_arguments(name, kind, options, source="algorithms"))
+    algorithm.check_encoder(model.encoder)
     algorithm.attach(model)
     return algorithm
 
@@ -206,22 +222,6 @@ def training_progress(state: State) -> Progress:
     within = now.batch_in_epoch.value / max(now.batch.value, 1)
     num_steps = int(total.value) if total.unit == TimeUnit.BATCH else None
     return Progress(float(elapsed), float(elapsed) * (1 - within), num_steps)
-
-
-def check_weight(owner: str, weight: float, key: str = "weight") -> None:
-    """Raise ``UserError`` if the factor of a loss, the option ``key``, is negative."""
-    if weight < 0:
-        raise UserError(f"{owner}.{key} is {weight}, but must not be negative.")
-
-
-def check_option(key: str, hint: Any, value: Any) -> None:
-    """Raise ``UserError`` for NaN, infinity, or a value that is none of those its type names."""
-    if get_origin(hint) is Literal and value not in get_args(hint):
-        known = ", ".join(map(str, get_args(hint)))
-        raise UserError(f"{key} is '{value}'. Use one of {known}.")
-    numbers = value if isinstance(value, tuple | list) else (value,)
-    if not all(math.isfinite(number) for number in numbers if isinstance(number, float)):
-        raise UserError(f"{key} is {value}, but must be finite. Give a number.")
 
 
 def require_one_view(model: PretrainModel, owner: str, group: str) -> None:
