@@ -193,8 +193,8 @@ def _shards(
 
 
 def _fetch(uri: str, name: str, folder: Path) -> Path:
-    with Bucket(f"{uri}/{name}") as bucket:
-        bucket.fetch(folder / name)
+    with Bucket(f"{uri}/{name}") as bucket, (folder / name).open("wb") as file:
+        bucket.download(file)
     return folder / name
 
 
