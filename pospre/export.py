@@ -252,7 +252,7 @@ def _add_classifier(
     model: "PretrainModel", tensors: dict[str, "Tensor"], kwargs: dict[str, Any]
 ) -> int:
     """Add the trained class head; return how many classes it has."""
-    from pospre.algorithms.supervised import Classification
+    from pospre.algorithms.supervised.supervised import Classification
 
     objective = model.objectives["supervised"]
     assert isinstance(objective, Classification)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pospre.algorithms.dinov2 import PrototypeMatching
+from pospre.algorithms.dinov2.dinov2 import PrototypeMatching
 from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import load_recipe
 from pospre.train import main

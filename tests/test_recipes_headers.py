@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from pospre import draws
-from pospre.algorithms.ijepa import IJEPA
+from pospre.algorithms.ijepa.blocks import draw_official
+from pospre.algorithms.ijepa.ijepa import IJEPA
 from pospre.evaluation.registry import check_settings
 from pospre.nn.build import build_encoder
 from pospre.nn.encoder import Encoder
-from pospre.nn.multiblock import draw_official
 from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.training.build import resolve_algorithms
 

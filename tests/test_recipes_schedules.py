@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from pospre.algorithms.dinov2 import DINOv2
+from pospre.algorithms.dinov2.dinov2 import DINOv2
 from pospre.model.algorithm import Progress
 from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.schedules import duration_steps

@@ -14,8 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from pospre import draws
-from pospre.algorithms.dinov2 import MASK_KEY as CONTENT_KEY
-from pospre.algorithms.dinov2 import DINOv2, PrototypeMatching, prototype_head
+from pospre.algorithms.dinov2.dinov2 import MASK_KEY as CONTENT_KEY
+from pospre.algorithms.dinov2.dinov2 import DINOv2, PrototypeMatching, prototype_head
+from pospre.algorithms.dinov2.losses import patch_loss
+from pospre.algorithms.dinov2.masks import NUM_CROPS, block_masks, masked_slots
+from pospre.algorithms.dinov2.targets import Targets
 from pospre.batch import Batch, view_keys
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm, Progress, check_weight
@@ -23,9 +26,6 @@ from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import EncoderPass, MaskedTokens
 from pospre.model.teacher import Frozen
-from pospre.nn.assignment import Targets, patch_loss
-from pospre.nn.block_masks import NUM_CROPS, block_masks, masked_slots
-from pospre.nn.cross_masks import cross_order
 
 MASK = "position_mask"
 MASK_KEY = f"global/{MASK}"
@@ -144,6 +144,42 @@ def free_crops(content_mask_B2N: Tensor, host: DINOv2) -> Tensor:
     free = num_free_crops(len(amount) if host.official else 1, host)
     rank = pools.argsort(dim=-1, stable=True).argsort(dim=-1)
     return (rank < free).view_as(amount)
+
+
+def cross_order(keys: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Return the order in which crosses cover a grid: int64 (…, rows·cols); its first n are a mask.
+
+    Crosses (one row and one column) around uniformly drawn centres are added one after the other.
+    When only part of a cross is left to take, the cells nearest to its centre go first (L1
+    distance, ties in random order): so a mask of any count is a start of this order, and no loop
+    over counts is needed.
+
+    Args:
+        keys: int64 draw keys of any shape, see ``pospre.draws.sample_keys``.
+        grid: (rows, columns).
+    """
+    rows, cols = grid
+    # so many centres leave a given row without one once in e^8 draws
+    num_crosses = 8 * max(rows, cols)
+    draw = draws.uniform(keys, 2 * num_crosses + rows * cols)
+    centre_row = (draw[..., :num_crosses] * rows).long()
+    centre_col = (draw[..., num_crosses : 2 * num_crosses] * cols).long()
+    cell = torch.arange(rows * cols, device=keys.device)
+    row, col = cell // cols, cell % cols
+    # the number of the cross that covers each cell first; cells that none covers come last
+    turn = torch.minimum(_first(centre_row, rows)[..., row], _first(centre_col, cols)[..., col])
+    by = turn.clamp_max(num_crosses - 1)
+    distance = (centre_row.gather(-1, by) - row).abs() + (centre_col.gather(-1, by) - col).abs()
+    rank = turn * (rows + cols) + distance
+    return torch.argsort(rank + draw[..., 2 * num_crosses :].double(), dim=-1, stable=True)
+
+
+def _first(drawn: Tensor, size: int) -> Tensor:
+    """Return the first place (…, size) at which each number occurs among ``drawn`` (…, T)."""
+    number = drawn.shape[-1]
+    found = drawn.unsqueeze(-2) == torch.arange(size, device=drawn.device).unsqueeze(-1)
+    place = torch.arange(number, device=drawn.device)
+    return torch.where(found, place, number).amin(-1)
 
 
 class PositionMatching(Objective):

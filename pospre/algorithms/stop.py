@@ -14,13 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pospre import draws
-from pospre.algorithms.ijepa import ExtraTerm, FeaturePrediction, Loss, feature_distance
+from pospre.algorithms.ijepa.ijepa import ExtraTerm, FeaturePrediction, Loss, feature_distance
+from pospre.algorithms.ijepa.predictor import PredictorTokens, gather_blocks
 from pospre.batch import EPOCH, INDEX, Batch, field_box_key
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Outputs
-from pospre.nn.predictor import PredictorTokens, gather_blocks
 from pospre.nn.weights import init_trunc_normal
 
 Variant = Literal[

@@ -153,9 +153,9 @@ def change_colours(levels_N3HW: Tensor, augment: Augment, source: ViewDraws) -> 
         choice = (draw[:, 0] * 3).to(torch.int64)
         to_grey, to_blur, to_solarise = choice == 0, choice == 1, choice == 2
     else:
-        to_grey = source.happens(draw[:, 0], augment.grey_rate)
+        to_grey = source.happens(draw[:, 0], augment.grayscale_rate)
         to_blur = source.happens(draw[:, 1], augment.blur_rate)
-        to_solarise = source.happens(draw[:, 2], augment.solarise_rate)
+        to_solarise = source.happens(draw[:, 2], augment.solarize_rate)
     levels = levels_N3HW
     if augment.greys:  # images of other channels than three have no grey
         levels = change_some(levels, to_grey, lambda some, _: colour.grey(some))
@@ -165,7 +165,7 @@ def change_colours(levels_N3HW: Tensor, augment: Augment, source: ViewDraws) -> 
         levels = change_some(
             levels, to_blur, lambda some, rows: colour.blur(some, sigma_N[rows], kernel)
         )
-    threshold = augment.solarise_threshold
+    threshold = augment.solarize_threshold
     return change_some(levels, to_solarise, lambda some, _: colour.solarise(some, threshold))
 
 

@@ -39,22 +39,25 @@ _MIN_PREFETCH = 2
 
 @dataclass
 class _Position:
-    """How many samples of an epoch all ranks were given, by one iteration."""
+    """How many samples of an epoch all ranks were given, by the iteration that began there."""
 
     epoch: int
-    samples: int
+    samples: int = 0
+    begun: bool = False
 
 
 class ViewLoader:
     """Iterates over one rank's batches of an epoch; see ``pospre.batch`` for what they hold.
 
+    Every iteration is an epoch: ``for epoch in range(10): for batch in loader: …`` draws order and
+    views anew ten times. An iteration that was broken off counts as well, so that the next one
+    gives the next epoch from its start; to go on where it stopped instead, hand ``state_dict()`` to
+    ``load_state_dict``. That is also how a Composer Trainer without a callback of ours resumes: it
+    begins, and leaves, an iteration for each epoch that is over.
+
     One iteration at a time: a later one takes the reader's reading ahead and the position over.
 
     Attributes:
-        epoch: epoch of the next iteration, set by whoever trains. Iterating again without setting
-            it repeats the same batches.
-        start: samples, of all ranks, to leave out at the start of the next iteration, without
-            reading them; falls back to 0 when that iteration starts.
         reader: the data set.
         views: what is cut out of every image.
         num_samples: size of the whole data set.
@@ -110,11 +113,9 @@ class ViewLoader:
         self.window = window
         self.num_samples = len(reader)
         self.classes = reader.classes
-        self.epoch = 0
-        self.start = 0
         self.pinned = pin_memory and torch.cuda.is_available()
         self._memory = None if self.pinned else BatchMemory(self.num_batches_held)
-        self._position = _Position(0, 0)
+        self._position = _Position(0)
         self._iterations = 0
         self._filler = Filler(
             reader, self.views, seed=seed, bad_samples=bad_samples, tolerance=tolerance
@@ -152,20 +153,32 @@ class ViewLoader:
         tasks = -(-self.batch_size // _CHUNK)
         return _MIN_PREFETCH + -(-self.num_workers // tasks)
 
+    @property
+    def epoch(self) -> int:
+        """The epoch that is iterated over; after its last batch, and before the first, the next.
+
+        Once it is set, also to what it is, the next iteration begins that epoch from its start.
+        """
+        return self._position.epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._position = _Position(epoch)
+
     def state_dict(self) -> dict[str, int]:
         """Return where the loader is: the epoch, and how many samples of it all ranks were given.
 
         It holds for any number of ranks, batch size and storage format.
         """
-        position = self._position
-        if position.epoch != self.epoch or self.start:  # it was sent elsewhere since
-            return {"epoch": self.epoch, "samples": self.start}
-        return {"epoch": position.epoch, "samples": position.samples}
+        return {"epoch": self._position.epoch, "samples": self._position.samples}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on at the sample after those that ``state_dict`` counted, without reading them."""
-        self.epoch, self.start = state["epoch"], state["samples"]
-        self._position = _Position(self.epoch, self.start)
+        """Go on at the sample after those that ``state_dict`` counted, without reading them.
+
+        Of an epoch that was given whole, the next iteration gives nothing, and the one after it the
+        next epoch.
+        """
+        self._position = _Position(state["epoch"], state["samples"])
 
     def probe(self, num_samples: int = 4) -> None:
         """Decode a few samples from all over the data set, to find out early that it is damaged.
@@ -184,9 +197,10 @@ class ViewLoader:
         return -(-self.num_samples // global_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        self._position = position = _Position(self.epoch, self.start)
-        self.start = 0
-        return self._batches(position)
+        if self._position.begun:
+            self._position = _Position(self.epoch + 1)
+        self._position.begun = True
+        return self._batches(self._position)
 
     def _batches(self, position: _Position) -> Iterator[Batch]:
         epoch, start = position.epoch, position.samples
@@ -204,6 +218,8 @@ class ViewLoader:
                     yield self._deliver(pending.popleft(), position)
             while pending:
                 yield self._deliver(pending.popleft(), position)
+        if position is self._position:
+            self.epoch += 1
 
     @contextmanager
     def _expecting(self, indices: np.ndarray) -> Iterator[None]:
@@ -274,9 +290,9 @@ class ViewLoader:
 def build_loader(
     path: str | Path,
     *,
-    views: Sequence[ViewGroup],
     batch_size: int,
-    seed: int,
+    views: Sequence[ViewGroup] = (ViewGroup(),),
+    seed: int = 0,
     shuffle: bool = True,
     drop_last: bool = True,
     num_workers: int | None = None,
@@ -292,10 +308,28 @@ def build_loader(
 ) -> ViewLoader:
     """Open a data set and return its loader.
 
+    For any training code::
+
+        loader = build_loader("photos", batch_size=64)
+        for epoch in range(10):
+            for batch in loader:
+                pixels, labels = batch["view/image"], batch["label"]
+
+    ``len(loader)`` is the number of batches in an epoch, ``loader.num_samples`` the size of the
+    data set, ``loader.classes`` the names of its labels. A batch is a dict of tensors for B
+    samples, with V views for each group ``g`` of ``views`` (one, called ``view``):
+
+    - ``index`` int64 (B,): the samples' places in the data set;
+    - ``epoch`` int64 (B,): the epoch that their draws belong to;
+    - ``label`` int64 (B,): their classes, −1 where there are none;
+    - ``g/image`` uint8 (B, V, 3, H, W): RGB pixels, channels last in memory, not yet mirrored;
+    - ``g/box`` float32 (B, V, 4): x0, y0, x1, y1 of the views as parts of the upright image;
+    - ``g/flip`` bool (B, V): which views are drawn to be mirrored, by whoever moves the pixels.
+
     Args:
         path: image folder, ``.beton`` file, MDS directory or ``s3://`` address of one.
-        views: what to cut out of every image.
         batch_size: samples per batch of one rank.
+        views: what to cut out of every image; by default one random crop of 224 pixels.
         seed: the run's seed, for order, boxes and flips.
         shuffle: visit the samples in the epoch's random order instead of the stored one.
         drop_last: leave out the samples that do not fill a batch of all ranks.

@@ -16,7 +16,7 @@ from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
 from pospre.evaluation.registry import Context, Plan
 from pospre.model.model import PretrainModel
-from pospre.nn.swin import SWIN
+from pospre.nn.swin.encoder import SWIN
 
 Pooling = Literal["mean", "cls"]
 WHOLE = 48  # pixels; the short side of Tiny ImageNet is 64

@@ -23,9 +23,9 @@ from pospre.model.teacher import follow
 from pospre.nn.encoder import Encoder
 from pospre.nn.patch_encoder import PatchEncoder
 from pospre.nn.positions import resample_positions
-from pospre.nn.swin import SwinEncoder
+from pospre.nn.swin.encoder import SwinEncoder
 from pospre.object_store import Bucket, is_remote
-from pospre.recipe.recipe import recipe_from_dict
+from pospre.recipe.recipe import recorded_recipe
 from pospre.training.checkpoints.content import Weights, model_of, recorded
 from pospre.training.checkpoints.reading import open_checkpoint
 
@@ -169,7 +169,7 @@ def refuse_export(uri: str) -> None:
         return
     try:
         with safe_open(uri, "pt") as file:
-            recipe = recipe_from_dict(json.loads(file.metadata()["recipe"]))
+            recipe = recorded_recipe(json.loads(file.metadata()["recipe"]))
         origin = f": {recipe.run_path()}"
     except Exception:  # remote, or not ours: then nobody knows
         origin = ""

@@ -152,12 +152,12 @@ def require_one_view(model: PretrainModel, owner: str, group: str) -> None:
 
 
 def algorithm_names() -> list[str]:
-    """Return the names of all algorithms: the modules of ``pospre.algorithms``."""
+    """Return the names of all algorithms: the modules and folders of ``pospre.algorithms``."""
     return sorted(module.name for module in pkgutil.iter_modules(algorithms.__path__))
 
 
 def algorithm_class(name: str) -> type[PretrainAlgorithm]:
-    """Return the algorithm of the module ``pospre.algorithms.<name>``.
+    """Return the algorithm of the module ``pospre.algorithms.<name>``, or of ``<name>.<name>``.
 
     Raises:
         UserError: there is no such module.
@@ -165,6 +165,8 @@ def algorithm_class(name: str) -> type[PretrainAlgorithm]:
     if name not in algorithm_names():
         raise UserError(f"algorithms: '{name}' is not known.{suggestion(name, algorithm_names())}")
     module = importlib.import_module(f"{algorithms.__name__}.{name}")
+    if hasattr(module, "__path__"):  # a folder has the method in the module of its own name
+        module = importlib.import_module(f"{module.__name__}.{name}")
     return next(
         member
         for member in vars(module).values()

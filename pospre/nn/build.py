@@ -5,7 +5,7 @@ from typing import cast
 from pospre.errors import UserError, suggestion
 from pospre.nn.encoder import Encoder
 from pospre.nn.sizes import SIZES
-from pospre.nn.swin import SWIN, SWIN_NEEDS, build_swin
+from pospre.nn.swin.encoder import SWIN, SWIN_NEEDS, build_swin
 from pospre.recipe.sections import Init, PositionKind
 
 

@@ -19,6 +19,7 @@ from pydantic_core import ErrorDetails
 
 from pospre.errors import UserError, suggestion
 from pospre.recipe import yaml_text
+from pospre.recipe.renamed import new_name, with_new_names
 from pospre.recipe.sections import (
     Arguments,
     Data,
@@ -99,6 +100,11 @@ def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
 def recipe_from_dict(data: dict[str, Any], source: str = "recipe") -> Recipe:
     """Return the recipe in a plain dict; ``source`` names it in errors."""
     return _validate(Recipe, yaml_text.resolve_variables(data), source, prefix="")
+
+
+def recorded_recipe(data: dict[str, Any], source: str = "recipe") -> Recipe:
+    """Return a recipe that a run recorded, also where keys of it were renamed since."""
+    return recipe_from_dict(with_new_names(data), source)
 
 
 def check_arguments(
@@ -186,6 +192,8 @@ def _explain(model: type[BaseModel], data: dict[str, Any], error: ErrorDetails, 
         key = prefix + ".".join(str(part) for part in error["loc"])
         if error["type"] == "missing":
             return f"key '{key}' is missing"
+        if renamed := new_name(key):
+            return f"key '{key}' is called '{renamed}' now; rename it"
         elsewhere = [f"{s}.{last}" for s, hint in _SECTIONS.items() if last in hint.model_fields]
         if elsewhere and key == last:
             return f"unknown key '{key}'. Did you mean '{elsewhere[0]}'?"

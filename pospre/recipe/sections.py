@@ -127,12 +127,12 @@ class Augment(Section):
     rand_augment: RandAugment | None = None
     jitter: Annotated[tuple[float, float, float, float], Field(strict=False)] | None = None
     jitter_rate: Rate = 0.8
-    grey_rate: Rate = 0.0
+    grayscale_rate: Rate = 0.0
     blur_rate: Rate = 0.0
     blur_sigma: Pair = (0.1, 2.0)
     blur_kernel: int = 9
-    solarise_rate: Rate = 0.0
-    solarise_threshold: int = 128
+    solarize_rate: Rate = 0.0
+    solarize_threshold: int = 128
     three_augment: bool = False
     erase_rate: Rate = 0.0
 

@@ -24,8 +24,8 @@ from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm, algorithm_class
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
-from pospre.nn.swin import SWIN
-from pospre.recipe.recipe import Recipe, check_arguments, recipe_from_dict
+from pospre.nn.swin.encoder import SWIN
+from pospre.recipe.recipe import Recipe, check_arguments, recorded_recipe
 from pospre.recipe.sections import Size, View
 from pospre.schedules import duration_steps
 from pospre.training.checkpoints.saver import CheckpointSaver
@@ -58,7 +58,7 @@ def resolve_algorithms(recipe: Recipe) -> Recipe:
 def with_defaults(recorded: dict[str, Any]) -> dict[str, Any]:
     """Return a recipe that a run recorded with options that came later at their defaults."""
     try:
-        return resolve_algorithms(recipe_from_dict(recorded)).dump()
+        return resolve_algorithms(recorded_recipe(recorded)).dump()
     except UserError:  # of a version whose options are not these: as it is
         return recorded
 

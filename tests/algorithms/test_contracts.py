@@ -44,7 +44,7 @@ def test_functional_and_class_form_agree(name: str) -> None:
     by_class, _ = case.build()
     functional, _ = Case(HOST_OF.get(name, ()), encoder=_needs(name)).build()
     functional.views.update(case.views())
-    attach = getattr(importlib.import_module(f"pospre.algorithms.{name}"), f"attach_{name}")
+    attach = getattr(importlib.import_module(algorithm_class(name).__module__), f"attach_{name}")
     made = attach(functional, **OPTIONS.get(name, {}))
     assert isinstance(made, algorithm_class(name))
     assert {k: v.shape for k, v in functional.state_dict().items()} == {

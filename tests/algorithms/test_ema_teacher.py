@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from pospre.algorithms.ema_teacher import attach_ema_teacher
-from pospre.algorithms.lut import attach_lut
+from pospre.algorithms.lut.lut import attach_lut
 from pospre.algorithms.mae import attach_mae
-from pospre.algorithms.supervised import attach_supervised
+from pospre.algorithms.supervised.supervised import attach_supervised
 from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
 from pospre.model.algorithm import Progress

@@ -53,7 +53,7 @@ def test_mae_equals_the_official_code(case):
 @pytest.mark.parametrize("case", list(DROPPOS))
 def test_droppos_equals_the_official_code(case):
     recorded = fixture("droppos")[case]
-    model = small_model()
+    model: Any = small_model()
     if case == "multi_task":
         attach_mae(model, mask_ratio=0.5, **DECODER)
     attach_droppos(

@@ -8,14 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pospre.algorithms.droppos import attach_droppos
-from pospre.algorithms.ijepa import IJEPA, FeaturePrediction, attach_ijepa
+from pospre.algorithms.ijepa.ijepa import IJEPA, FeaturePrediction, attach_ijepa
+from pospre.algorithms.ijepa.predictor import Predictor
 from pospre.algorithms.mae import attach_mae
 from pospre.algorithms.stop import SecondScale, StoP, Variant, attach_stop
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.model.passes import EditSet
 from pospre.nn.build import build_encoder
-from pospre.nn.predictor import Predictor
 
 PREDICTOR: dict[str, Any] = {"predictor_dim": 32, "predictor_depth": 2, "predictor_heads": 4}
 DECODER = {"decoder_dim": 32, "decoder_depth": 1, "decoder_heads": 4}

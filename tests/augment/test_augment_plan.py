@@ -20,10 +20,10 @@ JITTER, SIGMA, RATES = (0.4, 0.3, 0.2, 0.1), (0.1, 2.0), (0.3, 0.6)
 AUGMENT = Augment(
     jitter=JITTER,
     jitter_rate=RATES,
-    grey_rate=0.2,
+    grayscale_rate=0.2,
     blur_rate=RATES,
     blur_sigma=SIGMA,
-    solarise_rate=0.7,
+    solarize_rate=0.7,
     erase_rate=0.5,
 )
 MAGNITUDE, SPREAD = 9.0, 0.5

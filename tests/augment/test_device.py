@@ -21,7 +21,7 @@ from tests.devices import DEVICES
 
 JITTER = (0.4, 0.4, 0.2, 0.1)
 EVERYTHING = Augment(
-    jitter=JITTER, grey_rate=0.2, blur_rate=(0.0, 0.9), solarise_rate=(0.0, 0.2)
+    jitter=JITTER, grayscale_rate=0.2, blur_rate=(0.0, 0.9), solarize_rate=(0.0, 0.2)
 )  # fmt: skip
 
 
@@ -134,7 +134,7 @@ def test_in_memory_channels_may_come_last():
     images = pixels(2, 32, 1)
     channels_last = images.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
     flips, step = torch.tensor([[True], [False]]), DeviceAugment()
-    augment = dataclasses.replace(EVERYTHING, blur_rate=1.0, solarise_rate=0.5, jitter_rate=1.0)
+    augment = dataclasses.replace(EVERYTHING, blur_rate=1.0, solarize_rate=0.5, jitter_rate=1.0)
     views = step(images, flips, augment, source(2, 1))
     assert torch.equal(step(channels_last, flips, augment, source(2, 1)), views)
 
@@ -207,14 +207,17 @@ def test_the_recipe_section_has_the_same_keys_and_defaults():
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"grey_rate": 1.5}, r"augment\.grey_rate is 1\.5; give rates from 0 to 1"),
+        ({"grayscale_rate": 1.5}, r"augment\.grayscale_rate is 1\.5; give rates from 0 to 1"),
         ({"blur_rate": (0.1, -1.0)}, r"augment\.blur_rate is \[0\.1, -1\.0\]"),
         ({"jitter": (0.4, 0.4, 0.2, 0.6)}, r"augment\.jitter is \[0\.4, .* hue to 0\.5"),
         ({"jitter": (-0.4, 0.4, 0.2, 0.1)}, r"augment\.jitter is"),
         ({"blur_sigma": (2.0, 0.1)}, r"augment\.blur_sigma is \[2\.0, 0\.1\].*low <= high"),
         ({"blur_kernel": 8}, r"augment\.blur_kernel is 8; give an odd number"),
-        ({"solarise_threshold": 300}, r"augment\.solarise_threshold is 300"),
-        ({"three_augment": True, "grey_rate": 0.2}, r"grey_rate is 0\.2; three_augment sets it"),
+        ({"solarize_threshold": 300}, r"augment\.solarize_threshold is 300"),
+        (
+            {"three_augment": True, "grayscale_rate": 0.2},
+            r"grayscale_rate is 0\.2; three_augment sets it",
+        ),
     ],
 )
 def test_wrong_settings_are_refused(wrong, said):
@@ -263,11 +266,14 @@ def test_a_recipe_says_how_views_change():
         ),
         ({"blur_rate": "often"}, r"'data\.views\.global\.augment\.blur_rate' is 'often'"),
         ({"jitter": [0.4, 0.4]}, r"global\.augment\.jitter' is \[0\.4, 0\.4\].*more entries"),
-        ({"grey_rate": 2}, r"data\.views\.global\.augment\.grey_rate is 2\.0; give rates"),
+        (
+            {"grayscale_rate": 2},
+            r"data\.views\.global\.augment\.grayscale_rate is 2\.0; give rates",
+        ),
         ({"rand_augment": {"magnitude": 12}}, r"global\.augment\.rand_augment\.magnitude is 12"),
         (
-            {"grey_rate": [0.1, 0.2, 0.3]},
-            r"'global': augment\.grey_rate is .* give one number, or 2",
+            {"grayscale_rate": [0.1, 0.2, 0.3]},
+            r"'global': augment\.grayscale_rate is .* give one number, or 2",
         ),
     ],
 )

@@ -67,7 +67,6 @@ def ours(job: Job) -> Loader:
     loader = _our_loader(job)
 
     def epoch() -> Iterator[int]:
-        loader.epoch += 1
         return (len(batch["index"]) for batch in loader)
 
     return Loader(epoch, estimate=lambda: estimate_memory(loader).per_rank)

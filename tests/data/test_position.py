@@ -1,9 +1,12 @@
 """Where a loader is: ranks, resuming, and what is left out is not read."""
 
 import itertools
+from collections.abc import Iterable
 
 import pytest
 
+from pospre import draws
+from pospre.batch import Batch
 from tests.data.loading import count_calls, joined, loader, same
 
 
@@ -35,7 +38,7 @@ def test_repeats_keep_ranks_and_resumption(photos):
     for number, batch in enumerate(whole):
         assert same(joined([batches[number] for batches in ranks]), batch)
     ours = loader(photos, batch_size=6, repeats=3)
-    ours.start = ours.batch_size
+    ours.load_state_dict({"epoch": 0, "samples": ours.batch_size})
     assert all(itertools.starmap(same, zip(list(ours), whole[1:], strict=True)))
 
 
@@ -43,48 +46,79 @@ def test_skipping_equals_iterating(data_set, monkeypatch):
     whole = list(loader(data_set))
     ours = loader(data_set)
     read = count_calls(monkeypatch, ours.reader, "read")
-    ours.start = 3 * ours.batch_size
+    ours.load_state_dict({"epoch": 0, "samples": 3 * ours.batch_size})
     rest = list(ours)
     assert len(rest) == 2 and all(itertools.starmap(same, zip(rest, whole[3:], strict=True)))
     assert sorted(index for (index,) in read) == sorted(
         joined(rest)["index"].tolist()
     )  # nothing skipped was read
-    assert ours.start == 0 and len(list(ours)) == len(ours) == 5
+    assert len(list(ours)) == len(ours) == 5
 
 
-def test_the_position_between_epochs_and_at_the_end(photos):
-    ours = loader(photos)  # 22 samples in batches of 4
-    assert ours.state_dict() == {"epoch": 0, "samples": 0}
-    list(ours)
-    assert ours.state_dict() == {"epoch": 0, "samples": 20}
+def numbers(batches: Iterable[Batch]) -> list[tuple[int, int]]:
+    """Return epoch and first sample of each batch."""
+    return [(int(batch["epoch"][0]), int(batch["index"][0])) for batch in batches]
+
+
+def expected_numbers(epoch: int, first: int = 0) -> list[tuple[int, int]]:
+    """Return those of 22 samples in batches of 4."""
+    return [(epoch, int(index)) for index in draws.order(3, epoch, 22)[first:20:4]]
+
+
+def test_every_iteration_is_the_next_epoch(photos):
+    ours = loader(photos)
+    for epoch in range(3):
+        assert ours.epoch == epoch
+        assert numbers(ours) == expected_numbers(epoch)
     ours.epoch = 1
+    assert numbers(ours) == expected_numbers(1)
+    assert numbers(ours) == expected_numbers(2)
+
+
+def test_an_iteration_that_is_broken_off_counts(photos):
+    ours = loader(photos)
+    for _ in range(2):
+        next(iter(ours))
+    half = list(itertools.islice(ours, 2))
+    assert numbers(half) == expected_numbers(2)[:2] and ours.epoch == 2
+    ours.load_state_dict(ours.state_dict())
+    assert numbers(ours) == expected_numbers(2, 8)
+    assert numbers(ours) == expected_numbers(3)
+    next(iter(ours))
+    ours.epoch = ours.epoch
+    assert numbers(ours) == expected_numbers(4)
+
+
+def test_the_position_within_an_epoch_and_at_its_end(photos):
+    ours = loader(photos)
+    assert ours.state_dict() == {"epoch": 0, "samples": 0}
+    for number, _ in enumerate(ours, 1):
+        assert ours.state_dict() == {"epoch": 0, "samples": 4 * number}
     assert ours.state_dict() == {"epoch": 1, "samples": 0}
     batches = iter(ours)
     assert ours.state_dict() == {"epoch": 1, "samples": 0}
     next(batches)
-    assert ours.state_dict() == {"epoch": 1, "samples": 4}
     ours.load_state_dict({"epoch": 1, "samples": 12})
-    assert ours.state_dict() == {"epoch": 1, "samples": 12}
     next(batches)  # one that was left behind
     assert ours.state_dict() == {"epoch": 1, "samples": 12}
     next(iter(ours))
     assert ours.state_dict() == {"epoch": 1, "samples": 16}
 
     tail = loader(photos, drop_last=False)
-    list(tail)
-    assert tail.state_dict() == {"epoch": 0, "samples": 22}
-    tail.load_state_dict(tail.state_dict())
-    assert list(tail) == []
+    assert [tail.state_dict()["samples"] for _ in tail] == [4, 8, 12, 16, 20, 22]
+    tail.load_state_dict({"epoch": 0, "samples": 22})
+    assert list(tail) == [] and tail.epoch == 1
 
 
 def test_the_position_is_that_of_the_latest_iteration(photos):
     ours = loader(photos)
     first, second = iter(ours), iter(ours)
     next(first)
-    assert ours.state_dict() == {"epoch": 0, "samples": 0}
+    assert ours.state_dict() == {"epoch": 1, "samples": 0}
     next(second)
     next(first)
-    assert ours.state_dict() == {"epoch": 0, "samples": 4}
+    assert ours.state_dict() == {"epoch": 1, "samples": 4}
+    assert len(list(first)) == 3 and ours.epoch == 1
 
 
 def test_an_iterator_left_behind_does_not_end_the_next_ones_reading(photos, monkeypatch):

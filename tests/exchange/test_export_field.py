@@ -6,7 +6,7 @@ import pytest
 import timm
 import torch
 
-from pospre.algorithms.crop_field import PositionField
+from pospre.algorithms.crop_field.crop_field import PositionField
 from pospre.errors import UserError
 from pospre.exchange.start import start_from
 from pospre.export import export, main

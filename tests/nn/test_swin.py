@@ -10,8 +10,8 @@ from torch import Tensor
 from pospre.errors import UserError
 from pospre.nn.build import build_encoder
 from pospre.nn.decoder import unpatchify
-from pospre.nn.swin import SwinBlock, SwinEncoder
-from pospre.nn.windows import cut, join, merged_places, shift_mask
+from pospre.nn.swin.encoder import SwinBlock, SwinEncoder
+from pospre.nn.swin.windows import cut, join, merged_places, shift_mask
 
 SIDE, PATCHES, VISIBLE = 128, 64, 16
 

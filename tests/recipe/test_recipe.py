@@ -49,6 +49,10 @@ def test_dump_reads_back_as_the_same_recipe(recipe_file: Path) -> None:
     ("override", "parts"),
     [
         ("data.views.view.scael=[0.1, 1]", ["'data.views.view.scael'", "Did you mean 'scale'"]),
+        (
+            "data.views.view.augment.grey_rate=0.2",
+            ["augment.grey_rate' is called 'grayscale_rate'"],
+        ),
         ("data.cache_limit=lots", ["'data.cache_limit'", "a size such as 200GB"]),
         ("data.order=shuffled", ["'data.order'", "'random' or 'windows'"]),
         ("data.tolerance=-1", ["'data.tolerance'", "greater than or equal to 0"]),

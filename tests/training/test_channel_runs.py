@@ -56,7 +56,7 @@ def test_six_bands_from_conversion_to_export(
     shards: Path, options: list[str], run: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = f"data.path={shards}"
-    changes = "data.views.view.augment={blur_rate: 0.5, solarise_rate: 0.5, erase_rate: 0.5}"
+    changes = "data.views.view.augment={blur_rate: 0.5, solarize_rate: 0.5, erase_rate: 0.5}"
     code, said = run(RECIPE, path, *options, "run_name=mds", changes)
     assert code == 0, said
     folder = tmp_path / "runs" / "mds"

@@ -10,7 +10,7 @@ from timm.optim import param_groups_layer_decay
 from torch import Tensor, nn
 
 from pospre.algorithms.droppos import attach_droppos
-from pospre.algorithms.supervised import attach_supervised
+from pospre.algorithms.supervised.supervised import attach_supervised
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective
 from pospre.nn.build import build_encoder

@@ -48,13 +48,13 @@ class Augment:
         jitter: strengths of brightness, contrast, saturation (factors from 1 − s to 1 + s) and hue
             (shifts from −s to s turns), applied in a random order; None for no jitter.
         jitter_rate: how often a view is jittered.
-        grey_rate: how often it becomes grey.
+        grayscale_rate: how often it becomes grey.
         blur_rate: how often it is blurred by a Gaussian.
         blur_sigma: range of the Gaussian's standard deviation in pixels.
         blur_kernel: width of the Gaussian's window in pixels, odd. 9 is DINOv2's and makes of 2
             pixels' deviation 1.85; 17 cuts nothing off (LUT's code has no window).
-        solarise_rate: how often values from the threshold on are inverted.
-        solarise_threshold: that threshold, of 255.
+        solarize_rate: how often values from the threshold on are inverted.
+        solarize_threshold: that threshold, of 255.
         three_augment: exactly one of grey, solarised and blurred, each as often, instead of the
             three rates.
         erase_rate: how often a rectangle of 2 to 33 % becomes noise (random erasing, ``pixel``).
@@ -63,12 +63,12 @@ class Augment:
     rand_augment: RandAugment | None = None
     jitter: tuple[float, float, float, float] | None = None
     jitter_rate: Rate = 0.8
-    grey_rate: Rate = 0.0
+    grayscale_rate: Rate = 0.0
     blur_rate: Rate = 0.0
     blur_sigma: tuple[float, float] = (0.1, 2.0)
     blur_kernel: int = 9
-    solarise_rate: Rate = 0.0
-    solarise_threshold: int = 128
+    solarize_rate: Rate = 0.0
+    solarize_threshold: int = 128
     three_augment: bool = False
     erase_rate: Rate = 0.0
 
@@ -83,10 +83,10 @@ class Augment:
             raise _refusal("blur_sigma", self.blur_sigma, "give two widths, 0 < low <= high.")
         if self.blur_kernel < 1 or self.blur_kernel % 2 == 0:
             raise _refusal("blur_kernel", self.blur_kernel, "give an odd number of pixels.")
-        if not 0 <= self.solarise_threshold <= 256:
-            raise _refusal("solarise_threshold", self.solarise_threshold, "give 0 to 256.")
+        if not 0 <= self.solarize_threshold <= 256:
+            raise _refusal("solarize_threshold", self.solarize_threshold, "give 0 to 256.")
         if self.three_augment:
-            for key in ("grey_rate", "blur_rate", "solarise_rate"):
+            for key in ("grayscale_rate", "blur_rate", "solarize_rate"):
                 if any(_each(getattr(self, key))):
                     raise _refusal(
                         key,
@@ -114,13 +114,13 @@ class Augment:
             (self.jitter is not None and any(_each(self.jitter_rate)))
             or self.greys
             or self.blurs
-            or any(_each(self.solarise_rate))
+            or any(_each(self.solarize_rate))
         )
 
     @property
     def greys(self) -> bool:
         """Whether any view may become grey."""
-        return self.three_augment or any(_each(self.grey_rate))
+        return self.three_augment or any(_each(self.grayscale_rate))
 
     @property
     def erases(self) -> bool:
@@ -149,13 +149,13 @@ class Augment:
             ("rand_augment", self.rand_augment is not None),
             ("jitter", self.jitter is not None),
             ("three_augment", self.three_augment),
-            ("grey_rate", self.greys),
+            ("grayscale_rate", self.greys),
         ):
             if is_on:
                 raise UserError(
                     f"data.views.{group}.augment.{key} is for red, green and blue, but "
                     f"encoder.channels = {channels}; leave it out. Crops, flips, blur_rate, "
-                    "solarise_rate and erase_rate are for any channels."
+                    "solarize_rate and erase_rate are for any channels."
                 )
 
 

@@ -10,7 +10,7 @@ import torch
 from pydantic import PositiveInt
 from torch import Tensor
 
-from pospre.algorithms.supervised import Classification
+from pospre.algorithms.supervised.supervised import Classification
 from pospre.data.stores.opening import open_reader
 from pospre.errors import UserError
 from pospre.evaluation.features import (

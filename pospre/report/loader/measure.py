@@ -39,13 +39,15 @@ def measure(recipe: Recipe, num_images: int, feed: float | None = None) -> Loade
     loader.batch_size = min(loader.batch_size, max(1, some // _LEAST_BATCHES))
     remote = _remote_reader(recipe, loader)
     fetched_per_s = 0.0 if remote is None else _loaded_per_s(loader, num_images)
+    loader.epoch = 0
     loaded_per_s = _loaded_per_s(loader, num_images)
     device = _Device(recipe, loader)
     workers, threads = loader.num_workers, torch.get_num_threads()
     # Of local files each takes other samples, as epochs do; remote ones are in the cache now.
-    loader.epoch += remote is None
+    step = int(remote is None)
+    loader.epoch = step
     consumer = _time_consumer(device, num_images, feed)
-    loader.epoch += remote is None
+    loader.epoch = 2 * step
     alone = _time_one_core(device, num_images)
     return LoaderBill(
         path=loader.reader.address,

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
-from pospre.recipe.recipe import Recipe, recipe_from_dict
+from pospre.recipe.recipe import Recipe, recorded_recipe
 from pospre.training.build import build_model
 from pospre.training.checkpoints.file import callback_states
 from pospre.training.checkpoints.reading import Checkpoint, open_checkpoint
@@ -60,7 +60,7 @@ def model_of(
 ) -> tuple[PretrainModel, Recipe]:
     """Return the same of a checkpoint that was read already."""
     uri, content = checkpoint.uri, checkpoint.content
-    recipe = recipe_from_dict(recorded(content)[0], source=f"recipe in {uri}")
+    recipe = recorded_recipe(recorded(content)[0], source=f"recipe in {uri}")
     model = build_model(recipe)
     if not initial:
         found = content["state"]["model"]

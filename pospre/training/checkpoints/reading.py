@@ -19,7 +19,7 @@ from composer.utils import dist
 
 from pospre.errors import UserError
 from pospre.object_store import Bucket, is_remote
-from pospre.recipe.recipe import Recipe, recipe_from_dict
+from pospre.recipe.recipe import Recipe, recorded_recipe
 from pospre.recipe.yaml_text import read_mapping
 from pospre.training.checkpoints.file import (
     DamagedCheckpoint,
@@ -221,7 +221,7 @@ def open_checkpoint(uri: str) -> Checkpoint:
     folders = [uri, f"{uri.rstrip('/')}/checkpoints"]
     recipe_file = Path(uri) / "recipe.yaml"
     if not is_remote(uri) and recipe_file.is_file():
-        folders += places(recipe_from_dict(read_mapping(recipe_file)))
+        folders += places(recorded_recipe(read_mapping(recipe_file)))
     newest = open_newest(folders)
     if newest is not None:
         return newest

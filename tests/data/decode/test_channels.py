@@ -194,15 +194,15 @@ def test_memory_counts_the_channels(shards: Path) -> None:
     assert six > 6 * shape * OPTIONS["batch_size"]
 
 
-@pytest.mark.parametrize("key", ["jitter", "grey_rate", "three_augment", "rand_augment"])
+@pytest.mark.parametrize("key", ["jitter", "grayscale_rate", "three_augment", "rand_augment"])
 def test_what_needs_colours_is_refused_by_name(key: str) -> None:
     value: dict[str, Any] = {
         "jitter": (0.4, 0.4, 0.2, 0.1),
-        "grey_rate": 0.2,
+        "grayscale_rate": 0.2,
         "three_augment": True,
     }
     augment = Augment(**{key: value.get(key, RandAugment())})
     augment.check_channels("view", 3)
     with pytest.raises(UserError, match=rf"data\.views\.view\.augment\.{key} .*channels = 6"):
         augment.check_channels("view", 6)
-    Augment(blur_rate=0.5, solarise_rate=0.5, erase_rate=0.5).check_channels("view", 6)
+    Augment(blur_rate=0.5, solarize_rate=0.5, erase_rate=0.5).check_channels("view", 6)

@@ -38,7 +38,7 @@ def partial(target: Path) -> Path:
 def is_free(target: Path, name: str) -> bool:
     """Tell whether another process could begin the work of this name."""
     script = (
-        "import sys; from pathlib import Path; from data_prep import locks\n"
+        "import sys; from pathlib import Path; from data_prep.distribute import locks\n"
         "from data_prep.distribute.store import LocalStore\n"
         "locks._LOCK_SECONDS = 0\n"
         "with LocalStore(Path(sys.argv[1])).alone(sys.argv[2]): pass"

@@ -1,0 +1,330 @@
+"""DINOv2: learning without labels from crops and masks (Oquab et al. 2023, arXiv 2304.07193).
+
+A momentum teacher sees two global crops of an image, the student the same two, half of them with
+blocks of patches masked, and several small local crops. The student's class tokens predict, over K
+prototypes, those of the teacher on another crop (DINO), its masked patches the teacher's patch at
+the same place (iBOT), and its class tokens are kept apart from one another (KoLeo).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from pospre.algorithms.dinov2.head import PrototypeHead, check_head
+from pospre.algorithms.dinov2.losses import cross_view_loss, koleo, patch_loss
+from pospre.algorithms.dinov2.masks import NUM_CROPS, CropMasking, masked_slots
+from pospre.algorithms.dinov2.targets import Centering, Targets
+from pospre.batch import Batch
+from pospre.errors import UserError
+from pospre.model.algorithm import PretrainAlgorithm, Progress, check_weight
+from pospre.model.model import PretrainModel
+from pospre.model.objective import Objective, Outputs
+from pospre.model.passes import EncoderPass, MaskedTokens
+from pospre.model.teacher import Frozen, Momentum
+from pospre.schedules import linear
+
+MASK = "content_mask"
+MASK_KEY = f"global/{MASK}"
+
+
+@dataclass(kw_only=True, eq=False)
+class DINOv2(PretrainAlgorithm):
+    """The host that matches a student's crops and masked patches with a momentum teacher's.
+
+    Needs the view group ``global`` with two views; ``local`` may have any number or be missing.
+    Writes ``global/content_mask``, bool (B, 2, N). The targets and KoLeo look at all samples of a
+    forward pass (Sinkhorn and centering at those of all ranks), so the loss depends, unlike
+    MAE's, on the microbatch.
+
+    Args:
+        num_prototypes: K.
+        head_hidden: width of the head's hidden layers.
+        head_bottleneck: width in which cosines with the prototypes are taken.
+        head_layers: of the head's MLP.
+        train_norm: learn the length of each prototype, as the published code does.
+        separate_heads: a second head for patches; published for L/14 and g/14.
+        patch_head_bottleneck: that of the second head; None: ``head_bottleneck``. Published for
+            L/14: 256, where the first has 384.
+        dino_weight: of the loss over class tokens.
+        ibot_weight: of the loss over masked patches.
+        koleo_weight: of KoLeo.
+        koleo_crops: the global crops that it spreads, each among its own: ``both``, summed (the
+            published code), or only the ``first`` (the paper).
+        centering: ``sinkhorn``, or ``centering`` as the published short configuration.
+        student_temperature: of the student's softmax.
+        teacher_temperature_start: of the teacher's at the beginning.
+        teacher_temperature_end: at the warm-up's last step, and after; it is linear per step.
+        teacher_warmup: share of the training that the warm-up takes (published: 30 of 100 epochs).
+        freeze_epochs: epochs at the beginning in which the prototypes do not learn.
+        momentum_start: of the teacher, at the first step; the way is half a cosine.
+        momentum_end: of the teacher, at the last.
+        mask_crop_rate: share of the global crops that are masked: 0.5 is one of each sample's two;
+            0 turns the loss over patches off.
+        mask_ratio: range of the masked share of such a crop, drawn uniformly.
+        official: mask as published: the rate of crops holds over the (micro)batch, not in every
+            sample, and the shares are stratified over it.
+        weight: factor of the three losses' sum in the total.
+    """
+
+    num_prototypes: int = 65536
+    head_hidden: int = 2048
+    head_bottleneck: int = 256
+    head_layers: int = 3
+    train_norm: bool = False
+    separate_heads: bool = False
+    patch_head_bottleneck: int | None = None
+    dino_weight: float = 1.0
+    ibot_weight: float = 1.0
+    koleo_weight: float = 0.1
+    koleo_crops: Literal["both", "first"] = "both"
+    centering: Centering = "sinkhorn"
+    student_temperature: float = 0.1
+    teacher_temperature_start: float = 0.04
+    teacher_temperature_end: float = 0.07
+    teacher_warmup: float = 0.3
+    freeze_epochs: int = 1
+    momentum_start: float | None = 0.992
+    momentum_end: float = 1.0
+    mask_crop_rate: float = 0.5
+    mask_ratio: tuple[float, float] = (0.1, 0.5)
+    official: bool = False
+    weight: float = 1.0
+
+    is_host: ClassVar[bool] = True
+
+    def attach(self, model: PretrainModel) -> None:
+        """Add the passes over crops, the teacher and the objective; a no-op if they are there."""
+        if "dinov2" in model.objectives:
+            return
+        self._check(model)
+        model.claim(MASK_KEY, "dinov2")
+        start = self.momentum_start
+        model.add_teacher("dinov2", None if start is None else Momentum(start, self.momentum_end))
+        model.contents.named["dinov2"] = MaskedTokens(
+            nn.Parameter(torch.zeros(1, 1, model.encoder.embed_dim)), MASK
+        )
+        model.add_pass("global", EncoderPass(group="global", content=("dinov2",)))
+        if "local" in model.views:
+            model.add_pass("local", EncoderPass(group="local", prefix_only=True))
+        model.add_pass("teacher", EncoderPass(group="global", teacher=True))
+        model.add_objective("dinov2", PrototypeMatching(model, self))
+
+    def _check(self, model: PretrainModel) -> None:
+        """Raise ``UserError`` for options that cannot work together."""
+        if model.require_views("dinov2", "global", NUM_CROPS).count != NUM_CROPS:
+            raise UserError(f"algorithms.dinov2: data.views.global.count must be {NUM_CROPS}.")
+        if not model.encoder.has_class_token:
+            raise UserError("dinov2 needs a class token. Set encoder.class_token: true.")
+        self._check_grids(model)
+        self.masking.check("dinov2")
+        if int(math.prod(model.grid("global")) * self.mask_ratio[1]) < 1:
+            raise UserError(f"dinov2.mask_ratio = {list(self.mask_ratio)} masks no patch.")
+        check_head(
+            "dinov2",
+            num_prototypes=self.num_prototypes,
+            hidden=self.head_hidden,
+            bottleneck=self.head_bottleneck,
+            layers=self.head_layers,
+        )
+        self._check_patch_head()
+        check_weight("dinov2", self.weight)
+        self._check_terms()
+        for side in ("student_temperature", "teacher_temperature_start", "teacher_temperature_end"):
+            if getattr(self, side) <= 0:
+                raise UserError(f"dinov2.{side} is {getattr(self, side)}, but must be positive.")
+        if not 0 <= self.teacher_warmup <= 1:
+            raise UserError(f"dinov2.teacher_warmup is {self.teacher_warmup}. Use 0 to 1.")
+        if self.freeze_epochs < 0:
+            raise UserError("dinov2.freeze_epochs must not be negative; 1 is published.")
+
+    def _check_patch_head(self) -> None:
+        """Raise ``UserError`` for a width of the second head that cannot be, or without one."""
+        width = self.patch_head_bottleneck
+        if width is not None and (width < 1 or not self.separate_heads):
+            raise UserError(
+                f"dinov2.patch_head_bottleneck is {width}, but must be at least 1, and is for "
+                "dinov2.separate_heads = true. Remove it, or set both."
+            )
+
+    def _check_terms(self) -> None:
+        """Raise ``UserError`` for weights of the three losses that cannot be."""
+        for key in ("dino_weight", "ibot_weight", "koleo_weight"):
+            check_weight("dinov2", getattr(self, key), key)
+        # without masked crops there are no patches to match
+        if not (self.dino_weight or self.koleo_weight or self.ibot_weight * self.mask_crop_rate):
+            raise UserError(
+                f"dinov2.dino_weight = {self.dino_weight}, dinov2.ibot_weight = {self.ibot_weight} "
+                f"and dinov2.koleo_weight = {self.koleo_weight} with dinov2.mask_crop_rate = "
+                f"{self.mask_crop_rate} leave no loss. 1, 1 and 0.1 with 0.5 are published; to "
+                "serve masked_position only, set dinov2.weight to 0."
+            )
+
+    def _check_grids(self, model: PretrainModel) -> None:
+        """Refuse relative positions where crops are not of the grid whose bias is learned."""
+        if not model.encoder.is_relative:
+            return
+        for group in model.views.keys() & {"global", "local"}:
+            if model.grid(group) != model.encoder.grid:
+                raise UserError(
+                    f"dinov2: encoder.positions = {model.encoder.position_kind} knows one grid "
+                    f"only, but the crops of data.views.{group} have another. Use learned."
+                )
+
+    @property
+    def masking(self) -> CropMasking:
+        """How global crops are masked."""
+        return CropMasking(self.mask_crop_rate, self.mask_ratio, stratified=self.official)
+
+    def write(self, batch: Batch, model: PretrainModel) -> None:
+        """Draw which patches of the student's global crops are masked."""
+        batch[MASK_KEY] = self.masking.draw(batch, model.grid("global"), model.seed)
+
+    def schedule(self, model: PretrainModel, progress: Progress) -> None:
+        """Set the teacher's temperature."""
+        objective = model.objectives["dinov2"]
+        assert isinstance(objective, PrototypeMatching)
+        objective.temperature.fill_(self.temperature(progress))
+
+    def temperature(self, progress: Progress) -> float:
+        """Return the teacher's temperature; the last step of the warm-up has its end."""
+        one = 1 / progress.num_steps if progress.num_steps else 0.0
+        last = self.teacher_warmup - one
+        done = progress.step / last if last > 0 else 1.0
+        return linear(self.teacher_temperature_start, self.teacher_temperature_end, done)
+
+
+class PrototypeMatching(Objective):
+    """The student's and the teacher's heads, and the three losses."""
+
+    def __init__(self, model: PretrainModel, options: DINOv2) -> None:
+        super().__init__()
+        self.options = options
+        self.weight, self.num_prefix = options.weight, model.encoder.num_prefix_tokens
+        self.head = prototype_head(model, options)
+        self.teacher_head = Frozen(self.head)
+        self.patch_head = (
+            prototype_head(model, options, options.patch_head_bottleneck)
+            if options.separate_heads
+            else None
+        )
+        self.teacher_patch_head = None if self.patch_head is None else Frozen(self.patch_head)
+        self.class_targets = Targets(options.centering, options.num_prototypes)
+        self.patch_targets = Targets(options.centering, options.num_prototypes)
+        frozen = {"head.last": options.freeze_epochs, "patch_head.last": options.freeze_epochs}
+        self.frozen_epochs = frozen
+        self.temperature: Tensor
+        start = torch.tensor(options.teacher_temperature_start)
+        self.register_buffer("temperature", start, persistent=False)
+
+    def mirrored(self) -> list[tuple[nn.Module, nn.Module]]:
+        """Return the heads with their teachers."""
+        pairs: list[tuple[nn.Module, nn.Module]] = [(self.head, self.teacher_head.module)]
+        if self.patch_head is not None and self.teacher_patch_head is not None:
+            pairs.append((self.patch_head, self.teacher_patch_head.module))
+        return pairs
+
+    def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
+        """Return the losses ``dino``, ``ibot`` and ``koleo``, and what ``metrics`` logs."""
+        masked = batch[MASK_KEY]
+        bounds = self.options.masking.bounds(len(masked), masked.shape[-1])
+        slots = masked_slots(masked, max(sum(bounds), 1))  # padding alone where nothing is masked
+        student = passes["global"].unflatten(0, (-1, NUM_CROPS))
+        teacher = passes["teacher"].unflatten(0, (-1, NUM_CROPS))
+        classes = student[:, :, 0]
+        crops = torch.cat([classes, self._local(passes, classes)], dim=1)
+        class_logits, patch_logits = self._logits(
+            self.head, self.patch_head, crops, self._patches(student)[slots.patch]
+        )
+        with torch.no_grad():
+            targets, patch_targets = self._logits(
+                self.teacher_head,
+                self.teacher_patch_head,
+                teacher[:, :, 0],
+                self._patches(teacher)[slots.patch],
+            )
+            targets = self.class_targets(targets.flatten(0, 1), self.temperature)
+            targets = targets.unflatten(0, (-1, NUM_CROPS))
+            patch_targets = self.patch_targets(patch_targets, self.temperature, slots.weight)
+        temperature = self.options.student_temperature
+        num_crops = NUM_CROPS * len(masked)
+        spread = classes if self.options.koleo_crops == "both" else classes[:, :1]
+        return {
+            "dino": cross_view_loss(class_logits, targets, temperature),
+            "ibot": patch_loss(patch_logits, patch_targets, slots.weight, num_crops, temperature),
+            "koleo": torch.stack([koleo(crop) for crop in spread.unbind(1)]).sum(),
+            **_measures(class_logits, targets),
+        }
+
+    def _patches(self, tokens_BVTD: Tensor) -> Tensor:
+        return tokens_BVTD[:, :, self.num_prefix :].flatten(0, 2)
+
+    def _local(self, passes: dict[str, Tensor], classes_B2D: Tensor) -> Tensor:
+        """Return the class tokens of the local crops: (B, L, D), L may be 0."""
+        if "local" not in passes:
+            return classes_B2D[:, :0]
+        return passes["local"][:, 0].unflatten(0, (len(classes_B2D), -1))
+
+    def _logits(
+        self, head: nn.Module, patch_head: nn.Module | None, classes_BSD: Tensor, patches_SD: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the logits of class tokens (B, S, K) and of patches; a shared head runs once."""
+        shape = classes_BSD.shape[:2]
+        if patch_head is not None:
+            return head(classes_BSD), patch_head(patches_SD)
+        both = head(torch.cat([classes_BSD.flatten(0, 1), patches_SD]))
+        classes, patches = both.tensor_split([shape.numel()])
+        return classes.unflatten(0, shape), patches
+
+    def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
+        """Return the weighted sum of the three losses."""
+        options = self.options
+        return (
+            options.dino_weight * outputs["dino"]
+            + options.ibot_weight * outputs["ibot"]
+            + options.koleo_weight * outputs["koleo"]
+        )
+
+    def metrics(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
+        """Return the three losses before their weights, and how the class targets look."""
+        return {name: value.detach() for name, value in outputs.items()}
+
+
+def prototype_head(
+    model: PretrainModel, options: DINOv2, bottleneck: int | None = None
+) -> PrototypeHead:
+    """Return a new head of the size that the options say, but for its own ``bottleneck``."""
+    return PrototypeHead(
+        model.encoder.embed_dim,
+        options.num_prototypes,
+        hidden=options.head_hidden,
+        bottleneck=options.head_bottleneck if bottleneck is None else bottleneck,
+        layers=options.head_layers,
+        train_norm=options.train_norm,
+    )
+
+
+@torch.no_grad()
+def _measures(class_logits_BSK: Tensor, targets_B2K: Tensor) -> Outputs:
+    """Return how often the student names the teacher's prototype, and how sharp that is.
+
+    ``agreement``: share of class tokens whose likeliest prototype is the teacher's on the other
+    global crop (on the first, for local crops). ``entropy``: of a target, in nats; 0 and log K are
+    the two ways to collapse.
+    """
+    wanted = targets_B2K.argmax(-1)
+    num_local = class_logits_BSK.shape[1] - NUM_CROPS
+    wanted = torch.cat([wanted.flip(1), wanted[:, :1].expand(-1, num_local)], dim=1)
+    return {
+        "agreement": (class_logits_BSK.argmax(-1) == wanted).float().mean(),
+        "entropy": torch.special.entr(targets_B2K).sum(-1).mean(),
+    }
+
+
+def attach_dinov2(model: PretrainModel, **options: object) -> DINOv2:
+    """Attach DINOv2 to ``model`` (functional form); options are those of ``DINOv2``."""
+    algorithm = DINOv2(**options)  # type: ignore[arg-type]
+    algorithm.attach(model)
+    return algorithm

@@ -1,0 +1,67 @@
+"""The losses of DINOv2: DINO over crops, iBOT over masked patches, KoLeo among class tokens."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def soft_cross_entropy(student_logits: Tensor, targets: Tensor, temperature: float = 0.1) -> Tensor:
+    """Return −Σ_k t·log softmax(s / temperature), float32 (...,), of logits, targets (..., K)."""
+    log_prob = F.log_softmax(student_logits.float() / temperature, dim=-1)
+    return -(targets * log_prob).sum(-1)
+
+
+def cross_view_loss(student_BSK: Tensor, targets_B2K: Tensor, temperature: float = 0.1) -> Tensor:
+    """Return DINO's loss: every crop against every global crop that it is not, a scalar mean.
+
+    Args:
+        student_BSK: the student's logits of both global crops, then of the local crops.
+        targets_B2K: the teacher's targets of the global crops.
+        temperature: the student's.
+    """
+    num_local = student_BSK.shape[1] - 2
+    # cross-entropy is linear in the target: a local crop meets the sum of both targets once
+    local = targets_B2K.sum(1, keepdim=True).expand(-1, num_local, -1)
+    targets = torch.cat([targets_B2K.flip(1), local], dim=1)
+    cross_entropy = soft_cross_entropy(student_BSK, targets, temperature)
+    return cross_entropy.mean(0).sum() / (2 + 2 * num_local)
+
+
+def patch_loss(
+    student_SK: Tensor,
+    targets_SK: Tensor,
+    weights_S: Tensor,
+    num_crops: int,
+    temperature: float = 0.1,
+) -> Tensor:
+    """Return iBOT's loss: per crop the mean over its masked patches, then the mean over crops.
+
+    Crops without masked patches count in that mean, as in the published code.
+
+    Args:
+        student_SK: the student's logits of the masked patches.
+        targets_SK: the teacher's targets of the same patches.
+        weights_S: 1 / the number of masked patches of the patch's crop; 0 for padding.
+        num_crops: all crops, masked or not.
+        temperature: the student's.
+    """
+    cross_entropy = soft_cross_entropy(student_SK, targets_SK, temperature)
+    return (weights_S * cross_entropy).sum() / num_crops
+
+
+def koleo(features_BD: Tensor) -> Tensor:
+    """Return −mean log distance to the nearest other sample of this rank's batch (KoLeo).
+
+    Sablayrolles et al. 2019, as DINOv2 uses it: on the unit sphere, the neighbour by cosine. In
+    float32, as the published code meant to be: in half precision equal features give infinity
+    there. A single image has no neighbour; its loss is 0.
+    """
+    if len(features_BD) < 2:
+        return features_BD.float().sum() * 0
+    with torch.autocast(features_BD.device.type, enabled=False):
+        features = F.normalize(features_BD.float(), dim=-1, eps=1e-8)
+        with torch.no_grad():
+            cosines = features @ features.T
+            nearest = cosines.fill_diagonal_(-1).argmax(1)
+        distance = F.pairwise_distance(features, features[nearest], eps=1e-8)
+        return -(distance + 1e-8).log().mean()

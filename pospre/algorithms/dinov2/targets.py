@@ -1,0 +1,116 @@
+"""Prototype logits of the teacher as targets: Sinkhorn-Knopp, or centering and sharpening.
+
+Targets depend on all samples that are seen together: on every rank's share of the microbatch. So
+the losses of DINOv2 depend, unlike MAE's, on the batch, not on the sample alone.
+"""
+
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+Centering = Literal["sinkhorn", "centering"]
+
+
+@torch.no_grad()
+def sinkhorn(
+    logits_MK: Tensor,
+    temperature: Tensor | float,
+    weights_M: Tensor | None = None,
+    iterations: int = 3,
+) -> Tensor:
+    """Return soft assignments (M, K) that use all prototypes alike (Caron et al. 2020, SwAV).
+
+    Alternately every prototype gets the same share of all samples, and every sample sums to 1; the
+    samples come last, so that each row is a distribution. All ranks solve one problem together and
+    each gets its rows; a rank whose rows are all padding takes part too.
+
+    The matrix is never rewritten: only its factors per prototype and per sample are. Shifted by the
+    largest logit of each prototype and then of each sample, nothing in it overflows or vanishes,
+    whatever the logits are.
+
+    Args:
+        logits_MK: the teacher's logits.
+        temperature: they are divided by it.
+        weights_M: rows of weight 0 are padding: they count for nothing and come back as zeros.
+        iterations: of the two steps.
+    """
+    with torch.autocast(logits_MK.device.type, enabled=False):
+        scores = logits_MK.float() / temperature
+        valid = torch.ones_like(scores[:, 0], dtype=torch.bool)
+        if weights_M is not None:
+            valid = weights_M > 0
+        # a prototype's factor does not matter before its first normalisation
+        top_K = scores.masked_fill(~valid.unsqueeze(1), -torch.inf).amax(0)
+        top_K = _reduce(top_K, dist.ReduceOp.MAX)
+        scores.sub_(torch.where(top_K.isfinite(), top_K, 0))
+        top_M = scores.amax(1)
+        matrix = scores.sub_(top_M.unsqueeze(1)).exp_()
+        sample = torch.where(valid, top_M.exp(), 0)
+        for _ in range(iterations):
+            prototype = 1 / _reduce(sample @ matrix).clamp_min(1e-30)  # nothing but padding
+            sample = torch.where(valid, 1 / (matrix @ prototype), 0)
+        return matrix.mul_(prototype).mul_(sample.unsqueeze(1))
+
+
+class Center(nn.Module):
+    """Centering and sharpening (DINO): softmax of the logits minus their running mean.
+
+    The mean of a batch enters the centre after the batch has been used. It is a mean over the
+    samples of all ranks.
+
+    Args:
+        num_prototypes: K.
+        momentum: share of the centre that stays.
+    """
+
+    center_K: Tensor
+
+    def __init__(self, num_prototypes: int, *, momentum: float = 0.9) -> None:
+        super().__init__()
+        self.momentum = momentum
+        self.register_buffer("center_K", torch.zeros(num_prototypes))
+
+    @torch.no_grad()
+    def forward(
+        self, logits_MK: Tensor, temperature: Tensor | float, weights_M: Tensor | None = None
+    ) -> Tensor:
+        """Return soft assignments (M, K); arguments as of ``sinkhorn``."""
+        logits_MK = logits_MK.float()
+        valid = torch.ones_like(logits_MK[:, :1]) if weights_M is None else weights_M[:, None] > 0
+        targets = torch.softmax((logits_MK - self.center_K) / temperature, dim=-1) * valid
+        if self.training:
+            total = _reduce((logits_MK * valid).sum(0))
+            count = _reduce(valid.float().sum())
+            mean = torch.where(count > 0, total / count.clamp_min(1), self.center_K)
+            self.center_K.lerp_(mean, 1 - self.momentum)
+        return targets
+
+
+class Targets(nn.Module):
+    """The teacher's logits as targets, one way or the other.
+
+    Args:
+        kind: ``sinkhorn`` (keeps no state) or ``centering``.
+        num_prototypes: K.
+    """
+
+    def __init__(self, kind: Centering, num_prototypes: int) -> None:
+        super().__init__()
+        self.center = Center(num_prototypes) if kind == "centering" else None
+
+    def forward(
+        self, logits_MK: Tensor, temperature: Tensor | float, weights_M: Tensor | None = None
+    ) -> Tensor:
+        """Return soft assignments (M, K) without gradient; arguments as of ``sinkhorn``."""
+        if self.center is not None:
+            return self.center(logits_MK, temperature, weights_M)
+        return sinkhorn(logits_MK, temperature, weights_M)
+
+
+def _reduce(value: Tensor, operation: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
+    """Return ``value`` combined over all ranks; in place, and itself without a process group."""
+    if dist.is_available() and dist.is_initialized():
+        dist.all_reduce(value, operation)
+    return value

@@ -1,0 +1,246 @@
+"""I-JEPA: predicting features from one context (Assran et al. 2023, arXiv 2301.08243).
+
+The encoder sees the tokens of one context block. A narrow predictor receives them, with a mask
+token at every position of a target block, and regresses the features that a slowly following copy
+of the encoder (the teacher) gives these positions when it sees the whole image.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pospre import draws
+from pospre.algorithms.ijepa.blocks import Blocks, check_blocks, draw_blocks, draw_official
+from pospre.algorithms.ijepa.predictor import Predictor, check_predictor, gather_blocks
+from pospre.batch import EPOCH, INDEX, Batch
+from pospre.errors import UserError
+from pospre.model.algorithm import (
+    PretrainAlgorithm,
+    check_weight,
+    require_one_view,
+)
+from pospre.model.model import PretrainModel
+from pospre.model.objective import Objective, Outputs
+from pospre.model.passes import EncoderPass
+from pospre.model.teacher import Momentum
+from pospre.nn.encoder import Encoder
+from pospre.nn.masking import slot_mask
+from pospre.nn.weights import init_trunc_normal
+
+Loss = Literal["smooth_l1", "l2"]
+
+
+@dataclass(kw_only=True, eq=False)
+class IJEPA(PretrainAlgorithm):
+    """The host that predicts the teacher's features in target blocks.
+
+    Writes ``view/keep`` (B, K), the context, ``view/removed`` (B, N−K), and ``ijepa/targets``
+    (B, M, T), the tokens of M target blocks; all sorted. The defaults are the published ones; the
+    class token, where the encoder has one (published: none), is not shown to the predictor.
+
+    Args:
+        num_targets: M, target blocks per image, each predicted on its own.
+        target_scale: range of a target block's share of the patches.
+        target_ratio: range of its height / width.
+        context_scale: range of the context block's share, before the targets are cut out of it.
+        target_tokens: T; None: the size of the smallest block. Larger blocks show some of theirs.
+        context_tokens: K; None: a quarter of the patches. The published code's number falls with
+            the batch on a device: 83 of 196 on average with 1 image, 50 with 128.
+        predictor_dim: width of the predictor.
+        predictor_depth: its number of blocks (6 for ViT-B, 12 for L and H).
+        predictor_heads: its attention heads; None: the encoder's.
+        loss: ``smooth_l1`` (published code) or ``l2`` (the paper's squared distance).
+        momentum_start: share of the teacher that stays at the first step; None takes the teacher
+            of another algorithm.
+        momentum_end: approached at the last step.
+        momentum_shape: of the way between them.
+        official: masks as the published code draws them, see ``blocks.draw_official``: block sizes
+            are shared by the batch, so masks depend on what it holds, and counts vary from batch
+            to batch (``target_tokens`` and ``context_tokens`` must be null).
+        weight: factor of this loss in the total.
+    """
+
+    num_targets: int = 4
+    target_scale: tuple[float, float] = (0.15, 0.2)
+    target_ratio: tuple[float, float] = (0.75, 1.5)
+    context_scale: tuple[float, float] = (0.85, 1.0)
+    target_tokens: int | None = None
+    context_tokens: int | None = None
+    predictor_dim: int = 384
+    predictor_depth: int = 6
+    predictor_heads: int | None = None
+    loss: Loss = "smooth_l1"
+    momentum_start: float | None = 0.996
+    momentum_end: float = 1.0
+    momentum_shape: Literal["linear", "cosine", "constant"] = "linear"
+    official: bool = False
+    weight: float = 1.0
+
+    is_host: ClassVar[bool] = True
+
+    def attach(self, model: PretrainModel) -> None:
+        """Add the teacher, the passes and the predictor; a no-op if they are there."""
+        if "ijepa" in model.objectives:
+            return
+        require_one_view(model, "ijepa", "view")
+        self._check(model.encoder)
+        for key in ("view/keep", "view/removed", "ijepa/targets"):
+            model.claim(key, "ijepa")
+        model.add_teacher("ijepa", self._momentum)
+        model.add_pass("student", EncoderPass(keep="view/keep"))
+        model.add_pass("teacher", EncoderPass(teacher=True))
+        model.add_objective("ijepa", FeaturePrediction(model.encoder, self))
+
+    def _check(self, encoder: Encoder) -> None:
+        """Raise ``UserError`` for options that cannot work together."""
+        check_predictor("ijepa", self.predictor_dim, self.predictor_depth, self.heads(encoder))
+        check_weight("ijepa", self.weight)
+        if self.official and (self.target_tokens, self.context_tokens) != (None, None):
+            raise UserError(
+                "ijepa.official = true takes the counts of each batch. Remove ijepa.target_tokens "
+                "and ijepa.context_tokens (or set them to null), or official."
+            )
+        check_blocks(self.blocks(encoder), "ijepa", official=self.official)
+
+    def heads(self, encoder: Encoder) -> int:
+        """Return the predictor's attention heads."""
+        if self.predictor_heads is None:
+            return encoder.blocks[0].attn.num_heads
+        return self.predictor_heads
+
+    def blocks(self, encoder: Encoder) -> Blocks:
+        """Return what is drawn on the encoder's grid."""
+        least = int(encoder.num_patches * self.target_scale[0])
+        quarter = max(1, encoder.num_patches // 4)
+        return Blocks(
+            grid=encoder.grid,
+            num_targets=self.num_targets,
+            target_scale=self.target_scale,
+            target_ratio=self.target_ratio,
+            context_scale=self.context_scale,
+            target_tokens=least if self.target_tokens is None else self.target_tokens,
+            context_tokens=quarter if self.context_tokens is None else self.context_tokens,
+        )
+
+    @property
+    def _momentum(self) -> Momentum | None:
+        if self.momentum_start is None:
+            return None
+        return Momentum(self.momentum_start, self.momentum_end, self.momentum_shape)
+
+    def write(self, batch: Batch, model: PretrainModel) -> None:
+        """Draw the context and the target blocks."""
+        keys = draws.sample_keys(model.seed, batch[EPOCH], batch[INDEX], 0, "ijepa/blocks")
+        draw = draw_official if self.official else draw_blocks
+        masks = draw(keys, self.blocks(model.encoder))
+        batch["view/keep"], batch["ijepa/targets"] = masks.context, masks.targets
+        patches = model.encoder.num_patches
+        order = torch.argsort(slot_mask(masks.context, patches), dim=1, stable=True)
+        batch["view/removed"] = order[:, : patches - masks.context.shape[1]]
+
+
+class ExtraTerm(nn.Module, ABC):
+    """A further term of the loss that an algorithm puts into ``FeaturePrediction``."""
+
+    @abstractmethod
+    def forward(
+        self, features: Tensor, target_BND: Tensor, embed: nn.Linear, batch: Batch
+    ) -> Outputs:
+        """Return what ``combine`` needs.
+
+        Args:
+            features: (B, M, T, d) of the predictor.
+            target_BND: the teacher's layer-normalised features of the whole image.
+            embed: the predictor's projection of the context.
+            batch: the batch.
+        """
+
+    @abstractmethod
+    def combine(self, distance: Tensor, outputs: Outputs, kind: Loss) -> Tensor:
+        """Return the loss, given the distance of predicted and true features."""
+
+
+class FeaturePrediction(Objective):
+    """The predictor, and the distance to the teacher's layer-normalised features.
+
+    Attributes:
+        predictor: projects the context by a Linear, ``predictor.embed``.
+        extra: a further term of the loss, or None.
+        edited_by: the algorithm that has replaced parts of these, or None.
+    """
+
+    edited_by: str | None = None
+
+    def __init__(self, encoder: Encoder, options: IJEPA) -> None:
+        super().__init__()
+        self.weight, self.kind = options.weight, options.loss
+        self.num_prefix, self.grid = encoder.num_prefix_tokens, encoder.grid
+        self.predictor = Predictor(
+            encoder.embed_dim,
+            encoder.grid,
+            dim=options.predictor_dim,
+            depth=options.predictor_depth,
+            num_heads=options.heads(encoder),
+        )
+        self.predict = nn.Linear(options.predictor_dim, encoder.embed_dim)
+        init_trunc_normal(self.predict)
+        self.extra: ExtraTerm | None = None
+
+    def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
+        """Return ``predicted`` and ``target`` features, each (B, M, T, D)."""
+        keep, targets = batch["view/keep"], batch["ijepa/targets"]
+        features = self.predictor(passes["student"][:, self.num_prefix :], keep, targets, batch)
+        whole = passes["teacher"][:, self.num_prefix :].float()
+        whole = F.layer_norm(whole, whole.shape[-1:])
+        outputs = {
+            "predicted": self.predict(features),
+            "target": gather_blocks(whole, targets),
+            "projection_norm": self.predictor.embed.weight.detach().float().norm(),
+            "token_norm": self.predictor.mask_token.detach().float().norm(),
+        }
+        if self.extra is not None:
+            outputs.update(self.extra(features, whole, self.predictor.embed, batch))
+        return outputs
+
+    def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
+        """Return the mean distance over targets and channels."""
+        distance = feature_distance(outputs["predicted"], outputs["target"], self.kind)
+        return distance if self.extra is None else self.extra.combine(distance, outputs, self.kind)
+
+    def metrics(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
+        """Return measures that the loss alone does not tell.
+
+        ``cosine`` is the similarity of predicted and true features, both less the mean true feature
+        of the batch; ``spread`` the true features' standard deviation, 0 when all have become one;
+        the norms are those of the context's projection A and of the mask token m̃, which StoP trades
+        for one another; ``noise_std`` and its square are what StoP adds.
+        """
+        predicted, target = (outputs[key].detach().float() for key in ("predicted", "target"))
+        mean = target.mean((0, 1, 2))
+        measured = {
+            "cosine": F.cosine_similarity(predicted - mean, target - mean, dim=-1).mean(),
+            "spread": (target - mean).square().mean((0, 1, 2)).sqrt().mean(),
+            "projection_norm": outputs["projection_norm"],
+            "token_norm": outputs["token_norm"],
+        }
+        if self.predictor.tokens.noise_std:
+            std = mean.new_full((), self.predictor.tokens.noise_std)
+            measured |= {"noise_std": std, "noise_variance": std.square()}
+        return measured
+
+
+def feature_distance(predicted: Tensor, target: Tensor, kind: Loss) -> Tensor:
+    """Return the mean smooth-L1 (β = 1) or squared distance, in float32."""
+    distance = F.mse_loss if kind == "l2" else F.smooth_l1_loss
+    return distance(predicted.float(), target)
+
+
+def attach_ijepa(model: PretrainModel, **options: object) -> IJEPA:
+    """Attach I-JEPA to ``model`` (functional form); options are those of ``IJEPA``."""
+    algorithm = IJEPA(**options)  # type: ignore[arg-type]
+    algorithm.attach(model)
+    return algorithm

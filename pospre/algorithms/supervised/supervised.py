@@ -1,0 +1,257 @@
+"""Classification of whole images: training from labels, and fine-tuning of pre-trained encoders.
+
+The recipes of DeiT (Touvron et al. 2021, arXiv 2012.12877) and of MAE's fine-tuning (He et al.
+2022, arXiv 2111.06377, table 9), by which the papers here measure their encoders.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch.nn.functional as F
+from timm.layers import LayerNorm
+from torch import Tensor, nn
+
+from pospre import draws
+from pospre.algorithms.supervised.mixing import Mix, draw_mix, mix_pixels
+from pospre.batch import EPOCH, INDEX, LABEL, Batch
+from pospre.errors import UserError
+from pospre.model.algorithm import (
+    PretrainAlgorithm,
+    check_weight,
+    require_one_view,
+)
+from pospre.model.model import PretrainModel
+from pospre.model.objective import Objective, Outputs
+from pospre.model.passes import EncoderPass
+from pospre.model.teacher import Frozen
+from pospre.nn.encoder import Encoder
+from pospre.nn.masking import num_kept, visible_patches
+
+Pooling = Literal["cls", "mean"]
+
+
+@dataclass(kw_only=True, eq=False)
+class Supervised(PretrainAlgorithm):
+    """The host that predicts an image's class.
+
+    Writes ``supervised/blend``, ``supervised/box`` and ``supervised/share`` if images are mixed
+    (the partner depends on the microbatch and the rank's share of the batch, all else on the
+    sample), and ``view/keep`` and ``view/removed`` with a ``mask_ratio``.
+
+    Args:
+        num_classes: None takes those of the training data.
+        pooling: what is classified: the class token (``cls``), or the ``mean`` of the patch tokens
+            (of Swin: the merged ones). MAE's fine-tuning is ``mean`` with ``encoder.final_norm:
+            false``: then the head normalises the mean.
+        loss: ``ce``, softmax cross-entropy; or ``bce``, a binary one per class where all mixed
+            classes count as present (DeiT III).
+        label_smoothing: share of the target spread over all classes.
+        mixup: α of Mixup's Beta(α, α); 0 is off.
+        cutmix: α of CutMix's; 0 is off.
+        mix_rate: share of samples that are mixed.
+        switch_rate: share of mixed samples that get CutMix, where both are on.
+        head_init: standard deviation of the head's weights; 2e-5 in MAE's fine-tuning.
+        mask_ratio: share of patches removed in training, so that position algorithms can join; not
+            for Swin.
+        weight: factor of this loss in the total.
+    """
+
+    num_classes: int | None = None
+    pooling: Pooling = "cls"
+    loss: Literal["ce", "bce"] = "ce"
+    label_smoothing: float = 0.0
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    mix_rate: float = 1.0
+    switch_rate: float = 0.5
+    head_init: float = 0.02
+    mask_ratio: float = 0.0
+    weight: float = 1.0
+
+    is_host: ClassVar[bool] = True
+    takes_merged_patches: ClassVar[bool] = True
+
+    @classmethod
+    def for_classes(
+        cls, arguments: dict[str, Any], classes: Sequence[str] | None, path: str
+    ) -> dict[str, Any]:
+        """Return the arguments with the number of classes of the data at ``path``.
+
+        Raises:
+            UserError: the data has no labels, one class, or more classes than ``num_classes``.
+        """
+        if classes is None or len(classes) < 2:
+            found = "no labels" if classes is None else f"one class, {classes[0]}"
+            raise UserError(
+                f"supervised needs two or more classes, but data.path = {path} has {found}; put "
+                "the images into one folder per class."
+            )
+        count = arguments["num_classes"]
+        if count is not None and count < len(classes):
+            raise UserError(
+                f"supervised.num_classes = {count}, but data.path = {path} has {len(classes)} "
+                "classes; set it to null to take theirs."
+            )
+        return {**arguments, "num_classes": count or len(classes)}
+
+    def attach(self, model: PretrainModel) -> None:
+        """Add the pass and the head; a no-op if they are there."""
+        if "supervised" in model.objectives:
+            return
+        self._check(model)
+        keep = None
+        if self.mask_ratio:
+            keep = "view/keep"
+            for key in ("view/keep", "view/removed"):
+                model.claim(key, "supervised")
+        # with a mask ratio others join, who read the patches
+        alone = self.pooling == "cls" and keep is None
+        model.add_pass("student", EncoderPass(keep=keep, prefix_only=alone))
+        if self._mixes:
+            model.claim("view/pixels", "supervised")
+            model.mixes["view"] = _mix_view
+        model.add_objective("supervised", Classification(model.encoder, self))
+
+    @property
+    def _mixes(self) -> bool:
+        return bool(self.mix_rate and (self.mixup or self.cutmix))
+
+    def _check(self, model: PretrainModel) -> None:
+        """Raise ``UserError`` for options that cannot work."""
+        check_weight("supervised", self.weight)
+        require_one_view(model, "supervised", "view")
+        num_kept(model.encoder.num_patches, self.mask_ratio, key="supervised.mask_ratio")
+        if self.mask_ratio and model.encoder.patches_per_token > 1:
+            raise UserError(
+                f"supervised.mask_ratio is {self.mask_ratio}, but swin_tiny is trained on whole "
+                "images here. Set it to 0."
+            )
+        if self.num_classes is None or self.num_classes < 2:
+            raise UserError(
+                f"supervised.num_classes is {self.num_classes}; give the number of classes, 2 or "
+                "more."
+            )
+        if self.pooling == "cls" and not model.encoder.has_class_token:
+            raise UserError("supervised.pooling = cls, but encoder.class_token is false. Use mean.")
+        for key in ("label_smoothing", "mix_rate", "switch_rate"):
+            if not 0 <= getattr(self, key) <= 1:
+                raise UserError(f"supervised.{key} is {getattr(self, key)}; give 0 to 1.")
+        for key in ("mixup", "cutmix", "head_init"):
+            if getattr(self, key) < 0:
+                raise UserError(f"supervised.{key} is {getattr(self, key)}; give 0 or more.")
+        if self.loss == "bce" and self.label_smoothing:
+            raise UserError("supervised.label_smoothing is for loss: ce; set it to 0 with bce.")
+
+    def write(self, batch: Batch, model: PretrainModel) -> None:
+        """Draw who is mixed how, and the visible patches."""
+        if self._mixes:
+            keys = draws.sample_keys(model.seed, batch[EPOCH], batch[INDEX], 0, "supervised/mix")
+            mix = draw_mix(
+                draws.uniform(keys, 5),
+                model.views["view"].shape,
+                mixup=self.mixup,
+                cutmix=self.cutmix,
+                rate=self.mix_rate,
+                switch_rate=self.switch_rate,
+            )
+            batch.update({f"supervised/{name}": value for name, value in mix._asdict().items()})
+        if self.mask_ratio:
+            patches = model.encoder.num_patches
+            kept = num_kept(patches, self.mask_ratio)
+            batch["view/keep"], batch["view/removed"] = visible_patches(
+                batch, patches, kept, model.seed
+            )
+
+
+def _mix_view(pixels_BVCHW: Tensor, batch: Batch) -> Tensor:
+    return mix_pixels(pixels_BVCHW, Mix(*(batch[f"supervised/{name}"] for name in Mix._fields)))
+
+
+class Classification(Objective):
+    """The head over pooled tokens, and the cross-entropy with soft targets."""
+
+    def __init__(self, encoder: Encoder, options: Supervised) -> None:
+        super().__init__()
+        assert options.num_classes is not None
+        self.weight, self.num_prefix = options.weight, encoder.num_prefix_tokens
+        self.pooling, self.kind, self.smoothing = (
+            options.pooling,
+            options.loss,
+            options.label_smoothing,
+        )
+        self.num_classes, self.mixes = options.num_classes, options._mixes
+        self.timm_head = encoder.timm_head
+        self.head = Head(encoder, options.num_classes, options.head_init)
+        self.teacher_head: Frozen | None = None
+
+    def averaged(self) -> list[tuple[nn.Module, nn.Module]]:
+        """Return the head with its copy that follows by momentum."""
+        self.teacher_head = self.teacher_head or Frozen(self.head)
+        return [(self.head, self.teacher_head.module)]
+
+    def timm_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the head under timm's names, and what ``timm.create_model`` must be told of it."""
+        parts = {self.timm_head: self.head.linear, "fc_norm": self.head.norm}
+        state = {
+            f"{prefix}.{key}": value
+            for prefix, part in parts.items()
+            for key, value in part.state_dict().items()
+        }
+        kwargs: dict[str, Any] = {"num_classes": self.num_classes}
+        bare = isinstance(self.head.norm, LayerNorm)
+        if self.pooling == "mean":
+            kwargs["global_pool"] = "avg"
+        if self.timm_head == "head" and (bare or self.pooling == "mean"):  # Swin has no such norm
+            kwargs["fc_norm"] = bare
+        return state, kwargs
+
+    def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
+        """Return ``logits`` (B, C)."""
+        tokens = passes["student"]
+        pooled = tokens[:, 0] if self.pooling == "cls" else tokens[:, self.num_prefix :].mean(1)
+        return {"logits": self.head(pooled)}
+
+    def _targets(self, batch: Batch) -> Tensor:
+        """Return the share of each class in the (mixed) image: (B, C)."""
+        own = F.one_hot(batch[LABEL], self.num_classes).float()
+        if not (self.mixes and self.training):
+            return own
+        share = batch["supervised/share"].unsqueeze(1)
+        return share * own + (1 - share) * own.flip(0)
+
+    def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
+        """Return the cross-entropy, averaged over samples (and over classes if binary)."""
+        logits, targets = outputs["logits"].float(), self._targets(batch)
+        if self.kind == "bce":
+            return F.binary_cross_entropy_with_logits(logits, (targets > 0).float())
+        smooth = (1 - self.smoothing) * targets + self.smoothing / self.num_classes
+        return -(smooth * F.log_softmax(logits, dim=-1)).sum(-1).mean()
+
+    def metrics(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
+        """Return top-1 ``accuracy``; of a mixed image the class with the larger share counts."""
+        predicted = outputs["logits"].detach().argmax(-1)
+        return {"accuracy": (predicted == self._targets(batch).argmax(-1)).float().mean()}
+
+
+class Head(nn.Module):
+    """A linear classifier, after a norm where the encoder has no final one."""
+
+    def __init__(self, encoder: Encoder, num_classes: int, std: float) -> None:
+        super().__init__()
+        bare = isinstance(encoder.norm, nn.Identity)
+        self.norm = LayerNorm(encoder.embed_dim) if bare else nn.Identity()
+        self.linear = nn.Linear(encoder.embed_dim, num_classes)
+        nn.init.trunc_normal_(self.linear.weight, std=std)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, pooled_BD: Tensor) -> Tensor:
+        """Return logits (B, C)."""
+        return self.linear(self.norm(pooled_BD))
+
+
+def attach_supervised(model: PretrainModel, **options: object) -> Supervised:
+    """Attach classification to ``model`` (functional form); options are those of ``Supervised``."""
+    algorithm = Supervised(**options)  # type: ignore[arg-type]
+    algorithm.attach(model)
+    return algorithm

@@ -1,0 +1,304 @@
+"""Swin-T over packed patches, without a way for positions to leak (for DropPos).
+
+The kept patches are packed into a smaller square map (uniform masking of Li et al. 2022, UM-MAE),
+in the order of ``keep``, which must be random: the slot of a patch then says nothing about its
+place. Places enter through one road only: each block's attention bias, see ``window_attention``.
+"""
+
+import re
+from typing import Any
+
+import torch
+from timm.layers import LayerNorm, Mlp
+from torch import Tensor, nn
+
+from pospre.errors import UserError
+from pospre.nn.drop_path import residual_factors
+from pospre.nn.patch_encoder import Edit, PatchEncoder
+from pospre.nn.swin.attention import WindowAttention
+from pospre.nn.swin.windows import (
+    cut,
+    inner_places,
+    join,
+    merged_places,
+    shift_mask,
+    spread,
+    squares,
+)
+from pospre.nn.weights import init_patch_embed, init_trunc_normal, init_weights
+from pospre.recipe.sections import Init
+
+SWIN = "swin_tiny"
+SWIN_NEEDS: dict[str, Any] = {
+    "patch_size": None,
+    "depth": None,
+    "channels": 3,
+    "positions": "relative",
+    "class_token": False,
+    "num_registers": 0,
+    "uniform_drop_path": False,
+    "layer_scale": None,
+    "dropout": 0.0,
+    "final_norm": True,
+}
+"""The options of ``build_encoder`` that Swin has one value of."""
+TOKEN = 4  # pixels of the smallest token's side
+DEPTHS, HEADS, WIDTH = (2, 2, 6, 2), (3, 6, 12, 24), 96
+MERGED = 2  # the last stage merges 2×2 patches into one token
+
+
+class SwinBlock(nn.Module):
+    """Window attention and MLP, pre-norm; every second block shifts its windows by half."""
+
+    def __init__(self, dim: int, num_heads: int, *, window: int, shifted: bool) -> None:
+        super().__init__()
+        self.window, self.shifted = window, shifted
+        self.norm1 = LayerNorm(dim, eps=1e-5)
+        self.attn = WindowAttention(dim, num_heads)
+        self.norm2 = LayerNorm(dim, eps=1e-5)
+        self.mlp = Mlp(dim, 4 * dim)
+
+    def forward(
+        self, tokens_BHWC: Tensor, places_BHW3: Tensor | None, branch_B2: Tensor | None
+    ) -> Tensor:
+        """Return the tokens after attention within windows and MLP; see ``WindowAttention``."""
+        factors = (1, 1) if branch_B2 is None else branch_B2[..., None, None, None].unbind(1)
+        mixed = self._attend(self.norm1(tokens_BHWC), places_BHW3)
+        tokens_BHWC = tokens_BHWC + factors[0] * mixed
+        return tokens_BHWC + factors[1] * self.mlp(self.norm2(tokens_BHWC))
+
+    def _attend(self, tokens_BHWC: Tensor, places_BHW3: Tensor | None) -> Tensor:
+        side = tokens_BHWC.shape[1]
+        window = min(self.window, side)
+        shift = window // 2 if self.shifted and side > window else 0
+        tokens, places = (
+            None if part is None else cut(part.roll((-shift, -shift), (1, 2)), window)
+            for part in (tokens_BHWC, places_BHW3)
+        )
+        assert tokens is not None
+        mask = None
+        if shift:
+            mask = shift_mask(side, window, shift).to(tokens.device)
+            mask = mask.repeat(len(tokens_BHWC), 1, 1).unsqueeze(1)
+        mixed = join(self.attn(tokens, places, mask), side, window)
+        return mixed.roll((shift, shift), (1, 2))
+
+
+class PatchMerging(nn.Module):
+    """Joins 2×2 tokens into one of twice the width; timm's order and names."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm = LayerNorm(4 * dim, eps=1e-5)
+        self.reduction = nn.Linear(4 * dim, 2 * dim, bias=False)
+
+    def forward(self, tokens_BHWC: Tensor) -> Tensor:
+        """Return (B, H/2, W/2, 2·C)."""
+        four = squares(tokens_BHWC).permute(0, 1, 2, 4, 3, 5).flatten(3)
+        return self.reduction(self.norm(four))
+
+
+class Stage(nn.Module):
+    """Merging, except in the first stage, then blocks."""
+
+    def __init__(self, stage: int, window: int) -> None:
+        super().__init__()
+        dim = WIDTH * 2**stage
+        self.downsample = PatchMerging(dim // 2) if stage else nn.Identity()
+        self.blocks = nn.ModuleList(
+            SwinBlock(dim, HEADS[stage], window=window, shifted=bool(block % 2))
+            for block in range(DEPTHS[stage])
+        )
+
+
+class PatchEmbed(nn.Module):
+    """Embeds tokens of 4×4 pixels; timm's names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(3, WIDTH, TOKEN, TOKEN)
+        self.norm = LayerNorm(WIDTH, eps=1e-5)
+
+    def forward(self, patches_BKCHW: Tensor) -> Tensor:
+        """Return (B, K, tokens per patch side, the same, C) for patches of pixels."""
+        batch, num = patches_BKCHW.shape[:2]
+        tokens = self.proj(patches_BKCHW.flatten(0, 1)).permute(0, 2, 3, 1)
+        return self.norm(tokens).unflatten(0, (batch, num))
+
+
+class SwinEncoder(PatchEncoder):
+    """Swin-T that encodes packed 16-px patches; positions can be known or dropped per patch.
+
+    Attributes:
+        patches_per_token: 4: each output token stands for a square of 2×2 slots.
+        pos_embed: None, there is no table.
+    """
+
+    patches_per_token = MERGED**2
+    pos_embed: None = None
+    timm_head = "head.fc"
+
+    def __init__(
+        self,
+        *,
+        image_size: int,
+        window: int = 8,
+        drop_path: float = 0.0,
+        init: Init = "trunc_normal",
+    ) -> None:
+        super().__init__()
+        patch = TOKEN * 2 ** (len(DEPTHS) - 2)
+        self.set_grid((image_size, image_size), (patch, patch))
+        self.embed_dim, self.depth = WIDTH * 2 ** (len(DEPTHS) - 1), sum(DEPTHS)
+        self.channels, self.drop_path = 3, drop_path
+        self.window = window
+        self.position_kind = "relative"
+        self.patch_embed = PatchEmbed()
+        self.layers = nn.ModuleList(Stage(stage, window) for stage in range(len(DEPTHS)))
+        self.norm = LayerNorm(self.embed_dim, eps=1e-5)
+        self.timm_name = "swin_tiny_patch4_window7_224"
+        self.timm_kwargs: dict[str, Any] = {"img_size": image_size, "window_size": window}
+        init_trunc_normal(self)
+        if init == "xavier":
+            init_weights(self)
+            init_patch_embed(self.patch_embed.proj)
+        for number, stage in enumerate(self.layers):
+            assert isinstance(stage, Stage)
+            for block in stage.blocks:
+                assert isinstance(block, SwinBlock)
+                block.attn.reach = image_size // TOKEN // 2**number
+
+    def forward(
+        self,
+        images_BCHW: Tensor,
+        keep_BK: Tensor | None = None,
+        positions: Edit | None = None,
+        *,
+        content: Edit | None = None,
+        context_BM: Tensor | None = None,
+        keys_B: Tensor | None = None,
+        grid: tuple[int, int] | None = None,
+        prefix_only: bool = False,
+    ) -> Tensor:
+        """Encode the kept patches, packed into a square in the order of ``keep_BK``.
+
+        Args:
+            images_BCHW: normalised float images of ``image_size``.
+            keep_BK: int64 indices of K = s² patches in random order; None takes all in their place.
+            positions: maps (row, column, 1) of each kept patch, (B, K, 3), to the same, or to
+                zeros where the position is dropped.
+            content: not for Swin.
+            context_BM: not for Swin.
+            keys_B: draw keys of drop path.
+            grid: not for Swin.
+            prefix_only: not for Swin, which has no prefix tokens.
+
+        Returns:
+            (B, K/4, D): tokens of 2×2 slots each, row-major.
+
+        Raises:
+            UserError: K is no square of an even number.
+        """
+        if content is not None or context_BM is not None or prefix_only:
+            raise UserError("encoder.name = swin_tiny takes whole patches: use mae's ViT for this.")
+        patches = self._patches(images_BCHW, keep_BK)
+        side = self._side(patches.shape[1])
+        tokens = spread(self.patch_embed(patches), side)
+        maps = None  # a whole image: every token in its place
+        if keep_BK is not None or positions is not None:
+            places = self._places(len(patches), keep_BK, images_BCHW.device)
+            places = places if positions is None else positions(places)
+            maps = spread(inner_places(places, tokens.shape[1] // side), side)
+        factors = iter(residual_factors(keys_B, self.drop_path, self.depth))
+        for number, stage in enumerate(self.layers):
+            assert isinstance(stage, Stage)
+            if number and maps is not None:
+                maps = merged_places(maps)
+            tokens = stage.downsample(tokens)
+            for block in stage.blocks:
+                tokens = block(tokens, maps, next(factors))
+        return self.norm(tokens).flatten(1, 2)
+
+    def _patches(self, images_BCHW: Tensor, keep_BK: Tensor | None) -> Tensor:
+        """Return the pixels (B, K, C, h, w) of the kept patches."""
+        (rows, cols), (high, wide) = self.grid, self.patch_size
+        patches = images_BCHW.unflatten(3, (cols, wide)).unflatten(2, (rows, high))
+        patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
+        if keep_BK is None:
+            return patches
+        batch = torch.arange(len(patches), device=keep_BK.device).unsqueeze(1)
+        return patches[batch, keep_BK]
+
+    def _places(self, num: int, keep_BK: Tensor | None, device: torch.device) -> Tensor:
+        """Return float (row, column, 1) of the kept patches: (B, K, 3)."""
+        if keep_BK is None:
+            keep_BK = torch.arange(self.num_patches, device=device).expand(num, -1)
+        row, col = keep_BK // self.grid[1], keep_BK % self.grid[1]
+        return torch.stack([row, col, torch.ones_like(row)], dim=-1).float()
+
+    def _side(self, num: int) -> int:
+        if not self.takes(num):
+            raise UserError(
+                f"encoder.name = swin_tiny packs the visible patches into a square, but {num} of "
+                f"{self.num_patches} are visible. Use mask_ratio 0.75 or 0."
+            )
+        return round(num**0.5)
+
+    def takes(self, num_visible: int) -> bool:
+        """Return whether so many patches fill a square of an even number."""
+        side = round(num_visible**0.5)
+        return side * side == num_visible and side % MERGED == 0
+
+    def block_of(self, name: str) -> int | None:
+        """Count through the stages; the merging that opens one is a part of its first block."""
+        found = re.match(r"layers\.(\d+)\.(?:blocks\.(\d+)|downsample)\.", name)
+        return None if found is None else sum(DEPTHS[: int(found[1])]) + int(found[2] or 0)
+
+    def timm_state(self) -> dict[str, Tensor]:
+        """Return the weights as timm's Swin takes them: the biases within a window as tables."""
+        state = {k: v.contiguous() for k, v in self.state_dict().items() if "offset_bias" not in k}
+        for number, stage in enumerate(self.layers):
+            assert isinstance(stage, Stage)
+            for index, block in enumerate(stage.blocks):
+                assert isinstance(block, SwinBlock)
+                window = min(self.window, block.attn.reach)
+                name = f"layers.{number}.blocks.{index}.attn.relative_position_bias_table"
+                state[name] = block.attn.offset_bias(window).detach().contiguous()
+        return state
+
+
+def build_swin(
+    image_size: int | tuple[int, int],
+    given: dict[str, Any],
+    *,
+    drop_path: float,
+    window: int | None,
+    init: Init,
+) -> SwinEncoder:
+    """Build Swin-T for ``build_encoder``; ``given`` holds the options of ``SWIN_NEEDS``.
+
+    Raises:
+        UserError: an option has another value than Swin's, or a size does not fit.
+    """
+    for key, needed in SWIN_NEEDS.items():
+        if given[key] != needed:
+            text = {None: "null", True: "true", False: "false"}.get(needed, needed)
+            raise UserError(f"encoder.name = {SWIN} needs encoder.{key}: {text}, not {given[key]}.")
+    if init not in ("xavier", "trunc_normal"):
+        raise UserError(
+            f"encoder.name = {SWIN} takes encoder.init: xavier or trunc_normal, not {init}."
+        )
+    if isinstance(image_size, tuple) and image_size[0] != image_size[1]:
+        raise UserError(f"encoder.name = {SWIN} takes square images, not {list(image_size)}.")
+    side = image_size if isinstance(image_size, int) else image_size[0]
+    window = 8 if window is None else window
+    patch = TOKEN * 2 ** (len(DEPTHS) - 2)
+    maps = [side // (TOKEN * 2**stage) for stage in range(len(DEPTHS))]
+    fits = window > 0 and all(tokens > 0 and tokens % min(window, tokens) == 0 for tokens in maps)
+    if side % (4 * patch) or not fits:
+        raise UserError(
+            f"encoder.image_size = {side} with encoder.window = {window} does not fit {SWIN}: a "
+            f"multiple of {4 * patch} pixels, and a window that divides the side of larger maps "
+            f"({maps} tokens). 256 with window 8 (16 to fine-tune) are usual."
+        )
+    return SwinEncoder(image_size=side, window=window, drop_path=drop_path, init=init)

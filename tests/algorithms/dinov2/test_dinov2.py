@@ -1,0 +1,324 @@
+"""DINOv2: invariants, options, bad input."""
+
+import copy
+import math
+
+import pytest
+import torch
+
+from pospre.algorithms.dinov2.dinov2 import MASK_KEY, DINOv2, PrototypeMatching, attach_dinov2
+from pospre.algorithms.dinov2.losses import koleo
+from pospre.data.views.plan import ViewGroup
+from pospre.errors import UserError
+from pospre.model.algorithm import Progress
+from pospre.model.model import PretrainModel
+from pospre.nn.build import build_encoder
+
+SMALL = {"num_prototypes": 32, "head_hidden": 24, "head_bottleneck": 16}
+LOCALS = 3
+
+
+def small_model(*, locals_=LOCALS, **encoder):
+    torch.manual_seed(0)
+    views = {"global": ViewGroup(name="global", count=2, size=32)}
+    if locals_:
+        views["local"] = ViewGroup(name="local", count=locals_, size=16)
+    options = {"positions": "learned", "init": "trunc_normal", "layer_scale": 0.5, "depth": 1}
+    built = build_encoder("vit_tiny16", image_size=32, patch_size=8, **{**options, **encoder})
+    return PretrainModel(built, seed=3, views=views)
+
+
+def make_batch(size=4, locals_=LOCALS):
+    generator = torch.Generator().manual_seed(1)
+
+    def pixels(count, side):
+        shape = (size, count, 3, side, side)
+        return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+
+    batch = {
+        "index": torch.arange(size) + 5,
+        "epoch": torch.full((size,), 2),
+        "global/image": pixels(2, 32),
+        "global/flip": torch.rand(size, 2, generator=generator) < 0.5,
+    }
+    if locals_:
+        batch["local/image"] = pixels(locals_, 16)
+        batch["local/flip"] = torch.rand(size, locals_, generator=generator) < 0.5
+    return batch
+
+
+def model_and_batch(*, locals_=LOCALS, encoder=None, **options):
+    model = small_model(locals_=locals_, **(encoder or {}))
+    algorithm = attach_dinov2(model, **{**SMALL, **options})
+    inputs = make_batch(locals_=locals_)
+    algorithm.schedule(model, Progress(0.0, 0.0))
+    algorithm.write(inputs, model)
+    return model, inputs, algorithm
+
+
+def objective_of(model):
+    objective = model.objectives["dinov2"]
+    assert isinstance(objective, PrototypeMatching)
+    return objective
+
+
+def spread_prototypes(model):
+    """Make the heads decided, so that targets differ from sample to sample."""
+    with torch.no_grad():
+        for name, parameter in model.objectives["dinov2"].named_parameters():
+            if ".mlp." in name and parameter.ndim > 1:
+                parameter.mul_(10)
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_gradient_reaches_all_that_is_trained_and_no_teacher(separate):
+    model, inputs, _ = model_and_batch(separate_heads=separate, train_norm=True)
+    model.loss(model(inputs), inputs)["total"].backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.requires_grad != ("teacher" in name), name
+        assert (parameter.grad is not None) == parameter.requires_grad, name
+
+
+def test_the_total_is_the_weighted_sum_of_the_three_losses():
+    model, inputs, _ = model_and_batch(
+        dino_weight=2.0, ibot_weight=3.0, koleo_weight=0.5, weight=0.7
+    )
+    terms = model.loss(model(inputs), inputs)
+    parts = [terms[f"metric/dinov2_{name}"] for name in ("dino", "ibot", "koleo")]
+    expected = 2 * parts[0] + 3 * parts[1] + 0.5 * parts[2]
+    torch.testing.assert_close(terms["dinov2"], expected)
+    torch.testing.assert_close(terms["total"], 0.7 * expected)
+
+
+def test_koleo_spreads_both_global_crops_or_the_first():
+    model, inputs, _ = model_and_batch()
+    both = model.loss(model(inputs), inputs)["metric/dinov2_koleo"]
+    model, inputs, _ = model_and_batch(koleo_crops="first")
+    classes = model.encode("global", model.images(inputs, "global"), inputs)[:, 0]
+    first, second = (koleo(crop) for crop in classes.unflatten(0, (-1, 2)).unbind(1))
+    assert torch.equal(model.loss(model(inputs), inputs)["metric/dinov2_koleo"], first)
+    assert torch.equal(both, first + second)
+
+
+@pytest.mark.parametrize("locals_", [0, 1, 8])
+def test_an_undecided_student_costs_log_k_whatever_the_crops(locals_):
+    model, inputs, _ = model_and_batch(locals_=locals_)
+    with torch.no_grad():
+        for parameter in objective_of(model).head.mlp.parameters():
+            parameter.zero_()
+    terms = model.loss(model(inputs), inputs)
+    assert terms["metric/dinov2_dino"].item() == pytest.approx(math.log(32), rel=1e-5)
+    assert terms["metric/dinov2_ibot"].item() == pytest.approx(math.log(32) / 2, rel=1e-5)
+
+
+def test_the_student_sees_the_mask_token_and_the_teacher_the_image():
+    model, inputs, _ = model_and_batch()
+    mask = inputs[MASK_KEY].flatten(0, 1)
+    assert mask.any(-1).sum() == 4
+    images = model.images(inputs, "global")
+    other = images.clone()  # change what lies under the masks
+    pixels = mask.view(4, 2, 1, 4, 1, 4, 1).expand(-1, -1, 3, -1, 8, -1, 8).reshape_as(images)
+    other[pixels] += 1
+    passes = {name: model.encode(name, images, inputs) for name in ("global", "teacher")}
+    assert torch.equal(model.encode("global", other, inputs), passes["global"])
+    assert not torch.equal(model.encode("teacher", other, inputs), passes["teacher"])
+    unmasked = inputs | {MASK_KEY: torch.zeros_like(inputs[MASK_KEY])}
+    assert torch.equal(model.encode("teacher", images, unmasked), passes["teacher"])
+    student = model.encode("global", images, unmasked)
+    changed = (student != passes["global"]).flatten(1).any(1)
+    assert torch.equal(changed, mask.any(-1))
+    torch.testing.assert_close(student, passes["teacher"])  # one start, and no drop path yet
+
+
+def test_class_targets_are_bit_equal_under_other_masks():
+    model, inputs, _ = model_and_batch(centering="centering")
+    others = inputs | {MASK_KEY: inputs[MASK_KEY].roll(1, 0)}
+    model.eval()
+    objective, seen = objective_of(model), []
+    hook = objective.class_targets.register_forward_hook(lambda *call: seen.append(call[-1]))
+    losses = [model.loss(model(batch), batch)["dinov2"] for batch in (inputs, others)]
+    hook.remove()
+    assert torch.equal(seen[0], seen[1])
+    assert losses[0] != losses[1]
+
+
+def test_changing_a_sample_changes_only_its_rows_of_the_masks():
+    _, inputs, algorithm = model_and_batch()
+    model = small_model()
+    part = {key: value[1:3] for key, value in make_batch().items()}
+    algorithm.write(part, model)
+    assert torch.equal(part[MASK_KEY], inputs[MASK_KEY][1:3])
+
+
+def test_the_teacher_has_no_drop_path_and_follows_encoder_and_heads():
+    model, inputs, algorithm = model_and_batch(
+        encoder={"drop_path": 0.9, "depth": 2}, momentum_start=0.75, separate_heads=True
+    )
+    images = model.images(inputs, "global")
+    assert torch.equal(*(model.encode("teacher", images, inputs) for _ in range(2)))
+    before = copy.deepcopy(model.state_dict())
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "teacher" not in name:
+                parameter.add_(1)
+    algorithm.after_step(model, Progress(0.0, 0.0))
+    for name, parameter in model.named_parameters():
+        step = 0.25 if "teacher" in name else 1.0
+        torch.testing.assert_close(parameter - before[name], torch.full_like(parameter, step))
+
+
+def test_temperature_warms_up_over_its_share_of_the_training():
+    model, _, algorithm = model_and_batch(teacher_warmup=0.3)
+    found = []
+    for done in (0.0, 0.15, 0.3, 0.9):
+        algorithm.schedule(model, Progress(done, 0.0))
+        found.append(float(objective_of(model).temperature))
+    assert found == pytest.approx([0.04, 0.055, 0.07, 0.07])
+    ramp = [algorithm.temperature(Progress(step / 10, 0.0, 10)) for step in range(5)]
+    assert ramp == pytest.approx([0.04, 0.055, 0.07, 0.07, 0.07])  # numpy's linspace over 3 steps
+    constant = DINOv2(teacher_warmup=0.0)
+    constant.schedule(model, Progress(0.0, 0.0))
+    assert float(objective_of(model).temperature) == pytest.approx(0.07)
+
+
+def test_each_head_has_its_own_bottleneck() -> None:
+    model, inputs, _ = model_and_batch(separate_heads=True, patch_head_bottleneck=8)
+    objective = objective_of(model)
+    assert objective.patch_head is not None
+    assert (objective.head.last.weight.shape, objective.patch_head.last.weight.shape) == (
+        (32, 16),
+        (32, 8),
+    )
+    assert torch.isfinite(model.loss(model(inputs), inputs)["total"])
+
+
+def test_the_prototypes_of_both_heads_are_declared_frozen_at_first():
+    model, _, _ = model_and_batch(separate_heads=True, freeze_epochs=2, train_norm=True)
+    objective = objective_of(model)
+    starts = tuple(objective.frozen_epochs)
+    frozen = [name for name, _ in objective.named_parameters() if name.startswith(starts)]
+    assert frozen == [
+        "head.last.weight",
+        "head.last.scale",
+        "patch_head.last.weight",
+        "patch_head.last.scale",
+    ]
+    assert set(objective.frozen_epochs.values()) == {2}
+
+
+def test_the_centre_is_saved_and_moves_in_training_only():
+    model, inputs, _ = model_and_batch(centering="centering")
+    spread_prototypes(model)
+    name = "objectives.named.dinov2.class_targets.center.center_K"
+    model(inputs)
+    moved = model.state_dict()[name].clone()
+    assert moved.any()
+    model.eval()
+    model(inputs)
+    assert torch.equal(model.state_dict()[name], moved)
+    again, _, _ = model_and_batch(centering="centering")
+    again.load_state_dict(model.state_dict())
+    assert torch.equal(again.state_dict()[name], moved)
+
+
+def test_a_shared_head_and_two_equal_ones_agree():
+    shared, inputs, _ = model_and_batch()
+    apart, _, _ = model_and_batch(separate_heads=True)
+    state = shared.state_dict()
+    for name in apart.state_dict():
+        state.setdefault(
+            name,
+            state[name.replace("patch_head", "head")]
+            if "patch_head" in name
+            else apart.state_dict()[name],
+        )
+    apart.load_state_dict(state)
+    ours, theirs = (model.loss(model(inputs), inputs)["total"] for model in (shared, apart))
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_compiled_and_half_precision_losses_agree_as_published(whole_graph):
+    model, inputs, _ = model_and_batch(centering="centering", official=True, separate_heads=True)
+    model.eval()  # the centre stays
+    eager = model.loss(model(inputs), inputs)["total"]
+    with torch.autocast("cpu", torch.bfloat16):
+        half = model.loss(model(inputs), inputs)["total"]
+    torch.testing.assert_close(half, eager, rtol=0.03, atol=0.03)
+    compiled = whole_graph(model)
+    torch.testing.assert_close(model.loss(compiled(inputs), inputs)["total"], eager)
+
+
+def test_it_learns_to_name_the_teachers_prototypes():
+    model, inputs, algorithm = model_and_batch(momentum_start=0.999, koleo_weight=0.0)
+    spread_prototypes(model)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-3)
+    losses: list[float] = []
+    for step in range(25):
+        optimizer.zero_grad()
+        loss = model.loss(model(inputs), inputs)["total"]
+        loss.backward()
+        optimizer.step()
+        algorithm.after_step(model, Progress(step / 25, 0.0))
+        losses.append(float(loss))
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_attaching_again_does_nothing():
+    model, _, algorithm = model_and_batch()
+    names = list(model.state_dict())
+    algorithm.attach(model)
+    attach_dinov2(model, **SMALL)
+    assert list(model.state_dict()) == names and len(model.pairs) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_prototypes": 1}, r"dinov2.num_prototypes is 1"),
+        ({"mask_ratio": (0.0, 0.01)}, r"dinov2.mask_ratio = \[0.0, 0.01\] masks no patch"),
+        ({"mask_ratio": (0.5, 0.2)}, r"dinov2.mask_ratio is \[0.5, 0.2\]"),
+        ({"mask_crop_rate": 0.3}, r"dinov2.mask_crop_rate = 0.3 masks no whole number"),
+        ({"momentum_start": None}, r"dinov2.momentum_start"),
+        ({"momentum_start": 1.5}, r"momentum goes from 1.5"),
+        ({"koleo_weight": -1.0}, r"dinov2.koleo_weight is -1.0"),
+        (
+            {"dino_weight": 0.0, "ibot_weight": 0.0, "koleo_weight": 0.0},
+            r"dinov2.dino_weight = 0.0, dinov2.ibot_weight = 0.0 .* leave no loss",
+        ),
+        ({"dino_weight": 0.0, "koleo_weight": 0.0, "mask_crop_rate": 0.0}, r"leave no loss"),
+        ({"student_temperature": math.nan}, r"dinov2.student_temperature is nan, .*finite"),
+        ({"teacher_temperature_start": 0.0}, r"dinov2.teacher_temperature_start is 0.0"),
+        ({"teacher_warmup": 30.0}, r"dinov2.teacher_warmup is 30.0"),
+        ({"freeze_epochs": -1}, r"dinov2.freeze_epochs must not be negative"),
+        ({"centering": "sink"}, r"dinov2.centering is 'sink'"),
+        ({"patch_head_bottleneck": 8}, r"dinov2.patch_head_bottleneck is 8, .*separate_heads"),
+        ({"patch_head_bottleneck": 0, "separate_heads": True}, r"patch_head_bottleneck is 0"),
+    ],
+)
+def test_bad_options_are_refused_at_attachment(options, message):
+    with pytest.raises(UserError, match=message):
+        attach_dinov2(small_model(), **{**SMALL, **options})
+
+
+@pytest.mark.parametrize(
+    ("views", "encoder", "message"),
+    [
+        ({"view": {}}, {}, r"needs the view group 'global'"),
+        ({"global": {"count": 1}}, {}, r"needs 2 views of the group 'global'"),
+        ({"global": {"count": 3}}, {}, r"data.views.global.count must be 2"),
+        ({"global": {"count": 2}}, {"class_token": False}, r"Set encoder.class_token: true"),
+        (
+            {"global": {"count": 2}, "local": {"count": 2, "size": 16}},
+            {"positions": "shared_relative"},
+            r"the crops of data.views.local have another",
+        ),
+    ],
+)
+def test_models_that_cannot_serve_are_refused(views, encoder, message):
+    groups = {
+        name: ViewGroup(**{"name": name, "size": 32, **group}) for name, group in views.items()
+    }
+    built = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1, **encoder)
+    with pytest.raises(UserError, match=message):
+        attach_dinov2(PretrainModel(built, seed=0, views=groups), **SMALL)

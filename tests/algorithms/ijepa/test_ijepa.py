@@ -1,0 +1,234 @@
+"""I-JEPA: what the predictor may see, what it predicts, the teacher, options, bad input."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pospre.algorithms.ijepa.ijepa import IJEPA, FeaturePrediction, attach_ijepa
+from pospre.algorithms.mae import attach_mae
+from pospre.data.views.plan import ViewGroup
+from pospre.errors import UserError
+from pospre.model.algorithm import Progress
+from pospre.model.model import PretrainModel
+from pospre.nn.build import build_encoder
+
+PREDICTOR: dict[str, Any] = {"predictor_dim": 32, "predictor_depth": 2, "predictor_heads": 4}
+
+
+def small_model(**encoder: Any) -> PretrainModel:
+    torch.manual_seed(0)
+    options = {"image_size": 64, "patch_size": 8, "depth": 1, "class_token": False} | encoder
+    return PretrainModel(build_encoder("vit_tiny16", **options), seed=3)
+
+
+def make_batch(size: int = 4, epoch: int = 0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    shape = (size, 1, 3, 64, 64)
+    return {
+        "view/image": torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator),
+        "view/flip": torch.zeros(size, 1, dtype=torch.bool),
+        "index": torch.arange(size),
+        "epoch": torch.full((size,), epoch),
+    }
+
+
+def attached(
+    encoder: dict[str, Any] | None = None, **options: Any
+) -> tuple[PretrainModel, IJEPA, dict[str, Tensor]]:
+    model = small_model(**(encoder or {}))
+    algorithm = attach_ijepa(model, **{**PREDICTOR, **options})
+    inputs = make_batch()
+    algorithm.write(inputs, model)
+    return model, algorithm, inputs
+
+
+def objective_of(model: PretrainModel) -> FeaturePrediction:
+    objective = model.objectives["ijepa"]
+    assert isinstance(objective, FeaturePrediction)
+    return objective
+
+
+def test_shapes_and_what_is_written() -> None:
+    model, _, inputs = attached()
+    assert inputs["view/keep"].shape == (4, 16) and inputs["ijepa/targets"].shape == (4, 4, 9)
+    both = torch.cat([inputs["view/keep"], inputs["view/removed"]], dim=1)
+    assert torch.equal(both.sort(1).values, torch.arange(64).expand(4, -1))
+    outputs = model(inputs)["ijepa"]
+    assert outputs["predicted"].shape == outputs["target"].shape == (4, 4, 9, 192)
+
+
+def test_targets_are_the_teachers_normalised_features_of_the_whole_image_in_target_order() -> None:
+    model, _, inputs = attached()
+    with torch.no_grad():
+        for parameter in model.teacher.parameters():  # type: ignore[union-attr]
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    target = model(inputs)["ijepa"]["target"]
+    torch.testing.assert_close(target.mean(-1), torch.zeros(4, 4, 9), atol=1e-5, rtol=0)
+    torch.testing.assert_close(target.var(-1, correction=0), torch.ones(4, 4, 9), atol=1e-3, rtol=0)
+    features = model.teacher(model.images(inputs)[:, 0])  # type: ignore[misc]
+    whole = F.layer_norm(features, (192,), eps=1e-5)
+    for sample in range(4):
+        for block in range(4):
+            places = inputs["ijepa/targets"][sample, block]
+            torch.testing.assert_close(target[sample, block], whole[sample, places])
+
+
+def test_predictions_are_in_the_order_of_the_targets() -> None:
+    model, _, inputs = attached()
+    before = model(inputs)["ijepa"]["predicted"]
+    order = torch.randperm(9)
+    moved = inputs | {"ijepa/targets": inputs["ijepa/targets"][:, [2, 0, 3, 1]][..., order]}
+    torch.testing.assert_close(
+        model(moved)["ijepa"]["predicted"], before[:, [2, 0, 3, 1]][:, :, order]
+    )
+
+
+def test_a_block_is_predicted_without_seeing_the_others() -> None:
+    model, _, inputs = attached()
+    before = model(inputs)["ijepa"]["predicted"]
+    targets = inputs["ijepa/targets"].clone()
+    targets[:, 1:] = (targets[:, 1:] + 5) % 64
+    after = model(inputs | {"ijepa/targets": targets})["ijepa"]["predicted"]
+    torch.testing.assert_close(after[:, 0], before[:, 0])
+    assert not torch.allclose(after[:, 1], before[:, 1])
+
+
+def test_hidden_pixels_reach_the_target_and_never_the_prediction() -> None:
+    model, _, inputs = attached()
+    before = model(inputs)["ijepa"]
+    images = inputs["view/image"].clone()
+    for sample in range(4):
+        for patch in inputs["view/removed"][sample].tolist():
+            row, col = 8 * (patch // 8), 8 * (patch % 8)
+            images[sample, 0, :, row : row + 8, col : col + 8] ^= 255
+    after = model(inputs | {"view/image": images})["ijepa"]
+    assert torch.equal(after["predicted"], before["predicted"])
+    assert (after["target"] != before["target"]).any(-1).all()
+
+
+def test_every_trained_parameter_gets_a_gradient_and_the_teacher_none() -> None:
+    model, _, inputs = attached()
+    model.loss(model(inputs), inputs)["total"].backward()
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            assert parameter.grad is not None and parameter.grad.any(), name
+        else:
+            assert parameter.grad is None and (name.startswith("teacher") or "pos_embed" in name)
+
+
+def test_the_teacher_follows_after_a_step_and_its_momentum_rises_linearly_to_one() -> None:
+    model, algorithm, _ = attached()
+    parameters = dict(model.named_parameters())
+    weight, old = parameters["teacher.module.norm.weight"], torch.ones(192)
+    with torch.no_grad():
+        parameters["encoder.norm.weight"].add_(1.0)
+    algorithm.after_step(model, Progress(0.5, 0.0))
+    torch.testing.assert_close(weight, old + (1 - 0.998))
+    algorithm.after_step(model, Progress(1.0, 1.0))
+    torch.testing.assert_close(weight, old + (1 - 0.998))
+    assert model.momentum is not None
+    steps = [model.momentum.at(step / 1000) for step in range(1000)]
+    assert steps[1] - steps[0] == pytest.approx(0.004 / 1000)
+    assert steps[0] == 0.996 and steps[-1] == pytest.approx(1 - 0.004 / 1000)
+
+
+def test_the_loss_is_smooth_l1_or_the_squared_distance() -> None:
+    model, _, inputs = attached()
+    outputs = model(inputs)
+    predicted, target = outputs["ijepa"]["predicted"], outputs["ijepa"]["target"]
+    error = (predicted - target).abs()
+    smooth = torch.where(error < 1, error.square() / 2, error - 0.5).mean()
+    torch.testing.assert_close(model.loss(outputs, inputs)["total"], smooth)
+    objective_of(model).kind = "l2"
+    torch.testing.assert_close(model.loss(outputs, inputs)["total"], error.square().mean())
+
+
+def test_metrics_tell_collapse_and_success() -> None:
+    model, _, inputs = attached()
+    objective, outputs = objective_of(model), model(inputs)["ijepa"]
+    perfect = objective.metrics(outputs | {"predicted": outputs["target"]}, inputs)
+    assert float(perfect["cosine"]) == pytest.approx(1.0, abs=1e-5)
+    assert float(perfect["spread"]) > 0.1
+    same = outputs["target"][:1, :1, :1].expand_as(outputs["target"])
+    assert float(objective.metrics(outputs | {"target": same}, inputs)["spread"]) < 1e-5
+
+
+@pytest.mark.parametrize("encoder", [{"class_token": True}, {"num_registers": 2}])
+def test_prefix_tokens_are_not_shown_to_the_predictor(encoder: dict[str, Any]) -> None:
+    model, _, inputs = attached(encoder)
+    prefix = model.encoder.num_prefix_tokens
+    passes = {name: model.encode(name, model.images(inputs), inputs) for name in model.passes}
+    before = objective_of(model)(passes, inputs)["predicted"]
+    changed = {name: tokens.clone() for name, tokens in passes.items()}
+    for tokens in changed.values():
+        tokens[:, :prefix] += 1.0
+    assert torch.equal(objective_of(model)(changed, inputs)["predicted"], before)
+    assert prefix and before.shape == (4, 4, 9, 192)
+
+
+def test_predictor_positions_follow_a_position_field() -> None:
+    model, _, inputs = attached()
+    before = model(inputs)["ijepa"]["predicted"]
+    whole = torch.tensor([0.0, 0.0, 1.0, 1.0]).expand(4, 1, 4)
+    same = model(inputs | {"view/field_box": whole})["ijepa"]["predicted"]
+    torch.testing.assert_close(same, before, rtol=1e-3, atol=1e-5)
+    part = model(inputs | {"view/field_box": whole / 2})["ijepa"]["predicted"]
+    assert not torch.allclose(part, before, atol=1e-3)
+
+
+def test_official_masks_share_their_sizes_and_their_counts_vary() -> None:
+    model, algorithm, _ = attached({"image_size": 112}, official=True)
+    counts = set()
+    for epoch in range(20):
+        inputs = make_batch(epoch=epoch)
+        algorithm.write(inputs, model)
+        counts.add((inputs["view/keep"].shape[1], inputs["ijepa/targets"].shape[2]))
+        assert (inputs["ijepa/targets"] // 14).max() < 13
+    assert len(counts) > 5
+
+
+def test_parameter_count_of_the_published_predictor() -> None:
+    with torch.device("meta"):
+        model = PretrainModel(build_encoder("vitb16", class_token=False), seed=0)
+        attach_ijepa(model)
+    predictor = sum(p.numel() for p in model.objectives.parameters() if p.requires_grad)
+    # 6 blocks of 12·384² + 13·384, two projections, the last norm and the mask token
+    assert predictor == 6 * (12 * 384**2 + 13 * 384) + 2 * 384 * 768 + 768 + 384 * 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"predictor_dim": 30}, r"ijepa.predictor_dim is 30"),
+        ({"predictor_depth": 0}, r"ijepa.predictor_depth is 0, .*would not see the context"),
+        ({"target_scale": (float("nan"), 0.2)}, r"ijepa.target_scale is \(nan, 0.2\), .*finite"),
+        ({"predictor_heads": 5}, r"ijepa.predictor_heads = 5 does not divide"),
+        ({"loss": "l3"}, r"ijepa.loss is 'l3'. Use one of smooth_l1, l2"),
+        ({"momentum_shape": "square"}, r"ijepa.momentum_shape is 'square'"),
+        ({"momentum_start": 1.5}, r"ijepa: the teacher's momentum goes from 1.5"),
+        ({"momentum_start": None}, r"ijepa needs a teacher, but its momentum is null"),
+        ({"context_tokens": 60}, r"ijepa.context_tokens is 60"),
+        ({"official": True, "context_tokens": 9}, r"official = true takes the counts of each"),
+        ({"official": True}, r"official = true keeps more than 10 tokens"),
+        ({"weight": -1.0}, r"ijepa.weight is -1.0"),
+    ],
+)
+def test_bad_options_are_refused_at_attachment(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        attached(**options)
+
+
+def test_two_hosts_two_views_and_relative_positions_are_refused() -> None:
+    model = small_model()
+    attach_mae(model, decoder_dim=32, decoder_depth=1, decoder_heads=4)
+    with pytest.raises(UserError, match=r"'mae' and 'ijepa' both write the batch key 'view/keep'"):
+        attach_ijepa(model, **PREDICTOR)
+    model = small_model()
+    model.views["view"] = ViewGroup(count=2, size=64)
+    with pytest.raises(UserError, match=r"ijepa works on one view"):
+        attach_ijepa(model, **PREDICTOR)
+    with pytest.raises(UserError, match=r"encoder.positions = relative needs all tokens"):
+        attached({"positions": "relative"})

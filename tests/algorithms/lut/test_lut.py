@@ -1,0 +1,427 @@
+"""LUT: invariants of the spec (section 8), variants, hosts, bad input."""
+
+import math
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from pospre.algorithms.droppos import attach_droppos
+from pospre.algorithms.ijepa.ijepa import attach_ijepa
+from pospre.algorithms.lut.lut import BroaderContext, attach_lut
+from pospre.algorithms.mae import attach_mae
+from pospre.algorithms.mp3 import attach_mp3
+from pospre.algorithms.simmim import attach_simmim
+from pospre.data.views.plan import ViewGroup
+from pospre.errors import UserError
+from pospre.model.algorithm import PretrainAlgorithm, Progress
+from pospre.model.model import PretrainModel
+from pospre.model.passes import EncoderPass
+from pospre.model.teacher import Momentum
+from pospre.nn.build import build_encoder
+from tests.algorithms.cases import Case
+from tests.algorithms.official import DECODER, batch
+
+VARIANTS = [
+    {},
+    {"symmetric": True},
+    {"supervision": "tokens"},
+    {"supervision": "both", "symmetric": True},
+    {"pool": "class_token", "symmetric": True},
+    {"steer": "both"},
+    {"steer": "both", "supervision": "both", "symmetric": True},
+    {"distance": "infonce", "supervision": "both"},
+    {"distance": "smooth_l1"},
+    {"target_mask_ratio": 0.5, "symmetric": True},
+    {"target_mask_ratio": 0.75},
+]
+
+
+def small_model(groups=("view", "second"), second=48, **options):
+    torch.manual_seed(0)
+    encoder = build_encoder("vit_tiny16", image_size=48, patch_size=8, depth=2, **options)
+    views = {g: ViewGroup(name=g, size=second if g == "second" else 48) for g in groups}
+    return PretrainModel(encoder, seed=5, views=views)
+
+
+def attach_host(host, model, **options):
+    if host == "simmim":
+        return attach_simmim(model, mask_cell=16, **options)
+    if host == "ijepa":
+        return attach_ijepa(model, predictor_dim=32, predictor_depth=1, predictor_heads=2)
+    attach = {"mae": attach_mae, "droppos": attach_droppos}[host]
+    return attach(model, **{**DECODER, **options})
+
+
+def random_batch(groups=("view", "second"), size=4):
+    generator = torch.Generator().manual_seed(1)
+    inputs = {key: value[:size] for key, value in batch().items()}
+    for group in groups:
+        shape = (size, 1, 3, 48, 48)
+        inputs[f"{group}/image"] = torch.randint(
+            0, 256, shape, dtype=torch.uint8, generator=generator
+        )
+        inputs[f"{group}/flip"] = torch.rand(size, 1, generator=generator) < 0.5
+        inputs[f"{group}/box"] = torch.rand(size, 1, 4, generator=generator)
+    return inputs
+
+
+def model_and_batch(host="mae", host_options=None, **options):
+    model = small_model()
+    algorithms = [
+        attach_host(host, model, **(host_options or {})),
+        attach_lut(model, **{"hidden_dim": 32, **options}),
+    ]
+    inputs = random_batch()
+    for algorithm in algorithms:
+        algorithm.write(inputs, model)
+    return model, inputs
+
+
+def objective_of(model):
+    objective = model.objectives["lut"]
+    assert isinstance(objective, BroaderContext)
+    return objective
+
+
+def gradients(model, inputs):
+    model.zero_grad()
+    model.loss(model(inputs), inputs)["total"].backward()
+    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def test_the_teacher_is_the_student_at_the_start():
+    model, _ = model_and_batch()
+    for student, teacher in model.pairs:
+        ours, theirs = student.state_dict(), teacher.state_dict()
+        assert list(ours) == list(theirs)
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+    assert len(model.pairs) == 2
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_gradient_reaches_every_trained_parameter_and_no_teacher(symmetric):
+    model, inputs = model_and_batch(symmetric=symmetric)
+    reached = gradients(model, inputs)
+    assert set(reached) == {n for n, p in model.named_parameters() if p.requires_grad}
+    assert not any("teacher" in name for name in reached)
+
+
+def test_broader_context_gives_the_decoder_no_gradient_and_the_class_token_some():
+    model, inputs = model_and_batch()
+    terms = model.loss(model(inputs), inputs)
+    terms["lut"].backward()
+    for name, parameter in model.named_parameters():
+        if name.startswith("objectives.named.mae"):
+            assert parameter.grad is None, name
+    assert model.encoder.cls_token is not None
+    assert model.encoder.cls_token.grad is not None and model.encoder.cls_token.grad.any()
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_without_weight_the_gradients_are_bit_equal_to_the_hosts(symmetric):
+    model, inputs = model_and_batch(symmetric=symmetric, weight=0.0)
+    alone = small_model(groups=("view",))
+    attach_host("mae", alone)
+    expected = gradients(alone, inputs)
+    got = gradients(model, inputs)
+    assert expected.keys() <= got.keys()
+    for name, gradient in expected.items():
+        assert torch.equal(got[name], gradient), name
+
+
+@pytest.mark.parametrize("host", ["mae", "simmim", "droppos", "ijepa"])
+def test_cosine_loss_starts_near_two_and_lies_in_zero_to_four(host):
+    model, inputs = model_and_batch(host)
+    loss = model.loss(model(inputs), inputs)["lut"]
+    assert loss.item() == pytest.approx(2, abs=0.5)
+    objective = objective_of(model)
+    point = torch.eye(3).view(1, 1, 3, 3)
+    for sign, expected in ((1, 0.0), (-1, 4.0)):
+        ends = {"predicted_context": sign * point, "target_context": 5 * point}
+        assert objective.loss(ends, {}).item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_same_view_unmasked_without_predictor_costs_nothing():
+    model, inputs = model_and_batch()
+    objective = objective_of(model).eval()
+    objective.predictor = torch.nn.Identity()
+    tokens = model.encoder(model.images(inputs)[:, 0])
+    outputs = objective(
+        {"student": tokens, "teacher/second": tokens}, {"view/keep": torch.arange(36).expand(4, -1)}
+    )
+    assert objective.loss(outputs, {}).abs() < 1e-6
+
+
+@pytest.mark.parametrize("host", ["mae", "droppos"])
+def test_the_views_show_different_places(host):
+    _, inputs = model_and_batch(host, symmetric=True)
+    both = torch.cat([inputs["view/keep"], inputs["second/keep"]], dim=1)
+    assert inputs["second/keep"].shape == inputs["view/keep"].shape == (4, 9)
+    assert all(len(set(row)) == 18 for row in both.tolist())
+
+
+def test_beside_simmim_the_views_show_different_cells():
+    _, inputs = model_and_batch("simmim", symmetric=True)
+    assert inputs["second/visible"].shape == inputs["view/visible"].shape == (4, 12)
+    assert not (~inputs["view/masked"] & ~inputs["second/masked"]).any()
+    cells = inputs["second/masked"].unflatten(1, (3, 2, 3, 2)).float().mean((2, 4))
+    assert set(cells.flatten().tolist()) == {0.0, 1.0}
+
+
+def test_swapping_the_views_and_their_masks_leaves_the_loss():
+    model, inputs = model_and_batch(symmetric=True)
+    before = model.loss(model(inputs), inputs)["lut"]
+    swapped = dict(inputs)
+    for key in ("image", "flip", "keep"):
+        swapped[f"view/{key}"], swapped[f"second/{key}"] = (
+            inputs[f"second/{key}"],
+            inputs[f"view/{key}"],
+        )
+    swapped["view/removed"] = torch.cat([inputs["view/keep"], inputs["view/removed"][:, 9:]], 1)
+    torch.testing.assert_close(model.loss(model(swapped), swapped)["lut"], before)
+
+
+def test_beside_simmim_masked_patches_are_not_pooled():
+    model, inputs = model_and_batch("simmim")
+    tokens = torch.randn(4, 37, 192)
+    passes = {"student": tokens, "teacher/second": tokens}
+    before = objective_of(model).eval()(passes, inputs)["predicted_context"]
+    masked = torch.cat([torch.zeros(4, 1, dtype=torch.bool), inputs["view/masked"]], dim=1)
+    changed = torch.where(masked.unsqueeze(-1), 0.0, tokens)
+    after = objective_of(model)(passes | {"student": changed}, inputs)["predicted_context"]
+    assert torch.equal(before, after)
+
+
+@pytest.mark.parametrize("options", VARIANTS, ids=str)
+@pytest.mark.parametrize("host", ["mae", "simmim", "droppos"])
+def test_every_variant_steps_and_reaches_all_parameters(host, options):
+    model, inputs = model_and_batch(host, **options)
+    reached = gradients(model, inputs)
+    assert set(reached) == {n for n, p in model.named_parameters() if p.requires_grad}
+    assert all(gradient.isfinite().all() for gradient in reached.values())
+
+
+def test_patchwise_targets_come_from_the_same_crop():
+    model, inputs = model_and_batch(supervision="tokens")
+    for key in ("image", "flip", "box"):
+        assert torch.equal(inputs[f"second/{key}"], inputs[f"view/{key}"])
+    outputs = model(inputs)["lut"]
+    assert outputs["predicted_tokens"].shape == outputs["target_tokens"].shape == (1, 4, 9, 192)
+
+
+def test_the_teacher_sees_fewer_patches_where_its_view_is_masked():
+    _, inputs = model_and_batch(target_mask_ratio=0.75, symmetric=True)
+    assert inputs["second/target"].shape == inputs["view/target"].shape == (4, 9)
+    assert not torch.equal(inputs["second/target"], inputs["view/target"])
+
+
+def test_infonce_of_equal_embeddings_is_the_log_of_their_number():
+    model, _ = model_and_batch(distance="infonce")
+    same = torch.ones(1, 1, 7, 5)
+    loss = objective_of(model).loss({"predicted_context": same, "target_context": same}, {})
+    assert loss.item() == pytest.approx(math.log(7))
+
+
+def test_published_momenta_of_six_steps():
+    expected = [0.996, 0.99626795, 0.997, 0.998, 0.999, 0.99973205]
+    assert [Momentum(0.996).at(step / 6) for step in range(6)] == pytest.approx(expected, abs=1e-8)
+
+
+def test_the_teacher_moves_after_a_step_and_its_statistics_too():
+    model = small_model()
+    host, algorithm = attach_host("mae", model), attach_lut(model, hidden_dim=32)
+    inputs = random_batch()
+    for part in (host, algorithm):
+        part.write(inputs, model)
+    model(inputs)
+    objective = objective_of(model)
+    with torch.no_grad():
+        model.encoder.norm.weight.add_(1.0)
+    host.after_step(model, Progress(0.5, 0.0))
+    algorithm.after_step(model, Progress(0.5, 0.0))
+    assert model.teacher is not None
+    assert model.teacher.module.norm.weight[0].item() == pytest.approx(1 + 0.002, abs=1e-6)
+    ours, theirs = objective.head[1], objective.teacher_head.module[1]
+    torch.testing.assert_close(theirs.running_mean, 0.002 * ours.running_mean)
+    assert theirs.num_batches_tracked == ours.num_batches_tracked == 1
+
+
+def test_another_algorithms_teacher_keeps_its_momentum():
+    model = small_model()
+    attach_host("ijepa", model)
+    attach_lut(model, hidden_dim=32, momentum_start=None)
+    assert model.teacher_owner == "ijepa"
+    assert model.momentum == Momentum(0.996, 1.0, "linear")
+
+
+def test_droppos_shares_the_teacher_pass_of_symmetric_lut():
+    model = small_model()
+    droppos = attach_host("droppos", model, affinity="teacher")
+    algorithm = attach_lut(model, hidden_dim=32, symmetric=True)
+    inputs = random_batch()
+    for part in (droppos, algorithm):
+        part.attach(model)
+        part.write(inputs, model)
+    assert sorted(model.passes) == ["student", "student/second", "teacher", "teacher/second"]
+    assert model.passes["teacher"] == EncoderPass(teacher=True)
+    assert model.passes["student/second"].positions == ("droppos",)
+    outputs = model(inputs)["droppos"]
+    with torch.no_grad():  # the teacher still is the student
+        tokens = model.encoder(model.images(inputs)[:, 0])
+    expected = objective_affinity(tokens, inputs["view/keep"])
+    torch.testing.assert_close(outputs["affinity"], expected)
+
+
+def objective_affinity(tokens, keep):
+    similarity = torch.cosine_similarity(tokens[:, :1], tokens[:, 1:], dim=-1).gather(1, keep)
+    return torch.softmax(similarity / 0.1, dim=-1)
+
+
+def test_droppos_without_a_teacher_says_so():
+    model = small_model()
+    droppos = attach_host("droppos", model, affinity="teacher")
+    with pytest.raises(UserError, match=r"droppos.affinity = teacher .* Add lut or ema_teacher"):
+        droppos.write(random_batch(), model)
+
+
+@pytest.mark.parametrize(
+    ("size", "heads", "total"), [("vits16", 6_307_840, 53_709_568), ("vitb16", 12_599_296, None)]
+)
+def test_published_parameter_counts(size, heads, total):
+    views = {name: ViewGroup(name=name) for name in ("view", "second")}
+    with torch.device("meta"):
+        model = PretrainModel(build_encoder(size), seed=0, views=views)
+        attach_mae(model)
+        attach_lut(model)
+    trained = [(n, p.numel()) for n, p in model.named_parameters() if p.requires_grad]
+    assert sum(count for name, count in trained if "named.lut" in name) == heads
+    assert total is None or sum(count for _, count in trained) == total
+
+
+def step_flops(**options):
+    """Return the operations of a training step of ViT-B per image; nothing is computed."""
+    views = {name: ViewGroup(name=name) for name in ("view", "second")}
+    with torch.device("meta"):
+        model = PretrainModel(build_encoder("vitb16"), seed=0, views=views)
+        algorithms: list[PretrainAlgorithm] = [attach_mae(model)]
+        if options:
+            algorithms.append(attach_lut(model, **options))
+        inputs = {"index": torch.arange(2), "epoch": torch.zeros(2, dtype=torch.int64)}
+        for group in views:
+            inputs[f"{group}/image"] = torch.zeros(2, 1, 3, 224, 224, dtype=torch.uint8)
+            inputs[f"{group}/flip"] = torch.zeros(2, 1, dtype=torch.bool)
+        for algorithm in algorithms:
+            algorithm.write(inputs, model)
+        with FlopCounterMode(display=False) as counter:
+            model.loss(model(inputs), inputs)["total"].backward()
+    return counter.get_total_flops() / 2
+
+
+def test_the_papers_variant_costs_1_6_of_mae_and_the_codes_2_65():
+    mae = step_flops()
+    paper, code = step_flops(symmetric=False), step_flops(symmetric=True)
+    assert paper / mae == pytest.approx(1.60, abs=0.03)
+    assert code / mae == pytest.approx(2.65, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weight": float("nan")}, r"lut.weight is nan"),
+        ({"hidden_dim": 0}, r"lut.hidden_dim is 0, but must be at least 1"),
+        ({"temperature": 0.0}, r"lut.temperature is 0.0, but must be positive"),
+        ({"distance": "l2"}, r"lut.distance is 'l2'. Use one of cosine, infonce, smooth_l1"),
+        ({"target_mask_ratio": 1.0}, r"lut.target_mask_ratio is 1.0"),
+        ({"target_mask_ratio": 0.5, "supervision": "tokens"}, r"hides some. Set it to 0"),
+        ({"pool": "class_token", "steer": "both"}, r"Use lut.steer = unmasked"),
+        ({"momentum_start": None}, r"lut needs a teacher, but its momentum is null"),
+        ({"momentum_start": 1.0}, r"the teacher's momentum goes from 1.0"),
+    ],
+)
+def test_bad_options_are_refused_at_attachment(options, message):
+    model = small_model()
+    attach_host("mae", model)
+    with pytest.raises(UserError, match=message):
+        attach_lut(model, **options)
+
+
+def test_the_second_view_is_required_by_name():
+    model = small_model(groups=("view",))
+    attach_host("mae", model)
+    with pytest.raises(UserError, match=r"Add data.views.second with count: 1"):
+        attach_lut(model)
+
+
+def test_a_second_view_of_another_size_serves_the_papers_variant_only():
+    model = small_model(second=32)
+    attach_host("mae", model)
+    attach_lut(model, hidden_dim=32)
+    model = small_model(second=32)
+    attach_host("mae", model)
+    with pytest.raises(UserError, match=r"Give data.views.second the size of data.views.view"):
+        attach_lut(model, symmetric=True)
+
+
+def test_pooling_the_class_token_needs_one():
+    model = small_model(class_token=False)
+    attach_host("mae", model)
+    with pytest.raises(UserError, match=r"encoder.class_token is false"):
+        attach_lut(model, pool="class_token")
+
+
+def test_hosts_that_hide_nothing_are_refused():
+    with pytest.raises(UserError, match=r"before it there is nothing.*beside mae"):
+        attach_lut(small_model())
+    model = small_model(positions="none")
+    attach_mp3(model)
+    with pytest.raises(UserError, match=r"before it there is mp3, which hides no random patches"):
+        attach_lut(model)
+
+
+def test_symmetric_needs_random_masks_of_half_the_patches_or_more():
+    model = small_model()
+    attach_host("ijepa", model)
+    with pytest.raises(UserError, match=r"which 'ijepa' does not draw"):
+        attach_lut(model, symmetric=True)
+    for name in ("mae", "simmim", "droppos"):
+        model = small_model()
+        attach_host(name, model, mask_ratio=0.25)
+        with pytest.raises(UserError, match=rf"Set {name}.mask_ratio to 0.5 or more"):
+            attach_lut(model, symmetric=True)
+
+
+def test_droppos_comes_before_symmetric_lut():
+    model = small_model()
+    attach_host("mae", model)
+    algorithm = attach_lut(model, hidden_dim=32, symmetric=True)
+    attach_host("droppos", model)
+    with pytest.raises(UserError, match=r"list droppos before lut"):
+        algorithm.attach(model)
+
+
+def test_one_sample_is_too_few_for_batch_norm_in_training_only():
+    model = small_model()
+    host, algorithm = attach_host("mae", model), attach_lut(model, hidden_dim=32)
+    inputs = random_batch(size=1)
+    host.write(inputs, model)
+    with pytest.raises(UserError, match=r"cannot train on one sample at a time"):
+        algorithm.write(inputs, model)
+    model.eval()
+    algorithm.write(inputs, model)
+    assert model.loss(model(inputs), inputs)["lut"].isfinite()
+
+
+def test_bf16_loss_is_near_fp32():
+    model, inputs = model_and_batch(symmetric=True)
+    full = model.loss(model(inputs), inputs)["total"]
+    with torch.autocast("cpu", torch.bfloat16):
+        half = model.loss(model(inputs), inputs)["total"]
+    assert half.dtype == torch.float32
+    torch.testing.assert_close(half, full, rtol=0.03, atol=0.03)
+
+
+def test_mixed_images_are_refused() -> None:
+    case = Case(("supervised", "lut"), options={"supervised": {"mask_ratio": 0.5, "mixup": 0.8}})
+    with pytest.raises(UserError, match=r"supervised mixes images in 'view'"):
+        case.build()

@@ -1,0 +1,117 @@
+"""LUT's losses to 1e-5 and gradients to 1e-4 against numbers recorded from the published code."""
+
+import torch
+from torch import Tensor, nn
+
+from pospre.algorithms.lut.lut import BroaderContext, attach_lut
+from pospre.algorithms.mae import attach_mae
+from pospre.data.views.plan import ViewGroup
+from pospre.model.model import PretrainModel
+from tests.algorithms.official import DECODER, batch, fixture, official_name, small_model, tensor
+
+
+def images(group: str) -> Tensor:
+    prefix = "" if group == "view" else "second/"
+    views = [tensor(f"{prefix}image{i}", (3, 48, 48), 2.0) for i in range(4)]
+    return torch.stack(views).unsqueeze(1)
+
+
+def theirs(name: str) -> str:
+    name = name.removeprefix("objectives.named.lut.")
+    if name.startswith(("head.", "predictor.")):
+        return name
+    return official_name(name, position_task=False)
+
+
+def fill(values: dict[str, Tensor], prefix: str = "") -> None:
+    """Give parameters and statistics, by official name, their recorded values."""
+    with torch.no_grad():
+        for name, value in values.items():
+            if not value.is_floating_point() or "pos_embed" in name:
+                continue
+            ones = value.ndim == 1 and name.endswith(("weight", "running_var"))
+            drawn = tensor(prefix + name, tuple(value.shape), 0.2 if value.ndim >= 2 else 0.1)
+            value.copy_(drawn + float(ones))
+
+
+def tensors(module: nn.Module) -> dict[str, Tensor]:
+    return dict(module.named_parameters()) | dict(module.named_buffers())
+
+
+def close(value: Tensor, expected: dict[str, float], name: str) -> None:
+    probe = tensor(f"probe/{name}", tuple(value.shape), 1.0).double()
+    tolerance = 1e-4 * expected["norm"] + 1e-7
+    assert abs(float(value.double().norm()) - expected["norm"]) <= tolerance, name
+    bound = tolerance * float(probe.norm())
+    assert abs(float((value.double() * probe).sum()) - expected["probe"]) <= bound, name
+
+
+def teacher_head(model: PretrainModel) -> nn.Module:
+    objective = model.objectives["lut"]
+    assert isinstance(objective, BroaderContext)
+    return objective.teacher_head.module
+
+
+def recorded_model() -> PretrainModel:
+    groups = {name: ViewGroup(name=name, size=48) for name in ("view", "second")}
+    model = PretrainModel(small_model().encoder, seed=0, views=groups)
+    attach_mae(model, **DECODER)
+    attach_lut(model, symmetric=True, hidden_dim=64, weight=0.25)
+    student = {
+        theirs(name): value
+        for name, value in tensors(model).items()
+        if "teacher" not in name and (value.requires_grad or "running" in name)
+    }
+    fill(student)
+    assert model.teacher is not None
+    head = teacher_head(model)
+    fill(tensors(model.teacher.module), "teacher/")
+    fill({f"head.{name}": value for name, value in tensors(head).items()}, "teacher/")
+    return model
+
+
+def test_lut_equals_the_official_code(monkeypatch):
+    recorded = fixture("lut")["symmetric"]
+    model = recorded_model()
+    monkeypatch.setattr(model, "images", lambda batch, group: images(group))
+    order = torch.tensor(recorded["order"])
+    inputs = batch() | {"view/keep": order[:, :9], "view/removed": order[:, 9:]}
+    inputs["second/keep"] = order[:, 9:18]
+    terms = model.loss(model(inputs), inputs)
+    terms["total"].backward()
+    assert abs(float(terms["mae"]) - recorded["loss_mae"]) < 1e-5
+    assert abs(float(terms["lut"]) - recorded["loss_bc"]) < 1e-5
+    assert abs(float(terms["total"]) - recorded["loss"]) < 1e-5
+
+    gradients = {
+        theirs(name): parameter.grad
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+    assert set(gradients) == set(recorded["gradients"])
+    for name, gradient in gradients.items():
+        assert gradient is not None
+        close(gradient, recorded["gradients"][name], name)
+
+    # the student's batch norms saw both views, one after the other
+    buffers = dict(model.objectives["lut"].named_buffers())
+    for name, expected in recorded["buffers"].items():
+        torch.testing.assert_close(buffers[name], torch.tensor(expected), rtol=1e-4, atol=1e-6)
+
+
+def test_the_teacher_follows_as_the_official_one(monkeypatch):
+    recorded = fixture("lut")["symmetric"]
+    model = recorded_model()
+    monkeypatch.setattr(model, "images", lambda batch, group: images(group))
+    order = torch.tensor(recorded["order"])
+    inputs = batch() | {"view/keep": order[:, :9], "view/removed": order[:, 9:]}
+    model(inputs | {"second/keep": order[:, 9:18]})
+    model.update_teacher(0.0, owner="lut")
+    assert model.teacher is not None
+    head = teacher_head(model)
+    after = tensors(model.teacher.module) | {
+        f"head.{name}": value for name, value in tensors(head).items()
+    }
+    assert recorded["teacher_after"].keys() <= after.keys()
+    for name, expected in recorded["teacher_after"].items():
+        close(after[name], expected, name)

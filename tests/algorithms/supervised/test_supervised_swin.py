@@ -1,0 +1,70 @@
+"""Classification with Swin: the mean of the merged tokens, and every weight learns."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from pospre.algorithms.supervised.supervised import Classification
+from pospre.errors import UserError
+from pospre.model.model import PretrainModel
+from pospre.training.build import build_algorithms, build_model
+from tests.swin_runs import SUPERVISED, small_swin
+
+
+def labelled_images() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(4)
+    return {
+        "view/image": torch.randint(
+            0, 256, (4, 1, 3, 64, 64), dtype=torch.uint8, generator=generator
+        ),
+        "view/flip": torch.zeros(4, 1, dtype=torch.bool),
+        "label": torch.tensor([0, 4, 2, 2]),
+        "index": torch.arange(4),
+        "epoch": torch.zeros(4, dtype=torch.int64),
+    }
+
+
+def make(**options: object) -> tuple[PretrainModel, dict[str, Tensor]]:
+    recipe = small_swin("unused", "supervised", {**SUPERVISED, **options}, drop_path=0.1)
+    model, batch = build_model(recipe), labelled_images()
+    build_algorithms(recipe)[0].write(batch, model)
+    return model, batch
+
+
+def test_the_mean_of_the_normalised_merged_tokens_is_classified() -> None:
+    model, batch = make()
+    model.eval()
+    tokens = model.encoder(model.images(batch)[:, 0])
+    assert tokens.shape == (4, 4, 768)
+    head = model.objectives["supervised"]
+    assert isinstance(head, Classification)
+    expected = head.head.linear(tokens.mean(1))
+    torch.testing.assert_close(model(batch)["supervised"]["logits"], expected)
+
+
+def test_every_weight_learns_from_mixed_images() -> None:
+    model, batch = make(mixup=0.8, cutmix=1.0, label_smoothing=0.1, head_init=0.02)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    losses = []
+    for step in range(4):
+        loss = model.loss(model(batch), batch)["total"]
+        optimizer.zero_grad()
+        loss.backward()
+        if step == 0:
+            still = {n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()}
+            assert not still
+        optimizer.step()
+        losses.append(float(loss))
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pooling": "cls"}, r"pooling = cls, but encoder\.class_token is false\. Use mean"),
+        ({"mask_ratio": 0.75}, r"supervised\.mask_ratio is 0\.75, but swin_tiny .* Set it to 0"),
+    ],
+)
+def test_what_swin_cannot_do_is_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make(**options)
