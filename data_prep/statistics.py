@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from data_prep.distribute.tally import Record
 from data_prep.encode.moments import Moments
 from pospre.data.cores import available_cores
 from pospre.data.decode.deep import parse_range
-from pospre.errors import UserError, run_command
+from pospre.errors import UserError, needing, run_command
 
 if TYPE_CHECKING:
     from pospre.data.stores.reader import Reader
@@ -193,12 +194,15 @@ def check_picture(path: Path) -> None:
     """Refuse a name that no picture can have, before hours of work.
 
     Raises:
-        UserError: its ending is none of a picture, or its folder does not exist.
+        UserError: its ending is none of a picture, its folder does not exist, or matplotlib is not
+            installed.
     """
     if path.suffix not in _PICTURE_KINDS:
         raise UserError(f"{path} must end in {', '.join(_PICTURE_KINDS)}: a picture is drawn.")
     if not path.absolute().parent.is_dir():
         raise UserError(f"{path.parent} does not exist; the picture {path} cannot be drawn there.")
+    with needing("convert", f"the picture {path}"):
+        import_module("matplotlib")
 
 
 def draw(statistics: Statistics, path: Path, title: str) -> None:

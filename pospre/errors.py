@@ -45,6 +45,27 @@ def stoppable(text: str) -> Iterator[None]:
         raise Stopped(int(error.code) - 128, text) from error
 
 
+@contextmanager
+def needing(extra: str, what: str) -> Iterator[None]:
+    """Import what only some uses need, and say how it is installed where it is missing.
+
+    Args:
+        extra: of the package (see ``pyproject.toml``) that brings what is imported inside.
+        what: needs it.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in ("pospre", "data_prep"):
+            raise
+        raise UserError(
+            f"{what} needs {error.name}, which is not installed; install pospre[{extra}]"
+        ) from error
+
+
 def suggestion(word: str, known: Iterable[str]) -> str:
     """Return `` Did you mean 'x'?`` for the nearest of ``known``, or list them if none is near."""
     names = sorted(known)

@@ -6,10 +6,11 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pospre.errors import UserError, run_command
+from pospre.errors import UserError, needing, run_command
 from pospre.recipe.recipe import load_recipe
 
 if TYPE_CHECKING:
@@ -173,6 +174,9 @@ def _check_file(option: str, path: Path | None) -> None:
         raise UserError(f"{option} {path} {state}; give a file in a folder that exists.")
     if option == "--plot" and path.suffix not in _PLOT_KINDS:
         raise UserError(f"--plot {path} must end in {', '.join(_PLOT_KINDS)}.")
+    if option == "--plot":
+        with needing("convert", f"--plot {path}"):
+            import_module("matplotlib")
 
 
 def _parser() -> argparse.ArgumentParser:

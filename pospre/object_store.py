@@ -10,20 +10,8 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
 
-import boto3
-from boto3.exceptions import Boto3Error
-from boto3.s3.transfer import TransferConfig
-from botocore.config import Config
-from botocore.exceptions import (
-    BotoCoreError,
-    ClientError,
-    EndpointConnectionError,
-    HTTPClientError,
-    NoCredentialsError,
-    PartialCredentialsError,
-)
-
-from pospre.errors import UserError
+# boto3 comes with the extra s3, and takes a while: it is imported where a bucket is opened
+from pospre.errors import UserError, needing
 
 _MISSING = ("404", "NoSuchKey", "NotFound")
 _THERE_ALREADY = ("PreconditionFailed", "412", "ConditionalRequestConflict", "409")
@@ -76,6 +64,10 @@ class Bucket:
     def __init__(self, uri: str, *, patience: int = 5, timeout: float | None = None) -> None:
         self.uri = uri
         self.name, self.key = split(uri)
+        with needing("s3", uri):
+            import boto3
+            from botocore.config import Config
+            from botocore.exceptions import BotoCoreError
         self.endpoint = os.environ.get("S3_ENDPOINT_URL") or None
         config = Config(
             connect_timeout=3,
@@ -97,6 +89,9 @@ class Bucket:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        from boto3.exceptions import Boto3Error
+        from botocore.exceptions import BotoCoreError, ClientError
+
         if isinstance(error, Boto3Error | OSError):
             raise UserError(f"{self.uri}: {_without_passwords(error)}") from error
         if isinstance(error, BotoCoreError | ClientError):
@@ -130,7 +125,7 @@ class Bucket:
         """Return a small object of this folder, None where there is none."""
         try:
             return self.read(name)
-        except ClientError as error:
+        except self.client.exceptions.ClientError as error:
             if error.response["Error"]["Code"] in _MISSING:
                 return None
             raise
@@ -147,6 +142,8 @@ class Bucket:
             file: open at the start; it may lose its name meanwhile.
             progress: told how many bytes have gone up since the last time (below 0: again).
         """
+        from boto3.s3.transfer import TransferConfig
+
         options = TransferConfig(use_threads=False, preferred_transfer_client="classic")
         self.client.upload_fileobj(
             file, self.name, self.path(name), Callback=progress, Config=options
@@ -161,7 +158,7 @@ class Bucket:
             self.client.put_object(
                 Bucket=self.name, Key=self.path(name), Body=content, IfNoneMatch="*"
             )
-        except ClientError as error:
+        except self.client.exceptions.ClientError as error:
             code = error.response["Error"]["Code"]
             if code in _THERE_ALREADY:
                 return False
@@ -190,23 +187,25 @@ class Bucket:
                     f"s3://{self.name}/{kept.get('Key')} cannot be removed ({kept.get('Code')})"
                 )
 
-    def explain(self, error: BotoCoreError | ClientError, address: str = "") -> str:
+    def explain(self, error: Exception, address: str = "") -> str:
         """Return what an error of boto's means and what to look at.
 
         Args:
             error: of boto's.
             address: what was asked for, by default this folder.
         """
+        from botocore import exceptions as boto
+
         address = address or self.uri
         where = _shown(next(filter(None, map(os.environ.get, _ENDPOINTS)), "AWS's own endpoint"))
-        if isinstance(error, NoCredentialsError | PartialCredentialsError):
+        if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError):
             return (
                 f"{address}: no S3 credentials found; "
                 "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
             )
-        if isinstance(error, EndpointConnectionError | HTTPClientError):
+        if isinstance(error, boto.EndpointConnectionError | boto.HTTPClientError):
             return f"{address}: the S3 endpoint {where} does not answer; check S3_ENDPOINT_URL"
-        if not isinstance(error, ClientError):
+        if not isinstance(error, boto.ClientError):
             return f"{address}: {_without_passwords(error)}"
         code = error.response["Error"]["Code"]
         if code == "NoSuchBucket":

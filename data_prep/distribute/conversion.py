@@ -37,10 +37,9 @@ _FRAMES = 100  # of a clip: one second, and 20 ms of silence
 
 _MISSING_LIBRARY = {
     "ffcv": "FFCV cannot be loaded ({error}); install its libraries (Debian, Ubuntu: apt-get "
-    "install pkg-config libopencv-dev libturbojpeg0-dev, then pip install ffcv), or use "
+    "install pkg-config libopencv-dev libturbojpeg0-dev, then pospre[ffcv]), or use "
     "--format mds.",
-    "mds": "Streaming cannot be loaded ({error}); pip install mosaicml-streaming, or use "
-    "--format ffcv.",
+    "mds": "Streaming cannot be loaded ({error}); install pospre[convert], or use --format ffcv.",
 }
 
 

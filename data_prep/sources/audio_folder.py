@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import ClassVar
 
@@ -11,7 +12,7 @@ from data_prep.sources.image_folder import FileSource, file_item
 from data_prep.sources.source import Item, Part, one_of_each_ending
 from data_prep.speech.keywords import NOISE, keyword_classes, pieces, read_piece, spot
 from pospre.data.stores.folder import class_labels, looks_like_image, visible_files
-from pospre.errors import UserError
+from pospre.errors import UserError, needing
 
 # Free Spoken Digits: class, speaker and number in the name. Its first five of each are the test.
 _NAMED = re.compile(r"([^_/]+)_([^_/]+)_(\d+)\.wav", re.IGNORECASE)
@@ -59,6 +60,8 @@ def load(tree: Tree, part: Part) -> AudioFolder:
             no noise for silence.
     """
     path = tree.root
+    with needing("speech", f"{path}, a folder of WAV files,"):
+        import_module("soundfile")
     visible = list(visible_files(path)) if path.is_dir() else []
     names = sorted(name for name in visible if _is_wav(name) and not _is_noise(name))
     if not names:

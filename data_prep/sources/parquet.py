@@ -13,7 +13,7 @@ from tqdm import tqdm
 from data_prep.files.tree import Tree, files_below
 from data_prep.labels import class_names, class_places, place_of
 from data_prep.sources.source import DamagedItem, Item, Part, Source, own_part, parts_of_names
-from pospre.errors import UserError
+from pospre.errors import UserError, needing
 
 _IMAGES, _LABELS = ("image", "img", "jpg", "png"), ("label", "labels", "fine_label", "cls")
 
@@ -46,8 +46,9 @@ class _Table:
     """
 
     def __init__(self, path: Path, name: str) -> None:
-        import pyarrow
-        from pyarrow.parquet import ParquetFile
+        with needing("convert", f"{path}"):
+            import pyarrow
+            from pyarrow.parquet import ParquetFile
 
         self.path, self.name = path, name
         try:

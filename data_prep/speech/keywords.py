@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import soundfile
 
 from data_prep.sources.source import DamagedItem, Item, Part, draws_of_names
 from pospre.data.stores.files import odd_file
@@ -128,6 +127,8 @@ def read_piece(root: Path, item: Item) -> bytes:
         OSError: the file is absent, or the disk or network fails.
         DamagedItem: it is there and cannot be used.
     """
+    import soundfile
+
     buffer = io.BytesIO()
     try:
         with (root / _file_of(item)).open("rb") as file, soundfile.SoundFile(file) as sound:
@@ -149,6 +150,8 @@ def _boundary(length: int, part: Part) -> int:
 
 def _measure(path: Path) -> tuple[int, int]:
     """Return the length of a file in hundredths of a second, and the bytes of a piece."""
+    import soundfile
+
     remedy = "Mend it or move it away: silence is cut from it."
     odd = odd_file(path)
     if odd is not None:

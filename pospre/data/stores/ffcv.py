@@ -179,6 +179,7 @@ def _import_ffcv(path: Path) -> _Ffcv:
         return _Ffcv()
     except (ImportError, OSError) as error:
         raise UserError(
-            f"{path} needs FFCV, which cannot be imported here ({error}). Run `make setup`, which "
-            "says what FFCV lacks, or use an MDS directory or an image folder."
+            f"{path} needs FFCV, which cannot be imported here ({error}). Install pospre[ffcv] "
+            "(in a checkout `make setup` says what it lacks), or use an MDS directory or an image "
+            "folder."
         ) from error

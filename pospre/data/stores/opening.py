@@ -9,7 +9,7 @@ from pospre.data.stores.folder import FolderReader
 from pospre.data.stores.mds import MdsReader, is_mds
 from pospre.data.stores.mds_index import INDEX_NAME
 from pospre.data.stores.reader import Reader
-from pospre.errors import UserError
+from pospre.errors import UserError, needing
 
 
 def open_reader(
@@ -105,6 +105,7 @@ def _open_remote(path: str, cache_dir: str | Path | None, cache_limit: int | Non
             f"{path} is remote, and .beton files are read from local disks: copy it first, "
             f"`aws s3 cp {path} {name}`, or convert to MDS shards, which are fetched one by one."
         )
-    from pospre.data.bucket.reader import RemoteMdsReader  # boto3 is for remote data alone
+    with needing("s3", path):
+        from pospre.data.bucket.reader import RemoteMdsReader
 
     return RemoteMdsReader(path, cache_dir=cache_dir, cache_limit=cache_limit)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pospre.data.views.boxes import Cuts
+from pospre.errors import needing
 
 _OPENCV_CHANNELS = 4  # that it resizes at once
 
@@ -98,7 +99,8 @@ def _average(image: np.ndarray, group: Views, origin: tuple[int, int]) -> None:
 
 @cache
 def _opencv() -> Any:
-    import cv2  # only here: it takes a while to import
+    with needing("ffcv", "interpolation: area"):
+        import cv2  # only here: it takes a while
 
     cv2.setNumThreads(0)  # the loader has threads of its own
     return cv2
