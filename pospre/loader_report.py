@@ -92,8 +92,6 @@ def _notes(bill: "LoaderBill") -> list[str]:
     if bill.feed is not None:
         reached = min(1.0, bill.loaded_per_s / bill.feed)
         pairs.append(("feed", f"these threads load {reached:.0%} of {bill.feed:.0f} images/s"))
-    if bill.page_cache == "process":
-        pairs.append(("read", "further threads read ahead (data.page_cache): it is what was left"))
     pairs += _egress(bill)
     if bill.left_out:
         pairs.append(("left out", f"{bill.left_out} bad samples"))

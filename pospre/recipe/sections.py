@@ -179,9 +179,6 @@ class Data(Section):
     cache_limit: Bytes | None = Field(
         default=None, description="of s3:// shards on this machine, such as 200GB; None: all"
     )
-    page_cache: Literal["os", "process"] = Field(
-        default="os", description="process: read ahead; for network disks and data above memory"
-    )
     mean: Numbers | None = Field(
         default=None, description="of the normalisation; None: ImageNet's, or the data set's own"
     )

@@ -34,7 +34,7 @@ def train(recipe: Recipe) -> bool:
     if is_remote(folder) and dist.get_global_rank() == 0:
         check_writable(folder)  # before anything slow
     parts = build_parts(recipe)
-    memory = estimate_memory(parts.loader, page_cache=recipe.data.page_cache)
+    memory = estimate_memory(parts.loader)
     memory.check()
     if dist.get_world_size() > 1:
         dist.initialize_dist(parts.device, recipe.trainer.dist_timeout)

@@ -50,12 +50,12 @@ def read_bytes(file: Path | FileIO, offset: int = 0, size: int | None = None) ->
         UserError: the file cannot be read or is shorter than it was.
     """
     try:
-        if isinstance(file, FileIO):
+        if not isinstance(file, Path):
             return _read_part(file, offset, size)
         with FileIO(file) as opened:
             return _read_part(opened, offset, size)
     except OSError as error:
-        name = file.name if isinstance(file, FileIO) else file
+        name = file if isinstance(file, Path) else file.name
         raise UserError(f"{name} cannot be read: {error.strerror}.") from error
 
 
