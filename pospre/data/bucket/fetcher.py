@@ -302,7 +302,8 @@ class Fetcher:
         return coming
 
     def _work(self, coming: _Coming, urgent: bool, stop: threading.Event) -> None:
-        place, later = coming.place, []
+        place = coming.place
+        later: Sequence[int] = ()
         try:
             self._bring(coming, urgent, stop)
             if self._load(place) is None:  # it was evicted at once
