@@ -111,23 +111,24 @@ class DropPos(PretrainAlgorithm):
         self._check(model)
         if not self._beside_host(model):
             kept = num_kept(model.encoder.num_patches, self._ratio)
-            model.claim("view/keep", "droppos", count=kept)
-            model.claim("view/removed", "droppos")
+            model.registry.claim("view/keep", "droppos", count=kept)
+            model.registry.claim("view/removed", "droppos")
+            model.registry.add_pass("student", "droppos", EncoderPass(keep="view/keep"))
         for key in ("droppos/order", "droppos/shown"):
-            model.claim(key, "droppos")
+            model.registry.claim(key, "droppos")
         model.positions.named["droppos"] = DroppedPositions(
             model.encoder.embed_dim, self.position_token
         )
-        model.add_pass("student", EncoderPass(keep="view/keep", positions=("droppos",)))
+        model.registry.join_pass("student", "droppos", positions=("droppos",))
         if self.temperature is not None and self.affinity == "teacher":
-            model.add_pass("teacher", EncoderPass(teacher=True))
+            model.registry.add_pass("teacher", "droppos", EncoderPass(teacher=True))
         elif self.temperature is not None:
             keep = "view/keep" if self.affinity == "visible" else None
-            model.add_pass("affinity", EncoderPass(keep=keep, grad=False))
+            model.registry.add_pass("affinity", "droppos", EncoderPass(keep=keep, grad=False))
         model.add_objective("droppos", PositionClassification(model.encoder, self))
 
     def _beside_host(self, model: PretrainModel) -> bool:
-        return model.writers.get("view/keep", "droppos") != "droppos"
+        return model.registry.writers.get("view/keep", "droppos") != "droppos"
 
     def _check_teacher(self, model: PretrainModel) -> None:
         """Raise ``UserError`` if nobody has brought the teacher; it may come after DropPos."""
@@ -140,14 +141,15 @@ class DropPos(PretrainAlgorithm):
 
     def _check(self, model: PretrainModel) -> None:
         """Raise ``UserError`` for options that cannot work together."""
-        if "view/visible" in model.writers:
+        masking = model.registry.writers.get("view/visible")
+        if masking is not None:
             raise UserError(
                 f"algorithms: droppos classifies the patches that the encoder sees, but "
-                f"'{model.writers['view/visible']}' gives it masked ones as well, which only their "
-                "positions tell apart. Use droppos alone or with mae."
+                f"'{masking}' gives it masked ones as well, which only their positions tell apart. "
+                "Use droppos alone or with mae."
             )
         if self._beside_host(model) and self.mask_ratio is not None:
-            host = model.writers["view/keep"]
+            host = model.registry.writers["view/keep"]
             raise UserError(
                 f"droppos.mask_ratio = {self.mask_ratio}, but '{host}' already chooses the visible "
                 f"patches. Remove it (or set it to null) and use {host}.mask_ratio."
@@ -160,7 +162,7 @@ class DropPos(PretrainAlgorithm):
             sigmas=(self.sigma_start, self.sigma_end),
             temperature=self.temperature,
         )
-        beside = model.writers.get("view/keep") if self._beside_host(model) else None
+        beside = model.registry.writers.get("view/keep") if self._beside_host(model) else None
         self._check_positions(model.encoder, beside)
         visible = model.encoder.num_patches
         if not self._beside_host(model):

@@ -32,11 +32,11 @@ class EmaTeacher(PretrainAlgorithm):
 
     def attach(self, model: PretrainModel) -> None:
         """Add the teacher; a no-op if it is there."""
-        if model.teacher_owner == "ema_teacher":
+        if model.teachers.owner == "ema_teacher":
             return
-        if model.teacher_owner is not None:
+        if model.teachers.owner is not None:
             raise UserError(
-                f"algorithms: '{model.teacher_owner}' has a teacher of its own, so ema_teacher is "
+                f"algorithms: '{model.teachers.owner}' has a teacher of its own, so ema_teacher is "
                 "of no use. Leave one of them out. (lut takes this one if it is listed after it "
                 "with lut.momentum_start: null.)"
             )
@@ -45,7 +45,7 @@ class EmaTeacher(PretrainAlgorithm):
         )
         for name in model.objectives:
             for student, teacher in model.objectives[name].averaged():
-                model.mirror(student, teacher)
+                model.teachers.mirror(student, teacher)
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
         """Write nothing: the teacher only follows."""

@@ -59,9 +59,9 @@ class MAE(PretrainAlgorithm):
             raise UserError(f"mae.mask_ratio = {self.mask_ratio} removes no patch to predict.")
         check_decoder("mae", self.decoder_dim, self.decoder_depth, self.decoder_heads)
         check_weight("mae", self.weight)
-        model.claim("view/keep", "mae", count=kept)
-        model.claim("view/removed", "mae")
-        model.add_pass("student", EncoderPass(keep="view/keep"))
+        model.registry.claim("view/keep", "mae", count=kept)
+        model.registry.claim("view/removed", "mae")
+        model.registry.add_pass("student", "mae", EncoderPass(keep="view/keep"))
         model.add_objective("mae", PixelRegression(model.encoder, self))
 
     def write(self, batch: Batch, model: PretrainModel) -> None:

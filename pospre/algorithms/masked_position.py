@@ -24,7 +24,7 @@ from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm, Progress, check_weight
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective, Outputs
-from pospre.model.passes import EncoderPass, MaskedTokens
+from pospre.model.passes import MaskedTokens
 from pospre.model.teacher import Frozen
 
 MASK = "position_mask"
@@ -57,11 +57,12 @@ class MaskedPosition(PretrainAlgorithm):
         if "masked_position" in model.objectives:
             return
         self._check(model)
-        model.claim(MASK_KEY, "masked_position")
+        model.registry.claim(MASK_KEY, "masked_position")
         model.positions.named["masked_position"] = MaskedTokens(
             nn.Parameter(torch.zeros(1, 1, model.encoder.embed_dim)), MASK
         )
-        model.add_pass("global", EncoderPass(group="global", positions=("masked_position",)))
+        model.registry.join_pass("global", "masked_position", positions=("masked_position",))
+        model.registry.join_pass("teacher", "masked_position")
         model.add_objective("masked_position", PositionMatching(model, self))
 
     def _check(self, model: PretrainModel) -> None:

@@ -68,7 +68,7 @@ class MP3(PretrainAlgorithm):
         if "mp3" in model.objectives:
             return
         _refuse_company(model)
-        model.require_views("mp3", "view")
+        model.registry.require_views("mp3", "view")
         patches = model.encoder.num_patches
         if patches < 2:
             raise UserError(
@@ -86,15 +86,15 @@ class MP3(PretrainAlgorithm):
             temperature=self.temperature,
         )
         for key in ("positions", "mp3/context", "mp3/shown"):
-            model.claim(key, "mp3")
+            model.registry.claim(key, "mp3")
         if shown:
             model.positions.named["mp3"] = ShownPositions(model.encoder, shown)
         # without masking there is nothing to gather
         gathered = "mp3/context" if context < patches else None
         editors = ("mp3",) if shown else ()
-        model.add_pass("student", EncoderPass(context=gathered, positions=editors))
+        model.registry.add_pass("student", "mp3", EncoderPass(context=gathered, positions=editors))
         if self.temperature is not None:
-            model.add_pass("affinity", EncoderPass(grad=False))
+            model.registry.add_pass("affinity", "mp3", EncoderPass(grad=False))
         model.add_objective("mp3", PatchPositions(model.encoder, self))
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
@@ -121,13 +121,13 @@ _COMPANY = (
 
 def _refuse_company(model: PretrainModel) -> None:
     """Raise ``UserError`` if anything hides patches from the encoder, or tells it positions."""
-    host = model.writers.get("view/keep")
+    host = model.registry.writers.get("view/keep")
     if host is not None:
         raise UserError(
             f"mp3 asks for the position of every patch, but '{host}' removes some of them "
             f"(view/keep). {_COMPANY}"
         )
-    if "student" in model.passes:
+    if "student" in model.registry.passes:
         others = ", ".join(model.objectives)
         raise UserError(
             f"mp3 needs the pass 'student' with keys from its context alone, but {others} runs it "

@@ -49,13 +49,13 @@ class SimMIM(PretrainAlgorithm):
         check_weight("simmim", self.weight)
         cells, visible = self._visible_cells(model.encoder)
         shown = visible * (model.encoder.num_patches // cells)
-        model.claim("view/visible", "simmim", count=shown)
+        model.registry.claim("view/visible", "simmim", count=shown)
         for key in ("view/removed", "view/masked"):
-            model.claim(key, "simmim")
+            model.registry.claim(key, "simmim")
         model.contents.named["simmim"] = MaskedTokens(
             token_parameter(model.encoder.embed_dim, cut=True), "masked"
         )
-        model.add_pass("student", EncoderPass(content=("simmim",)))
+        model.registry.add_pass("student", "simmim", EncoderPass(content=("simmim",)))
         model.add_objective("simmim", RawPixelRegression(model.encoder, self.weight))
 
     def write(self, batch: Batch, model: PretrainModel) -> None:

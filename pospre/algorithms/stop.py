@@ -77,7 +77,7 @@ class StoP(PretrainAlgorithm):
             return
         objective.edited_by = "stop"
         for key in ("stop/masked", "stop/context"):
-            model.claim(key, "stop")
+            model.registry.claim(key, "stop")
         predictor, width = objective.predictor, model.encoder.embed_dim
         if self.variant in NOISY:
             predictor.tokens = NoisyTokens(self)
@@ -114,7 +114,7 @@ class StoP(PretrainAlgorithm):
                 f"stop.official = true reproduces the published code, which has stop.variant = "
                 f"masked only, not {self.variant}. Set one of them the other way."
             )
-        editors = model.passes["student"].positions
+        editors = model.registry.passes["student"].positions
         if self.variant in NOISY_CONTEXT and editors:
             raise UserError(
                 f"stop.variant = {self.variant} puts noise on the positions of the context, which "

@@ -73,7 +73,7 @@ def start_from(model: PretrainModel, uri: str, which: Weights = "student") -> st
     unused = [key for key in source.tensors if key not in expected and key != _SHARED]
     _check_unused(unused, source)
     model.encoder.load_state_dict(loaded, strict=False)
-    follow(model.pairs, 0.0)
+    follow(model.teachers.pairs, 0.0)
     parts = [f"encoder: {len(loaded)} of {len(expected)} tensors from {source.name}"]
     for title, keys in (("fresh", fresh), ("not used", unused)):
         if keys:

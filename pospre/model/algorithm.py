@@ -14,6 +14,7 @@ from pospre import algorithms
 from pospre.batch import Batch
 from pospre.errors import UserError, suggestion
 from pospre.model.model import PretrainModel
+from pospre.nn.patch_encoder import PatchEncoder
 
 
 class Progress(NamedTuple):
@@ -69,6 +70,18 @@ class PretrainAlgorithm(Algorithm):
         """
         return arguments
 
+    def check_encoder(self, encoder: PatchEncoder) -> None:
+        """Raise ``UserError`` if this needs a token for every patch and the encoder merges them."""
+        if encoder.patches_per_token > 1 and not self.takes_merged_patches:
+            able = [
+                name for name in algorithm_names() if algorithm_class(name).takes_merged_patches
+            ]
+            raise UserError(
+                f"algorithms.{self.module_name()} needs a token for every patch, but encoder.name "
+                f"makes {encoder.timm_name}, which merges patches. Use a ViT; of all algorithms "
+                f"only {' and '.join(able)} take such an encoder."
+            )
+
     @abstractmethod
     def attach(self, model: PretrainModel) -> None:
         """Add passes, objectives and position modules to ``model``; idempotent."""
@@ -83,7 +96,7 @@ class PretrainAlgorithm(Algorithm):
 
     def after_step(self, model: PretrainModel, progress: Progress) -> None:
         """Move the teacher if this algorithm's momentum counts; ``progress`` began the step."""
-        model.update_teacher(progress.step, owner=self.module_name())
+        model.teachers.update(progress.step, owner=self.module_name())
 
     def match(self, event: Event, state: State) -> bool:
         """Run at INIT, before every forward, and when a step is done."""
@@ -143,7 +156,7 @@ def check_option(key: str, hint: Any, value: Any) -> None:
 
 def require_one_view(model: PretrainModel, owner: str, group: str) -> None:
     """Raise ``UserError`` unless ``group`` is there and holds exactly one view per sample."""
-    count = model.require_views(owner, group).count
+    count = model.registry.require_views(owner, group).count
     if count != 1:
         raise UserError(
             f"algorithms.{owner} works on one view of the group '{group}', but "

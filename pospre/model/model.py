@@ -1,7 +1,6 @@
 """The one model that every host and every position algorithm attaches to."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
@@ -14,7 +13,8 @@ from pospre.data.views.plan import ViewGroup, first_view
 from pospre.errors import UserError
 from pospre.model.objective import Objective, ObjectiveSet, Outputs
 from pospre.model.passes import EditSet, EncoderPass
-from pospre.model.teacher import Frozen, Momentum, follow
+from pospre.model.registry import Registry
+from pospre.model.teacher import Frozen, Momentum, TeacherManager
 from pospre.nn.build import check_divides
 from pospre.nn.encoder import Edit, Encoder
 from pospre.nn.positions import resample_positions
@@ -23,8 +23,8 @@ from pospre.nn.positions import resample_positions
 class PretrainModel(ComposerModel):
     """An encoder, the passes declared over it, and the objectives that read their tokens.
 
-    Algorithms attach to it before the optimiser is made: they claim the batch keys they write,
-    require view groups, declare passes, and add objectives, editors and the teacher.
+    Algorithms attach to it before the optimiser is made: they declare in its ``registry`` what they
+    write, need and run, and add objectives, editors and the teacher here.
 
     Args:
         encoder: what is pre-trained and exported.
@@ -53,18 +53,11 @@ class PretrainModel(ComposerModel):
         self.objectives = ObjectiveSet()
         self.teacher: Frozen | None = None
         self.teacher_positions: Frozen | None = None
-        self.momentum: Momentum | None = None
-        self.teacher_owner: str | None = None
-        self.pairs: list[tuple[nn.Module, nn.Module]] = []
-        self.passes: dict[str, EncoderPass] = {}
-        self.writers: dict[str, str] = {}
-        # by batch key, how many patches it lists of every sample
-        self.counts: dict[str, int] = {}
-        # by view group, what mixes its views (B, V, 3, H, W) in training
-        self.mixes: dict[str, Callable[[Tensor, Batch], Tensor]] = {}
+        self.teachers = TeacherManager()
         self.position_source: str | None = None
         self.seed = seed
         self.views = dict(views or {"view": ViewGroup(size=encoder.image_size)})
+        self.registry = Registry(encoder, self.views)
         for name, group in self.views.items():
             for side, patch in zip(group.shape, encoder.patch_size, strict=True):
                 check_divides(side, patch, key=f"data.views.{name}.size")
@@ -76,105 +69,17 @@ class PretrainModel(ComposerModel):
 
     # -- what algorithms attach ---------------------------------------------------------------
 
-    def require_views(self, owner: str, group: str, count: int = 1) -> ViewGroup:
-        """Return the view group that ``owner`` needs.
-
-        Raises:
-            UserError: the batches have no such group, or too few views in it.
-        """
-        if group not in self.views:
-            raise UserError(
-                f"algorithms.{owner} needs the view group '{group}', but data.views has "
-                f"{', '.join(self.views)}. Add data.views.{group} with count: {count}."
-            )
-        if self.views[group].count < count:
-            raise UserError(
-                f"algorithms.{owner} needs {count} views of the group '{group}', but "
-                f"data.views.{group}.count is {self.views[group].count}."
-            )
-        shape, size = self.views[group].shape, self.encoder.image_size
-        if group == "view" and shape != size:
-            raise UserError(
-                f"data.views.view.size = {list(shape)}, but algorithms.{owner} works on the whole "
-                f"grid of encoder.image_size = {list(size)}. Leave the size out."
-            )
-        return self.views[group]
-
     def grid(self, group: str = "view") -> tuple[int, int]:
         """Return (rows, columns) of patches of a group's views."""
         if group == "view":
             return self.encoder.grid
         return self.encoder.grid_of(*self.views[group].shape)
 
-    def claim(self, key: str, writer: str, *, count: int | None = None) -> None:
-        """Register ``writer`` as the only algorithm that writes the batch key ``key``.
-
-        Args:
-            key: of the batch.
-            writer: the algorithm's name.
-            count: of the patches it lists, for those who must know before anything is drawn.
-
-        Raises:
-            UserError: another algorithm already writes it.
-        """
-        owner = self.writers.setdefault(key, writer)
-        if owner != writer:
-            raise UserError(
-                f"algorithms: '{owner}' and '{writer}' both write the batch key '{key}'. "
-                "Use one of them, or attach the host first."
-            )
-        if count is not None:
-            self.counts[key] = count
-
-    def add_pass(self, name: str, encoder_pass: EncoderPass) -> None:
-        """Declare an encoder pass, or add editors to one that is declared.
-
-        Raises:
-            UserError: the pass is declared over other tokens, or attention with relative positions
-                would not see all tokens.
-        """
-        if encoder_pass.group not in self.views:
-            raise UserError(
-                f"algorithms: the encoder pass '{name}' needs the view group "
-                f"'{encoder_pass.group}', but data.views has {', '.join(self.views)}."
-            )
-        before = self.passes.get(name)
-        if before is not None:
-            bare = replace(
-                encoder_pass,
-                positions=before.positions,
-                content=before.content,
-                prefix_only=before.prefix_only,
-            )
-            if bare != before:
-                different = [
-                    f"{field.name} = {getattr(before, field.name)} and {getattr(bare, field.name)}"
-                    for field in fields(bare)
-                    if getattr(before, field.name) != getattr(bare, field.name)
-                ]
-                raise UserError(
-                    f"algorithms: two of them need the encoder pass '{name}' over other tokens "
-                    f"({', '.join(different)}). Use one of the two; supervised shows what the "
-                    "other wants with a mask_ratio above 0."
-                )
-            encoder_pass = replace(
-                before,
-                positions=_joined(before.positions, encoder_pass.positions),
-                content=_joined(before.content, encoder_pass.content),
-                prefix_only=before.prefix_only and encoder_pass.prefix_only,
-            )
-        if self.encoder.is_relative and (encoder_pass.keep or encoder_pass.context):
-            raise UserError(
-                f"encoder.positions = {self.encoder.position_kind} needs all tokens in attention, "
-                f"but the pass '{name}' leaves some out. Use sincos, learned or none."
-            )
-        self.passes[name] = encoder_pass
-
     def add_objective(self, name: str, objective: Objective) -> None:
-        """Add an objective; ``name`` becomes its loss term."""
+        """Add an objective; ``name``, its algorithm's, becomes its loss term."""
         self.objectives.add(name, objective)
         for student, teacher in objective.mirrored():
-            self.mirror(student, teacher)
+            self.teachers.mirror(student, teacher)
 
     def add_position_source(self, name: str, module: nn.Module) -> None:
         """Let ``module`` give the positions of every pass instead of the encoder's table.
@@ -184,71 +89,32 @@ class PretrainModel(ComposerModel):
         Raises:
             UserError: another algorithm already gives the positions.
         """
-        self.claim("positions", name)
+        self.registry.claim("positions", name)
         self.positions.named[name] = module
         self.position_source = name
         self._copy_positions()
 
     def add_teacher(self, owner: str, momentum: Momentum | None) -> None:
-        """Make sure that there is a momentum teacher; who asks first says how fast it follows.
-
-        Args:
-            owner: the algorithm's name, for errors.
-            momentum: None takes the teacher that another algorithm has made.
-
-        Raises:
-            UserError: no momentum from anyone, or one out of range.
-        """
-        if momentum is not None:
-            momentum.check(owner)
-        if self.teacher is not None:
-            return
-        if momentum is None:
-            raise UserError(
-                f"algorithms.{owner} needs a teacher, but its momentum is null and no other "
-                f"algorithm brings one. Set {owner}.momentum_start (0.996 is usual)."
-            )
-        self.momentum, self.teacher_owner = momentum, owner
-        self.teacher = Frozen(self.encoder)
-        self.mirror(self.encoder, self.teacher.module)
-        self._copy_positions()
+        """Make sure that there is a momentum teacher; see ``TeacherManager.ask``."""
+        if self.teachers.ask(owner, momentum):
+            self.teacher = self.teachers.copy(self.encoder)
+            self._copy_positions()
 
     def _copy_positions(self) -> None:
         if self.teacher is None or self.position_source is None or self.teacher_positions:
             return
         source = EditSet()
         source.named[self.position_source] = self.positions.named[self.position_source]
-        self.teacher_positions = Frozen(source)
-        self.mirror(source, self.teacher_positions.module)
-
-    def mirror(self, student: nn.Module, teacher: nn.Module) -> None:
-        """Let ``teacher``, a module of the same structure, follow ``student`` by momentum."""
-        self.pairs.append((student, teacher))
-
-    def update_teacher(self, progress: float, *, owner: str | None = None) -> None:
-        """Move the teacher towards the trained weights, after the step begun at ``progress``.
-
-        Args:
-            progress: share of the training that was done when the step began.
-            owner: who asks; only the algorithm whose momentum counts moves the teacher, so that
-                several may ask. None moves it in any case.
-        """
-        if self.momentum is not None and owner in (None, self.teacher_owner):
-            follow(self.pairs, self.momentum.at(progress))
+        self.teacher_positions = self.teachers.copy(source)
 
     def check_complete(self) -> None:
-        """Raise ``UserError`` if nothing attached has a loss, or views are cut for nobody."""
+        """Raise ``UserError`` if nothing attached has a loss, or something is there for nobody."""
         if not len(self.objectives.named):
             raise UserError(
-                "algorithms: none of those listed has a loss of its own. Add a host (mae, simmim, "
-                "ijepa, dinov2, supervised), droppos or mp3."
+                "algorithms: none of those listed has a loss of its own. Add a host, or another "
+                "algorithm that has one: pospre/algorithms/README.md lists them."
             )
-        read = {declared.group for declared in self.passes.values()}
-        for group in (name for name in self.views if name not in read):
-            raise UserError(
-                f"data.views.{group} would be decoded for nothing: no algorithm listed reads it, "
-                f"only {', '.join(sorted(read))}. Remove it, or add an algorithm that needs it."
-            )
+        self.registry.check_read(list(self.objectives))
 
     # -- what runs ----------------------------------------------------------------------------
 
@@ -289,7 +155,7 @@ class PretrainModel(ComposerModel):
 
     def encode(self, name: str, images_BVCHW: Tensor, batch: Batch) -> Tensor:
         """Run the declared pass ``name``: (B·V, P+K, D) tokens, or (B·V, P, D)."""
-        declared = self.passes[name]
+        declared = self.registry.passes[name]
         images = images_BVCHW.flatten(0, 1)
         with torch.set_grad_enabled(torch.is_grad_enabled() and declared.has_grad):
             encoder = self.teacher if declared.teacher else self.encoder
@@ -301,7 +167,7 @@ class PretrainModel(ComposerModel):
                 content=self._edit_content(declared, batch),
                 context_BM=_rows(batch, declared.context, len(images)),
                 keys_B=self._dropping_keys(name, declared, batch, images_BVCHW.shape[1]),
-                prefix_only=declared.prefix_only,
+                prefix_only=not declared.needs_patches,
             )
 
     def _edit_content(self, declared: EncoderPass, batch: Batch) -> Edit | None:
@@ -335,17 +201,18 @@ class PretrainModel(ComposerModel):
         Returns:
             The outputs of each objective by name.
         """
-        groups = dict.fromkeys(declared.group for declared in self.passes.values())
+        declared, mixes = self.registry.passes, self.registry.mixes
+        groups = dict.fromkeys(each.group for each in declared.values())
         pixels = {group: self.images(batch, group) for group in groups}
         if self.training:
             for group in groups:
-                if group in self.mixes:
-                    pixels[group] = self.mixes[group](pixels[group], batch)
+                if group in mixes:
+                    pixels[group] = mixes[group](pixels[group], batch)
         batch = {**batch, **{f"{group}/pixels": views for group, views in pixels.items()}}
         # autocast keeps the weights it casts: cast without gradient first, they would never learn
-        order = sorted(self.passes, key=lambda name: not self.passes[name].has_grad)
-        passes = {name: self.encode(name, pixels[self.passes[name].group], batch) for name in order}
-        return self.objectives(passes, batch)
+        order = sorted(declared, key=lambda name: not declared[name].has_grad)
+        passes = {name: self.encode(name, pixels[declared[name].group], batch) for name in order}
+        return self.objectives(passes, batch, self.registry.readers)
 
     def loss(  # type: ignore[override]  # Composer also takes a dict of terms
         self, outputs: dict[str, Outputs], batch: Batch
@@ -365,7 +232,3 @@ class PretrainModel(ComposerModel):
 
 def _rows(batch: Batch, key: str | None, num_rows: int) -> Tensor | None:
     return None if key is None else per_row(batch[key], num_rows)
-
-
-def _joined(names: tuple[str, ...], more: tuple[str, ...]) -> tuple[str, ...]:
-    return (*names, *(name for name in more if name not in names))

@@ -1,7 +1,7 @@
 """What an objective is, and the set of objectives of a model."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from timm.models.vision_transformer import Block
@@ -77,9 +77,23 @@ class ObjectiveSet(nn.Module):
     def __iter__(self) -> Iterator[str]:
         return iter(self.named)
 
-    def forward(self, passes: dict[str, Tensor], batch: dict[str, Tensor]) -> dict[str, Outputs]:
-        """Run every objective; returns its outputs by name."""
-        return {name: objective(passes, batch) for name, objective in self.named.items()}
+    def forward(
+        self,
+        passes: dict[str, Tensor],
+        batch: dict[str, Tensor],
+        readers: Mapping[str, Sequence[str]],
+    ) -> dict[str, Outputs]:
+        """Run every objective on the passes that it reads; returns its outputs by name.
+
+        Args:
+            passes: the tokens of every pass by name.
+            batch: the batch.
+            readers: by pass, the objectives that read it.
+        """
+        return {
+            name: objective({key: passes[key] for key in passes if name in readers[key]}, batch)
+            for name, objective in self.named.items()
+        }
 
     def fsdp_wrap_fn(self, module: nn.Module) -> bool:
         """Tell Composer's FSDP2 to shard decoders block by block."""

@@ -1,6 +1,6 @@
 """One run of an encoder over the views of a group, and the modules that edit its tokens."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,10 @@ class EncoderPass:
         teacher: run the teacher instead of the trained encoder; it gets no gradient.
         grad: whether gradients flow through the trained encoder here.
         grid: (rows, columns) of patches where images are not of the group's size.
-        prefix_only: nobody reads the patch tokens: only the prefix tokens come out, and the last
-            block computes no others.
+        needs_patches: whether anybody reads patch tokens; if not, only the prefix tokens come out,
+            and the last block computes no others.
+        count: how many patches of a view it runs over, filled in when it is declared; None: that
+            varies with the batch.
     """
 
     group: str = "view"
@@ -34,7 +36,8 @@ class EncoderPass:
     teacher: bool = False
     grad: bool = True
     grid: tuple[int, int] | None = None
-    prefix_only: bool = False
+    needs_patches: bool = True
+    count: int | None = field(default=None, compare=False)
 
     @property
     def has_grad(self) -> bool:

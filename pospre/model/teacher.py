@@ -59,6 +59,64 @@ class Frozen(nn.Module):
             return self.module(*arguments, **options)
 
 
+class TeacherManager:
+    """Who follows whom by momentum, and how fast.
+
+    Attributes:
+        momentum: of all teachers of a model; None while there are none.
+        owner: the algorithm that brought it.
+        pairs: (student, teacher) modules of the same structure.
+    """
+
+    def __init__(self) -> None:
+        self.momentum: Momentum | None = None
+        self.owner: str | None = None
+        self.pairs: list[tuple[nn.Module, nn.Module]] = []
+
+    def ask(self, owner: str, momentum: Momentum | None) -> bool:
+        """Return whether ``owner`` is the first to ask; its momentum then counts.
+
+        Args:
+            owner: the algorithm's name, for errors.
+            momentum: None takes that of another algorithm.
+
+        Raises:
+            UserError: no momentum from anyone, or one out of range.
+        """
+        if momentum is not None:
+            momentum.check(owner)
+        if self.momentum is not None:
+            return False
+        if momentum is None:
+            raise UserError(
+                f"algorithms.{owner} needs a teacher, but its momentum is null and no other "
+                f"algorithm brings one. Set {owner}.momentum_start (0.996 is usual)."
+            )
+        self.momentum, self.owner = momentum, owner
+        return True
+
+    def copy(self, student: nn.Module) -> Frozen:
+        """Return a new teacher that follows ``student``."""
+        teacher = Frozen(student)
+        self.mirror(student, teacher.module)
+        return teacher
+
+    def mirror(self, student: nn.Module, teacher: nn.Module) -> None:
+        """Let ``teacher``, a module of the same structure, follow ``student``."""
+        self.pairs.append((student, teacher))
+
+    def update(self, progress: float, *, owner: str | None = None) -> None:
+        """Move the teachers towards the trained weights, after the step begun at ``progress``.
+
+        Args:
+            progress: share of the training that was done when the step began.
+            owner: who asks; only the algorithm whose momentum counts moves the teachers, so that
+                several may ask. None moves them in any case.
+        """
+        if self.momentum is not None and owner in (None, self.owner):
+            follow(self.pairs, self.momentum.at(progress))
+
+
 @torch.no_grad()
 def follow(pairs: list[tuple[nn.Module, nn.Module]], momentum: float) -> None:
     """Move every teacher towards its student: parameters and floating buffers; others are copied.

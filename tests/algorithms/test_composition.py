@@ -64,9 +64,9 @@ def test_the_promised_options_work(case: Case) -> None:
 
 def test_lut_and_droppos_share_one_teacher_pass() -> None:
     model, _ = ONE_TEACHER.build()
-    teachers = {name: done.group for name, done in model.passes.items() if done.teacher}
+    teachers = {name: done.group for name, done in model.registry.passes.items() if done.teacher}
     assert sorted(teachers.values()) == ["second", "view"]
-    assert "affinity" not in model.passes
+    assert "affinity" not in model.registry.passes
 
 
 def test_every_refusal_says_what_would_work(found: Found) -> None:

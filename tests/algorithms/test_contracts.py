@@ -50,8 +50,8 @@ def test_functional_and_class_form_agree(name: str) -> None:
     assert {k: v.shape for k, v in functional.state_dict().items()} == {
         k: v.shape for k, v in by_class.state_dict().items()
     }
-    assert functional.passes == by_class.passes
-    assert functional.writers == by_class.writers
+    assert functional.registry.passes == by_class.registry.passes
+    assert functional.registry.writers == by_class.registry.writers
 
 
 def _needs(name: str) -> dict[str, object]:
@@ -61,10 +61,10 @@ def _needs(name: str) -> dict[str, object]:
 def test_attaching_again_changes_nothing(name: str) -> None:
     model, algorithms = case_of(name).build()
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    passes, pairs = dict(model.passes), len(model.pairs)
+    passes, pairs = dict(model.registry.passes), len(model.teachers.pairs)
     for algorithm in algorithms:
         algorithm.attach(model)
-    assert model.passes == passes and len(model.pairs) == pairs
+    assert model.registry.passes == passes and len(model.teachers.pairs) == pairs
     after = model.state_dict()
     assert list(after) == list(before)
     assert all(torch.equal(after[key], value) for key, value in before.items())
@@ -84,7 +84,7 @@ def test_gradient_reaches_every_trained_parameter_and_no_teacher(name: str) -> N
             assert parameter.grad is None, key
         elif key not in UNTRAINED.get(name, set()):
             assert parameter.grad is not None and parameter.grad.any(), key
-    teachers = [p for _, teacher in model.pairs for p in teacher.parameters()]
+    teachers = [p for _, teacher in model.teachers.pairs for p in teacher.parameters()]
     assert not any(parameter.requires_grad for parameter in teachers)
 
 

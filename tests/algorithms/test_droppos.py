@@ -266,7 +266,7 @@ def test_beside_mae_one_pass_serves_both():
         algorithm.write(inputs, model)
     terms = model.loss(model(inputs), inputs)
     torch.testing.assert_close(terms["total"], terms["mae"] + 0.05 * terms["droppos"])
-    assert set(model.passes) == {"student", "affinity"}
+    assert set(model.registry.passes) == {"student", "affinity"}
 
 
 def test_prediction_at_other_ratios_draws_the_training_masks():

@@ -24,7 +24,7 @@ def test_encoder_and_class_head_are_averaged() -> None:
     model = small_model()
     attach_supervised(model, num_classes=3)
     teacher = attach_ema_teacher(model, momentum_start=0.75)
-    assert len(model.pairs) == 2
+    assert len(model.teachers.pairs) == 2
     before = model.state_dict()
     before = {key: value.clone() for key, value in before.items()}
     with torch.no_grad():
@@ -37,7 +37,7 @@ def test_encoder_and_class_head_are_averaged() -> None:
     torch.testing.assert_close(after[key], before[key] + 0.25)
     key = "objectives.named.supervised.teacher_head.module.linear.bias"
     torch.testing.assert_close(after[key], before[key] + 0.25)
-    assert not any(p.requires_grad for _, copy in model.pairs for p in copy.parameters())
+    assert not any(p.requires_grad for _, copy in model.teachers.pairs for p in copy.parameters())
 
 
 def test_the_first_teacher_counts_and_is_shared() -> None:
@@ -45,10 +45,10 @@ def test_the_first_teacher_counts_and_is_shared() -> None:
     attach_mae(model, decoder_dim=32, decoder_depth=1, decoder_heads=2)
     algorithm = attach_ema_teacher(model, momentum_start=0.5, momentum_end=0.9, shape="linear")
     model.add_teacher("lut", None)
-    assert model.momentum == Momentum(0.5, 0.9, "linear")
-    pairs = len(model.pairs)
+    assert model.teachers.momentum == Momentum(0.5, 0.9, "linear")
+    pairs = len(model.teachers.pairs)
     algorithm.attach(model)
-    assert len(model.pairs) == pairs
+    assert len(model.teachers.pairs) == pairs
 
 
 def test_lut_learns_from_the_average() -> None:
@@ -58,7 +58,9 @@ def test_lut_learns_from_the_average() -> None:
     attach_mae(model, decoder_dim=32, decoder_depth=1, decoder_heads=2)
     average = attach_ema_teacher(model, momentum_start=0.5)
     lut = attach_lut(model, momentum_start=None, hidden_dim=32)
-    assert model.teacher_owner == "ema_teacher" and model.momentum == Momentum(0.5, 1.0, "constant")
+    assert model.teachers.owner == "ema_teacher" and model.teachers.momentum == Momentum(
+        0.5, 1.0, "constant"
+    )
     assert model.teacher is not None
     before = model.teacher.module.state_dict()["cls_token"].clone()
     with torch.no_grad():

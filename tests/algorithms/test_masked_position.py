@@ -42,8 +42,8 @@ def test_each_global_crop_has_masked_content_or_masked_positions(shape, official
         assert (position.sum(1) == 1).all()
     counts = batch[POSITION].sum(-1)[position]
     assert counts.max() <= 32 and counts.float().mean() == pytest.approx(0.3 * 64, rel=0.25)
-    assert model.passes["local"].positions == ()
-    assert model.passes["teacher"].positions == ()
+    assert model.registry.passes["local"].positions == ()
+    assert model.registry.passes["teacher"].positions == ()
 
 
 def test_counts_of_crosses_are_those_drawn():
@@ -168,7 +168,7 @@ def test_the_teacher_head_follows():
     with torch.no_grad():
         objective.head.last.weight.add_(1.0)
     old = objective.teacher_head.module.last.weight.clone()
-    model.update_teacher(0.0)
+    model.teachers.update(0.0)
     moved = objective.teacher_head.module.last.weight - old
     torch.testing.assert_close(moved, torch.full_like(moved, 0.008))
 

@@ -112,7 +112,7 @@ def test_without_masking_it_is_timms_vit_without_positions(class_token: bool) ->
     torch.testing.assert_close(ours.double().eval()(images), expected, atol=1e-13, rtol=0)
     model = make_model()
     attach_mp3(model, mask_ratio=0.0)
-    assert model.passes["student"] == EncoderPass()  # MP3 runs it just so
+    assert model.registry.passes["student"] == EncoderPass()  # MP3 runs it just so
 
 
 def test_permuting_patches_permutes_their_tokens_and_leaves_the_class_token(
@@ -436,7 +436,7 @@ def test_bad_options_are_refused_at_attachment(options: dict[str, Any], message:
     model = make_model()
     with pytest.raises(UserError, match=message):
         attach_mp3(model, **options)
-    assert not list(model.objectives) and not model.passes and not model.writers
+    assert not list(model.objectives) and not model.registry.passes and not model.registry.writers
 
 
 @pytest.mark.parametrize("kind", ["sincos", "learned", "relative", "shared_relative"])
@@ -465,7 +465,7 @@ def test_a_host_that_removes_patches_is_refused() -> None:
 
 def test_a_host_that_reads_all_patches_in_the_same_pass_is_refused() -> None:
     model = make_model()
-    model.add_pass("student", EncoderPass())
+    model.registry.add_pass("student", "test", EncoderPass())
     with pytest.raises(UserError, match=r"keys from its context alone"):
         attach_mp3(model)
 
@@ -494,7 +494,8 @@ def test_droppos_is_refused_in_either_order() -> None:
 
 def test_a_group_of_views_for_its_pass_is_needed() -> None:
     model = make_model()
-    model.views = {"global": ViewGroup(name="global", size=32, count=2)}
+    model.views.clear()
+    model.views["global"] = ViewGroup(name="global", size=32, count=2)
     with pytest.raises(UserError, match=r"mp3 needs the view group 'view', .*has global"):
         attach_mp3(model)
 

@@ -38,7 +38,7 @@ class RecordedImages(nn.Module):
 @pytest.mark.parametrize("case", ["norm_pix", "raw_pixels"])
 def test_mae_equals_the_official_code(case):
     recorded = fixture("mae")[case]
-    model = small_model()
+    model: Any = small_model()
     attach_mae(model, norm_pix=case == "norm_pix", **DECODER)
     model.augment = RecordedImages()
     load_weights(model, position_task=False)

@@ -180,7 +180,9 @@ def test_there_is_no_noise_at_evaluation() -> None:
 def test_the_projection_learns_through_context_and_noise() -> None:
     def gradient(**changed: Tensor) -> Tensor:
         model, _, inputs = attached()
-        passes = {name: model.encode(name, model.images(inputs), inputs) for name in model.passes}
+        passes = {
+            name: model.encode(name, model.images(inputs), inputs) for name in model.registry.passes
+        }
         passes["student"] = torch.zeros_like(passes["student"])
         outputs = {"ijepa": objective_of(model)(passes, inputs | changed)}
         model.loss(outputs, inputs)["total"].backward()

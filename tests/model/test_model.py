@@ -87,7 +87,7 @@ def test_bf16_loss_is_finite_and_near_fp32(attached):
 
 def test_under_autocast_a_pass_without_gradient_takes_none_from_the_others(attached):
     model, inputs = attached
-    model.passes = dict(reversed(model.passes.items()))
+    model.registry.passes = dict(reversed(model.registry.passes.items()))
     with torch.autocast("cpu", torch.bfloat16):
         loss = model.loss(model(inputs), inputs)["total"]
     loss.backward()
@@ -97,10 +97,10 @@ def test_under_autocast_a_pass_without_gradient_takes_none_from_the_others(attac
 
 def test_a_key_has_one_writer():
     model = small_model()
-    model.claim("view/keep", "mae")
-    model.claim("view/keep", "mae")
+    model.registry.claim("view/keep", "mae")
+    model.registry.claim("view/keep", "mae")
     with pytest.raises(UserError, match=r"'mae' and 'simmim' both write .*'view/keep'"):
-        model.claim("view/keep", "simmim")
+        model.registry.claim("view/keep", "simmim")
 
 
 def test_algorithms_are_found_by_module_name():
@@ -174,13 +174,15 @@ def test_before_a_forward_sigma_is_set_and_masks_are_written():
 
 def test_a_pass_over_other_tokens_is_refused_and_editors_form_a_chain():
     model = small_model()
-    model.add_pass("student", EncoderPass(keep="view/keep", positions=("droppos",)))
-    model.add_pass("student", EncoderPass(keep="view/keep", positions=("other",)))
-    assert model.passes["student"].positions == ("droppos", "other")
+    model.registry.add_pass(
+        "student", "test", EncoderPass(keep="view/keep", positions=("droppos",))
+    )
+    model.registry.add_pass("student", "test", EncoderPass(keep="view/keep", positions=("other",)))
+    assert model.registry.passes["student"].positions == ("droppos", "other")
     with pytest.raises(
         UserError, match=r"pass 'student' over other tokens \(keep = view/keep and None\)"
     ):
-        model.add_pass("student", EncoderPass())
+        model.registry.add_pass("student", "test", EncoderPass())
 
 
 def test_a_view_of_another_size_and_a_pass_without_views_are_refused():
@@ -190,7 +192,7 @@ def test_a_view_of_another_size_and_a_pass_without_views_are_refused():
     with pytest.raises(UserError, match=r"data\.views\.view\.size = \[64, 64\]"):
         attach_mae(model, **SMALL)
     with pytest.raises(UserError, match=r"'extra' needs the view group 'global'"):
-        model.add_pass("extra", EncoderPass(group="global"))
+        model.registry.add_pass("extra", "test", EncoderPass(group="global"))
 
 
 def test_a_model_without_a_loss_is_refused():
@@ -222,9 +224,9 @@ def test_a_model_of_several_groups_of_crops_can_be_evaluated_on_whole_views():
 def test_a_pass_gives_patches_as_soon_as_somebody_reads_them():
     model, batch = small_model(), make_batch()
     images = torch.randn(4, 1, 3, 32, 32)
-    model.add_pass("student", EncoderPass(prefix_only=True))
+    model.registry.add_pass("student", "test", EncoderPass(needs_patches=False))
     assert model.encode("student", images, batch).shape[1] == 1
-    model.add_pass("student", EncoderPass(prefix_only=True))
-    assert model.passes["student"].prefix_only
-    model.add_pass("student", EncoderPass())
+    model.registry.add_pass("student", "test", EncoderPass(needs_patches=False))
+    assert not model.registry.passes["student"].needs_patches
+    model.registry.add_pass("student", "test", EncoderPass())
     assert model.encode("student", images, batch).shape[1] == 1 + 16

@@ -63,7 +63,7 @@ def test_teacher_begins_as_the_student_and_follows_it() -> None:
     with torch.no_grad():
         for parameter in model.encoder.parameters():
             parameter.add_(1.0)
-    model.update_teacher(0.0)
+    model.teachers.update(0.0)
     for name, value in model.teacher.module.state_dict().items():
         torch.testing.assert_close(value, before[name] + 0.5)
 
@@ -71,7 +71,7 @@ def test_teacher_begins_as_the_student_and_follows_it() -> None:
 def test_teacher_pass_sees_every_patch_without_gradient() -> None:
     model = small_model()
     model.add_teacher("lut", Momentum(0.996))
-    model.add_pass("teacher", EncoderPass(teacher=True))
+    model.registry.add_pass("teacher", "test", EncoderPass(teacher=True))
     batch = {"index": torch.arange(2), "epoch": torch.zeros(2, dtype=torch.int64)}
     images = torch.randn(2, 1, 3, 32, 32)
     tokens = model.encode("teacher", images, batch)
@@ -101,7 +101,7 @@ def test_teacher_has_its_own_copy_of_the_position_source(teacher_first: bool) ->
         step()
     with torch.no_grad():
         model.positions.named["crop_field"].amount.fill_(3.0)
-    model.update_teacher(0.0)
+    model.teachers.update(0.0)
     assert model.teacher_positions is not None
     copy = model.teacher_positions.module
     assert isinstance(copy, EditSet)
@@ -114,7 +114,7 @@ def test_a_teacher_needs_a_momentum_from_someone() -> None:
         model.add_teacher("lut", None)
     model.add_teacher("ijepa", Momentum(0.9))
     model.add_teacher("lut", None)
-    assert model.momentum == Momentum(0.9)
+    assert model.teachers.momentum == Momentum(0.9)
 
 
 @pytest.mark.parametrize(("start", "end"), [(1.0, 1.0), (-0.1, 1.0), (0.9, 0.8), (0.9, 1.1)])

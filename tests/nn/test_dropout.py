@@ -75,8 +75,8 @@ def test_the_encoder_drops_by_key_only() -> None:
 
 def test_every_pass_and_view_drops_on_its_own_and_evaluations_drop_nothing() -> None:
     model = PretrainModel(small(), seed=3)
-    model.add_pass("student", EncoderPass())
-    model.add_pass("affinity", EncoderPass(grad=False))
+    model.registry.add_pass("student", "test", EncoderPass())
+    model.registry.add_pass("affinity", "test", EncoderPass(grad=False))
     image = torch.randn(1, 1, 3, 32, 32).expand(2, 2, -1, -1, -1)
     batch: Batch = {"index": torch.tensor([4, 5]), "epoch": torch.zeros(2, dtype=torch.int64)}
     rows = [*model.encode("student", image, batch), *model.encode("affinity", image, batch)]

@@ -81,9 +81,9 @@ class CropField(PretrainAlgorithm):
         self._check(model)
         self._check_unused()
         for group in model.views:
-            model.claim(field_box_key(group), "crop_field")
+            model.registry.claim(field_box_key(group), "crop_field")
             if self.flip_field == "mirror_shared":
-                model.claim(flip_key(group), "crop_field")
+                model.registry.claim(flip_key(group), "crop_field")
         grids = {group: model.grid(group) for group in model.views}
         model.add_position_source("crop_field", PositionField(model.encoder, grids, self))
         _clear_table(model.encoder)
@@ -103,7 +103,7 @@ class CropField(PretrainAlgorithm):
                 f"crop_field adds positions to the patches, but encoder.positions is {kind}. "
                 "Use learned (the class token learns its position) or sincos (it has none)."
             )
-        if not model.passes:
+        if not model.registry.passes:
             raise UserError(
                 "algorithms.crop_field gives positions to the passes of other algorithms, and none "
                 "stands before it. Add a host (dinov2, ijepa, mae) or droppos, and list crop_field "

@@ -100,21 +100,23 @@ class DINOv2(PretrainAlgorithm):
         if "dinov2" in model.objectives:
             return
         self._check(model)
-        model.claim(MASK_KEY, "dinov2")
+        model.registry.claim(MASK_KEY, "dinov2")
         start = self.momentum_start
         model.add_teacher("dinov2", None if start is None else Momentum(start, self.momentum_end))
         model.contents.named["dinov2"] = MaskedTokens(
             nn.Parameter(torch.zeros(1, 1, model.encoder.embed_dim)), MASK
         )
-        model.add_pass("global", EncoderPass(group="global", content=("dinov2",)))
+        passes = {"global": EncoderPass(group="global", content=("dinov2",))}
         if "local" in model.views:
-            model.add_pass("local", EncoderPass(group="local", prefix_only=True))
-        model.add_pass("teacher", EncoderPass(group="global", teacher=True))
+            passes["local"] = EncoderPass(group="local", needs_patches=False)
+        passes["teacher"] = EncoderPass(group="global", teacher=True)
+        for name, encoder_pass in passes.items():
+            model.registry.add_pass(name, "dinov2", encoder_pass)
         model.add_objective("dinov2", PrototypeMatching(model, self))
 
     def _check(self, model: PretrainModel) -> None:
         """Raise ``UserError`` for options that cannot work together."""
-        if model.require_views("dinov2", "global", NUM_CROPS).count != NUM_CROPS:
+        if model.registry.require_views("dinov2", "global", NUM_CROPS).count != NUM_CROPS:
             raise UserError(f"algorithms.dinov2: data.views.global.count must be {NUM_CROPS}.")
         if not model.encoder.has_class_token:
             raise UserError("dinov2 needs a class token. Set encoder.class_token: true.")

@@ -88,11 +88,13 @@ class IJEPA(PretrainAlgorithm):
             return
         require_one_view(model, "ijepa", "view")
         self._check(model.encoder)
-        for key in ("view/keep", "view/removed", "ijepa/targets"):
-            model.claim(key, "ijepa")
+        kept = None if self.official else self.blocks(model.encoder).context_tokens
+        model.registry.claim("view/keep", "ijepa", count=kept)
+        for key in ("view/removed", "ijepa/targets"):
+            model.registry.claim(key, "ijepa")
         model.add_teacher("ijepa", self._momentum)
-        model.add_pass("student", EncoderPass(keep="view/keep"))
-        model.add_pass("teacher", EncoderPass(teacher=True))
+        model.registry.add_pass("student", "ijepa", EncoderPass(keep="view/keep"))
+        model.registry.add_pass("teacher", "ijepa", EncoderPass(teacher=True))
         model.add_objective("ijepa", FeaturePrediction(model.encoder, self))
 
     def _check(self, encoder: Encoder) -> None:

@@ -88,7 +88,7 @@ class LUT(PretrainAlgorithm):
             _check_positions(model)
             return
         host = self._host(model)
-        if model.mixes:
+        if model.registry.mixes:
             raise UserError(
                 "algorithms.lut compares two views of one image, but supervised mixes images in "
                 "'view'. Set supervised.mixup and supervised.cutmix to 0, or leave lut out."
@@ -100,8 +100,8 @@ class LUT(PretrainAlgorithm):
             keep = None
             if self.target_mask_ratio:
                 keep = f"{group}/target"
-                model.claim(keep, "lut")
-            model.add_pass(TEACHER[group], EncoderPass(group, keep, teacher=True))
+                model.registry.claim(keep, "lut")
+            model.registry.add_pass(TEACHER[group], "lut", EncoderPass(group, keep, teacher=True))
         start = self.momentum_start
         model.add_teacher("lut", None if start is None else Momentum(start, self.momentum_end))
         model.add_objective("lut", BroaderContext(model.encoder, self, host.keep is not None))
@@ -124,8 +124,10 @@ class LUT(PretrainAlgorithm):
         Raises:
             UserError: there is none.
         """
-        host = model.passes.get("student")
-        hides = host is not None and (host.keep == "view/keep" or "view/visible" in model.writers)
+        host = model.registry.passes.get("student")
+        hides = host is not None and (
+            host.keep == "view/keep" or "view/visible" in model.registry.writers
+        )
         if host is None or not hides:
             others = ", ".join(model.objectives) or "nothing"
             raise UserError(
@@ -133,7 +135,7 @@ class LUT(PretrainAlgorithm):
                 f"is {others}, which hides no random patches of one view. Put it beside mae, "
                 "simmim, ijepa, droppos or supervised with a mask_ratio, and list droppos first."
             )
-        drawn_by = model.writers.get("view/removed")
+        drawn_by = model.registry.writers.get("view/removed")
         if self.symmetric and drawn_by not in ("mae", "simmim", "droppos"):
             raise UserError(
                 "lut.symmetric = true shows of the second view what the host hides of the first, "
@@ -144,14 +146,17 @@ class LUT(PretrainAlgorithm):
 
     def _add_student(self, model: PretrainModel, host: EncoderPass, group: str) -> None:
         if self.steer == "both" and host.keep:
-            model.add_pass(WHOLE[group], EncoderPass(group))
-        elif group == "second":
+            model.registry.add_pass(WHOLE[group], "lut", EncoderPass(group))
+        elif group == "view":
+            model.registry.join_pass(STUDENT[group], "lut")
+        else:
             _check_room(model, "view/keep" if host.keep else "view/visible")
             keys = ("keep",) if host.keep else ("visible", "masked")
             for key in keys:
-                model.claim(f"second/{key}", "lut")
-            model.add_pass(
+                model.registry.claim(f"second/{key}", "lut")
+            model.registry.add_pass(
                 STUDENT[group],
+                "lut",
                 EncoderPass(
                     group,
                     "second/keep" if host.keep else None,
@@ -202,7 +207,7 @@ class LUT(PretrainAlgorithm):
             for key in (image_key, flip_key, box_key):
                 if key("view") in batch:
                     batch[key("second")] = batch[key("view")]
-        if STUDENT["second"] in model.passes:
+        if STUDENT["second"] in model.registry.passes:
             self._write_second(batch, model)
         if self.target_mask_ratio:
             for group in self._targets:
@@ -238,7 +243,8 @@ class LUT(PretrainAlgorithm):
 
 def _check_room(model: PretrainModel, key: str) -> None:
     """Raise ``UserError`` unless as many patches are hidden as the batch key ``key`` lists."""
-    shown, patches, host = model.counts[key], model.encoder.num_patches, model.writers[key]
+    shown, host = model.registry.counts[key], model.registry.writers[key]
+    patches = model.encoder.num_patches
     if patches - shown < shown:
         raise UserError(
             f"lut.symmetric = true shows {shown} patches of each view at different places, but of "
@@ -249,7 +255,7 @@ def _check_room(model: PretrainModel, key: str) -> None:
 
 def _check_positions(model: PretrainModel) -> None:
     """Raise ``UserError`` if what was attached after LUT changes positions in one view only."""
-    first, second = (model.passes.get(STUDENT[group]) for group in ("view", "second"))
+    first, second = (model.registry.passes.get(STUDENT[group]) for group in ("view", "second"))
     if first is not None and second is not None and first.positions != second.positions:
         late = ", ".join(sorted({*first.positions} - {*second.positions}))
         raise UserError(f"algorithms: with lut.symmetric = true list {late} before lut.")

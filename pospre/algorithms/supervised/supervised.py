@@ -103,14 +103,14 @@ class Supervised(PretrainAlgorithm):
         keep = None
         if self.mask_ratio:
             keep = "view/keep"
-            for key in ("view/keep", "view/removed"):
-                model.claim(key, "supervised")
-        # with a mask ratio others join, who read the patches
-        alone = self.pooling == "cls" and keep is None
-        model.add_pass("student", EncoderPass(keep=keep, prefix_only=alone))
+            kept = num_kept(model.encoder.num_patches, self.mask_ratio)
+            model.registry.claim(keep, "supervised", count=kept)
+            model.registry.claim("view/removed", "supervised")
+        pooled = EncoderPass(keep=keep, needs_patches=self.pooling != "cls")
+        model.registry.add_pass("student", "supervised", pooled)
         if self._mixes:
-            model.claim("view/pixels", "supervised")
-            model.mixes["view"] = _mix_view
+            model.registry.claim("view/pixels", "supervised")
+            model.registry.mixes["view"] = _mix_view
         model.add_objective("supervised", Classification(model.encoder, self))
 
     @property

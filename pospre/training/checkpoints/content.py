@@ -11,6 +11,7 @@ from pospre.recipe.recipe import Recipe, recorded_recipe
 from pospre.training.build import build_model
 from pospre.training.checkpoints.file import callback_states
 from pospre.training.checkpoints.reading import Checkpoint, open_checkpoint
+from pospre.training.resolve import resolve
 
 Weights = Literal["student", "teacher"]
 
@@ -60,7 +61,7 @@ def model_of(
 ) -> tuple[PretrainModel, Recipe]:
     """Return the same of a checkpoint that was read already."""
     uri, content = checkpoint.uri, checkpoint.content
-    recipe = recorded_recipe(recorded(content)[0], source=f"recipe in {uri}")
+    recipe = resolve(recorded_recipe(recorded(content)[0], source=f"recipe in {uri}"))
     model = build_model(recipe)
     if not initial:
         found = content["state"]["model"]
@@ -78,5 +79,5 @@ def _take_teacher(model: PretrainModel, name: str) -> None:
             f"{name} was trained without a teacher; leave out --weights teacher (the algorithm "
             "ema_teacher keeps one)"
         )
-    for student, teacher in model.pairs:
+    for student, teacher in model.teachers.pairs:
         student.load_state_dict(teacher.state_dict())

@@ -132,7 +132,7 @@ def test_shared_mirroring_turns_all_views_and_boxes_of_an_image():
         mirrored = torch.stack([1 - x1, y0, 1 - x0, y1], dim=-1)
         expected = torch.where(first.unsqueeze(-1), mirrored, before[box_key(group)])
         torch.testing.assert_close(after[field_box_key(group)], expected)
-    assert model.writers["global/flip"] == "crop_field"
+    assert model.registry.writers["global/flip"] == "crop_field"
 
 
 def test_whole_images_get_the_whole_field():

@@ -269,7 +269,7 @@ def test_attaching_again_does_nothing():
     names = list(model.state_dict())
     algorithm.attach(model)
     attach_dinov2(model, **SMALL)
-    assert list(model.state_dict()) == names and len(model.pairs) == 2
+    assert list(model.state_dict()) == names and len(model.teachers.pairs) == 2
 
 
 @pytest.mark.parametrize(

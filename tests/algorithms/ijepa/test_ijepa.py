@@ -129,8 +129,8 @@ def test_the_teacher_follows_after_a_step_and_its_momentum_rises_linearly_to_one
     torch.testing.assert_close(weight, old + (1 - 0.998))
     algorithm.after_step(model, Progress(1.0, 1.0))
     torch.testing.assert_close(weight, old + (1 - 0.998))
-    assert model.momentum is not None
-    steps = [model.momentum.at(step / 1000) for step in range(1000)]
+    assert model.teachers.momentum is not None
+    steps = [model.teachers.momentum.at(step / 1000) for step in range(1000)]
     assert steps[1] - steps[0] == pytest.approx(0.004 / 1000)
     assert steps[0] == 0.996 and steps[-1] == pytest.approx(1 - 0.004 / 1000)
 
@@ -160,7 +160,9 @@ def test_metrics_tell_collapse_and_success() -> None:
 def test_prefix_tokens_are_not_shown_to_the_predictor(encoder: dict[str, Any]) -> None:
     model, _, inputs = attached(encoder)
     prefix = model.encoder.num_prefix_tokens
-    passes = {name: model.encode(name, model.images(inputs), inputs) for name in model.passes}
+    passes = {
+        name: model.encode(name, model.images(inputs), inputs) for name in model.registry.passes
+    }
     before = objective_of(model)(passes, inputs)["predicted"]
     changed = {name: tokens.clone() for name, tokens in passes.items()}
     for tokens in changed.values():

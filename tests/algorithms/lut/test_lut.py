@@ -92,11 +92,11 @@ def gradients(model, inputs):
 
 def test_the_teacher_is_the_student_at_the_start():
     model, _ = model_and_batch()
-    for student, teacher in model.pairs:
+    for student, teacher in model.teachers.pairs:
         ours, theirs = student.state_dict(), teacher.state_dict()
         assert list(ours) == list(theirs)
         assert all(torch.equal(ours[key], theirs[key]) for key in ours)
-    assert len(model.pairs) == 2
+    assert len(model.teachers.pairs) == 2
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
@@ -251,8 +251,8 @@ def test_another_algorithms_teacher_keeps_its_momentum():
     model = small_model()
     attach_host("ijepa", model)
     attach_lut(model, hidden_dim=32, momentum_start=None)
-    assert model.teacher_owner == "ijepa"
-    assert model.momentum == Momentum(0.996, 1.0, "linear")
+    assert model.teachers.owner == "ijepa"
+    assert model.teachers.momentum == Momentum(0.996, 1.0, "linear")
 
 
 def test_droppos_shares_the_teacher_pass_of_symmetric_lut():
@@ -263,9 +263,14 @@ def test_droppos_shares_the_teacher_pass_of_symmetric_lut():
     for part in (droppos, algorithm):
         part.attach(model)
         part.write(inputs, model)
-    assert sorted(model.passes) == ["student", "student/second", "teacher", "teacher/second"]
-    assert model.passes["teacher"] == EncoderPass(teacher=True)
-    assert model.passes["student/second"].positions == ("droppos",)
+    assert sorted(model.registry.passes) == [
+        "student",
+        "student/second",
+        "teacher",
+        "teacher/second",
+    ]
+    assert model.registry.passes["teacher"] == EncoderPass(teacher=True)
+    assert model.registry.passes["student/second"].positions == ("droppos",)
     outputs = model(inputs)["droppos"]
     with torch.no_grad():  # the teacher still is the student
         tokens = model.encoder(model.images(inputs)[:, 0])

@@ -1,0 +1,207 @@
+"""What the algorithms of a model declare: batch keys, encoder passes, and who reads which."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+
+from torch import Tensor
+
+from pospre.batch import Batch
+from pospre.data.views.plan import ViewGroup
+from pospre.errors import UserError
+from pospre.model.passes import EncoderPass
+from pospre.nn.encoder import Encoder
+
+
+class Registry:
+    """The declarations of all attached algorithms, each checked as it is made.
+
+    Attributes:
+        passes: the encoder passes by name, in the order of their declaration.
+        writers: by batch key, the algorithm that writes it.
+        counts: by batch key, how many patches it lists of every sample.
+        mixes: by view group, what mixes its views (B, V, 3, H, W) in training.
+        readers: by pass, the algorithms that declared or joined it: their objectives get it.
+    """
+
+    def __init__(self, encoder: Encoder, views: Mapping[str, ViewGroup]) -> None:
+        self._encoder, self._views = encoder, views
+        self.passes: dict[str, EncoderPass] = {}
+        self.writers: dict[str, str] = {}
+        self.counts: dict[str, int] = {}
+        self.mixes: dict[str, Callable[[Tensor, Batch], Tensor]] = {}
+        self.readers: dict[str, list[str]] = {}
+
+    def require_views(self, owner: str, group: str, count: int = 1) -> ViewGroup:
+        """Return the view group that ``owner`` needs.
+
+        Raises:
+            UserError: the batches have no such group, or too few views in it.
+        """
+        if group not in self._views:
+            raise UserError(
+                f"algorithms.{owner} needs the view group '{group}', but data.views has "
+                f"{', '.join(self._views)}. Add data.views.{group} with count: {count}."
+            )
+        found, size = self._views[group], self._encoder.image_size
+        if found.count < count:
+            raise UserError(
+                f"algorithms.{owner} needs {count} views of the group '{group}', but "
+                f"data.views.{group}.count is {found.count}."
+            )
+        if group == "view" and found.shape != size:
+            raise UserError(
+                f"data.views.view.size = {list(found.shape)}, but algorithms.{owner} works on the "
+                f"whole grid of encoder.image_size = {list(size)}. Leave the size out."
+            )
+        return found
+
+    def claim(self, key: str, writer: str, *, count: int | None = None) -> None:
+        """Register ``writer`` as the only algorithm that writes the batch key ``key``.
+
+        Args:
+            key: of the batch.
+            writer: the algorithm's name.
+            count: of the patches it lists, for those who must know before anything is drawn.
+
+        Raises:
+            UserError: another algorithm already writes it.
+        """
+        owner = self.writers.setdefault(key, writer)
+        if owner != writer:
+            raise UserError(
+                f"algorithms: '{owner}' and '{writer}' both write the batch key '{key}'. "
+                "Use one of them, or attach the host first."
+            )
+        if count is not None:
+            self.counts[key] = count
+
+    def add_pass(self, name: str, owner: str, encoder_pass: EncoderPass) -> EncoderPass:
+        """Declare an encoder pass; one that is declared already over the same tokens is shared.
+
+        Args:
+            name: of the pass.
+            owner: the algorithm whose objective reads its tokens.
+            encoder_pass: its tokens, editors and needs.
+
+        Returns:
+            The pass as all who share it have it.
+
+        Raises:
+            UserError: the pass is declared over other tokens, or attention with relative positions
+                would not see all tokens.
+        """
+        if encoder_pass.group not in self._views:
+            raise UserError(
+                f"algorithms: the encoder pass '{name}' needs the view group "
+                f"'{encoder_pass.group}', but data.views has {', '.join(self._views)}."
+            )
+        before = self.passes.get(name)
+        if before is not None:
+            _check_same_tokens(name, before, encoder_pass)
+            return self.join_pass(
+                name,
+                owner,
+                needs_patches=encoder_pass.needs_patches,
+                content=encoder_pass.content,
+                positions=encoder_pass.positions,
+            )
+        if self._encoder.is_relative and (encoder_pass.keep or encoder_pass.context):
+            raise UserError(
+                f"encoder.positions = {self._encoder.position_kind} needs all tokens in attention, "
+                f"but the pass '{name}' leaves some out. Use sincos, learned or none."
+            )
+        return self._set(name, owner, replace(encoder_pass, count=self._count(encoder_pass)))
+
+    def join_pass(
+        self,
+        name: str,
+        owner: str,
+        *,
+        needs_patches: bool = True,
+        content: tuple[str, ...] = (),
+        positions: tuple[str, ...] = (),
+    ) -> EncoderPass:
+        """Join a pass that another algorithm has declared, whatever patches it runs over.
+
+        Args:
+            name: of the pass.
+            owner: the algorithm whose objective reads its tokens.
+            needs_patches: whether it reads patch tokens; false: only the prefix tokens.
+            content: editors of patch embeddings to add to it, see ``EncoderPass``.
+            positions: editors of positions to add to it.
+
+        Returns:
+            The pass: its ``keep`` names the batch key of the patches it runs over (None: all), its
+            ``count`` how many they are (None: that varies).
+
+        Raises:
+            UserError: nobody has declared it.
+        """
+        before = self.passes.get(name)
+        if before is None:
+            declared = ", ".join(f"'{known}'" for known in self.passes) or "none"
+            raise UserError(
+                f"algorithms.{owner} joins the encoder pass '{name}', but those declared before "
+                f"it are: {declared}. Add an algorithm that runs this pass, and list {owner} after "
+                "it."
+            )
+        joined = replace(
+            before,
+            content=_joined(before.content, content),
+            positions=_joined(before.positions, positions),
+            needs_patches=before.needs_patches or needs_patches,
+        )
+        return self._set(name, owner, joined)
+
+    def _set(self, name: str, owner: str, encoder_pass: EncoderPass) -> EncoderPass:
+        self.passes[name] = encoder_pass
+        readers = self.readers.setdefault(name, [])
+        if owner not in readers:
+            readers.append(owner)
+        return encoder_pass
+
+    def _count(self, encoder_pass: EncoderPass) -> int | None:
+        """Return how many patches of a view the pass runs over; None if only the batch says."""
+        if encoder_pass.keep is not None:
+            return self.counts.get(encoder_pass.keep)
+        rows, cols = self._encoder.grid_of(*self._views[encoder_pass.group].shape)
+        return rows * cols
+
+    def read_by(self, reader: str) -> list[str]:
+        """Return the names of the passes that an algorithm has declared or joined."""
+        return [name for name, readers in self.readers.items() if reader in readers]
+
+    def check_read(self, objectives: list[str]) -> None:
+        """Raise ``UserError`` for an objective that joins no pass, and views cut for nobody."""
+        for name in objectives:
+            if not self.read_by(name):
+                raise UserError(
+                    f"algorithms: the objective '{name}' reads no encoder pass. Let its algorithm "
+                    f"declare one (add_pass) or join another's (join_pass) in the name of '{name}'."
+                )
+        read = {declared.group for declared in self.passes.values()}
+        for group in (name for name in self._views if name not in read):
+            raise UserError(
+                f"data.views.{group} would be decoded for nothing: no algorithm listed reads it, "
+                f"only {', '.join(sorted(read))}. Remove it, or add an algorithm that needs it."
+            )
+
+
+def _check_same_tokens(name: str, before: EncoderPass, after: EncoderPass) -> None:
+    """Raise ``UserError`` if two declarations of a pass differ in more than what can be joined."""
+    different = [
+        f"{field.name} = {getattr(before, field.name)} and {getattr(after, field.name)}"
+        for field in fields(EncoderPass)
+        if field.name in ("group", "keep", "context", "teacher", "grad", "grid")
+        and getattr(before, field.name) != getattr(after, field.name)
+    ]
+    if different:
+        raise UserError(
+            f"algorithms: two of them need the encoder pass '{name}' over other tokens "
+            f"({', '.join(different)}). Use one of the two; a host that can hide patches or show "
+            "all of them does either by its mask_ratio."
+        )
+
+
+def _joined(names: tuple[str, ...], more: tuple[str, ...]) -> tuple[str, ...]:
+    return (*names, *(name for name in more if name not in names))

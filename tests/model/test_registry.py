@@ -1,0 +1,85 @@
+"""How algorithms share passes: what is joined, what is needed, and who reads what."""
+
+import pytest
+from torch import Tensor, nn
+
+from pospre.errors import UserError
+from pospre.model.model import PretrainModel
+from pospre.model.objective import Objective, Outputs
+from pospre.model.passes import EncoderPass
+from tests.algorithms.cases import Case, written
+
+
+class LastPatch(Objective):
+    """An author's objective: it reads the last patch token of the pass ``student``."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.predict = nn.Linear(dim, 1)
+
+    def forward(self, passes: dict[str, Tensor], batch: dict[str, Tensor]) -> Outputs:
+        assert set(passes) == {"student"}
+        return {"last": self.predict(passes["student"][:, -1]), "tokens": passes["student"]}
+
+    def loss(self, outputs: Outputs, batch: dict[str, Tensor]) -> Tensor:
+        return outputs["last"].square().mean()
+
+
+def beside(*hosts: str) -> tuple[PretrainModel, dict[str, Tensor]]:
+    """Return a model of these hosts, and a batch that they have written into."""
+    case = Case(hosts)
+    model, algorithms = case.build()
+    return model, written(model, algorithms, case.batch(2))
+
+
+@pytest.mark.parametrize(
+    ("host", "keep", "count"),
+    [("supervised", None, 64), ("mae", "view/keep", 16), ("ijepa", "view/keep", 16)],
+)
+def test_whoever_joins_a_host_gets_the_patches_that_it_needs(
+    host: str, keep: str | None, count: int
+) -> None:
+    model, batch = beside(host)
+    joined = model.registry.join_pass("student", "last_patch")
+    assert (joined.keep, joined.count) == (keep, count)
+    model.add_objective("last_patch", LastPatch(model.encoder.embed_dim))
+    model.check_complete()
+    outputs = model(batch)
+    prefix = model.encoder.num_prefix_tokens
+    assert outputs["last_patch"]["tokens"].shape[1] == prefix + count
+    assert model.loss(outputs, batch)["last_patch"].requires_grad
+
+
+def test_the_host_alone_computes_no_patches_that_nobody_needs() -> None:
+    model, batch = beside("supervised")
+    assert not model.registry.passes["student"].needs_patches
+    joined = model.registry.join_pass("student", "classes", needs_patches=False)
+    assert not joined.needs_patches
+    assert model.encode("student", model.images(batch), batch).shape[1] == 1
+
+
+def test_an_objective_that_joins_no_pass_is_refused_at_build() -> None:
+    model, _ = beside("supervised")
+    model.add_objective("last_patch", LastPatch(model.encoder.embed_dim))
+    with pytest.raises(UserError, match=r"'last_patch' reads no encoder pass.*join_pass"):
+        model.check_complete()
+
+
+def test_joining_a_pass_that_nobody_runs_is_refused() -> None:
+    model, _ = beside("mae")
+    with pytest.raises(UserError, match=r"last_patch joins the encoder pass 'global'.*'student'"):
+        model.registry.join_pass("global", "last_patch")
+
+
+def test_a_pass_over_all_patches_is_not_that_of_a_host_that_hides_some() -> None:
+    model, _ = beside("mae")
+    with pytest.raises(UserError, match=r"'student' over other tokens \(keep = view/keep and None"):
+        model.registry.add_pass("student", "last_patch", EncoderPass())
+
+
+def test_editors_of_a_joined_pass_form_a_chain() -> None:
+    model, _ = beside("mae")
+    for editor in ("first", "second", "first"):
+        joined = model.registry.join_pass("student", "test", positions=(editor,))
+    assert joined.positions == ("first", "second") and joined.keep == "view/keep"
+    assert joined.count == 16
