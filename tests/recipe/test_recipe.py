@@ -43,6 +43,8 @@ def test_dump_reads_back_as_the_same_recipe(recipe_file: Path) -> None:
     recipe = load_recipe(recipe_file)
     text = yaml.safe_dump(recipe.dump())
     assert recipe_from_dict(yaml.safe_load(text)) == recipe
+    old = text.replace("  cache_limit:", "  page_cache: os\n  cache_limit:")
+    assert old != text and recipe_from_dict(yaml.safe_load(old)) == recipe
 
 
 @pytest.mark.parametrize(

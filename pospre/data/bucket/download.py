@@ -1,9 +1,9 @@
 """One object of a bucket, downloaded with patience: retried, taken up where it was cut, bounded.
 
-boto3's transfer manager, which fetches checkpoints, is not used for shards: beside a silent server a
-process ended 98 s after Ctrl-C with its threads and after 1 s with these, it begins a cut piece anew
-(25 MB for an object of 20 that was cut at 5), and it gives up after five tries, however short an
-outage is.
+boto3's transfer manager, which fetches checkpoints, is not used for shards: beside a silent server
+a process ended 98 s after Ctrl-C with its threads and after 1 s with these, it begins a cut piece
+anew (25 MB for an object of 20 that was cut at 5), and it gives up after five tries, however short
+an outage is.
 """
 
 import itertools
