@@ -146,8 +146,8 @@ def _shards(
         name = shard["raw_data"]["basename"]
         path = scratch / name
         if is_remote(where):
-            with Bucket(f"{where}/{name}") as bucket:
-                bucket.fetch(path)
+            with Bucket(f"{where}/{name}") as bucket, path.open("wb") as file:
+                bucket.download(file)
         else:
             path.symlink_to((Path(where) / name).absolute())
         _check_sum(path, content["manifest"][name][1], f"{where}/{name}")
