@@ -9,18 +9,18 @@ import pytest
 
 from data_prep.distribute import conversion, preparation
 from data_prep.distribute.records import Settings
-from data_prep.sources.image_folder import FileSource, file_item
-from data_prep.sources.source import DamagedItem, Item
+from data_prep.files.locations import DamagedItem
+from data_prep.sources.image_folder import file_item
+from data_prep.sources.source import Item, Source
 from pospre.data.stores.opening import open_reader
 from tests.data_prep.reading import FORMATS, destination
 from tests.data_prep.sample_images import encoded, picture, write_files
 
 
 @dataclass(frozen=True)
-class Told(FileSource):
+class Told(Source):
     """A folder that tells every image's name; of one nothing, and of one it is damaged."""
 
-    kind: ClassVar[str] = "told"
     annotation: ClassVar[str | None] = "json"
 
     def annotate(self, item: Item) -> bytes | None:
