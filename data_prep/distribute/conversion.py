@@ -24,6 +24,7 @@ from data_prep.distribute.preparation import load_writers, prepare
 from data_prep.distribute.processes import ordered_map
 from data_prep.distribute.records import Record, Settings, Summary
 from data_prep.distribute.worker import Job, convert_block
+from data_prep.publish.atomic import writing
 from data_prep.publish.destination import Destination
 from data_prep.publish.locks import WHOLE
 from data_prep.publish.opening import open_destination
@@ -111,7 +112,7 @@ def merge(destination: str | Path) -> Summary | None:
         return None
     load_writers(plan.format)
     start = time.monotonic()
-    with _as_user_errors(target), target.alone(WHOLE):
+    with writing(target), target.alone(WHOLE):
         found = target.records()
         check_complete(found, plan, target.partial)
         records = [found[number] for number in range(plan.num_blocks)]
@@ -153,7 +154,7 @@ def _beginning(
         UserError: something else is there, or nothing can be written.
     """
     name = WHOLE if share is None else f"part-{share.number}-of-{share.total}"
-    with _as_user_errors(target), target.alone(name):
+    with writing(target), target.alone(name):
         if share is None:  # else others count on the plan
             target.adopt(plan)
             before = target.plan()
@@ -183,17 +184,6 @@ def _keep_or_discard(target: Destination, plan: Plan) -> None:
         )
     else:
         target.discard()
-
-
-@contextmanager
-def _as_user_errors(target: Destination) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"cannot write {target}: {error.strerror or error}. Make room or choose another "
-            "destination, then run the same command again."
-        ) from error
 
 
 def _convert_blocks(
