@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from timm.layers import LayerNorm
 from torch import Tensor, nn
 
@@ -20,7 +21,6 @@ from pospre.errors import UserError
 from pospre.model.algorithm import (
     PretrainAlgorithm,
     Progress,
-    check_weight,
     require_one_view,
 )
 from pospre.model.model import PretrainModel
@@ -29,10 +29,10 @@ from pospre.model.passes import EncoderPass
 from pospre.model.position_task import (
     Distance,
     PositionObjective,
-    check_relaxations,
+    check_temperature,
     weighted_mean,
 )
-from pospre.nn.decoder import check_decoder, decoder_blocks, split_tokens
+from pospre.nn.decoder import check_heads, decoder_blocks, split_tokens
 from pospre.nn.encoder import Encoder
 from pospre.nn.masking import (
     gather_tokens,
@@ -42,6 +42,7 @@ from pospre.nn.masking import (
     visible_patches,
 )
 from pospre.nn.weights import init_weights, token_parameter
+from pospre.recipe.ranges import PositiveShare, Ratio, Width
 from pospre.schedules import linear
 
 PositionToken = Literal["learned", "zeros", "wrong"]
@@ -84,21 +85,21 @@ class DropPos(PretrainAlgorithm):
         weight: factor of this loss in the total (published multi-task: 0.05 for B, 0.1 for L).
     """
 
-    mask_ratio: float | None = None
-    position_mask_ratio: float = 0.75
-    sigma_start: float = 1.0
-    sigma_end: float = 0.0
+    mask_ratio: Ratio | None = None
+    position_mask_ratio: PositiveShare = 0.75
+    sigma_start: NonNegativeFloat = 1.0
+    sigma_end: NonNegativeFloat = 0.0
     distance: Distance = "squared"
-    temperature: float | None = 0.1
+    temperature: PositiveFloat | None = 0.1
     affinity: Literal["full", "visible", "teacher"] = "full"
     position_token: PositionToken = "learned"
     sampling: Literal["random", "uniform"] = "random"
     ignore_confident: bool = False
-    decoder_dim: int = 512
-    decoder_depth: int = 2
-    decoder_heads: int = 16
+    decoder_dim: Width = 512
+    decoder_depth: NonNegativeInt = 2
+    decoder_heads: PositiveInt = 16
     official: bool = False
-    weight: float = 1.0
+    weight: NonNegativeFloat = 1.0
 
     takes_merged_patches: ClassVar[bool] = True
 
@@ -154,14 +155,8 @@ class DropPos(PretrainAlgorithm):
                 f"droppos.mask_ratio = {self.mask_ratio}, but '{host}' already chooses the visible "
                 f"patches. Remove it (or set it to null) and use {host}.mask_ratio."
             )
-        check_decoder("droppos", self.decoder_dim, self.decoder_depth, self.decoder_heads)
-        check_weight("droppos", self.weight)
-        check_relaxations(
-            "droppos",
-            model.encoder,
-            sigmas=(self.sigma_start, self.sigma_end),
-            temperature=self.temperature,
-        )
+        check_heads("droppos", "decoder", self.decoder_dim, self.decoder_heads)
+        check_temperature("droppos", model.encoder, self.temperature)
         beside = model.registry.writers.get("view/keep") if self._beside_host(model) else None
         self._check_positions(model.encoder, beside)
         visible = model.encoder.num_patches
@@ -228,14 +223,14 @@ def num_shown(visible: int, position_mask_ratio: float) -> int:
     """Return how many of the visible patches keep their position: ``int(K·(1 − γ_pos))``.
 
     Raises:
-        UserError: the ratio lies outside (0, 1] or drops no position at all.
+        UserError: the ratio drops no position at all.
     """
-    key = "droppos.position_mask_ratio"
-    if not 0.0 < position_mask_ratio <= 1.0:
-        raise UserError(f"{key} is {position_mask_ratio}, but must lie in (0, 1]. Try 0.75.")
     shown = int(visible * (1 - position_mask_ratio))
     if shown == visible:
-        raise UserError(f"{key} = {position_mask_ratio} drops none of {visible} positions.")
+        raise UserError(
+            f"droppos.position_mask_ratio = {position_mask_ratio} drops none of {visible} "
+            "positions. 0.75 is usual."
+        )
     return shown
 
 

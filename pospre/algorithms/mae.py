@@ -9,20 +9,22 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 from timm.layers import LayerNorm
 from torch import Tensor, nn
 
 from pospre.batch import Batch
 from pospre.errors import UserError
-from pospre.model.algorithm import PretrainAlgorithm, check_weight, require_one_view
+from pospre.model.algorithm import PretrainAlgorithm, require_one_view
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import EncoderPass
-from pospre.nn.decoder import check_decoder, decoder_blocks, patchify
+from pospre.nn.decoder import check_heads, decoder_blocks, patchify
 from pospre.nn.encoder import Encoder
 from pospre.nn.masking import gather_tokens, num_kept, scatter_tokens, visible_patches
 from pospre.nn.positions import decoder_positions, sincos_positions
 from pospre.nn.weights import init_weights, token_parameter
+from pospre.recipe.ranges import Ratio, Width
 
 
 @dataclass(kw_only=True, eq=False)
@@ -40,12 +42,12 @@ class MAE(PretrainAlgorithm):
         weight: factor of this loss in the total.
     """
 
-    mask_ratio: float = 0.75
-    decoder_dim: int = 512
-    decoder_depth: int = 8
-    decoder_heads: int = 16
+    mask_ratio: Ratio = 0.75
+    decoder_dim: Width = 512
+    decoder_depth: NonNegativeInt = 8
+    decoder_heads: PositiveInt = 16
     norm_pix: bool = True
-    weight: float = 1.0
+    weight: NonNegativeFloat = 1.0
 
     is_host: ClassVar[bool] = True
 
@@ -57,8 +59,7 @@ class MAE(PretrainAlgorithm):
         kept = num_kept(model.encoder.num_patches, self.mask_ratio, key="mae.mask_ratio")
         if kept == model.encoder.num_patches:
             raise UserError(f"mae.mask_ratio = {self.mask_ratio} removes no patch to predict.")
-        check_decoder("mae", self.decoder_dim, self.decoder_depth, self.decoder_heads)
-        check_weight("mae", self.weight)
+        check_heads("mae", "decoder", self.decoder_dim, self.decoder_heads)
         model.registry.claim("view/keep", "mae", count=kept)
         model.registry.claim("view/removed", "mae")
         model.registry.add_pass("student", "mae", EncoderPass(keep="view/keep"))

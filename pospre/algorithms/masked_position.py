@@ -11,21 +11,23 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from pydantic import NonNegativeFloat
 from torch import Tensor, nn
 
 from pospre import draws
 from pospre.algorithms.dinov2.dinov2 import MASK_KEY as CONTENT_KEY
 from pospre.algorithms.dinov2.dinov2 import DINOv2, PrototypeMatching, prototype_head
-from pospre.algorithms.dinov2.losses import patch_loss
+from pospre.algorithms.dinov2.losses import patch_loss, soft_cross_entropy
 from pospre.algorithms.dinov2.masks import NUM_CROPS, block_masks, masked_slots
 from pospre.algorithms.dinov2.targets import Targets
 from pospre.batch import Batch, view_keys
 from pospre.errors import UserError
-from pospre.model.algorithm import PretrainAlgorithm, Progress, check_weight
+from pospre.model.algorithm import PretrainAlgorithm, Progress
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import MaskedTokens
 from pospre.model.teacher import Frozen
+from pospre.recipe.ranges import RatioRange
 
 MASK = "position_mask"
 MASK_KEY = f"global/{MASK}"
@@ -49,8 +51,8 @@ class MaskedPosition(PretrainAlgorithm):
     """
 
     shape: Literal["cross", "box"] = "cross"
-    mask_ratio: tuple[float, float] = (0.1, 0.5)
-    weight: float = 1.0
+    mask_ratio: RatioRange = (0.1, 0.5)
+    weight: NonNegativeFloat = 1.0
 
     def attach(self, model: PretrainModel) -> None:
         """Add the position token, the head and its teacher; a no-op if they are there."""
@@ -82,16 +84,8 @@ class MaskedPosition(PretrainAlgorithm):
                 "masked_position masks the global crops that dinov2 leaves unmasked, but "
                 "dinov2.mask_crop_rate = 1.0 leaves none. Use 0.5, or leave masked_position out."
             )
-        check_weight("masked_position", self.weight)
-        low, high = self.mask_ratio
-        if not 0 <= low <= high < 1:
-            raise UserError(
-                f"masked_position.mask_ratio is {list(self.mask_ratio)}, but must hold "
-                "0 <= low <= high < 1: all positions masked leave nothing to infer one from. "
-                "[0.1, 0.5] is published."
-            )
         patches = math.prod(model.grid("global"))
-        if int(patches * high) < 1:
+        if int(patches * self.mask_ratio[1]) < 1:
             raise UserError(
                 f"masked_position.mask_ratio = {list(self.mask_ratio)} masks none of the {patches} "
                 "patches of a global crop. [0.1, 0.5] is published."
@@ -204,7 +198,10 @@ class PositionMatching(Objective):
         return [(self.head, self.teacher_head.module)]
 
     def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
-        """Return the ``loss``, and how often the student names the teacher's prototype."""
+        """Return the masked patches' ``cross_entropy`` with their targets, and their ``weight``.
+
+        Also how often the student names the teacher's prototype, ``agreement``.
+        """
         mask = batch[MASK_KEY]
         num_samples, _, patches = mask.shape
         most = int(patches * self.mask_ratio[1])
@@ -216,13 +213,8 @@ class PositionMatching(Objective):
         masked = (slots.weight > 0).float()
         agree = (logits.argmax(-1) == targets.argmax(-1)) * masked
         return {
-            "loss": patch_loss(
-                logits,
-                targets,
-                slots.weight,
-                NUM_CROPS * num_samples,
-                self.host.student_temperature,
-            ),
+            "cross_entropy": soft_cross_entropy(logits, targets, self.host.student_temperature),
+            "weight": slots.weight,
             "agreement": agree.sum() / masked.sum().clamp_min(1),
         }
 
@@ -231,7 +223,8 @@ class PositionMatching(Objective):
 
     def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
         """Return the mean over all global crops of each crop's mean over its masked patches."""
-        return outputs["loss"]
+        num_crops = NUM_CROPS * len(batch[MASK_KEY])
+        return patch_loss(outputs["cross_entropy"], outputs["weight"], num_crops)
 
     def metrics(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
         """Return the ``agreement``: share of masked patches put to the teacher's prototype."""

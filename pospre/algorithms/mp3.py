@@ -11,25 +11,27 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
+from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor, nn
 
 from pospre import draws
 from pospre.batch import Batch, image_key, per_row, view_keys
 from pospre.errors import UserError
-from pospre.model.algorithm import PretrainAlgorithm, Progress, check_weight
+from pospre.model.algorithm import PretrainAlgorithm, Progress
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Outputs
 from pospre.model.passes import EncoderPass
 from pospre.model.position_task import (
     Distance,
     PositionObjective,
-    check_relaxations,
+    check_temperature,
     weighted_mean,
 )
 from pospre.nn.encoder import Encoder
 from pospre.nn.masking import slot_mask
 from pospre.nn.positions import sincos_table
 from pospre.nn.weights import init_trunc_normal
+from pospre.recipe.ranges import Ratio
 from pospre.schedules import linear
 
 
@@ -54,14 +56,14 @@ class MP3(PretrainAlgorithm):
         weight: factor of this loss in the total.
     """
 
-    mask_ratio: float = 0.75
-    sigma_start: float = 0.0
-    sigma_end: float = 0.0
+    mask_ratio: Ratio = 0.75
+    sigma_start: NonNegativeFloat = 0.0
+    sigma_end: NonNegativeFloat = 0.0
     distance: Distance = "squared"
-    temperature: float | None = None
-    position_rate: float = 0.0
+    temperature: PositiveFloat | None = None
+    position_rate: Ratio = 0.0
     count_shown: bool = False
-    weight: float = 1.0
+    weight: NonNegativeFloat = 1.0
 
     def attach(self, model: PretrainModel) -> None:
         """Add the pass with context-only keys and the linear head; a no-op if they are there."""
@@ -78,13 +80,7 @@ class MP3(PretrainAlgorithm):
             )
         context = num_context(patches, self.mask_ratio)
         shown = num_told(patches, self.position_rate, count_shown=self.count_shown)
-        check_weight("mp3", self.weight)
-        check_relaxations(
-            "mp3",
-            model.encoder,
-            sigmas=(self.sigma_start, self.sigma_end),
-            temperature=self.temperature,
-        )
+        check_temperature("mp3", model.encoder, self.temperature)
         for key in ("positions", "mp3/context", "mp3/shown"):
             model.registry.claim(key, "mp3")
         if shown:
@@ -146,16 +142,7 @@ def _refuse_company(model: PretrainModel) -> None:
 
 
 def num_context(num_patches: int, mask_ratio: float) -> int:
-    """Return how many patches give keys and values: ``N − int(N·η)``.
-
-    Raises:
-        UserError: the ratio lies outside [0, 1).
-    """
-    if not 0.0 <= mask_ratio < 1.0:
-        raise UserError(
-            f"mp3.mask_ratio is {mask_ratio}, but must lie in [0, 1): at least one patch must give "
-            "keys and values. 0.75 is usual for 196 patches, 0.5 for 64."
-        )
+    """Return how many patches give keys and values: ``N − int(N·η)``."""
     return num_patches - int(num_patches * mask_ratio)
 
 
@@ -163,11 +150,9 @@ def num_told(num_patches: int, position_rate: float, *, count_shown: bool) -> in
     """Return how many patches are told their position: N·rate, rounded.
 
     Raises:
-        UserError: the rate lies outside [0, 1), is positive but shows none, or leaves none to ask.
+        UserError: the rate is positive but shows none, or leaves none to ask.
     """
     key = f"mp3.position_rate = {position_rate}"
-    if not 0.0 <= position_rate < 1.0:
-        raise UserError(f"{key} must lie in [0, 1). The paper has 0 for images, 0.05 for speech.")
     told = round(num_patches * position_rate)
     if position_rate > 0 and told == 0:
         raise UserError(

@@ -6,13 +6,14 @@ that are masked, and regresses their raw pixels with one linear layer.
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 
 from pospre.batch import Batch
 from pospre.errors import UserError
-from pospre.model.algorithm import PretrainAlgorithm, check_weight, require_one_view
+from pospre.model.algorithm import PretrainAlgorithm, require_one_view
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import EncoderPass, MaskedTokens
@@ -35,9 +36,9 @@ class SimMIM(PretrainAlgorithm):
         weight: factor of this loss in the total.
     """
 
-    mask_ratio: float = 0.6
-    mask_cell: int = 32
-    weight: float = 1.0
+    mask_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.6
+    mask_cell: PositiveInt = 32
+    weight: NonNegativeFloat = 1.0
 
     is_host: ClassVar[bool] = True
 
@@ -46,7 +47,6 @@ class SimMIM(PretrainAlgorithm):
         if "simmim" in model.objectives:
             return
         require_one_view(model, "simmim", "view")
-        check_weight("simmim", self.weight)
         cells, visible = self._visible_cells(model.encoder)
         shown = visible * (model.encoder.num_patches // cells)
         model.registry.claim("view/visible", "simmim", count=shown)
@@ -72,7 +72,7 @@ class SimMIM(PretrainAlgorithm):
 
     def _visible_cells(self, encoder: Encoder) -> tuple[int, int]:
         """Return how many cells there are, and how many stay visible."""
-        if self.mask_cell < 1 or any(self.mask_cell % side for side in encoder.patch_size):
+        if any(self.mask_cell % side for side in encoder.patch_size):
             raise UserError(
                 f"simmim.mask_cell is {self.mask_cell}, but must be a multiple of the patch size "
                 f"{max(encoder.patch_size)}. Try {2 * max(encoder.patch_size)}."
@@ -82,10 +82,6 @@ class SimMIM(PretrainAlgorithm):
                 f"simmim.mask_cell = {self.mask_cell} does not divide encoder.image_size = "
                 f"{max(encoder.image_size)}. Use a divisor of it that is a multiple of the patch "
                 f"size {max(encoder.patch_size)}."
-            )
-        if not 0 < self.mask_ratio < 1:
-            raise UserError(
-                f"simmim.mask_ratio is {self.mask_ratio}, but must lie in (0, 1). Try 0.6."
             )
         cells = math.prod(side // self.mask_cell for side in encoder.image_size)
         visible = cells - math.ceil(cells * self.mask_ratio)

@@ -11,6 +11,7 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor, nn
 
 from pospre import draws
@@ -64,8 +65,8 @@ class StoP(PretrainAlgorithm):
     """
 
     variant: Variant = "masked"
-    noise_std: float | None = None
-    l1_weight: float | None = None
+    noise_std: NonNegativeFloat | None = None
+    l1_weight: PositiveFloat | None = None
     official: bool = False
 
     def attach(self, model: PretrainModel) -> None:
@@ -96,15 +97,6 @@ class StoP(PretrainAlgorithm):
             raise UserError(
                 f"stop.l1_weight = {self.l1_weight} is for stop.variant = l1, not {self.variant}. "
                 "Remove it, or change the variant."
-            )
-        if self.noise_std is not None and self.noise_std < 0:
-            raise UserError(
-                f"stop.noise_std is {self.noise_std}, but must not be negative. "
-                "0.25 is the usual choice."
-            )
-        if self.l1_weight is not None and self.l1_weight <= 0:
-            raise UserError(
-                f"stop.l1_weight is {self.l1_weight}, but must be positive. 1e-5 is usual."
             )
 
     def _check(self, model: PretrainModel) -> None:

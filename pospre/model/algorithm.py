@@ -1,11 +1,11 @@
 """What an algorithm is: an attachment to the model plus what it writes into each batch."""
 
 import importlib
-import math
 import pkgutil
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from inspect import signature
+from typing import Any, ClassVar, NamedTuple
 
 from composer.core import Algorithm, Event, State, TimeUnit
 from composer.loggers import Logger
@@ -15,6 +15,7 @@ from pospre.batch import Batch
 from pospre.errors import UserError, suggestion
 from pospre.model.model import PretrainModel
 from pospre.nn.patch_encoder import PatchEncoder
+from pospre.recipe.recipe import check_arguments
 
 
 class Progress(NamedTuple):
@@ -49,8 +50,9 @@ class PretrainAlgorithm(Algorithm):
 
     def __post_init__(self) -> None:
         """Check the options as recipes are checked: this is for algorithms made in code."""
-        for name, hint in get_type_hints(type(self)).items():
-            check_option(f"{self.module_name()}.{name}", hint, getattr(self, name))
+        given = {name: getattr(self, name) for name in signature(type(self)).parameters}
+        checked = check_arguments(self.module_name(), type(self), given, source="algorithms")
+        vars(self).update(checked)
 
     @classmethod
     def module_name(cls) -> str:
@@ -136,22 +138,6 @@ def training_progress(state: State) -> Progress:
     within = now.batch_in_epoch.value / max(now.batch.value, 1)
     num_steps = int(total.value) if total.unit == TimeUnit.BATCH else None
     return Progress(float(elapsed), float(elapsed) * (1 - within), num_steps)
-
-
-def check_weight(owner: str, weight: float, key: str = "weight") -> None:
-    """Raise ``UserError`` if the factor of a loss, the option ``key``, is negative."""
-    if weight < 0:
-        raise UserError(f"{owner}.{key} is {weight}, but must not be negative.")
-
-
-def check_option(key: str, hint: Any, value: Any) -> None:
-    """Raise ``UserError`` for NaN, infinity, or a value that is none of those its type names."""
-    if get_origin(hint) is Literal and value not in get_args(hint):
-        known = ", ".join(map(str, get_args(hint)))
-        raise UserError(f"{key} is '{value}'. Use one of {known}.")
-    numbers = value if isinstance(value, tuple | list) else (value,)
-    if not all(math.isfinite(number) for number in numbers if isinstance(number, float)):
-        raise UserError(f"{key} is {value}, but must be finite. Give a number.")
 
 
 def require_one_view(model: PretrainModel, owner: str, group: str) -> None:

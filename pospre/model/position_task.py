@@ -66,20 +66,10 @@ def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
     return (weights * values).sum() / weights.sum().clamp_min(1e-12)
 
 
-def check_relaxations(
-    owner: str,
-    encoder: Encoder,
-    *,
-    sigmas: tuple[float, float],
-    temperature: float | None,
-) -> None:
-    """Raise ``UserError`` naming ``owner``'s key for a width or temperature in error."""
-    if temperature is not None and temperature <= 0:
-        raise UserError(f"{owner}.temperature = {temperature} must be positive; null turns it off.")
+def check_temperature(owner: str, encoder: Encoder, temperature: float | None) -> None:
+    """Raise ``UserError`` naming ``owner`` if there is nothing to compare patches with."""
     if temperature is not None and not encoder.has_class_token:
         raise UserError(
             f"{owner}.temperature = {temperature} compares patches with the class token, "
             "but encoder.class_token is false. Set one of them the other way (null is off)."
         )
-    if min(sigmas) < 0:
-        raise UserError(f"{owner}.sigma_start and {owner}.sigma_end must not be negative.")

@@ -7,15 +7,11 @@ from torch import Tensor, nn
 from pospre.errors import UserError
 
 
-def check_decoder(owner: str, dim: int, depth: int, num_heads: int) -> None:
-    """Raise ``UserError`` for a decoder that cannot be; ``owner`` is its algorithm's name."""
-    if depth < 0:
-        raise UserError(f"{owner}.decoder_depth is {depth}, but must be at least 0.")
-    if dim < 4 or dim % 4:
-        raise UserError(f"{owner}.decoder_dim is {dim}, but must be a multiple of 4.")
-    if num_heads < 1 or dim % num_heads:
+def check_heads(owner: str, part: str, dim: int, num_heads: int) -> None:
+    """Raise ``UserError`` naming the algorithm ``owner`` if heads do not divide the width."""
+    if dim % num_heads:
         raise UserError(
-            f"{owner}.decoder_heads = {num_heads} does not divide {owner}.decoder_dim = {dim}. "
+            f"{owner}.{part}_heads = {num_heads} does not divide {owner}.{part}_dim = {dim}. "
             "Choose a width that is a multiple of the number of heads."
         )
 

@@ -28,10 +28,8 @@ def num_kept(num_slots: int, mask_ratio: float, *, key: str = "mask_ratio") -> i
     The floor is of a float product, so (100, 0.9) keeps 9, not 10; published runs depend on it.
 
     Raises:
-        UserError: the ratio lies outside [0, 1), or nothing would be left; ``key`` names it.
+        UserError: nothing would be left; ``key`` names the ratio.
     """
-    if not 0.0 <= mask_ratio < 1.0:
-        raise UserError(f"{key} is {mask_ratio}, but must lie in [0, 1). 0.75 is the usual choice.")
     kept = int(num_slots * (1 - mask_ratio))
     if kept < 1:
         largest = 1 - 1 / num_slots

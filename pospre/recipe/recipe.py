@@ -112,20 +112,21 @@ def recorded_recipe(data: dict[str, Any], source: str = "recipe") -> Recipe:
 
 
 def check_arguments(
-    key: str, constructor: Callable[..., Any], given: dict[str, Any]
+    key: str, constructor: Callable[..., Any], given: dict[str, Any], source: str = "recipe"
 ) -> dict[str, Any]:
     """Return ``given`` checked against a constructor's signature, with its defaults filled in.
 
     Args:
         key: the recipe's dotted key of these arguments, for errors.
-        constructor: a class or function whose arguments are annotated.
+        constructor: a class or function whose arguments are annotated, ranges too.
         given: keyword arguments.
+        source: where they come from, for errors.
 
     Raises:
-        UserError: an argument is unknown, missing or of a wrong type.
+        UserError: an argument is unknown, missing, of a wrong type or out of its range.
     """
     target = constructor.__init__ if inspect.isclass(constructor) else constructor
-    hints = get_type_hints(target)
+    hints = get_type_hints(target, include_extras=True)
     fields: dict[str, Any] = {}
     for name, parameter in inspect.signature(constructor).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -133,7 +134,7 @@ def check_arguments(
         required = parameter.default is inspect.Parameter.empty
         fields[name] = (_lenient(hints[name]), ... if required else parameter.default)
     model = create_model(f"{key} arguments", __base__=Section, **fields)
-    checked = _validate(model, given, "recipe", prefix=f"{key}.")
+    checked = _validate(model, given, source, prefix=f"{key}.")
     return {name: getattr(checked, name) for name in fields}
 
 

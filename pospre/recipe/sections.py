@@ -14,6 +14,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from pospre.recipe.ranges import Pair, ShareRange
 from pospre.schedules import DURATION
 
 
@@ -54,12 +55,6 @@ def _beta(pair: tuple[float, float]) -> tuple[float, float]:
     return pair
 
 
-def _share(pair: tuple[float, float]) -> tuple[float, float]:
-    if not 0 < pair[0] <= pair[1] <= 1:
-        raise PydanticCustomError("pair", "Input should be two numbers with 0 < low <= high <= 1")
-    return pair
-
-
 def _rising(pair: tuple[float, float]) -> tuple[float, float]:
     if not pair[0] < pair[1]:
         raise PydanticCustomError("pair", "Input should be auto, or two numbers with low < high")
@@ -91,7 +86,6 @@ Duration = Annotated[str, BeforeValidator(_duration)]
 PositiveDuration = Annotated[str, BeforeValidator(_positive_duration)]
 PositionKind = Literal["sincos", "learned", "none", "relative", "shared_relative"]
 Init = Literal["xavier", "trunc_normal", "deit", "dinov2", "beit"]
-Pair = Annotated[tuple[float, float], Field(strict=False)]
 Side = Annotated[int, Field(gt=0)]
 Size = Side | Annotated[tuple[Side, Side], Field(strict=False)]
 Rate = float | Annotated[tuple[float, ...], Field(strict=False)]
@@ -142,7 +136,7 @@ class View(Section):
 
     count: int = Field(default=1, gt=0)
     size: Size | None = Field(default=None, description="None: encoder.image_size")
-    scale: Annotated[Pair, AfterValidator(_share)] = (0.2, 1.0)
+    scale: ShareRange = (0.2, 1.0)
     ratio: Pair = (3 / 4, 4 / 3)
     flip_rate: float = Field(default=0.5, ge=0, le=1)
     interpolation: Literal["bicubic", "bilinear", "area"] = "bicubic"

@@ -79,5 +79,5 @@ def test_two_momenta_are_refused() -> None:
     for options in ({"momentum_start": 1.0}, {"momentum_start": 0.9, "momentum_end": 0.5}):
         with pytest.raises(UserError, match=r"ema_teacher: the teacher's momentum"):
             attach_ema_teacher(small_model(), **options)
-    with pytest.raises(UserError, match=r"ema_teacher.shape is 'round'"):
+    with pytest.raises(UserError, match=r"'ema_teacher.shape' is 'round'"):
         attach_ema_teacher(small_model(), shape="round")

@@ -77,11 +77,11 @@ def test_parameter_count_of_vit_small_with_the_published_decoder():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mask_ratio": 1.2}, r"mae.mask_ratio is 1.2"),
+        ({"mask_ratio": 1.2}, r"'mae.mask_ratio' is 1.2 .*less than 1"),
         ({"mask_ratio": 0.0}, "removes no patch to predict"),
         ({"mask_ratio": 0.99}, "leaves none of the 36 tokens visible"),
         ({"decoder_dim": 36, "decoder_heads": 5}, "mae.decoder_heads = 5 does not divide"),
-        ({"weight": -1.0}, "mae.weight is -1.0"),
+        ({"weight": -1.0}, "'mae.weight' is -1.0 .*greater than or equal to 0"),
     ],
 )
 def test_bad_options_are_refused_at_attachment(options, message):

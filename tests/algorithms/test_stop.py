@@ -274,12 +274,12 @@ def test_metrics_say_both_readings_of_sigma_and_what_is_traded() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"variant": "noisy"}, r"stop.variant is 'noisy'. Use one of masked, context"),
-        ({"noise_std": -0.1}, r"stop.noise_std is -0.1"),
-        ({"noise_std": float("nan")}, r"stop.noise_std is nan"),
+        ({"variant": "noisy"}, r"'stop.variant' is 'noisy' .*'masked', 'context'"),
+        ({"noise_std": -0.1}, r"'stop.noise_std' is -0.1"),
+        ({"noise_std": float("nan")}, r"'stop.noise_std' is nan"),
         ({"official": True, "variant": "both"}, r"stop.official = true reproduces"),
         ({"l1_weight": 1e-4}, r"stop.l1_weight = 0.0001 is for stop.variant = l1"),
-        ({"l1_weight": 0.0, "variant": "l1"}, r"stop.l1_weight is 0.0"),
+        ({"l1_weight": 0.0, "variant": "l1"}, r"'stop.l1_weight' is 0.0"),
     ],
 )
 def test_bad_options_are_refused_at_attachment(options: dict[str, Any], message: str) -> None:

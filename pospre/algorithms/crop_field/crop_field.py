@@ -7,9 +7,10 @@ object sizes, the boxes of an image are shrunk and moved together inside the fie
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from pospre import draws
@@ -30,6 +31,7 @@ from pospre.model.passes import EncoderPass
 from pospre.nn.encoder import Encoder
 from pospre.nn.interpolation import Interpolation
 from pospre.nn.masking import gather_tokens
+from pospre.recipe.ranges import ShareRange
 
 FieldKind = Literal["learned", "sincos"]
 BoxScale = Literal["beta", "uniform", "const", "fill"]
@@ -67,10 +69,10 @@ class CropField(PretrainAlgorithm):
     """
 
     field: FieldKind = "learned"
-    field_size: int | None = None
+    field_size: Annotated[int, Field(ge=2)] | None = None
     interpolation: Interpolation = "bicubic"
     box_scale: BoxScale = "beta"
-    scale_range: tuple[float, float] | None = None
+    scale_range: ShareRange | None = None
     enclose: Enclose = "all"
     flip_field: FlipField = "with_view"
 
@@ -108,14 +110,6 @@ class CropField(PretrainAlgorithm):
                 "algorithms.crop_field gives positions to the passes of other algorithms, and none "
                 "stands before it. Add a host (dinov2, ijepa, mae) or droppos, and list crop_field "
                 "after it."
-            )
-        if self._side < 2:
-            raise UserError(f"crop_field.field_size is {self._side}, but must be at least 2.")
-        low, high = self._scales
-        if not 0 < low <= high <= 1:
-            raise UserError(
-                f"crop_field.scale_range is {[low, high]}, but must hold "
-                "0 < low <= high <= 1. [0.2, 1.0] is published."
             )
         if self.enclose == "globals" and "global" not in model.views:
             raise UserError(

@@ -8,22 +8,30 @@ the same place (iBOT), and its class tokens are kept apart from one another (KoL
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
-from pospre.algorithms.dinov2.head import PrototypeHead, check_head
-from pospre.algorithms.dinov2.losses import cross_view_loss, koleo, patch_loss
+from pospre.algorithms.dinov2.head import PrototypeHead
+from pospre.algorithms.dinov2.losses import (
+    cross_view_entropy,
+    cross_view_loss,
+    koleo,
+    patch_loss,
+    soft_cross_entropy,
+)
 from pospre.algorithms.dinov2.masks import NUM_CROPS, CropMasking, masked_slots
 from pospre.algorithms.dinov2.targets import Centering, Targets
 from pospre.batch import Batch
 from pospre.errors import UserError
-from pospre.model.algorithm import PretrainAlgorithm, Progress, check_weight
+from pospre.model.algorithm import PretrainAlgorithm, Progress
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import EncoderPass, MaskedTokens
 from pospre.model.teacher import Frozen, Momentum
+from pospre.recipe.ranges import RatioRange, Share
 from pospre.schedules import linear
 
 MASK = "content_mask"
@@ -69,29 +77,29 @@ class DINOv2(PretrainAlgorithm):
         weight: factor of the three losses' sum in the total.
     """
 
-    num_prototypes: int = 65536
-    head_hidden: int = 2048
-    head_bottleneck: int = 256
-    head_layers: int = 3
+    num_prototypes: Annotated[int, Field(ge=2)] = 65536
+    head_hidden: PositiveInt = 2048
+    head_bottleneck: PositiveInt = 256
+    head_layers: PositiveInt = 3
     train_norm: bool = False
     separate_heads: bool = False
-    patch_head_bottleneck: int | None = None
-    dino_weight: float = 1.0
-    ibot_weight: float = 1.0
-    koleo_weight: float = 0.1
+    patch_head_bottleneck: PositiveInt | None = None
+    dino_weight: NonNegativeFloat = 1.0
+    ibot_weight: NonNegativeFloat = 1.0
+    koleo_weight: NonNegativeFloat = 0.1
     koleo_crops: Literal["both", "first"] = "both"
     centering: Centering = "sinkhorn"
-    student_temperature: float = 0.1
-    teacher_temperature_start: float = 0.04
-    teacher_temperature_end: float = 0.07
-    teacher_warmup: float = 0.3
-    freeze_epochs: int = 1
+    student_temperature: PositiveFloat = 0.1
+    teacher_temperature_start: PositiveFloat = 0.04
+    teacher_temperature_end: PositiveFloat = 0.07
+    teacher_warmup: Share = 0.3
+    freeze_epochs: NonNegativeInt = 1
     momentum_start: float | None = 0.992
     momentum_end: float = 1.0
-    mask_crop_rate: float = 0.5
-    mask_ratio: tuple[float, float] = (0.1, 0.5)
+    mask_crop_rate: Share = 0.5
+    mask_ratio: RatioRange = (0.1, 0.5)
     official: bool = False
-    weight: float = 1.0
+    weight: NonNegativeFloat = 1.0
 
     is_host: ClassVar[bool] = True
 
@@ -124,37 +132,19 @@ class DINOv2(PretrainAlgorithm):
         self.masking.check("dinov2")
         if int(math.prod(model.grid("global")) * self.mask_ratio[1]) < 1:
             raise UserError(f"dinov2.mask_ratio = {list(self.mask_ratio)} masks no patch.")
-        check_head(
-            "dinov2",
-            num_prototypes=self.num_prototypes,
-            hidden=self.head_hidden,
-            bottleneck=self.head_bottleneck,
-            layers=self.head_layers,
-        )
         self._check_patch_head()
-        check_weight("dinov2", self.weight)
         self._check_terms()
-        for side in ("student_temperature", "teacher_temperature_start", "teacher_temperature_end"):
-            if getattr(self, side) <= 0:
-                raise UserError(f"dinov2.{side} is {getattr(self, side)}, but must be positive.")
-        if not 0 <= self.teacher_warmup <= 1:
-            raise UserError(f"dinov2.teacher_warmup is {self.teacher_warmup}. Use 0 to 1.")
-        if self.freeze_epochs < 0:
-            raise UserError("dinov2.freeze_epochs must not be negative; 1 is published.")
 
     def _check_patch_head(self) -> None:
-        """Raise ``UserError`` for a width of the second head that cannot be, or without one."""
-        width = self.patch_head_bottleneck
-        if width is not None and (width < 1 or not self.separate_heads):
+        """Raise ``UserError`` for a width of the second head without one."""
+        if self.patch_head_bottleneck is not None and not self.separate_heads:
             raise UserError(
-                f"dinov2.patch_head_bottleneck is {width}, but must be at least 1, and is for "
+                f"dinov2.patch_head_bottleneck is {self.patch_head_bottleneck}, but is for "
                 "dinov2.separate_heads = true. Remove it, or set both."
             )
 
     def _check_terms(self) -> None:
         """Raise ``UserError`` for weights of the three losses that cannot be."""
-        for key in ("dino_weight", "ibot_weight", "koleo_weight"):
-            check_weight("dinov2", getattr(self, key), key)
         # without masked crops there are no patches to match
         if not (self.dino_weight or self.koleo_weight or self.ibot_weight * self.mask_crop_rate):
             raise UserError(
@@ -229,7 +219,12 @@ class PrototypeMatching(Objective):
         return pairs
 
     def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
-        """Return the losses ``dino``, ``ibot`` and ``koleo``, and what ``metrics`` logs."""
+        """Return the cross-entropy of every prediction with its target, and the class tokens.
+
+        ``class_entropy`` (B, S) of all crops; ``patch_entropy`` and ``patch_weight`` of the masked
+        patches; ``classes`` (B, 2, D) of the global crops; what ``metrics`` logs. Predictions over
+        K prototypes and their targets are far too large to be kept until the loss.
+        """
         masked = batch[MASK_KEY]
         bounds = self.options.masking.bounds(len(masked), masked.shape[-1])
         slots = masked_slots(masked, max(sum(bounds), 1))  # padding alone where nothing is masked
@@ -251,12 +246,11 @@ class PrototypeMatching(Objective):
             targets = targets.unflatten(0, (-1, NUM_CROPS))
             patch_targets = self.patch_targets(patch_targets, self.temperature, slots.weight)
         temperature = self.options.student_temperature
-        num_crops = NUM_CROPS * len(masked)
-        spread = classes if self.options.koleo_crops == "both" else classes[:, :1]
         return {
-            "dino": cross_view_loss(class_logits, targets, temperature),
-            "ibot": patch_loss(patch_logits, patch_targets, slots.weight, num_crops, temperature),
-            "koleo": torch.stack([koleo(crop) for crop in spread.unbind(1)]).sum(),
+            "class_entropy": cross_view_entropy(class_logits, targets, temperature),
+            "patch_entropy": soft_cross_entropy(patch_logits, patch_targets, temperature),
+            "patch_weight": slots.weight,
+            "classes": crops[:, :NUM_CROPS],
             **_measures(class_logits, targets),
         }
 
@@ -282,16 +276,28 @@ class PrototypeMatching(Objective):
 
     def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
         """Return the weighted sum of the three losses."""
-        options = self.options
+        options, terms = self.options, self._terms(outputs)
         return (
-            options.dino_weight * outputs["dino"]
-            + options.ibot_weight * outputs["ibot"]
-            + options.koleo_weight * outputs["koleo"]
+            options.dino_weight * terms["dino"]
+            + options.ibot_weight * terms["ibot"]
+            + options.koleo_weight * terms["koleo"]
         )
 
+    def _terms(self, outputs: Outputs) -> Outputs:
+        """Return the three losses before their weights."""
+        classes, weights = outputs["classes"], outputs["patch_weight"]
+        spread = classes if self.options.koleo_crops == "both" else classes[:, :1]
+        return {
+            "dino": cross_view_loss(outputs["class_entropy"]),
+            "ibot": patch_loss(outputs["patch_entropy"], weights, NUM_CROPS * len(classes)),
+            "koleo": torch.stack([koleo(crop) for crop in spread.unbind(1)]).sum(),
+        }
+
+    @torch.no_grad()
     def metrics(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
         """Return the three losses before their weights, and how the class targets look."""
-        return {name: value.detach() for name, value in outputs.items()}
+        measured = {name: outputs[name] for name in ("agreement", "entropy")}
+        return {**self._terms(outputs), **measured}
 
 
 def prototype_head(

@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pospre.errors import UserError
 from pospre.nn.weights import init_trunc_normal
 
 
@@ -66,17 +65,3 @@ class PrototypeHead(nn.Module):
         """Return the logits (..., K) of tokens (..., D)."""
         # autocast would let a norm of half precision through, where 1e-12 is zero
         return self.last(F.normalize(self.mlp(tokens).float(), dim=-1, eps=1e-12))
-
-
-def check_head(
-    owner: str, *, num_prototypes: int, hidden: int, bottleneck: int, layers: int
-) -> None:
-    """Raise ``UserError`` naming the algorithm ``owner`` for a head that cannot be."""
-    if num_prototypes < 2:
-        raise UserError(
-            f"{owner}.num_prototypes is {num_prototypes}, but must be at least 2. "
-            "65536 is usual on ImageNet, 256 to 4096 on small data."
-        )
-    for key, value in (("hidden", hidden), ("bottleneck", bottleneck), ("layers", layers)):
-        if value < 1:
-            raise UserError(f"{owner}.head_{key} is {value}, but must be at least 1.")

@@ -5,14 +5,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def soft_cross_entropy(student_logits: Tensor, targets: Tensor, temperature: float = 0.1) -> Tensor:
+def soft_cross_entropy(student_logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
     """Return −Σ_k t·log softmax(s / temperature), float32 (...,), of logits, targets (..., K)."""
     log_prob = F.log_softmax(student_logits.float() / temperature, dim=-1)
     return -(targets * log_prob).sum(-1)
 
 
-def cross_view_loss(student_BSK: Tensor, targets_B2K: Tensor, temperature: float = 0.1) -> Tensor:
-    """Return DINO's loss: every crop against every global crop that it is not, a scalar mean.
+def cross_view_entropy(student_BSK: Tensor, targets_B2K: Tensor, temperature: float) -> Tensor:
+    """Return what each crop's prediction costs on the global crops that it is not: (B, S).
 
     Args:
         student_BSK: the student's logits of both global crops, then of the local crops.
@@ -23,30 +23,26 @@ def cross_view_loss(student_BSK: Tensor, targets_B2K: Tensor, temperature: float
     # cross-entropy is linear in the target: a local crop meets the sum of both targets once
     local = targets_B2K.sum(1, keepdim=True).expand(-1, num_local, -1)
     targets = torch.cat([targets_B2K.flip(1), local], dim=1)
-    cross_entropy = soft_cross_entropy(student_BSK, targets, temperature)
-    return cross_entropy.mean(0).sum() / (2 + 2 * num_local)
+    return soft_cross_entropy(student_BSK, targets, temperature)
 
 
-def patch_loss(
-    student_SK: Tensor,
-    targets_SK: Tensor,
-    weights_S: Tensor,
-    num_crops: int,
-    temperature: float = 0.1,
-) -> Tensor:
+def cross_view_loss(cross_entropy_BS: Tensor) -> Tensor:
+    """Return DINO's loss: the mean over all pairs of a crop and a global crop that it is not."""
+    num_local = cross_entropy_BS.shape[1] - 2
+    return cross_entropy_BS.mean(0).sum() / (2 + 2 * num_local)
+
+
+def patch_loss(cross_entropy_S: Tensor, weights_S: Tensor, num_crops: int) -> Tensor:
     """Return iBOT's loss: per crop the mean over its masked patches, then the mean over crops.
 
     Crops without masked patches count in that mean, as in the published code.
 
     Args:
-        student_SK: the student's logits of the masked patches.
-        targets_SK: the teacher's targets of the same patches.
+        cross_entropy_S: of the masked patches.
         weights_S: 1 / the number of masked patches of the patch's crop; 0 for padding.
         num_crops: all crops, masked or not.
-        temperature: the student's.
     """
-    cross_entropy = soft_cross_entropy(student_SK, targets_SK, temperature)
-    return (weights_S * cross_entropy).sum() / num_crops
+    return (weights_S * cross_entropy_S).sum() / num_crops
 
 
 def koleo(features_BD: Tensor) -> Tensor:

@@ -51,15 +51,7 @@ class CropMasking:
     stratified: bool = False
 
     def check(self, owner: str) -> None:
-        """Raise ``UserError`` naming the algorithm ``owner`` for shares that cannot be."""
-        low, high = self.ratio
-        if not 0 <= low <= high < 1 or high == 0:
-            raise UserError(
-                f"{owner}.mask_ratio is {list(self.ratio)}, but must hold 0 <= low <= high < 1 "
-                "with high above 0. [0.1, 0.5] is published."
-            )
-        if not 0 <= self.crop_rate <= 1:
-            raise UserError(f"{owner}.mask_crop_rate is {self.crop_rate}. Use 0.5, 1.0, or 0.0.")
+        """Raise ``UserError`` naming the algorithm ``owner`` for a rate that no sample can have."""
         if not self.stratified and self.crop_rate not in (0.0, 0.5, 1.0):
             raise UserError(
                 f"{owner}.mask_crop_rate = {self.crop_rate} masks no whole number of an image's "

@@ -4,7 +4,6 @@ Every sample draws whole layouts several times over and keeps the first that lea
 so that shapes are constant and nothing waits for the device.
 """
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -196,7 +195,6 @@ def _official_size(
 
 def check_blocks(blocks: Blocks, owner: str, *, official: bool) -> None:
     """Raise ``UserError`` for masks that cannot be, or that hardly any layout leaves room for."""
-    _check_ranges(blocks, owner)
     where = f"on a grid of {blocks.grid[0]}×{blocks.grid[1]} tokens"
     if official:
         share = torch.linspace(0, 1, 1001, dtype=torch.float64, device="cpu")
@@ -218,12 +216,12 @@ def check_blocks(blocks: Blocks, owner: str, *, official: bool) -> None:
             f"{owner}.target_scale = {list(blocks.target_scale)} leaves target blocks without a "
             f"token {where}. Use a finer grid (smaller patch, larger image), or a larger scale."
         )
-    if not 1 <= blocks.target_tokens <= smallest:
+    if blocks.target_tokens > smallest:
         raise UserError(
             f"{owner}.target_tokens is {blocks.target_tokens}, but must be from 1 to {smallest}, "
             f"the size of the smallest target block {where}."
         )
-    if not 1 <= blocks.context_tokens <= blocks.num_tokens - blocks.target_tokens:
+    if blocks.context_tokens > blocks.num_tokens - blocks.target_tokens:
         raise UserError(
             f"{owner}.context_tokens is {blocks.context_tokens}, but must be from 1 to less than "
             f"{blocks.num_tokens}, less the targets, {where}. A quarter is the usual choice."
@@ -236,18 +234,3 @@ def check_blocks(blocks: Blocks, owner: str, *, official: bool) -> None:
             f"leave in {crowded:.0%} of the samples, however often they are drawn, {where}. "
             "A quarter of the tokens is the usual choice."
         )
-
-
-def _check_ranges(blocks: Blocks, owner: str) -> None:
-    if blocks.num_targets < 1:
-        raise UserError(f"{owner}.num_targets is {blocks.num_targets}, but must be at least 1.")
-    for name, (low, high), most in (
-        ("target_scale", blocks.target_scale, 1.0),
-        ("target_ratio", blocks.target_ratio, math.inf),
-        ("context_scale", blocks.context_scale, 1.0),
-    ):
-        if not 0 < low <= high <= most:
-            limit = "" if most == math.inf else " <= 1"
-            raise UserError(
-                f"{owner}.{name} is {[low, high]}, but must be two numbers 0 < low <= high{limit}."
-            )

@@ -11,25 +11,27 @@ from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 
 from pospre import draws
 from pospre.algorithms.ijepa.blocks import Blocks, check_blocks, draw_blocks, draw_official
-from pospre.algorithms.ijepa.predictor import Predictor, check_predictor, gather_blocks
+from pospre.algorithms.ijepa.predictor import Predictor, gather_blocks
 from pospre.batch import EPOCH, INDEX, Batch
 from pospre.errors import UserError
 from pospre.model.algorithm import (
     PretrainAlgorithm,
-    check_weight,
     require_one_view,
 )
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import EncoderPass
 from pospre.model.teacher import Momentum
+from pospre.nn.decoder import check_heads
 from pospre.nn.encoder import Encoder
 from pospre.nn.masking import slot_mask
 from pospre.nn.weights import init_trunc_normal
+from pospre.recipe.ranges import PositiveRange, ShareRange, Width
 
 Loss = Literal["smooth_l1", "l2"]
 
@@ -64,21 +66,21 @@ class IJEPA(PretrainAlgorithm):
         weight: factor of this loss in the total.
     """
 
-    num_targets: int = 4
-    target_scale: tuple[float, float] = (0.15, 0.2)
-    target_ratio: tuple[float, float] = (0.75, 1.5)
-    context_scale: tuple[float, float] = (0.85, 1.0)
-    target_tokens: int | None = None
-    context_tokens: int | None = None
-    predictor_dim: int = 384
-    predictor_depth: int = 6
-    predictor_heads: int | None = None
+    num_targets: PositiveInt = 4
+    target_scale: ShareRange = (0.15, 0.2)
+    target_ratio: PositiveRange = (0.75, 1.5)
+    context_scale: ShareRange = (0.85, 1.0)
+    target_tokens: PositiveInt | None = None
+    context_tokens: PositiveInt | None = None
+    predictor_dim: Width = 384
+    predictor_depth: PositiveInt = 6
+    predictor_heads: PositiveInt | None = None
     loss: Loss = "smooth_l1"
     momentum_start: float | None = 0.996
     momentum_end: float = 1.0
     momentum_shape: Literal["linear", "cosine", "constant"] = "linear"
     official: bool = False
-    weight: float = 1.0
+    weight: NonNegativeFloat = 1.0
 
     is_host: ClassVar[bool] = True
 
@@ -99,8 +101,7 @@ class IJEPA(PretrainAlgorithm):
 
     def _check(self, encoder: Encoder) -> None:
         """Raise ``UserError`` for options that cannot work together."""
-        check_predictor("ijepa", self.predictor_dim, self.predictor_depth, self.heads(encoder))
-        check_weight("ijepa", self.weight)
+        check_heads("ijepa", "predictor", self.predictor_dim, self.heads(encoder))
         if self.official and (self.target_tokens, self.context_tokens) != (None, None):
             raise UserError(
                 "ijepa.official = true takes the counts of each batch. Remove ijepa.target_tokens "

@@ -5,27 +5,10 @@ from timm.layers import LayerNorm
 from torch import Tensor, nn
 
 from pospre.batch import Batch
-from pospre.errors import UserError
 from pospre.nn.decoder import decoder_blocks
 from pospre.nn.masking import gather_tokens
 from pospre.nn.positions import decoder_positions, sincos_positions
 from pospre.nn.weights import init_trunc_normal
-
-
-def check_predictor(owner: str, dim: int, depth: int, num_heads: int) -> None:
-    """Raise ``UserError`` for a predictor that cannot be; ``owner`` is its algorithm's name."""
-    if depth < 1:
-        raise UserError(
-            f"{owner}.predictor_depth is {depth}, but must be at least 1: without a block the "
-            "targets would not see the context."
-        )
-    if dim < 4 or dim % 4:
-        raise UserError(f"{owner}.predictor_dim is {dim}, but must be a multiple of 4.")
-    if num_heads < 1 or dim % num_heads:
-        raise UserError(
-            f"{owner}.predictor_heads = {num_heads} does not divide {owner}.predictor_dim = {dim}. "
-            "Choose a width that is a multiple of the number of heads."
-        )
 
 
 class PredictorTokens(nn.Module):

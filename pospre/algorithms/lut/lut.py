@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from composer.utils import dist
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from pospre import draws
@@ -19,7 +20,6 @@ from pospre.batch import EPOCH, INDEX, Batch, box_key, flip_key, image_key
 from pospre.errors import UserError
 from pospre.model.algorithm import (
     PretrainAlgorithm,
-    check_weight,
     require_one_view,
 )
 from pospre.model.model import PretrainModel
@@ -29,6 +29,7 @@ from pospre.model.teacher import Frozen, Momentum
 from pospre.nn.encoder import Encoder
 from pospre.nn.masking import gather_tokens, num_kept, random_masking, slot_mask
 from pospre.nn.weights import init_weights
+from pospre.recipe.ranges import Ratio
 
 Supervision = Literal["context", "tokens", "both"]
 Distance = Literal["cosine", "infonce", "smooth_l1"]
@@ -75,12 +76,12 @@ class LUT(PretrainAlgorithm):
     pool: Literal["patches", "class_token"] = "patches"
     steer: Literal["unmasked", "both"] = "unmasked"
     distance: Distance = "cosine"
-    temperature: float = 0.2
-    target_mask_ratio: float = 0.0
-    hidden_dim: int = 4096
+    temperature: PositiveFloat = 0.2
+    target_mask_ratio: Ratio = 0.0
+    hidden_dim: PositiveInt = 4096
     momentum_start: float | None = 0.996
     momentum_end: float = 1.0
-    weight: float = 0.25
+    weight: NonNegativeFloat = 0.25
 
     def attach(self, model: PretrainModel) -> None:
         """Add the teacher, the passes and the heads; a no-op if they are there."""
@@ -169,11 +170,6 @@ class LUT(PretrainAlgorithm):
         """Raise ``UserError`` for options that cannot work together."""
         require_one_view(model, "lut", "view")
         require_one_view(model, "lut", "second")
-        check_weight("lut", self.weight)
-        if self.hidden_dim < 1:
-            raise UserError(f"lut.hidden_dim is {self.hidden_dim}, but must be at least 1.")
-        if self.temperature <= 0:
-            raise UserError(f"lut.temperature is {self.temperature}, but must be positive.")
         num_kept(model.encoder.num_patches, self.target_mask_ratio, key="lut.target_mask_ratio")
         if self.target_mask_ratio and self._same_crop:
             raise UserError(

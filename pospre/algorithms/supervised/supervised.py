@@ -6,9 +6,10 @@ The recipes of DeiT (Touvron et al. 2021, arXiv 2012.12877) and of MAE's fine-tu
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch.nn.functional as F
+from pydantic import Field, NonNegativeFloat
 from timm.layers import LayerNorm
 from torch import Tensor, nn
 
@@ -18,7 +19,6 @@ from pospre.batch import EPOCH, INDEX, LABEL, Batch
 from pospre.errors import UserError
 from pospre.model.algorithm import (
     PretrainAlgorithm,
-    check_weight,
     require_one_view,
 )
 from pospre.model.model import PretrainModel
@@ -27,6 +27,7 @@ from pospre.model.passes import EncoderPass
 from pospre.model.teacher import Frozen
 from pospre.nn.encoder import Encoder
 from pospre.nn.masking import num_kept, visible_patches
+from pospre.recipe.ranges import Ratio, Share
 
 Pooling = Literal["cls", "mean"]
 
@@ -57,17 +58,17 @@ class Supervised(PretrainAlgorithm):
         weight: factor of this loss in the total.
     """
 
-    num_classes: int | None = None
+    num_classes: Annotated[int, Field(ge=2)] | None = None
     pooling: Pooling = "cls"
     loss: Literal["ce", "bce"] = "ce"
-    label_smoothing: float = 0.0
-    mixup: float = 0.0
-    cutmix: float = 0.0
-    mix_rate: float = 1.0
-    switch_rate: float = 0.5
-    head_init: float = 0.02
-    mask_ratio: float = 0.0
-    weight: float = 1.0
+    label_smoothing: Share = 0.0
+    mixup: NonNegativeFloat = 0.0
+    cutmix: NonNegativeFloat = 0.0
+    mix_rate: Share = 1.0
+    switch_rate: Share = 0.5
+    head_init: NonNegativeFloat = 0.02
+    mask_ratio: Ratio = 0.0
+    weight: NonNegativeFloat = 1.0
 
     is_host: ClassVar[bool] = True
     takes_merged_patches: ClassVar[bool] = True
@@ -119,7 +120,6 @@ class Supervised(PretrainAlgorithm):
 
     def _check(self, model: PretrainModel) -> None:
         """Raise ``UserError`` for options that cannot work."""
-        check_weight("supervised", self.weight)
         require_one_view(model, "supervised", "view")
         num_kept(model.encoder.num_patches, self.mask_ratio, key="supervised.mask_ratio")
         if self.mask_ratio and model.encoder.patches_per_token > 1:
@@ -127,19 +127,10 @@ class Supervised(PretrainAlgorithm):
                 f"supervised.mask_ratio is {self.mask_ratio}, but swin_tiny is trained on whole "
                 "images here. Set it to 0."
             )
-        if self.num_classes is None or self.num_classes < 2:
-            raise UserError(
-                f"supervised.num_classes is {self.num_classes}; give the number of classes, 2 or "
-                "more."
-            )
+        if self.num_classes is None:
+            raise UserError("supervised.num_classes is None; give the number of classes.")
         if self.pooling == "cls" and not model.encoder.has_class_token:
             raise UserError("supervised.pooling = cls, but encoder.class_token is false. Use mean.")
-        for key in ("label_smoothing", "mix_rate", "switch_rate"):
-            if not 0 <= getattr(self, key) <= 1:
-                raise UserError(f"supervised.{key} is {getattr(self, key)}; give 0 to 1.")
-        for key in ("mixup", "cutmix", "head_init"):
-            if getattr(self, key) < 0:
-                raise UserError(f"supervised.{key} is {getattr(self, key)}; give 0 or more.")
         if self.loss == "bce" and self.label_smoothing:
             raise UserError("supervised.label_smoothing is for loss: ce; set it to 0 with bce.")
 

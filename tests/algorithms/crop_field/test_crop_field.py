@@ -204,10 +204,13 @@ def test_without_other_tokens_the_table_does_not_learn():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"field_size": 1}, r"crop_field.field_size is 1"),
-        ({"scale_range": (0.0, 1.0)}, r"crop_field.scale_range is \[0.0, 1.0\]"),
-        ({"scale_range": (0.2, math.inf)}, r"crop_field.scale_range is \(0.2, inf\), .*finite"),
-        ({"box_scale": "beat"}, r"crop_field.box_scale is 'beat'. Use one of beta"),
+        ({"field_size": 1}, r"'crop_field.field_size' is 1 .*greater than or equal to 2"),
+        (
+            {"scale_range": (0.0, 1.0)},
+            r"'crop_field.scale_range' is \(0.0, 1.0\) .*0 < low",
+        ),
+        ({"scale_range": (0.2, math.inf)}, r"'crop_field.scale_range.1' is inf .*finite"),
+        ({"box_scale": "beat"}, r"'crop_field.box_scale' is 'beat' .*'beta'"),
         ({"enclose": "globals"}, r"no group 'global' \(only view\)"),
         (
             {"field": "sincos", "field_size": 9},

@@ -6,8 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pospre.algorithms.dinov2.head import PrototypeHead, check_head
-from pospre.errors import UserError
+from pospre.algorithms.dinov2.head import PrototypeHead
 
 
 def small_head(**options):
@@ -66,17 +65,3 @@ def test_a_copy_and_a_compiled_head_give_the_same(whole_graph):
     torch.testing.assert_close(compiled(tokens), expected)
     names = set(head.state_dict())
     assert {"last.weight", "last.scale"} == {name for name in names if name.startswith("last")}
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"num_prototypes": 1}, r"dinov2.num_prototypes is 1, but must be at least 2"),
-        ({"bottleneck": 0}, r"dinov2.head_bottleneck is 0"),
-        ({"layers": 0}, r"dinov2.head_layers is 0"),
-    ],
-)
-def test_heads_that_cannot_be_are_refused(change, message):
-    options = {"num_prototypes": 8, "hidden": 4, "bottleneck": 4, "layers": 3} | change
-    with pytest.raises(UserError, match=message):
-        check_head("dinov2", **options)

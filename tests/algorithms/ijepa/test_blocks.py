@@ -130,15 +130,9 @@ def test_published_redraws_relax_the_last_targets_first() -> None:
     ("change", "message"),
     [
         ({"target_tokens": 30}, r"ijepa.target_tokens is 30, but must be from 1 to 29"),
-        ({"target_tokens": 0}, r"ijepa.target_tokens is 0"),
         ({"grid": (2, 2)}, r"ijepa.target_scale = \[0.15, 0.2\] leaves target blocks without"),
-        ({"context_tokens": 0}, r"ijepa.context_tokens is 0"),
         ({"context_tokens": 120}, r"ijepa.context_tokens = 120 is more than the target blocks"),
         ({"context_tokens": 190}, r"ijepa.context_tokens is 190"),
-        ({"num_targets": 0}, r"ijepa.num_targets is 0"),
-        ({"target_scale": (0.2, 0.1)}, r"ijepa.target_scale is \[0.2, 0.1\]"),
-        ({"target_ratio": (0.0, 1.0)}, r"ijepa.target_ratio is \[0.0, 1.0\]"),
-        ({"context_scale": (0.5, 1.2)}, r"ijepa.context_scale is \[0.5, 1.2\]"),
     ],
 )
 def test_impossible_masks_are_refused(change: dict[str, object], message: str) -> None:

@@ -141,13 +141,13 @@ def test_a_position_algorithm_joins_where_patches_are_removed() -> None:
     ("options", "message"),
     [
         ({"num_classes": None}, r"supervised.num_classes is None"),
-        ({"num_classes": 1}, r"supervised.num_classes is 1"),
-        ({"pooling": "max"}, r"supervised.pooling is 'max'"),
-        ({"mixup": -1.0}, r"supervised.mixup is -1.0; give 0 or more"),
-        ({"mix_rate": 1.5}, r"supervised.mix_rate is 1.5; give 0 to 1"),
+        ({"num_classes": 1}, r"'supervised.num_classes' is 1 "),
+        ({"pooling": "max"}, r"'supervised.pooling' is 'max' .*'cls' or 'mean'"),
+        ({"mixup": -1.0}, r"'supervised.mixup' is -1.0 .*greater than or equal to 0"),
+        ({"mix_rate": 1.5}, r"'supervised.mix_rate' is 1.5 .*less than or equal to 1"),
         ({"loss": "bce", "label_smoothing": 0.1}, r"label_smoothing is for loss: ce"),
-        ({"mask_ratio": 1.0}, r"supervised.mask_ratio is 1.0"),
-        ({"weight": -1.0}, r"supervised.weight is -1.0"),
+        ({"mask_ratio": 1.0}, r"'supervised.mask_ratio' is 1.0"),
+        ({"weight": -1.0}, r"'supervised.weight' is -1.0"),
     ],
 )
 def test_bad_options(options: dict[str, Any], message: str) -> None:
