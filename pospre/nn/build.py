@@ -6,7 +6,7 @@ from pospre.errors import UserError, suggestion
 from pospre.nn.encoder import Encoder
 from pospre.nn.sizes import SIZES
 from pospre.nn.swin.encoder import SWIN, SWIN_NEEDS, build_swin
-from pospre.recipe.sections import Init, PositionKind
+from pospre.recipe.values import Init, PositionKind
 
 
 def build_encoder(

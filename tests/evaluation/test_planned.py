@@ -1,6 +1,7 @@
 """What a recipe's ``evaluation`` section asks for, once training is done."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,8 +43,8 @@ def test_the_newest_whole_checkpoint_is_read_once_for_all(
     monkeypatch.setattr(planned, "open_newest", open_newest)
     monkeypatch.setattr(planned, "model_of", lambda checkpoint, weights: ("model", weights))
     monkeypatch.setattr(planned, "run_evaluation", run_evaluation)
-    monkeypatch.setattr(planned, "evaluation_module", lambda name: pytest)
-    monkeypatch.setattr(pytest, "table", lambda results: f"top1 {results['top1']}", raising=False)
+    module = SimpleNamespace(table=lambda results: f"top1 {results['top1']}")
+    monkeypatch.setattr(planned, "evaluation_module", lambda name: module)
     (failure,) = planned.run_evaluations(recipe, again=False)
     assert str(failure) == "no labels" and capsys.readouterr().out == "top1 0.5\n"
     assert reads == [[str(tmp_path / "run" / "checkpoints")]]
