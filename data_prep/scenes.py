@@ -18,7 +18,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from data_prep.distribute.processes import ordered_map
-from data_prep.publish.staging import replace_folder, staging_folder
+from data_prep.publish.atomic import replace_folder, staging_folder
 from pospre.data.cores import available_cores
 from pospre.errors import UserError, run_command
 
@@ -106,14 +106,6 @@ def run_lengths(mask: ndarray) -> dict[str, Any]:
     changes = np.flatnonzero(np.diff(flat, prepend=np.int8(0)))
     counts = np.diff(np.concatenate([[0], changes, [flat.size]]))
     return {"size": list(mask.shape), "counts": [int(count) for count in counts]}
-
-
-def mask_from_run_lengths(encoded: dict[str, Any]) -> ndarray:
-    """Decode what ``run_lengths`` made: uint8 (H, W)."""
-    height, width = encoded["size"]
-    values = np.arange(len(encoded["counts"])) % 2
-    flat = np.repeat(values, encoded["counts"]).astype(np.uint8)
-    return flat.reshape(width, height).T
 
 
 def _is_complete(destination: Path, settings: Settings, overwrite: bool) -> bool:
