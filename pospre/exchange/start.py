@@ -43,7 +43,7 @@ class Source(NamedTuple):
     positions: str | None = None
 
 
-def start_from(model: PretrainModel, uri: str, which: Weights = "student") -> str:
+def load_weights(model: PretrainModel, uri: str, which: Weights = "student") -> str:
     """Load an encoder's weights into ``model`` and into the teachers that follow it.
 
     Args:
@@ -137,8 +137,8 @@ def _local_copy(uri: str) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="pospre-") as folder:
         target = Path(folder) / uri.rpartition("/")[2]
-        with Bucket(uri) as bucket:
-            bucket.fetch(target)
+        with Bucket(uri) as bucket, target.open("wb") as file:
+            bucket.download(file)
         yield target
 
 
