@@ -21,12 +21,7 @@ from pospre.model.algorithm import PretrainAlgorithm, Progress
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Outputs
 from pospre.model.passes import EncoderPass
-from pospre.model.position_task import (
-    Distance,
-    PositionObjective,
-    check_temperature,
-    weighted_mean,
-)
+from pospre.model.position_task import Distance, PositionObjective, check_temperature, weighted_mean
 from pospre.nn.encoder import Encoder
 from pospre.nn.masking import slot_mask
 from pospre.nn.positions import sincos_table

@@ -19,10 +19,7 @@ from pospre.algorithms.ijepa.blocks import Blocks, check_blocks, draw_blocks, dr
 from pospre.algorithms.ijepa.predictor import Predictor, gather_blocks
 from pospre.batch import EPOCH, INDEX, Batch
 from pospre.errors import UserError
-from pospre.model.algorithm import (
-    PretrainAlgorithm,
-    require_one_view,
-)
+from pospre.model.algorithm import PretrainAlgorithm, require_one_view
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import EncoderPass

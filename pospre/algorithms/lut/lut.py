@@ -18,10 +18,7 @@ from pospre import draws
 from pospre.algorithms.lut.projector import Projector
 from pospre.batch import EPOCH, INDEX, Batch, box_key, flip_key, image_key
 from pospre.errors import UserError
-from pospre.model.algorithm import (
-    PretrainAlgorithm,
-    require_one_view,
-)
+from pospre.model.algorithm import PretrainAlgorithm, require_one_view
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import EncoderPass

@@ -17,10 +17,7 @@ from pospre import draws
 from pospre.algorithms.supervised.mixing import Mix, draw_mix, mix_pixels
 from pospre.batch import EPOCH, INDEX, LABEL, Batch
 from pospre.errors import UserError
-from pospre.model.algorithm import (
-    PretrainAlgorithm,
-    require_one_view,
-)
+from pospre.model.algorithm import PretrainAlgorithm, require_one_view
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import EncoderPass
