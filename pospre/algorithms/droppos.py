@@ -226,7 +226,7 @@ class DropPos(PretrainAlgorithm):
         if self._host(model) is None:
             kept = num_kept(model.encoder.num_patches, self._ratio)
             model.registry.claim("view/keep", "droppos", count=kept)
-            model.registry.claim("view/removed", "droppos")
+            model.registry.claim("view/removed", "droppos", shuffled=True)
             model.registry.add_pass("student", "droppos", EncoderPass(keep="view/keep"))
         for key in ("droppos/order", "droppos/shown"):
             model.registry.claim(key, "droppos")

@@ -30,6 +30,116 @@ from pospre.recipe.ranges import Ratio
 from pospre.schedules import linear
 
 
+def num_context(num_patches: int, mask_ratio: float) -> int:
+    """Return how many patches give keys and values: ``N − int(N·η)``."""
+    return num_patches - int(num_patches * mask_ratio)
+
+
+def num_told(num_patches: int, position_rate: float, *, count_shown: bool) -> int:
+    """Return how many patches are told their position: N·rate, rounded.
+
+    Raises:
+        UserError: the rate is positive but shows none, or leaves none to ask.
+    """
+    key = f"mp3.position_rate = {position_rate}"
+    told = round(num_patches * position_rate)
+    if position_rate > 0 and told == 0:
+        raise UserError(
+            f"{key} tells none of {num_patches} patches its position. "
+            f"Use at least {1 / num_patches:.4f}, or 0."
+        )
+    if told == num_patches and not count_shown:
+        raise UserError(f"{key} tells all {num_patches} patches their position: none is left.")
+    return told
+
+
+def draw_patches(batch: Batch, patches: int, count: int, seed: int, purpose: str) -> Tensor:
+    """Return ``count`` of the patches of every view, all equally likely: int64 (B, V, count).
+
+    A plain prefix of a random permutation. The paper's pseudo-code indexes the permutation with
+    itself, which prefers the first patches, and takes N·η patches where its text takes N·(1−η).
+    """
+    keys = view_keys(batch, batch[image_key()].shape[1], seed, purpose)
+    return draws.permutation(keys, patches)[..., :count]
+
+
+def draw_shown(batch: Batch, patches: int, count: int, seed: int) -> Tensor:
+    """Return which ``count`` patches of every view are told their position: bool (B, V, N)."""
+    told = draw_patches(batch, patches, count, seed, "mp3/positions")
+    return slot_mask(told.flatten(0, 1), patches).unflatten(0, told.shape[:2])
+
+
+class ShownPositions(nn.Module):
+    """Adds the sin-cos position of the ``count`` patches that are told theirs, and of no others."""
+
+    def __init__(self, encoder: Encoder, count: int) -> None:
+        super().__init__()
+        self.count = count
+        self.table_ND: Tensor
+        table = sincos_table(encoder.embed_dim, *encoder.grid)
+        self.register_buffer("table_ND", table, persistent=False)
+
+    def forward(self, position_BKD: Tensor, batch: Batch, where: EncoderPass) -> Tensor:
+        """Return the positions (B·V, N, D) to add."""
+        shown = per_row(batch["mp3/shown"], len(position_BKD)).unsqueeze(-1)
+        return position_BKD + shown * self.table_ND
+
+
+class PatchPositions(PositionObjective):
+    """The linear head over patch tokens, and its cross-entropy."""
+
+    def __init__(self, encoder: Encoder, options: "MP3") -> None:
+        super().__init__(
+            encoder,
+            sigma=options.sigma_start,
+            distance=options.distance,
+            temperature=options.temperature,
+        )
+        self.weight, self.count_shown = options.weight, options.count_shown
+        self.predict = nn.Linear(encoder.embed_dim, encoder.num_patches)
+        init_trunc_normal(self)
+
+    def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
+        """Return ``logits`` (B·V, N, N), and ``affinity`` (B·V, N) with attentive weights."""
+        outputs = {"logits": self.predict(passes["student"][:, self.num_prefix :])}
+        if "affinity" in passes:
+            outputs["affinity"] = self.attentive_weights(passes["affinity"])
+        return outputs
+
+    def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
+        """Return the mean cross-entropy over all patches that count, in the context or not."""
+        log_prob = F.log_softmax(outputs["logits"].float(), dim=-1)
+        cross_entropy = -(self.targets() * log_prob).sum(-1)
+        weights = self._counting(outputs, batch).float()
+        if "affinity" in outputs:
+            weights = weights * outputs["affinity"]
+        return weighted_mean(cross_entropy, weights)
+
+    def metrics(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
+        """Return the top-1 ``accuracy``, also of the context and of the other patches alone."""
+        logits = outputs["logits"].detach()
+        rows, patches, _ = logits.shape
+        hit = logits.argmax(-1) == torch.arange(patches, device=logits.device)
+        counting = self._counting(outputs, batch)
+        accuracies = {"accuracy": _share(hit, counting)}
+        if "mp3/context" in batch:
+            context = slot_mask(per_row(batch["mp3/context"], rows), patches)
+            accuracies["context_accuracy"] = _share(hit, counting & context)
+            accuracies["masked_accuracy"] = _share(hit, counting & ~context)
+        return accuracies
+
+    def _counting(self, outputs: Outputs, batch: Batch) -> Tensor:
+        """Return bool (B·V, N): the patches that count in loss and accuracy."""
+        logits = outputs["logits"]
+        if self.count_shown or "mp3/shown" not in batch:
+            return torch.ones(logits.shape[:2], dtype=torch.bool, device=logits.device)
+        return ~per_row(batch["mp3/shown"], len(logits))
+
+
+def _share(hit: Tensor, among: Tensor) -> Tensor:
+    return (hit & among).sum() / among.sum().clamp_min(1)
+
+
 @dataclass(kw_only=True, eq=False)
 class MP3(PretrainAlgorithm):
     """Predict the positions of all patches from the content of some; needs no host and takes none.
@@ -105,147 +215,6 @@ class MP3(PretrainAlgorithm):
         objective.sigma.fill_(linear(self.sigma_start, self.sigma_end, progress.step))
 
 
-_COMPANY = (
-    "Use mp3 alone or beside dinov2, with encoder.positions: none; or droppos, which goes with mae."
-)
-
-
-def _refuse_company(model: PretrainModel) -> None:
-    """Raise ``UserError`` if anything hides patches from the encoder, or tells it positions."""
-    host = model.registry.writers.get("view/keep")
-    if host is not None:
-        raise UserError(
-            f"mp3 asks for the position of every patch, but '{host}' removes some of them "
-            f"(view/keep). {_COMPANY}"
-        )
-    if "student" in model.registry.passes:
-        others = ", ".join(model.objectives)
-        raise UserError(
-            f"mp3 needs the pass 'student' with keys from its context alone, but {others} runs it "
-            f"with keys from all patches. {_COMPANY}"
-        )
-    if model.position_source is not None:
-        raise UserError(
-            f"mp3 predicts positions that the encoder must not know, but "
-            f"'{model.position_source}' gives them to every pass. Use one of the two algorithms."
-        )
-    if model.encoder.position_kind != "none":
-        raise UserError(
-            f"mp3 predicts positions that the encoder must not know, but encoder.positions is "
-            f"{model.encoder.position_kind}. Set encoder.positions: none."
-        )
-
-
-def num_context(num_patches: int, mask_ratio: float) -> int:
-    """Return how many patches give keys and values: ``N − int(N·η)``."""
-    return num_patches - int(num_patches * mask_ratio)
-
-
-def num_told(num_patches: int, position_rate: float, *, count_shown: bool) -> int:
-    """Return how many patches are told their position: N·rate, rounded.
-
-    Raises:
-        UserError: the rate is positive but shows none, or leaves none to ask.
-    """
-    key = f"mp3.position_rate = {position_rate}"
-    told = round(num_patches * position_rate)
-    if position_rate > 0 and told == 0:
-        raise UserError(
-            f"{key} tells none of {num_patches} patches its position. "
-            f"Use at least {1 / num_patches:.4f}, or 0."
-        )
-    if told == num_patches and not count_shown:
-        raise UserError(f"{key} tells all {num_patches} patches their position: none is left.")
-    return told
-
-
-class ShownPositions(nn.Module):
-    """Adds the sin-cos position of the ``count`` patches that are told theirs, and of no others."""
-
-    def __init__(self, encoder: Encoder, count: int) -> None:
-        super().__init__()
-        self.count = count
-        self.table_ND: Tensor
-        table = sincos_table(encoder.embed_dim, *encoder.grid)
-        self.register_buffer("table_ND", table, persistent=False)
-
-    def forward(self, position_BKD: Tensor, batch: Batch, where: EncoderPass) -> Tensor:
-        """Return the positions (B·V, N, D) to add."""
-        shown = per_row(batch["mp3/shown"], len(position_BKD)).unsqueeze(-1)
-        return position_BKD + shown * self.table_ND
-
-
-class PatchPositions(PositionObjective):
-    """The linear head over patch tokens, and its cross-entropy."""
-
-    def __init__(self, encoder: Encoder, options: MP3) -> None:
-        super().__init__(
-            encoder,
-            sigma=options.sigma_start,
-            distance=options.distance,
-            temperature=options.temperature,
-        )
-        self.weight, self.count_shown = options.weight, options.count_shown
-        self.predict = nn.Linear(encoder.embed_dim, encoder.num_patches)
-        init_trunc_normal(self)
-
-    def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
-        """Return ``logits`` (B·V, N, N), and ``affinity`` (B·V, N) with attentive weights."""
-        outputs = {"logits": self.predict(passes["student"][:, self.num_prefix :])}
-        if "affinity" in passes:
-            outputs["affinity"] = self.attentive_weights(passes["affinity"])
-        return outputs
-
-    def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
-        """Return the mean cross-entropy over all patches that count, in the context or not."""
-        log_prob = F.log_softmax(outputs["logits"].float(), dim=-1)
-        cross_entropy = -(self.targets() * log_prob).sum(-1)
-        weights = self._counting(outputs, batch).float()
-        if "affinity" in outputs:
-            weights = weights * outputs["affinity"]
-        return weighted_mean(cross_entropy, weights)
-
-    def metrics(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
-        """Return the top-1 ``accuracy``, also of the context and of the other patches alone."""
-        logits = outputs["logits"].detach()
-        rows, patches, _ = logits.shape
-        hit = logits.argmax(-1) == torch.arange(patches, device=logits.device)
-        counting = self._counting(outputs, batch)
-        accuracies = {"accuracy": _share(hit, counting)}
-        if "mp3/context" in batch:
-            context = slot_mask(per_row(batch["mp3/context"], rows), patches)
-            accuracies["context_accuracy"] = _share(hit, counting & context)
-            accuracies["masked_accuracy"] = _share(hit, counting & ~context)
-        return accuracies
-
-    def _counting(self, outputs: Outputs, batch: Batch) -> Tensor:
-        """Return bool (B·V, N): the patches that count in loss and accuracy."""
-        logits = outputs["logits"]
-        if self.count_shown or "mp3/shown" not in batch:
-            return torch.ones(logits.shape[:2], dtype=torch.bool, device=logits.device)
-        return ~per_row(batch["mp3/shown"], len(logits))
-
-
-def _share(hit: Tensor, among: Tensor) -> Tensor:
-    return (hit & among).sum() / among.sum().clamp_min(1)
-
-
-def draw_patches(batch: Batch, patches: int, count: int, seed: int, purpose: str) -> Tensor:
-    """Return ``count`` of the patches of every view, all equally likely: int64 (B, V, count).
-
-    A plain prefix of a random permutation. The paper's pseudo-code indexes the permutation with
-    itself, which prefers the first patches, and takes N·η patches where its text takes N·(1−η).
-    """
-    keys = view_keys(batch, batch[image_key()].shape[1], seed, purpose)
-    return draws.permutation(keys, patches)[..., :count]
-
-
-def draw_shown(batch: Batch, patches: int, count: int, seed: int) -> Tensor:
-    """Return which ``count`` patches of every view are told their position: bool (B, V, N)."""
-    told = draw_patches(batch, patches, count, seed, "mp3/positions")
-    return slot_mask(told.flatten(0, 1), patches).unflatten(0, told.shape[:2])
-
-
 @torch.no_grad()
 def predict_patches(
     model: PretrainModel, batch: Batch, *, mask_ratio: float, seed: int
@@ -278,6 +247,37 @@ def predict_patches(
     )
     logits = model.objectives["mp3"]({"student": tokens}, batch)["logits"]
     return logits, slot_mask(context, patches), asked
+
+
+_COMPANY = (
+    "Use mp3 alone or beside dinov2, with encoder.positions: none; or droppos, which goes with mae."
+)
+
+
+def _refuse_company(model: PretrainModel) -> None:
+    """Raise ``UserError`` if anything hides patches from the encoder, or tells it positions."""
+    host = model.registry.writers.get("view/keep")
+    if host is not None:
+        raise UserError(
+            f"mp3 asks for the position of every patch, but '{host}' removes some of them "
+            f"(view/keep). {_COMPANY}"
+        )
+    if "student" in model.registry.passes:
+        others = ", ".join(model.objectives)
+        raise UserError(
+            f"mp3 needs the pass 'student' with keys from its context alone, but {others} runs it "
+            f"with keys from all patches. {_COMPANY}"
+        )
+    if model.position_source is not None:
+        raise UserError(
+            f"mp3 predicts positions that the encoder must not know, but "
+            f"'{model.position_source}' gives them to every pass. Use one of the two algorithms."
+        )
+    if model.encoder.position_kind != "none":
+        raise UserError(
+            f"mp3 predicts positions that the encoder must not know, but encoder.positions is "
+            f"{model.encoder.position_kind}. Set encoder.positions: none."
+        )
 
 
 def attach_mp3(model: PretrainModel, **options: object) -> MP3:
