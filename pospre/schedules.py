@@ -6,7 +6,6 @@ Nothing here remembers anything, so a resumed run reads the same values as an un
 import math
 import re
 from collections.abc import Sequence
-from typing import Literal
 
 from pospre.errors import UserError
 
@@ -67,26 +66,6 @@ def warm_up(step: float, *, warmup_steps: float, start: float, endpoint: bool) -
 def staircase(step: float, *, milestones: Sequence[float], gamma: float) -> float:
     """Return ``gamma`` to the power of the milestones that ``step`` has reached."""
     return gamma ** sum(step >= milestone for milestone in milestones)
-
-
-def peak_rate(
-    base_lr: float,
-    batch_size: int,
-    *,
-    rule: Literal["linear", "sqrt", "none"] = "linear",
-    reference: int = 256,
-) -> float:
-    """Return the peak rate of a global batch: ``base_lr`` is meant for ``reference`` samples.
-
-    Args:
-        base_lr: the rate at the reference batch.
-        batch_size: samples per step over all ranks.
-        rule: ``linear`` (MAE, SimMIM) or ``sqrt`` (DINOv2) in the batch, or ``none``: ``base_lr``
-            as it is.
-        reference: the batch that ``base_lr`` is for.
-    """
-    ratio = batch_size / reference
-    return base_lr * {"linear": ratio, "sqrt": math.sqrt(ratio), "none": 1.0}[rule]
 
 
 def duration_steps(duration: str, *, steps_per_epoch: int, batch_size: int) -> int:

@@ -83,14 +83,21 @@ def test_numpy_and_torch_give_the_same_bits(seed, epoch, index, view, purpose, c
         assert np.array_equal(first, second)
 
 
-@given(seed=SEEDS, epoch=WORDS, index=WORDS, view=WORDS, purpose=st.text(max_size=20))
-def test_numba_gives_the_same_bits(seed, epoch, index, view, purpose):
-    key = portable_math.sample_key(draws.start_word(seed, purpose), epoch, index, view)
-    expected = draws.sample_keys(seed, epoch, np.array([index]), view, purpose)
-    assert [key] == expected.tolist()
-    values = draws.uniform(expected, 40)[0]
-    assert [portable_math.uniform(key, number) for number in range(40)] == values.tolist()
-    assert all((value * 2**24).is_integer() for value in values.tolist())
+@given(
+    seed=SEEDS,
+    epoch=WORDS,
+    index=WORDS,
+    first=st.integers(0, 2**62),
+    count=st.integers(1, 4),
+    purpose=st.text(max_size=20),
+)
+def test_numba_gives_the_same_bits(seed, epoch, index, first, count, purpose):
+    start = draws.start_word(seed, purpose)
+    compiled = portable_math.view_draws(start, epoch, index, (first, count), 40)
+    views = first + np.arange(count)
+    keys = draws.sample_keys(seed, epoch, np.array([[index]]), views, purpose)
+    assert np.array_equal([compiled], draws.uniform(keys, 40))
+    assert (compiled * 2**24 == np.floor(compiled * 2**24)).all()
 
 
 @given(count=st.integers(1, 40), rows=st.integers(1, 6), columns=st.integers(1, 3))

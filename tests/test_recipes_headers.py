@@ -14,7 +14,7 @@ from pospre.evaluation.registry import check_settings
 from pospre.nn.build import build_encoder
 from pospre.nn.encoder import Encoder
 from pospre.recipe.recipe import Recipe, load_recipe
-from pospre.training.build import resolve_algorithms
+from pospre.training.resolve import resolve
 
 ROOT = Path(__file__).parents[1]
 YAMLS = ROOT / "yamls"
@@ -38,7 +38,7 @@ def commands(path: Path) -> list[tuple[str, list[str]]]:
 def trained(arguments: list[str]) -> Recipe:
     """Return the recipe that ``pospre.train`` reads from a command's arguments, fully checked."""
     name, *overrides = arguments
-    return resolve_algorithms(load_recipe(ROOT / name, overrides))
+    return resolve(load_recipe(ROOT / name, overrides))
 
 
 def shortened(name: str) -> Recipe:
@@ -83,7 +83,7 @@ FIXED = re.compile(
     ids=lambda path: path.stem,
 )
 def test_counts_of_masks_are_said_beside_the_published_ones(path: Path) -> None:
-    recipe = resolve_algorithms(load_recipe(path))
+    recipe = resolve(load_recipe(path))
     found = FIXED.search(re.sub(r"\s*#?\s+", " ", header(path)))
     assert found is not None
     context, target, images, mean_context, mean_target = map(int, found.groups())

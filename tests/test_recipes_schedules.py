@@ -13,7 +13,9 @@ from pospre.model.algorithm import Progress
 from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.schedules import duration_steps
 from pospre.training.build import build_algorithms, build_model
-from pospre.training.optim import StepSchedule, batch_peak, build_schedule
+from pospre.training.optim import batch_peak
+from pospre.training.resolve import resolve
+from pospre.training.schedule import StepSchedule, build_schedule
 from tests import published_schedules as published
 
 YAMLS = Path(__file__).parents[1] / "yamls"
@@ -196,12 +198,12 @@ def schedule_of(
         {"params": [torch.nn.Parameter(torch.zeros(1))], "lr": peak * scale, **common}
         for scale in (1.0, factor)
     ]
-    optimizer = torch.optim.AdamW(groups)
+    optimizer = torch.optim.AdamW(groups, lr=peak)
     schedule = build_schedule(
         optimizer,
         recipe.schedule,
         rates=options,
-        total_steps=run_steps(recipe, per_epoch),
+        max_duration=recipe.trainer.max_duration,
         steps_per_epoch=per_epoch,
         batch_size=batch_size,
     )
@@ -283,7 +285,7 @@ def test_momentum_and_temperature_are_the_published_codes(path: Path) -> None:
     momentum = MOMENTA[title(path)](per_epoch)
     found = [teacher.at(step / total) for step in steps]
     check(found, [momentum(step) for step in steps], steps, "momentum")
-    for host in build_algorithms(recipe):
+    for host in build_algorithms(resolve(recipe)):
         if isinstance(host, DINOv2):
             temperature = TEMPERATURES[title(path)](per_epoch)
             found = [host.temperature(Progress(step / total, 0.0, total)) for step in steps]

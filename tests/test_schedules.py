@@ -5,7 +5,7 @@ import math
 import pytest
 
 from pospre.errors import UserError
-from pospre.schedules import cosine_warmup, duration_steps, linear, peak_rate
+from pospre.schedules import cosine_warmup, duration_steps, linear
 
 
 def mae_rate(epoch: float, *, rate: float, least: float, warmup: int, epochs: int) -> float:
@@ -40,10 +40,6 @@ def test_cosine_under_the_warmup_and_a_warmup_with_its_end() -> None:
 
 def test_linear_stays_within_its_ends() -> None:
     assert [linear(1.0, 0.0, f) for f in (-1, 0, 0.25, 1, 2)] == [1, 1, 0.75, 0, 0]
-
-
-def test_peak_rate_is_per_256_samples() -> None:
-    assert peak_rate(1.5e-4, 4096) == pytest.approx(2.4e-3)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from pospre.errors import UserError
 from pospre.evaluation.registry import Context, Plan, check_settings, evaluation_module
 from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import Recipe
-from pospre.training.build import build_model, resolve_algorithms, with_classes
+from pospre.training.build import build_model
+from pospre.training.resolve import resolve
 
 
 def check_evaluation(
@@ -59,9 +60,10 @@ def check_evaluation(
 
 def has_teacher(recipe: Recipe) -> bool:
     """Tell whether a recipe's model has a teacher; it is built without memory."""
-    classes = open_reader(recipe.data.path).classes
+    deep_range = given_range(recipe.data.deep_range)
+    reader = open_reader(recipe.data.path, channels=recipe.encoder.channels, deep_range=deep_range)
     with torch.device("meta"):
-        return build_model(with_classes(resolve_algorithms(recipe), classes)).teacher is not None
+        return build_model(resolve(recipe, reader)).teacher is not None
 
 
 def run_evaluation(

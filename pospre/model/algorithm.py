@@ -14,6 +14,7 @@ from pospre import algorithms
 from pospre.batch import Batch
 from pospre.errors import UserError, suggestion
 from pospre.model.model import PretrainModel
+from pospre.nn.patch_encoder import PatchEncoder
 from pospre.recipe.recipe import check_arguments
 
 
@@ -70,6 +71,18 @@ class PretrainAlgorithm(Algorithm):
             path: of the data, for errors.
         """
         return arguments
+
+    def check_encoder(self, encoder: PatchEncoder) -> None:
+        """Raise ``UserError`` if this needs a token for every patch and the encoder merges them."""
+        if encoder.patches_per_token > 1 and not self.takes_merged_patches:
+            able = [
+                name for name in algorithm_names() if algorithm_class(name).takes_merged_patches
+            ]
+            raise UserError(
+                f"algorithms.{self.module_name()} needs a token for every patch, but encoder.name "
+                f"makes {encoder.timm_name}, which merges patches. Use a ViT; of all algorithms "
+                f"only {' and '.join(able)} take such an encoder."
+            )
 
     @abstractmethod
     def attach(self, model: PretrainModel) -> None:

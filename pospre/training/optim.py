@@ -1,22 +1,11 @@
-"""The optimiser with its parameter groups, and the learning rate and weight decay of every step."""
+"""The optimiser with its parameter groups."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import math
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LambdaLR
 
-from pospre.errors import UserError
-from pospre.recipe.sections import Optimizer, Schedule
-from pospre.schedules import (
-    cosine_warmup,
-    duration_steps,
-    half_cosine,
-    peak_rate,
-    staircase,
-    warm_up,
-)
+from pospre.recipe.sections import Optimizer
 from pospre.training.groups import parameter_groups
 
 
@@ -33,162 +22,7 @@ def build_optimizer(
 
 
 def batch_peak(options: Optimizer, batch_size: int) -> float:
-    """Return the peak rate of parameters that learn at the full rate."""
-    return peak_rate(options.base_lr, batch_size, rule=options.lr_rule, reference=options.lr_batch)
-
-
-class StepSchedule(LambdaLR):
-    """Gives step t the learning rates and the weight decay of step t.
-
-    It counts its own steps. Composer's schedulers read the clock before it advances, so that each
-    step would get its predecessor's rate.
-
-    Args:
-        optimizer: made by ``build_optimizer``.
-        rates: of every group, the learning rate at a step as a share of its peak.
-        decay: the weight decay at a step, of the groups that are decayed.
-        steps_per_epoch: unit of the groups' ``frozen``.
-    """
-
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        rates: Sequence[Callable[[int], float]],
-        decay: Callable[[int], float],
-        steps_per_epoch: int,
-    ) -> None:
-        groups = optimizer.param_groups
-        self.decay = decay
-        self.decayed = [group["decayed"] for group in groups]
-        shares = [
-            _after(group["frozen"] * steps_per_epoch, rate)
-            for group, rate in zip(groups, rates, strict=True)
-        ]
-        super().__init__(optimizer, shares)
-
-    def get_lr(self) -> list[float]:
-        """Set the weight decay of the step to come and return its learning rates."""
-        for group, decayed in zip(self.optimizer.param_groups, self.decayed, strict=True):
-            if decayed:
-                group["weight_decay"] = self.decay(self.last_epoch)
-        pairs = zip(self.base_lrs, self.lr_lambdas, strict=True)
-        return [rate * share(self.last_epoch) for rate, share in pairs]
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up the count of steps; the step to come has the rates of this recipe's length."""
-        super().load_state_dict(state_dict)
-        self._last_lr = self.get_lr()
-        for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
-            group["lr"] = rate
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the count of steps and plain values; the functions are made from the recipe."""
-        return {key: value for key, value in super().state_dict().items() if key != "decay"}
-
-
-def _after(start: int, rate: Callable[[int], float]) -> Callable[[int], float]:
-    return lambda step: 0.0 if step < start else rate(step)
-
-
-def build_schedule(
-    optimizer: torch.optim.Optimizer,
-    options: Schedule,
-    *,
-    rates: Optimizer,
-    total_steps: int,
-    steps_per_epoch: int,
-    batch_size: int,
-) -> StepSchedule:
-    """Return the schedule of learning rate and weight decay.
-
-    Args:
-        optimizer: made by ``build_optimizer`` from ``rates``.
-        options: the recipe's ``schedule``.
-        rates: the recipe's ``optimizer``.
-        total_steps: of the whole run.
-        steps_per_epoch: of this data set.
-        batch_size: over all ranks.
-
-    Raises:
-        UserError: options that contradict each other or the length of the run.
-    """
-
-    def steps(duration: str) -> int:
-        return duration_steps(duration, steps_per_epoch=steps_per_epoch, batch_size=batch_size)
-
-    peak, groups = batch_peak(rates, batch_size), optimizer.param_groups
-    peaks = [peak if options.scale_floors else group["lr"] for group in groups]
-    _check(options, min(filter(None, peaks), default=peak), steps(options.warmup), total_steps)
-    length = steps(options.length) if options.length else total_steps
-    fixed = steps(options.fix_after) if options.fix_after else max(total_steps, length)
-    unit = steps_per_epoch if options.unit == "epoch" else 1
-    end = rates.weight_decay if rates.weight_decay_end is None else rates.weight_decay_end
-
-    def moment(step: int) -> int:
-        return min(max((step // unit + options.offset) * unit, 0), fixed)
-
-    def rate(peak: float) -> Callable[[int], float]:
-        share = _share(options, peak, steps, length)
-        return lambda step: share(moment(step))
-
-    return StepSchedule(
-        optimizer,
-        [rate(peak) for peak in peaks],
-        lambda step: half_cosine(rates.weight_decay, end, moment(step) / length),
-        steps_per_epoch,
-    )
-
-
-def _share(
-    options: Schedule, peak: float, steps: Callable[[str], int], length: int
-) -> Callable[[int], float]:
-    """Return the learning rate by step, as a share of the peak (of 0, which stays 0: all of it)."""
-    warmup, endpoint = steps(options.warmup), options.warmup_endpoint
-    start, floor = (rate / peak if peak else 0.0 for rate in (options.start_lr, options.min_lr))
-    if options.name == "cosine":
-        return lambda step: cosine_warmup(
-            step,
-            warmup_steps=warmup,
-            total_steps=length,
-            floor=floor,
-            start=start,
-            prefix=options.warmup_prefix,
-            endpoint=endpoint,
-        )
-    milestones: Sequence[int] = [steps(milestone) for milestone in options.milestones]
-    if options.every is not None:
-        every = steps(options.every)
-        milestones = range(every, length + 1, every)
-    held = options.name == "step"
-
-    def share(step: int) -> float:
-        if step < warmup:
-            line = warm_up(step, warmup_steps=warmup, start=start, endpoint=endpoint)
-            return start if held else line
-        return max(floor, staircase(step, milestones=milestones, gamma=options.gamma))
-
-    return share
-
-
-def _check(options: Schedule, peak: float, warmup: int, total_steps: int) -> None:
-    if warmup >= total_steps:
-        raise UserError(
-            f"schedule.warmup = {options.warmup} is {warmup} steps, but the whole run "
-            f"(trainer.max_duration) only {total_steps}; shorten the warm-up"
-        )
-    for key, rate in (("min_lr", options.min_lr), ("start_lr", options.start_lr)):
-        if rate > peak:
-            slowest = "" if options.scale_floors else ", of the slowest parameters,"
-            raise UserError(f"schedule.{key} = {rate} is above the peak rate{slowest} {peak:g}")
-    if not options.warmup_prefix and options.name != "cosine":
-        raise UserError(
-            f"schedule.name = {options.name} has no use for schedule.warmup_prefix = false: only "
-            "a cosine could start under the warm-up"
-        )
-    for key, value, name in (
-        ("milestones", options.milestones, "multistep"),
-        ("every", options.every, "step"),
-    ):
-        if bool(value) != (options.name == name):
-            change = "needs" if options.name == name else "has no use for"
-            raise UserError(f"schedule.name = {options.name} {change} schedule.{key}")
+    """Return the peak rate of parameters that learn at the full rate, for this global batch."""
+    ratio = batch_size / options.lr_batch
+    factors = {"linear": ratio, "sqrt": math.sqrt(ratio), "none": 1.0}
+    return options.base_lr * factors[options.lr_rule]

@@ -12,7 +12,6 @@ from pospre.exchange.start import start_from
 from pospre.object_store import check_writable, is_remote
 from pospre.recipe.recipe import Recipe
 from pospre.schedules import duration_steps
-from pospre.training.build import Parts, assemble, build_parts
 from pospre.training.checkpoints.content import compare_tensors, recorded
 from pospre.training.checkpoints.reading import (
     Checkpoint,
@@ -22,8 +21,10 @@ from pospre.training.checkpoints.reading import (
     read_on_every_rank,
 )
 from pospre.training.checkpoints.uploads import Uploads, lacks, restore_metrics
+from pospre.training.components import Components, build_components
 from pospre.training.ranks import from_rank_zero, say
 from pospre.training.run_folder import check_folder, clear, compare_recipes, write_recipe
+from pospre.training.trainer import build_trainer
 from pospre.training.watch.resume import Resume
 from pospre.training.watch.stop_signals import StopSignals
 
@@ -33,49 +34,49 @@ def train(recipe: Recipe) -> bool:
     folder = recipe.checkpoint_folder()
     if is_remote(folder) and dist.get_global_rank() == 0:
         check_writable(folder)  # before anything slow
-    parts = build_parts(recipe)
-    memory = estimate_memory(parts.loader, page_cache=recipe.data.page_cache)
+    run = build_components(recipe)
+    memory = estimate_memory(run.loader, page_cache=recipe.data.page_cache)
     memory.check()
     if dist.get_world_size() > 1:
-        dist.initialize_dist(parts.device, recipe.trainer.dist_timeout)
-    _start_weights(parts)
-    start = open_run(parts) if dist.get_global_rank() == 0 else None
+        dist.initialize_dist(run.device, recipe.trainer.dist_timeout)
+    _start_weights(run)
+    start = open_run(run) if dist.get_global_rank() == 0 else None
     uploads = _uploads(recipe)
     with uploads or nullcontext():
         if start is not None and uploads is not None:
             start = in_bucket(start, uploads)
         steps = from_rank_zero(lambda: 0 if start is None else start.batch)
-        if steps >= parts.total_steps:
+        if steps >= run.total_steps:
             say(f"{recipe.run_name} is already finished ({start and start.uri}); nothing to train")
             return True
         if memory.is_tight:
             say(memory.describe())
-        say(_describe(parts))
-        fit(parts, start, uploads)
+        say(_describe(run))
+        fit(run, start, uploads)
     return False
 
 
-def _describe(parts: Parts) -> str:
+def _describe(run: Components) -> str:
     """Say in a line what is about to be trained, where it goes, and how to stop it."""
-    recipe, ranks = parts.recipe, dist.get_world_size()
-    parameters = sum(parameter.numel() for parameter in parts.model.parameters())
-    device = parts.device.name if ranks == 1 else f"{ranks} × {parts.device.name}"
+    recipe, ranks = run.recipe, dist.get_world_size()
+    parameters = sum(parameter.numel() for parameter in run.model.parameters())
+    device = run.device.name if ranks == 1 else f"{ranks} × {run.device.name}"
     return (
         f"{recipe.run_name}: {recipe.encoder.name} with {' + '.join(recipe.algorithms)}, "
         f"{parameters / 1e6:.1f} M parameters, on {device} in {recipe.trainer.precision}; "
-        f"{parts.loader.num_samples} images, {parts.total_steps} steps of "
+        f"{run.loader.num_samples} images, {run.total_steps} steps of "
         f"{recipe.data.batch_size}, into {recipe.run_path()}. Ctrl-C saves and stops; the same "
         "command goes on"
     )
 
 
-def _start_weights(parts: Parts) -> None:
+def _start_weights(run: Components) -> None:
     """Load ``encoder.weights``, unless a checkpoint of this very run is there to go on from."""
-    recipe = parts.recipe
+    recipe = run.recipe
     if recipe.encoder.weights is None:
         return
     if from_rank_zero(lambda: recipe.trainer.overwrite or not checkpoints_in(*places(recipe))):
-        say(start_from(parts.model, recipe.encoder.weights, recipe.encoder.weights_from))
+        say(start_from(run.model, recipe.encoder.weights, recipe.encoder.weights_from))
 
 
 def _uploads(recipe: Recipe) -> Uploads | None:
@@ -101,13 +102,13 @@ def in_bucket(start: Checkpoint, uploads: Uploads) -> Checkpoint:
     return start._replace(uri=f"{uploads.remote.rstrip('/')}/{path.name}")
 
 
-def fit(parts: Parts, start: Checkpoint | None, uploads: Uploads | None) -> None:
+def fit(run: Components, start: Checkpoint | None, uploads: Uploads | None) -> None:
     """Train from ``start`` (which rank 0 has read), or from nothing, to the end of the recipe."""
-    earlier = [] if start is None else _earlier(parts.recipe, start)
+    earlier = [] if start is None else _earlier(run.recipe, start)
     content = read_on_every_rank(start)
     signals = StopSignals()
-    trainer = assemble(
-        parts,
+    trainer = build_trainer(
+        run,
         signals=signals,
         resume=None if content is None else Resume(content),
         earlier=earlier,
@@ -122,10 +123,10 @@ def fit(parts: Parts, start: Checkpoint | None, uploads: Uploads | None) -> None
         trainer.engine.close()  # trainer.close() would also wait for ranks, and one may have failed
     dist.barrier()
     if signals.stopped is not None:
-        saved = checkpoints_in(str(parts.recipe.local_checkpoints()))[0]
+        saved = checkpoints_in(str(run.recipe.local_checkpoints()))[0]
         raise Stopped(
             signals.stopped,
-            f"after step {saved.batch} of {parts.total_steps}, saved in {saved.uri}; the same "
+            f"after step {saved.batch} of {run.total_steps}, saved in {saved.uri}; the same "
             "command goes on from there",
         )
 
@@ -136,7 +137,7 @@ def _earlier(recipe: Recipe, start: Checkpoint) -> list[Path]:
     return [Path(found.uri) for found in reversed(local) if found.batch <= start.batch]
 
 
-def open_run(parts: Parts) -> Checkpoint | None:
+def open_run(run: Components) -> Checkpoint | None:
     """Make or check the run's folder and return the checkpoint to go on from, if any.
 
     Nothing is written before everything is checked.
@@ -144,21 +145,21 @@ def open_run(parts: Parts) -> Checkpoint | None:
     Raises:
         UserError: the bucket does not work, or the folder or its checkpoints are of another run.
     """
-    recipe, folder = parts.recipe, parts.recipe.checkpoint_folder()
+    recipe, folder = run.recipe, run.recipe.checkpoint_folder()
     if recipe.trainer.overwrite:
         clear(recipe)
     check_folder(recipe)
     start = open_newest(places(recipe))
     if start is not None:
-        _check_checkpoint(parts, start)
+        _check_checkpoint(run, start)
     write_recipe(recipe)
     if start is not None and is_remote(start.uri):
         restore_metrics(recipe.run_path(), folder)
     return start
 
 
-def _check_checkpoint(parts: Parts, start: Checkpoint) -> None:
-    recipe = parts.recipe
+def _check_checkpoint(run: Components, start: Checkpoint) -> None:
+    recipe = run.recipe
     if not recipe.trainer.autoresume:
         raise UserError(
             f"{start.uri} exists and trainer.autoresume is false; use trainer.autoresume=true to "
@@ -169,33 +170,33 @@ def _check_checkpoint(parts: Parts, start: Checkpoint) -> None:
         if key not in state:
             raise UserError(f"{start.uri} holds weights only (no '{key}'): no run goes on from it")
     previous, num_samples = recorded(start.content)
-    if start.batch > parts.total_steps:
+    if start.batch > run.total_steps:
         raise UserError(
-            f"trainer.max_duration = {recipe.trainer.max_duration} is {parts.total_steps} steps, "
+            f"trainer.max_duration = {recipe.trainer.max_duration} is {run.total_steps} steps, "
             f"but {start.uri} is trained for {start.batch}; give at least {start.batch}ba, or "
             "choose another run_name"
         )
     compare_recipes(previous, recipe, start.uri)
-    if num_samples != parts.loader.num_samples:
+    if num_samples != run.loader.num_samples:
         raise UserError(
             f"{start.uri} was trained on {num_samples} images, but data.path = "
-            f"{recipe.data.path} holds {parts.loader.num_samples}; choose another run_name"
+            f"{recipe.data.path} holds {run.loader.num_samples}; choose another run_name"
         )
-    compare_tensors(parts.model.state_dict(), state["model"], start.uri)
-    _say_length(parts, start, previous["trainer"]["max_duration"])
+    compare_tensors(run.model.state_dict(), state["model"], start.uri)
+    _say_length(run, start, previous["trainer"]["max_duration"])
 
 
-def _say_length(parts: Parts, start: Checkpoint, before: str) -> None:
+def _say_length(run: Components, start: Checkpoint, before: str) -> None:
     """Say what becomes of the schedules where the run goes on with another length."""
-    now, batch_size = parts.recipe.trainer.max_duration, parts.recipe.data.batch_size
-    steps = duration_steps(before, steps_per_epoch=len(parts.loader), batch_size=batch_size)
-    if steps == parts.total_steps or start.batch >= parts.total_steps:
+    now, batch_size = run.recipe.trainer.max_duration, run.recipe.data.batch_size
+    steps = duration_steps(before, steps_per_epoch=len(run.loader), batch_size=batch_size)
+    if steps == run.total_steps or start.batch >= run.total_steps:
         return
-    scheduler = start.content["state"]["schedulers"][type(parts.schedule).__name__]
-    pairs = zip(parts.schedule.base_lrs, parts.schedule.lr_lambdas, strict=True)
+    scheduler = start.content["state"]["schedulers"][type(run.schedule).__name__]
+    pairs = zip(run.schedule.base_lrs, run.schedule.lr_lambdas, strict=True)
     rate = max(peak * share(start.batch) for peak, share in pairs)
     say(
         f"trainer.max_duration was {before}, is {now}: from step {start.batch + 1} on all "
-        f"schedules are those of {parts.total_steps} steps instead of {steps}; the learning rate "
+        f"schedules are those of {run.total_steps} steps instead of {steps}; the learning rate "
         f"is {rate:.3g} there, it would have been {max(scheduler['_last_lr']):.3g}"
     )

@@ -20,9 +20,9 @@ from pospre.errors import UserError
 from pospre.object_store import is_remote
 from pospre.recipe.recipe import Recipe
 from pospre.recipe.yaml_text import read_mapping
-from pospre.training.build import with_defaults
 from pospre.training.checkpoints.content import recorded
 from pospre.training.checkpoints.reading import open_newest, remove_checkpoints
+from pospre.training.resolve import with_defaults
 
 # What may differ when a run goes on: where things are and how fast they go, not what is learned
 # (but for DropPos with attentive weights: its loss depends slightly on trainer.microbatch_size).

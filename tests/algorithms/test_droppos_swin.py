@@ -13,6 +13,7 @@ from pospre.evaluation.position.position_grid import MASK_RATIOS, measure_grid, 
 from pospre.nn.decoder import patchify, unpatchify
 from pospre.recipe.recipe import Recipe, recipe_from_dict
 from pospre.training.build import build_algorithms, build_model
+from pospre.training.resolve import resolve
 from tests.algorithms.cases import make_optimizer, train
 
 
@@ -53,7 +54,7 @@ def swin_recipe(**options: Any) -> Recipe:
 def test_swin_classifies_positions_that_cannot_leak() -> None:
     model = build_model(swin_recipe(position_mask_ratio=1.0)).eval()
     inputs = two_images()
-    build_algorithms(swin_recipe(position_mask_ratio=1.0))[0].write(inputs, model)
+    build_algorithms(resolve(swin_recipe(position_mask_ratio=1.0)))[0].write(inputs, model)
     assert inputs["view/keep"].shape == (2, 16)
     logits = model(inputs)["droppos"]["logits"]
     assert logits.shape == (2, 16, 64)
@@ -69,7 +70,7 @@ def test_swin_classifies_positions_that_cannot_leak() -> None:
 
 def test_swin_trains_on_shown_and_dropped_positions_and_resumes() -> None:
     recipe, batch = swin_recipe(), two_images()
-    algorithms = build_algorithms(recipe)
+    algorithms = build_algorithms(resolve(recipe))
     model = build_model(recipe)
     optimizer = make_optimizer(model)
     losses = train(model, algorithms, optimizer, batch, range(2))
@@ -80,7 +81,7 @@ def test_swin_trains_on_shown_and_dropped_positions_and_resumes() -> None:
     optimizer = make_optimizer(resumed)
     resumed.load_state_dict(saved[0])
     optimizer.load_state_dict(saved[1])
-    again = train(resumed, build_algorithms(recipe), optimizer, batch, range(2, 4))
+    again = train(resumed, build_algorithms(resolve(recipe)), optimizer, batch, range(2, 4))
     assert again == losses[2:]
     for key, value in model.state_dict().items():
         assert torch.equal(resumed.state_dict()[key], value), key
@@ -89,7 +90,7 @@ def test_swin_trains_on_shown_and_dropped_positions_and_resumes() -> None:
 def test_swin_is_one_graph_with_the_same_loss_and_near_it_in_bf16(whole_graph: Any) -> None:
     recipe, inputs = swin_recipe(), two_images()
     model = build_model(recipe)
-    build_algorithms(recipe)[0].write(inputs, model)
+    build_algorithms(resolve(recipe))[0].write(inputs, model)
     with torch.no_grad():  # half the time to compile
         eager = model.loss(model(inputs), inputs)["total"]
         with torch.autocast("cpu", torch.bfloat16):

@@ -18,8 +18,9 @@ from pospre.nn.build import build_encoder
 from pospre.nn.encoder import Encoder
 from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.train import main
-from pospre.training.build import build_model, build_parts
+from pospre.training.build import build_model
 from pospre.training.checkpoints.content import load_model
+from pospre.training.components import build_components
 from tests.data_prep.sample_clips import write_clips
 from tests.training.tiny_runs import curve
 
@@ -81,25 +82,25 @@ def test_timm_builds_the_same_encoder() -> None:
 
 
 def test_batches_are_whole_and_normalised(words: Callable[[int], Path]) -> None:
-    parts = build_parts(recipe("demo_mp3", words(100), "data.batch_size=8"))
-    (batch,) = parts.loader
+    run = build_components(recipe("demo_mp3", words(100), "data.batch_size=8"))
+    (batch,) = run.loader
     assert batch["view/image"].shape == (8, 1, 1, 100, 40)
     assert batch["view/image"].dtype == torch.float32
     assert not batch["view/flip"].any()
     assert (batch["view/box"] == torch.tensor([0.0, 0.0, 1.0, 1.0])).all()
-    frames = parts.model.images(batch).double().flatten(0, 3)
+    frames = run.model.images(batch).double().flatten(0, 3)
     torch.testing.assert_close(frames.mean(0), torch.zeros(40).double(), atol=1e-3, rtol=0)
     torch.testing.assert_close(
         frames.std(0, correction=0), torch.ones(40).double(), atol=1e-3, rtol=0
     )
-    assert parts.recipe.data.mean is not None and len(parts.recipe.data.mean) == 40
+    assert run.recipe.data.mean is not None and len(run.recipe.data.mean) == 40
 
 
 def test_other_data_is_normalised_as_in_training(words: Callable[[int], Path]) -> None:
     given = recipe("demo_mp3", words(100), "data.mean=[1.0]", "data.std=[2.0]")
-    parts = build_parts(given)
-    batch = next(iter(parts.loader))
-    for model in (parts.model, build_model(parts.recipe)):  # in training, and when it is measured
+    run = build_components(given)
+    batch = next(iter(run.loader))
+    for model in (run.model, build_model(run.recipe)):  # in training, and when it is measured
         torch.testing.assert_close(model.images(batch), (batch["view/image"] - 1) / 2)
 
 
@@ -159,16 +160,16 @@ def test_what_does_not_fit_is_refused(
     override: str, message: str, words: Callable[[int], Path]
 ) -> None:
     with pytest.raises(UserError, match=message):
-        build_parts(recipe("demo_mp3", words(100), override))
+        build_components(recipe("demo_mp3", words(100), override))
 
 
 def test_images_are_no_clips(image_folder: Callable[..., Path]) -> None:
     with pytest.raises(UserError, match=r"holds images and notes none for encoder\.channels = 1"):
-        build_parts(recipe("demo_mp3", image_folder()))
+        build_components(recipe("demo_mp3", image_folder()))
 
 
 def test_98_frames(words: Callable[[int], Path]) -> None:
     loader = build_loader(words(98), views=[ViewGroup(size=(98, 40))], batch_size=8, seed=0)
     assert next(iter(loader))["view/image"].shape == (8, 1, 1, 98, 40)
-    parts = build_parts(recipe("demo_mp3", words(98), "encoder.image_size=[98,40]"))
-    assert parts.model.encoder.num_patches == 98
+    run = build_components(recipe("demo_mp3", words(98), "encoder.image_size=[98,40]"))
+    assert run.model.encoder.num_patches == 98

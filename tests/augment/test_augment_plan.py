@@ -99,26 +99,18 @@ def carried_out(monkeypatch, augment, views):
     return found
 
 
-def compiled_keys(purpose):
-    """The keys by numba, one view after the other."""
-    start = draws.start_word(SEED, f"augment/{purpose}")
-    return [
-        portable_math.sample_key(start, epoch, sample, FIRST + view)
-        for epoch, sample in zip(EPOCHS, SAMPLES, strict=True)
-        for view in range(COUNT)
-    ]
-
-
 @pytest.mark.parametrize(
     "purpose", ["jitter", "jitter_order", "colour", "erase", "rand", "rand_magnitude"]
 )
 def test_numpys_and_numbas_draws_are_the_devices(purpose):
     ours, theirs = uniform(purpose, 41), source().uniform(purpose, 41)
     assert np.array_equal(ours, theirs.numpy()) and ours.dtype == np.float32
+    start = draws.start_word(SEED, f"augment/{purpose}")
     compiled = [
-        [portable_math.uniform(key, n) for n in range(41)] for key in compiled_keys(purpose)
+        portable_math.view_draws(start, epoch, sample, (FIRST, COUNT), 41)
+        for epoch, sample in zip(EPOCHS, SAMPLES, strict=True)
     ]
-    assert compiled == ours.tolist()
+    assert np.array_equal(np.concatenate(compiled), ours)
 
 
 def test_numpy_plans_the_same_colours(monkeypatch):

@@ -16,7 +16,7 @@ from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.recipe import sections
 from pospre.recipe.recipe import recipe_from_dict
-from pospre.training.build import build_views
+from pospre.training.data import build_views
 from tests.devices import DEVICES
 
 JITTER = (0.4, 0.4, 0.2, 0.1)

@@ -26,7 +26,7 @@ from pospre.data.views.plan import ViewGroup, plan_views
 from pospre.data.views.resize import Views, cut_views
 from pospre.errors import UserError
 from pospre.recipe.recipe import recipe_from_dict
-from pospre.training.build import build_data
+from pospre.training.data import build_data
 from tests.data.loading import VIEW, count_calls, joined, loader, same
 from tests.processes import started
 

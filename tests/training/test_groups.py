@@ -16,7 +16,8 @@ from pospre.model.objective import Objective
 from pospre.nn.build import build_encoder
 from pospre.recipe.sections import Optimizer, Schedule
 from pospre.training.groups import parameter_groups, rate_scale
-from pospre.training.optim import build_optimizer, build_schedule
+from pospre.training.optim import build_optimizer
+from pospre.training.schedule import build_schedule
 
 
 def small_model(**options: Any) -> PretrainModel:
@@ -159,7 +160,7 @@ class Step:
             self.optimizer,
             Schedule(name="constant", warmup="0ep"),
             rates=rates,
-            total_steps=9,
+            max_duration="9ba",
             steps_per_epoch=3,
             batch_size=8,
         )

@@ -73,7 +73,7 @@ LEARNED = "encoder.positions=learned"
         ),
         (
             [SWIN, "algorithms={mae: {}}"],
-            ["needs a token for every patch", "only droppos and supervised take Swin"],
+            ["needs a token for every patch", "only droppos and supervised take such"],
         ),
         (
             ["trainer.compile=true", "data.views={view: {augment: {erase_rate: 0.25}}}"],

@@ -9,7 +9,8 @@ from torch import nn
 from pospre.errors import UserError
 from pospre.recipe.sections import Optimizer, Schedule
 from pospre.schedules import cosine_warmup
-from pospre.training.optim import StepSchedule, batch_peak, build_optimizer, build_schedule
+from pospre.training.optim import batch_peak, build_optimizer
+from pospre.training.schedule import StepSchedule, build_schedule
 
 
 def curve(
@@ -33,7 +34,7 @@ def made(
         optimizer,
         options,
         rates=rates,
-        total_steps=epochs * per,
+        max_duration=f"{epochs}ep",
         steps_per_epoch=per,
         batch_size=batch_size,
     )

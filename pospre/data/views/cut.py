@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pospre import portable_math
 from pospre.data.decode.decoder import OpenedImage
 from pospre.data.decode.jpeg import SHRINKS, Box
 from pospre.data.timing import Laps
-from pospre.data.views.boxes import Cuts
+from pospre.data.views.boxes import Cuts, hull
 from pospre.data.views.resize import Views, cut_views
 
 # Error of views, RMS in grey levels of 255 and mean over photographs, where images were decoded so
@@ -92,7 +91,7 @@ def plan_cutting(
         groups = _moved(groups, [shrink * some for some in boxes])
     for group, place in zip(groups, places, strict=True):
         place[:] = group.cuts.relative
-    needed = portable_math.hull(np.concatenate([group.cuts.boxes for group in groups]))
+    needed = hull(np.concatenate([group.cuts.boxes for group in groups]))
     return Cutting(image, shrink, groups, small, Box(*needed))
 
 

@@ -15,9 +15,8 @@ u1… in [0, 1) of ``pospre.draws.uniform`` and arithmetic in float64:
   of s × t begins at ⌊u0 · (S + 2p − s + 1)⌋ − p and ⌊u1 · (T + 2p − t + 1)⌋ − p, p the padding.
 - Crops ``"center"`` and ``"full"`` draw nothing.
 
-``boxes`` has the formulas for arrays of numpy and torch, ``portable_math`` compiled ones (and how
-e^ is computed); they agree to the bit. Colours are drawn on the device by the same rules:
-``pospre.augment.device``.
+``boxes`` has the formulas (and how e^ is computed). Colours are drawn on the device by the same
+rules: ``pospre.augment.device``.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,23 +25,26 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pospre import draws
-from pospre import portable_math as exact
 from pospre.data.views.augment import Augment
 from pospre.data.views.boxes import (
+    NUM_BOX_DRAWS,
+    NUM_WINDOW_DRAWS,
     Cuts,
     PixelBox,
     center_window,
-    log_range,
     padded_frame,
+    random_boxes,
+    random_windows,
     simple_box,
     simple_frame,
     whole_cuts,
 )
 from pospre.errors import UserError, suggestion
+from pospre.portable_math import view_draws
 
 INTERPOLATIONS = ("bicubic", "bilinear", "area")
 CROPS = ("random", "center", "full", "simple", "pad")
-_MOST_RATIO = 1000.0  # exact.exp is exact enough to here, and no image is as narrow
+_MOST_RATIO = 1000.0  # ``boxes.exp`` is exact enough to here, and no image is as narrow
 
 
 @dataclass(frozen=True)
@@ -136,12 +138,11 @@ class GroupPlan:
     def cuts(self, sample: int, width: int, height: int) -> Cuts:
         """Return where all views of the group lie, given the size of a sample's upright image."""
         group, image = self.group, (width, height)
-        key = self.start, self.epoch[sample], self.index[sample], (self.first_view, group.count)
         if group.crop == "random":
-            boxes = exact.random_boxes(
-                *key, image, _floats(group.scale), _floats(group.ratio), log_range(group.ratio)
+            draw = self._draws(sample, NUM_BOX_DRAWS)
+            return whole_cuts(
+                random_boxes(draw, image, group.scale, group.ratio), image, group.shape
             )
-            return whole_cuts(boxes, image, group.shape)
         if group.crop == "center":
             part = simple_box(*image)
             scaled, window = center_window(part.width, part.height, group.shape)
@@ -153,12 +154,15 @@ class GroupPlan:
         if group.crop == "simple":
             part = simple_box(*image)
             whole, frame = _each(group, part), simple_frame(part.width, part.height, group.shape[0])
-        windows = exact.random_windows(*key, frame.scaled, frame.size, frame.padding)
+        windows = random_windows(self._draws(sample, NUM_WINDOW_DRAWS), frame)
         return Cuts(whole, frame.scaled, windows, image, frame.edge)
 
-
-def _floats(pair: tuple[float, float]) -> tuple[float, float]:
-    return float(pair[0]), float(pair[1])  # whole numbers would be compiled for once more
+    def _draws(self, sample: int, count: int) -> np.ndarray:
+        views = self.first_view, self.group.count
+        draw: np.ndarray = view_draws(
+            self.start, self.epoch[sample], self.index[sample], views, count
+        )
+        return draw
 
 
 def _each(group: ViewGroup, box: PixelBox) -> np.ndarray:

@@ -31,7 +31,7 @@ def measure(recipe: Recipe, num_images: int, feed: float | None = None) -> Loade
     Raises:
         UserError: the data cannot be read, or are fewer than a batch.
     """
-    from pospre.training.build import build_data
+    from pospre.training.data import build_data
 
     loader = build_data(recipe)
     # In small batches: not more images than were asked for, whatever the recipe's batch.
@@ -96,7 +96,7 @@ class _Device:
     """Does with a batch what training does before its step: copies it and augments its views."""
 
     def __init__(self, recipe: Recipe, loader: "ViewLoader") -> None:
-        from pospre.training.build import build_device
+        from pospre.training.device import build_device
 
         self.loader, self.seed = loader, recipe.seed
         self.device = torch.device("cuda" if build_device(recipe).name == "gpu" else "cpu")

@@ -11,6 +11,7 @@ from pospre.recipe.recipe import Recipe, recorded_recipe
 from pospre.training.build import build_model
 from pospre.training.checkpoints.file import callback_states
 from pospre.training.checkpoints.reading import Checkpoint, open_checkpoint
+from pospre.training.resolve import resolve
 
 Weights = Literal["student", "teacher"]
 
@@ -60,7 +61,7 @@ def model_of(
 ) -> tuple[PretrainModel, Recipe]:
     """Return the same of a checkpoint that was read already."""
     uri, content = checkpoint.uri, checkpoint.content
-    recipe = recorded_recipe(recorded(content)[0], source=f"recipe in {uri}")
+    recipe = resolve(recorded_recipe(recorded(content)[0], source=f"recipe in {uri}"))
     model = build_model(recipe)
     if not initial:
         found = content["state"]["model"]

@@ -8,6 +8,7 @@ from pospre.algorithms.supervised.supervised import Classification
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.training.build import build_algorithms, build_model
+from pospre.training.resolve import resolve
 from tests.swin_runs import SUPERVISED, small_swin
 
 
@@ -27,7 +28,7 @@ def labelled_images() -> dict[str, Tensor]:
 def make(**options: object) -> tuple[PretrainModel, dict[str, Tensor]]:
     recipe = small_swin("unused", "supervised", {**SUPERVISED, **options}, drop_path=0.1)
     model, batch = build_model(recipe), labelled_images()
-    build_algorithms(recipe)[0].write(batch, model)
+    build_algorithms(resolve(recipe))[0].write(batch, model)
     return model, batch
 
 

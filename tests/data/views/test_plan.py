@@ -60,24 +60,27 @@ def test_views_are_numbered_through_all_groups():
 
 @pytest.mark.parametrize("crop", CROPS)
 def test_cuts_are_those_of_the_documented_draws(crop):
-    """The plan from nothing but ``pospre.draws`` and the formulas for arrays."""
+    """The plan from nothing but ``pospre.draws``, of numpy and of torch, and the formulas."""
     group, index = ViewGroup(crop=crop, count=3, size=32), np.array([4, 10**12])
     before, plan = plan_views([ViewGroup(name="a", count=2), group], seed=-5, epoch=9, index=index)
     assert before.group.name == "a"
     keys = draws.sample_keys(-5, 9, index[:, None], 2 + np.arange(3), "crop")
+    tables = {count: draws.uniform(keys, count).astype(float) for count in (2, 40)}
+    for count, table in tables.items():
+        assert np.array_equal(table, draws.uniform(torch.from_numpy(keys), count).double().numpy())
     frame = None
     for sample in range(2):
         cuts = plan.cuts(sample, 90, 70)
         whole, windows = np.tile([0, 0, 90, 70], (3, 1)), None
         if crop == "random":
-            whole = random_boxes(draws.uniform(keys, 40), 90, 70, group.scale, group.ratio)[sample]
+            whole = random_boxes(tables[40][sample], (90, 70), group.scale, group.ratio)
         elif crop == "center":
             scaled, window = center_window(90, 70, (32, 32))
             windows = np.tile(window, (3, 1))
             assert cuts.scaled == scaled == (46, 36)
         elif crop in ("simple", "pad"):
             frame = simple_frame(90, 70, 32) if crop == "simple" else padded_frame((32, 32))
-            windows = random_windows(draws.uniform(keys, 2), frame)[sample]
+            windows = random_windows(tables[2][sample], frame)
             assert (cuts.scaled, cuts.edge) == (frame.scaled, frame.edge)
         assert np.array_equal(cuts.boxes, whole)
         np.testing.assert_equal(cuts.windows, windows)  # None too
@@ -92,11 +95,8 @@ def test_flips_have_the_same_bits_in_numpy_torch_and_numba(seed, epoch, index, r
     in_torch = plan_flips(seed, tensors[0], tensors[1], tensors[2], group)
     assert np.array_equal(in_numpy, in_torch.numpy())
     start = draws.start_word(seed, "flip")
-    compiled = [
-        portable_math.uniform(portable_math.sample_key(start, epoch, index, view), 0)
-        for view in range(3)
-    ]
-    assert (np.array(compiled) < np.float32(rate)).tolist() == in_numpy[0].tolist()
+    compiled = portable_math.view_draws(start, epoch, index, (0, 3), 1)[:, 0]
+    assert (compiled < np.float32(rate)).tolist() == in_numpy[0].tolist()
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.2, 1.0])

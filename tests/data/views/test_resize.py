@@ -69,7 +69,7 @@ def test_a_box_of_the_views_size_is_copied():
 def window_cut(
     draw: tuple[float, float], size: tuple[int, int], frame: Frame
 ) -> tuple[Cuts, PixelBox]:
-    window = PixelBox(*random_windows(np.array(draw), frame).tolist())
+    window = PixelBox(*random_windows(np.array([draw]), frame)[0].tolist())
     whole, windows = np.array([[0, 0, *size]]), np.array([window])
     return Cuts(whole, frame.scaled, windows, size, frame.edge), window
 
@@ -111,7 +111,7 @@ def test_windows_of_one_resized_image_or_of_several():
     """Each is cut as if it were alone; the same part of the image is resized once."""
     image, frame = np.array(picture(size=(125, 94))), Frame((60, 50), (32, 32), 4, "reflect")
     boxes = np.array([[0, 0, 125, 94], [0, 0, 125, 94], [5, 6, 100, 80], [0, 0, 125, 94]])
-    windows = np.stack([random_windows(np.array([0.2 * n, 0.9]), frame) for n in range(4)])
+    windows = random_windows(np.array([[0.2 * n, 0.9] for n in range(4)]), frame)
     together = np.empty((4, 32, 32, 3), np.uint8)
     cuts = Cuts(boxes, frame.scaled, windows, (125, 94), frame.edge)
     cut_views(image, [Views(cuts, together, "bicubic")])

@@ -1,0 +1,58 @@
+"""From a recipe to what a trainer is made of, in a straight line.
+
+Everything the user can get wrong is found here, before anything is written.
+"""
+
+from dataclasses import dataclass
+
+from composer.devices import Device
+from torch.optim import Optimizer
+
+from pospre.data.loader import ViewLoader
+from pospre.model.algorithm import PretrainAlgorithm
+from pospre.model.model import PretrainModel
+from pospre.recipe.recipe import Recipe
+from pospre.training.build import build_algorithms, build_model
+from pospre.training.data import build_data
+from pospre.training.device import build_device
+from pospre.training.optim import build_optimizer
+from pospre.training.resolve import resolve
+from pospre.training.schedule import StepSchedule, build_schedule
+
+
+@dataclass(frozen=True)
+class Components:
+    """What a trainer is made of: checked, and nothing written yet."""
+
+    recipe: Recipe
+    device: Device
+    loader: ViewLoader
+    algorithms: list[PretrainAlgorithm]
+    model: PretrainModel
+    optimizer: Optimizer
+    schedule: StepSchedule
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole training."""
+        return self.schedule.total_steps
+
+
+def build_components(recipe: Recipe) -> Components:
+    """Return the recipe, resolved with its data, and what it is made of."""
+    device = build_device(recipe)
+    loader = build_data(recipe)
+    recipe = resolve(recipe, loader.reader)
+    algorithms = build_algorithms(recipe)
+    model = build_model(recipe, algorithms)
+    batch_size = recipe.data.batch_size
+    optimizer = build_optimizer(model, recipe.optimizer, batch_size=batch_size)
+    schedule = build_schedule(
+        optimizer,
+        recipe.schedule,
+        rates=recipe.optimizer,
+        max_duration=recipe.trainer.max_duration,
+        steps_per_epoch=len(loader),
+        batch_size=batch_size,
+    )
+    return Components(recipe, device, loader, algorithms, model, optimizer, schedule)

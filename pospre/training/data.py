@@ -1,0 +1,62 @@
+"""The view groups of a recipe, and the loader that cuts them out of its data."""
+
+from composer.utils import dist
+
+from pospre.data.decode.deep import given_range
+from pospre.data.loader import ViewLoader, build_loader
+from pospre.data.views.augment import Augment, RandAugment
+from pospre.data.views.plan import ViewGroup
+from pospre.errors import UserError
+from pospre.recipe.recipe import Recipe
+from pospre.recipe.sections import Size, View
+
+
+def build_data(recipe: Recipe) -> ViewLoader:
+    """Return this rank's loader."""
+    data, world = recipe.data, dist.get_world_size()
+    if data.batch_size % world:
+        raise UserError(
+            f"data.batch_size = {data.batch_size} is the batch over all ranks and must be a "
+            f"multiple of their number, {world}"
+        )
+    views = build_views(recipe)
+    loader = build_loader(
+        data.path,
+        views=list(views.values()),
+        batch_size=data.batch_size // world,
+        seed=recipe.seed,
+        rank=dist.get_global_rank(),
+        world_size=world,
+        num_workers=data.num_workers,
+        repeats=data.repeats,
+        order=data.order,
+        window=data.window,
+        bad_samples=data.bad_samples,
+        tolerance=data.tolerance,
+        pin_memory=recipe.trainer.device != "cpu",
+        cache_dir=data.cache_dir,
+        cache_limit=data.cache_limit,
+        page_cache=data.page_cache,
+        channels=recipe.encoder.channels,
+        deep_range=given_range(data.deep_range),
+    )
+    loader.probe()
+    return loader
+
+
+def build_views(recipe: Recipe) -> dict[str, ViewGroup]:
+    """Return the recipe's view groups by name; a view has the encoder's size unless it says one."""
+    size = recipe.encoder.image_size
+    return {name: _build_view(name, view, size) for name, view in recipe.data.views.items()}
+
+
+def _build_view(name: str, view: View, size: Size) -> ViewGroup:
+    options = view.model_dump()
+    changes = options.pop("augment")
+    try:
+        if changes["rand_augment"] is not None:
+            changes["rand_augment"] = RandAugment(**changes["rand_augment"])
+        augment = Augment(**changes)
+    except UserError as error:
+        raise UserError(f"data.views.{name}.{error}") from None
+    return ViewGroup(name=name, augment=augment, **{**options, "size": view.size or size})

@@ -1,0 +1,77 @@
+"""A recipe with nothing left open: every argument checked and written out, the data's included."""
+
+from typing import Any
+
+from pospre.data.stores.reader import Features, Reader
+from pospre.errors import UserError
+from pospre.model.algorithm import algorithm_class
+from pospre.recipe.recipe import Recipe, check_arguments, recorded_recipe
+from pospre.training.loggers import check_loggers
+
+_MEASURE = "python -m data_prep.statistics"
+
+
+def resolve(recipe: Recipe, reader: Reader | None = None) -> Recipe:
+    """Return the recipe with all its values, so that it alone says what is trained.
+
+    Args:
+        recipe: as written; one that is resolved stays as it is.
+        reader: of the training data, which say how many classes there are and by what pixels or
+            features are normalised; without it these stay open. A checkpoint keeps them, so that
+            other data, such as those held out, are normalised alike.
+
+    Raises:
+        UserError: an algorithm or one of its arguments is unknown or of a wrong type, or the data
+            are not for this recipe.
+    """
+    data = recipe.data
+    if reader is not None:
+        data = data.model_copy(update=_statistics(recipe, reader))
+    check_loggers(recipe)
+    algorithms = {}
+    for name, given in recipe.algorithms.items():
+        kind = algorithm_class(name)
+        arguments = check_arguments(f"algorithms.{name}", kind, given)
+        if reader is not None:
+            arguments = kind.for_classes(arguments, reader.classes, data.path)
+        algorithms[name] = arguments
+    return recipe.model_copy(update={"data": data, "algorithms": algorithms})
+
+
+def with_defaults(recorded: dict[str, Any]) -> dict[str, Any]:
+    """Return a recipe that a run recorded with options that came later at their defaults."""
+    try:
+        return resolve(recorded_recipe(recorded)).dump()
+    except UserError:  # of a version whose options are not these: as it is
+        return recorded
+
+
+def _statistics(recipe: Recipe, reader: Reader) -> dict[str, tuple[float, ...] | None]:
+    """Return ``mean`` and ``std``: given, or noted by the data set; None for ImageNet's.
+
+    Raises:
+        UserError: the encoder is for images and the data are features; or images of other than
+            three channels have no mean and standard deviation.
+    """
+    channels, features = recipe.encoder.channels, reader.features
+    if features is not None and channels != 1:
+        raise UserError(
+            f"encoder.channels = {channels}, but {reader.address} holds features, which have 1"
+        )
+    given = {"mean": recipe.data.mean, "std": recipe.data.std}
+    noted = features or reader.noted
+    # of other channels than were stored, they say nothing
+    if isinstance(noted, Features) or (noted is not None and channels == noted.channels != 3):
+        given = {key: given[key] or getattr(noted, key) or None for key in given}
+    count = channels if features is None else features.shape[1]
+    for key, numbers in given.items():
+        if numbers is not None and len(numbers) not in (1, count):
+            raise UserError(f"data.{key} has {len(numbers)} numbers; give one, or {count}")
+    if features is None and channels != 3 and None in given.values():
+        raise UserError(
+            f"data.mean and data.std: {reader.address} holds images and notes none for "
+            f"encoder.channels = {channels}; give {channels} number(s) each (`{_MEASURE} "
+            f"{reader.address} --channels {channels}` measures them), or convert with --channels "
+            f"{channels}."
+        )
+    return given
