@@ -376,10 +376,3 @@ def _check_teacher(options: DropPos, model: PretrainModel) -> None:
             "droppos.affinity = teacher takes another algorithm's momentum teacher, and none has "
             "one. Add lut or ema_teacher, or use droppos.affinity = full."
         )
-
-
-def attach_droppos(model: PretrainModel, **options: object) -> DropPos:
-    """Attach DropPos to ``model`` (functional form); options are those of ``DropPos``."""
-    algorithm = DropPos(**options)  # type: ignore[arg-type]
-    algorithm.attach(model)
-    return algorithm

@@ -117,10 +117,3 @@ class MAE(PretrainAlgorithm):
         batch["view/keep"], batch["view/removed"] = visible_patches(
             batch, patches, kept, model.seed
         )
-
-
-def attach_mae(model: PretrainModel, **options: object) -> MAE:
-    """Attach MAE to ``model`` (functional form); options are those of ``MAE``."""
-    algorithm = MAE(**options)  # type: ignore[arg-type]
-    algorithm.attach(model)
-    return algorithm

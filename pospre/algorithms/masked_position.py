@@ -230,10 +230,3 @@ def _check(options: MaskedPosition, model: PretrainModel) -> None:
             f"masked_position.mask_ratio = {list(options.mask_ratio)} masks none of the {patches} "
             "patches of a global crop. [0.1, 0.5] is published."
         )
-
-
-def attach_masked_position(model: PretrainModel, **options: object) -> MaskedPosition:
-    """Attach it to ``model`` (functional form); options are those of ``MaskedPosition``."""
-    algorithm = MaskedPosition(**options)  # type: ignore[arg-type]
-    algorithm.attach(model)
-    return algorithm

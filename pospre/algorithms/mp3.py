@@ -278,10 +278,3 @@ def _refuse_company(model: PretrainModel) -> None:
             f"mp3 predicts positions that the encoder must not know, but encoder.positions is "
             f"{model.encoder.position_kind}. Set encoder.positions: none."
         )
-
-
-def attach_mp3(model: PretrainModel, **options: object) -> MP3:
-    """Attach MP3 to ``model`` (functional form); options are those of ``MP3``."""
-    algorithm = MP3(**options)  # type: ignore[arg-type]
-    algorithm.attach(model)
-    return algorithm

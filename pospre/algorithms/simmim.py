@@ -121,10 +121,3 @@ def _check(options: SimMIM, encoder: Encoder) -> None:
             f"simmim.mask_ratio = {options.mask_ratio} leaves none of the {cells} cells visible. "
             "Use a smaller ratio, or a smaller simmim.mask_cell."
         )
-
-
-def attach_simmim(model: PretrainModel, **options: object) -> SimMIM:
-    """Attach SimMIM to ``model`` (functional form); options are those of ``SimMIM``."""
-    algorithm = SimMIM(**options)  # type: ignore[arg-type]
-    algorithm.attach(model)
-    return algorithm

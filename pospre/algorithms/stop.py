@@ -250,10 +250,3 @@ def _check(options: StoP, model: PretrainModel) -> None:
             f"stop.variant = learned_pos has one position for every patch, which cannot follow "
             f"the positions of {model.position_source}. Use another variant."
         )
-
-
-def attach_stop(model: PretrainModel, **options: object) -> StoP:
-    """Attach StoP to ``model`` (functional form); options are those of ``StoP``."""
-    algorithm = StoP(**options)  # type: ignore[arg-type]
-    algorithm.attach(model)
-    return algorithm

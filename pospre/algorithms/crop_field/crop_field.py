@@ -227,10 +227,3 @@ def _check_unused(options: CropField) -> None:
                 f"crop_field.{key} = {value} is of no use with crop_field.{other}. "
                 "Remove one of the two."
             )
-
-
-def attach_crop_field(model: PretrainModel, **options: object) -> CropField:
-    """Attach the crop field to ``model`` (functional form); options are those of ``CropField``."""
-    algorithm = CropField(**options)  # type: ignore[arg-type]
-    algorithm.attach(model)
-    return algorithm

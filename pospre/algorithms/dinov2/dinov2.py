@@ -327,10 +327,3 @@ def _check_grids(model: PretrainModel) -> None:
                 f"dinov2: encoder.positions = {model.encoder.position_kind} knows one grid "
                 f"only, but the crops of data.views.{group} have another. Use learned."
             )
-
-
-def attach_dinov2(model: PretrainModel, **options: object) -> DINOv2:
-    """Attach DINOv2 to ``model`` (functional form); options are those of ``DINOv2``."""
-    algorithm = DINOv2(**options)  # type: ignore[arg-type]
-    algorithm.attach(model)
-    return algorithm

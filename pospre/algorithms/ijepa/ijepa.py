@@ -238,10 +238,3 @@ def _check(options: IJEPA, encoder: Encoder) -> None:
             "and ijepa.context_tokens (or set them to null), or official."
         )
     check_blocks(options.blocks(encoder), "ijepa", official=options.official)
-
-
-def attach_ijepa(model: PretrainModel, **options: object) -> IJEPA:
-    """Attach I-JEPA to ``model`` (functional form); options are those of ``IJEPA``."""
-    algorithm = IJEPA(**options)  # type: ignore[arg-type]
-    algorithm.attach(model)
-    return algorithm

@@ -337,10 +337,3 @@ def _check_batch(batch: Batch, model: PretrainModel) -> None:
             "Raise trainer.microbatch_size, or data.batch_size per device; no last microbatch may "
             "be left with one sample."
         )
-
-
-def attach_lut(model: PretrainModel, **options: object) -> LUT:
-    """Attach LUT to ``model`` (functional form); options are those of ``LUT``."""
-    algorithm = LUT(**options)  # type: ignore[arg-type]
-    algorithm.attach(model)
-    return algorithm

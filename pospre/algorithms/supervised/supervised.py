@@ -237,10 +237,3 @@ def _check(options: Supervised, model: PretrainModel) -> None:
         raise UserError("supervised.pooling = cls, but encoder.class_token is false. Use mean.")
     if options.loss == "bce" and options.label_smoothing:
         raise UserError("supervised.label_smoothing is for loss: ce; set it to 0 with bce.")
-
-
-def attach_supervised(model: PretrainModel, **options: object) -> Supervised:
-    """Attach classification to ``model`` (functional form); options are those of ``Supervised``."""
-    algorithm = Supervised(**options)  # type: ignore[arg-type]
-    algorithm.attach(model)
-    return algorithm
