@@ -3,10 +3,11 @@
 import argparse
 import io
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from data_prep.distribute.tally import Settings, Tally
+from data_prep.distribute.records import Settings, Summary
 
 # what takes seconds to import is imported where it is used: --help answers at once
 from data_prep.encode.deep_report import deep_rows
@@ -30,84 +31,52 @@ disk or in a bucket; then once:
   python -m data_prep.convert photos /shared/photos_mds --format mds --part 3/16
   python -m data_prep.convert --merge /shared/photos_mds
 
-Sub-folders directly below SRC are the classes; images directly in SRC mean no classes. JPEGs that
-need no change keep their bytes. Files that cannot be read are listed, counted and left out.
+or once, from a Dask cluster whose workers see SRC and DST under the same names:
+  python -m data_prep.convert photos /shared/photos_mds --format mds --scheduler tcp://head:8786
 
 DST appears only when it is complete, and its bytes depend on SRC and the options alone, not on the
 workers, parts or interruptions. Until then finished blocks (shards of about 64 MB) are kept in
 DST.partial, or in the bucket: a conversion that was killed is simply run again and goes on from
-there, also when a file of SRC was removed or mended meanwhile. A file that takes long is named; it
-may take as long as it wants, or DST would depend on the machine's speed. Parts on disks that are
-not shared: copy the DST.partial folders into one, then --merge. A .beton is put together from its
-blocks at the end, so it needs twice its size for a moment. A million samples take 0.7 GB of memory,
-on each machine.
-In a bucket each shard goes up when it is finished, under a name that no other conversion uses,
-index.json at the very end; what --overwrite replaces stays readable until then. Endpoint and
-credentials come from S3_ENDPOINT_URL and AWS's variables.
-
-A JPEG is decoded from its first block on, wherever the crop is. --seekable adds restart markers
-every few blocks, and what lies around the crop is left out: training on crops of 8 to 100 % of an
-image is then 30 % faster, on whole images 4 % slower, and files grow by 3.5 % on average. The
-pixels stay the same to the bit, the bytes do not: such images are counted as "markers added".
-Progressive JPEGs are kept as they are.
-
-Values of more than 8 bits (16-bit and float images) are brought to 0 to 255. --deep-range LOW,HIGH
-(-1024,3072 for CT in Hounsfield units; write --deep-range=-1024,3072) maps the same value to the
-same grey in every image. Without it (auto) the range is from 0, or from -HIGH where a value is
-negative, to HIGH: what the file says (TIFFs of 9 to 15 bits), else the smallest power of four that
-holds the image's largest value: 256, 1024, 4096, 16384, 65536 ..., of fractions 1, 4, 16 ... That
-is a guess, image by image: ranges are counted in the summary, and named with their samples in the
-description, as are images that are nearly one grey afterwards. Of 16-bit colour the upper 8 bits
-are taken. Training from a folder: data.deep_range.
-
---channels 1 makes grey JPEGs. With any other number every image must have just as many bands (.npy
-files (H, W, C) or (C, H, W), TIFFs of several bands, PNGs with transparency), which are stored as
-they are, 8 bits each, as lossless .npy (--format mds). Mean and standard deviation of each channel
-are noted for the normalisation. Train with encoder.channels: N.
-
-Of WAV files the MFCCs are stored, 40 every 10 ms of the first second. What Speech Commands and Free
-Spoken Digits hold out themselves is their val; elsewhere it is drawn. --keywords makes the classes
-of keyword spotting: the named words, "unknown" (clips of all other words) and "silence" (seconds of
-the files in _background_noise_, of their ends for val, so --val-fraction counts here too). Of these
-two as many are drawn as a keyword has on average, in each part; 12 are Google's usual classes.
+there. Endpoint and credentials of a bucket come from S3_ENDPOINT_URL and AWS's variables.
 
 kinds of sources:
 """
 
 _NUM_SHOWN = 20
+SCHEDULER = "of a Dask cluster that does the work; local: one of --workers processes, started here"
 
 
-def _print_summary(destination: str, tally: Tally) -> None:
+def _print_summary(destination: str, summary: Summary) -> None:
     from data_prep.statistics import of_records, print_table
 
-    records = tally.records
+    records = summary.records
     is_audio = any(record.seconds for record in records)
     noun = "clips" if is_audio else "images"
     # No rate where others, or earlier runs, have done some of the work.
-    rate = "" if tally.num_reused else f" ({tally.num_samples / tally.seconds:.0f} {noun}/s)"
-    rows = [(noun, f"{tally.num_samples}")]
+    rate = "" if summary.num_reused else f" ({summary.num_samples / summary.seconds:.0f} {noun}/s)"
+    rows = [(noun, f"{summary.num_samples}")]
     if not is_audio:
         rows += [
-            ("  bytes kept", f"{tally.num_kept}"),
-            *([("  markers added", f"{tally.num_marked}")] if tally.num_marked else []),
-            ("  encoded anew", f"{tally.num_encoded}"),
+            ("  bytes kept", f"{summary.num_kept}"),
+            *([("  markers added", f"{summary.num_marked}")] if summary.num_marked else []),
+            ("  encoded anew", f"{summary.num_encoded}"),
         ]
     rows += [
-        *deep_rows(tally),
-        ("unreadable", f"{len(tally.skipped)}"),
-        *([("ignored", f"{tally.num_ignored}")] if tally.num_ignored else []),
-        ("bytes", f"{tally.num_bytes} ({tally.num_bytes / 1e6:.1f} MB)"),
-        ("time", f"{tally.seconds:.1f} s{rate}"),
+        *deep_rows(summary),
+        ("unreadable", f"{len(summary.skipped)}"),
+        *([("ignored", f"{summary.num_ignored}")] if summary.num_ignored else []),
+        ("bytes", f"{summary.num_bytes} ({summary.num_bytes / 1e6:.1f} MB)"),
+        ("time", f"{summary.seconds:.1f} s{rate}"),
     ]
     print(f"wrote {destination}")
     for name, value in rows:
         print(f"  {name:<16}{value}")
-    print_table(of_records(records, tally.classes))
-    for item in tally.skipped[:_NUM_SHOWN]:
+    print_table(of_records(records, summary.classes))
+    for item in summary.skipped[:_NUM_SHOWN]:
         print(f"  unreadable: {_shown(item['path'])}: {item['reason']}")
-    if len(tally.skipped) > _NUM_SHOWN:
-        print(f"  … and {len(tally.skipped) - _NUM_SHOWN} more, all named in the description")
-    for name in tally.ignored:
+    if len(summary.skipped) > _NUM_SHOWN:
+        print(f"  … and {len(summary.skipped) - _NUM_SHOWN} more, all named in the description")
+    for name in summary.ignored:
         print(f"  ignored, for instance: {_shown(name)}")
 
 
@@ -116,26 +85,46 @@ def _shown(name: str) -> str:
     return name if name.isprintable() else repr(name)[1:-1]
 
 
-def make_parser(**options: Any) -> argparse.ArgumentParser:
-    """Return a parser of what decides the result, without what decides who does the work."""
-    kinds = "".join(f"  {name:<16}{text}\n" for name, text in KINDS.items())
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
+        prog="python -m data_prep.convert",
+        description=__doc__,
+        epilog=_EPILOG + "".join(f"  {name:<16}{text}\n" for name, text in KINDS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        **{**options, "epilog": options["epilog"] + kinds},
     )
+    _add_result_options(parser.add_argument)
     add = parser.add_argument
+    add("--workers", type=int, default=available_cores(), help="processes (all cores)")
+    add("--scheduler", metavar="ADDRESS", help=SCHEDULER)
+    add("--part", metavar="K/N", help="write only the K-th of N parts, from 1")
+    add("--merge", metavar="DST", help="make one data set of the parts of DST")
+    add("--overwrite", action="store_true", help="replace DST, when the new one is complete")
+    add("--strict", action="store_true", help="stop at the first file that cannot be read")
+    add("--statistics", type=Path, metavar="PATH.png", help="draw sizes and classes there")
+    add("--verify", action="store_true", help="then check every checksum and decode every sample")
+    return parser
+
+
+def _add_result_options(add: Callable[..., Any]) -> None:
+    """Add the options that decide the bytes of the result."""
     add("source", metavar="SRC", type=Path, nargs="?", help="folder or archive")
     add("destination", metavar="DST", nargs="?", help="file.beton, folder or s3:// for MDS shards")
     add("--format", choices=("mds", "ffcv"), help="what to write")
     add("--source", dest="kind", default="auto", metavar="KIND", help="what SRC is (found out)")
     add("--max-side", type=int, help="shrink larger images to this longer side in pixels")
     add("--quality", type=int, default=90, help="JPEG quality of what is encoded anew (90)")
-    add("--channels", type=int, default=3, metavar="N", help="of the images stored (3: RGB)")
+    add(
+        "--channels",
+        type=int,
+        default=3,
+        metavar="N",
+        help="of the images stored: 3 is RGB, 1 grey, others stay lossless .npy (3)",
+    )
     add(
         "--deep-range",
         default="auto",
         metavar="auto|LOW,HIGH",
-        help="of 16-bit and float images: values that become 0 and 255 (auto: see below)",
+        help="of 16-bit and float images: values that become 0 and 255 (auto: guessed for each)",
     )
     add("--frames", type=int, choices=(98, 100), help="of a clip: 98, or 100 with 20 ms of silence")
     add("--split", choices=("train", "val", "test"), help="write only these samples")
@@ -144,7 +133,7 @@ def make_parser(**options: Any) -> argparse.ArgumentParser:
     add(
         "--keywords",
         metavar="WORD,WORD",
-        help="of clips: tell these words from unknown and silence; 12: yes, no and the usual eight",
+        help="of clips: tell these words from unknown and silence; 12: Google's usual classes",
     )
     add(
         "--check",
@@ -158,23 +147,9 @@ def make_parser(**options: Any) -> argparse.ArgumentParser:
         help="add restart markers to JPEGs: same pixels, other bytes; crops decode faster",
     )
     add("--shard-mb", type=float, help="megabytes of SRC in a shard (67, less for small SRC)")
-    add("--statistics", type=Path, metavar="PATH.png", help="draw sizes and classes there")
-    add("--strict", action="store_true", help="stop at the first file that cannot be read")
-    add("--verify", action="store_true", help="then check every checksum and decode every sample")
-    return parser
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = make_parser(prog="python -m data_prep.convert", description=__doc__, epilog=_EPILOG)
-    add = parser.add_argument
-    add("--workers", type=int, default=available_cores(), help="processes (all cores)")
-    add("--part", metavar="K/N", help="write only the K-th of N parts, from 1")
-    add("--merge", metavar="DST", help="make one data set of the parts of DST")
-    add("--overwrite", action="store_true", help="replace DST, when the new one is complete")
-    return parser
-
-
-def settings_of(args: argparse.Namespace) -> Settings:
+def _settings(args: argparse.Namespace) -> Settings:
     """Return the settings that the command line asks for.
 
     Raises:
@@ -223,11 +198,11 @@ def _plain_range(text: str) -> str:
     return "auto" if found is None else f"{found.low:.15g},{found.high:.15g}"
 
 
-def _convert(args: argparse.Namespace) -> Tally | None:
+def _convert(args: argparse.Namespace) -> Summary | None:
     from data_prep.distribute.blocks import parse_share
     from data_prep.distribute.conversion import convert
 
-    settings = settings_of(args)
+    settings = _settings(args)
     if args.workers < 1:
         raise UserError(f"--workers {args.workers} is out of range; it must be at least 1.")
     if args.part and (args.overwrite or args.verify):
@@ -240,10 +215,11 @@ def _convert(args: argparse.Namespace) -> Tally | None:
         strict=args.strict,
         overwrite=args.overwrite,
         share=parse_share(args.part) if args.part else None,
+        scheduler=args.scheduler,
     )
 
 
-def _merge(args: argparse.Namespace) -> Tally | None:
+def _merge(args: argparse.Namespace) -> Summary | None:
     parser = _parser()
     for name, value in vars(args).items():
         if name not in ("merge", "verify", "statistics") and value != parser.get_default(name):
@@ -259,20 +235,21 @@ def _merge(args: argparse.Namespace) -> Tally | None:
     return merge(args.merge)
 
 
-def finish(destination: str, tally: Tally | None, args: argparse.Namespace) -> None:
+def _finish(destination: str, summary: Summary | None, args: argparse.Namespace) -> None:
     """Say what was done; draw and verify it where that is wanted."""
     from data_prep.statistics import draw, of_data_set, of_records
 
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files may be no text
         sys.stdout.reconfigure(errors="backslashreplace")
-    part = getattr(args, "part", None)
-    name = f"part {part} of {destination}" if part else destination
-    if tally is None:
+    name = f"part {args.part} of {destination}" if args.part else destination
+    if summary is None:
         print(f"{destination} already holds this conversion; nothing to do.")
     else:
-        _print_summary(name, tally)
+        _print_summary(name, summary)
     if args.statistics is not None:
-        counted = of_records(tally.records, tally.classes) if tally else of_data_set(destination)
+        counted = (
+            of_records(summary.records, summary.classes) if summary else of_data_set(destination)
+        )
         draw(counted, args.statistics, name)
     if args.verify:
         from data_prep.verify import verify as verify_data
@@ -288,9 +265,9 @@ def main(argv: list[str] | None = None) -> int:
 
         check_picture(args.statistics)
     if args.merge is None:
-        finish(args.destination, _convert(args), args)
+        _finish(args.destination, _convert(args), args)
         return 0
-    finish(args.merge, _merge(args), args)
+    _finish(args.merge, _merge(args), args)
     return 0
 
 

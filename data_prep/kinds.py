@@ -3,7 +3,7 @@
 import ast
 from pathlib import Path
 
-_NO_KINDS = ("__init__", "registry", "source")
+_NO_KINDS = ("registry", "source")
 
 
 def _first_line(module: Path) -> str:
@@ -14,6 +14,6 @@ def _first_line(module: Path) -> str:
 KINDS: dict[str, str] = {
     path.stem: _first_line(path)
     for path in sorted((Path(__file__).parent / "sources").glob("*.py"))
-    if path.stem not in _NO_KINDS
+    if path.stem not in _NO_KINDS and not path.stem.startswith("_")
 }
 """Every kind's name, as ``--source`` takes it, with a description of one line."""

@@ -1,7 +1,6 @@
-"""Labels as data sets write them (numbers, names or nothing) → class names, places among them."""
+"""Labels as data sets write them (numbers, names or nothing) → classes and their numbers."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 from pospre.errors import UserError
 
@@ -39,38 +38,21 @@ def class_names(labels: Iterable[RawLabel], where: object) -> list[str] | None:
     return [str(number) for number in range(max(numbers) + 1)]
 
 
-def shared_categories(
-    own: list[dict[str, Any]], of_train: list[dict[str, Any]], where: object
-) -> list[dict[str, Any]]:
-    """Return the training part's categories (``id`` and ``name``) by id, for another part's labels.
-
-    Raises:
-        UserError: the other part has one that the training part lacks, or names differently.
-    """
-    names = {category["id"]: category["name"] for category in of_train}
-    for category in own:
-        number, name = category["id"], category["name"]
-        if names.get(number) != name:
-            told = f"calls {names[number]!r}" if number in names else "does not have"
-            raise UserError(f"{where}: the training part {told} the category {number} ({name!r}).")
-    return sorted(of_train, key=lambda category: category["id"])
-
-
-def class_places(classes: list[str] | None) -> dict[str, int]:
+def labels_of(classes: Sequence[str] | None) -> dict[str, int]:
     """Return the label of every class by its name."""
     return {name: label for label, name in enumerate(classes or ())}
 
 
-def place_of(label: RawLabel, places: Mapping[str, int], where: object) -> int:
-    """Return a label's place among the classes, -1 for none.
+def label_of(raw: RawLabel, labels: Mapping[str, int], where: object) -> int:
+    """Return the number of a class, -1 for none.
 
     Raises:
-        UserError: it is not among them.
+        UserError: it is no class.
     """
-    if label is None or label == -1 or not places:
+    if raw is None or raw == -1 or not labels:
         return -1
-    if isinstance(label, str) and label in places:
-        return places[label]
-    if isinstance(label, int) and 0 <= label < len(places):
-        return label
-    raise UserError(f"{where} has the label {label!r}, but there are {len(places)} classes.")
+    if isinstance(raw, str) and raw in labels:
+        return labels[raw]
+    if isinstance(raw, int) and 0 <= raw < len(labels):
+        return raw
+    raise UserError(f"{where} has the label {raw!r}, but there are {len(labels)} classes.")

@@ -18,7 +18,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from data_prep.distribute.processes import ordered_map
-from data_prep.publish.staging import replace_folder, staging_folder
+from data_prep.publish.atomic import replace_folder, staging_folder
 from pospre.data.cores import available_cores
 from pospre.errors import UserError, run_command
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
-from data_prep.distribute.tally import Record
+from data_prep.distribute.records import Record
 from data_prep.encode.moments import Moments
 from pospre.data.cores import available_cores
 from pospre.data.decode.deep import parse_range

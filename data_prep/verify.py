@@ -13,18 +13,25 @@ from typing import TYPE_CHECKING, Any
 from crc32c import crc32c
 from tqdm import tqdm
 
-from data_prep.publish import description as sidecar
+from data_prep.publish.description import (
+    REMEDY,
+    check_sizes,
+    data_files,
+    parse_description,
+    read_description,
+    sha256,
+)
 from pospre.data.cores import available_cores
 from pospre.data.decode.deep import Decoding
 from pospre.data.stores.description import SIDECAR_NAME, unpack_sums
-from pospre.data.stores.mds_index import INDEX_NAME, ShardEntry, read_index
+from pospre.data.stores.mds_index import INDEX_NAME, read_index
 from pospre.errors import UserError, run_command
 from pospre.object_store import Bucket, is_remote
 
 if TYPE_CHECKING:  # readers and decoders take seconds to import, and --help does not wait for them
+    from data_prep.publish.store import Files
     from pospre.data.stores.reader import Reader
 
-_REMEDY = "convert the images again with --overwrite"
 _EPILOG = """\
 examples:
   python -m data_prep.verify photos.beton
@@ -43,27 +50,27 @@ def verify(destination: str | Path, num_workers: int | None = None) -> None:
     Raises:
         UserError: something is missing, changed or cannot be read; the message names the first.
     """
-    workers = num_workers or available_cores()
-    if is_remote(str(destination)):
-        content, num_files, num_samples = _verify_remote(str(destination).rstrip("/"), workers)
-    else:
-        from pospre.data.stores.opening import open_reader
-
-        path = Path(destination)
-        reader = open_reader(path)
-        if reader.format == "folder":
-            raise UserError(
-                f"{path} is a folder of images; give a .beton file or an MDS directory."
-            )
-        content = sidecar.read_sidecar(path)
-        num_files, num_samples = _check_sums(path, content), len(reader)
-        with _bar(num_samples, "img") as bar:
-            _report(path, *_unusable(reader, content["classes"], workers, bar), num_samples)
+    where, bad, first = str(destination).rstrip("/"), 0, ""
+    with tempfile.TemporaryDirectory(prefix="pospre-verify-") as name, _naming(name, where):
+        is_file = not is_remote(where) and not Path(where).is_dir()
+        content, readers = _open_beton(Path(where)) if is_file else _open_shards(where, Path(name))
+        bar = tqdm(total=content["samples"], unit="img", desc="verify", disable=None)
+        with bar:
+            for reader in readers:
+                found, about = _unusable(
+                    reader, content["classes"], num_workers or available_cores(), bar
+                )
+                bad, first = bad + found, first or about
+    if bad:
+        raise UserError(
+            f"{where}: {bad} of {content['samples']} samples cannot be used; the first is {first}. "
+            "Copy the data set again, or convert again with --overwrite."
+        )
     classes = content["classes"]
     rows = [
         ("description", f"{content['format']}, version {content['version']}"),
-        ("checksums", f"{num_files} files"),
-        ("images", f"{num_samples} decoded"),
+        ("checksums", f"{len(data_files(content, where))} files"),
+        ("images", f"{content['samples']} decoded"),
         ("classes", "none" if classes is None else f"{len(classes)}"),
     ]
     print(f"verified {destination}")
@@ -71,24 +78,94 @@ def verify(destination: str | Path, num_workers: int | None = None) -> None:
         print(f"  {name:<16}ok: {value}")
 
 
-def _bar(total: int, unit: str) -> Any:
-    return tqdm(total=total, unit=unit, desc="verify", disable=None)
+@contextmanager
+def _naming(folder: str, where: str) -> Iterator[None]:
+    """Have messages name the data set instead of the temporary folder."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(str(error).replace(folder, where)) from error
 
 
-def _check_sums(path: Path, content: dict) -> int:
-    """Compare sizes and SHA-256 sums of all data files; return their number."""
-    sidecar.check_sizes(path, content)
-    files = sidecar.data_files(path, content)
-    for file, _, digest in tqdm(files, unit="file", desc="checksums", disable=None):
-        _check_sum(file, digest, file)
-    return len(files)
+def _open_beton(path: Path) -> "tuple[dict[str, Any], Iterator[Reader]]":
+    """Return the description, and readers of the samples: one."""
+    from pospre.data.stores.opening import open_reader
+
+    reader = open_reader(path)
+    content = read_description(path, "ffcv")
+    _check_sum(path, content["sha256"], path)
+    return content, iter([reader])
+
+
+def _open_shards(where: str, scratch: Path) -> "tuple[dict[str, Any], Iterator[Reader]]":
+    """Return the description, checked, and readers of the samples: one for each shard."""
+    files: Files
+    if is_remote(where):
+        from data_prep.publish.bucket import RemoteFiles
+
+        files = RemoteFiles(where)
+    else:
+        from data_prep.publish.local import LocalFiles
+        from pospre.data.stores.mds import is_mds
+
+        files = LocalFiles(Path(where))
+        if not is_mds(Path(where)):
+            raise UserError(
+                f"{where} is a folder of images; give a .beton file or an MDS directory."
+            )
+    there = files.sizes()
+    for name in (INDEX_NAME, SIDECAR_NAME):
+        if name not in there:
+            raise UserError(
+                f"{files.locate(name)} is missing: no data set of data_prep.convert is there, or "
+                "its conversion is not finished."
+            )
+    text, index = files.read([SIDECAR_NAME, INDEX_NAME])
+    content = parse_description(text, files.locate(SIDECAR_NAME), "mds", REMEDY)
+    (scratch / INDEX_NAME).write_bytes(index)
+    entries = read_index(scratch, f"{REMEDY}.")  # refuses names that lead out of the folder
+    odd = {entry.raw.name for entry in entries} ^ set(content["manifest"])
+    if odd:
+        raise UserError(f"{files.locate(SIDECAR_NAME)} and {INDEX_NAME} disagree about {min(odd)}.")
+    check_sizes(files, data_files(content, where), REMEDY)
+    total = sum(entry.num_samples for entry in entries)
+    if total != content["samples"]:
+        raise UserError(f"{where} holds {total} samples instead of {content['samples']}.")
+    sums = unpack_sums(content, total, files.locate(SIDECAR_NAME), REMEDY)
+    return content, _shards(where, json.loads(index)["shards"], content, sums, scratch)
+
+
+def _shards(
+    where: str, shards: list[dict[str, Any]], content: dict[str, Any], sums: Any, scratch: Path
+) -> "Iterator[Reader]":
+    """Give a reader of one shard after the other; none is kept that was downloaded."""
+    from pospre.data.stores.mds import MdsReader
+
+    start = 0
+    for shard in shards:
+        name = shard["raw_data"]["basename"]
+        path = scratch / name
+        if is_remote(where):
+            with Bucket(f"{where}/{name}") as bucket:
+                bucket.fetch(path)
+        else:
+            path.symlink_to((Path(where) / name).absolute())
+        _check_sum(path, content["manifest"][name][1], f"{where}/{name}")
+        (scratch / INDEX_NAME).write_text(json.dumps({"version": 2, "shards": [shard]}))
+        reader = MdsReader(scratch)
+        reader.decoding = Decoding(content.get("channels", 3))
+        if sums is not None:
+            reader.checksums = sums[start : start + len(reader)]
+        start += len(reader)
+        yield reader
+        path.unlink()
 
 
 def _check_sum(file: Path, digest: str, name: object) -> None:
-    if sidecar.sha256(file) != digest:
+    if sha256(file) != digest:
         raise UserError(
             f"{name} does not have the checksum noted when it was written; copy it again, or "
-            "convert the images again with --overwrite."
+            f"{REMEDY}."
         )
 
 
@@ -98,22 +175,20 @@ def _unusable(
     """Decode every sample on several threads; count what cannot be used, and describe the first."""
     from pospre.data.decode.decoder import DecodeError, decode_image
 
-    sums = reader.checksums
+    labels, sums = range(-1, len(classes or ())), reader.checksums
 
     def problem(index: int) -> str | None:
         sample = reader.read(index)
         bar.update()
-        labels = range(-1, 0) if classes is None else range(-1, len(classes))
         if sample.label not in labels:
             return f"label {sample.label} is outside of the {len(labels) - 1} known ones"
         if sums is not None and crc32c(sample.encoded.numpy().data) != sums[index]:
             return "it does not have the checksum (crc32c) noted when it was written"
-        if reader.features is not None:
-            return None
-        try:
-            decode_image(sample.encoded, reader.decoding)
-        except DecodeError as error:
-            return str(error)
+        if reader.features is None:
+            try:
+                decode_image(sample.encoded, reader.decoding)
+            except DecodeError as error:
+                return str(error)
         return None
 
     indices = range(len(reader))
@@ -121,96 +196,6 @@ def _unusable(
         results = executor.map(problem, indices)
         bad = [(index, found) for index, found in zip(indices, results, strict=True) if found]
     return len(bad), f"{reader.name(bad[0][0])}: {bad[0][1]}" if bad else ""
-
-
-def _report(where: object, num_bad: int, first: str, num_samples: int) -> None:
-    if num_bad:
-        raise UserError(
-            f"{where}: {num_bad} of {num_samples} samples cannot be used; the first is {first}. "
-            "Copy the data set again, or convert again with --overwrite."
-        )
-
-
-def _verify_remote(uri: str, num_workers: int) -> tuple[dict[str, Any], int, int]:
-    """Download, check and remove one shard after the other."""
-    content, index = _descriptions(uri)
-    where = f"{uri}/{SIDECAR_NAME}"
-    bad, first, start = 0, "", 0
-    with tempfile.TemporaryDirectory(prefix="pospre-verify-") as name, _naming(Path(name), uri):
-        folder = Path(name)
-        shards = _shards(index, content["manifest"], folder, where)
-        total = sum(entry.num_samples for entry, _ in shards)
-        if total != content["samples"]:
-            raise UserError(f"{uri} holds {total} samples instead of {content['samples']}.")
-        checksums = unpack_sums(content, total, where, _REMEDY)
-        with _bar(total, "img") as bar:
-            for entry, noted in shards:
-                with _one_shard(uri, entry, noted, content["manifest"], folder) as reader:
-                    reader.decoding = Decoding(content.get("channels", 3))
-                    if checksums is not None:
-                        reader.checksums = checksums[start : start + len(reader)]
-                    found, about = _unusable(reader, content["classes"], num_workers, bar)
-                bad, first = bad + found, first or about
-                start += entry.num_samples
-        _report(uri, bad, first, total)
-    return content, len(shards), total
-
-
-def _descriptions(uri: str) -> tuple[dict[str, Any], bytes]:
-    """Return our description, checked, and the index as it is."""
-    with Bucket(uri) as bucket:
-        there = bucket.list()
-        for name in (INDEX_NAME, SIDECAR_NAME):
-            if name not in there:
-                raise UserError(
-                    f"{uri}/{name} is missing: no data set of data_prep.convert is there, or its "
-                    "conversion is not finished."
-                )
-        text = bucket.read(SIDECAR_NAME)
-        content = sidecar.parse_sidecar(text, f"{uri}/{SIDECAR_NAME}", "mds", _REMEDY)
-        return content, bucket.read(INDEX_NAME)
-
-
-@contextmanager
-def _naming(folder: Path, uri: str) -> Iterator[None]:
-    """Have messages name the bucket instead of the temporary folder."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(str(error).replace(str(folder), uri)) from error
-
-
-def _shards(
-    index: bytes, manifest: dict[str, Any], folder: Path, where: str
-) -> list[tuple[ShardEntry, dict[str, Any]]]:
-    """Return every shard's entry of the index: checked, and as it is written there."""
-    (folder / INDEX_NAME).write_bytes(index)
-    entries = read_index(folder, f"{_REMEDY}.")  # refuses names that lead out of the folder
-    odd = {entry.raw.name for entry in entries} ^ set(manifest)
-    if odd:
-        raise UserError(f"{where} and {INDEX_NAME} disagree about {min(odd)}.")
-    return list(zip(entries, json.loads(index)["shards"], strict=True))
-
-
-def _fetch(uri: str, name: str, folder: Path) -> Path:
-    with Bucket(f"{uri}/{name}") as bucket:
-        bucket.fetch(folder / name)
-    return folder / name
-
-
-@contextmanager
-def _one_shard(
-    uri: str, entry: ShardEntry, noted: dict[str, Any], manifest: dict[str, Any], folder: Path
-) -> "Iterator[Reader]":
-    """Give a reader of a single shard."""
-    from pospre.data.stores.mds import MdsReader
-
-    name = entry.raw.name
-    path = _fetch(uri, name, folder)
-    _check_sum(path, manifest[name][1], f"{uri}/{name}")
-    (folder / INDEX_NAME).write_text(json.dumps({"version": 2, "shards": [noted]}))
-    yield MdsReader(folder)
-    path.unlink()
 
 
 def main(argv: list[str] | None = None) -> int:

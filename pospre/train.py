@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from pathlib import Path
 from typing import Any
 
 from pospre.errors import UserError, run_command, stoppable
@@ -12,6 +13,10 @@ examples:
   python -m pospre.train yamls/demo/droppos.yaml data.path=photos
   python -m pospre.train yamls/pretrain/mae_vitb16.yaml data.path=imagenet.mds run_name=mae_try
   composer -n 8 -m pospre.train yamls/pretrain/droppos_vitb16.yaml trainer.precision=amp_bf16
+  python -m pospre.train yamls/finetune/mae_vitb16.yaml --resolve
+
+A recipe may extend another one and say only what differs (extends: other.yaml, one level, relative
+to its own file): sections are merged, other values replaced, null takes a whole section away.
 
 A run writes <trainer.run_folder>/<run_name>/ : recipe.yaml, metrics.jsonl, checkpoints/,
 evaluation/ and report.html. The same command again goes on from the newest checkpoint;
@@ -39,7 +44,17 @@ def main(argv: list[str] | None = None) -> int:
         metavar="key=value",
         help="change a value of the recipe, for instance trainer.max_duration=2ep",
     )
-    arguments = parser.parse_args(argv)
+    parser.add_argument(
+        "--resolve",
+        action="store_true",
+        help="train nothing: print the complete recipe, and where each of its values comes from",
+    )
+    arguments = parser.parse_intermixed_args(argv)
+    if arguments.resolve:
+        from pospre.training.resolve import describe  # late, so that --help answers at once
+
+        print(describe(Path(arguments.recipe), arguments.overrides))
+        return 0
     with stoppable("outside of the training steps: nothing is lost, the same command goes on"):
         return _run(arguments)
 

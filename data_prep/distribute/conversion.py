@@ -1,46 +1,35 @@
 """From a source to a complete data set in its place, or to nothing.
 
-A conversion is cut into blocks (``blocks``); workers convert them (``block_work``), a store keeps
-the finished ones (``store``), and when all are there they become the data set (``publishing``).
+A conversion is cut into blocks (``preparation``); processes or a cluster convert them (``worker``),
+a store keeps the finished ones, and when all are there they become the data set (``publish``).
 Parts on several machines, and runs that follow a killed one, convert the blocks that are missing.
 """
 
-import hashlib
-import importlib
-import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from data_prep.distribute.blocks import Block, Share, cut_blocks
-from data_prep.distribute.completeness import check_blocks, check_own, check_samples
-from data_prep.distribute.locks import WHOLE
-from data_prep.distribute.plan import Plan, difference
+from data_prep.distribute.blocks import Block, Share
+from data_prep.distribute.cluster import cluster_map
+from data_prep.distribute.plan import Plan, check_complete, check_own, check_samples, difference
+from data_prep.distribute.preparation import load_writers, prepare
 from data_prep.distribute.processes import ordered_map
-from data_prep.distribute.store import Store
-from data_prep.distribute.tally import Record, Settings, Tally
+from data_prep.distribute.records import Record, Settings, Summary
 from data_prep.distribute.worker import Job, convert_block
-from data_prep.publish.publishing import Target, open_target
-from data_prep.sources.registry import open_source
-from data_prep.sources.source import Source
+from data_prep.publish.locks import WHOLE
+from data_prep.publish.opening import open_target
+from data_prep.publish.store import Store
+from data_prep.publish.target import Target
+from data_prep.sources.source import Item
 from pospre.errors import UserError
-
-_FRAMES = 100  # of a clip: one second, and 20 ms of silence
-
-_MISSING_LIBRARY = {
-    "ffcv": "FFCV cannot be loaded ({error}); install its libraries (Debian, Ubuntu: apt-get "
-    "install pkg-config libopencv-dev libturbojpeg0-dev, then pospre[ffcv]), or use "
-    "--format mds.",
-    "mds": "Streaming cannot be loaded ({error}); install pospre[convert], or use --format ffcv.",
-}
 
 
 def convert(
@@ -52,7 +41,8 @@ def convert(
     strict: bool = False,
     overwrite: bool = False,
     share: Share | None = None,
-) -> Tally | None:
+    scheduler: str | None = None,
+) -> Summary | None:
     """Convert a data set, or one share of it that ``merge`` puts together with the others.
 
     Args:
@@ -63,6 +53,7 @@ def convert(
         strict: whether to stop at what cannot be read.
         overwrite: whether to replace what is there.
         share: which blocks to convert; None for all of them.
+        scheduler: of a Dask cluster that does the work, see ``cluster_map``; None for processes.
 
     Returns:
         what was met; None when the destination already holds this very conversion.
@@ -71,56 +62,38 @@ def convert(
         UserError: nothing to convert, the destination is taken or cannot be written, a library is
             missing, or with ``strict`` a file cannot be read. The destination is then untouched.
     """
+    if scheduler is not None:  # whose workers may run in other folders
+        source, destination = source.absolute(), _absolute(destination)
     target = open_target(destination, settings.format)
     target.check_apart(source)
-    listed, settings = _select(source, settings)
-    made_from = {"settings": asdict(settings), "source": listed.fingerprint()}
-    if not overwrite and target.is_complete(made_from):
-        _tidy(target.store, made_from)
+    prepared = prepare(source, settings)
+    if not overwrite and target.is_complete(prepared.made_from):
+        _tidy(target.store, prepared.made_from)
         return None
     if overwrite:
         target.check_replaceable()
-    writers = _load_writers(settings.format)
-    blocks = _cut(listed, settings)
-    largest = max(sum(i.size for i in listed.items[b.start : b.stop]) for b in blocks)
-    limit = _limit(writers, listed, largest)
-    blocks = [block._replace(key=_key(block, listed, settings, limit)) for block in blocks]
-    plan = Plan(
-        made_from=made_from,
-        num_blocks=len(blocks),
-        num_items=len(listed.items),
-        classes=listed.classes,
-        num_ignored=listed.num_ignored,
-        split_rule=listed.split_rule,
-        annotation=listed.annotation,
-        limit=limit,
-        noun="WAV files" if listed.is_audio else "images",
-        titles=listed.titles,
-        annotation_classes=listed.annotation_classes,
-        ignored=list(listed.ignored),
-        block_keys=[block.key for block in blocks],
-    )
+    plan, blocks = prepared.plan()
     wanted = blocks if share is None else share.of(blocks)
     start = time.monotonic()
     with _beginning(target, plan, share, overwrite):
         job = Job(
-            replace(listed, items=()),
-            settings,
+            replace(prepared.source, items=()),
+            prepared.settings,
             plan.limit,
             target.store,
             num_shares=1 if share is None else share.total,
             strict=strict,
         )
-        tally = _convert_blocks(listed, wanted, plan, job, num_workers)
+        run = ordered_map if scheduler is None else partial(cluster_map, scheduler=scheduler)
+        summary = _convert_blocks(prepared.source.items, wanted, plan, job, run, num_workers)
         if share is None:
-            check_samples(tally.records, plan, source)
-            _publish(target, plan, tally.records, overwrite)
-    tally.seconds = time.monotonic() - start
-    tally.num_ignored, tally.ignored = plan.num_ignored, plan.ignored
-    return tally
+            check_samples(summary.records, plan, source)
+            _publish(target, plan, summary.records, overwrite)
+    summary.seconds = time.monotonic() - start
+    return summary
 
 
-def merge(destination: str | Path) -> Tally | None:
+def merge(destination: str | Path) -> Summary | None:
     """Make one data set of the parts that ``convert`` has written; None if that was done before.
 
     Raises:
@@ -129,7 +102,7 @@ def merge(destination: str | Path) -> Tally | None:
     target = open_target(destination, "ffcv" if str(destination).endswith(".beton") else "mds")
     plan = target.store.plan()
     if plan is None:
-        if target.exists():
+        if target.description() is not None:
             return None
         raise UserError(
             f"{target.store.where} holds no parts of {destination}; write them with --part k/n."
@@ -137,16 +110,19 @@ def merge(destination: str | Path) -> Tally | None:
     if target.is_complete(plan.made_from):
         _tidy(target.store, plan.made_from)
         return None
-    _load_writers(plan.format)
+    load_writers(plan.format)
     start = time.monotonic()
     with _as_user_errors(target), target.store.alone(WHOLE):
         found = target.store.records()
-        check_blocks(found, plan, target.store.where)
+        check_complete(found, plan, target.store.where)
         records = [found[number] for number in range(plan.num_blocks)]
         check_samples(records, plan, target.store.where)
         _publish(target, plan, records, overwrite=False)
-    seconds = time.monotonic() - start
-    return Tally(records, plan.classes, len(records), seconds, plan.num_ignored, plan.ignored)
+    return _summary(records, plan, num_reused=len(records), seconds=time.monotonic() - start)
+
+
+def _absolute(destination: str | Path) -> str:
+    return str(destination) if "://" in str(destination) else str(Path(destination).absolute())
 
 
 def _tidy(store: Store, made_from: dict[str, Any]) -> None:
@@ -168,74 +144,6 @@ def _publish(target: Target, plan: Plan, records: Sequence[Record], overwrite: b
         target.publish(plan, records)
 
 
-def count_blocks(source: Path, settings: Settings) -> int:
-    """Return in how many blocks a source is converted: the most parts that it can have."""
-    listed, settings = _select(source, settings)
-    return len(_cut(listed, settings))
-
-
-def _cut(source: Source, settings: Settings) -> list[Block]:
-    items = source.items
-    return cut_blocks([item.name for item in items], [i.size for i in items], settings.shard_mb)
-
-
-def _key(block: Block, source: Source, settings: Settings, limit: int) -> str:
-    """Return a hash of everything that decides the bytes of a block."""
-    parts = [asdict(settings), limit, source.fingerprint(block.start, block.stop)]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _select(path: Path, settings: Settings) -> tuple[Source, Settings]:
-    """List the source's wanted part; settings are those that matter for its kind."""
-    source = open_source(
-        path,
-        kind=settings.source,
-        split=settings.split,
-        val_fraction=settings.val_fraction,
-        seed=settings.seed,
-        keywords=settings.keywords,
-    )
-    settings = replace(settings, source=source.kind)
-    if not source.is_audio:
-        for name, value in (("--frames", settings.frames), ("--keywords", settings.keywords)):
-            if value is not None:
-                raise UserError(
-                    f"{name} {value} is for clips, but {path} is no folder of WAV files; leave it "
-                    "out."
-                )
-        if settings.format != "mds" and settings.channels not in (1, 3):
-            raise UserError(
-                f"--channels {settings.channels}: a .beton holds JPEGs, of 3 channels or 1; use "
-                "--format mds."
-            )
-        return source, settings
-    for name, is_usual in (
-        ("--channels", settings.channels == Settings.channels),
-        ("--deep-range", settings.deep_range == Settings.deep_range),
-    ):
-        if not is_usual:
-            raise UserError(f"{name} is for images, but {path} holds WAV files; leave it out.")
-    if settings.seekable:
-        raise UserError(f"--seekable is for JPEGs, but {path} holds WAV files.")
-    if settings.format != "mds":
-        raise UserError(f"{path} holds WAV files; their features are stored with --format mds.")
-    return source, replace(settings, frames=settings.frames or _FRAMES)
-
-
-def _load_writers(data_format: str) -> Any:
-    """Import the writers of a format: the libraries are heavy, and FFCV's may be missing."""
-    try:
-        return importlib.import_module(f"data_prep.publish.writers.{data_format}")
-    except ImportError as error:
-        raise UserError(_MISSING_LIBRARY[data_format].format(error=error)) from error
-
-
-def _limit(writers: Any, source: Source, largest_block: int) -> int:
-    if hasattr(writers, "page_size"):
-        return int(writers.page_size(source.items))
-    return int(writers.size_limit(source.items, largest_block))
-
-
 @contextmanager
 def _beginning(target: Target, plan: Plan, share: Share | None, overwrite: bool) -> Iterator[None]:
     """Begin or go on; on failure keep what is finished, and remove what is not worth keeping.
@@ -245,7 +153,7 @@ def _beginning(target: Target, plan: Plan, share: Share | None, overwrite: bool)
     """
     store = target.store
     name = WHOLE if share is None else f"part-{share.number}-of-{share.total}"
-    with _as_user_errors(target), target.clean_parents(), store.alone(name):
+    with _as_user_errors(target), store.alone(name):
         if share is None:  # else others count on the plan
             store.adopt(plan)
         if overwrite and share is None:
@@ -290,21 +198,25 @@ def _as_user_errors(target: Target) -> Iterator[None]:
 
 
 def _convert_blocks(
-    source: Source, blocks: Sequence[Block], plan: Plan, job: Job, num_workers: int
-) -> Tally:
-    """Convert the blocks that no earlier run has finished."""
+    items: Sequence[Item],
+    blocks: Sequence[Block],
+    plan: Plan,
+    job: Job,
+    run: Callable[..., Generator[Record]],
+    num_workers: int,
+) -> Summary:
+    """Convert the blocks that no earlier run has finished; ``run`` is ``ordered_map`` or alike."""
     found = job.store.records()
     check_own(found, plan, job.store.where)
-    reused = [block for block in blocks if block.number in found]
     missing = [block for block in blocks if block.number not in found]
-    if reused:
-        print(f"{len(reused)} of {len(blocks)} blocks were finished before; going on.")
-    unit = "clip" if source.is_audio else "img"
-    tasks = [(block, source.items[block.start : block.stop]) for block in missing]
-    work: Callable[[Any], Record] = partial(convert_block, job=job)
-    results = ordered_map(work, tasks, min(num_workers, len(tasks)))
+    num_reused = len(blocks) - len(missing)
+    if num_reused:
+        print(f"{num_reused} of {len(blocks)} blocks were finished before; going on.")
+    tasks = [(block, items[block.start : block.stop]) for block in missing]
+    results = run(partial(convert_block, job=job), tasks, num_workers=min(num_workers, len(tasks)))
     total = sum(block.stop - block.start for block in blocks)
-    before = sum(block.stop - block.start for block in reused)
+    before = total - sum(len(some) for _, some in tasks)
+    unit = "clip" if job.source.is_audio else "img"
     bar = tqdm(total=total, initial=before, unit=unit, desc="convert", disable=None)
     # The disk works beside the processors: at the end there is little to wait for.
     with closing(results), closing(bar), ThreadPoolExecutor(1) as background:
@@ -315,4 +227,10 @@ def _convert_blocks(
             bar.update(block.stop - block.start)
         for future in settled:
             future.result()
-    return Tally([found[block.number] for block in blocks], source.classes, len(reused))
+    return _summary([found[block.number] for block in blocks], plan, num_reused=num_reused)
+
+
+def _summary(
+    records: Sequence[Record], plan: Plan, *, num_reused: int, seconds: float = 0.0
+) -> Summary:
+    return Summary(records, plan.classes, num_reused, seconds, plan.num_ignored, plan.ignored)

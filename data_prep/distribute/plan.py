@@ -1,12 +1,16 @@
-"""What a conversion is going to do: known before the first sample is read, the same everywhere."""
+"""What a conversion is going to do, known before the first sample is read, and whether it is done.
+
+Workers, parts on several machines and runs that follow a killed one all have the same plan.
+"""
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from data_prep.distribute.tally import Record, Settings
+from data_prep.distribute.blocks import Block, Share
+from data_prep.distribute.records import Record, Settings, Summary
 from pospre.errors import UserError
 
 _VERSION = 3  # of plans and records: what another version has begun is not gone on with
@@ -52,7 +56,7 @@ class Plan:
     @property
     def key(self) -> str:
         """What tells this conversion from all others."""
-        return hashlib.sha256(self.as_json().encode()).hexdigest()[:16]
+        return hashlib.sha256(self.as_json()).hexdigest()[:16]
 
     @property
     def format(self) -> str:
@@ -70,12 +74,12 @@ class Plan:
             and self.made_from["settings"] == before.made_from["settings"]
         )
 
-    def as_json(self) -> str:
+    def as_json(self) -> bytes:
         """Return the text that ``parse_plan`` reads."""
-        return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
+        return (json.dumps(asdict(self), indent=1, sort_keys=True) + "\n").encode()
 
 
-def parse_plan(text: str | bytes, where: str) -> Plan:
+def parse_plan(text: bytes, where: str) -> Plan:
     """Read a plan that another run has left at ``where``.
 
     Raises:
@@ -97,6 +101,59 @@ def difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
     if before["source"] != now["source"]:
         return "made from other images or older versions of them"
     return None
+
+
+def check_own(found: Mapping[int, Record], plan: Plan, where: str) -> None:
+    """Refuse blocks of another conversion.
+
+    Raises:
+        UserError: there are some.
+    """
+    foreign = [number for number, record in found.items() if not plan.owns(record)]
+    if foreign:
+        raise UserError(
+            f"{where} holds blocks of another conversion (blocks {ranges(foreign)}); remove these "
+            "parts, or write them again from the same images with the same settings."
+        )
+
+
+def check_complete(found: Mapping[int, Record], plan: Plan, where: str) -> None:
+    """Refuse to go on without all blocks.
+
+    Raises:
+        UserError: some are missing or foreign.
+    """
+    check_own(found, plan, where)
+    missing = set(range(plan.num_blocks)) - set(found)
+    if not missing:
+        return
+    # parts are counted as those were that are there
+    total = max((record.num_shares for record in found.values()), default=1)
+    blocks = [Block(number, 0, 0) for number in range(plan.num_blocks)]
+    parts = [
+        f"{number}/{total}"
+        for number in range(1, total + 1)
+        if missing.intersection(block.number for block in Share(number, total).of(blocks))
+    ]
+    raise UserError(
+        f"{where} lacks part {', '.join(parts)} (blocks {ranges(missing)} of {plan.num_blocks}); "
+        "write it, or copy it there, then merge."
+    )
+
+
+def check_samples(records: Sequence[Record], plan: Plan, source: object) -> None:
+    """Refuse to make an empty data set.
+
+    Raises:
+        UserError: there is no sample in it.
+    """
+    if any(record.labels for record in records):
+        return
+    first = Summary(records, None).skipped[0]
+    raise UserError(
+        f"{source}: none of the {plan.num_items} {plan.noun} can be read ({first['path']}: "
+        f"{first['reason']}); nothing was written."
+    )
 
 
 def ranges(numbers: Iterable[int]) -> str:

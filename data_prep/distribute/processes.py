@@ -6,13 +6,13 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing.connection import wait
 from typing import TypeVar
 
-from data_prep.distribute.watching import Board
+from data_prep.distribute.activity import Activity
 from pospre.errors import UserError
 
 Item = TypeVar("Item")
@@ -27,41 +27,48 @@ def ordered_map(
     """Yield ``function(item)`` in the order of the items, computed by ``num_workers`` processes.
 
     One worker means this very process. At most a few results per worker wait at any time, so a slow
-    consumer costs no memory. What takes long, see ``watching.at``, is named meanwhile.
+    consumer costs no memory. What takes long, see ``activity.at``, is named meanwhile.
 
     Raises:
         UserError: a worker process died (killed, or out of memory).
     """
-    board = Board(max(1, num_workers))
-    with board.watched():
+    activity = Activity(max(1, num_workers))
+    with activity.watched():
         if num_workers <= 1:
-            with board.joined():
-                yield from map(function, items)
+            activity.join()
+            yield from map(function, items)
         else:
-            yield from _by_workers(function, items, num_workers, board)
+            yield from _by_workers(function, items, num_workers, activity)
+
+
+def in_order(
+    executor: Executor, function: Callable[[Item], Result], items: Iterable[Item], num_pending: int
+) -> Generator[Result, None, None]:
+    """Yield ``function(item)`` in the order of the items; so many are under way or wait."""
+    pending: deque[Future[Result]] = deque()
+    for item in items:
+        pending.append(executor.submit(function, item))
+        if len(pending) >= num_pending:
+            yield pending.popleft().result()
+    while pending:
+        yield pending.popleft().result()
 
 
 def _by_workers(
-    function: Callable[[Item], Result], items: Iterable[Item], num_workers: int, board: Board
+    function: Callable[[Item], Result], items: Iterable[Item], num_workers: int, activity: Activity
 ) -> Generator[Result, None, None]:
-    executor = ProcessPoolExecutor(num_workers, initializer=_start_worker, initargs=(board,))
-    pending: deque[Future[Result]] = deque()
+    executor = ProcessPoolExecutor(num_workers, initializer=_start_worker, initargs=(activity,))
     try:
         with _held_interrupt():  # the first task starts all workers, and they inherit this
             executor.submit(int).result()
         workers = multiprocessing.active_children()
-        for item in items:
-            pending.append(executor.submit(function, item))
-            if len(pending) >= _PENDING_PER_WORKER * num_workers:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
+        yield from in_order(executor, function, items, _PENDING_PER_WORKER * num_workers)
     except BrokenProcessPool as error:
         executor.shutdown(wait=True)  # then it is known how each of them ended
         raise UserError(
-            f"a worker process died ({board.died(workers)}). SIGKILL mostly means that memory ran "
-            "out: use fewer with --workers. Otherwise the decoder crashed: remove the file, and "
-            "run the same command again."
+            f"a worker process died ({activity.causes(workers)}). SIGKILL mostly means that memory "
+            "ran out: use fewer with --workers. Otherwise the decoder crashed: remove the file, "
+            "and run the same command again."
         ) from error
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
@@ -87,9 +94,9 @@ def _held_interrupt() -> Generator[None]:
         raise KeyboardInterrupt
 
 
-def _start_worker(board: Board) -> None:
+def _start_worker(activity: Activity) -> None:
     """Take part, and end when the parent is gone, even by SIGKILL."""
-    board.join()
+    activity.join()
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

@@ -11,14 +11,15 @@ import numpy as np
 import torch
 from crc32c import crc32c
 
+from data_prep.distribute.activity import at
 from data_prep.distribute.blocks import Block
-from data_prep.distribute.store import Store
-from data_prep.distribute.tally import Record, Settings
-from data_prep.distribute.watching import at
+from data_prep.distribute.preparation import load_writers
+from data_prep.distribute.records import Record, Settings
 from data_prep.encode.images import PreparedImage, Unreadable, prepare_image
 from data_prep.encode.moments import Moments
 from data_prep.encode.stderr import overheard
 from data_prep.files.reading import read_annotation, read_item
+from data_prep.publish.store import Store
 from data_prep.sources.source import Item, Source
 from pospre.data.decode.decoder import decode_image
 from pospre.errors import UserError
@@ -61,57 +62,56 @@ def convert_block(task: tuple[Block, tuple[Item, ...]], job: Job) -> Record:
     record = Record(block.number, block.key, job.num_shares)
     moments = _moments(job.settings)
     with job.store.scratch() as folder:
-        with _writing(_make_writer(folder, job), record) as writer:
+        with _writing(folder, job, record) as writer:
             for item in items:
                 with at(str(job.source.root / item.name)):
-                    prepared = _prepare(item, job, writer.max_bytes)
-                if isinstance(prepared, Unreadable):
-                    _skip(item, prepared, record, job)
-                else:
-                    writer.write(item, _sample(prepared))
-                    _note(item, prepared, record)
-                    if moments is not None:
-                        moments.add(_rows(prepared.main, job.settings))
+                    found = _prepare(item, job, writer.max_bytes)
+                if isinstance(found, Unreadable):
+                    _skip(item, found, record, job)
+                    continue
+                main, fields = found
+                writer.write(item, fields)
+                _note(item, main, fields, record)
+                if moments is not None:
+                    moments.add(_rows(main, job.settings))
         if moments is not None:
             record.sums = moments.sums()
         job.store.keep(folder, record)
     return record
 
 
-@dataclass(frozen=True)
-class _Prepared:
-    main: "PreparedImage | PreparedClip"
-    annotation: bytes | None
-
-
-def _prepare(item: Item, job: Job, max_bytes: int) -> "_Prepared | Unreadable":
+def _prepare(
+    item: Item, job: Job, max_bytes: int
+) -> "tuple[PreparedImage | PreparedClip, dict[str, Any]] | Unreadable":
+    """Return what an item became, and the fields of its sample."""
     data = read_item(job.source, item)
     if isinstance(data, Unreadable):
         return data
-    settings = job.settings
     main: PreparedImage | PreparedClip | Unreadable
-    if settings.frames is None:
-        main = _prepare_image(data, item, settings)
+    if job.settings.frames is None:
+        main = _prepare_image(data, item, job.settings)
     else:
         from data_prep.speech.features import prepare_clip  # torchaudio: seconds to import
 
-        main = prepare_clip(data, settings.frames)
+        main = prepare_clip(data, job.settings.frames)
     if isinstance(main, Unreadable):
         return main
-    annotation = None
+    image = main if isinstance(main, PreparedImage) else None
+    fields: dict[str, Any] = (
+        {"image": main.jpeg} if isinstance(main, PreparedImage) else {"features": main.features}
+    )
     if job.source.annotation is not None:
-        image = main if isinstance(main, PreparedImage) else None
-        found = read_annotation(job.source, item, image)
-        if isinstance(found, Unreadable):
-            return found
-        annotation = found
-    num_bytes = main.num_bytes + len(annotation or b"")
+        annotation = read_annotation(job.source, item, image)
+        if isinstance(annotation, Unreadable):
+            return annotation
+        fields["annotation"] = annotation
+    num_bytes = main.num_bytes + len(fields.get("annotation", b""))
     if num_bytes > max_bytes:
         return Unreadable(
             f"as a JPEG it takes {num_bytes} bytes, but at most {max_bytes} fit; --max-side makes "
             "it smaller"
         )
-    return _Prepared(main, annotation)
+    return main, fields
 
 
 def _prepare_image(data: bytes, item: Item, settings: Settings) -> PreparedImage | Unreadable:
@@ -132,14 +132,6 @@ def _prepare_image(data: bytes, item: Item, settings: Settings) -> PreparedImage
     return found
 
 
-def _sample(prepared: _Prepared) -> dict[str, Any]:
-    main = prepared.main
-    sample: dict[str, Any] = (
-        {"image": main.jpeg} if isinstance(main, PreparedImage) else {"features": main.features}
-    )
-    return sample if prepared.annotation is None else {**sample, "annotation": prepared.annotation}
-
-
 def _skip(item: Item, why: Unreadable, record: Record, job: Job) -> None:
     if job.strict:
         raise UserError(
@@ -149,23 +141,23 @@ def _skip(item: Item, why: Unreadable, record: Record, job: Job) -> None:
     record.skipped.append({"path": item.name, "reason": why.reason})
 
 
-def _note(item: Item, prepared: _Prepared, record: Record) -> None:
-    main = prepared.main
-    number = len(record.labels)
-    record.labels.append(item.label)
-    record.num_bytes.append(main.num_bytes)
-    stored: Any = main.jpeg if isinstance(main, PreparedImage) else main.features
-    record.crc32c.append(crc32c(stored))
-    if prepared.annotation is not None:
-        record.extra_bytes.append(len(prepared.annotation))
+def _note(
+    item: Item, main: "PreparedImage | PreparedClip", fields: dict[str, Any], record: Record
+) -> None:
     if isinstance(main, PreparedImage):
         record.num_kept += main.kept
         record.num_marked += main.marked
         record.sides.append((main.width, main.height))
         if main.deep is not None:
-            record.deep.append((number, str(main.deep), main.deep.guessed, main.is_flat))
-        return
-    record.seconds.append(main.seconds)
+            deep = (len(record.labels), str(main.deep), main.deep.guessed, main.is_flat)
+            record.deep.append(deep)
+    else:
+        record.seconds.append(main.seconds)
+    record.labels.append(item.label)
+    record.num_bytes.append(main.num_bytes)
+    record.crc32c.append(crc32c(fields["image" if "image" in fields else "features"]))
+    if "annotation" in fields:
+        record.extra_bytes.append(len(fields["annotation"]))
 
 
 def _moments(settings: Settings) -> Moments | None:
@@ -185,14 +177,9 @@ def _rows(main: "PreparedImage | PreparedClip", settings: Settings) -> np.ndarra
     return decode_image(stored, settings.decoding).reshape(-1, settings.channels) / 255
 
 
-def _make_writer(folder: Path, job: Job) -> Any:
-    # The libraries are heavy: only the wanted one is loaded, and before the workers start.
-    if job.settings.format == "ffcv":
-        from data_prep.publish.writers import ffcv
-
-        return ffcv.BlockWriter(folder, job.limit)
-    from data_prep.publish.writers import mds
-
+@contextmanager
+def _writing(folder: Path, job: Job, record: Record) -> Iterator[Any]:
+    """Give the writer of a block's samples; at the end it notes its files in the record."""
     columns = {"image": "bytes"}
     if job.settings.frames is not None:
         from data_prep.speech.features import NUM_COEFFICIENTS
@@ -200,11 +187,7 @@ def _make_writer(folder: Path, job: Job) -> Any:
         columns = {"features": f"ndarray:float32:{job.settings.frames},{NUM_COEFFICIENTS}"}
     if job.source.annotation is not None:
         columns["annotation"] = "bytes"
-    return mds.BlockWriter(folder, columns, job.limit)
-
-
-@contextmanager
-def _writing(writer: Any, record: Record) -> Iterator[Any]:
+    writer = load_writers(job.settings.format).BlockWriter(folder, columns, job.limit)
     try:
         yield writer
         writer.finish(record)

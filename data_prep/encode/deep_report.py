@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from data_prep.distribute.tally import Record, Tally
+from data_prep.distribute.records import Record, Summary
 
 
-def deep_rows(tally: Tally) -> list[tuple[str, str]]:
+def deep_rows(summary: Summary) -> list[tuple[str, str]]:
     """Return what the summary says: which values of deep images became 0 to 255."""
-    counts = tally.num_deep
+    counts = summary.num_deep
     if not counts:
         return []
     rows = [("deep", f"{counts.total()} of more than 8 bits; these values became 0..255:")]
@@ -18,9 +18,9 @@ def deep_rows(tally: Tally) -> list[tuple[str, str]]:
         rows.append(
             ("  guessed", "from each image's largest value; --deep-range LOW,HIGH is one for all")
         )
-    if tally.num_flat:
+    if summary.num_flat:
         rows.append(
-            ("  one grey", f"nearly, are {tally.num_flat} of them; the description names them")
+            ("  one grey", f"nearly, are {summary.num_flat} of them; the description names them")
         )
     return rows
 

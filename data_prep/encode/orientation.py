@@ -6,8 +6,8 @@ import json
 from PIL import Image
 
 from data_prep.encode.images import PreparedImage
-from data_prep.files.stored import compact
-from data_prep.sources.source import DamagedItem
+from data_prep.files.locations import DamagedItem
+from data_prep.sources.source import compact
 
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,

@@ -3,14 +3,16 @@
 import os
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from tqdm import tqdm
 
-from data_prep.files.places import InTar, InZip, Place
+from data_prep.files.locations import InTar, InZip, Location
 from pospre.errors import UserError
 
 _BLOCK = 512
@@ -25,13 +27,13 @@ class Entry:
         name: with forward slashes, relative to what holds it.
         size: bytes.
         stamp: changes when the content does, as far as this can be told without reading it.
-        place: where the bytes are.
+        location: where the bytes are.
     """
 
     name: str
     size: int
     stamp: str
-    place: Place
+    location: Location
 
 
 Advance = Callable[[int], object]
@@ -114,6 +116,25 @@ def zip_entries(path: Path) -> list[Entry]:
     ]
 
 
+def unpack(file: BinaryIO, named: Path | str, wanted: Callable[[str], bool]) -> dict[str, bytes]:
+    """Return the wanted files of a tar, compressed or not, by their names without folders.
+
+    Raises:
+        UserError: it is damaged or no tar.
+    """
+    files = {}
+    try:
+        with tarfile.open(fileobj=file) as archive:
+            for member in archive:
+                name = member.name.rpartition("/")[2]
+                content = archive.extractfile(member) if member.isreg() and wanted(name) else None
+                if content is not None:
+                    files[name] = content.read()
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+        raise _damaged(named, str(error)) from error
+    return files
+
+
 def is_visible(name: str) -> bool:
     """Tell whether a path is neither hidden nor one of the doubles that macOS puts into zips."""
     return not any(part.startswith(".") or part == "__MACOSX" for part in name.split("/"))
@@ -124,8 +145,10 @@ def _is_file(member: tarfile.TarInfo) -> bool:
 
 
 def _tar_entry(path: Path, member: tarfile.TarInfo) -> Entry:
-    place = InTar(str(path), member.offset_data, member.size)
-    return Entry(_plain(member.name), member.size, f"{member.mtime:g}@{member.offset_data}", place)
+    location = InTar(str(path), member.offset_data, member.size)
+    return Entry(
+        _plain(member.name), member.size, f"{member.mtime:g}@{member.offset_data}", location
+    )
 
 
 def _plain(name: str) -> str:

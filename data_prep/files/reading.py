@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 from data_prep.encode.images import PreparedImage, Unreadable
 from data_prep.encode.orientation import told_orientation, turned_mask
-from data_prep.sources.source import DamagedItem, Item, Source
+from data_prep.files.locations import DamagedItem
+from data_prep.sources.source import Item, Source
 from pospre.errors import UserError
 
 # What keeps one file from being read, not its neighbours: links astray, or forbidden.

@@ -10,8 +10,8 @@ from typing import Any
 from zipfile import is_zipfile
 
 from data_prep.files.archives import Entry, is_visible, zip_entries
-from data_prep.files.places import InFile, Missing
-from data_prep.sources.source import part_of_name
+from data_prep.files.locations import InFile, Missing
+from data_prep.parts import part_of_name
 from pospre.data.stores.files import odd_file
 from pospre.data.stores.folder import visible_files
 from pospre.errors import UserError
@@ -105,7 +105,7 @@ class Tree:
             UserError: it is missing, or no text.
         """
         try:
-            text = self.need(name, what).place.read().decode("utf-8")
+            text = self.need(name, what).location.read().decode("utf-8")
         except ValueError as error:  # no UTF-8, or a damaged zip
             raise UserError(f"{self.root}: {name} ({what}) is no text: {error}.") from error
         return [line for line in text.splitlines() if line.strip()]
@@ -118,7 +118,7 @@ class Tree:
         """
         entry = self.need(name, what)
         try:
-            content = json.loads(entry.place.read())
+            content = json.loads(entry.location.read())
         except ValueError as error:
             raise UserError(f"{self.root}: {name} ({what}) is no JSON: {error}.") from error
         if not isinstance(content, dict):

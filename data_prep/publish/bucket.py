@@ -14,22 +14,23 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from boto3.s3.transfer import TransferConfig
 
-from data_prep.distribute.plan import Plan, parse_plan
-from data_prep.distribute.store import PLAN_NAME, Store, parse_record
-from data_prep.distribute.tally import Record
-from data_prep.publish import description as sidecar
-from data_prep.publish.publishing import Target, describe_shards, refuse_other
-from data_prep.publish.staging import is_alive
-from pospre.data.stores.mds import INDEX_NAME, SIDECAR_NAME
+from data_prep.distribute.plan import Plan
+from data_prep.distribute.records import Record
+from data_prep.publish.atomic import is_alive
+from data_prep.publish.description import check_sizes, describe_shards, parse_description
+from data_prep.publish.store import PLAN_NAME, Store
+from data_prep.publish.target import Target
+from pospre.data.stores.description import SIDECAR_NAME
+from pospre.data.stores.mds_index import INDEX_NAME
 from pospre.errors import UserError
 from pospre.object_store import Bucket
 
@@ -38,71 +39,83 @@ _SCRATCH = "pospre-convert-"
 _TRIES = 10  # boto waits longer from try to try: over a minute in all
 _THREADS = 16
 _UNFINISHED = re.compile(r"shard\.[0-9a-f]{16}\.\d{5}(\.\d{5})?\.mds")
-_REMEDY = "remove the data set there, or choose another DST"
+
+
+class RemoteFiles:
+    """The objects below an ``s3://`` address, without those of sub-folders: ``store.Files``."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+
+    def open(self) -> Bucket:
+        """Open the address; errors inside become ``UserError``."""
+        return _open(self.uri, os.environ.get("S3_ENDPOINT_URL"), os.getpid())
+
+    def locate(self, name: str) -> str:
+        """Return the address of an object."""
+        return f"{self.uri}/{name}"
+
+    def sizes(self) -> dict[str, int]:
+        """Return the bytes of every object by name."""
+        with self.open() as bucket:
+            return bucket.list()
+
+    def read(self, names: Sequence[str]) -> list[bytes]:
+        """Return the contents of small objects."""
+        with self.open() as bucket, ThreadPoolExecutor(_THREADS) as threads:
+            return list(threads.map(bucket.read, names))
+
+    def put(self, name: str, content: bytes) -> None:
+        """Write a small object."""
+        with self.open() as bucket:
+            bucket.put(name, content)
+
+    def put_new(self, name: str, content: bytes) -> bool:
+        """Write a small object unless it is there; tell whether it was written."""
+        with self.open() as bucket:
+            return bucket.put_new(name, content)
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove objects."""
+        with self.open() as bucket:
+            bucket.remove(names)
+
+    def upload(self, file: Path, name: str) -> None:
+        """Write a large object, in several pieces at once, and remove the file."""
+        size = file.stat().st_size
+        with self.open() as bucket:
+            place = {"Bucket": bucket.name, "Key": bucket.path(name)}
+            config = TransferConfig(max_concurrency=4)
+            bucket.client.upload_file(str(file), *place.values(), Config=config)
+            found = bucket.client.head_object(**place)["ContentLength"]
+        if found != size:
+            raise UserError(f"{self.locate(name)} has {found} bytes instead of {size}.")
+        file.unlink()
 
 
 class RemoteStore(Store):
     """The finished shards at an ``s3://`` address, and their records in a folder below it."""
 
+    data: RemoteFiles
+
     def __init__(self, uri: str) -> None:
-        self.uri = uri.rstrip("/")
-        self.where = f"{self.uri}/{_WORK}"
+        self.data = RemoteFiles(uri)
+        self.where = f"{uri}/{_WORK}"
+        self.work = self.blocks = RemoteFiles(self.where)
 
-    def begin(self, plan: Plan) -> None:
-        """Note the plan, or compare it with what is there; refuse an address that is taken."""
-        before = self.plan()
-        if before is None:
-            self._check_free()
-            with self.work() as work:
-                if work.put_new(PLAN_NAME, plan.as_json().encode()):
-                    return
-            before = self.plan()  # of somebody who began at the same moment
-        if before is None:
-            raise UserError(f"another conversion is at work in {self.uri}; wait for it.")
-        self.check(plan, before)
+    def record_name(self, number: int, key: str) -> str:
+        """Return the name of a block's record."""
+        return f"{key}.{number:05d}.json"
 
-    def _check_free(self) -> None:
-        with self.bucket() as bucket:
-            there = bucket.list()
-            ours = {INDEX_NAME, SIDECAR_NAME, *(_listed(bucket, there) or ())}
-            for name in there:
-                if name not in ours and not _UNFINISHED.fullmatch(name):
-                    raise UserError(
-                        f"{self.uri} holds other things ({name}); choose an empty prefix."
-                    )
-
-    def plan(self) -> Plan | None:
-        """Return the plan that is noted; None: nothing has begun."""
-        with self.work() as work:
-            if PLAN_NAME not in work.list():
-                return None
-            return parse_plan(work.read(PLAN_NAME), f"{self.where}/{PLAN_NAME}")
-
-    def records(self) -> dict[int, Record]:
-        """Return the records of the blocks whose shards are there in full."""
-        plan = self.plan()
-        if plan is None:
-            return {}
-        with self.bucket() as bucket, self.work() as work:
-            there = bucket.list()
-            own = (_record_name(number, key) for number, key in enumerate(plan.block_keys))
-            names = sorted({*own}.intersection(work.list()))
-            with ThreadPoolExecutor(_THREADS) as threads:
-                texts = threads.map(work.read, names)
-                found = [
-                    parse_record(text, f"{self.where}/{name}")
-                    for name, text in zip(names, texts, strict=True)
-                ]
-        return {
-            record.number: record
-            for record in found
-            if all(there.get(name) == size for name, size, _ in record.files)
-        }
-
-    def _replace_plan(self, plan: Plan, stale: list[Record]) -> None:
-        with self.work() as work:
-            work.remove([_record_name(record.number, record.key) for record in stale])
-            work.put(PLAN_NAME, plan.as_json().encode())
+    def check_free(self) -> None:
+        """Refuse an address that holds anything beside a data set and what may belong to one."""
+        there = self.data.sizes()
+        ours = {INDEX_NAME, SIDECAR_NAME, *(listed_shards(self.data, there) or ())}
+        for name in there:
+            if name not in ours and not _UNFINISHED.fullmatch(name):
+                raise UserError(
+                    f"{self.data.uri} holds other things ({name}); choose an empty prefix."
+                )
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
@@ -112,114 +125,52 @@ class RemoteStore(Store):
             yield Path(folder)
 
     def keep(self, folder: Path, record: Record) -> None:
-        """Upload the shards of a block, in several pieces at once; then its record."""
-        config = TransferConfig(max_concurrency=4)
-        names = [name for name, _, _ in record.files]
-        _rename(record)
-        with self.bucket() as bucket:
-            for here, (name, size, _) in zip(names, record.files, strict=True):
-                key = bucket.path(name)
-                bucket.client.upload_file(str(folder / here), bucket.name, key, Config=config)
-                found = bucket.client.head_object(Bucket=bucket.name, Key=key)["ContentLength"]
-                if found != size:
-                    raise UserError(f"{self.uri}/{name} has {found} bytes instead of {size}.")
-                (folder / here).unlink()
-            text = json.dumps(record.as_json(), separators=(",", ":"))
-            bucket.put(f"{_WORK}/{_record_name(record.number, record.key)}", text.encode())
+        """Upload the shards of a block; then its record."""
+        files, record.files = record.files, []
+        for shard, (name, size, digest) in zip(record.shards, files, strict=True):
+            fresh = f"shard.{record.key}.{name.removeprefix('shard.')}"
+            self.data.upload(folder / name, fresh)
+            record.files.append((fresh, size, digest))
+            shard["raw_data"]["basename"] = fresh
+        self.blocks.put(self.record_name(record.number, record.key), record.as_json())
 
     def discard(self) -> None:
         """Remove the shards that no index lists, and the records; the plan goes last."""
-        with self.bucket() as bucket, self.work() as work:
-            names = work.list()
-            if not names:
-                return
-            there = bucket.list()
-            listed = _listed(bucket, there)
-            if listed is not None:
-                bucket.remove([n for n in there if _UNFINISHED.fullmatch(n) and n not in listed])
-            work.remove([name for name in names if name != PLAN_NAME])
-            work.remove([PLAN_NAME])
+        names = self.work.sizes()
+        if not names:
+            return
+        there = self.data.sizes()
+        listed = listed_shards(self.data, there)
+        if listed is not None:
+            unlisted = [name for name in there if name not in listed]
+            self.data.remove([name for name in unlisted if _UNFINISHED.fullmatch(name)])
+        self.work.remove([name for name in names if name != PLAN_NAME])
+        self.work.remove([PLAN_NAME])
 
-    @contextmanager
-    def alone(self, name: str) -> Iterator[None]:
+    def alone(self, name: str) -> AbstractContextManager[None]:
         """Buckets have no locks.
 
         Two runs of one conversion write the same bytes under the same names; what another has done
         meanwhile is looked at before the index goes up.
         """
-        yield
-
-    def bucket(self) -> Bucket:
-        """Open the address."""
-        return _open(self.uri, os.environ.get("S3_ENDPOINT_URL"), os.getpid())
-
-    def work(self) -> Bucket:
-        """Open the folder of the records."""
-        return _open(self.where, os.environ.get("S3_ENDPOINT_URL"), os.getpid())
+        return nullcontext()
 
 
 class RemoteTarget(Target):
     """MDS shards at an ``s3://`` address."""
 
     def __init__(self, uri: str) -> None:
-        self.store: RemoteStore = RemoteStore(uri)
-        self.uri = self.store.uri
+        self.uri = uri.rstrip("/")
+        self.store: RemoteStore = RemoteStore(self.uri)
+        self.files = self.store.data
         self._replaced: dict[str, Any] | None = None
 
     def __str__(self) -> str:
         return self.uri
 
-    def exists(self) -> bool:
-        """Tell whether an index is there: it goes up last."""
-        with self.store.bucket() as bucket:
-            return INDEX_NAME in bucket.list()
-
-    def is_complete(self, made_from: dict[str, Any]) -> bool:
-        """Compare the description in the bucket, and the sizes of all shards."""
-        with self.store.bucket() as bucket:
-            there = bucket.list()
-            content = self._description(bucket, there)
-            if content is None:
-                return False
-            refuse_other(self.uri, content, made_from)
-            if _listed(bucket, there) != set(content["manifest"]):
-                return False  # killed between description and index
-        sizes = {name: size for name, (size, _) in content["manifest"].items()}
-        self._check_sizes(there, sizes, "convert again with --overwrite")
-        return True
-
-    def check_replaceable(self) -> None:
-        """Refuse to replace what was not made by this command; remember what may be replaced."""
-        with self.store.bucket() as bucket:
-            self._replaced = self._description(bucket, bucket.list())
-
-    def publish(self, plan: Plan, records: Sequence[Record]) -> None:
-        """Upload the descriptions, the index last; then remove what they replace."""
-        index, description = describe_shards(plan, records)
-        sizes = {name: size for record in records for name, size, _ in record.files}
-        with self.store.bucket() as bucket:
-            there = bucket.list()
-            before = self._description(bucket, there)
-            if before not in (None, self._replaced, json.loads(description)):
-                raise UserError(
-                    f"{self.uri} holds another data set; choose another DST, or replace it with "
-                    "--overwrite."
-                )
-            noted = self.store.plan()
-            if noted is None or noted.key != plan.key:
-                raise UserError(
-                    f"another conversion has taken {self.uri} over; choose another DST for one of "
-                    "them."
-                )
-            self._check_sizes(there, sizes, "run the same command again")
-            old = _listed(bucket, there) or set()
-            bucket.put(SIDECAR_NAME, description.encode())
-            bucket.put(INDEX_NAME, index.encode())
-            bucket.remove(sorted(name for name in old if name in there and name not in sizes))
-        self.store.discard()
-
-    def _description(self, bucket: Bucket, there: Mapping[str, int]) -> dict[str, Any] | None:
-        """Return the description of the data set that is there; None: there is none."""
+    def description(self) -> dict[str, Any] | None:
+        """Return the description that the index belongs to: it goes up last."""
+        there = self.files.sizes()
         if INDEX_NAME not in there:
             return None
         if SIDECAR_NAME not in there:
@@ -227,14 +178,38 @@ class RemoteTarget(Target):
                 f"{self.uri} holds a data set that was not made by this command; choose another "
                 "DST."
             )
-        where = f"{self.uri}/{SIDECAR_NAME}"
-        return sidecar.parse_sidecar(bucket.read(SIDECAR_NAME), where, "mds", _REMEDY)
+        remedy = "remove the data set there, or choose another DST"
+        (text,) = self.files.read([SIDECAR_NAME])
+        content = parse_description(text, self.files.locate(SIDECAR_NAME), "mds", remedy)
+        # else a run was killed between description and index
+        is_listed = listed_shards(self.store.data, there) == set(content["manifest"])
+        return content if is_listed else None
 
-    def _check_sizes(self, there: Mapping[str, int], sizes: Mapping[str, int], remedy: str) -> None:
-        for name, size in sizes.items():
-            if there.get(name) != size:
-                state = f"has {there[name]} bytes instead of {size}" if name in there else "is gone"
-                raise UserError(f"{self.uri}/{name} {state}; {remedy}.")
+    def check_replaceable(self) -> None:
+        """Refuse to replace what was not made by this command; remember what may be replaced."""
+        self._replaced = self.description()
+
+    def publish(self, plan: Plan, records: Sequence[Record]) -> None:
+        """Upload the descriptions, the index last; then remove what they replace."""
+        texts = describe_shards(plan, records)
+        if self.description() not in (None, self._replaced, json.loads(texts[SIDECAR_NAME])):
+            raise UserError(
+                f"{self.uri} holds another data set; choose another DST, or replace it with "
+                "--overwrite."
+            )
+        begun = self.store.plan()
+        if begun is None or begun.key != plan.key:
+            raise UserError(
+                f"another conversion has taken {self.uri} over; choose another DST for one of them."
+            )
+        noted = {name: (size, digest) for record in records for name, size, digest in record.files}
+        check_sizes(self.files, noted, "run the same command again")
+        there = self.files.sizes()
+        old = listed_shards(self.store.data, there) or set()
+        for name, text in texts.items():
+            self.files.put(name, text.encode())
+        self.files.remove(sorted(name for name in old if name in there and name not in noted))
+        self.store.discard()
 
 
 @cache
@@ -243,27 +218,12 @@ def _open(uri: str, endpoint: str | None, pid: int) -> Bucket:
     return Bucket(uri, patience=_TRIES)
 
 
-def _record_name(number: int, key: str) -> str:
-    return f"{key}.{number:05d}.json"
-
-
-def _rename(record: Record) -> None:
-    """Put a block's key into the names of its shards."""
-
-    def fresh(name: str) -> str:
-        return f"shard.{record.key}.{name.removeprefix('shard.')}"
-
-    record.files = [(fresh(name), size, digest) for name, size, digest in record.files]
-    for shard in record.shards:
-        shard["raw_data"]["basename"] = fresh(shard["raw_data"]["basename"])
-
-
-def _listed(bucket: Bucket, there: Mapping[str, int]) -> set[str] | None:
+def listed_shards(files: RemoteFiles, there: dict[str, int]) -> set[str] | None:
     """Return the shards of the data set that is there; None: nobody can tell."""
     if INDEX_NAME not in there:
         return set()
     try:
-        shards = json.loads(bucket.read(INDEX_NAME))["shards"]
+        shards = json.loads(*files.read([INDEX_NAME]))["shards"]
         return {shard["raw_data"]["basename"] for shard in shards}
     except (ValueError, TypeError, KeyError):
         return None

@@ -2,49 +2,120 @@
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pospre.data.stores.description import SIDECAR_NAME, VERSION
+from pydantic import BaseModel, ValidationError
+
+from data_prep.distribute.plan import Plan
+from data_prep.distribute.records import Record, Summary
+from data_prep.encode.deep_report import describe_deep
+from data_prep.encode.moments import Moments
+from data_prep.publish.store import Files
+from pospre.data.stores.description import SIDECAR_NAME, VERSION, pack_sums
+from pospre.data.stores.mds_index import INDEX_NAME
 from pospre.errors import UserError
 
-BETON_NAME = "data.beton"  # while it is being written
-_BLOCK_BYTES = 1 << 22
+REMEDY = "convert the images again with --overwrite"
 
 
-def sidecar_path(destination: Path, data_format: str) -> Path:
+class _Origin(BaseModel):
+    settings: dict[str, Any]
+    source: Any
+
+
+class _Described(BaseModel, strict=True):
+    made_from: _Origin
+    samples: int
+    classes: list[str] | None
+
+
+class _Shards(_Described):
+    manifest: dict[str, tuple[int, str]]
+
+
+class _Beton(_Described):
+    bytes: int
+    sha256: str
+
+
+_WRITTEN: dict[str, type[_Described]] = {"mds": _Shards, "ffcv": _Beton}
+
+
+def describe(plan: Plan, records: Sequence[Record]) -> dict[str, Any]:
+    """Return the description of a data set, but for the checksums of its files."""
+    summary = Summary(records, plan.classes)
+    content: dict[str, Any] = {
+        "format": f"pospre-{plan.format}",
+        "version": VERSION,
+        "samples": summary.num_samples,
+        "classes": plan.classes,
+        "kept": summary.num_kept,
+        "marked": summary.num_marked,
+        "encoded": summary.num_encoded,
+        "ignored": plan.num_ignored,
+        "skipped": summary.skipped,
+        "made_from": plan.made_from,
+        "crc32c": pack_sums([value for record in records for value in record.crc32c]),
+    }
+    sides = [pair for record in records for pair in record.sides]
+    if sides:
+        content["max_pixels"] = max(width * height for width, height in sides)
+    if plan.ignored:
+        content["ignored_examples"] = plan.ignored
+    for key in ("annotation", "annotation_classes", "split_rule", "titles"):
+        if getattr(plan, key) is not None:
+            content[key] = getattr(plan, key)
+    sums = [record.sums for record in records if record.sums is not None]
+    if sums:
+        moments = Moments(len(sums[0][1]))
+        for entry in sums:
+            moments.add_sums(entry)
+        content["pixels" if sides else "features"] = moments.describe()
+    channels = plan.made_from["settings"]["channels"]
+    if channels != 3:
+        content["channels"] = channels
+    if any(record.deep for record in records):
+        content["deep"] = describe_deep(records)
+    return content
+
+
+def describe_shards(plan: Plan, records: Sequence[Record]) -> dict[str, str]:
+    """Return the texts of our description and of ``index.json``, as Streaming writes it."""
+    files = {name: [size, digest] for record in records for name, size, digest in record.files}
+    shards = [shard for record in records for shard in record.shards]
+    return {
+        SIDECAR_NAME: as_text({**describe(plan, records), "manifest": files}),
+        INDEX_NAME: json.dumps({"version": 2, "shards": shards}, sort_keys=True),
+    }
+
+
+def as_text(content: dict[str, Any]) -> str:
+    """Return a description as readable JSON, the same bytes for the same content."""
+    return json.dumps(content, indent=1, sort_keys=True, ensure_ascii=True) + "\n"
+
+
+def description_path(destination: Path, data_format: str) -> Path:
     """Return where the description of a data set lies: in the MDS folder, beside the .beton."""
     if data_format == "mds":
         return destination / SIDECAR_NAME
     return destination.with_name(destination.name + ".json")
 
 
-def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file as hexadecimal digits."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def read_sidecar(destination: Path) -> dict[str, Any]:
-    """Read the description of an existing data set of either format.
+def read_description(destination: Path, data_format: str) -> dict[str, Any]:
+    """Read the description of an existing data set.
 
     Raises:
         UserError: there is none, or it is damaged.
     """
-    data_format = "mds" if destination.is_dir() else "ffcv"
-    path = sidecar_path(destination, data_format)
-    remedy = "convert the images again with --overwrite"
+    path = description_path(destination, data_format)
     if not path.exists():
-        raise UserError(f"{path} is missing, so {destination} cannot be checked; {remedy}.")
-    return parse_sidecar(path.read_bytes(), path, data_format, remedy)
+        raise UserError(f"{path} is missing, so {destination} cannot be checked; {REMEDY}.")
+    return parse_description(path.read_bytes(), path, data_format, REMEDY)
 
 
-def parse_sidecar(
-    text: str | bytes, where: object, data_format: str, remedy: str
-) -> dict[str, Any]:
+def parse_description(text: bytes, where: object, data_format: str, remedy: str) -> dict[str, Any]:
     """Read the text of a description that lies at ``where``.
 
     Raises:
@@ -58,65 +129,37 @@ def parse_sidecar(
         raise UserError(f"{where} does not describe a pospre data set; {remedy}.")
     if content.get("version") != VERSION:
         raise UserError(f"{where} has version {content.get('version')}, not {VERSION}; {remedy}.")
-    for key, is_good in _CHECKS[data_format].items():
-        if not is_good(content.get(key)):
-            raise UserError(
-                f"{where} is damaged ('{key}' is not as this command writes it); {remedy}."
-            )
+    try:
+        _WRITTEN[data_format].model_validate_json(text)
+    except ValidationError as error:
+        key = ".".join(map(str, error.errors()[0]["loc"]))
+        raise UserError(
+            f"{where} is damaged ('{key}' is not as this command writes it); {remedy}."
+        ) from error
     return content
 
 
-def _is_origin(noted: Any) -> bool:
-    return isinstance(noted, dict) and isinstance(noted.get("settings"), dict) and "source" in noted
+def data_files(content: dict[str, Any], name: str) -> dict[str, tuple[int, str]]:
+    """Return bytes and SHA-256 of every data file by name; a ``.beton`` is called ``name``."""
+    if "manifest" in content:
+        return dict(sorted(content["manifest"].items()))
+    return {name: (content["bytes"], content["sha256"])}
 
 
-def _is_manifest(noted: Any) -> bool:
-    return isinstance(noted, dict) and all(
-        isinstance(entry, list) and [type(part) for part in entry] == [int, str]
-        for entry in noted.values()
-    )
-
-
-def _is_number(noted: Any) -> bool:
-    return isinstance(noted, int)
-
-
-def _are_names(noted: Any) -> bool:
-    return noted is None or (
-        isinstance(noted, list) and all(isinstance(name, str) for name in noted)
-    )
-
-
-_ALWAYS = {"made_from": _is_origin, "samples": _is_number, "classes": _are_names}
-_CHECKS = {
-    "mds": {**_ALWAYS, "manifest": _is_manifest},
-    "ffcv": {**_ALWAYS, "bytes": _is_number, "sha256": lambda noted: isinstance(noted, str)},
-}
-
-
-def data_files(destination: Path, sidecar: dict[str, Any]) -> list[tuple[Path, int, str]]:
-    """Return path, expected size and expected SHA-256 of every data file."""
-    if "manifest" in sidecar:
-        manifest = sorted(sidecar["manifest"].items())
-        return [(destination / name, size, digest) for name, (size, digest) in manifest]
-    return [(destination, sidecar["bytes"], sidecar["sha256"])]
-
-
-def check_sizes(destination: Path, sidecar: dict[str, Any]) -> None:
-    """Compare the size of every data file with the description.
+def check_sizes(files: Files, noted: Mapping[str, tuple[int, str]], remedy: str) -> None:
+    """Compare the files that are there with the sizes that ``data_files`` returns.
 
     Raises:
         UserError: a file is missing or of another size.
     """
-    for path, size, _ in data_files(destination, sidecar):
-        found = path.stat().st_size if path.is_file() else None
-        if found != size:
-            state = "is missing" if found is None else f"has {found} bytes instead of {size}"
-            raise UserError(
-                f"{path} {state}; copy it again or convert the images again with --overwrite."
-            )
+    there = files.sizes()
+    for name, (size, _) in noted.items():
+        if there.get(name) != size:
+            state = f"has {there[name]} bytes instead of {size}" if name in there else "is missing"
+            raise UserError(f"{files.locate(name)} {state}; {remedy}.")
 
 
-def as_text(content: dict[str, Any]) -> str:
-    """Return a description as readable JSON, the same bytes for the same content."""
-    return json.dumps(content, indent=1, sort_keys=True, ensure_ascii=True) + "\n"
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file as hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from data_prep.files.tree import Tree
-from data_prep.sources.image_folder import FileSource, file_item
-from data_prep.sources.source import Item, Part, one_of_each_ending
+from data_prep.parts import Part
+from data_prep.sources.image_folder import file_item
+from data_prep.sources.source import Item, Source, one_of_each_ending
 from data_prep.speech.keywords import NOISE, keyword_classes, pieces, read_piece, spot
 from pospre.data.stores.folder import class_labels, looks_like_image, visible_files
 from pospre.errors import UserError, needing
@@ -22,15 +23,14 @@ _TEST_LIST, _VALIDATION_LIST = "testing_list.txt", "validation_list.txt"
 
 
 @dataclass(frozen=True)
-class AudioFolder(FileSource):
+class AudioFolder(Source):
     """A listed folder of WAV files."""
 
-    kind: ClassVar[str] = "audio_folder"
     is_audio: ClassVar[bool] = True
 
     def read(self, item: Item) -> bytes:
         """Return a file's bytes, or those of a piece of noise."""
-        return super().read(item) if item.place is None else read_piece(self.root, item)
+        return super().read(item) if item.location is None else read_piece(self.root, item)
 
 
 def detects(tree: Tree) -> bool:

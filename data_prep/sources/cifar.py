@@ -2,18 +2,18 @@
 
 import hashlib
 import io
-import tarfile
-import zlib
+import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from data_prep.files.numpy_pickle import PickleError, load_arrays
+from data_prep.files.archives import unpack
 from data_prep.files.tree import Tree
-from data_prep.sources.source import Item, Part, Source, own_part
+from data_prep.parts import Part
+from data_prep.sources.source import Item, Source
 from pospre.errors import UserError
 
 _SIDE = 32
@@ -31,15 +31,13 @@ _REMEDY = "download it again, or take the binary version (cifar-…-binary.tar.g
 class Cifar(Source):
     """A listed part of CIFAR; ``val`` and ``test`` are both its test images.
 
-    An item's place holds its pixels. They are handed on as JPEGs of quality 100 with full colour:
-    at 32 x 32 the usual quality would be seen, and would save little.
+    An item's location holds its pixels. They are handed on as JPEGs of quality 100 with full
+    colour: at 32 x 32 the usual quality would be seen, and would save little.
     """
-
-    kind: ClassVar[str] = "cifar"
 
     def read(self, item: Item) -> bytes:
         """Return an image as a JPEG."""
-        planes = np.frombuffer(item.place, np.uint8).reshape(3, _SIDE, _SIDE)
+        planes = np.frombuffer(item.location, np.uint8).reshape(3, _SIDE, _SIDE)
         buffer = io.BytesIO()
         image = Image.fromarray(np.ascontiguousarray(planes.transpose(1, 2, 0)))
         image.save(buffer, "JPEG", quality=100, subsampling=0)
@@ -68,7 +66,7 @@ def load(tree: Tree, part: Part) -> Cifar:
     classes = _classes(tree, files)
     there = {split: [name for name in names if name in files or f"{name}.bin" in files]
              for split, names in (("train", _TRAIN), ("val", _TEST), ("test", _TEST))}  # fmt: skip
-    batches = own_part(part, {split: names for split, names in there.items() if names}, tree.root)
+    batches = part.choose({split: names for split, names in there.items() if names}, tree.root)
     if batches[0] in _TRAIN[1:] and batches != list(_TRAIN[1:]):
         raise UserError(
             f"{tree.root}: of data_batch_1 to data_batch_5, there is only {', '.join(batches)}."
@@ -88,18 +86,9 @@ def _files(tree: Tree) -> dict[str, bytes]:
     """Return the content of all files of the folder or archive by their name."""
     if not tree.root.is_file():
         entries = (tree.find(name) for name in tree.names() if name.removesuffix(".bin") in _KNOWN)
-        return {entry.name: entry.place.read() for entry in entries if entry}
-    files = {}
-    try:
-        with tarfile.open(tree.root) as archive:
-            for member in archive:
-                file = archive.extractfile(member) if member.isreg() else None
-                name = member.name.rpartition("/")[2]
-                if file is not None and name.removesuffix(".bin") in _KNOWN:
-                    files[name] = file.read()
-    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        raise UserError(f"{tree.root} is damaged or no tar: {error}; download it again.") from error
-    return files
+        return {entry.name: entry.location.read() for entry in entries if entry}
+    with tree.root.open("rb") as file:
+        return unpack(file, tree.root, lambda name: name.removesuffix(".bin") in _KNOWN)
 
 
 def _classes(tree: Tree, files: dict[str, bytes]) -> list[str]:
@@ -134,10 +123,10 @@ def _pickled_records(
     tree: Tree, files: dict[str, bytes], batch: str
 ) -> Iterator[tuple[int, bytes]]:
     content = _unpickled(tree, files, batch)
-    images, labels = content.get("data"), content.get("fine_labels", content.get("labels"))
+    array, labels = content.get("data"), content.get("fine_labels", content.get("labels"))
+    images = array.content if isinstance(array, _Bytes) else None
     if (
-        not isinstance(images, np.ndarray)
-        or images.dtype != np.uint8
+        images is None
         or images.ndim != 2
         or images.shape[1] != _PIXELS
         or not isinstance(labels, list)
@@ -151,10 +140,56 @@ def _pickled_records(
 
 def _unpickled(tree: Tree, files: dict[str, bytes], name: str) -> dict[Any, Any]:
     try:
-        content = load_arrays(files[name])
-    except PickleError as error:
-        raise UserError(f"{tree.root}: {name} cannot be used: {error}; {_REMEDY}.") from error
+        content = _Unpickler(io.BytesIO(files[name]), encoding="latin1").load()
+    except Exception as error:  # a damaged pickle may raise whatever its pieces do
+        raise UserError(f"{tree.root}: {name} cannot be used ({type(error).__name__}: {error}); "
+                        f"{_REMEDY}.") from error  # fmt: skip
     if not isinstance(content, dict):
         raise UserError(f"{tree.root}: {name} is no batch of CIFAR; {_REMEDY}.")
     # Python 3 writes the keys as it read them: as bytes
     return {key.decode() if isinstance(key, bytes) else key: content[key] for key in content}
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads lists, texts, numbers and arrays of bytes: any other pickle may run any program.
+
+    Stand-ins take the place of the few names that arrays need: numpy's own would make arrays of
+    objects out of any bytes, which then are pointers.
+    """
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return a stand-in; raises UnpicklingError where there is none."""
+        if (module, name) not in _STAND_INS:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which data needs not")
+        return _STAND_INS[module, name]
+
+
+class _Bytes:
+    """Stands in for an array and for the type of its numbers, which must be bytes."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
+        self.content: np.ndarray | None = None
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        if len(state) != 5:  # of a type
+            return
+        _, shape, kind, is_fortran, data = state
+        if not isinstance(kind, _Bytes) or kind.arguments[0] != "u1":
+            raise pickle.UnpicklingError("it holds an array of other than bytes")
+        numbers = np.frombuffer(data.encode("latin1") if isinstance(data, str) else data, np.uint8)
+        self.content = numbers.reshape(shape, order="F" if is_fortran else "C")
+
+
+def _encode(text: str, _encoding: str) -> bytes:
+    """Stand in for ``_codecs.encode``, by which Python 3 writes bytes for Python 2."""
+    return text.encode("latin1")
+
+
+_STAND_INS = {
+    ("numpy.core.multiarray", "_reconstruct"): _Bytes,
+    ("numpy._core.multiarray", "_reconstruct"): _Bytes,
+    ("numpy", "ndarray"): _Bytes,
+    ("numpy", "dtype"): _Bytes,
+    ("_codecs", "encode"): _encode,
+}

@@ -1,27 +1,16 @@
 """CLEVR: images/<part> and scenes/CLEVR_<part>_scenes.json; the label is the number of objects."""
 
 import re
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-from data_prep.files.stored import JsonSource, compact, stored_item
 from data_prep.files.tree import Tree
-from data_prep.sources.source import Item, Part, own_part
+from data_prep.parts import Part
+from data_prep.sources._categories import expecting
+from data_prep.sources.source import Item, JsonSource, compact, image_item
 from pospre.errors import UserError
 
 _MOST_OBJECTS = 10
 _SCENES = re.compile(r"CLEVR_(\w+)_scenes\.json")
-
-
-@dataclass(frozen=True)
-class Clevr(JsonSource):
-    """A listed part of CLEVR. The annotation is the scene as in the file, with the image's size.
-
-    Its ``objects`` have ``3d_coords`` and ``pixel_coords``; the latter are pixels of the original
-    image, so they shrink with ``--max-side``: scale them by ``width`` and ``height``.
-    """
-
-    kind: ClassVar[str] = "clevr"
 
 
 def detects(tree: Tree) -> bool:
@@ -29,41 +18,38 @@ def detects(tree: Tree) -> bool:
     return any(map(_SCENES.fullmatch, tree.names("scenes")))
 
 
-def load(tree: Tree, part: Part) -> Clevr:
+def load(tree: Tree, part: Part) -> JsonSource:
     """List ``train`` or ``val``, or ``test``, which has images alone.
+
+    The annotation is the scene as in the file, with the image's size. Its ``objects`` have
+    ``3d_coords`` and ``pixel_coords``; the latter are pixels of the original image, so they shrink
+    with ``--max-side``: scale them by ``width`` and ``height``.
 
     Raises:
         UserError: the scenes are missing or not as expected.
     """
     parts = {name: name for name in ("train", "val", "test") if tree.has(f"images/{name}")}
-    if not parts:
-        raise UserError(f"{tree.root}: there is no images/train, images/val or images/test.")
-    split = own_part(part, parts, tree.root)
-    path = f"scenes/CLEVR_{split}_scenes.json"
+    split = part.choose(parts, tree.root, "images/train, images/val or images/test")
     if split == "test":
-        items = [stored_item(entry, entry.name.removeprefix("images/"), -1)
+        items = [image_item(entry, entry.name.removeprefix("images/"), -1)
                  for entry in tree.below("images/test")]  # fmt: skip
-        return Clevr(tree.root, tuple(items), _classes([]), split_rule="images/test")
+        return JsonSource(tree.root, tuple(items), _classes([]), split_rule="images/test")
+    path = f"scenes/CLEVR_{split}_scenes.json"
     scenes = tree.json(path, "the scenes").get("scenes")
     if not isinstance(scenes, list) or not scenes:
         raise UserError(f"{tree.root}: {path} holds no list 'scenes'.")
-    items = [_item(tree, path, split, scene) for scene in scenes]
+    with expecting(f"{tree.root}: a scene of {path}", "image_filename and objects"):
+        items = [_item(tree, split, scene) for scene in scenes]
     items.sort(key=lambda item: item.name)
     stamp = tree.need(path, "the scenes").stamp
-    return Clevr(tree.root, tuple(items), _classes(items), split_rule=path, metadata_stamp=stamp)
-
-
-def _item(tree: Tree, path: str, split: str, scene: Any) -> Item:
-    try:
-        file, objects = scene["image_filename"], scene["objects"]
-        count = len(objects)
-    except (TypeError, KeyError) as error:
-        raise UserError(
-            f"{tree.root}: a scene of {path} lacks image_filename or objects ({error})."
-        ) from error
-    return stored_item(
-        tree.listed(f"images/{split}/{file}"), f"{split}/{file}", count, compact(scene)
+    return JsonSource(
+        tree.root, tuple(items), _classes(items), split_rule=path, metadata_stamp=stamp
     )
+
+
+def _item(tree: Tree, split: str, scene: Any) -> Item:
+    name = f"{split}/{scene['image_filename']}"
+    return image_item(tree.listed(f"images/{name}"), name, len(scene["objects"]), compact(scene))
 
 
 def _classes(items: list[Item]) -> list[str]:

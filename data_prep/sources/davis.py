@@ -1,26 +1,12 @@
 """DAVIS video objects: JPEGImages/<resolution>/<video>, Annotations/…, ImageSets/<year>/*.txt."""
 
-from dataclasses import dataclass
-from typing import ClassVar
-
-from data_prep.files.stored import MaskSource, stored_item
 from data_prep.files.tree import Tree
-from data_prep.sources.source import Part, own_part
+from data_prep.parts import Part
+from data_prep.sources.source import MaskSource, image_item, jpegs_among
 from pospre.errors import UserError
 
 _IMAGES, _MASKS, _SETS = "JPEGImages", "Annotations", "ImageSets"
 _LISTS = {"train": "train", "val": "val", "test": "test-dev"}
-
-
-@dataclass(frozen=True)
-class Davis(MaskSource):
-    """The frames of a part's videos in order, named ``video/frame.jpg``; there are no labels.
-
-    Every frame of ``train`` and ``val`` has a mask, and the first of each test video; the others
-    have no annotation.
-    """
-
-    kind: ClassVar[str] = "davis"
 
 
 def detects(tree: Tree) -> bool:
@@ -30,8 +16,12 @@ def detects(tree: Tree) -> bool:
     )
 
 
-def load(tree: Tree, part: Part) -> Davis:
+def load(tree: Tree, part: Part) -> MaskSource:
     """List ``train``, ``val`` or ``test`` (test-dev) at 480p, or at the resolution there is.
+
+    The items are the frames of the part's videos in order, named ``video/frame.jpg``, without
+    labels. Every frame of ``train`` and ``val`` has a mask, and the first of each test video; the
+    others have no annotation.
 
     Raises:
         UserError: a list is missing or names videos that are not there.
@@ -41,44 +31,29 @@ def load(tree: Tree, part: Part) -> Davis:
         raise UserError(f"{tree.root}: there is no folder {_IMAGES}.")
     resolution = "480p" if "480p" in resolutions else resolutions[0]
     lists = _lists(tree)
-    videos, rule = _videos(tree, part, resolution, lists)
+    rule = None
+    if part.split is not None:
+        rule = part.choose(lists, tree.root, f"{_SETS}/2017/{_LISTS[part.split]}.txt")
+    videos = _named(tree, rule) if rule else tree.names(f"{_IMAGES}/{resolution}")
     masked = {
-        video
-        for split in ("train", "val")
-        for video in (_named(tree, lists[split]) if split in lists else ())
+        video for split in {"train", "val"} & lists.keys() for video in _named(tree, lists[split])
     }
-    items = []
-    others = 0
+    items, others = [], 0
     for video in videos:
-        frames = tree.below(f"{_IMAGES}/{resolution}/{video}")
-        if not frames:
+        below = tree.below(f"{_IMAGES}/{resolution}/{video}")
+        if not below:
             raise UserError(
                 f"{tree.root}: {rule} names the video {video}, but {_IMAGES}/{resolution} does "
                 "not hold it."
             )
+        frames, count = jpegs_among(below)
+        others += count
         for entry in frames:
-            frame, dot, extension = entry.name.rpartition("/")[2].rpartition(".")
-            if extension.lower() not in ("jpg", "jpeg"):
-                others += 1
-                continue
-            mask_name = f"{_MASKS}/{resolution}/{video}/{frame}.png"
-            mask = tree.listed(mask_name) if video in masked else tree.find(mask_name)
-            name = f"{video}/{frame}{dot}{extension}"
-            items.append(stored_item(entry, name, -1, mask))
-    return Davis(tree.root, tuple(items), num_ignored=others, split_rule=rule)
-
-
-def _videos(
-    tree: Tree, part: Part, resolution: str, lists: dict[str, str]
-) -> tuple[list[str], str | None]:
-    """Return the names of a part's videos, and the list that names them."""
-    if part.split is None:
-        return tree.names(f"{_IMAGES}/{resolution}"), None
-    if not lists:
-        raise UserError(f"{tree.root}: {_SETS}/2017/{_LISTS[part.split]}.txt (a list of videos) is "
-                        "missing.")  # fmt: skip
-    chosen = own_part(part, lists, tree.root)
-    return _named(tree, chosen), chosen
+            name = entry.name.rpartition("/")[2]
+            path = f"{_MASKS}/{resolution}/{video}/{name.rpartition('.')[0]}.png"
+            mask = tree.listed(path) if video in masked else tree.find(path)
+            items.append(image_item(entry, f"{video}/{name}", -1, mask))
+    return MaskSource(tree.root, tuple(items), num_ignored=others, split_rule=rule)
 
 
 def _lists(tree: Tree) -> dict[str, str]:

@@ -2,42 +2,18 @@
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 from data_prep.files.archives import is_visible
-from data_prep.files.places import read_regular
 from data_prep.files.tree import Tree
-from data_prep.labels import class_places
-from data_prep.sources.source import (
-    Item,
-    Part,
-    Source,
-    one_of_each_ending,
-    own_part,
-    part_of_name,
-)
+from data_prep.labels import labels_of
+from data_prep.parts import Part, part_of_name
+from data_prep.sources.source import Item, Source, one_of_each_ending
 from pospre.data.decode.formats import foreign_format
 from pospre.data.stores.files import odd_file
 from pospre.data.stores.folder import class_labels, file_start, list_images
 from pospre.errors import UserError
-
-
-@dataclass(frozen=True)
-class FileSource(Source):
-    """A source whose items are files below ``root``, found by name."""
-
-    def read(self, item: Item) -> bytes:
-        """Return a file's bytes."""
-        return read_regular(self.root / item.name)
-
-
-@dataclass(frozen=True)
-class ImageFolder(FileSource):
-    """A listed folder of images."""
-
-    kind: ClassVar[str] = "image_folder"
 
 
 def detects(tree: Tree) -> bool:
@@ -45,7 +21,7 @@ def detects(tree: Tree) -> bool:
     return tree.root.is_dir()
 
 
-def load(tree: Tree, part: Part) -> ImageFolder:
+def load(tree: Tree, part: Part) -> Source:
     """List the images below the root in the order and with the labels of pospre's folder reader.
 
     Where the sub-folders are called train and val (or validation, test), these are the parts, and
@@ -60,20 +36,20 @@ def load(tree: Tree, part: Part) -> ImageFolder:
     parts = _own_parts(root)
     if not parts:
         return _listed(root).drawn(part)
-    chosen = own_part(part, parts, root)
+    chosen = part.choose(parts, root)
     folder = replace(_listed(chosen), split_rule=f"{chosen.name}/")
     if chosen == parts["train"] or folder.classes is None:
         return folder
     return _relabelled(folder, class_labels(list_images(parts["train"]))[0])
 
 
-def _listed(root: Path) -> ImageFolder:
+def _listed(root: Path) -> Source:
     names = list_images(root)
     classes, labels = class_labels(names)
     items = tuple(file_item(root, name, label) for name, label in zip(names, labels, strict=True))
     others = list(_others(root, set(names)))
     examples = tuple(_told(root, name) for name in one_of_each_ending(others))
-    return ImageFolder(root, items, classes, len(others), ignored=examples)
+    return Source(root, items, classes, len(others), ignored=examples)
 
 
 def _own_parts(root: Path) -> dict[str, Path]:
@@ -100,13 +76,13 @@ def _own_parts(root: Path) -> dict[str, Path]:
     return parts
 
 
-def _relabelled(folder: ImageFolder, classes: list[str] | None) -> ImageFolder:
+def _relabelled(folder: Source, classes: list[str] | None) -> Source:
     """Give a part the labels of the training part: a class may lack images here."""
-    places = class_places(classes)
+    labels = labels_of(classes)
     for name in folder.classes or ():
-        if name not in places:
+        if name not in labels:
             raise UserError(f"{folder.root} has the class {name}, which the training part lacks.")
-    items = tuple(replace(item, label=places[item.name.split("/", 1)[0]]) for item in folder.items)
+    items = tuple(replace(item, label=labels[item.name.split("/", 1)[0]]) for item in folder.items)
     return replace(folder, items=items, classes=classes)
 
 

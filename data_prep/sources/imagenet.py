@@ -1,16 +1,16 @@
 """ImageNet-1k: the original tars, Kaggle's folders, or train/ and val/ (class folders or flat)."""
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import ClassVar
 
 from data_prep.files.archives import Entry, index_progress, tar_entries
-from data_prep.files.imagenet_truth import DEVKIT, Truth, read_truth
-from data_prep.files.places import InFile, InTar
-from data_prep.files.stored import StoredSource, stored_item
+from data_prep.files.locations import InFile, InTar
 from data_prep.files.tree import Tree
-from data_prep.sources.source import Part, own_part
+from data_prep.labels import labels_of
+from data_prep.parts import Part
+from data_prep.sources._imagenet_labels import DEVKIT, ImageNetLabels, read_labels
+from data_prep.sources.source import Source, image_item
 from pospre.errors import UserError
 
 _TRAIN_TAR, _VAL_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
@@ -19,13 +19,6 @@ _EXTENSIONS = (".jpeg", ".jpg", ".png")
 _WNID = re.compile(r"n\d{8}")
 
 _Found = tuple[list[tuple[str, Entry]], int]
-
-
-@dataclass(frozen=True)
-class ImageNet(StoredSource):
-    """A listed part of ImageNet; the classes are the sorted WordNet ids."""
-
-    kind: ClassVar[str] = "imagenet"
 
 
 def detects(tree: Tree) -> bool:
@@ -38,8 +31,10 @@ def detects(tree: Tree) -> bool:
     return not is_tiny and tree.has("val") and any(map(_WNID.fullmatch, tree.names("train")))
 
 
-def load(tree: Tree, part: Part) -> ImageNet:
-    """List ``train`` or ``val``. Flat validation images need the devkit or Kaggle's lists.
+def load(tree: Tree, part: Part) -> Source:
+    """List ``train`` or ``val``; the classes are the sorted WordNet ids.
+
+    Flat validation images need the devkit or Kaggle's lists.
 
     Raises:
         UserError: a part or its labels are missing, or a tar is cut off.
@@ -47,28 +42,22 @@ def load(tree: Tree, part: Part) -> ImageNet:
     beside = tree if tree.root.is_dir() else Tree(tree.root.parent)
     there = _parts(beside)
     parts = {name: where for name, where in there.items() if tree.root in (beside.root, where)}
-    if not parts:
-        raise UserError(
-            f"{tree.root}: there is no {_TRAIN_TAR}, {_VAL_TAR}, {_KAGGLE[0]}, train or val."
-        )
-    where = own_part(part, parts, tree.root)
-    truth = read_truth(beside)
+    where = part.choose(parts, tree.root, f"{_TRAIN_TAR}, {_VAL_TAR}, {_KAGGLE[0]}, train or val")
+    told = read_labels(beside)
     is_train = where == there.get("train")
-    found, others = _train(beside, where) if is_train else _val(beside, where, truth)
+    found, others = _train(beside, where) if is_train else _val(beside, where, told)
     # train tells the classes, so that a label means the same in both parts
-    known = _class_ids(beside, there["train"]) if "train" in there else set(truth.wnids.values())
+    known = _class_ids(beside, there["train"]) if "train" in there else set(told.wnids.values())
     classes = sorted(known or {wnid for wnid, _ in found})
-    labels = {wnid: label for label, wnid in enumerate(classes)}
+    labels = labels_of(classes)
     items = []
     for wnid, entry in found:
         if wnid not in labels:
             raise UserError(f"{tree.root}: {entry.name} has the class {wnid}, which train lacks.")
-        items.append(stored_item(entry, entry.name, labels[wnid]))
-    if not items:
-        raise UserError(f"{tree.root}: {where} holds no images.")
-    titles = [truth.titles.get(wnid, wnid) for wnid in classes] if truth.titles else None
-    stamp, rule = truth.stamp, where.name if isinstance(where, Path) else where
-    return ImageNet(tree.root, tuple(items), classes, others, rule, stamp, titles)
+        items.append(image_item(entry, entry.name, labels[wnid]))
+    titles = [told.titles.get(wnid, wnid) for wnid in classes] if told.titles else None
+    stamp, rule = told.stamp, where.name if isinstance(where, Path) else where
+    return Source(tree.root, tuple(items), classes, others, rule, stamp, titles)
 
 
 def _parts(tree: Tree) -> dict[str, Path | str]:
@@ -78,8 +67,8 @@ def _parts(tree: Tree) -> dict[str, Path | str]:
         entry = tree.find(tar)
         folders = [f"{folder}/{split}" for folder in _KAGGLE]
         folders = [name for name in (*folders, split) if tree.has(name)]
-        if entry is not None and isinstance(entry.place, InFile):
-            parts[split] = Path(entry.place.path)
+        if entry is not None and isinstance(entry.location, InFile):
+            parts[split] = Path(entry.location.path)
         elif folders:
             parts[split] = folders[0]
     return parts
@@ -102,15 +91,15 @@ def _train(tree: Tree, where: Path | str) -> _Found:
     with index_progress([where]) as advance:
         for tar in sorted(tar_entries(where), key=lambda entry: entry.name):
             wnid = tar.name.removesuffix(".tar")
-            if not _WNID.fullmatch(wnid) or not isinstance(tar.place, InTar):
+            if not _WNID.fullmatch(wnid) or not isinstance(tar.location, InTar):
                 raise UserError(f"{where} must hold a tar per class, but there is {tar.name}.")
-            images = tar_entries(where, advance, inner=tar.place)
+            images = tar_entries(where, advance, inner=tar.location)
             for image in sorted(images, key=lambda entry: entry.name):
                 found.append((wnid, replace(image, name=f"{wnid}/{image.name}")))
     return found, 0
 
 
-def _val(tree: Tree, where: Path | str, truth: Truth) -> _Found:
+def _val(tree: Tree, where: Path | str, told: ImageNetLabels) -> _Found:
     """Return the validation images with their classes, sorted, and the number of other files."""
     others = 0
     if isinstance(where, Path):
@@ -122,16 +111,16 @@ def _val(tree: Tree, where: Path | str, truth: Truth) -> _Found:
         below = tree.below(where)
         entries = [entry for entry in below if _is_image(entry)]
         others = len(below) - len(entries)
-    if not truth.wnids:
+    if not told.wnids:
         raise UserError(
             f"{where}: nothing tells the classes of the validation images; put {DEVKIT}.tar.gz (or "
             "Kaggle's LOC_val_solution.csv) beside them."
         )
     stems = [PurePosixPath(entry.name).stem for entry in entries]
     for stem in stems:
-        if stem not in truth.wnids:
+        if stem not in told.wnids:
             raise UserError(f"{where}: nothing tells the class of the validation image {stem}.")
-    found = [(truth.wnids[stem], entry) for stem, entry in zip(stems, entries, strict=True)]
+    found = [(told.wnids[stem], entry) for stem, entry in zip(stems, entries, strict=True)]
     return found, others
 
 

@@ -3,15 +3,14 @@
 import json
 import re
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-from data_prep.files.stored import JsonSource, compact, stored_item
 from data_prep.files.tree import Tree
-from data_prep.labels import shared_categories
-from data_prep.sources.source import Item, Part, own_part
+from data_prep.parts import Part
+from data_prep.sources._categories import expecting, read_part
+from data_prep.sources.source import Item, JsonSource, compact, image_item
 from pospre.errors import UserError
 
-_HOLDS = "the images and their categories"
 _LIST = re.compile(r"(train|val|test)(_mini)?(_?20\d\d)?\.json")
 
 
@@ -27,8 +26,6 @@ class INaturalist(JsonSource):
     """
 
     categories: tuple[bytes, ...] = ()
-
-    kind: ClassVar[str] = "inaturalist"
 
     def annotate(self, item: Item) -> bytes | None:
         """Return what is told of the image, and of its category where it has one."""
@@ -53,26 +50,14 @@ def load(tree: Tree, part: Part) -> INaturalist:
     lists = [match for match in map(_LIST.fullmatch, tree.names()) if match]
     # where there is both, the full list and not the mini one
     parts = {match[1]: match[0] for match in sorted(lists, key=lambda match: not match[2])}
-    if not parts:
-        raise UserError(f"{tree.root}: there is no train.json or val.json (or train2019.json …).")
-    path = own_part(part, parts, tree.root)
-    train = parts.get("train", path)
-    known = None if train == path else tree.json(train, _HOLDS).get("categories")
-    content = tree.json(path, _HOLDS)
-    try:
-        own = content.get("categories", [])
-        # a part may list only the categories that occur in it; the test part lists none
-        categories = shared_categories(own, known or own, f"{tree.root}: {path}") if own else []
+    path = part.choose(parts, tree.root, "train.json or val.json (or train2019.json …)")
+    content, categories, stamp = read_part(tree, path, parts.get("train", path))
+    if not content.get("categories"):  # the test part tells none, and has no labels
+        categories = []
+    where = f"{tree.root}: {path}"
+    with expecting(where, "images, annotations and categories"):
+        items = _items(tree, content, categories, where)
         classes = _class_names(categories)
-        items = _items(tree, content, categories, f"{tree.root}: {path}")
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"{tree.root}: {path} is not as expected, with images, annotations and categories "
-            f"({type(error).__name__}: {error})."
-        ) from error
-    if not items:
-        raise UserError(f"{tree.root}: {path} names no images.")
-    stamp = " ".join(tree.need(name, _HOLDS).stamp for name in sorted({path, train}))
     return INaturalist(
         tree.root,
         tuple(items),
@@ -89,29 +74,24 @@ def _items(
     labels = {category["id"]: label for label, category in enumerate(categories)}
     found: dict[Any, dict[str, Any]] = {}
     for annotation in content.get("annotations", ()):  # the test part has none
-        image = annotation["image_id"]
-        if annotation["category_id"] not in labels:
-            raise UserError(
-                f"{where}: image {image} has the category {annotation['category_id']}, which is "
-                "not among the categories."
-            )
-        if found.setdefault(image, annotation)["category_id"] != annotation["category_id"]:
+        image, category = annotation["image_id"], annotation["category_id"]
+        if category not in labels:
+            raise UserError(f"{where}: image {image} has the category {category}, which is not "
+                            "among the categories.")  # fmt: skip
+        if found.setdefault(image, annotation)["category_id"] != category:
             raise UserError(f"{where}: image {image} has two categories; one is expected.")
     items = []
     for image in sorted(content["images"], key=lambda image: image["file_name"]):
-        about = {"image_id": image["id"]} | {
-            side: image[side] for side in ("width", "height") if side in image
-        }
-        annotation = found.get(image["id"])
+        name, annotation = image["file_name"], found.get(image["id"])
+        if found and annotation is None:
+            raise UserError(f"{where}: {name} has no annotation, but others have.")
+        about = {"image_id": image["id"]}
+        about |= {side: image[side] for side in ("width", "height") if side in image}
         label = -1
         if annotation is not None:
             label = labels[annotation["category_id"]]
             about["annotation"] = annotation
-        name = image["file_name"]
-        items.append(stored_item(tree.listed(name), name, label, compact(about)))
-    if found and any(item.label < 0 for item in items):
-        lacking = next(item.name for item in items if item.label < 0)
-        raise UserError(f"{where}: {lacking} has no annotation, but others have.")
+        items.append(image_item(tree.listed(name), name, label, compact(about)))
     return items
 
 

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from tqdm import tqdm
 
+from data_prep.files.locations import DamagedItem
 from data_prep.files.tree import Tree, files_below
-from data_prep.labels import class_names, class_places, place_of
-from data_prep.sources.source import DamagedItem, Item, Part, Source, own_part, parts_of_names
+from data_prep.labels import class_names, label_of, labels_of
+from data_prep.parts import Part, parts_of_names
+from data_prep.sources.source import Item, Source
 from pospre.errors import UserError, needing
 
 _IMAGES, _LABELS = ("image", "img", "jpg", "png"), ("label", "labels", "fine_label", "cls")
@@ -20,16 +22,14 @@ _IMAGES, _LABELS = ("image", "img", "jpg", "png"), ("label", "labels", "fine_lab
 
 @dataclass(frozen=True)
 class Parquet(Source):
-    """Listed rows; an item's place is file, row group, row in the group and column.
+    """Listed rows; an item's location is file, row group, row in the group and column.
 
     Rows are read group by group, and the last group is kept: read them in order.
     """
 
-    kind: ClassVar[str] = "parquet"
-
     def read(self, item: Item) -> bytes:
         """Return the image of a row."""
-        file, group, row, column = item.place
+        file, group, row, column = item.location
         image = _group(file, group, column, os.getpid())[row].as_py()
         data = image.get("bytes") if isinstance(image, dict) else image
         if not isinstance(data, bytes):
@@ -69,21 +69,21 @@ class _Table:
 
     def items(self, classes: list[str] | None) -> list[Item]:
         """Return the rows as items."""
-        known = class_places(classes)
+        labels = labels_of(classes)
         stamp = str(self.path.stat().st_mtime_ns)
-        places = [
+        rows = [
             (group, row, size // count)
             for group, (count, size) in enumerate(self.groups)
             for row in range(count)
         ]
         items = []
-        for number, (group, row, size) in enumerate(places):
+        for number, (group, row, size) in enumerate(rows):
             path = (self.rows[number].get(self.column) or {}).get("path")
             name = f"{self.name}/{number:06d}" + (f"_{os.path.basename(path)}" if path else "")
-            place = (str(self.path), group, row, self.column)
+            location = (str(self.path), group, row, self.column)
             raw = None if self.labels is None else self.labels[number]
-            label = place_of(raw, known, f"{self.path}: row {number}")
-            items.append(Item(name, label, size, stamp, place))
+            label = label_of(raw, labels, f"{self.path}: row {number}")
+            items.append(Item(name, label, size, stamp, location))
         return items
 
 
@@ -109,10 +109,8 @@ def load(tree: Tree, part: Part) -> Parquet:
     classes = _common_classes(tables, root)
     parts = parts_of_names(tables, root)
     if parts:
-        tables = own_part(part, parts, root)
+        tables = part.choose(parts, root)
     items = [item for table in tables for item in table.items(classes)]
-    if not items:
-        raise UserError(f"{root}: the parquet files hold no row.")
     source = Parquet(
         root, tuple(items), classes, split_rule="names of the files" if parts else None
     )

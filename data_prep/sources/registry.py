@@ -1,13 +1,15 @@
-"""The kinds of data sets: every module of this folder but this one and ``source``."""
+"""The kinds of data sets: the modules of this folder, as ``KINDS`` lists them."""
 
 import importlib
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 from data_prep.files.tree import Tree
 from data_prep.kinds import KINDS
-from data_prep.sources.source import Part, Source
+from data_prep.parts import Part
+from data_prep.sources.source import Source
 from pospre.data.stores.files import odd_file
 from pospre.data.stores.mds import is_mds
 from pospre.errors import UserError, suggestion
@@ -60,10 +62,12 @@ def open_source(
         raise UserError(f"--source {kind}: there is no such kind.{suggestion(kind, KINDS)}")
     source: Source = _MODULES[kind].load(Tree(path), Part(split, val_fraction, seed, keywords))
     names = [item.name for item in source.items]
+    if not names:
+        raise UserError(f"{path}: {source.split_rule or 'it'} holds no sample of the kind {kind}.")
     if len(set(names)) < len(names):
         twice = next(name for name, count in Counter(names).items() if count > 1)
         raise UserError(f"{path}: {twice} is listed twice; every sample needs its own name.")
-    return source
+    return replace(source, kind=kind)
 
 
 def detect(tree: Tree) -> str:

@@ -1,6 +1,7 @@
 """What a data set is to the conversion: samples in an order, and a way to read each of them.
 
-Every other module of this folder but ``registry`` is one kind of data set. It has
+Every other module of this folder but ``registry`` and those whose names begin with an underscore is
+one kind of data set. It has
 
 - a docstring whose first line describes the kind (shown by ``--help``),
 - ``detects(tree) -> bool``: cheap, and false where another kind would be right,
@@ -10,37 +11,25 @@ Every other module of this folder but ``registry`` is one kind of data set. It h
 """
 
 import hashlib
+import io
+import json
 import os
-import re
-from abc import ABC, abstractmethod
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
+from PIL import Image
 
+from data_prep.files.archives import Entry
+from data_prep.files.locations import DamagedItem, Location, read_regular
+from data_prep.parts import Part
 from pospre import draws
 from pospre.errors import UserError
 
-
-class Named(Protocol):
-    """What has a name, such as a file of samples."""
-
-    name: str
-
-
-T = TypeVar("T")
-N = TypeVar("N", bound=Named)
-
-_PART = re.compile(r"(?:^|[/_.-])(train|training|val|valid|validation|test)(?=[/_.-]|\d|$)")
 _MOST_ENDINGS = 5
-_SAME = {"training": "train", "valid": "val", "validation": "val"}
-
-
-class DamagedItem(ValueError):
-    """What is stored for one item cannot be used; its neighbours can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,38 +38,35 @@ class Item:
 
     Attributes:
         name: unique in its source, with forward slashes; the sample keeps it.
-        label: place among the classes, or -1 where it is unknown.
+        label: number of the class, or -1 where it is unknown.
         size: bytes of the encoded image, 0 where that is not known.
-        stamp: changes when the content changes: time of change, place in an archive.
-        place: what ``read`` and ``annotate`` need beside the name.
+        stamp: changes when the content changes: time of change, offset in an archive.
+        location: what ``read`` and ``annotate`` need beside the name: ``ImageFiles``, None for a
+            file below the root, or of a kind's own.
     """
 
     name: str
     label: int
     size: int
     stamp: str
-    place: Any = None
+    location: Any = None
 
 
-@dataclass(frozen=True)
-class Part:
-    """The wanted part of a data set.
+@dataclass(frozen=True, slots=True)
+class ImageFiles:
+    """Where an item's image and its annotation lie.
 
     Attributes:
-        split: ``"train"``, ``"val"``, ``"test"``, or None for all there is.
-        val_fraction: share of ``"val"`` where the data set has no parts of its own.
-        seed: of the draw in that case, and of those of clips that are no keyword.
-        keywords: words of spoken clips, by commas, that are to be told from all else; or None.
+        image: the image.
+        about: the annotation: a JSON object as bytes, the location of it or of a PNG, or None.
     """
 
-    split: str | None = None
-    val_fraction: float = 0.1
-    seed: int = 0
-    keywords: str | None = None
+    image: Location
+    about: Location | bytes | None = None
 
 
 @dataclass(frozen=True)
-class Source(ABC):
+class Source:
     """A listed data set. It travels to worker processes, so it holds no open files.
 
     Attributes:
@@ -93,7 +79,7 @@ class Source(ABC):
         metadata_stamp: changes when what describes all items (a list, a JSON) does.
         titles: readable class names by label, where ``classes`` are bare codes.
         annotation_classes: names of the numbers that stand for classes inside annotations.
-        kind: name of the module.
+        kind: name of the module; ``open_source`` sets it.
         is_audio: whether the items are WAV files instead of images.
         annotation: what ``annotate`` gives: None, ``"json"`` or ``"png"``.
     """
@@ -107,12 +93,11 @@ class Source(ABC):
     titles: list[str] | None = None
     annotation_classes: list[str] | None = None
     ignored: tuple[str, ...] = ()
+    kind: str = ""
 
-    kind: ClassVar[str]
     is_audio: ClassVar[bool] = False
     annotation: ClassVar[str | None] = None
 
-    @abstractmethod
     def read(self, item: Item) -> bytes:
         """Return the encoded image or clip.
 
@@ -120,6 +105,10 @@ class Source(ABC):
             OSError: it is absent, or the disk or network fails.
             DamagedItem: it is there and cannot be used.
         """
+        if item.location is None:
+            return read_regular(self.root / item.name)
+        image: Location = item.location.image
+        return image.read()
 
     def annotate(self, item: Item) -> bytes | None:
         """Return what the data set tells about an item beside its label, or None.
@@ -164,7 +153,8 @@ class Source(ABC):
                 f"--split {part.split}: {self.root} has no parts of its own, and of drawn ones "
                 "there are only train and val."
             )
-        held_out = _held_out([item.name for item in self.items], part)
+        held_out = draws_of_names([item.name for item in self.items], part.seed, "split")
+        held_out = held_out < part.val_fraction
         chosen = held_out if part.split == "val" else ~held_out
         items = tuple(item for item, keep in zip(self.items, chosen, strict=True) if keep)
         if not items:
@@ -175,9 +165,57 @@ class Source(ABC):
         return replace(self, items=items, split_rule=f"drawn, val {part.val_fraction:g}")
 
 
-def _held_out(names: Sequence[str], part: Part) -> np.ndarray:
-    """Tell of each name whether it belongs to ``"val"``."""
-    return draws_of_names(names, part.seed, "split") < part.val_fraction
+@dataclass(frozen=True)
+class MaskSource(Source):
+    """Images with PNG masks."""
+
+    annotation: ClassVar[str | None] = "png"
+
+    def annotate(self, item: Item) -> bytes | None:
+        """Return the mask as it is stored: same size, values and palette."""
+        mask: Location | None = item.location.about
+        return None if mask is None else mask.read()
+
+
+@dataclass(frozen=True)
+class JsonSource(Source):
+    """Images with JSON objects."""
+
+    annotation: ClassVar[str | None] = "json"
+
+    def annotate(self, item: Item) -> bytes | None:
+        """Return the JSON object, with the ``width`` and ``height`` of the original image."""
+        about: Location | bytes | None = item.location.about
+        if about is None:
+            return None
+        try:
+            content = json.loads(about if isinstance(about, bytes) else about.read())
+        except ValueError as error:
+            raise DamagedItem(f"its annotation is no JSON: {error}") from error
+        if not isinstance(content, dict):
+            raise DamagedItem("its annotation is no JSON object")
+        if not {"width", "height"} <= content.keys():
+            content["width"], content["height"] = _size(self.read(item))
+        return compact(content)
+
+
+def image_item(entry: Entry, name: str, label: int, about: Entry | bytes | None = None) -> Item:
+    """Return the item of an image file; its stamp changes with the file ``about`` it as well."""
+    if not isinstance(about, Entry):  # bytes come from a list, which has a stamp of its own
+        return Item(name, label, entry.size, entry.stamp, ImageFiles(entry.location, about))
+    stamp = f"{entry.stamp} {about.stamp} {about.size}"
+    return Item(name, label, entry.size, stamp, ImageFiles(entry.location, about.location))
+
+
+def jpegs_among(entries: Sequence[Entry]) -> tuple[list[Entry], int]:
+    """Return those whose names are of JPEGs, and the number of the others."""
+    found = [entry for entry in entries if entry.name.lower().endswith((".jpg", ".jpeg"))]
+    return found, len(entries) - len(found)
+
+
+def compact(content: dict[str, Any]) -> bytes:
+    """Return an object as JSON without spaces, its keys in the order given."""
+    return json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def draws_of_names(names: Sequence[str], seed: int, purpose: str) -> np.ndarray:
@@ -199,43 +237,9 @@ def one_of_each_ending(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(first[ending] for ending in often[:_MOST_ENDINGS])
 
 
-def part_of_name(name: str) -> str | None:
-    """Return the part that the name of a file or folder tells: train, val or test."""
-    found = _PART.search(name)
-    return _SAME.get(found[1], found[1]) if found else None
-
-
-def parts_of_names(files: Sequence[N], root: Path) -> dict[str, list[N]]:
-    """Return files by the part that their names tell; nothing where no name tells one.
-
-    Raises:
-        UserError: some names tell one and some do not. To draw parts from all of them would mix
-            what is held out into what is trained on.
-    """
-    parts: dict[str | None, list[N]] = defaultdict(list)
-    for file in files:
-        parts[part_of_name(file.name)].append(file)
-    others = parts.pop(None, [])
-    if parts and others:
-        told = next(iter(parts.values()))[0]
-        raise UserError(
-            f"{root}: the name of {told.name} tells its part ({', '.join(map(str, parts))}), that "
-            f"of {others[0].name} does not; rename {others[0].name} or move it away."
-        )
-    return {str(part): named for part, named in parts.items()}
-
-
-def own_part(part: Part, parts: Mapping[str, T], root: Path) -> T:
-    """Return the wanted one of the parts that a data set brings; ``parts`` is never empty.
-
-    Raises:
-        UserError: it has no such part, or several and none was named.
-    """
-    there = ", ".join(parts)
-    if part.split is None:
-        if len(parts) > 1:
-            raise UserError(f"{root} has the parts {there}; choose one with --split.")
-        return next(iter(parts.values()))
-    if part.split not in parts:
-        raise UserError(f"--split {part.split}: {root} has no such part, only {there}.")
-    return parts[part.split]
+def _size(data: bytes) -> tuple[int, int]:
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            return image.size
+    except Exception as error:  # Pillow raises nearly every kind on damaged bytes
+        raise DamagedItem(f"its size cannot be read: {error}") from error

@@ -1,22 +1,13 @@
 """Tiny-ImageNet: tiny-imagenet-200.zip or its folder (train/<wnid>/images, val/images)."""
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from data_prep.files.archives import Entry
-from data_prep.files.stored import StoredSource, stored_item
 from data_prep.files.tree import Tree
-from data_prep.sources.source import Item, Part, own_part
+from data_prep.labels import labels_of
+from data_prep.parts import Part
+from data_prep.sources.source import Item, Source, image_item, jpegs_among
 from pospre.errors import UserError
 
 _LIST, _WORDS, _VAL = "wnids.txt", "words.txt", "val/val_annotations.txt"
-
-
-@dataclass(frozen=True)
-class TinyImageNet(StoredSource):
-    """A listed part of Tiny-ImageNet; the classes are the sorted WordNet ids."""
-
-    kind: ClassVar[str] = "tiny_imagenet"
 
 
 def detects(tree: Tree) -> bool:
@@ -24,34 +15,28 @@ def detects(tree: Tree) -> bool:
     return tree.find(_LIST) is not None and tree.has("val")
 
 
-def load(tree: Tree, part: Part) -> TinyImageNet:
+def load(tree: Tree, part: Part) -> Source:
     """List a part: ``train``, ``val``, or ``test``, whose labels nobody was given.
+
+    The classes are the sorted WordNet ids.
 
     Raises:
         UserError: a list is missing or contradicts the images.
     """
     parts = {name: name for name in ("train", "val", "test") if tree.has(name)}
-    if not parts:
-        raise UserError(f"{tree.root}: there is no train, val or test folder.")
-    split = own_part(part, parts, tree.root)
+    split = part.choose(parts, tree.root, "train, val or test folder")
     classes = sorted(line.strip() for line in tree.lines(_LIST, "the class ids"))
-    labels = {wnid: label for label, wnid in enumerate(classes)}
-    items, others = [], 0
+    labels = labels_of(classes)
     validation = _validation(tree) if split == "val" else {}
-    for entry in tree.below(split):
-        if not entry.name.lower().endswith((".jpeg", ".jpg")):
-            others += 1
-        elif split == "test":
-            items.append(stored_item(entry, entry.name, -1))
-        else:
-            items.append(_item(tree, entry, validation, labels))
-    if not items:
-        raise UserError(f"{tree.root}: {split} holds no JPEG.")
-    listed = {item.name for item in items}
-    for name, wnid in validation.items():  # absent files are named when their turn comes
-        if f"val/images/{name}" not in listed:
-            items.append(_item(tree, tree.listed(f"val/images/{name}"), {name: wnid}, labels))
-    return TinyImageNet(
+    images, others = jpegs_among(tree.below(split))
+    if split == "test":
+        items = [image_item(entry, entry.name, -1) for entry in images]
+    else:
+        listed = {entry.name for entry in images}
+        absent = [name for name in validation if f"val/images/{name}" not in listed]
+        images += [tree.listed(f"val/images/{name}") for name in absent]  # named in their turn
+        items = [_item(tree, entry, validation, labels) for entry in images]
+    return Source(
         tree.root, tuple(items), classes, others, f"{split}/", titles=_titles(tree, classes)
     )
 
@@ -63,7 +48,7 @@ def _item(tree: Tree, entry: Entry, validation: dict[str, str], labels: dict[str
         where = _VAL if validation else "its folder"
         raise UserError(f"{tree.root}: {entry.name} has the class {wnid} by {where}, but {_LIST} "
                         "does not hold that.")  # fmt: skip
-    return stored_item(entry, entry.name, labels[wnid])
+    return image_item(entry, entry.name, labels[wnid])
 
 
 def _validation(tree: Tree) -> dict[str, str]:

@@ -3,31 +3,19 @@
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from data_prep.files.archives import Advance, Entry, index_progress, tar_entries
-from data_prep.files.stored import JsonSource, stored_item
 from data_prep.files.tree import Tree, files_below
-from data_prep.labels import RawLabel, class_names, class_places, place_of
-from data_prep.sources.source import Item, Part, one_of_each_ending, own_part, parts_of_names
+from data_prep.labels import RawLabel, class_names, label_of, labels_of
+from data_prep.parts import Part, parts_of_names
+from data_prep.sources.source import Item, JsonSource, image_item, one_of_each_ending
 from pospre.errors import UserError
 
 _IMAGES = ("jpg", "jpeg", "png", "webp", "ppm", "pgm", "bmp", "tif", "tiff")
 _ABOUT = ("cls", "json")
 _JSON_LABELS = ("label", "cls", "class")
 _PEEK = 20
-
-
-@dataclass(frozen=True)
-class WebDataset(JsonSource):
-    """Listed samples of one or many tars; labels come from ``.cls``, else from ``.json``.
-
-    The annotation is a sample's ``.json``, with the image's ``width`` and ``height``.
-    """
-
-    kind: ClassVar[str] = "webdataset"
 
 
 def detects(tree: Tree) -> bool:
@@ -42,8 +30,10 @@ def detects(tree: Tree) -> bool:
     return any(_image(files) and len(files) > 1 for files in samples.values())
 
 
-def load(tree: Tree, part: Part) -> WebDataset:
-    """List the samples of the wanted part's tars.
+def load(tree: Tree, part: Part) -> JsonSource:
+    """List the samples of the wanted part's tars; labels come from ``.cls``, else from ``.json``.
+
+    The annotation is a sample's ``.json``, with the image's ``width`` and ``height``.
 
     Raises:
         UserError: there is no tar, one is cut off, or labels are not as expected.
@@ -56,14 +46,12 @@ def load(tree: Tree, part: Part) -> WebDataset:
     # the classes of all parts, so that a label means the same in each of them
     classes = class_names((label for shard in shards for label in shard.labels), tree.root)
     parts = parts_of_names(shards, tree.root)
-    chosen = own_part(part, parts, tree.root) if parts else shards
+    chosen = part.choose(parts, tree.root) if parts else shards
     items = [item for shard in chosen for item in shard.items(classes)]
-    if not items:
-        raise UserError(f"{tree.root}: none of {len(chosen)} tars holds an image.")
     others = [name for shard in chosen for name in shard.others]
     rule = "names of the tars" if parts else None
     examples = one_of_each_ending(others)
-    source = WebDataset(tree.root, tuple(items), classes, len(others), rule, ignored=examples)
+    source = JsonSource(tree.root, tuple(items), classes, len(others), rule, ignored=examples)
     return source if parts else source.drawn(part)
 
 
@@ -88,23 +76,21 @@ class _Shard:
 
     def items(self, classes: list[str] | None) -> Iterator[Item]:
         """Yield the samples as items."""
-        known = class_places(classes)
+        labels = labels_of(classes)
         for (key, files), raw in zip(self.samples.items(), self.labels, strict=True):
             kind = _image(files)
-            where = f"{self.path}: sample {key}"
-            about = files.get("json")
-            label = place_of(raw, known, where)
-            yield stored_item(files[kind], f"{self.name}/{key}.{kind}", label, about)
+            label = label_of(raw, labels, f"{self.path}: sample {key}")
+            yield image_item(files[kind], f"{self.name}/{key}.{kind}", label, files.get("json"))
 
     def _label(self, key: str, files: dict[str, Entry]) -> RawLabel:
         where = f"{self.path}: sample {key}"
         if "cls" in files:
-            text = files["cls"].place.read().decode("utf-8", "replace").strip()
+            text = files["cls"].location.read().decode("utf-8", "replace").strip()
             return int(text) if re.fullmatch(r"-?\d+", text) else text
         if "json" not in files:
             return None
         try:
-            content = json.loads(files["json"].place.read())
+            content = json.loads(files["json"].location.read())
         except ValueError as error:
             raise UserError(f"{where} has a .json that is none: {error}.") from error
         if not isinstance(content, dict):

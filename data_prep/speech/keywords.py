@@ -13,14 +13,17 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.sources.source import DamagedItem, Item, Part, draws_of_names
+from data_prep.files.locations import DamagedItem
+from data_prep.labels import labels_of
+from data_prep.parts import Part
+from data_prep.sources.source import Item, draws_of_names
 from pospre.data.stores.files import odd_file
 from pospre.errors import UserError
 
 NOISE = "_background_noise_"
 USUAL = "yes,no,up,down,left,right,on,off,stop,go"  # with the two below the usual 12 classes
 _OTHERS = ("unknown", "silence")
-_STEPS = 100  # places in a second of noise where a piece may begin
+_STEPS = 100  # points in a second of noise where a piece may begin
 
 
 def parse_keywords(text: str) -> str:
@@ -73,18 +76,18 @@ def spot(
     Raises:
         UserError: no clip is one of a keyword.
     """
-    places = {word: label for label, word in enumerate(after[: -len(_OTHERS)])}
-    known = [replace(w, label=places[before[w.label]]) for w in words if before[w.label] in places]
+    labels = labels_of(after[: -len(_OTHERS)])
+    known = [replace(w, label=labels[before[w.label]]) for w in words if before[w.label] in labels]
     if not known:
         raise UserError(
-            f"--keywords {','.join(places)}: none of the {len(words)} clips of this part is one of "
+            f"--keywords {','.join(labels)}: none of the {len(words)} clips of this part is one of "
             "them; choose other words, or another --split."
         )
-    count = math.ceil(len(known) / len(places))
-    others = [w for w in words if before[w.label] not in places]
+    count = math.ceil(len(known) / len(labels))
+    others = [w for w in words if before[w.label] not in labels]
     drawn = [
         replace(item, label=label)
-        for label, candidates in enumerate((others, noise), start=len(places))
+        for label, candidates in enumerate((others, noise), start=len(labels))
         for item in _draw(candidates, count, part.seed)
     ]
     return tuple(sorted([*known, *drawn], key=lambda item: item.name))
@@ -108,7 +111,7 @@ def pieces(root: Path, files: Sequence[Item], part: Part) -> list[Item]:
         elif part.split is not None:
             first = _boundary(length, part)
         found += [
-            replace(file, name=f"{file.name}@{start / _STEPS:.2f}s", size=size, place=start)
+            replace(file, name=f"{file.name}@{start / _STEPS:.2f}s", size=size, location=start)
             for start in range(first, end - _STEPS + 1)
         ]
     if not found:
@@ -132,7 +135,7 @@ def read_piece(root: Path, item: Item) -> bytes:
     buffer = io.BytesIO()
     try:
         with (root / _file_of(item)).open("rb") as file, soundfile.SoundFile(file) as sound:
-            sound.seek(item.place * sound.samplerate // _STEPS)
+            sound.seek(item.location * sound.samplerate // _STEPS)
             samples = sound.read(sound.samplerate, dtype="float32", always_2d=True)
             soundfile.write(buffer, samples, sound.samplerate, subtype="FLOAT", format="WAV")
     except soundfile.LibsndfileError as error:
@@ -166,4 +169,4 @@ def _measure(path: Path) -> tuple[int, int]:
 def _draw(candidates: Sequence[Item], count: int, seed: int) -> list[Item]:
     """Return ``count`` of the candidates, or all if they are fewer."""
     numbers = draws_of_names([item.name for item in candidates], seed, "keywords")
-    return [candidates[place] for place in np.argsort(numbers, kind="stable")[:count]]
+    return [candidates[number] for number in np.argsort(numbers, kind="stable")[:count]]

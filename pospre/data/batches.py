@@ -16,23 +16,21 @@ from pospre.data.buffers import BatchMemory
 from pospre.data.decode.decoder import DecodeError, OpenedImage
 from pospre.data.decode.deep import DeepRange
 from pospre.data.stores.reader import DamagedSample, Reader
-from pospre.data.timing import Bill, Laps
-from pospre.data.views.cut import Cutting, margin, plan_cutting, write_views
+from pospre.data.timing import LoaderTiming, Stopwatch
+from pospre.data.views.crop import DecodePlan, least_oversampling, plan_decoding, write_views
 from pospre.data.views.plan import GroupPlan, ViewGroup, plan_views
 from pospre.data.views.resize import Views
 from pospre.errors import UserError
 
-BAD_SAMPLES = ("fail", "skip")
 _Bad = DecodeError | DamagedSample
 _MOST_IN_A_ROW = 1000
 _MOST_OPENED = 4 << 20  # bytes of opened samples that a thread has in memory, give or take one
 
 
-class Filler:
+class BatchFiller:
     """Writes samples into batches, from several threads at once.
 
     Attributes:
-        bill: where the time went so far.
         bad: why each sample that was left out cannot be used, by index; with ``"skip"`` only.
     """
 
@@ -42,15 +40,16 @@ class Filler:
         views: Sequence[ViewGroup],
         *,
         seed: int,
-        bad_samples: str,
+        skips_bad: bool,
         tolerance: float,
+        timing: LoaderTiming,
     ) -> None:
         self.reader = reader
         self.views = tuple(views)
         self.seed = seed
-        self.skips_bad = bad_samples == "skip"
-        self.pixels_per_pixel = margin(tolerance)
-        self.bill = Bill()
+        self.skips_bad = skips_bad
+        self.oversampling = least_oversampling(tolerance)
+        self.timing = timing
         self.bad: dict[int, str] = {}
         self._lock = threading.Lock()
 
@@ -64,26 +63,26 @@ class Filler:
         Raises:
             UserError: a sample cannot be used and bad samples are not skipped; it is named.
         """
-        labels, laps, room = batch[LABEL].numpy(), Laps(), _room(batch, plans)
+        labels, watch, outputs = batch[LABEL].numpy(), Stopwatch(), _outputs(batch, plans)
         left, failed = deque(rows), dict[int, _Bad]()
         while left:
-            opened = self._open_some(batch, left, failed, laps)
-            cuttings = [self._plan(plans, row, row, image, room) for row, image, _ in opened]
-            laps.lap("plan")
-            for (row, _, label), cutting in zip(opened, cuttings, strict=True):
+            opened = self._open_some(batch, left, failed, watch)
+            decodings = [self._plan(plans, row, row, image, outputs) for row, image, _ in opened]
+            watch.lap("plan")
+            for (row, _, label), decoding in zip(opened, decodings, strict=True):
                 try:
-                    write_views(cutting, laps)
+                    write_views(decoding, watch)
                 except DecodeError as error:
                     failed[row] = error
                 else:
                     labels[row] = label
         for row in sorted(failed):
             self._leave_out(int(batch[INDEX][row]), failed[row])
-            labels[row] = self._stand_in(batch, row, room, laps)
-        self.bill.add(laps)
+            labels[row] = self._stand_in(batch, row, outputs, watch)
+        self.timing.add(watch)
 
     def _open_some(
-        self, batch: Batch, rows: deque[int], failed: dict[int, _Bad], laps: Laps
+        self, batch: Batch, rows: deque[int], failed: dict[int, _Bad], watch: Stopwatch
     ) -> list[tuple[int, OpenedImage, int]]:
         """Read the next samples, as many as may be in memory together.
 
@@ -93,7 +92,7 @@ class Filler:
         while rows and num_bytes < _MOST_OPENED:
             row = rows.popleft()
             try:
-                image, label = self._open(int(batch[INDEX][row]), laps)
+                image, label = self._open(int(batch[INDEX][row]), watch)
             except (DecodeError, DamagedSample) as error:
                 failed[row] = error
                 continue
@@ -101,7 +100,7 @@ class Filler:
             num_bytes += image.num_bytes
         return opened
 
-    def _stand_in(self, batch: Batch, row: int, room: "_Room", laps: Laps) -> int:
+    def _stand_in(self, batch: Batch, row: int, outputs: "_Outputs", watch: Stopwatch) -> int:
         """Fill a row with the next good sample, as its own is bad; return the label.
 
         Every one is tried anew: damage may lie where only some views reach, and what stands in must
@@ -112,8 +111,8 @@ class Filler:
         for index in ((first + step) % num_samples for step in range(1, tries)):
             plans = self._replan(batch, row, index)
             try:
-                image, label = self._open(index, laps)
-                write_views(self._plan(plans, 0, row, image, room), laps)
+                image, label = self._open(index, watch)
+                write_views(self._plan(plans, 0, row, image, outputs), watch)
             except (DecodeError, DamagedSample) as error:
                 self._leave_out(index, error)
             else:
@@ -124,28 +123,33 @@ class Filler:
         )
 
     def _plan(
-        self, plans: list[GroupPlan], plan_row: int, row: int, image: OpenedImage, room: "_Room"
-    ) -> Cutting:
+        self,
+        plans: list[GroupPlan],
+        plan_row: int,
+        row: int,
+        image: OpenedImage,
+        outputs: "_Outputs",
+    ) -> DecodePlan:
         """Find where all views of a sample lie in its image and in the batch."""
         groups = [
             Views(
-                plan.cuts(plan_row, image.width, image.height),
+                plan.crops(plan_row, image.width, image.height),
                 pixels[row],
                 plan.group.interpolation,
             )
-            for plan, pixels in zip(plans, room.images, strict=True)
+            for plan, pixels in zip(plans, outputs.images, strict=True)
         ]
-        places = [boxes[row] for boxes in room.boxes]
-        return plan_cutting(image, groups, places, self.pixels_per_pixel)
+        places = [boxes[row] for boxes in outputs.boxes]
+        return plan_decoding(image, groups, places, self.oversampling)
 
-    def examine(self, index: int) -> None:
+    def check_sample(self, index: int) -> None:
         """Decode a sample in full, as ``fill`` would for views that reach everywhere.
 
         Raises:
             UserError: likewise.
         """
         try:
-            image, _ = self._open(index, Laps())
+            image, _ = self._open(index, Stopwatch())
             image.decode()
         except (DecodeError, DamagedSample) as error:
             self._leave_out(index, error)
@@ -153,26 +157,26 @@ class Filler:
         if image.deep is not None and image.deep.guessed:
             _say_guessed(self.reader.address, image.deep)
 
-    def _open(self, index: int, laps: Laps) -> tuple[OpenedImage, int]:
+    def _open(self, index: int, watch: Stopwatch) -> tuple[OpenedImage, int]:
         """Return a sample's image and label; where its bytes are damaged, look for better ones."""
         try:
-            return self._open_stored(index, laps)
+            return self._open_stored(index, watch)
         except (DecodeError, DamagedSample):
             if not self.reader.heal(index):
                 raise
-            return self._open_stored(index, laps)
+            return self._open_stored(index, watch)
 
-    def _open_stored(self, index: int, laps: Laps) -> tuple[OpenedImage, int]:
+    def _open_stored(self, index: int, watch: Stopwatch) -> tuple[OpenedImage, int]:
         """Read a sample, compare it with its checksum, and return its image and label."""
         sample = self.reader.read(index)
         sums = self.reader.checksums
         # a flipped bit mostly gives an image all the same
         if sums is not None and crc32c(sample.encoded.numpy().data) != sums[index]:
             raise DecodeError("its bytes are not those that were written")
-        laps.lap("read")
+        watch.lap("read")
         image = OpenedImage(sample.encoded, self.reader.decoding)
-        laps.lap("decode")  # of what is no JPEG, all of it
-        laps.num_bytes += sample.encoded.nbytes
+        watch.lap("decode")  # of what is no JPEG, all of it
+        watch.num_bytes += sample.encoded.nbytes
         return image, sample.label
 
     def _leave_out(self, index: int, error: _Bad) -> None:
@@ -210,17 +214,17 @@ def _say_guessed(address: str, found: DeepRange) -> None:
     )
 
 
-class _Room(NamedTuple):
+class _Outputs(NamedTuple):
     """A batch's views, channels last, and their boxes, for every view group; to be written."""
 
     images: list[np.ndarray]
     boxes: list[np.ndarray]
 
 
-def _room(batch: Batch, plans: list[GroupPlan]) -> _Room:
+def _outputs(batch: Batch, plans: list[GroupPlan]) -> _Outputs:
     names = [plan.group.name for plan in plans]
     images = [batch[image_key(name)].permute(0, 1, 3, 4, 2).numpy() for name in names]
-    return _Room(images, [batch[box_key(name)].numpy() for name in names])
+    return _Outputs(images, [batch[box_key(name)].numpy() for name in names])
 
 
 def empty_batch(

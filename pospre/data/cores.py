@@ -1,7 +1,8 @@
-"""How many CPU cores there are to work with, and how to work on one."""
+"""How many CPU cores there are to work with, and how to work on one or with threads."""
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 
@@ -12,10 +13,34 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
+def default_workers() -> int:
+    """Return the cores that this process may use, shared among the ranks of this machine."""
+    num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(1, available_cores() // num_ranks)
+
+
+@contextmanager
+def thread_pool(count: int) -> Iterator[ThreadPoolExecutor | None]:
+    """Give a pool of threads, or None; it ends after an early break, an error or Ctrl-C too."""
+    if count == 0:
+        yield None
+        return
+    import torch  # only here: commands that ask for the cores should not wait for it
+
+    # Else torch would start threads of its own for each of ours, to copy a part of an image.
+    pool = ThreadPoolExecutor(
+        count, "pospre-loader", initializer=torch.set_num_threads, initargs=(1,)
+    )
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Keep torch to this thread for a while, and its pool out of it."""
-    import torch  # only here: commands that ask for the cores should not wait for it
+    import torch
 
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -1,6 +1,6 @@
 """The loader: from a data set to batches of views, decoded by threads.
 
-Every image is decoded once, however many views are cut out of it (``pospre.data.views.cut``).
+Every image is decoded once, however many views are cut out of it (``pospre.data.views.crop``).
 
 Which samples form batch b of an epoch, and every box and flip, follow from (seed, epoch, index)
 alone. Storage format, number of threads and what was skipped change nothing. With repeated
@@ -11,7 +11,7 @@ whole.
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,270 +21,18 @@ import numpy as np
 import torch
 
 from pospre.batch import Batch
-from pospre.data.batches import Filler, empty_batch
+from pospre.data.batches import BatchFiller, empty_batch
 from pospre.data.buffers import BatchMemory
-from pospre.data.cores import one_thread
-from pospre.data.options import check_options, whole_view
-from pospre.data.order import check_order, epoch_order
+from pospre.data.cores import default_workers, one_thread, thread_pool
+from pospre.data.options import LoaderOptions
+from pospre.data.order import epoch_order, rank_samples
 from pospre.data.stores.opening import open_reader
-from pospre.data.stores.reader import Reader
-from pospre.data.timing import Bill, Laps
+from pospre.data.timing import LoaderTiming, Stopwatch
 from pospre.data.views.plan import ViewGroup, plan_views
-from pospre.data.workers import PendingBatch, default_workers, threads
 from pospre.errors import UserError
 
 _CHUNK = 16  # samples per task: enough to plan together, few enough to share evenly
 _MIN_PREFETCH = 2
-
-
-@dataclass
-class _Position:
-    """How many samples of an epoch all ranks were given, by the iteration that began there."""
-
-    epoch: int
-    samples: int = 0
-    begun: bool = False
-
-
-class ViewLoader:
-    """Iterates over one rank's batches of an epoch; see ``pospre.batch`` for what they hold.
-
-    Every iteration is an epoch: ``for epoch in range(10): for batch in loader: …`` draws order and
-    views anew ten times. An iteration that was broken off counts as well, so that the next one
-    gives the next epoch from its start; to go on where it stopped instead, hand ``state_dict()`` to
-    ``load_state_dict``. That is also how a Composer Trainer without a callback of ours resumes: it
-    begins, and leaves, an iteration for each epoch that is over.
-
-    One iteration at a time: a later one takes the reader's reading ahead and the position over.
-
-    Attributes:
-        reader: the data set.
-        views: what is cut out of every image.
-        num_samples: size of the whole data set.
-        batch_size: samples per batch of this rank.
-        num_workers: decoding threads; 0 is none beside the consumer's own.
-        repeats: how many times in a row each sample comes.
-        pinned: whether batches lie in memory that a GPU fetches from directly.
-        classes: class names in order of their label, or None.
-    """
-
-    def __init__(
-        self,
-        reader: Reader,
-        *,
-        views: Sequence[ViewGroup],
-        batch_size: int,
-        seed: int,
-        shuffle: bool = True,
-        drop_last: bool = True,
-        num_workers: int | None = None,
-        repeats: int = 1,
-        rank: int = 0,
-        world_size: int = 1,
-        order: str = "random",
-        window: int = 16384,
-        bad_samples: str = "fail",
-        tolerance: float = 1.0,
-        pin_memory: bool = True,
-    ) -> None:
-        if not 0 <= rank < world_size:
-            raise ValueError(f"rank {rank} of {world_size}")
-        if not drop_last and world_size > 1:
-            raise ValueError("drop_last=False needs world_size=1: ranks would differ in batches")
-        if len({group.name for group in views}) != len(views) or not views:
-            raise ValueError("give one or more view groups, each with its own name")
-        check_options(batch_size, num_workers, repeats, bad_samples, tolerance)
-        check_order(order, window)
-        if shuffle:
-            reader.check_order(order, window)
-        self.reader = reader
-        self.views = tuple(views)
-        if reader.features is not None:
-            self.views = tuple(whole_view(group, reader) for group in views)
-        self.batch_size = batch_size
-        self.seed = seed
-        self.shuffle = shuffle
-        self.drop_last = drop_last
-        self.num_workers = default_workers() if num_workers is None else num_workers
-        self.repeats = repeats
-        self.rank = rank
-        self.world_size = world_size
-        self.order = order
-        self.window = window
-        self.num_samples = len(reader)
-        self.classes = reader.classes
-        self.pinned = pin_memory and torch.cuda.is_available()
-        self._memory = None if self.pinned else BatchMemory(self.num_batches_held)
-        self._position = _Position(0)
-        self._iterations = 0
-        self._filler = Filler(
-            reader, self.views, seed=seed, bad_samples=bad_samples, tolerance=tolerance
-        )
-        if len(self) == 0:
-            raise UserError(
-                f"{reader.address} holds {self.num_samples} samples, fewer than one batch of "
-                f"{batch_size * world_size}; lower the batch size."
-            )
-
-    @property
-    def bill(self) -> Bill:
-        """Where the time went, over all iterations so far."""
-        return self._filler.bill
-
-    @property
-    def bad(self) -> dict[int, str]:
-        """Why each sample that was left out so far cannot be used, by index (this rank's)."""
-        return self._filler.bad
-
-    @property
-    def skips_bad(self) -> bool:
-        """Whether bad samples are left out, instead of ending the iteration."""
-        return self._filler.skips_bad
-
-    @property
-    def num_batches_held(self) -> int:
-        """Batches in memory at once: those in preparation and the one in use."""
-        return self._prefetch + 2
-
-    @property
-    def _prefetch(self) -> int:
-        if self.num_workers == 0:
-            return 0
-        tasks = -(-self.batch_size // _CHUNK)
-        return _MIN_PREFETCH + -(-self.num_workers // tasks)
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that is iterated over; after its last batch, and before the first, the next.
-
-        Once it is set, also to what it is, the next iteration begins that epoch from its start.
-        """
-        return self._position.epoch
-
-    @epoch.setter
-    def epoch(self, epoch: int) -> None:
-        self._position = _Position(epoch)
-
-    def state_dict(self) -> dict[str, int]:
-        """Return where the loader is: the epoch, and how many samples of it all ranks were given.
-
-        It holds for any number of ranks, batch size and storage format.
-        """
-        return {"epoch": self._position.epoch, "samples": self._position.samples}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on at the sample after those that ``state_dict`` counted, without reading them.
-
-        Of an epoch that was given whole, the next iteration gives nothing, and the one after it the
-        next epoch.
-        """
-        self._position = _Position(state["epoch"], state["samples"])
-
-    def probe(self, num_samples: int = 4) -> None:
-        """Decode a few samples from all over the data set, to find out early that it is damaged.
-
-        Raises:
-            UserError: one of them cannot be used, and bad samples are not skipped; it is named.
-        """
-        for index in np.linspace(0, self.num_samples - 1, num_samples).astype(int).tolist():
-            self._filler.examine(index)
-
-    def __len__(self) -> int:
-        """Return the number of batches in an epoch, wherever this one starts."""
-        global_size = self.batch_size * self.world_size
-        if self.drop_last:
-            return self.num_samples // global_size
-        return -(-self.num_samples // global_size)
-
-    def __iter__(self) -> Iterator[Batch]:
-        if self._position.begun:
-            self._position = _Position(self.epoch + 1)
-        self._position.begun = True
-        return self._batches(self._position)
-
-    def _batches(self, position: _Position) -> Iterator[Batch]:
-        epoch, start = position.epoch, position.samples
-        order = self._epoch_order(epoch)
-        global_size = self.batch_size * self.world_size
-        stop = len(order) - (global_size - 1 if self.drop_last else 0)
-        firsts = range(start, stop, global_size)
-        coming = self._own(order[start : start + len(firsts) * global_size])
-        # the reader is closed first: a thread that waits for a download would not end otherwise
-        with threads(self.num_workers) as pool, self._expecting(coming):
-            pending = deque[PendingBatch]()
-            for first in firsts:
-                pending.append(self._start(pool, epoch, order, first))
-                if len(pending) > self._prefetch:
-                    yield self._deliver(pending.popleft(), position)
-            while pending:
-                yield self._deliver(pending.popleft(), position)
-        if position is self._position:
-            self.epoch += 1
-
-    @contextmanager
-    def _expecting(self, indices: np.ndarray) -> Iterator[None]:
-        """Let the reader fetch ahead, until the end or until a later iteration has its turn."""
-        self._iterations += 1
-        number = self._iterations
-        self.reader.expect(indices)
-        try:
-            yield
-        finally:
-            if number == self._iterations:
-                self.reader.close()
-
-    def _epoch_order(self, epoch: int) -> np.ndarray:
-        """Return all samples of an epoch in the order of its visits, for all ranks."""
-        if self.shuffle:
-            order = epoch_order(self.seed, epoch, self.reader.parts, self.order, self.window)
-        else:
-            order = np.arange(self.num_samples)
-        if self.repeats > 1:
-            order = np.repeat(order, self.repeats)[: self.num_samples]
-        return order
-
-    def _own(self, order: np.ndarray) -> np.ndarray:
-        """Return this rank's samples among those of whole batches, in order."""
-        whole = len(order) // (self.batch_size * self.world_size)
-        if not whole or self.world_size == 1:
-            return order
-        ranks = order[: whole * self.batch_size * self.world_size].reshape(
-            whole, self.world_size, self.batch_size
-        )
-        return ranks[:, self.rank].reshape(-1)
-
-    def _deliver(self, pending: PendingBatch, position: _Position) -> Batch:
-        laps = Laps()
-        batch = pending.result()
-        laps.lap("wait")
-        self.bill.add(laps)
-        given = position.samples + self.batch_size * self.world_size
-        position.samples = min(given, self.num_samples)
-        return batch
-
-    def _start(
-        self, pool: ThreadPoolExecutor | None, epoch: int, order: np.ndarray, first: int
-    ) -> PendingBatch:
-        """Draw boxes and flips, lay the batch out, and hand its samples to the threads."""
-        laps = Laps()
-        first += self.rank * self.batch_size
-        index = order[first : first + self.batch_size]
-        # a repeat draws as if it were an epoch of its own, masks and colours included
-        epochs = epoch * self.repeats + np.arange(first, first + len(index)) % self.repeats
-        plans = plan_views(self.views, seed=self.seed, epoch=epochs, index=index)
-        batch = empty_batch(plans, epochs, index, self.reader, self._memory)
-        laps.lap("plan")
-        self.bill.add(laps)
-        rows = [
-            range(begin, min(begin + _CHUNK, len(index))) for begin in range(0, len(index), _CHUNK)
-        ]
-        fill = self._filler.fill
-        if pool is None:
-            with one_thread():  # as the threads of the loader's own
-                for some in rows:
-                    fill(batch, plans, some)
-            return PendingBatch(batch, [])
-        return PendingBatch(batch, [pool.submit(fill, batch, plans, some) for some in rows])
 
 
 def build_loader(
@@ -305,7 +53,7 @@ def build_loader(
     tolerance: float = 1.0,
     pin_memory: bool = True,
     **storage: Any,
-) -> ViewLoader:
+) -> "ViewLoader":
     """Open a data set and return its loader.
 
     For any training code::
@@ -354,12 +102,12 @@ def build_loader(
     """
     return ViewLoader(
         open_reader(path, **storage),
-        views=views,
         batch_size=batch_size,
+        views=views,
         seed=seed,
         shuffle=shuffle,
         drop_last=drop_last,
-        num_workers=num_workers,
+        num_workers=default_workers() if num_workers is None else num_workers,
         repeats=repeats,
         rank=rank,
         world_size=world_size,
@@ -369,3 +117,197 @@ def build_loader(
         tolerance=tolerance,
         pin_memory=pin_memory,
     )
+
+
+@dataclass
+class _Position:
+    """How many samples of an epoch all ranks were given, by the iteration that began there."""
+
+    epoch: int
+    samples: int = 0
+    begun: bool = False
+
+
+class ViewLoader(LoaderOptions):
+    """Iterates over one rank's batches of an epoch; its arguments are those of ``build_loader``.
+
+    Every iteration is an epoch: ``for epoch in range(10): for batch in loader: …`` draws order and
+    views anew ten times. An iteration that was broken off counts as well, so that the next one
+    gives the next epoch from its start; to go on where it stopped instead, hand ``state_dict()`` to
+    ``load_state_dict``. That is also how a Composer Trainer without a callback of ours resumes: it
+    begins, and leaves, an iteration for each epoch that is over.
+
+    One iteration at a time: a later one takes the reader's reading ahead and the position over.
+
+    Attributes:
+        num_samples: size of the whole data set.
+        classes: class names in order of their label, or None.
+        pinned: whether batches lie in memory that a GPU fetches from directly.
+        timing: where the time went, over all iterations so far.
+        bad: why each sample that was left out so far cannot be used, by index (this rank's).
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.num_samples = len(self.reader)
+        self.classes = self.reader.classes
+        self.pinned = self.pin_memory and torch.cuda.is_available()
+        self.timing = LoaderTiming()
+        self._filler = BatchFiller(
+            self.reader,
+            self.views,
+            seed=self.seed,
+            skips_bad=self.skips_bad,
+            tolerance=self.tolerance,
+            timing=self.timing,
+        )
+        self._memory = None if self.pinned else BatchMemory(self.num_batches_held)
+        self._position = self._reading = _Position(0)
+        if len(self) == 0:
+            raise UserError(
+                f"{self.reader.address} holds {self.num_samples} samples, fewer than one batch of "
+                f"{self._global_size}; lower the batch size."
+            )
+
+    @property
+    def bad(self) -> dict[int, str]:
+        """Why each sample that was left out so far cannot be used, by index (this rank's)."""
+        return self._filler.bad
+
+    @property
+    def skips_bad(self) -> bool:
+        """Whether bad samples are left out, instead of ending the iteration."""
+        return self.bad_samples == "skip"
+
+    @property
+    def num_batches_held(self) -> int:
+        """Batches in memory at once: those in preparation and the one in use."""
+        return self._prefetch + 2
+
+    @property
+    def _prefetch(self) -> int:
+        if self.num_workers == 0:
+            return 0
+        tasks = -(-self.batch_size // _CHUNK)
+        return _MIN_PREFETCH + -(-self.num_workers // tasks)
+
+    @property
+    def _global_size(self) -> int:
+        return self.batch_size * self.world_size
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is iterated over; after its last batch, and before the first, the next.
+
+        Once it is set, also to what it is, the next iteration begins that epoch from its start.
+        """
+        return self._position.epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._position = _Position(epoch)
+
+    def state_dict(self) -> dict[str, int]:
+        """Return where the loader is: the epoch, and how many samples of it all ranks were given.
+
+        It holds for any number of ranks, batch size and storage format.
+        """
+        return {"epoch": self._position.epoch, "samples": self._position.samples}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on at the sample after those that ``state_dict`` counted, without reading them.
+
+        Of an epoch that was given whole, the next iteration gives nothing, and the one after it the
+        next epoch.
+        """
+        self._position = _Position(state["epoch"], state["samples"])
+
+    def probe(self, num_samples: int = 4) -> None:
+        """Decode a few samples from all over the data set, to find out early that it is damaged.
+
+        Raises:
+            UserError: one of them cannot be used, and bad samples are not skipped; it is named.
+        """
+        for index in np.linspace(0, self.num_samples - 1, num_samples).astype(int).tolist():
+            self._filler.check_sample(index)
+
+    def __len__(self) -> int:
+        """Return the number of batches in an epoch, wherever this one starts."""
+        if self.drop_last:
+            return self.num_samples // self._global_size
+        return -(-self.num_samples // self._global_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self._position.begun:
+            self._position = _Position(self.epoch + 1)
+        self._position.begun = True
+        return self._batches(self._position)
+
+    def _batches(self, position: _Position) -> Iterator[Batch]:
+        epoch, start, global_size = position.epoch, position.samples, self._global_size
+        order = np.arange(self.num_samples)
+        if self.shuffle:
+            order = epoch_order(self.seed, epoch, self.reader.parts, self.order, self.window)
+        if self.repeats > 1:
+            order = np.repeat(order, self.repeats)[: self.num_samples]
+        stop = len(order) - (global_size - 1 if self.drop_last else 0)
+        firsts = range(start, stop, global_size)
+        coming = order[start : start + len(firsts) * global_size]
+        own = rank_samples(coming, self.rank, self.world_size, self.batch_size)
+        # the reader is closed first: a thread that waits for a download would not end otherwise
+        with thread_pool(self.num_workers) as pool, self._expecting(own, position):
+            pending = deque[_Pending]()
+            for first in firsts:
+                pending.append(self._start(pool, epoch, order, first))
+                if len(pending) > self._prefetch:
+                    yield self._deliver(pending.popleft(), position)
+            while pending:
+                yield self._deliver(pending.popleft(), position)
+        if position is self._position:
+            self.epoch += 1
+
+    @contextmanager
+    def _expecting(self, indices: np.ndarray, position: _Position) -> Iterator[None]:
+        """Let the reader fetch ahead, until the end or until a later iteration has its turn."""
+        self._reading = position
+        self.reader.expect(indices)
+        try:
+            yield
+        finally:
+            if self._reading is position:
+                self.reader.close()
+
+    def _start(
+        self, pool: ThreadPoolExecutor | None, epoch: int, order: np.ndarray, first: int
+    ) -> "_Pending":
+        """Draw boxes and flips, lay the batch out, and hand its samples to the threads."""
+        watch = Stopwatch()
+        first += self.rank * self.batch_size
+        index = order[first : first + self.batch_size]
+        # a repeat draws as if it were an epoch of its own, masks and colours included
+        epochs = epoch * self.repeats + np.arange(first, first + len(index)) % self.repeats
+        plans = plan_views(self.views, seed=self.seed, epoch=epochs, index=index)
+        batch = empty_batch(plans, epochs, index, self.reader, self._memory)
+        watch.lap("plan")
+        self.timing.add(watch)
+        fill, size = self._filler.fill, len(index)
+        chunks = [range(begin, min(begin + _CHUNK, size)) for begin in range(0, size, _CHUNK)]
+        if pool is not None:
+            return batch, [pool.submit(fill, batch, plans, rows) for rows in chunks]
+        with one_thread():  # as the threads of the loader's own
+            for rows in chunks:
+                fill(batch, plans, rows)
+        return batch, []
+
+    def _deliver(self, pending: "_Pending", position: _Position) -> Batch:
+        watch = Stopwatch()
+        batch, tasks = pending
+        for task in tasks:
+            task.result()  # raises what a thread raised
+        watch.lap("wait")
+        self.timing.add(watch)
+        position.samples = min(position.samples + self._global_size, self.num_samples)
+        return batch
+
+
+_Pending = tuple[Batch, list[Future[None]]]  # a batch and the tasks that write its views

@@ -47,6 +47,21 @@ def epoch_order(
     return _shuffle_windows(seed, epoch, _shuffle_parts(seed, epoch, part_ends), window)
 
 
+def rank_samples(samples: np.ndarray, rank: int, world_size: int, batch_size: int) -> np.ndarray:
+    """Return those of an epoch's samples that a rank gets, in order: int64.
+
+    Args:
+        samples: whole batches of all ranks, one after the other; of one rank the last may be short.
+        rank: number of the rank.
+        world_size: number of ranks.
+        batch_size: samples per batch of one rank.
+    """
+    if world_size == 1:
+        return samples
+    num_batches = len(samples) // (world_size * batch_size)
+    return samples.reshape(num_batches, world_size, batch_size)[:, rank].reshape(-1)
+
+
 def check_order(order: str, window: int) -> None:
     """Raise a UserError where there is no such order or window."""
     if order not in ORDERS:

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from pospre.data.decode.deep import given_range
-from pospre.data.stores.opening import open_reader
 from pospre.errors import UserError
 from pospre.evaluation.registry import Context, Plan, check_settings, evaluation_module
 from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import Recipe
 from pospre.training.build import build_model
+from pospre.training.data import open_data
 from pospre.training.resolve import resolve
 
 
@@ -53,17 +53,14 @@ def check_evaluation(
     folder = None if output is None else output.with_suffix("")
     if hasattr(module, "check"):
         module.check(Plan(recipe, str(data_path), checked, folder))
-    deep_range = given_range(recipe.data.deep_range)
-    open_reader(data_path, channels=recipe.encoder.channels, deep_range=deep_range)
+    open_data(recipe, data_path)
     return checked
 
 
 def has_teacher(recipe: Recipe) -> bool:
     """Tell whether a recipe's model has a teacher; it is built without memory."""
-    deep_range = given_range(recipe.data.deep_range)
-    reader = open_reader(recipe.data.path, channels=recipe.encoder.channels, deep_range=deep_range)
     with torch.device("meta"):
-        return build_model(resolve(recipe, reader)).teacher is not None
+        return build_model(resolve(recipe, open_data(recipe))).teacher is not None
 
 
 def run_evaluation(

@@ -19,6 +19,7 @@ from pydantic_core import ErrorDetails
 
 from pospre.errors import UserError, suggestion
 from pospre.recipe import yaml_text
+from pospre.recipe.extends import read_recipe
 from pospre.recipe.renamed import new_name, with_new_names
 from pospre.recipe.sections import (
     Arguments,
@@ -87,9 +88,12 @@ class Recipe(Section):
 
 
 def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
-    """Return the recipe in a YAML file; ``overrides`` are ``key.sub=value`` strings."""
+    """Return the recipe in a YAML file; ``overrides`` are ``key.sub=value`` strings.
+
+    The file may say ``extends: other.yaml`` and then only what differs from that one.
+    """
     path = Path(path)
-    data = yaml_text.read_mapping(path)
+    data = read_recipe(path)
     overrides = list(overrides)
     _refuse_new_names(data, overrides)
     yaml_text.apply_overrides(data, overrides)

@@ -112,6 +112,12 @@ def apply_overrides(data: dict[str, Any], overrides: Iterable[str]) -> None:
         section[last] = parse(text, f"override {item}")
 
 
+def variables(value: Any) -> list[str]:
+    """Say of each variable in a value whether the environment or its own default fills it in."""
+    names = [match[1] for match in _VARIABLE.finditer(str(value))]
+    return [f"{'environment' if name in os.environ else 'default of'} ${name}" for name in names]
+
+
 def resolve_variables(value: Any, key: str = "") -> Any:
     """Return ``value`` with every ``${NAME}`` or ``${NAME:default}`` inside its strings filled in.
 

@@ -1,9 +1,13 @@
 """The view groups of a recipe, and the loader that cuts them out of its data."""
 
+from pathlib import Path
+
 from composer.utils import dist
 
 from pospre.data.decode.deep import given_range
 from pospre.data.loader import ViewLoader, build_loader
+from pospre.data.stores.opening import open_reader
+from pospre.data.stores.reader import Reader
 from pospre.data.views.augment import Augment, RandAugment
 from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
@@ -42,6 +46,18 @@ def build_data(recipe: Recipe) -> ViewLoader:
     )
     loader.probe()
     return loader
+
+
+def open_data(recipe: Recipe, path: str | Path | None = None) -> Reader:
+    """Return a reader of the recipe's data, or of those at ``path``, read as the recipe says."""
+    data = recipe.data
+    return open_reader(
+        path or data.path,
+        cache_dir=data.cache_dir,
+        cache_limit=data.cache_limit,
+        channels=recipe.encoder.channels,
+        deep_range=given_range(data.deep_range),
+    )
 
 
 def build_views(recipe: Recipe) -> dict[str, ViewGroup]:

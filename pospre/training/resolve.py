@@ -1,11 +1,15 @@
 """A recipe with nothing left open: every argument checked and written out, the data's included."""
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from pospre.data.stores.reader import Features, Reader
 from pospre.errors import UserError
 from pospre.model.algorithm import algorithm_class
-from pospre.recipe.recipe import Recipe, check_arguments, recorded_recipe
+from pospre.recipe.provenance import annotate, origins, values
+from pospre.recipe.recipe import Recipe, check_arguments, load_recipe, recorded_recipe
+from pospre.training.data import open_data
 from pospre.training.loggers import check_loggers
 
 _MEASURE = "python -m data_prep.statistics"
@@ -36,6 +40,31 @@ def resolve(recipe: Recipe, reader: Reader | None = None) -> Recipe:
             arguments = kind.for_classes(arguments, reader.classes, data.path)
         algorithms[name] = arguments
     return recipe.model_copy(update={"data": data, "algorithms": algorithms})
+
+
+def describe(path: Path, overrides: Sequence[str] = ()) -> str:
+    """Return the complete recipe in a file as YAML that says where each value comes from.
+
+    The data need not be there: then what they decide is left open, and a line says so.
+
+    Raises:
+        UserError: the recipe cannot be trained as it is.
+    """
+    recipe = resolve(load_recipe(path, overrides))
+    came_from = origins(path, overrides)
+    title = f"# {path}, complete; each value with where it comes from"
+    try:
+        reader = open_data(recipe)
+    except UserError as error:
+        note = "# null may stand for what the data decide (their classes, mean and std):"
+        title += f"\n{note}\n# {error}"
+        complete = recipe.dump()
+    else:
+        complete = resolve(recipe, reader).dump()
+        before = dict(values(recipe.dump()))
+        found = dict.fromkeys((k for k, value in values(complete) if value != before[k]), "data")
+        came_from = {**came_from, **found}
+    return f"{title}\n\n{annotate(complete, came_from)}"
 
 
 def with_defaults(recorded: dict[str, Any]) -> dict[str, Any]:

@@ -245,13 +245,13 @@ def _shrinks(views: Iterable[Views], loader: Any) -> list[int]:
     import numpy as np
 
     from pospre.data.decode.decoder import OpenedImage
-    from pospre.data.views.cut import choose_shrink, margin
+    from pospre.data.views.crop import choose_shrink, least_oversampling
     from pospre.data.views.plan import plan_views
 
     plans = plan_views(loader.views, seed=0, epoch=1, index=np.arange(loader.num_samples))
     shrinks = []
     for row in range(loader.num_samples):
         image = OpenedImage(loader.reader.read(row).encoded)
-        cuts = [plan.cuts(row, image.width, image.height) for plan in plans]
-        shrinks.append(choose_shrink(cuts, margin(_TOLERANCE)))
+        crops = [plan.crops(row, image.width, image.height) for plan in plans]
+        shrinks.append(choose_shrink(crops, least_oversampling(_TOLERANCE)))
     return shrinks

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from pospre.data import batches as filling
+from pospre.data import batches as batch_filling
 from pospre.data.loader import build_loader
 from pospre.data.stores.opening import open_reader
 from pospre.data.views.plan import ViewGroup
@@ -263,17 +263,17 @@ def test_an_unknown_policy_is_refused(photos):
 @pytest.mark.parametrize("kind", ["mds", "folder"])
 def test_what_is_opened_together_changes_nothing(stored, photos, monkeypatch, kind):
     path = photos if kind == "folder" else stored("mds")
-    held, together = [], filling.Filler._open_some
+    held, together = [], batch_filling.BatchFiller._open_some
 
     def open_some(self, *args):
         opened = together(self, *args)
         held.append(sum(image.num_bytes for _, image, _ in opened))
         return opened
 
-    monkeypatch.setattr(filling.Filler, "_open_some", open_some)
+    monkeypatch.setattr(batch_filling.BatchFiller, "_open_some", open_some)
     expected = batches(path, batch_size=20)[1]
     at_once, held[:] = held[:], []
-    monkeypatch.setattr(filling, "_MOST_OPENED", 1)
+    monkeypatch.setattr(batch_filling, "_MOST_OPENED", 1)
     found = batches(path, batch_size=20)[1]
     assert len(held) > len(at_once) and max(held) < max(at_once)
     for batch, other in zip(found, expected, strict=True):
@@ -307,4 +307,4 @@ def test_bad_samples_are_told_in_their_order_and_each_view_is_counted_once(mixed
         (batch,) = loader
     assert [str(one.message).partition(".jpg")[0][-2:] for one in told] == ["00", "05"]
     assert batch["index"].tolist() == [1, 1, 2, 3, 4, 6, 6, *range(7, 16)]
-    assert loader.bill.num_images == 16
+    assert loader.timing.num_images == 16

@@ -23,7 +23,7 @@ from pospre.data.stores.opening import open_reader
 from pospre.data.stores.reader import Features
 from pospre.data.views.augment import Augment
 from pospre.data.views.plan import ViewGroup, plan_views
-from pospre.data.views.resize import Views, cut_views
+from pospre.data.views.resize import Views, resize_crops
 from pospre.errors import UserError
 from pospre.recipe.recipe import recipe_from_dict
 from pospre.training.data import build_data
@@ -113,11 +113,11 @@ def test_views_are_the_planned_boxes_of_the_decoded_image(photos):
     for row, index in enumerate(batch["index"].tolist()):
         image = decode_image(ours.reader.read(index).encoded)
         height, width = image.shape[:2]
-        cuts = plan.cuts(row, width, height)
+        crops = plan.crops(row, width, height)
         (view,) = views = np.empty((1, 32, 32, 3), np.uint8)
-        cut_views(image, [Views(cuts, views, "bicubic")])
+        resize_crops(image, [Views(crops, views, "bicubic")])
         assert np.array_equal(batch["view/image"][row, 0].permute(1, 2, 0).numpy(), view)
-        assert np.array_equal(batch["view/box"][row].numpy(), cuts.relative)
+        assert np.array_equal(batch["view/box"][row].numpy(), crops.relative)
     assert np.array_equal(batch["view/flip"].numpy(), plan.flips)
 
 

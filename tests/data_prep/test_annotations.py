@@ -7,20 +7,20 @@ from typing import ClassVar
 
 import pytest
 
-from data_prep.distribute import conversion
-from data_prep.distribute.tally import Settings
-from data_prep.sources.image_folder import FileSource, file_item
-from data_prep.sources.source import DamagedItem, Item
+from data_prep.distribute import conversion, preparation
+from data_prep.distribute.records import Settings
+from data_prep.files.locations import DamagedItem
+from data_prep.sources.image_folder import file_item
+from data_prep.sources.source import Item, Source
 from pospre.data.stores.opening import open_reader
 from tests.data_prep.reading import FORMATS, destination
 from tests.data_prep.sample_images import encoded, picture, write_files
 
 
 @dataclass(frozen=True)
-class Told(FileSource):
+class Told(Source):
     """A folder that tells every image's name; of one nothing, and of one it is damaged."""
 
-    kind: ClassVar[str] = "told"
     annotation: ClassVar[str | None] = "json"
 
     def annotate(self, item: Item) -> bytes | None:
@@ -50,13 +50,13 @@ def test_annotations_are_stored(
     files = {f"{number}.jpg": encoded(picture(number)) for number in range(5)}
     root = write_files(tmp_path / "photos", files)
     told = Told(root, tuple(file_item(root, name, -1) for name in sorted(files)))
-    monkeypatch.setattr(conversion, "open_source", lambda *_, **__: told)
+    monkeypatch.setattr(preparation, "open_source", lambda *_, **__: told)
     target = destination(tmp_path, data_format)
-    tally = conversion.convert(
+    summary = conversion.convert(
         root, target, Settings(format=data_format, shard_mb=0.002), num_workers=2
     )
-    assert tally is not None
-    assert tally.skipped == [{"path": "2.jpg", "reason": "its mask is cut off"}]
+    assert summary is not None
+    assert summary.skipped == [{"path": "2.jpg", "reason": "its mask is cut off"}]
     names = ["0.jpg", "1.jpg", "3.jpg", "4.jpg"]
     wanted = [b"" if name == "1.jpg" else b'{"name": "%s"}' % name.encode() for name in names]
     assert read_annotations(target) == wanted

@@ -220,7 +220,7 @@ def test_damaged_result_is_not_called_complete(
     assert run(photos, target) == 0
 
 
-def test_overwrite_spares_a_folder_that_is_no_data_set(tmp_path: Path, photos: Path) -> None:
+def test_overwrite_leaves_a_folder_that_is_no_data_set(tmp_path: Path, photos: Path) -> None:
     thesis = write_files(tmp_path / "home", {"thesis.tex": b"x", "index.json": b"{}"})
     assert run(photos, thesis, "--overwrite") == 2
     assert run(photos, thesis) == 2
@@ -442,7 +442,7 @@ def test_page_size_follows_the_largest_file(
 ) -> None:
     destination(tmp_path, "ffcv")
     writers = importlib.import_module("data_prep.publish.writers.ffcv")
-    assert writers.page_size((Item(name, -1, size, ""),)) == page
+    assert writers.size_limit((Item(name, -1, size, ""),), size) == page
 
 
 def test_a_failing_source_disk_stops_and_writes_nothing(

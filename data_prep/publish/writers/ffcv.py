@@ -9,12 +9,11 @@ would do it with one worker, by means of FFCV's own types.
 
 import hashlib
 import math
-from collections import deque
-from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import numpy as np
 from ffcv.fields import BytesField, IntField, RGBImageField
@@ -30,8 +29,10 @@ from ffcv.types import (
 from ffcv.utils import align_to_page
 from ffcv.writer import MIN_PAGE_SIZE
 
-from data_prep.distribute.tally import Record
+from data_prep.distribute.processes import in_order
+from data_prep.distribute.records import Record
 from data_prep.sources.source import Item
+from pospre.errors import UserError
 
 _STOCK_PAGE_SIZE = 4 * MIN_PAGE_SIZE
 _MAX_PAGE_SIZE = 1 << 31
@@ -47,16 +48,16 @@ class BlockWriter:
         max_bytes: the largest sample that can be written.
     """
 
-    def __init__(self, folder: Path, page_size: int) -> None:
-        self.max_bytes = page_size
+    def __init__(self, folder: Path, columns: dict[str, str], limit: int) -> None:
+        self.max_bytes, self._columns = limit, columns
         self._path = folder / "piece"
         self._file = self._path.open("wb")
         self._digest = hashlib.sha256()
 
     def write(self, item: Item, sample: dict[str, bytes]) -> None:
         """Append one sample, given by field."""
-        for name in ("image", "annotation"):
-            data = sample.get(name, b"")
+        for name in self._columns:
+            data = sample[name]
             self._file.write(data)
             self._digest.update(data)
 
@@ -72,10 +73,6 @@ class BlockWriter:
         self._file.close()
 
 
-class DamagedPiece(Exception):
-    """A piece is not what its writer wrote; the message is its path."""
-
-
 def write_beton(
     target: Path, folder: Path, records: Sequence[Record], page_size: int, *, annotated: bool
 ) -> tuple[int, str]:
@@ -84,7 +81,7 @@ def write_beton(
     The order of the sections is FFCV's: header, fields, metadata, pages, table of allocations.
 
     Raises:
-        DamagedPiece: a piece has changed since it was written.
+        UserError: a piece has changed since it was written.
     """
     fields: dict[str, Any] = {"image": RGBImageField(write_mode="jpg"), "label": IntField()}
     if annotated:
@@ -97,26 +94,56 @@ def write_beton(
     metadata = np.zeros(len(images), get_metadata_type(list(fields.values())))
     start = HeaderType.itemsize + head.nbytes + metadata.nbytes
     data_start = align_to_page(start, page_size)
-    pages, places = _lay_out(images + extra, page_size)
-    pointers = data_start + places
+    offsets, num_pages = _lay_out(images + extra, page_size)
+    pointers = data_start + offsets
     _fill(metadata, records, pointers, images, extra if annotated else None)
     header = np.zeros(1, HeaderType)
     header["version"], header["num_fields"] = CURRENT_VERSION, len(fields)
     header["page_size"], header["num_samples"] = page_size, len(images)
-    header["alloc_table_ptr"] = data_start + len(pages) * page_size
-    stream = _Stream(_pieces(folder, records))
+    header["alloc_table_ptr"] = data_start + num_pages * page_size
+    gaps = np.diff(offsets, prepend=0) - np.append(0, (images + extra)[:-1])
     with target.open("wb") as file:
         output = _Hashed(file)
         for section in (header, head, metadata):
             output.write(section.tobytes())
         output.write(bytes(data_start - start))
-        with closing(_read_ahead(stream, pages)) as coming:
-            for page in coming:
-                output.write(page)
-                output.write(bytes(page_size - len(page)))
-        stream.finish()
+        _copy(folder, records, images + extra, gaps, output)
+        output.write(bytes(int(header["alloc_table_ptr"][0]) - file.tell()))
         output.write(_table(pointers, images, extra).tobytes())
         return file.tell(), output.digest.hexdigest()
+
+
+def _copy(
+    folder: Path, records: Sequence[Record], sizes: np.ndarray, gaps: np.ndarray, output: "_Hashed"
+) -> None:
+    """Write the samples of all pieces, with zeros before those that begin a page."""
+    files = [entry for record in records for entry in record.files]
+    first = 0
+    with ThreadPoolExecutor(1) as background:  # pieces are read and hashed beside the writing
+        pieces = in_order(background, partial(_read_piece, folder), files, num_pending=2)
+        for record, data in zip(records, pieces, strict=True):
+            begin, last = 0, first + len(record.labels)
+            for number in first + np.flatnonzero(gaps[first:last]):
+                end = int(sizes[first:number].sum())
+                output.write(data[begin:end])
+                output.write(bytes(int(gaps[number])))
+                begin = end
+            output.write(data[begin:])
+            first = last
+
+
+def _read_piece(folder: Path, entry: tuple[str, int, str]) -> memoryview:
+    """Return what a block's writer wrote.
+
+    Raises:
+        UserError: something else is there now.
+    """
+    name, size, digest = entry
+    path = folder / name
+    data = np.memmap(path, mode="r").data if path.stat().st_size else memoryview(b"")
+    if len(data) != size or hashlib.sha256(data).hexdigest() != digest:
+        raise UserError(f"{path} has changed since it was written; remove it and convert again.")
+    return data
 
 
 def _describe_fields(fields: dict[str, Any]) -> np.ndarray:
@@ -129,23 +156,21 @@ def _describe_fields(fields: dict[str, Any]) -> np.ndarray:
     return described
 
 
-def _lay_out(sizes: np.ndarray, page_size: int) -> tuple[list[int], np.ndarray]:
+def _lay_out(sizes: np.ndarray, page_size: int) -> tuple[np.ndarray, int]:
     """Fill pages in order; a sample never crosses into the next.
 
     Returns:
-        the bytes used of every page, and where each sample begins.
+        where each sample begins, and the number of pages.
     """
     ends = np.cumsum(sizes)
-    places = ends - sizes
-    used: list[int] = []
-    first = 0
+    offsets = ends - sizes
+    num_pages = first = 0
     while first < len(sizes):
         begin = int(ends[first] - sizes[first])
         last = int(np.searchsorted(ends, begin + page_size, side="right"))
-        places[first:last] += len(used) * page_size - begin
-        used.append(int(ends[last - 1]) - begin)
-        first = last
-    return used, places
+        offsets[first:last] += num_pages * page_size - begin
+        num_pages, first = num_pages + 1, last
+    return offsets, num_pages
 
 
 def _fill(
@@ -177,8 +202,8 @@ def _table(pointers: np.ndarray, images: np.ndarray, extra: np.ndarray) -> np.nd
     return table[table["size"] > 0]
 
 
-def page_size(items: tuple[Item, ...]) -> int:
-    """Return a power of two that holds the largest image, with room for its re-encoding.
+def size_limit(items: tuple[Item, ...], largest_block: int) -> int:
+    """Return the size of a page: a power of two that holds the largest image, encoded anew.
 
     A JPEG at most doubles when it is turned or shrunk. WebP, AVIF or PNG may grow many times, so
     these get the stock page at least and eight times their size as long as a page stays small;
@@ -193,82 +218,13 @@ def page_size(items: tuple[Item, ...]) -> int:
     return min(1 << math.ceil(math.log2(needed)), _MAX_PAGE_SIZE)
 
 
-class _Piece(NamedTuple):
-    path: Path
-    sha256: str
-
-
-def _pieces(folder: Path, records: Sequence[Record]) -> Iterator[_Piece]:
-    for record in records:
-        for name, _, digest in record.files:
-            yield _Piece(folder / name, digest)
-
-
-class _Stream:
-    """The pieces as one stream of bytes; each is checked when it has been read."""
-
-    def __init__(self, pieces: Iterator[_Piece]) -> None:
-        self._pieces = pieces
-        self._piece: _Piece | None = None
-        self._input: _Hashed | None = None
-
-    def read(self, num_bytes: int) -> bytes:
-        parts: list[bytes] = []
-        while num_bytes > 0:
-            block = self._input.read(num_bytes) if self._input else b""
-            if not block:
-                self._next()
-            parts.append(block)
-            num_bytes -= len(block)
-        return b"".join(parts)
-
-    def finish(self) -> None:
-        """Check the last piece; nothing may be left."""
-        self._close()
-        for piece in self._pieces:  # of blocks without samples
-            if piece.path.stat().st_size:
-                raise DamagedPiece(str(piece.path))
-
-    def _next(self) -> None:
-        self._close()
-        before, self._piece = self._piece, next(self._pieces, None)
-        if self._piece is None:
-            raise DamagedPiece(str(before.path if before else "the first piece"))
-        self._input = _Hashed(self._piece.path.open("rb"))
-
-    def _close(self) -> None:
-        if self._input is None or self._piece is None:
-            return
-        is_whole = not self._input.read(1)
-        self._input.file.close()
-        if not is_whole or self._input.digest.hexdigest() != self._piece.sha256:
-            raise DamagedPiece(str(self._piece.path))
-
-
-def _read_ahead(stream: _Stream, sizes: Sequence[int]) -> Generator[bytes, None, None]:
-    """Yield the next so many bytes, again and again, read and hashed beside what is done there."""
-    with ThreadPoolExecutor(1) as background:
-        coming = deque[Future[bytes]]()
-        for size in sizes:
-            coming.append(background.submit(stream.read, size))
-            if len(coming) > 1:
-                yield coming.popleft().result()
-        while coming:
-            yield coming.popleft().result()
-
-
 class _Hashed:
-    """A file whose bytes are hashed as they pass."""
+    """A file whose bytes are hashed as they are written."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self.file = file
+        self._file = file
         self.digest = hashlib.sha256()
 
-    def read(self, num_bytes: int) -> bytes:
-        data = self.file.read(num_bytes)
-        self.digest.update(data)
-        return data
-
-    def write(self, data: bytes) -> None:
-        self.file.write(data)
+    def write(self, data: bytes | memoryview) -> None:
+        self._file.write(data)
         self.digest.update(data)

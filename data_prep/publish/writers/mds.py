@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from streaming import MDSWriter
 
-from data_prep.distribute.tally import Record
+from data_prep.distribute.records import Record
 from data_prep.sources.source import Item
 
 _LABEL_AND_PATH = {"label": "int", "path": "str"}

@@ -39,7 +39,7 @@ class PixelBox(NamedTuple):
     height: int
 
 
-class Cuts(NamedTuple):
+class Crops(NamedTuple):
     """All views of a group in one image: windows of boxes of the image that are resized first.
 
     Attributes:
@@ -83,9 +83,9 @@ class Frame(NamedTuple):
     edge: str
 
 
-def whole_cuts(boxes: np.ndarray, image: tuple[int, int], size: tuple[int, int]) -> Cuts:
+def box_crops(boxes: np.ndarray, image: tuple[int, int], size: tuple[int, int]) -> Crops:
     """Return boxes (V, 4) of an image resized to views of ``size`` (height, width)."""
-    return Cuts(boxes, size[::-1], None, image)
+    return Crops(boxes, size[::-1], None, image)
 
 
 def random_boxes(

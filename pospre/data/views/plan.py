@@ -29,15 +29,15 @@ from pospre.data.views.augment import Augment
 from pospre.data.views.boxes import (
     NUM_BOX_DRAWS,
     NUM_WINDOW_DRAWS,
-    Cuts,
+    Crops,
     PixelBox,
+    box_crops,
     center_window,
     padded_frame,
     random_boxes,
     random_windows,
     simple_box,
     simple_frame,
-    whole_cuts,
 )
 from pospre.errors import UserError, suggestion
 from pospre.portable_math import view_draws
@@ -135,27 +135,27 @@ class GroupPlan:
     first_view: int
     flips: np.ndarray
 
-    def cuts(self, sample: int, width: int, height: int) -> Cuts:
+    def crops(self, sample: int, width: int, height: int) -> Crops:
         """Return where all views of the group lie, given the size of a sample's upright image."""
         group, image = self.group, (width, height)
         if group.crop == "random":
             draw = self._draws(sample, NUM_BOX_DRAWS)
-            return whole_cuts(
+            return box_crops(
                 random_boxes(draw, image, group.scale, group.ratio), image, group.shape
             )
         if group.crop == "center":
             part = simple_box(*image)
             scaled, window = center_window(part.width, part.height, group.shape)
-            return Cuts(_each(group, part), scaled, _each(group, window), image)
+            return Crops(_each(group, part), scaled, _each(group, window), image)
         whole = _each(group, PixelBox(0, 0, *image))
         if group.crop == "full":
-            return whole_cuts(whole, image, group.shape)
+            return box_crops(whole, image, group.shape)
         frame = padded_frame(group.shape)
         if group.crop == "simple":
             part = simple_box(*image)
             whole, frame = _each(group, part), simple_frame(part.width, part.height, group.shape[0])
         windows = random_windows(self._draws(sample, NUM_WINDOW_DRAWS), frame)
-        return Cuts(whole, frame.scaled, windows, image, frame.edge)
+        return Crops(whole, frame.scaled, windows, image, frame.edge)
 
     def _draws(self, sample: int, count: int) -> np.ndarray:
         views = self.first_view, self.group.count

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pospre.data.views.boxes import Cuts
+from pospre.data.views.boxes import Crops
 from pospre.errors import needing
 
 _OPENCV_CHANNELS = 4  # that it resizes at once
@@ -22,30 +22,32 @@ class Views(NamedTuple):
     """Where the views of one group of a sample lie, and where they go.
 
     Attributes:
-        cuts: their places in the image.
+        crops: their places in the image.
         pixels: of the views, uint8 (V, h, w, channels), to be written.
         interpolation: ``"bicubic"`` or ``"bilinear"``, antialiased like Pillow's and torchvision's:
             pixels differ by at most 1 from Pillow's ``crop(box).resize(…)``; or ``"area"``:
             OpenCV's, which FFCV uses. A box of a view's own size is copied as it is.
     """
 
-    cuts: Cuts
+    crops: Crops
     pixels: np.ndarray
     interpolation: str
 
 
-def cut_views(image: np.ndarray, groups: Sequence[Views], origin: tuple[int, int] = (0, 0)) -> None:
+def resize_crops(
+    image: np.ndarray, groups: Sequence[Views], origin: tuple[int, int] = (0, 0)
+) -> None:
     """Write all views of an image.
 
     Args:
         image: uint8 (H, W, channels), or of any type where nothing is resized.
         groups: its views, of the image's type and channels.
-        origin: column and row, in the pixels that the cuts count in, where ``image`` begins.
+        origin: column and row, in the pixels that the crops count in, where ``image`` begins.
     """
     scripted = []
     for group in groups:
-        if group.cuts.windows is not None:
-            _cut_windows(image, group, origin)
+        if group.crops.windows is not None:
+            _crop_windows(image, group, origin)
         elif group.interpolation == "area":
             _average(image, group, origin)
         else:
@@ -53,7 +55,7 @@ def cut_views(image: np.ndarray, groups: Sequence[Views], origin: tuple[int, int
     if scripted:
         numbers: list[int] = []
         for group in scripted:
-            numbers += group.cuts.boxes.ravel().tolist()
+            numbers += group.crops.boxes.ravel().tolist()
         views = [torch.from_numpy(group.pixels) for group in scripted]
         bicubic = [group.interpolation == "bicubic" for group in scripted]
         _resize_boxes(torch.from_numpy(image), numbers, views, bicubic, *origin)
@@ -84,7 +86,7 @@ def _resize_boxes(
 
 
 def _average(image: np.ndarray, group: Views, origin: tuple[int, int]) -> None:
-    boxes = group.cuts.boxes - (*origin, 0, 0)
+    boxes = group.crops.boxes - (*origin, 0, 0)
     for (left, top, width, height), view in zip(boxes.tolist(), group.pixels, strict=True):
         crop = np.ascontiguousarray(image[top : top + height, left : left + width])
         if crop.shape[2] <= _OPENCV_CHANNELS:
@@ -106,20 +108,20 @@ def _opencv() -> Any:
     return cv2
 
 
-def _cut_windows(image: np.ndarray, group: Views, origin: tuple[int, int]) -> None:
-    cuts = group.cuts
-    assert cuts.windows is not None
-    width, height = cuts.scaled
+def _crop_windows(image: np.ndarray, group: Views, origin: tuple[int, int]) -> None:
+    crops = group.crops
+    assert crops.windows is not None
+    width, height = crops.scaled
     scaled, before = np.empty((1, height, width, image.shape[2]), np.uint8), None
-    for box, window, view in zip(cuts.boxes, cuts.windows.tolist(), group.pixels, strict=True):
+    for box, window, view in zip(crops.boxes, crops.windows.tolist(), group.pixels, strict=True):
         if before is None or (box != before).any():  # mostly all are windows of the same
-            whole = Cuts(box[None], cuts.scaled, None, cuts.image)
-            cut_views(image, [Views(whole, scaled, group.interpolation)], origin)
+            whole = Crops(box[None], crops.scaled, None, crops.image)
+            resize_crops(image, [Views(whole, scaled, group.interpolation)], origin)
         before = box
         rows, no_row = _lines(window[1], window[3], height)
         columns, no_column = _lines(window[0], window[2], width)
         np.copyto(view, scaled[0, rows[:, None], columns])
-        if cuts.edge == "black":
+        if crops.edge == "black":
             view[no_row] = 0
             view[:, no_column] = 0
 

@@ -66,7 +66,7 @@ def measure(recipe: Recipe, num_images: int, feed: float | None = None) -> Loade
         loaded_per_s=loaded_per_s,
         feed=feed,
         consumer=consumer,
-        bytes_per_image=loader.bill.num_bytes / loader.bill.num_images,
+        bytes_per_image=loader.timing.num_bytes / loader.timing.num_images,
         left_out=len(loader.bad),
         sizes=look_at_sizes(loader.reader, loader.views),
         remote=None if remote is None else _remote_costs(recipe, remote, fetched_per_s),
@@ -170,17 +170,17 @@ def _time_one_core(device: _Device, num_images: int) -> Timing:
     loader, timing = device.loader, Timing()
     spent = dict.fromkeys(STAGES[:-1], 0.0)
     loader.num_workers = 0
-    begin, before = time.perf_counter(), loader.bill.seconds
+    begin, before = time.perf_counter(), loader.timing.seconds
     with one_thread():
         for number, batch in _some_batches(loader, num_images, 1):
             there, copied, changed = device.take(batch)
             if number < 0:
-                begin, before = time.perf_counter(), loader.bill.seconds
+                begin, before = time.perf_counter(), loader.timing.seconds
                 continue
             timing.images += len(batch["index"])
             spent["copy"] += copied - there
             spent["augment"] += changed - copied
-            after: Mapping[str, float] = loader.bill.seconds
+            after: Mapping[str, float] = loader.timing.seconds
             timing.seconds = time.perf_counter() - begin
     spent |= {stage: after[stage] - before[stage] for stage in WORK}
     timing.stages = {**spent, "other": timing.seconds - sum(spent.values())}

@@ -17,9 +17,9 @@ from pospre.data.loader import build_loader
 from pospre.data.memory import estimate_memory
 from pospre.data.stores.opening import open_reader
 from pospre.data.views.augment import Augment, RandAugment
-from pospre.data.views.boxes import whole_cuts
+from pospre.data.views.boxes import box_crops
 from pospre.data.views.plan import INTERPOLATIONS, ViewGroup
-from pospre.data.views.resize import Views, cut_views
+from pospre.data.views.resize import Views, resize_crops
 from pospre.errors import UserError, run_command
 from tests.conftest import draw_image
 from tests.data.deep_files import band_folder, bands, npy, saved
@@ -82,11 +82,11 @@ def test_a_turned_tiff_is_made_upright() -> None:
 @pytest.mark.parametrize("channels", [1, 2, 4, 6, 13])
 def test_every_channel_is_resized_as_colours_are(interpolation: str, channels: int) -> None:
     image = np.random.default_rng(0).integers(0, 256, (90, 120, channels), dtype=np.uint8)
-    cuts = whole_cuts(np.array([[3, 7, 80, 70], [30, 40, 20, 25]]), (120, 90), (48, 48))
+    crops = box_crops(np.array([[3, 7, 80, 70], [30, 40, 20, 25]]), (120, 90), (48, 48))
 
     def cut(source: np.ndarray) -> np.ndarray:
         views = np.empty((2, 48, 48, source.shape[2]), np.uint8)
-        cut_views(source, [Views(cuts, views, interpolation)])
+        resize_crops(source, [Views(crops, views, interpolation)])
         return views
 
     found = cut(image)

@@ -14,9 +14,10 @@ from torchvision.transforms import CenterCrop, RandomResizedCrop
 
 from pospre import draws, portable_math
 from pospre.data.views.boxes import (
-    Cuts,
+    Crops,
     Frame,
     PixelBox,
+    box_crops,
     center_window,
     exp,
     hull,
@@ -27,7 +28,6 @@ from pospre.data.views.boxes import (
     round_half_even,
     simple_box,
     simple_frame,
-    whole_cuts,
 )
 from pospre.data.views.plan import ViewGroup, plan_views
 
@@ -62,7 +62,7 @@ def test_boxes_lie_inside_the_image(draw, width, height, low, ratio, wider):
     assert box.width >= 1 and box.height >= 1
     assert box.left >= 0 and box.left + box.width <= width
     assert box.top >= 0 and box.top + box.height <= height
-    x0, y0, x1, y1 = whole_cuts(boxes, (width, height), (224, 224)).relative[0]
+    x0, y0, x1, y1 = box_crops(boxes, (width, height), (224, 224)).relative[0]
     assert 0 <= x0 < x1 <= 1 and 0 <= y0 < y1 <= 1
 
 
@@ -119,8 +119,9 @@ def test_boxes_are_those_of_the_c_library(scale, ratio):
     """With its logarithm and power, too, though they may differ in the last bit."""
     draw = crop_draws(2000)
     sides = np.random.default_rng(0).integers(1, 2000, (2000, 2)).tolist()
-    for row, size in zip(draw, sides, strict=True):
-        assert one_box(row, *size, scale, ratio) == in_python(row.tolist(), *size, scale, ratio)
+    for row, (width, height) in zip(draw, sides, strict=True):
+        expected = in_python(row.tolist(), width, height, scale, ratio)
+        assert one_box(row, width, height, scale, ratio) == expected
 
 
 def ks_limit(num, risk=1e-6):
@@ -191,9 +192,9 @@ def test_area_and_aspect_are_the_stated_distributions():
     ratio=st.tuples(RATIOS, RATIOS).map(sorted).map(tuple),
 )
 def test_boxes_are_the_stated_formulas_to_the_bit(draw, image, low, ratio):
-    scale = (low, 1.0)
-    expected = in_python(draw, *image, scale, ratio, exp, log_range(ratio))
-    assert one_box(draw, *image, scale, ratio) == expected
+    (width, height), scale = image, (low, 1.0)
+    expected = in_python(draw, width, height, scale, ratio, exp, log_range(ratio))
+    assert one_box(draw, width, height, scale, ratio) == expected
 
 
 @given(draw=st.tuples(DRAW, DRAW), width=LARGE_SIDES, height=LARGE_SIDES, side=st.integers(1, 600))
@@ -215,9 +216,9 @@ def test_relative_boxes_are_the_same_one_by_one(draw, width, height, side):
     frame = simple_frame(width, height, side)
     windows = random_windows(np.array(draw).reshape(2, 2), frame)
     boxes = np.array([[0, 0, width, height], [width // 2, 0, width - width // 2, height]])
-    cuts = Cuts(boxes, frame.scaled, windows, (width, height), frame.edge)
-    assert cuts.relative.dtype == np.float32
-    for box, window, found in zip(boxes.tolist(), windows.tolist(), cuts.relative, strict=True):
+    crops = Crops(boxes, frame.scaled, windows, (width, height), frame.edge)
+    assert crops.relative.dtype == np.float32
+    for box, window, found in zip(boxes.tolist(), windows.tolist(), crops.relative, strict=True):
         for side, size in ((0, width), (1, height)):
             scale = box[2 + side] / frame.scaled[side]
             ends = window[side], window[side] + window[2 + side]
@@ -298,9 +299,9 @@ def test_the_hull_is_the_smallest_box_around_all(boxes):
 def test_a_view_over_the_edge_says_where_its_own_pixels_are():
     frame = simple_frame(448, 448, 224)
     windows = np.array([window_at(frame, 0.0, 0.999)])
-    cuts = Cuts(np.array([[0, 0, 448, 448]]), frame.scaled, windows, (448, 448), frame.edge)
+    crops = Crops(np.array([[0, 0, 448, 448]]), frame.scaled, windows, (448, 448), frame.edge)
     expected = np.array([-4 / 224, 4 / 224, 220 / 224, 228 / 224], np.float32)
-    assert np.array_equal(cuts.relative[0], expected)
+    assert np.array_equal(crops.relative[0], expected)
 
 
 def test_padded_crop_of_a_small_image():
@@ -317,6 +318,6 @@ def test_very_thin_images_are_not_blown_up():
     assert simple_box(400, 300) == (0, 0, 400, 300) and simple_box(50, 400) == (0, 0, 50, 400)
     assert simple_box(4000, 1) == (1996, 0, 8, 1) and simple_box(3, 900) == (0, 438, 3, 24)
     (plan,) = plan_views([ViewGroup(crop="simple", count=2)], seed=0, epoch=0, index=np.array([3]))
-    cuts = plan.cuts(0, 4000, 1)
-    assert cuts.scaled == (8 * 224, 224)
-    assert (cuts.relative[:, [0, 2]] > 0.49).all() and (cuts.relative[:, [0, 2]] < 0.51).all()
+    crops = plan.crops(0, 4000, 1)
+    assert crops.scaled == (8 * 224, 224)
+    assert (crops.relative[:, [0, 2]] > 0.49).all() and (crops.relative[:, [0, 2]] < 0.51).all()

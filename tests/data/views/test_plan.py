@@ -26,14 +26,14 @@ def test_draws_depend_on_sample_epoch_seed_and_view_only():
     index = np.array([5, 3, 9])
     (plan,) = plan_views([group], seed=1, epoch=2, index=index)
     (alone,) = plan_views([group], seed=1, epoch=2, index=index[1:2])
-    boxes = plan.cuts(1, *LARGE).boxes
-    assert np.array_equal(boxes, alone.cuts(0, *LARGE).boxes)
+    boxes = plan.crops(1, *LARGE).boxes
+    assert np.array_equal(boxes, alone.crops(0, *LARGE).boxes)
     assert np.array_equal(plan.flips[1], alone.flips[0])
     for seed, epoch in ((2, 2), (1, 3)):
         (other,) = plan_views([group], seed=seed, epoch=epoch, index=index)
-        assert not (other.cuts(1, *LARGE).boxes == boxes).any()
+        assert not (other.crops(1, *LARGE).boxes == boxes).any()
     assert not (boxes[0] == boxes[1]).any()
-    assert not (plan.cuts(0, *LARGE).boxes == boxes).any()
+    assert not (plan.crops(0, *LARGE).boxes == boxes).any()
 
 
 def test_samples_may_have_epochs_of_their_own():
@@ -41,7 +41,7 @@ def test_samples_may_have_epochs_of_their_own():
     (plan,) = plan_views([ViewGroup(count=3)], seed=1, epoch=epochs, index=index)
     for sample, epoch in enumerate(epochs.tolist()):
         (alone,) = plan_views([ViewGroup(count=3)], seed=1, epoch=epoch, index=index)
-        assert np.array_equal(plan.cuts(sample, *LARGE).boxes, alone.cuts(sample, *LARGE).boxes)
+        assert np.array_equal(plan.crops(sample, *LARGE).boxes, alone.crops(sample, *LARGE).boxes)
         assert np.array_equal(plan.flips[sample], alone.flips[sample])
 
 
@@ -52,8 +52,8 @@ def test_views_are_numbered_through_all_groups():
     )
     (three,) = plan_views([ViewGroup(count=3)], seed=0, epoch=0, index=index)
     for sample in range(4):
-        boxes = np.concatenate([plan.cuts(sample, *LARGE).boxes for plan in together])
-        assert np.array_equal(boxes, three.cuts(sample, *LARGE).boxes)
+        boxes = np.concatenate([plan.crops(sample, *LARGE).boxes for plan in together])
+        assert np.array_equal(boxes, three.crops(sample, *LARGE).boxes)
     flips = np.concatenate([plan.flips for plan in together], axis=1)
     assert np.array_equal(flips, three.flips)
 
@@ -70,20 +70,20 @@ def test_cuts_are_those_of_the_documented_draws(crop):
         assert np.array_equal(table, draws.uniform(torch.from_numpy(keys), count).double().numpy())
     frame = None
     for sample in range(2):
-        cuts = plan.cuts(sample, 90, 70)
+        crops = plan.crops(sample, 90, 70)
         whole, windows = np.tile([0, 0, 90, 70], (3, 1)), None
         if crop == "random":
             whole = random_boxes(tables[40][sample], (90, 70), group.scale, group.ratio)
         elif crop == "center":
             scaled, window = center_window(90, 70, (32, 32))
             windows = np.tile(window, (3, 1))
-            assert cuts.scaled == scaled == (46, 36)
+            assert crops.scaled == scaled == (46, 36)
         elif crop in ("simple", "pad"):
             frame = simple_frame(90, 70, 32) if crop == "simple" else padded_frame((32, 32))
             windows = random_windows(tables[2][sample], frame)
-            assert (cuts.scaled, cuts.edge) == (frame.scaled, frame.edge)
-        assert np.array_equal(cuts.boxes, whole)
-        np.testing.assert_equal(cuts.windows, windows)  # None too
+            assert (crops.scaled, crops.edge) == (frame.scaled, frame.edge)
+        assert np.array_equal(crops.boxes, whole)
+        np.testing.assert_equal(crops.windows, windows)  # None too
 
 
 @given(seed=st.integers(-(2**70), 2**70), epoch=WORDS, index=WORDS, rate=st.floats(0, 1))
@@ -108,10 +108,10 @@ def test_flips_have_their_rate(rate):
 def test_center_views_are_never_flipped():
     (plan,) = plan_views([ViewGroup(crop="center")], seed=0, epoch=0, index=np.arange(50))
     assert plan.flips.shape == (50, 1) and not plan.flips.any()
-    cuts = plan.cuts(0, 512, 256)
-    assert cuts.boxes.tolist() == [[0, 0, 512, 256]] and cuts.windows is not None
-    assert cuts.windows.tolist() == [[144, 16, 224, 224]] and cuts.scaled == (512, 256)
-    thin = plan.cuts(0, 4000, 1)  # not 4000 times as wide as it needs to be
+    crops = plan.crops(0, 512, 256)
+    assert crops.boxes.tolist() == [[0, 0, 512, 256]] and crops.windows is not None
+    assert crops.windows.tolist() == [[144, 16, 224, 224]] and crops.scaled == (512, 256)
+    thin = plan.crops(0, 4000, 1)  # not 4000 times as wide as it needs to be
     assert thin.boxes.tolist() == [[1996, 0, 8, 1]] and thin.scaled == (2048, 256)
 
 
@@ -119,9 +119,9 @@ def test_a_full_view_is_the_whole_image():
     (plan,) = plan_views(
         [ViewGroup(crop="full", size=(10, 20))], seed=0, epoch=0, index=np.arange(50)
     )
-    cuts = plan.cuts(0, 333, 222)
-    assert cuts.windows is None and cuts.scaled == (20, 10)
-    assert cuts.relative.tolist() == [[0, 0, 1, 1]]
+    crops = plan.crops(0, 333, 222)
+    assert crops.windows is None and crops.scaled == (20, 10)
+    assert crops.relative.tolist() == [[0, 0, 1, 1]]
     assert 10 < plan.flips.sum() < 40
 
 

@@ -1,4 +1,4 @@
-"""Cutting and resizing agree with Pillow and torchvision."""
+"""Cropping and resizing agree with Pillow and torchvision."""
 
 from collections.abc import Sequence
 
@@ -9,16 +9,16 @@ from PIL import Image
 from torchvision.transforms.v2 import functional
 
 from pospre.data.views.boxes import (
-    Cuts,
+    Crops,
     Frame,
     PixelBox,
+    box_crops,
     padded_frame,
     random_windows,
     simple_frame,
-    whole_cuts,
 )
 from pospre.data.views.plan import INTERPOLATIONS
-from pospre.data.views.resize import Views, cut_views
+from pospre.data.views.resize import Views, resize_crops
 
 
 def picture(size: tuple[int, int]) -> Image.Image:
@@ -32,8 +32,8 @@ def resize_boxes(
     views: np.ndarray,
     interpolation: str = "bicubic",
 ) -> None:
-    cuts = whole_cuts(np.array(boxes), image.shape[1::-1], views.shape[1:3])
-    cut_views(image, [Views(cuts, views, interpolation)])
+    crops = box_crops(np.array(boxes), image.shape[1::-1], views.shape[1:3])
+    resize_crops(image, [Views(crops, views, interpolation)])
 
 
 BOXES = [PixelBox(13, 7, 300, 250), PixelBox(0, 0, 400, 300), PixelBox(30, 40, 20, 25)]
@@ -68,10 +68,10 @@ def test_a_box_of_the_views_size_is_copied():
 
 def window_cut(
     draw: tuple[float, float], size: tuple[int, int], frame: Frame
-) -> tuple[Cuts, PixelBox]:
+) -> tuple[Crops, PixelBox]:
     window = PixelBox(*random_windows(np.array([draw]), frame)[0].tolist())
     whole, windows = np.array([[0, 0, *size]]), np.array([window])
-    return Cuts(whole, frame.scaled, windows, size, frame.edge), window
+    return Crops(whole, frame.scaled, windows, size, frame.edge), window
 
 
 @pytest.mark.parametrize("draw", [(0.0, 0.0), (0.999, 0.999), (0.4, 0.7)])
@@ -79,7 +79,7 @@ def test_simple_resized_crop_is_torchvisions(draw):
     image = picture(size=(125, 94))
     cut, window = window_cut(draw, (125, 94), simple_frame(125, 94, 56))
     (view,) = views = np.empty((1, 56, 56, 3), np.uint8)
-    cut_views(np.array(image), [Views(cut, views, "bicubic")])
+    resize_crops(np.array(image), [Views(cut, views, "bicubic")])
     resized = functional.resize(image, [56], functional.InterpolationMode.BICUBIC)
     assert resized.size == cut.scaled
     padded = functional.pad(resized, [4, 4, 4, 4], padding_mode="reflect")
@@ -92,7 +92,7 @@ def test_padded_crop_is_torchvisions(draw):
     image = picture(size=(32, 32))
     cut, window = window_cut(draw, (32, 32), padded_frame((32, 32)))
     (view,) = views = np.empty((1, 32, 32, 3), np.uint8)
-    cut_views(np.array(image), [Views(cut, views, "bicubic")])
+    resize_crops(np.array(image), [Views(cut, views, "bicubic")])
     padded = functional.pad(image, [4, 4, 4, 4])
     expected = functional.crop(padded, window.top + 4, window.left + 4, 32, 32)
     assert np.array_equal(view, np.asarray(expected))
@@ -102,7 +102,7 @@ def test_a_tiny_image_is_mirrored_as_often_as_needed():
     (view,) = views = np.empty((1, 2, 2, 3), np.uint8)
     image = np.arange(2 * 40 * 3, dtype=np.uint8).reshape(2, 40, 3)
     cut, _ = window_cut((0.0, 0.0), (40, 2), simple_frame(40, 2, 2))
-    cut_views(image, [Views(cut, views, "bicubic")])
+    resize_crops(image, [Views(cut, views, "bicubic")])
     expected = np.pad(image, ((4, 4), (4, 4), (0, 0)), mode="reflect")[:2, :2]
     assert np.array_equal(view, expected)
 
@@ -113,12 +113,12 @@ def test_windows_of_one_resized_image_or_of_several():
     boxes = np.array([[0, 0, 125, 94], [0, 0, 125, 94], [5, 6, 100, 80], [0, 0, 125, 94]])
     windows = random_windows(np.array([[0.2 * n, 0.9] for n in range(4)]), frame)
     together = np.empty((4, 32, 32, 3), np.uint8)
-    cuts = Cuts(boxes, frame.scaled, windows, (125, 94), frame.edge)
-    cut_views(image, [Views(cuts, together, "bicubic")])
+    crops = Crops(boxes, frame.scaled, windows, (125, 94), frame.edge)
+    resize_crops(image, [Views(crops, together, "bicubic")])
     for number in range(4):
         alone, one = np.empty((1, 32, 32, 3), np.uint8), slice(number, number + 1)
-        cut = cuts._replace(boxes=boxes[one], windows=windows[one])
-        cut_views(image, [Views(cut, alone, "bicubic")])
+        cut = crops._replace(boxes=boxes[one], windows=windows[one])
+        resize_crops(image, [Views(cut, alone, "bicubic")])
         assert np.array_equal(together[number], alone[0])
 
 
@@ -128,14 +128,14 @@ def test_groups_are_cut_together_from_any_part_of_the_image():
     boxes = np.array([[40, 30, 50, 40], [60, 35, 24, 20]])
     groups, expected = [], []
     for number, kind in enumerate((*INTERPOLATIONS, "bilinear")):
-        cuts = whole_cuts(boxes, (125, 94), (20 + number, 24))
+        crops = box_crops(boxes, (125, 94), (20 + number, 24))
         if number == len(INTERPOLATIONS):
             windows = np.array([[-3, 2, 24, 23], [1, 1, 24, 23]])
-            cuts = cuts._replace(windows=windows, edge="reflect")
+            crops = crops._replace(windows=windows, edge="reflect")
         views, alone = (np.zeros((2, 20 + number, 24, 3), np.uint8) for _ in range(2))
-        cut_views(image, [Views(cuts, alone, kind)])
-        groups.append(Views(cuts, views, kind))
+        resize_crops(image, [Views(crops, alone, kind)])
+        groups.append(Views(crops, views, kind))
         expected.append(alone)
-    cut_views(np.ascontiguousarray(image[28:80, 37:100]), groups, origin=(37, 28))
+    resize_crops(np.ascontiguousarray(image[28:80, 37:100]), groups, origin=(37, 28))
     for group, alone in zip(groups, expected, strict=True):
         assert np.array_equal(group.pixels, alone) and alone.any(axis=(1, 2, 3)).all()

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from data_prep import convert
-from data_prep.distribute.store import LocalStore
-from data_prep.distribute.tally import Record
-from data_prep.publish.staging import remove_stale_partials
+from data_prep.distribute.records import Record
+from data_prep.publish.atomic import remove_stale_partials
+from data_prep.publish.local import LocalStore
 from pospre.errors import UserError, run_command
 from tests.data_prep.reading import FORMATS, destination, read_samples
 from tests.data_prep.sample_images import encoded, picture, write_files
@@ -117,7 +117,7 @@ def test_ctrl_c_cleans_up(tmp_path: Path, slow_source: Path) -> None:
 def test_a_living_writer_is_respected(tmp_path: Path, photos: Path) -> None:
     script = (
         "import sys, time; from pathlib import Path;"
-        "from data_prep.distribute.store import LocalStore\n"
+        "from data_prep.publish.local import LocalStore\n"
         "with LocalStore(Path(sys.argv[1])).alone('whole'): print('held', flush=True); input()"
     )
     other = subprocess.Popen(

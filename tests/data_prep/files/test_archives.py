@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from data_prep.distribute.processes import ordered_map
-from data_prep.files import places
+from data_prep.files import locations
 from data_prep.files.archives import tar_entries, zip_entries
-from data_prep.files.places import InTar, InZip, Missing, Place
+from data_prep.files.locations import DamagedItem, InTar, InZip, Location, Missing
 from data_prep.files.tree import Tree
-from data_prep.sources.source import DamagedItem
 from pospre.errors import UserError
 from tests.data_prep.sample_images import write_files
 from tests.data_prep.sources.fakes import tar_bytes, write_zip
@@ -23,7 +22,7 @@ FILES = {f"top/{number}.bin": os.urandom(100 * number) for number in range(9)}
 
 def contents(path: Path) -> dict[str, bytes]:
     entries = tar_entries(path) if path.suffix == ".tar" else zip_entries(path)
-    return {entry.name: entry.place.read() for entry in entries}
+    return {entry.name: entry.location.read() for entry in entries}
 
 
 @pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -51,7 +50,7 @@ def test_hidden_files_are_left_out(tmp_path: Path) -> None:
 def test_a_tar_cut_anywhere_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     whole = tar_bytes(FILES)
-    end = max(entry.place.offset + 1024 for entry in entries_of(path, whole))
+    end = max(entry.location.offset + 1024 for entry in entries_of(path, whole))
     for length in range(0, end, 256):
         path.write_bytes(whole[:length])
         with pytest.raises(UserError, match=r"a\.tar is damaged or no tar"):
@@ -82,12 +81,12 @@ def test_compressed_tars_say_what_to_do(tmp_path: Path, pack) -> None:
 def test_a_tar_inside_of_a_tar(tmp_path: Path) -> None:
     path = tmp_path / "outer.tar"
     path.write_bytes(tar_bytes({"a.tar": tar_bytes(FILES), "b.tar": tar_bytes({"x": b"y"})}))
-    outer = {entry.name: entry.place for entry in tar_entries(path)}
+    outer = {entry.name: entry.location for entry in tar_entries(path)}
     for name, wanted in (("a.tar", FILES), ("b.tar", {"x": b"y"})):
-        place = outer[name]
-        assert isinstance(place, InTar)
-        found = tar_entries(path, inner=place)
-        assert {entry.name: entry.place.read() for entry in found} == wanted
+        inner = outer[name]
+        assert isinstance(inner, InTar)
+        found = tar_entries(path, inner=inner)
+        assert {entry.name: entry.location.read() for entry in found} == wanted
 
 
 def test_progress_ends_with_the_last_file(tmp_path: Path) -> None:
@@ -95,21 +94,21 @@ def test_progress_ends_with_the_last_file(tmp_path: Path) -> None:
     steps: list[int] = []
     path.write_bytes(tar_bytes(FILES))
     last = tar_entries(path, steps.append)[-1]
-    assert isinstance(last.place, InTar) and sum(steps) == last.place.offset + last.size
+    assert isinstance(last.location, InTar) and sum(steps) == last.location.offset + last.size
 
 
-def read_all(places: list[Place]) -> list[bytes]:
+def read_all(found: list[Location]) -> list[bytes]:
     with ThreadPoolExecutor(4) as threads:
-        return list(threads.map(lambda place: place.read(), places))
+        return list(threads.map(lambda location: location.read(), found))
 
 
 def test_many_processes_and_threads_read_one_archive(tmp_path: Path) -> None:
     (tmp_path / "a.tar").write_bytes(tar_bytes(FILES))
     entries = tar_entries(tmp_path / "a.tar") + zip_entries(write_zip(tmp_path / "a.zip", FILES))
-    places = [entry.place for entry in entries] * 5
-    wanted = read_all(places)  # opens the archives before the processes start
+    found = [entry.location for entry in entries] * 5
+    wanted = read_all(found)  # opens the archives before the processes start
     assert wanted[: len(FILES)] == list(FILES.values())
-    assert list(ordered_map(read_all, [places] * 4, num_workers=2)) == [wanted] * 4
+    assert list(ordered_map(read_all, [found] * 4, num_workers=2)) == [wanted] * 4
 
 
 def test_damage_found_while_reading(tmp_path: Path) -> None:
@@ -132,7 +131,7 @@ def test_what_unpacks_to_more_than_any_image_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = str(write_zip(tmp_path / "a.zip", {"bomb.png": bytes(10_000_000), "list.txt": b"x\n"}))
-    monkeypatch.setattr(places, "_MOST_UNPACKED", 9_999_999)
+    monkeypatch.setattr(locations, "_MOST_UNPACKED", 9_999_999)
     with pytest.raises(
         DamagedItem, match=r"a\.zip: it unpacks to 10000000 bytes, and at most 9999"
     ):
@@ -160,7 +159,7 @@ def test_a_tree_is_the_same_packed_and_unpacked(tmp_path: Path) -> None:
     for tree in (Tree(folder), Tree(packed)):
         assert tree.names() == [name[4:] for name in FILES] and not tree.has("top")
         found = tree.find("3.bin")
-        assert found is not None and found.place.read() == FILES["top/3.bin"]
+        assert found is not None and found.location.read() == FILES["top/3.bin"]
         assert tree.find("top/3.bin") is None
     tree = Tree(beside)
     assert [entry.name for entry in tree.below("top")] == ["top/a", "top/b", "top/c"]

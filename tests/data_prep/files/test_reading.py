@@ -5,17 +5,17 @@ from pathlib import Path
 import pytest
 
 from data_prep.encode.images import Unreadable
+from data_prep.files.locations import DamagedItem
 from data_prep.files.reading import read_item
-from data_prep.sources.image_folder import ImageFolder
 from data_prep.sources.registry import open_source
-from data_prep.sources.source import DamagedItem, Item
+from data_prep.sources.source import Item, Source
 from pospre.errors import UserError
 
 ITEM = Item("a.jpg", -1, 0, "")
 
 
 def read(root: Path) -> bytes | Unreadable:
-    return read_item(ImageFolder(root, (ITEM,)), ITEM)
+    return read_item(Source(root, (ITEM,)), ITEM)
 
 
 def fail_to_read(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:

@@ -13,7 +13,7 @@ from ffcv.fields import BytesField, IntField, RGBImageField
 from ffcv.fields.rgb_image import IMAGE_MODES
 from ffcv.writer import DatasetWriter
 
-from data_prep.distribute.tally import Record
+from data_prep.distribute.records import Record
 from data_prep.publish.writers.ffcv import BlockWriter, write_beton
 from data_prep.sources.source import Item
 from pospre.data.stores.opening import open_reader
@@ -41,10 +41,11 @@ def random_samples(seed: int, annotated: bool) -> list[tuple[bytes, ...]]:
 
 def ours(folder: Path, samples: list[tuple[bytes, ...]], annotated: bool) -> bytes:
     records = []
+    columns = {"image": "bytes", **({"annotation": "bytes"} if annotated else {})}
     for number, some in enumerate((samples[:6], samples[6:6], samples[6:])):
-        record, writer = Record(number, "key"), BlockWriter(folder, PAGE_SIZE)
+        record, writer = Record(number, "key"), BlockWriter(folder, columns, PAGE_SIZE)
         for sample in some:
-            fields = dict(zip(("image", "annotation"), sample, strict=False))
+            fields = dict(zip(columns, sample, strict=True))
             writer.write(Item("x", 0, 0, ""), fields)
             record.labels.append(len(sample[0]))
             record.num_bytes.append(len(sample[0]))

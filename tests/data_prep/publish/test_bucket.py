@@ -11,7 +11,7 @@ import pytest
 from botocore.exceptions import EndpointConnectionError
 
 from data_prep import verify
-from data_prep.distribute.tally import Record
+from data_prep.distribute.records import Record
 from data_prep.publish import bucket as remote
 from data_prep.publish.bucket import RemoteStore
 from pospre.data.stores.opening import open_reader
@@ -150,9 +150,9 @@ def test_verify_names_what_changed(
     bucket.put_object(Bucket="bucket", Key=f"photos/{name}", Body=bytes(data))
     assert f"{URI}/{name} does not have the checksum" in verified()
     bucket.delete_object(Bucket="bucket", Key=f"photos/{name}")
-    assert f"{URI}/{name} does not exist" in verified()
+    assert f"{URI}/{name} is missing" in verified()
     assert write(source, URI) == 2
-    assert f"{URI}/{name} is gone" in capsys.readouterr().err
+    assert f"{URI}/{name} is missing" in capsys.readouterr().err
     del whole["index.json"]
     bucket.delete_object(Bucket="bucket", Key="photos/index.json")
     assert "index.json is missing" in verified()

@@ -8,7 +8,7 @@ import pytest
 
 from data_prep import verify
 from data_prep.distribute.conversion import convert as convert_source
-from data_prep.distribute.tally import Record, Settings
+from data_prep.distribute.records import Record, Settings
 from data_prep.publish.bucket import RemoteStore, RemoteTarget
 from pospre.errors import UserError, run_command
 from pospre.object_store import Bucket
@@ -47,7 +47,7 @@ def test_the_old_one_stays_until_the_new_one_is_there(
     old = contents(bucket)
     new = (few, URI, "--quality", 50, "--max-side", 40, "--overwrite")
     with monkeypatch.context() as patch:
-        patch.setattr("data_prep.distribute.conversion._load_writers", no_library)
+        patch.setattr("data_prep.distribute.preparation.load_writers", no_library)
         assert write(*new) == 2
     assert contents(bucket) == old
     with monkeypatch.context() as patch:
@@ -104,7 +104,7 @@ def test_what_others_did_meanwhile_is_seen_before_the_index_goes_up(
         bucket.delete_object(Bucket="bucket", Key=f"photos/{shard(bucket, 0)}")
 
     meanwhile = remove
-    assert "is gone; run the same command again" in said()
+    assert "is missing; run the same command again" in said()
     assert "index.json" not in keys(bucket)
 
     def cut() -> None:

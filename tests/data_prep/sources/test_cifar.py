@@ -3,6 +3,7 @@ import pickle
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -123,7 +124,7 @@ def test_ten(tmp_path: Path, pack: Callable[..., Path], files: Callable[..., dic
 def test_hundred(tmp_path: Path, pack: Callable[..., Path], files: Callable[..., dict]) -> None:
     train = opened(pack(tmp_path, files()), "cifar", split="train")
     assert labels(train) == {"train/00000.jpg": 11, "train/00001.jpg": 4}
-    assert train.classes == HUNDRED and train.items[1].place == planes(1).tobytes()
+    assert train.classes == HUNDRED and train.items[1].location == planes(1).tobytes()
 
 
 @pytest.mark.parametrize("data_format", FORMATS)
@@ -133,16 +134,48 @@ def test_to_shards(tmp_path: Path, data_format: str) -> None:
     assert [sample["label"] for sample in samples] == [0, 1, 1, 1, 0, 1, 1, 1, 0, 1]
 
 
-class Harm:
+class Made:
+    """Pickled as a call with a state."""
+
+    def __init__(self, *call: Any) -> None:
+        self.call = call
+
     def __reduce__(self) -> tuple:
-        return (print, ("harm",))
+        return self.call
+
+
+def array(code: str, shape: Any, data: Any, order: str = "|") -> bytes:
+    kind = Made(np.dtype, (code, False, True), (3, order, None, None, None, -1, -1, 0))
+    reconstruct = np.empty(0).__reduce__()[0]
+    made = Made(reconstruct, (np.ndarray, (0,), b"b"), (1, shape, kind, False, data))
+    return pickle.dumps({"data": made, "labels": [0]}, protocol=2)
+
+
+def test_arrays_lie_in_either_order(tmp_path: Path) -> None:
+    images = np.stack([planes(0).ravel(), planes(1).ravel()])
+    batch = {"data": np.asfortranarray(images), "labels": [0, 1]}
+    root = as_folder(tmp_path, pickled_ten() | {"test_batch": pickle.dumps(batch)})
+    assert [item.location for item in opened(root, "cifar", split="test").items] == [
+        planes(0).tobytes(),
+        planes(1).tobytes(),
+    ]
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (pickle.dumps({"data": Harm()}), r"test_batch cannot be used: it asks for builtins\.print"),
-        (b"\x80\x02}(U", r"it is damaged .*take the binary version"),
+        # bytes that would be taken for pointers, with numpy's own types
+        (array("O8", (384, 1), b"A" * 3072), r"an array of other than bytes"),
+        (array("f8,O", (192, 1), b"A" * 3072), r"an array of other than bytes"),
+        (array("i8", (1, 384), b"A" * 3072), r"an array of other than bytes"),
+        (array("u1", (1, 3072), [1, 2, 3]), r"cannot be used \(TypeError"),
+        (array("u1", (1, 3072), b"A" * 8), r"cannot be used \(ValueError: cannot reshape"),
+        (pickle.dumps({"data": Made(np.ndarray, ((1 << 50,), "O")), "labels": []}), r"is no batch"),
+        (
+            pickle.dumps({"data": Made(print, ("harm",))}),
+            r"test_batch cannot be used .*it asks for builtins\.print",
+        ),
+        (b"\x80\x02}(U", r"cannot be used .*truncated.*take the binary version"),
         (pickle.dumps([1]), r"is no batch of CIFAR"),
         (pickle.dumps({"data": np.zeros((1, 9), np.uint8), "labels": [0]}), r"is no batch"),
         (pickle.dumps({"data": np.zeros((1, 3072), "u1"), "labels": ["x"]}), r"is no batch"),

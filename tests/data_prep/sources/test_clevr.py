@@ -80,7 +80,10 @@ def test_from_the_zip_to_shards(tmp_path: Path) -> None:
         (b"[1]", r"must hold an object, not a list"),
         (b"{cut", r"CLEVR_train_scenes\.json \(the scenes\) is no JSON"),
         (b"{}", r"holds no list 'scenes'"),
-        (b'{"scenes": [{"objects": []}]}', r"lacks image_filename or objects"),
+        (
+            b'{"scenes": [{"objects": []}]}',
+            r"a scene of .* with image_filename and objects \(KeyError: 'image_filename",
+        ),
     ],
 )
 def test_broken_scenes(tmp_path: Path, content: bytes, message: str) -> None:

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.sources.image_folder import ImageFolder
+from data_prep.parts import Part
 from data_prep.sources.registry import open_source
-from data_prep.sources.source import Item, Part
+from data_prep.sources.source import Item, Source
 from pospre.errors import UserError
 from tests.data_prep.sample_images import encoded, picture, write_files
 
@@ -67,9 +67,9 @@ def test_missing_folder_and_file_instead(tmp_path: Path) -> None:
         open_source(tmp_path / "file")
 
 
-def folder_of(names: list[str]) -> ImageFolder:
+def folder_of(names: list[str]) -> Source:
     items = tuple(Item(name, index % 3, 1, "1") for index, name in enumerate(names))
-    return ImageFolder(Path("x"), items, ["a", "b", "c"])
+    return Source(Path("x"), items, ["a", "b", "c"])
 
 
 @given(st.integers(0, 2**31), st.floats(0.2, 0.8))

@@ -73,7 +73,7 @@ def test_labels_mean_the_same_in_all_parts(tmp_path: Path) -> None:
     assert annotations(source)[0]["category"] == CATEGORIES[0]
     val["categories"] = [*CATEGORIES, {"id": 50, "name": "Corvus"}]
     write_files(root, {"val2019.json": text(val)})
-    message = r"val2019\.json: the training part does not have the category 50 \('Corvus'\)"
+    message = r"val2019\.json: the training part lacks the category 50 \('Corvus'\)"
     with pytest.raises(UserError, match=message):
         open_source(root, split="val")
 
@@ -123,7 +123,7 @@ def broken(**changes: Any) -> bytes:
             r"image 1 has two categories",
         ),
         (broken(annotations=content()["annotations"][:1]), r"Birds/40/a\.jpg has no annotation"),
-        (broken(images=[], annotations=[]), r"names no images"),
+        (broken(images=[], annotations=[]), r"train2019\.json holds no sample"),
     ],
 )
 def test_broken_json(tmp_path: Path, data: bytes, message: str) -> None:

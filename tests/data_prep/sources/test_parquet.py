@@ -126,7 +126,7 @@ def test_rows_without_an_image_are_named(tmp_path: Path) -> None:
         ({"image": images(0), "label": [3]}, NAMES, r"row 0 has the label 3, but there are 3"),
         ({"image": images(0), "label": [-2]}, None, r"labels go from -2 to -2"),
         ({"image": images(0), "label": [0.5]}, None, r"whole numbers or all names, not 0\.5"),
-        ({"image": []}, None, r"hold no row"),
+        ({"image": []}, None, r"holds no sample of the kind parquet"),
     ],
 )
 def test_other_columns(

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
+from data_prep.parts import part_of_name
 from data_prep.sources.registry import KINDS, open_source
-from data_prep.sources.source import part_of_name
 from pospre.errors import UserError
 from tests.data_prep.sample_images import write_files
 from tests.data_prep.sources.fakes import JPEGS, text

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from data_prep.parts import Part
 from data_prep.sources.registry import open_source
-from data_prep.sources.source import Part
 from pospre.errors import UserError
 from tests.data_prep.sample_images import write_files
 from tests.data_prep.sources.fakes import (
@@ -99,7 +99,7 @@ def test_labels_from_json_and_names(tmp_path: Path) -> None:
         ({"a.jpg": JPEGS[0], "a.json": text({"label": [1]})}, r"its label is \[1\], not a number"),
         ({"a.jpg": JPEGS[0], "a.cls": b"123456789"}, r"labels go from 123456789 to"),
         ({"a.jpg": JPEGS[0], "a.JPG": JPEGS[1]}, r"one\.tar holds a\.JPG twice"),
-        ({"a.txt": b"x", "a.cls": b"1"}, r"none of 1 tars holds an image"),
+        ({"a.txt": b"x", "a.cls": b"1"}, r"holds no sample of the kind webdataset"),
     ],
 )
 def test_broken_samples(tmp_path: Path, files: dict[str, Any], message: str) -> None:

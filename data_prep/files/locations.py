@@ -8,7 +8,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from data_prep.sources.source import DamagedItem
 from pospre.data.stores.files import odd_file
 
 _OPEN_ARCHIVES = 64
@@ -18,7 +17,11 @@ _MOST_UNPACKED = 1 << 31
 _DAMAGED_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError)
 
 
-class Place(Protocol):
+class DamagedItem(ValueError):
+    """What is stored for one item cannot be used; its neighbours can."""
+
+
+class Location(Protocol):
     """Small and picklable; any process may read it."""
 
     def read(self) -> bytes:
@@ -65,14 +68,10 @@ class InTar:
     def read(self) -> bytes:
         """Return the stretch; the position of the open archive is neither used nor changed."""
         file = _open_file(self.archive)  # held while it is read: the cache may let go of it
-        parts, at, end = [], self.offset, self.offset + self.size
-        while at < end:
-            part = os.pread(file.fileno(), end - at, at)
-            if not part:
-                raise DamagedItem(f"{self.archive} is cut off before its end")
-            parts.append(part)
-            at += len(part)
-        return b"".join(parts)
+        data = os.pread(file.fileno(), self.size, self.offset)
+        if len(data) < self.size:
+            raise DamagedItem(f"{self.archive} is cut off before its end")
+        return data
 
 
 @dataclass(frozen=True, slots=True)

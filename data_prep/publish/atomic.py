@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pospre.errors import UserError
@@ -17,11 +17,9 @@ def clean_parents(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        for folder in missing:
-            try:
+        with suppress(OSError):
+            for folder in missing:
                 folder.rmdir()
-            except OSError:
-                break
 
 
 @contextmanager
@@ -79,7 +77,8 @@ def replace_folder(complete: Path, destination: Path) -> None:
 
     If that fails the old one is put back.
     """
-    _sync_tree(complete)
+    for path in (*complete.rglob("*"), complete):
+        sync(path)
     old = destination.with_name(f"{destination.name}.partial-{os.getpid()}-old")
     was_there = destination.exists()
     if was_there:
@@ -116,12 +115,6 @@ def is_alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
-
-
-def _sync_tree(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        sync(path)
-    sync(folder)
 
 
 def sync(path: Path) -> None:

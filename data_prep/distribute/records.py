@@ -1,11 +1,13 @@
-"""What a conversion is told, and what it met."""
+"""The settings of a conversion, and the record of what became of each block."""
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pospre.data.decode.deep import Decoding, parse_range
+from pospre.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -75,13 +77,28 @@ class Record:
     sums: list[list[float]] | None = None
     deep: list[tuple[int, str, bool, bool]] = field(default_factory=list)
 
-    def as_json(self) -> dict[str, Any]:
-        """Return what ``Record(**…)`` takes."""
-        return vars(self)
+    def as_json(self) -> bytes:
+        """Return what ``parse_record`` reads."""
+        return json.dumps(vars(self), separators=(",", ":")).encode()
+
+
+def parse_record(text: bytes, where: str) -> Record:
+    """Read the record of a block that lies at ``where``.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    try:
+        record = Record(**json.loads(text))
+        if not len(record.labels) == len(record.num_bytes) == len(record.crc32c):
+            raise ValueError("as many labels as samples and checksums")
+        return record
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{where} is damaged; remove it and convert again.") from error
 
 
 @dataclass
-class Tally:
+class Summary:
     """What a whole conversion, or a part of one, met.
 
     Attributes:
@@ -93,7 +110,7 @@ class Tally:
         ignored: some of them, for instance.
     """
 
-    records: list[Record]
+    records: Sequence[Record]
     classes: list[str] | None
     num_reused: int = 0
     seconds: float = 0.0

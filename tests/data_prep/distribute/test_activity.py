@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.distribute import watching
-from data_prep.distribute import worker as block_work
+from data_prep.distribute import activity, worker
 from data_prep.encode.images import PreparedImage, Unreadable, prepare_image
 from tests.data_prep.sample_images import encoded, picture, write_files
 from tests.data_prep.test_convert import description, run
@@ -44,7 +43,7 @@ def test_what_is_said_of_a_good_file_names_it(
         os.write(2, b"tempfile.tif: odd tag\ntempfile.tif: odd tag\n")
         return prepare_image(data, None, 90)
 
-    monkeypatch.setattr(block_work, "prepare_image", talkative)
+    monkeypatch.setattr(worker, "prepare_image", talkative)
     source = write_files(tmp_path / "photos", {"a/1.jpg": encoded(picture())})
     assert run(source, tmp_path / "mds") == 0
     assert capfd.readouterr().err.splitlines().count("a/1.jpg: odd tag") == 1
@@ -62,9 +61,9 @@ def test_a_file_that_takes_long_is_named(
         time.sleep(1.5 if data == BAD else 0)
         return prepare_image(data, None, 90)
 
-    monkeypatch.setattr(block_work, "prepare_image", slow)
-    monkeypatch.setattr(watching, "_PATIENCE", 0.3)
-    monkeypatch.setattr(watching, "_LOOK_EVERY", 0.05)
+    monkeypatch.setattr(worker, "prepare_image", slow)
+    monkeypatch.setattr(activity, "_FIRST_NOTICE", 0.3)
+    monkeypatch.setattr(activity, "_LOOK_EVERY", 0.05)
     files = {f"a/{n}.jpg": encoded(picture(n)) for n in range(4)} | {"a/slow.tif": BAD}
     source = write_files(tmp_path / "photos", files)
     assert run(source, tmp_path / "mds", "--shard-mb", "0.001", workers=workers) == 0
@@ -82,7 +81,7 @@ def test_the_file_that_a_worker_dies_of_is_named(
             os.kill(os.getpid(), signal.SIGSEGV)
         return prepare_image(data, None, 90)
 
-    monkeypatch.setattr(block_work, "prepare_image", deadly)
+    monkeypatch.setattr(worker, "prepare_image", deadly)
     files = {f"a/{n}.jpg": encoded(picture(n)) for n in range(6)} | {"a/deadly.tif": BAD}
     source = write_files(tmp_path / "photos", files)
     assert run(source, tmp_path / "mds", "--shard-mb", "0.001", workers=2) == 2

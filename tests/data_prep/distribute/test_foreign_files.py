@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from data_prep import convert
-from data_prep.distribute.locks import WHOLE
-from data_prep.distribute.store import LocalStore, parse_record
-from data_prep.distribute.tally import Record
+from data_prep.distribute.records import Record, parse_record
+from data_prep.publish.local import LocalStore
+from data_prep.publish.locks import WHOLE
 from pospre.errors import UserError, run_command
 from tests.data_prep.reading import FORMATS, destination, read_samples
 from tests.data_prep.sample_images import write_files
@@ -38,8 +38,8 @@ def partial(target: Path) -> Path:
 def is_free(target: Path, name: str) -> bool:
     """Tell whether another process could begin the work of this name."""
     script = (
-        "import sys; from pathlib import Path; from data_prep.distribute import locks\n"
-        "from data_prep.distribute.store import LocalStore\n"
+        "import sys; from pathlib import Path; from data_prep.publish import locks\n"
+        "from data_prep.publish.local import LocalStore\n"
         "locks._LOCK_SECONDS = 0\n"
         "with LocalStore(Path(sys.argv[1])).alone(sys.argv[2]): pass"
     )
@@ -109,7 +109,7 @@ def test_what_others_put_beside_finished_blocks_stays(tmp_path: Path, photos: Pa
 
 
 @pytest.mark.parametrize("data_format", FORMATS)
-def test_merging_spares_what_is_there(
+def test_merging_leaves_what_is_there(
     tmp_path: Path,
     photos: Path,
     data_format: str,
@@ -129,7 +129,7 @@ def test_merging_spares_what_is_there(
 
 
 @pytest.mark.parametrize("options", [[], ["--overwrite"]])
-def test_what_comes_during_the_conversion_is_spared(
+def test_what_comes_during_the_conversion_is_left(
     tmp_path: Path, photos: Path, options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, settle = tmp_path / "out", LocalStore.settle
@@ -145,7 +145,7 @@ def test_what_comes_during_the_conversion_is_spared(
 
 
 @pytest.mark.parametrize("name", ["thesis.tex", "sub/thesis.tex", "sub.mds/thesis.tex"])
-def test_overwrite_spares_shards_that_do_not_lie_alone(
+def test_overwrite_leaves_shards_that_do_not_lie_alone(
     tmp_path: Path, photos: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "out"
@@ -197,7 +197,7 @@ def test_late_parts_are_not_removed_while_others_work(tmp_path: Path, photos: Pa
     assert write(photos, target) == 0
     kept.rename(partial(target))
     script = (
-        "import sys; from pathlib import Path; from data_prep.distribute.store import LocalStore\n"
+        "import sys; from pathlib import Path; from data_prep.publish.local import LocalStore\n"
         "with LocalStore(Path(sys.argv[1])).alone('part'): print('held', flush=True); input()"
     )
     command = [sys.executable, "-c", script, str(target)]
@@ -263,4 +263,4 @@ def test_work_of_an_older_version_is_not_gone_on_with(
 
 def test_a_record_without_checksums_is_damaged() -> None:
     with pytest.raises(UserError, match=r"0\.json is damaged; remove it"):
-        parse_record('{"number": 0, "plan": "x", "labels": [1, 2]}', "0.json")
+        parse_record(b'{"number": 0, "plan": "x", "labels": [1, 2]}', "0.json")

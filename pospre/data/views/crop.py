@@ -13,29 +13,31 @@ import numpy as np
 
 from pospre.data.decode.decoder import OpenedImage
 from pospre.data.decode.jpeg import SHRINKS, Box
-from pospre.data.timing import Laps
-from pospre.data.views.boxes import Cuts, hull
-from pospre.data.views.resize import Views, cut_views
+from pospre.data.timing import Stopwatch
+from pospre.data.views.boxes import Crops, hull
+from pospre.data.views.resize import Views, resize_crops
 
 # Error of views, RMS in grey levels of 255 and mean over photographs, where images were decoded so
-# small that they still have this many pixels per view pixel (``test_cut`` measures).
-_PIXELS_PER_PIXEL = ((3.6, 1.25), (2.6, 1.5), (2.0, 2.0), (1.1, 2.5), (0.9, 3.0), (0.75, 4.0))
+# small that they still have this many pixels per view pixel (``test_crop`` measures).
+_OVERSAMPLING = ((3.6, 1.25), (2.6, 1.5), (2.0, 2.0), (1.1, 2.5), (0.9, 3.0), (0.75, 4.0))
 
 
-def margin(tolerance: float) -> float:
+def least_oversampling(tolerance: float) -> float:
     """Return how many decoded pixels per view pixel the tolerance asks for; infinity for never."""
-    return next((pixels for error, pixels in _PIXELS_PER_PIXEL if error <= tolerance), float("inf"))
+    return next((pixels for error, pixels in _OVERSAMPLING if error <= tolerance), float("inf"))
 
 
-def choose_shrink(groups: Sequence[Cuts], pixels_per_pixel: float) -> int:
+def choose_shrink(groups: Sequence[Crops], oversampling: float) -> int:
     """Return by how much an image may be decoded smaller: 8, 4, 2 or 1."""
     ratios = [
-        side / view for cuts in groups for side, view in zip(cuts.image, cuts.scaled, strict=True)
+        side / view
+        for crops in groups
+        for side, view in zip(crops.image, crops.scaled, strict=True)
     ]
-    if min(ratios) < min(SHRINKS) * pixels_per_pixel:
+    if min(ratios) < min(SHRINKS) * oversampling:
         return 1  # as for most photographs; the boxes need not be looked at
-    least = min(float((cuts.boxes[:, 2:] / cuts.scaled).min()) for cuts in groups)
-    return next((shrink for shrink in SHRINKS if least >= shrink * pixels_per_pixel), 1)
+    least = min(float((crops.boxes[:, 2:] / crops.scaled).min()) for crops in groups)
+    return next((shrink for shrink in SHRINKS if least >= shrink * oversampling), 1)
 
 
 def snap(boxes: np.ndarray, shrink: int, width: int, height: int) -> np.ndarray:
@@ -49,7 +51,7 @@ def snap(boxes: np.ndarray, shrink: int, width: int, height: int) -> np.ndarray:
     return np.hstack([np.minimum(wanted[:, :2], sides - lengths), lengths])
 
 
-class Cutting(NamedTuple):
+class DecodePlan(NamedTuple):
     """All views of one opened image, before it is decoded.
 
     Attributes:
@@ -67,50 +69,50 @@ class Cutting(NamedTuple):
     needed: Box
 
 
-def plan_cutting(
+def plan_decoding(
     image: OpenedImage,
     groups: Sequence[Views],
     places: Sequence[np.ndarray],
-    pixels_per_pixel: float,
-) -> Cutting:
+    oversampling: float,
+) -> DecodePlan:
     """Choose how an image is decoded, and say where its views will lie.
 
     Args:
         image: the image.
         groups: its views, in the full-size image.
         places: of each group's views as parts of the image, float32 (V, 4), to be written.
-        pixels_per_pixel: decoded ones that a view's must have at least: see ``margin``.
+        oversampling: decoded ones that a view's must have at least: see ``least_oversampling``.
     """
-    shrink = choose_shrink([group.cuts for group in groups], pixels_per_pixel)
+    shrink = choose_shrink([group.crops for group in groups], oversampling)
     if any(group.interpolation == "area" for group in groups):
         shrink = 1  # its steps fall elsewhere in a smaller image, which shows
     small = groups
     if shrink > 1:
-        boxes = [snap(group.cuts.boxes, shrink, image.width, image.height) for group in groups]
+        boxes = [snap(group.crops.boxes, shrink, image.width, image.height) for group in groups]
         small = _moved(groups, boxes)
         groups = _moved(groups, [shrink * some for some in boxes])
     for group, place in zip(groups, places, strict=True):
-        place[:] = group.cuts.relative
-    needed = hull(np.concatenate([group.cuts.boxes for group in groups]))
-    return Cutting(image, shrink, groups, small, Box(*needed))
+        place[:] = group.crops.relative
+    needed = hull(np.concatenate([group.crops.boxes for group in groups]))
+    return DecodePlan(image, shrink, groups, small, Box(*needed))
 
 
 def _moved(groups: Sequence[Views], boxes: Sequence[np.ndarray]) -> list[Views]:
     return [
-        group._replace(cuts=group.cuts._replace(boxes=some))
+        group._replace(crops=group.crops._replace(boxes=some))
         for group, some in zip(groups, boxes, strict=True)
     ]
 
 
-def write_views(cutting: Cutting, laps: Laps) -> None:
+def write_views(plan: DecodePlan, watch: Stopwatch) -> None:
     """Decode an image once and write all its views.
 
     Raises:
         DecodeError: the image is cut off or damaged.
     """
-    picture, found, start = cutting.image.decode(cutting.shrink, cutting.needed)
-    laps.lap("decode")
-    groups = cutting.small if found == cutting.shrink else cutting.groups
-    cut_views(picture, groups, (start[0] // found, start[1] // found))
-    laps.lap("resize")
-    laps.num_images += 1
+    picture, found, start = plan.image.decode(plan.shrink, plan.needed)
+    watch.lap("decode")
+    groups = plan.small if found == plan.shrink else plan.groups
+    resize_crops(picture, groups, (start[0] // found, start[1] // found))
+    watch.lap("resize")
+    watch.num_images += 1

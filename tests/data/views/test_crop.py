@@ -1,5 +1,6 @@
 """Decoding smaller: not below what a view needs, boxes on the grid, errors within tolerance."""
 
+import math
 import os
 import shutil
 from pathlib import Path
@@ -14,21 +15,21 @@ from PIL import Image
 
 from pospre.data.decode.jpeg import SHRINKS
 from pospre.data.loader import build_loader
-from pospre.data.views.boxes import whole_cuts
-from pospre.data.views.cut import _PIXELS_PER_PIXEL, choose_shrink, margin, snap
+from pospre.data.views.boxes import box_crops
+from pospre.data.views.crop import _OVERSAMPLING, choose_shrink, least_oversampling, snap
 from pospre.data.views.plan import ViewGroup
 
 
-def test_the_margin_grows_with_the_demand():
-    assert margin(0) == float("inf") and margin(100) == 1.25 and margin(0.7) == float("inf")
+def test_the_oversampling_grows_with_the_demand():
+    assert [least_oversampling(some) for some in (0, 0.7, 100)] == [math.inf, math.inf, 1.25]
     tolerances = np.linspace(0.75, 4, 50)
-    margins = [margin(tolerance) for tolerance in tolerances]
-    assert margins == sorted(margins, reverse=True)
+    found = [least_oversampling(tolerance) for tolerance in tolerances]
+    assert found == sorted(found, reverse=True)
 
 
 def test_the_view_that_needs_most_decides():
     boxes = np.array([[0, 0, 2000, 2000], [0, 0, 300, 300]])
-    large, both = (whole_cuts(some, (2000, 2000), (100, 100)) for some in (boxes[:1], boxes))
+    large, both = (box_crops(some, (2000, 2000), (100, 100)) for some in (boxes[:1], boxes))
     assert choose_shrink([large], 2.5) == 8
     assert choose_shrink([both], 1.5) == choose_shrink([large, both], 1.5) == 2
     assert choose_shrink([large, both], 2.5) == 1
@@ -82,7 +83,7 @@ def test_boxes_do_not_depend_on_what_can_be_decoded_smaller(tmp_path, crop):
 def test_views_stay_within_the_tolerance(tmp_path, shrink, interpolation):
     """Views of photographs cut as large as the tolerance allows at 1/shrink, beside full size."""
     root = Path(os.environ["POSPRE_TEST_DATA"]) / "imagenet_sample"
-    errors: dict[float, list[float]] = {tolerance: [] for tolerance, _ in _PIXELS_PER_PIXEL}
+    errors: dict[float, list[float]] = {tolerance: [] for tolerance, _ in _OVERSAMPLING}
     for path in sorted(root.glob("*/*.JPEG"))[::25]:
         image = Image.open(path).convert("RGB")
         folders = [tmp_path / suffix / path.stem for suffix in ("jpg", "png")]
@@ -90,7 +91,7 @@ def test_views_stay_within_the_tolerance(tmp_path, shrink, interpolation):
             folder.mkdir(parents=True)
         shutil.copy(path, folders[0] / "one.jpg")
         image.save(folders[1] / "one.png", compress_level=1)  # decoded in full, the boxes the same
-        for tolerance, pixels in _PIXELS_PER_PIXEL:
+        for tolerance, pixels in _OVERSAMPLING:
             side = int((min(image.size) - shrink) / (shrink * pixels))
             group = ViewGroup(size=side, crop="full", interpolation=interpolation)
             views = [only_view(folder, group, tolerance) for folder in folders]

@@ -1,0 +1,98 @@
+"""Which file every worker is at: named while it takes long, and when a worker dies of it."""
+
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from multiprocessing import Value
+from multiprocessing.process import BaseProcess
+from multiprocessing.sharedctypes import RawArray
+from signal import SIGTERM, Signals
+from typing import TextIO
+
+_LONGEST_NAME = 1 << 10
+_FIRST_NOTICE = 10.0  # seconds, then twice as many, and so on
+_LOOK_EVERY = 1.0
+_STANDARD_ERROR = 2
+
+_here = threading.local()
+
+
+class _Row(ctypes.Structure):
+    """What one worker is at; ``since`` is 0 where it is at nothing."""
+
+    _fields_ = (
+        ("pid", ctypes.c_long),
+        ("since", ctypes.c_double),
+        ("name", ctypes.c_char * _LONGEST_NAME),
+    )
+
+    @property
+    def text(self) -> str:
+        return os.fsdecode(self.name)
+
+
+class Activity:
+    """What the workers are at, one row each, in memory that their processes share."""
+
+    def __init__(self, num_workers: int) -> None:
+        self._rows = RawArray(_Row, num_workers)
+        self._num_taken = Value("i", 0)
+
+    def join(self) -> None:
+        """Take a row for this thread; ``at`` writes into it."""
+        with self._num_taken.get_lock():
+            _here.row = self._rows[self._num_taken.value]
+            self._num_taken.value += 1
+        _here.row.pid = os.getpid()
+
+    @contextmanager
+    def watched(self) -> Generator[None]:
+        """Name on the standard error, meanwhile, what takes long."""
+        done = threading.Event()
+        # a copy: while a file is decoded here, what libraries write there is taken for its own
+        with os.fdopen(os.dup(_STANDARD_ERROR), "w", errors="backslashreplace") as stream:
+            thread = threading.Thread(target=self._watch, args=(done, stream), daemon=True)
+            thread.start()
+            try:
+                yield
+            finally:
+                done.set()
+                thread.join()
+
+    def causes(self, workers: Iterable[BaseProcess]) -> str:
+        """Say of what, and at which files, those of the workers died that were not stopped."""
+        found = []
+        for worker in workers:
+            code = worker.exitcode or 0
+            if code not in (0, -SIGTERM, 128 + SIGTERM):  # the last where a handler is inherited
+                what = Signals(-code).name if code < 0 else f"exit code {code}"
+                rows = [row for row in self._rows if row.pid == worker.pid and row.since]
+                found.append(what + "".join(f" at {row.text}" for row in rows))
+        return ", ".join(found)
+
+    def _watch(self, done: threading.Event, stream: TextIO) -> None:
+        notices = [_FIRST_NOTICE] * len(self._rows)
+        while not done.wait(_LOOK_EVERY):
+            for number, row in enumerate(self._rows):
+                seconds = time.monotonic() - row.since if row.since else 0.0
+                if seconds < _FIRST_NOTICE:
+                    notices[number] = _FIRST_NOTICE
+                elif seconds >= notices[number]:
+                    notices[number] = 2 * seconds
+                    print(f"still at {row.text}, {seconds:.0f} s", file=stream, flush=True)
+
+
+@contextmanager
+def at(name: str) -> Generator[None]:
+    """Note what this thread is at, if it has joined an ``Activity``."""
+    row = getattr(_here, "row", None)
+    if row is None:
+        yield
+        return
+    row.name = os.fsencode(name)[1 - _LONGEST_NAME :]
+    row.since = time.monotonic()
+    yield
+    row.since = 0.0  # not where it fails: what it was at is of interest

@@ -1,0 +1,240 @@
+"""Data sets on this machine, or on a disk that several share.
+
+``DST.partial`` holds the plan, the records of the finished blocks and their files; a file appears
+there at once or not at all.
+"""
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from data_prep.distribute.plan import Plan
+from data_prep.distribute.records import Record
+from data_prep.publish import atomic
+from data_prep.publish.description import (
+    as_text,
+    describe,
+    describe_shards,
+    description_path,
+    read_description,
+)
+from data_prep.publish.locks import locked
+from data_prep.publish.store import PLAN_NAME, Store
+from data_prep.publish.target import REMEDY, Target
+from pospre.data.stores.description import SIDECAR_NAME
+from pospre.data.stores.mds import is_mds
+from pospre.data.stores.mds_index import INDEX_NAME
+from pospre.errors import UserError
+
+_BETON_NAME = "data.beton"  # while it is being written
+_UNFINISHED_PLAN = re.compile(re.escape(PLAN_NAME) + r"\.\d+")
+
+
+class LocalFiles:
+    """The files of a folder: ``store.Files``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def locate(self, name: str) -> str:
+        """Return the path of a file."""
+        return str(self.folder / name)
+
+    def sizes(self) -> dict[str, int]:
+        """Return the bytes of every file by name; nothing where there is no folder."""
+        found = {}
+        for path in self.folder.iterdir() if self.folder.is_dir() else ():
+            with suppress(FileNotFoundError):  # renamed by another process
+                if path.is_file():
+                    found[path.name] = path.stat().st_size
+        return found
+
+    def read(self, names: Sequence[str]) -> list[bytes]:
+        """Return the contents of small files."""
+        return [(self.folder / name).read_bytes() for name in names]
+
+    def put(self, name: str, content: bytes) -> None:
+        """Write a small file, at once or not at all."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        fresh = self.folder / f"{name}.{os.getpid()}"
+        try:
+            fresh.write_bytes(content)
+            fresh.replace(self.folder / name)
+        except BaseException:
+            fresh.unlink(missing_ok=True)
+            raise
+
+    def put_new(self, name: str, content: bytes) -> bool:
+        """Write a small file."""
+        self.put(name, content)
+        return True
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove files."""
+        for name in names:
+            (self.folder / name).unlink()
+
+
+class LocalStore(Store):
+    """The folder ``DST.partial``.
+
+    Args:
+        destination: of the data set.
+        are_final: whether the files of the blocks are those of the data set.
+    """
+
+    data: LocalFiles
+
+    def __init__(self, destination: Path, *, are_final: bool = True) -> None:
+        self.destination, self._are_final = destination, are_final
+        self.folder = destination.with_name(f"{destination.name}.partial")
+        self.lock = destination.with_name(f"{destination.name}.partial.lock")
+        self.where = str(self.folder)
+        self.work = LocalFiles(self.folder)
+        self.data, self.blocks = (LocalFiles(self.folder / name) for name in ("data", "blocks"))
+
+    def record_name(self, number: int, key: str) -> str:
+        """Return the name of a block's record."""
+        return f"{number:05d}.json"
+
+    def check_free(self) -> None:
+        """Refuse a folder without a plan that is not empty: it is not ours."""
+        for path in self.folder.iterdir() if self.folder.exists() else ():
+            if not _UNFINISHED_PLAN.fullmatch(path.name):
+                raise UserError(
+                    f"{self.folder} would keep the finished blocks, but holds something else "
+                    f"({path.name}); move it away or choose another DST."
+                )
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """Give a fresh folder on the same disk."""
+        folder = Path(tempfile.mkdtemp(prefix="block-", dir=self.folder))
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def keep(self, folder: Path, record: Record) -> None:
+        """Move the files of a block to their place; the record goes last."""
+        self.data.folder.mkdir(exist_ok=True)
+        for name, _, _ in record.files:
+            (folder / name).replace(self.data.folder / name)
+        self.blocks.put(self.record_name(record.number, record.key), record.as_json())
+
+    def settle(self, record: Record) -> None:
+        """Write what the system still holds in memory, unless it is going to be copied."""
+        for name, _, _ in record.files if self._are_final else ():
+            atomic.sync(self.data.folder / name)
+
+    def discard(self) -> None:
+        """Remove the plan and all that belongs to it; the folder too, unless it holds more."""
+        if (self.folder / PLAN_NAME).exists():
+            for path in (*self.folder.glob("block-*"), self.folder / "blocks", self.data.folder):
+                shutil.rmtree(path, ignore_errors=True)
+            with suppress(OSError):
+                (self.folder / PLAN_NAME).unlink()
+        with suppress(OSError):
+            self.folder.rmdir()
+
+    @contextmanager
+    def alone(self, name: str) -> Iterator[None]:
+        """Hold a lock that ends with this process, however it ends.
+
+        Folders made on the way are removed if nothing comes of it.
+        """
+        busy = f"is writing {self.destination} right now; wait for it."
+        with atomic.clean_parents(self.destination), locked(self.lock, name, busy):
+            yield
+
+
+class _LocalTarget(Target):
+    data_format: str
+    store: LocalStore
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.store = LocalStore(path, are_final=self.data_format == "mds")
+        self.files = LocalFiles(path if self.data_format == "mds" else path.parent)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def description(self) -> dict[str, Any] | None:
+        """Return what lies in the folder or beside the file."""
+        beside = description_path(self.path, self.data_format)
+        if beside.exists():
+            content = read_description(self.path, self.data_format)
+            return content if self.path.exists() else None
+        if self.path.is_file() or (self.path.is_dir() and any(self.path.iterdir())):
+            raise UserError(f"{self.path} exists and was not made by this command; {REMEDY}")
+        return None
+
+    def check_apart(self, source: Path) -> None:
+        """Refuse a destination inside its own source, or around it."""
+        inside = source.resolve()
+        for path in (self.path, self.store.folder, self.store.lock):
+            target = path.resolve()
+            if target == inside or inside in target.parents or target in inside.parents:
+                raise UserError(
+                    f"DST {self.path}, with {self.store.folder.name} beside it, and SRC {source} "
+                    "must lie apart."
+                )
+
+
+class LocalShards(_LocalTarget):
+    """A folder of MDS shards."""
+
+    data_format = "mds"
+
+    def check_replaceable(self) -> None:
+        """Refuse to remove a folder that holds anything beside shards and their descriptions."""
+        for path in sorted(self.path.iterdir()) if self.path.is_dir() else ():
+            is_own = path.name in (INDEX_NAME, SIDECAR_NAME) or path.suffix == ".mds"
+            if not is_own or not path.is_file() or not is_mds(self.path):
+                raise UserError(
+                    f"{self.path} is a folder that holds something else than a data set "
+                    f"({path.name}); --overwrite would remove it. Choose another DST, or remove it "
+                    "yourself."
+                )
+
+    def publish(self, plan: Plan, records: Sequence[Record]) -> None:
+        """Describe the shards where they are, then rename their folder."""
+        self.check_replaceable()  # hours have passed
+        data, names = self.store.data, {name for record in records for name, _, _ in record.files}
+        data.remove([name for name in data.sizes() if name not in names])  # left by a kill
+        for name, text in describe_shards(plan, records).items():
+            data.put(name, text.encode())
+        atomic.replace_folder(data.folder, self.path)
+        self.store.discard()
+        with suppress(UserError, OSError):  # another process's, who knows
+            atomic.remove_stale_partials(self.path)
+
+
+class LocalBeton(_LocalTarget):
+    """A ``.beton`` file."""
+
+    data_format = "ffcv"
+
+    def check_replaceable(self) -> None:
+        """A file is replaced whatever it holds: its name ends in ``.beton``."""
+
+    def publish(self, plan: Plan, records: Sequence[Record]) -> None:
+        """Put the pieces together, then rename file and description."""
+        from data_prep.publish.writers.ffcv import write_beton
+
+        data, pieces = self.store.data.folder / _BETON_NAME, self.store.data.folder
+        num_bytes, digest = write_beton(
+            data, pieces, records, plan.limit, annotated=plan.annotation is not None
+        )
+        content = {**describe(plan, records), "bytes": num_bytes, "sha256": digest}
+        self.store.data.put(SIDECAR_NAME, as_text(content).encode())
+        # The description first: without the file beside it, it means nothing to a reader.
+        beside = description_path(self.path, self.data_format)
+        atomic.replace_pair((pieces / SIDECAR_NAME, beside), (data, self.path))
+        self.store.discard()

@@ -1,0 +1,36 @@
+"""The target that a destination names."""
+
+from pathlib import Path
+
+from data_prep.publish.target import Target
+from pospre.errors import UserError
+from pospre.object_store import check_writable, is_remote
+
+
+def open_target(destination: str | Path, data_format: str) -> Target:
+    """Return the target for a destination.
+
+    Raises:
+        UserError: the name does not suit the format, or the bucket cannot be written.
+    """
+    name = str(destination)
+    if is_remote(name):
+        if data_format != "mds":
+            raise UserError(f"{name}: only MDS shards go straight to a bucket; use --format mds.")
+        from data_prep.publish.bucket import RemoteTarget
+
+        check_writable(name)  # wrong addresses are said at once, not after ten tries
+        return RemoteTarget(name)
+    if "://" in name:
+        raise UserError(f"{name} is of a kind that is not written; give a path or s3://….")
+    from data_prep.publish.local import LocalBeton, LocalShards
+
+    path = Path(destination)
+    is_beton = path.suffix == ".beton"
+    if is_beton != (data_format == "ffcv"):
+        remedy = "end in .beton" if data_format == "ffcv" else "be a folder, not a .beton"
+        raise UserError(f"DST {path} must {remedy} for --format {data_format}.")
+    if path.exists() and path.is_dir() == is_beton:
+        kind = "folder" if is_beton else "file"
+        raise UserError(f"DST {path} is a {kind}; choose another name.")
+    return LocalBeton(path) if is_beton else LocalShards(path)

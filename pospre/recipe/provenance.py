@@ -1,0 +1,71 @@
+"""The complete recipe as a text that says where each of its values comes from."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pospre.recipe.extends import merged, read_parts
+from pospre.recipe.yaml_text import apply_overrides, variables
+
+_COLUMN = 48  # of the comments
+
+
+def origins(path: Path, overrides: Iterable[str] = ()) -> dict[str, str]:
+    """Return where a recipe's written values come from, by dotted key; the others are defaults."""
+    base, own = read_parts(path)
+    data, found = own, {}
+    if base is not None:
+        data = merged(base[1], own)
+        found = dict.fromkeys((key for key, _ in values(base[1])), str(base[0]))
+    found.update(dict.fromkeys((key for key, _ in values(own)), str(path)))
+    for item in overrides:
+        apply_overrides(data, [item])
+        target = item.partition("=")[0]
+        found = {key: name for key, name in found.items() if not _within(key, target)}
+        changed = (key for key, _ in values(data) if _within(key, target))
+        found.update(dict.fromkeys(changed, "command line"))
+    written = {key: value for key, value in values(data) if key in found}
+    said = {key: ", ".join([found[key], *variables(value)]) for key, value in written.items()}
+    return {"run_name": "name of the file", **said}
+
+
+def annotate(recipe: Mapping[str, Any], came_from: Mapping[str, str]) -> str:
+    """Return a complete recipe as YAML with a comment behind every value.
+
+    Args:
+        recipe: plain values, all of them.
+        came_from: where a value comes from, by dotted key; the others are defaults.
+    """
+    lines = []
+    for key, value in _entries(recipe):
+        *parents, name = key.split(".")
+        indent = "  " * len(parents)
+        if isinstance(value, Mapping) and value:
+            lines.append(f"{indent}{name}:")
+            continue
+        text = yaml.safe_dump(value, default_flow_style=True, width=1 << 20)
+        text = text.removesuffix("...\n").strip()  # how YAML ends a bare value
+        line = f"{indent}{name}: {text}"
+        lines.append(f"{line:{_COLUMN}} # {came_from.get(key, 'default')}")
+    return "\n".join(lines)
+
+
+def values(section: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the dotted key and the value of all that is no section with keys of its own."""
+    for key, value in _entries(section):
+        if not (isinstance(value, Mapping) and value):
+            yield key, value
+
+
+def _entries(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every dotted key with its value, sections before what is in them."""
+    for name, value in section.items():
+        yield f"{prefix}{name}", value
+        if isinstance(value, Mapping):
+            yield from _entries(value, f"{prefix}{name}.")
+
+
+def _within(key: str, section: str) -> bool:
+    return key == section or key.startswith(f"{section}.")

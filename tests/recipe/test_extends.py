@@ -1,0 +1,114 @@
+"""A recipe that says what differs from another one, and the complete recipe with its origins."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pospre.errors import UserError
+from pospre.recipe.extends import read_parts
+from pospre.recipe.provenance import annotate, origins, values
+from pospre.recipe.recipe import load_recipe
+from pospre.train import main
+from tests.test_recipes import RECIPES, title
+
+BASE: dict[str, Any] = {
+    "run_name": "base",
+    "data": {"path": "${POSPRE_TEST_PHOTOS:photos}", "batch_size": 8},
+    "encoder": {"name": "vits16", "image_size": [64, 32]},
+    "algorithms": {"mae": {"mask_ratio": 0.6}, "droppos": {}},
+    "optimizer": {"betas": [0.9, 0.99], "base_lr": 1.0, "layer_decay": 0.7},
+    "trainer": {"max_duration": "2ep", "clip_grad": {"threshold": 3.0}},
+}
+OWN: dict[str, Any] = {
+    "extends": "base.yaml",
+    "data": {"batch_size": 16},
+    "encoder": {"image_size": [32, 32]},
+    "algorithms": {"droppos": None, "mae": {"weight": 2.0}},
+    "optimizer": {"layer_decay": None},
+    "trainer": {"clip_grad": None},
+}
+
+
+def write(folder: Path, **recipes: dict[str, Any]) -> Path:
+    """Write recipes by name and return the path of the last."""
+    for name, content in recipes.items():
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(content))
+    return folder / f"{name}.yaml"
+
+
+def test_sections_are_merged_values_replaced_and_null_takes_a_section_away(tmp_path: Path) -> None:
+    recipe = load_recipe(write(tmp_path, base=BASE, own=OWN), ["optimizer.base_lr=2.0"])
+    assert recipe.run_name == "own"  # the base's would be the base's run folder
+    assert (recipe.data.path, recipe.data.batch_size) == ("photos", 16)
+    assert recipe.encoder.image_size == (32, 32)
+    assert recipe.algorithms == {"mae": {"mask_ratio": 0.6, "weight": 2.0}}
+    assert recipe.optimizer.betas == (0.9, 0.99) and recipe.optimizer.base_lr == 2.0
+    assert recipe.optimizer.layer_decay is None  # a value like any other
+    assert recipe.trainer.clip_grad is None
+
+
+@pytest.mark.parametrize(
+    ("files", "parts"),
+    [
+        ({"own": OWN}, ["own.yaml: extends: base.yaml: there is no file", "base.yaml"]),
+        (
+            {"base": BASE | {"extends": "x.yaml"}, "own": OWN},
+            ["extends x.yaml itself", "one"],
+        ),
+        ({"own": OWN | {"extends": "own.yaml"}}, ["own.yaml extends own.yaml itself"]),
+        ({"own": OWN | {"extends": ["base.yaml"]}}, ["extends: ['base.yaml'] must be", "path"]),
+        ({"base": {"data": 3}, "own": {**OWN, "data": {"x": 1}}}, ["'data.x'"]),
+    ],
+)
+def test_mistakes_name_file_and_key(
+    files: dict[str, dict[str, Any]], parts: list[str], tmp_path: Path
+) -> None:
+    path = write(tmp_path, **files)
+    with pytest.raises(UserError) as caught:
+        load_recipe(path)
+    assert str(path) in str(caught.value)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_every_value_says_where_it_comes_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, overrides = write(tmp_path, base=BASE, own=OWN), ["seed=3", "loggers={wandb: {}}"]
+    found, base = origins(path, overrides), tmp_path / "base.yaml"
+    assert found["data.path"] == f"{base}, default of $POSPRE_TEST_PHOTOS"
+    monkeypatch.setenv("POSPRE_TEST_PHOTOS", "mine")
+    assert origins(path)["data.path"] == f"{base}, environment $POSPRE_TEST_PHOTOS"
+    assert found["data.batch_size"] == found["encoder.image_size"] == str(path)
+    assert found["seed"] == found["loggers.wandb"] == "command line"
+    assert found["optimizer.layer_decay"] == str(path)
+    assert not {"algorithms.droppos", "trainer.clip_grad.threshold"} & {*found}
+    recipe = load_recipe(path, overrides).dump()
+    lines = annotate(recipe, found).splitlines()
+    assert any(line.split() == ["seed:", "3", "#", "command", "line"] for line in lines)
+    assert yaml.safe_load("\n".join(lines)) == recipe
+
+
+def test_resolve_prints_a_recipe_that_is_the_same_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, again = write(tmp_path, base=BASE, own=OWN), tmp_path / "again.yaml"
+    assert main([str(path), "--resolve", "seed=5"]) == 0
+    text = capsys.readouterr().out
+    assert "# null may stand for what the data decide" in text and "photos does not exist" in text
+    again.write_text(text)
+    first, second = load_recipe(path, ["seed=5"]), load_recipe(again)
+    assert second.algorithms["mae"]["decoder_depth"] == 8  # written out
+    assert second.model_copy(update={"algorithms": first.algorithms}) == first
+    assert main([str(again), "--resolve"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out) == yaml.safe_load(text)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=title)
+def test_a_shipped_recipe_repeats_nothing_of_its_base(path: Path) -> None:
+    base, own = read_parts(path)
+    if base is not None:
+        before, said = dict(values(base[1])), dict(values(own))
+        assert [key for key, value in said.items() if key in before and before[key] == value] == []
