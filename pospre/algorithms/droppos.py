@@ -275,45 +275,6 @@ class DropPos(PretrainAlgorithm):
         objective.sigma.fill_(linear(self.sigma_start, self.sigma_end, fraction))
 
 
-@torch.no_grad()
-def predict_positions(
-    model: PretrainModel,
-    batch: Batch,
-    *,
-    mask_ratio: float,
-    position_mask_ratio: float,
-    seed: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Predict the positions of the visible patches at any two mask ratios.
-
-    A model trained on one of every 2×2 patches (``sampling: uniform``) sees those at γ = .75.
-
-    Args:
-        model: has DropPos attached.
-        batch: images with ``index`` and ``epoch``.
-        mask_ratio: γ.
-        position_mask_ratio: γ_pos.
-        seed: of the masks.
-
-    Returns:
-        ``logits`` (B, K, N), true positions ``keep`` (B, K), and bool ``dropped`` (B, K).
-    """
-    objective = model.objectives["droppos"]
-    assert isinstance(objective, PositionClassification)
-    masks = draw_masks(
-        batch,
-        model.encoder.grid,
-        mask_ratio=mask_ratio,
-        position_mask_ratio=position_mask_ratio,
-        seed=seed,
-        sampling=objective.sampling if mask_ratio == 0.75 else "random",
-    )
-    batch = {**batch, **masks}
-    tokens = model.encode("student", model.images(batch), batch)
-    logits = objective({"student": tokens}, batch)["logits"]
-    return logits, masks["view/keep"], ~masks["droppos/shown"]
-
-
 def _check(options: DropPos, model: PretrainModel, host: str | None) -> None:
     """Raise ``UserError`` for options that cannot work together, or beside ``host``."""
     masking = model.registry.writers.get("view/visible")

@@ -7,7 +7,6 @@ positions. Fine-tuning adds fresh positions, or none.
 """
 
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -213,40 +212,6 @@ class MP3(PretrainAlgorithm):
         objective = model.objectives["mp3"]
         assert isinstance(objective, PatchPositions)
         objective.sigma.fill_(linear(self.sigma_start, self.sigma_end, progress.step))
-
-
-@torch.no_grad()
-def predict_patches(
-    model: PretrainModel, batch: Batch, *, mask_ratio: float, seed: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Predict the position of every patch at any mask ratio.
-
-    Args:
-        model: has MP3 attached; as many patches are told their position as in training.
-        batch: images with ``index`` and ``epoch``.
-        mask_ratio: η.
-        seed: of the context.
-
-    Returns:
-        ``logits`` (B·V, N, N), and bool (B·V, N) ``context`` and ``asked`` (not told).
-    """
-    patches = model.encoder.num_patches
-    count = num_context(patches, mask_ratio)
-    context = draw_patches(batch, patches, count, seed, "mp3/context").flatten(0, 1)
-    asked = torch.ones(len(context), patches, dtype=torch.bool, device=context.device)
-    positions = None
-    if "mp3" in model.positions.named:
-        told = model.positions.named["mp3"].count
-        shown = draw_shown(batch, patches, told, seed)
-        positions = partial(model.positions, ("mp3",), {"mp3/shown": shown}, EncoderPass())
-        asked = ~shown.flatten(0, 1)
-    tokens = model.encoder(
-        model.images(batch).flatten(0, 1),
-        positions=positions,
-        context_BM=context if count < patches else None,
-    )
-    logits = model.objectives["mp3"]({"student": tokens}, batch)["logits"]
-    return logits, slot_mask(context, patches), asked
 
 
 _COMPANY = (

@@ -137,7 +137,7 @@ def attach(model: PretrainModel, name: str, **options: Any) -> PretrainAlgorithm
         UserError: the algorithm or an option is unknown, or it cannot work with this model.
     """
     kind = algorithm_class(name)
-    algorithm = kind(**check_arguments(f"algorithms.{name}", kind, options))
+    algorithm = kind(**check_arguments(name, kind, options, source="algorithms"))
     algorithm.attach(model)
     return algorithm
 

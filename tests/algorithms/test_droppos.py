@@ -13,9 +13,9 @@ from pospre.algorithms.droppos import (
     draw_dropped,
     draw_masks,
     num_shown,
-    predict_positions,
 )
 from pospre.errors import UserError
+from pospre.evaluation.position.predictions import predict_positions
 from pospre.model.algorithm import Progress
 from pospre.model.model import PretrainModel
 from pospre.model.passes import EncoderPass
