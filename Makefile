@@ -13,16 +13,20 @@ DEMO_IMAGES := 2000
 # What first-light trains: recipes sized for the machine at hand.
 FIRST_LIGHT ?= yamls/first_light/droppos.yaml yamls/first_light/mae.yaml
 
-.PHONY: help setup test lint types demo data first-light speech bench-setup bench-loader bench-methods learn clean
+.PHONY: help setup test test-newest lint types demo data first-light speech bench-setup bench-loader bench-methods learn clean
 
 help: ## List the targets (this text).
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-13s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-14s %s\n", $$1, $$2}' Makefile
 
 setup: ## Make .venv with the pinned requirements and FFCV's system packages; again: instant.
 	@.setup/venv.sh
 
 test: setup ## Run the tests on two processes (real photographs: POSPRE_TEST_DATA=<folder>).
 	OMP_NUM_THREADS=1 $(PYTHON_RUN) -m pytest -n 2 --dist loadfile $(ARGS)
+
+test-newest: setup ## Run the tests with the newest torch, torchvision and timm there are (.venv-newest, 8 GB).
+	@.setup/newest.sh
+	OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 lint: setup ## Check the code's style and formatting with ruff.
 	$(PYTHON_RUN) -m ruff check .

@@ -1,6 +1,7 @@
-"""What the README prints is what runs: its recipes, and the line that loads an export."""
+"""What the READMEs print is what runs, what they name is there, and their figures are measured."""
 
 import ast
+import importlib.util
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +12,22 @@ from pospre.evaluation.run import check_evaluation
 from pospre.export import export
 from pospre.recipe.recipe import load_recipe
 from pospre.train import main
+from tests.benchmarks import learn
 from tests.evaluation.checkpoints import save_checkpoint
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-RECIPES = re.findall(r"^```yaml\n(.*?)^```", README, re.M | re.S)
+NAMES = (
+    "README.md",
+    "data_prep/README.md",
+    "data_prep/sources/README.md",
+    "pospre/algorithms/README.md",
+    "yamls/README.md",
+    "tests/benchmarks/README.md",
+)
+TEXTS = [(ROOT / name).read_text(encoding="utf-8") for name in NAMES]
+README, RECIPE, FIGURES = TEXTS[0], TEXTS[-2], TEXTS[-1]
+RECIPES = re.findall(r"^```yaml\n(data:.*?)^```", RECIPE, re.M | re.S)
+ROOMS = ("pospre", "data_prep", "tests", "yamls", ".setup", ".ci")
 # a smaller model and fewer steps, nothing that the block would lack
 SHRINK = [
     "encoder.name=vit_tiny16",
@@ -54,6 +66,58 @@ def test_the_line_for_timm_is_the_one_that_the_export_prints(
     checkpoint = save_checkpoint(recipe)
     monkeypatch.chdir(tmp_path)
     lines = export(str(checkpoint), Path("droppos.pth"), format="timm")
-    (shown,) = re.findall(r"^```python\n(model = .*?)^```", README, re.M | re.S)
+    (shown,) = re.findall(r"^```python\n(model = .*?)^```", RECIPE, re.M | re.S)
     printed = next(line for line in lines if line.startswith("model = "))
     assert ast.dump(ast.parse(shown)) == ast.dump(ast.parse(printed))
+
+
+def anchors(text: str) -> set[str]:
+    """Return the names that GitHub gives to a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", text, re.M)
+    return {re.sub(r"[^\w -]", "", name.lower()).replace(" ", "-") for name in headings}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_and_names_lead_somewhere(name: str) -> None:
+    page, text = ROOT / name, (ROOT / name).read_text("utf-8")
+    for link in re.findall(r"\]\((?!http)([^)]+)\)", text):
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target.read_text("utf-8")), link
+    rooms = "|".join(map(re.escape, ROOMS))
+    for path in re.findall(rf"`((?:{rooms})/[\w./*-]+)`", text):
+        assert path == "pospre/algorithms/rows_apart.py" or list(ROOT.glob(path)), path
+
+
+def test_the_map_names_what_is_there_and_nothing_else() -> None:
+    (text,) = re.findall(r"^```\n(yamls/ .*?)^```", README, re.M | re.S)
+    below = {path.name for room in ROOMS for path in (ROOT / room).rglob("*")} | {*ROOMS}
+    assert {*re.findall(r"[\w.]+(?=/)|\w+\.py\b", text)} <= below
+    for room in ("pospre", "data_prep"):
+        paths = [path for path in (ROOT / room).iterdir() if "__" not in path.name]
+        for path in paths:
+            assert path.is_file() or f"{path.name}/" in text, path
+        assert room == "data_prep" or all(path.name in text for path in paths)
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=NAMES)
+def test_commands_exist(text: str) -> None:
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    targets = {*re.findall(r"^([a-z-]+):", makefile, re.M)}
+    for words in re.findall(r"(?:^|`)make ((?:[a-z-]+(?: |`|$))+)", text, re.M):
+        assert {*words.replace("`", "").split()} <= targets, words
+    for module in re.findall(r"python -m ((?:pospre|data_prep)[\w.]*)", text):
+        assert importlib.util.find_spec(module), module
+
+
+def test_headline_figures_are_among_the_measured_ones() -> None:
+    (table,) = re.findall(r"^\| what \| figure \| beside \|\n(.*?)\n\n", README, re.M | re.S)
+    measured = {*re.findall(r"\d[\d.,]*\d|\d", FIGURES.replace("×", " "))}
+    for number in re.findall(r"\d[\d.]*\d|\d", re.sub(r"1e-\d", "", table)):
+        assert {number, f"{int(number):,}" if number.isdecimal() else number} & measured, number
+
+
+def test_the_table_of_what_was_learned_is_that_of_the_results() -> None:
+    methods = sorted(path.stem for path in learn.YAMLS.glob("*.yaml"))
+    assert learn.table(methods) in FIGURES

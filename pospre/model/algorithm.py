@@ -109,6 +109,7 @@ class PretrainAlgorithm(Algorithm):
         """Attach at INIT; check all at FIT_START; prepare each batch; then ``after_step``."""
         model = pretrain_model(state)
         if event == Event.INIT:
+            self.check_encoder(model.encoder)
             self.attach(model)
         elif event == Event.FIT_START:
             model.check_complete()
@@ -138,6 +139,7 @@ def attach(model: PretrainModel, name: str, **options: Any) -> PretrainAlgorithm
     """
     kind = algorithm_class(name)
     algorithm = kind(**check_arguments(name, kind, options, source="algorithms"))
+    algorithm.check_encoder(model.encoder)
     algorithm.attach(model)
     return algorithm
 

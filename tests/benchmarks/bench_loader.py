@@ -5,7 +5,7 @@
 
   one-view      1×224 random resized crop: ours from .beton, MDS and folder; stock FFCV (as
                 installed, and with numba's workqueue threads), torchvision's DataLoader, litdata,
-                webdataset, stock StreamingDataset
+                webdataset, stock StreamingDataset, NVIDIA DALI on the CPU
   multi-crop    2×224 + 8×96 of every image, likewise
   decode-bound  how much of the rate at which libjpeg-turbo alone decodes the files we keep
   s3            MDS shards from an S3 server on this machine (moto, which takes its share of the
@@ -23,8 +23,9 @@ resizes bicubic, or bilinear where it says so, and leaves the mirroring to the d
 JPEG at a smaller scale where that changes the views by less than its tolerance. torchvision's
 transforms (which litdata, webdataset and StreamingDataset are given as well) resize bilinear, as is
 their default, or bicubic where it says so, both antialiased, and mirror. FFCV averages areas, does
-not mirror, and decodes an image once for each of its views. litdata and webdataset are installed by
-`make bench-setup`; what is not installed is left out.
+not mirror, and decodes an image once for each of its views. DALI resizes bilinear, antialiased, and
+mirrors; for one crop it decodes only that, for ten the image once. litdata, webdataset and DALI are
+installed by `make bench-setup`; what is not installed is left out.
 """
 
 import argparse
@@ -40,7 +41,7 @@ from tests.benchmarks.loader_bench import Bench
 from tests.benchmarks.loader_cases import decode_bound, memory, multi_crop, one_view
 from tests.benchmarks.loader_conversion import conversion
 from tests.benchmarks.loader_s3 import from_s3
-from tests.benchmarks.loader_tables import Table, markdown, plot
+from tests.benchmarks.loader_tables import Table, markdown
 
 CASES: dict[str, Callable[[Bench], Table]] = {
     "one-view": one_view,
@@ -52,9 +53,10 @@ CASES: dict[str, Callable[[Bench], Table]] = {
 }
 
 
-def measure(bench: Bench, cases: list[str], output: Path | None) -> tuple[list[Table], list[str]]:
-    """Print each case's table as soon as it is there; return the tables and what went wrong."""
-    tables, failures = [], []
+def measure(bench: Bench, cases: list[str], output: Path | None) -> list[str]:
+    """Print each case's table as soon as it is there; return the cases that went wrong."""
+    tables: list[Table] = []
+    failures = []
     for case in cases:
         print(f"{case}:", file=sys.stderr)
         try:
@@ -67,11 +69,11 @@ def measure(bench: Bench, cases: list[str], output: Path | None) -> tuple[list[T
         if output:
             content = [table.content() for table in tables]
             output.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-    return tables, failures
+    return failures
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the tables; write JSON with --output and a picture with --plot."""
+    """Print the tables; write JSON with --output."""
     num_cores = available_cores()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -84,7 +86,6 @@ def main(argv: list[str] | None = None) -> int:
     add("--workers", type=int, default=num_cores, help="of each loader (the cores)")
     add("--work", type=Path, help="folder for the converted data sets, kept")
     add("--output", type=Path, help="JSON file to write")
-    add("--plot", type=Path, help="picture to write (.png, .svg)")
     options = parser.parse_args(argv)
     if not options.data.is_dir():
         raise UserError(f"{options.data} is no folder of images in class sub-folders.")
@@ -96,9 +97,7 @@ def main(argv: list[str] | None = None) -> int:
             f"batch {options.batch}, {options.workers} workers on {num_cores} cores; medians of "
             f"{options.runs} runs\n"
         )
-        tables, failures = measure(bench, options.cases, options.output)
-    if options.plot and tables:
-        plot(tables, options.plot)
+        failures = measure(bench, options.cases, options.output)
     if failures:
         raise UserError(f"not measured: {', '.join(failures)}; the reason is above.")
     return 0

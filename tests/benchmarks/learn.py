@@ -2,8 +2,8 @@
 
 Converts DATA once, then for every recipe of ``yamls/learn`` and every seed: pre-trains, measures
 kNN and linear accuracy of the encoder and of its untrained twin on held-out images, and keeps the
-figures in ``yamls/learn/results/<method>.json``. What is there already is not done again; a stopped
-run goes on from its last checkpoint.
+figures in ``tests/benchmarks/results/<method>.json``. What is there already is not done again; a
+stopped run goes on from its last checkpoint.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from tqdm import tqdm
 from pospre.errors import UserError, run_command
 
 YAMLS = Path(__file__).parents[2] / "yamls" / "learn"
-RESULTS = YAMLS / "results"
+RESULTS = Path(__file__).parent / "results"
 WINDOW = 10  # logged lines that the first and the last figures of training are means of
 OWN_MEASURES = ("_accuracy", "_agreement", "_cosine", "_similarity")
 TEST_NAMES = ("test", "val")

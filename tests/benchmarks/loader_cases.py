@@ -31,6 +31,7 @@ _OTHERS: _Contestants = {
     "litdata": ("litdata", "litdata", {}),
     "webdataset": ("webdataset", "webdataset", {}),
     "stock StreamingDataset": ("streaming", "stock_mds", {}),
+    "DALI, CPU": ("dali", "folder", {}),
 }
 _REFERENCES = {
     "× stock FFCV": list(_FFCV),

@@ -9,9 +9,12 @@ at their original size and use all cores. What they do with an image:
   the others   their own decoding, once; torchvision's RandomResizedCrop per view (bilinear, or
                torchvision's option ``interpolation``; antialiased), flip, as uint8 tensor;
                processes, kept alive from epoch to epoch
+  dali         on the CPU, threads; bilinear, antialiased, and flip, as uint8 tensor. One view:
+               its decoder decodes around the crop alone; more: one decode, then the crops
 """
 
 import os
+import pkgutil
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -215,6 +218,43 @@ def streaming(job: Job) -> Loader:
             persistent_workers=True,
         )
     )
+
+
+def dali(job: Job) -> Loader:
+    """NVIDIA DALI's pipeline over a folder, on the CPU, with its iterator for PyTorch."""
+    import nvidia
+
+    # torch's own wheels make a package of that name, which does not look for parts elsewhere
+    nvidia.__path__ = pkgutil.extend_path(nvidia.__path__, "nvidia")
+    from nvidia.dali import fn, pipeline_def
+    from nvidia.dali.plugin.base_iterator import LastBatchPolicy
+    from nvidia.dali.plugin.pytorch import DALIGenericIterator
+
+    views = _single_views(job.views)
+
+    @pipeline_def(batch_size=job.batch_size, num_threads=job.num_workers, device_id=None)
+    def pipeline() -> tuple[Any, ...]:
+        files, labels = fn.readers.file(file_root=job.data, random_shuffle=True, name="files")
+        if len(views) == 1:
+            crop = fn.decoders.image_random_crop(files, random_area=views[0].scale)
+            crops = [fn.resize(crop, size=[views[0].size] * 2)]
+        else:
+            image = fn.decoders.image(files)
+            crops = [
+                fn.random_resized_crop(image, size=[view.size] * 2, random_area=view.scale)
+                for view in views
+            ]
+        return *(fn.flip(crop, horizontal=fn.random.coin_flip()) for crop in crops), labels
+
+    names = [*(f"view{place}" for place in range(len(views))), "label"]
+    loader = DALIGenericIterator(
+        pipeline(),
+        names,
+        reader_name="files",
+        last_batch_policy=LastBatchPolicy.PARTIAL,
+        auto_reset=True,
+    )
+    return Loader(lambda: (len(batch["label"]) for (batch,) in loader))
 
 
 def turbojpeg(job: Job) -> Loader:

@@ -1,9 +1,8 @@
-"""Figures of loaders to tables and a picture: medians, ratios, Markdown, JSON."""
+"""Figures of loaders to tables: medians, ratios, Markdown, JSON."""
 
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 NONE = "–"
@@ -103,32 +102,3 @@ def markdown(table: Table) -> str:
         cells += [row.more[name] for name in more]
         lines.append("| " + " | ".join([row.name, f"{row.value:.0f}", *cells]) + " |")
     return "\n".join(lines)
-
-
-def plot(tables: Sequence[Table], path: Path) -> None:
-    """Draw a panel of bars for every table; ours in colour."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    heights = [0.9 + 0.32 * len(table.rows) for table in tables]
-    figure, panels = pyplot.subplots(
-        len(tables),
-        squeeze=False,
-        figsize=(8, sum(heights)),
-        gridspec_kw={"height_ratios": heights},
-        layout="constrained",
-    )
-    for table, axes in zip(tables, panels[:, 0], strict=True):
-        rows = table.rows[::-1]
-        colours = ["tab:blue" if row.name.startswith("ours") else "silver" for row in rows]
-        bars = axes.barh([row.name for row in rows], [row.value for row in rows], color=colours)
-        axes.bar_label(bars, fmt="%.0f", padding=3, fontsize=8)
-        axes.set_title(table.title, loc="left", fontsize=9)
-        axes.set_xlabel(table.unit, fontsize=8)
-        axes.tick_params(labelsize=8)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.margins(x=0.1)
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
