@@ -4,12 +4,10 @@ import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from pospre.data.loader import ViewLoader
-from pospre.data.stores.page_cache import READ_AHEAD_BYTES
 from pospre.data.stores.reader import Reader
 from pospre.errors import UserError
 
@@ -24,17 +22,9 @@ _LOOKED_AT = 64  # files whose size stands for all
 _NO_LIMIT = 1 << 60  # what the first version of control groups says for none
 
 
-class _GroupFiles(NamedTuple):
-    """Where a version of control groups keeps its numbers."""
-
-    mount: str
-    limit: str
-    usage: str
-    prefix: str
-
-
-_GROUPS = _GroupFiles("", "memory.max", "memory.current", "")
-_OLD_GROUPS = _GroupFiles("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+# Where the two versions of control groups keep limit, usage, and a prefix of their counters.
+_GROUPS = ("", "memory.max", "memory.current", "")
+_OLD_GROUPS = ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
 
 
 @dataclass(frozen=True)
@@ -44,7 +34,6 @@ class MemoryEstimate:
     Attributes:
         batches: batches in preparation and in use, per rank.
         decoding: what the decoding threads work in, and their code, per rank.
-        read_ahead: samples that are read before their time, per rank.
         tables: places and order of the samples, per rank.
         num_ranks: on this machine.
         stored: the data set; None where unknown, and where it is not on this machine.
@@ -54,7 +43,6 @@ class MemoryEstimate:
 
     batches: int
     decoding: int
-    read_ahead: int
     tables: int
     num_ranks: int
     stored: int | None
@@ -64,7 +52,7 @@ class MemoryEstimate:
     @property
     def per_rank(self) -> int:
         """Bytes that one rank's loader takes."""
-        return self.batches + self.decoding + self.read_ahead + self.tables
+        return self.batches + self.decoding + self.tables
 
     @property
     def total(self) -> int:
@@ -78,7 +66,6 @@ class MemoryEstimate:
         parts = {
             "batches": self.batches,
             "decoding": self.decoding,
-            "read ahead": self.read_ahead,
             "tables": self.tables,
         }
         texts = {name: f"{name} {readable(size)}" for name, size in parts.items() if size}
@@ -105,13 +92,12 @@ class MemoryEstimate:
                 "are available. Lower data.batch_size or data.num_workers, or give the machine or "
                 "its container more memory."
             )
-        if not self._fits and not self.read_ahead:
+        if not self._fits:
             assert self.stored is not None and self.available is not None
             warnings.warn(
                 f"The data set holds about {readable(self.stored)}, but only "
                 f"{readable(self.available - self.total)} of memory are left to keep it in: every "
-                "epoch will read from disk. Where that is slow, set data.page_cache: process (for "
-                ".beton files and MDS shards).",
+                "epoch will read from disk.",
                 stacklevel=2,
             )
 
@@ -128,7 +114,7 @@ class MemoryEstimate:
         return self.stored <= self.available - self.total
 
 
-def estimate_memory(loader: ViewLoader, *, page_cache: str = "os") -> MemoryEstimate:
+def estimate_memory(loader: ViewLoader) -> MemoryEstimate:
     """Say what a loader will take, and the other ranks' of this machine like it."""
     reader = loader.reader
     channels = reader.decoding.channels
@@ -138,12 +124,10 @@ def estimate_memory(loader: ViewLoader, *, page_cache: str = "os") -> MemoryEsti
     known = 0 if reader.features is not None else reader.max_pixels
     pixels = _ASSUMED_PIXELS if known is None else known
     per_pixel = -(-_BYTES_PER_PIXEL * max(3, channels) // 3)  # a single channel comes from three
-    ahead = READ_AHEAD_BYTES if page_cache == "process" else 0
     return MemoryEstimate(
         batches=int((views + 24) * loader.batch_size * loader.num_batches_held),
         decoding=BYTES_OF_CODE
         + max(1, loader.num_workers) * (per_pixel * pixels + _BYTES_PER_THREAD),
-        read_ahead=ahead if stored is None else min(ahead, stored),
         tables=_BYTES_PER_SAMPLE * len(reader),
         num_ranks=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         stored=stored,
@@ -170,41 +154,32 @@ def available_memory(root: Path = Path("/")) -> int | None:
     Args:
         root: where ``proc`` and ``sys`` are.
     """
-    known = [_free_memory(root), *_rooms(root)]
-    return min((size for size in known if size is not None), default=None)
-
-
-def _free_memory(root: Path) -> int | None:
+    known = _group_memory(root)
     for line in _lines(root / "proc/meminfo"):
         if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    return None
+            known.append(int(line.split()[1]) << 10)
+    return min(known, default=None)
 
 
-def _rooms(root: Path) -> list[int]:
-    """Return the room left in every control group around this process that has a limit."""
-    rooms = []
+def _group_memory(root: Path) -> list[int]:
+    """Return what each control group around this process that has a limit can still take."""
+    found = []
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
-        kind = _OLD_GROUPS if controllers else _GROUPS
-        base = root / "sys/fs/cgroup" / kind.mount
+        mount, limit_file, usage_file, prefix = _OLD_GROUPS if controllers else _GROUPS
+        base = root / "sys/fs/cgroup" / mount
         inner = base / path.lstrip("/")
         # in a container the path may be the one outside, and its own group lie at the base
-        around = [folder for folder in inner.parents if folder.is_relative_to(base)]
-        rooms += [_room(folder, kind) for folder in (inner, *around)]
-    return [room for room in rooms if room is not None]
-
-
-def _room(folder: Path, kind: _GroupFiles) -> int | None:
-    """Return what a group may still take; files that it holds in memory can be dropped."""
-    limit, usage = _lines(folder / kind.limit), _lines(folder / kind.usage)
-    if not limit or not usage or limit[0] == "max" or int(limit[0]) >= _NO_LIMIT:
-        return None
-    counters = dict(line.split(" ", 1) for line in _lines(folder / "memory.stat"))
-    files = sum(int(counters.get(f"{kind.prefix}{age}_file", 0)) for age in ("active", "inactive"))
-    return max(0, int(limit[0]) - int(usage[0]) + files)
+        for folder in (inner, *(some for some in inner.parents if some.is_relative_to(base))):
+            limit, usage = _lines(folder / limit_file), _lines(folder / usage_file)
+            if limit and usage and limit[0] != "max" and int(limit[0]) < _NO_LIMIT:
+                counters = dict(line.split(" ", 1) for line in _lines(folder / "memory.stat"))
+                files = (counters.get(f"{prefix}{age}_file", 0) for age in ("active", "inactive"))
+                # files that it holds in memory can be dropped
+                found.append(max(0, int(limit[0]) - int(usage[0]) + sum(map(int, files))))
+    return found
 
 
 def _lines(path: Path) -> list[str]:
