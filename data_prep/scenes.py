@@ -108,14 +108,6 @@ def run_lengths(mask: ndarray) -> dict[str, Any]:
     return {"size": list(mask.shape), "counts": [int(count) for count in counts]}
 
 
-def mask_from_run_lengths(encoded: dict[str, Any]) -> ndarray:
-    """Decode what ``run_lengths`` made: uint8 (H, W)."""
-    height, width = encoded["size"]
-    values = np.arange(len(encoded["counts"])) % 2
-    flat = np.repeat(values, encoded["counts"]).astype(np.uint8)
-    return flat.reshape(width, height).T
-
-
 def _is_complete(destination: Path, settings: Settings, overwrite: bool) -> bool:
     """Tell whether these scenes are there; False also when they may be written.
 

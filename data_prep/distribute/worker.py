@@ -17,7 +17,7 @@ from data_prep.distribute.preparation import load_writers
 from data_prep.distribute.records import Record, Settings
 from data_prep.encode.images import PreparedImage, Unreadable, prepare_image
 from data_prep.encode.moments import Moments
-from data_prep.encode.stderr import overheard
+from data_prep.encode.stderr import captured_stderr
 from data_prep.files.reading import read_annotation, read_item
 from data_prep.publish.store import Store
 from data_prep.sources.source import Item, Source
@@ -116,7 +116,7 @@ def _prepare(
 
 def _prepare_image(data: bytes, item: Item, settings: Settings) -> PreparedImage | Unreadable:
     """Prepare an image; what the libraries say of it goes with its name."""
-    with overheard() as said:
+    with captured_stderr() as said:
         found = prepare_image(
             data,
             settings.max_side,

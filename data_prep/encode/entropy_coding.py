@@ -13,26 +13,11 @@ from pospre.portable_math import compiled
 NUM_CATEGORIES = 12  # of a difference of 8-bit pixels' DC: 0 to 11 bits
 PADDING = 512  # bytes behind the scan; more than a block of the longest codes takes
 _PEEK = 11  # bits looked up at once; longer codes are rare
-_SINGLE = 0xFFFF  # the part of an entry that is of one code
 _BLOCK_END = 128  # more coefficients than a block has
 _LIMITS = 1 << _PEEK  # where they start in a lookup table
 _OFFSETS = _LIMITS + 17
 _ENTRIES = _OFFSETS + 17
 _SIZE = _ENTRIES + 256
-
-
-@compiled
-def leave_out(stored: np.ndarray, starts: np.ndarray, lengths: np.ndarray, kept: np.ndarray) -> Any:
-    """Copy all but some stretches; return how many bytes that is."""
-    start, to = 0, 0
-    for hole in range(len(starts)):
-        count = starts[hole] - start
-        kept[to : to + count] = stored[start : start + count]
-        to += count
-        start = starts[hole] + lengths[hole]
-    count = len(stored) - start
-    kept[to : to + count] = stored[start:]
-    return to + count
 
 
 # -------------------------------------------------------------------------------------- look-up
@@ -43,9 +28,7 @@ def lookup_table(table: np.ndarray, is_ac: bool) -> Any:
     """Return what ``_find`` needs to decode with a Huffman table, int64 (_SIZE,).
 
     An entry is of one code: bits of the code and, for AC, of the value behind it; × 256: the DC's
-    category, or by how many coefficients AC goes on. Of AC, entries for ``_PEEK`` bits also hold
-    from bit 16 on the same for all codes that lie in these bits, and from bit 32 on the
-    coefficients of all of them but the last.
+    category, or by how many coefficients AC goes on.
 
     Args:
         table: counts of the codes of 1 to 16 bits, then their symbols, uint8; not more codes than
@@ -53,7 +36,6 @@ def lookup_table(table: np.ndarray, is_ac: bool) -> Any:
         is_ac: whether it is for AC.
     """
     found = np.zeros(_SIZE, np.int64)
-    lengths = np.zeros(1 << _PEEK, np.int64)
     code, number = 0, 0
     for length in range(1, 17):
         found[_OFFSETS + length] = number - code
@@ -67,28 +49,11 @@ def lookup_table(table: np.ndarray, is_ac: bool) -> Any:
             if length <= _PEEK:
                 first = code << (_PEEK - length)
                 for bits in range(first, first + (1 << (_PEEK - length))):
-                    found[bits], lengths[bits] = entry, length
+                    found[bits] = entry
             code, number = code + 1, number + 1
         found[_LIMITS + length] = code
         code <<= 1
-    if is_ac:
-        _chain(found, lengths)
     return found
-
-
-@compiled
-def _chain(found: np.ndarray, lengths: np.ndarray) -> None:
-    for bits in range(1 << _PEEK):
-        entry = found[bits] & _SINGLE
-        used, steps, before = entry & 255, entry >> 8, 0
-        while 0 < used < _PEEK and steps < _BLOCK_END:
-            rest = (bits << used) & ((1 << _PEEK) - 1)
-            if lengths[rest] == 0 or lengths[rest] > _PEEK - used:
-                break
-            entry = found[rest] & _SINGLE
-            before = steps
-            used, steps = used + (entry & 255), steps + (entry >> 8)
-        found[bits] |= used << 16 | steps << 24 | before << 32
 
 
 @compiled
@@ -168,11 +133,9 @@ def _skip_ac(words: np.ndarray, at: int, lookup: np.ndarray) -> Any:
         entry = _find(lookup, bits)
         if entry == 0:
             return -1
-        if entry > _SINGLE and coefficient + (entry >> 32) < 64:
-            entry >>= 16
         used = entry & 255
         at, left, bits = at + used, left - used, bits << np.uint64(used)
-        coefficient += entry >> 8 & 255
+        coefficient += entry >> 8
     return at if coefficient == 64 or coefficient > _BLOCK_END else -1
 
 

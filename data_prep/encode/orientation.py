@@ -21,7 +21,7 @@ _TURNS = {
 _FIRST_SIDEWAYS = 5
 
 
-def turned_mask(data: bytes, image: PreparedImage) -> bytes:
+def orient_mask(data: bytes, image: PreparedImage) -> bytes:
     """Return a PNG mask turned as its image was: the same values and palette, elsewhere.
 
     A mask that already has the shape of the upright image was drawn on that, and stays.
@@ -45,6 +45,6 @@ def turned_mask(data: bytes, image: PreparedImage) -> bytes:
     return buffer.getvalue()
 
 
-def told_orientation(data: bytes, orientation: int) -> bytes:
+def note_orientation(data: bytes, orientation: int) -> bytes:
     """Return a JSON object that tells how its image was turned; its coordinates stay."""
     return compact(json.loads(data) | {"orientation": orientation})

@@ -7,11 +7,15 @@ markers come at equal distances, which divide the rows of MCUs (of 8 to 32 pixel
 them moves bits and codes the first differences behind each again; no coefficient changes, so no
 pixel does.
 
+libjpeg-turbo 3.1 does the same (``tj3Transform``) in the same time with 5 % more bytes, or in twice
+the time with as many; but no package that pip installs offers it, and distributions have 2.1.
+
 What is not understood is returned as it is: progressive and odd files, and damaged ones, which are
 the checks' business, not ours.
 """
 
 import math
+import re
 import struct
 from collections.abc import Iterator
 from functools import lru_cache
@@ -23,6 +27,8 @@ from data_prep.encode import entropy_coding
 
 _BASELINE, _TABLES, _END, _SCAN, _INTERVAL = 0xC0, 0xC4, 0xD9, 0xDA, 0xDD
 _FRAMES = {*range(0xC0, 0xD0)} - {_TABLES, 0xC8, 0xCC}
+_MARKER = re.compile(rb"\xff([\xd0-\xd7])")
+_END_OF_SCAN = re.compile(rb"\xff(?![\0\xd0-\xd7])\xff*(.)", re.DOTALL)  # fillers may lie before
 _FULL_SPECTRUM = b"\x00\x3f\x00"
 _MCUS = 4  # about so many between two markers
 _MAX_BLOCKS = 10  # of an MCU
@@ -38,7 +44,6 @@ class _Layout(NamedTuple):
     scan_header: int
     scan: int
     end: int
-    marks: np.ndarray  # bytes 0xFF in the scan
     interval: int
     rows: int
     per_row: int
@@ -113,20 +118,14 @@ def _write_parts(stored: bytes, ends: list[int]) -> Iterator[bytes]:
 
 def _read_scan(jpeg: bytes, layout: _Layout, num_parts: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the scan without stuffing and markers as ``recode`` takes it, and its parts' ends."""
-    stored = np.frombuffer(jpeg, np.uint8)
-    scan = stored[layout.scan : layout.end]
-    marks = layout.marks[layout.marks < layout.end]
-    places, after = marks - layout.scan, stored[marks + 1]
-    restarts = after != 0
-    numbers = after[restarts] & 7
-    if len(numbers) != num_parts - 1 or (numbers != np.arange(len(numbers)) & 7).any():
+    found = _MARKER.split(jpeg[layout.scan : layout.end])
+    numbers = [found[at][0] & 7 for at in range(1, len(found), 2)]
+    if numbers != [number & 7 for number in range(num_parts - 1)]:
         raise _Odd
-    kept = np.zeros(-(-len(scan) // 8) * 8 + entropy_coding.PADDING, np.uint8)
-    starts, lengths = places + ~restarts, np.where(restarts, 2, 1)
-    num_kept = entropy_coding.leave_out(scan, starts, lengths, kept)
-    lost = np.cumsum(lengths) - lengths
-    ends = np.append((starts - lost)[restarts], num_kept)
-    return kept.view(">u8").astype(np.uint64), 8 * ends
+    parts = [part.replace(b"\xff\0", b"\xff") for part in found[::2]]
+    ends = np.cumsum([8 * len(part) for part in parts])
+    padding = bytes(entropy_coding.PADDING - ends[-1] // 8 % 8)
+    return np.frombuffer(b"".join([*parts, padding]), ">u8").astype(np.uint64), ends
 
 
 # ------------------------------------------------------------------------------------- the header
@@ -196,12 +195,13 @@ def _lay_out(
     ids = [(chosen >> 4, 0x10 | chosen & 15) for chosen in header[2:-3:2]]
     if any(number not in tables for pair in ids for number in pair):
         raise _Odd
-    end, marks = _find_end(jpeg, scan[1])
+    end = _END_OF_SCAN.search(jpeg, scan[1])
+    if end is None or end[1] != b"\xd9":  # the image does not end here
+        raise _Odd
     return _Layout(
         scan_header=scan[0],
         scan=scan[1],
-        end=end,
-        marks=marks,
+        end=end.start(),
         interval=interval,
         rows=-(-height // (8 * max(down))),
         per_row=-(-width // (8 * max(across))),
@@ -209,22 +209,6 @@ def _lay_out(
         dc_tables=tuple((dc, tables[dc]) for dc, _ in ids),
         ac_tables=tuple((ac, tables[ac]) for _, ac in ids),
     )
-
-
-def _find_end(jpeg: bytes, scan: int) -> tuple[int, np.ndarray]:
-    """Return where the scan ends, at the image's end or this is not all, and all bytes 0xFF."""
-    stored = np.frombuffer(jpeg, np.uint8)
-    marks = scan + np.flatnonzero(stored[scan:-1] == 0xFF)
-    after = stored[marks + 1]
-    others = marks[(after != 0) & (after & 0xF8 != 0xD0)]
-    if not len(others):
-        raise _Odd
-    end = marker = int(others[0])
-    while jpeg[marker + 1 : marker + 2] == b"\xff":  # fillers
-        marker += 1
-    if jpeg[marker + 1 : marker + 2] != bytes((_END,)):
-        raise _Odd
-    return end, marks
 
 
 # ------------------------------------------------------------------------------------ the tables

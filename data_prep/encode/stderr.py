@@ -15,7 +15,7 @@ _lock = threading.Lock()  # the standard error is the process's, not the thread'
 
 
 @contextmanager
-def overheard() -> Generator[list[str]]:
+def captured_stderr() -> Generator[list[str]]:
     """Keep what is written to the standard error inside; yield a list that is filled at the end.
 
     libtiff and libjpeg write lines that name no file. Each different one is kept once.

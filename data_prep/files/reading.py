@@ -4,7 +4,7 @@ import errno
 from collections.abc import Callable
 
 from data_prep.encode.images import PreparedImage, Unreadable
-from data_prep.encode.orientation import told_orientation, turned_mask
+from data_prep.encode.orientation import note_orientation, orient_mask
 from data_prep.files.locations import DamagedItem
 from data_prep.sources.source import Item, Source
 from pospre.errors import UserError
@@ -39,8 +39,8 @@ def read_annotation(
         if about is None or image is None or image.orientation == 1:
             return about
         if source.annotation == "json":
-            return told_orientation(about, image.orientation)
-        return turned_mask(about, image)
+            return note_orientation(about, image.orientation)
+        return orient_mask(about, image)
 
     return _read(annotate, source, item)
 

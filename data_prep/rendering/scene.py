@@ -1,7 +1,7 @@
 """Draw one scene: sky, ground in perspective, and objects standing on it, with exact labels."""
 
 import colorsys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -45,14 +45,13 @@ class SceneObject:
         """Return the object where it is at a frame."""
         distance = float(np.clip(self.distance + self.velocity[1] * frame, _NEAREST, _FARTHEST))
         offset = self.offset + self.velocity[0] * frame
-        return SceneObject(self.name, self.colour, distance, offset, self.height, self.velocity)
+        return replace(self, distance=distance, offset=offset)
 
 
 @dataclass(frozen=True)
 class Scene:
     """Everything that is drawn; the same for every frame but for the objects' places."""
 
-    number: int
     kind: str
     horizon: float
     light: float
@@ -71,7 +70,6 @@ def draw_scene(seed: int, number: int, split: str) -> Scene:
     num_objects = 1 + int(u[0] * MAX_OBJECTS)
     objects = [_draw_object(seed, number, split, view) for view in range(num_objects)]
     return Scene(
-        number=number,
         kind=sorted(KINDS)[int(u[1] * len(KINDS))],
         horizon=0.38 + 0.14 * u[2],
         light=0.85 + 0.25 * u[3],

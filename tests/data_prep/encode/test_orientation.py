@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from data_prep.encode.images import PreparedImage, prepare_image
-from data_prep.encode.orientation import turned_mask
+from data_prep.encode.orientation import orient_mask
 from data_prep.files.locations import DamagedItem
 from tests.data_prep.sample_images import encoded, picture, rotated_jpeg, write_files
 from tests.data_prep.sources.fakes import converted, tar_bytes, text
@@ -57,9 +57,9 @@ def test_a_mask_of_the_upright_image_stays() -> None:
     image = prepare_image(rotated_jpeg(3, 6), None, 90)
     assert isinstance(image, PreparedImage) and (image.width, image.height) == (32, 48)
     upright = encoded(Image.new("L", (64, 96)), "PNG")
-    assert turned_mask(upright, image) == upright
+    assert orient_mask(upright, image) == upright
     with pytest.raises(DamagedItem, match=r"its mask cannot be read"):
-        turned_mask(upright[:40], image)
+        orient_mask(upright[:40], image)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP", "TIFF"])
