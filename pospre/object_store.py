@@ -4,12 +4,10 @@ The endpoint comes from ``S3_ENDPOINT_URL`` or boto's ``AWS_ENDPOINT_URL``; key,
 from boto's own variables and files.
 """
 
-import io
 import os
 import re
 import uuid
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, BinaryIO
 
 # boto3 comes with the extra s3, and takes a while: it is imported where a bucket is opened
@@ -113,18 +111,9 @@ class Bucket:
         found = [item for page in pages for item in page.get("Contents", [])]
         return {item["Key"].removeprefix(prefix): item["Size"] for item in found}
 
-    def fetch(self, target: Path) -> None:
-        """Download this object and compare the size with the bucket's."""
-        size = self.client.head_object(Bucket=self.name, Key=self.key)["ContentLength"]
-        self.client.download_file(self.name, self.key, str(target))
-        if target.stat().st_size != size:
-            raise UserError(f"{self.uri}: got {target.stat().st_size} of {size} bytes; try again")
-
-    def download(self) -> io.BytesIO:
-        """Return this object, held in memory."""
-        content = io.BytesIO()
-        self.client.download_fileobj(self.name, self.key, content)
-        return content
+    def download(self, target: BinaryIO) -> None:
+        """Write this object into an open file: in several pieces at once, of its full size."""
+        self.client.download_fileobj(self.name, self.key, target)
 
     def read(self, name: str) -> bytes:
         """Return a small object of this folder."""
@@ -198,32 +187,44 @@ class Bucket:
                     f"s3://{self.name}/{kept.get('Key')} cannot be removed ({kept.get('Code')})"
                 )
 
-    def explain(self, error: Exception) -> str:
-        """Return what an error of boto's means, naming the address and what to look at."""
+    def explain(self, error: Exception, address: str = "") -> str:
+        """Return what an error of boto's means and what to look at.
+
+        Args:
+            error: of boto's.
+            address: what was asked for, by default this folder.
+        """
         from botocore import exceptions as boto
 
-        noted = next(filter(None, map(os.environ.get, _ENDPOINTS)), "AWS's own endpoint")
-        where = _shown(noted)
+        address = address or self.uri
+        where = _shown(next(filter(None, map(os.environ.get, _ENDPOINTS)), "AWS's own endpoint"))
         if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError):
             return (
-                f"{self.uri}: no S3 credentials found; "
+                f"{address}: no S3 credentials found; "
                 "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
             )
         if isinstance(error, boto.EndpointConnectionError | boto.HTTPClientError):
-            return f"{self.uri}: the S3 endpoint {where} does not answer; check S3_ENDPOINT_URL"
+            return f"{address}: the S3 endpoint {where} does not answer; check S3_ENDPOINT_URL"
         if not isinstance(error, boto.ClientError):
-            return f"{self.uri}: {_without_passwords(error)}"
+            return f"{address}: {_without_passwords(error)}"
         code = error.response["Error"]["Code"]
         if code == "NoSuchBucket":
             return f"bucket '{self.name}' does not exist at {where}; make it or mend {self.uri}"
         if code in CREDENTIAL_FAULTS:
             return (
-                f"{self.uri}: {where} refuses the credentials ({code}); "
+                f"{address}: {where} refuses the credentials ({code}); "
                 "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
             )
-        if code in _MISSING:
-            return f"{self.uri} does not exist at {where}"
-        return f"{self.uri}: {where} answers {code}: {error.response['Error'].get('Message', '')}"
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        if code in _MISSING or status == 404:
+            return f"{address} does not exist at {where}"
+        message = f"{where} answers {code}: {error.response['Error'].get('Message', '')}"
+        if status == 403:
+            return (
+                f"{address} may not be read or written, or does not exist in a bucket that may "
+                f"not be listed ({message}); check AWS_ACCESS_KEY_ID and the bucket's rules"
+            )
+        return f"{address}: {message}"
 
 
 def _shown(endpoint: str) -> str:

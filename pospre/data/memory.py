@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 
 from pospre.data.loader import ViewLoader
-from pospre.data.stores.page_cache import READ_AHEAD_BYTES
 from pospre.data.stores.reader import Reader
 from pospre.errors import UserError
 
@@ -35,7 +34,6 @@ class MemoryEstimate:
     Attributes:
         batches: batches in preparation and in use, per rank.
         decoding: what the decoding threads work in, and their code, per rank.
-        read_ahead: samples that are read before their time, per rank.
         tables: places and order of the samples, per rank.
         num_ranks: on this machine.
         stored: the data set; None where unknown, and where it is not on this machine.
@@ -45,7 +43,6 @@ class MemoryEstimate:
 
     batches: int
     decoding: int
-    read_ahead: int
     tables: int
     num_ranks: int
     stored: int | None
@@ -55,7 +52,7 @@ class MemoryEstimate:
     @property
     def per_rank(self) -> int:
         """Bytes that one rank's loader takes."""
-        return self.batches + self.decoding + self.read_ahead + self.tables
+        return self.batches + self.decoding + self.tables
 
     @property
     def total(self) -> int:
@@ -69,7 +66,6 @@ class MemoryEstimate:
         parts = {
             "batches": self.batches,
             "decoding": self.decoding,
-            "read ahead": self.read_ahead,
             "tables": self.tables,
         }
         texts = {name: f"{name} {readable(size)}" for name, size in parts.items() if size}
@@ -96,13 +92,12 @@ class MemoryEstimate:
                 "are available. Lower data.batch_size or data.num_workers, or give the machine or "
                 "its container more memory."
             )
-        if not self._fits and not self.read_ahead:
+        if not self._fits:
             assert self.stored is not None and self.available is not None
             warnings.warn(
                 f"The data set holds about {readable(self.stored)}, but only "
                 f"{readable(self.available - self.total)} of memory are left to keep it in: every "
-                "epoch will read from disk. Where that is slow, set data.page_cache: process (for "
-                ".beton files and MDS shards).",
+                "epoch will read from disk.",
                 stacklevel=2,
             )
 
@@ -119,7 +114,7 @@ class MemoryEstimate:
         return self.stored <= self.available - self.total
 
 
-def estimate_memory(loader: ViewLoader, *, page_cache: str = "os") -> MemoryEstimate:
+def estimate_memory(loader: ViewLoader) -> MemoryEstimate:
     """Say what a loader will take, and the other ranks' of this machine like it."""
     reader = loader.reader
     channels = reader.decoding.channels
@@ -129,12 +124,10 @@ def estimate_memory(loader: ViewLoader, *, page_cache: str = "os") -> MemoryEsti
     known = 0 if reader.features is not None else reader.max_pixels
     pixels = _ASSUMED_PIXELS if known is None else known
     per_pixel = -(-_BYTES_PER_PIXEL * max(3, channels) // 3)  # a single channel comes from three
-    ahead = READ_AHEAD_BYTES if page_cache == "process" else 0
     return MemoryEstimate(
         batches=int((views + 24) * loader.batch_size * loader.num_batches_held),
         decoding=BYTES_OF_CODE
         + max(1, loader.num_workers) * (per_pixel * pixels + _BYTES_PER_THREAD),
-        read_ahead=ahead if stored is None else min(ahead, stored),
         tables=_BYTES_PER_SAMPLE * len(reader),
         num_ranks=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         stored=stored,

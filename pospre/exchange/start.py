@@ -137,8 +137,8 @@ def _local_copy(uri: str) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="pospre-") as folder:
         target = Path(folder) / uri.rpartition("/")[2]
-        with Bucket(uri) as bucket:
-            bucket.fetch(target)
+        with Bucket(uri) as bucket, target.open("wb") as file:
+            bucket.download(file)
         yield target
 
 

@@ -20,7 +20,7 @@ from pydantic_core import ErrorDetails
 from pospre.errors import UserError, suggestion
 from pospre.recipe import yaml_text
 from pospre.recipe.extends import read_recipe
-from pospre.recipe.renamed import new_name, with_new_names
+from pospre.recipe.renamed import REMOVED, new_name, with_new_names
 from pospre.recipe.sections import (
     Arguments,
     Data,
@@ -199,6 +199,8 @@ def _explain(model: type[BaseModel], data: dict[str, Any], error: ErrorDetails, 
             return f"key '{key}' is missing"
         if renamed := new_name(key):
             return f"key '{key}' is called '{renamed}' now; rename it"
+        if key in REMOVED:
+            return f"key '{key}' is gone; {REMOVED[key]}"
         elsewhere = [f"{s}.{last}" for s, hint in _SECTIONS.items() if last in hint.model_fields]
         if elsewhere and key == last:
             return f"unknown key '{key}'. Did you mean '{elsewhere[0]}'?"

@@ -11,6 +11,7 @@ from pydantic import (
     Field,
     TypeAdapter,
     ValidationError,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
@@ -173,13 +174,18 @@ class Data(Section):
     cache_limit: Bytes | None = Field(
         default=None, description="of s3:// shards on this machine, such as 200GB; None: all"
     )
-    page_cache: Literal["os", "process"] = Field(
-        default="os", description="process: read ahead; for network disks and data above memory"
-    )
     mean: Numbers | None = Field(
         default=None, description="of the normalisation; None: ImageNet's, or the data set's own"
     )
     std: Annotated[Numbers, AfterValidator(_positive)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_page_cache(cls, given: Any) -> Any:
+        """Let recipes that a run wrote down with this key's default be used again."""
+        if isinstance(given, dict) and given.get("page_cache") == "os":
+            return {key: value for key, value in given.items() if key != "page_cache"}
+        return given
 
 
 class Encoder(Section):

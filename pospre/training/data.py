@@ -40,7 +40,6 @@ def build_data(recipe: Recipe) -> ViewLoader:
         pin_memory=recipe.trainer.device != "cpu",
         cache_dir=data.cache_dir,
         cache_limit=data.cache_limit,
-        page_cache=data.page_cache,
         channels=recipe.encoder.channels,
         deep_range=given_range(data.deep_range),
     )

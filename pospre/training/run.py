@@ -35,7 +35,7 @@ def train(recipe: Recipe) -> bool:
     if is_remote(folder) and dist.get_global_rank() == 0:
         check_writable(folder)  # before anything slow
     run = build_components(recipe)
-    memory = estimate_memory(run.loader, page_cache=recipe.data.page_cache)
+    memory = estimate_memory(run.loader)
     memory.check()
     if dist.get_world_size() > 1:
         dist.initialize_dist(run.device, recipe.trainer.dist_timeout)

@@ -92,7 +92,6 @@ def read_ranks(path: Path, world: int, state: dict[str, int], **options: Any) ->
     shuffle=st.booleans(),
     epoch=st.integers(0, 2),
     start=st.integers(0, NUM_IMAGES),
-    page_cache=st.sampled_from(["os", "process"]),
 )
 def test_any_way_to_read_gives_the_reference(
     stored,
@@ -105,7 +104,6 @@ def test_any_way_to_read_gives_the_reference(
     shuffle,
     epoch,
     start,
-    page_cache,
 ):
     expected = reference(epoch, repeats=repeats, shuffle=shuffle)[start:]
     whole = len(expected) // (world * batch_size) * world * batch_size
@@ -117,7 +115,6 @@ def test_any_way_to_read_gives_the_reference(
         num_workers=num_workers,
         repeats=repeats,
         shuffle=shuffle,
-        page_cache="os" if name == "folder" else page_cache,
     )
     assert_same(found, expected[:whole])
 

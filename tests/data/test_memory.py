@@ -19,7 +19,6 @@ from pospre.data.memory import (
     stored_bytes,
 )
 from pospre.data.stores.opening import open_reader
-from pospre.data.stores.page_cache import READ_AHEAD_BYTES
 from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
 
@@ -107,7 +106,6 @@ def estimate(**changes: int | None) -> MemoryEstimate:
     sizes: dict[str, int | None] = {
         "batches": GIB,
         "decoding": GIB // 2,
-        "read_ahead": 0,
         "tables": 0,
         "num_ranks": 2,
         "stored": 4 * GIB,
@@ -132,8 +130,8 @@ def test_two_lines_at_the_start():
 def test_an_assumption_is_said():
     text = estimate(assumed_pixels=4_000_000).describe()
     assert "decoding 512 MiB if no image has more than 4 megapixels)" in text
-    text = estimate(assumed_pixels=4_000_000, read_ahead=GIB).describe()
-    assert "decoding 512 MiB if no image has more than 4 megapixels, read ahead 1 GiB)" in text
+    text = estimate(assumed_pixels=4_000_000).describe()
+    assert "decoding 512 MiB if no image has more than 4 megapixels)" in text
 
 
 def test_data_that_fit_are_no_reason_to_warn():
@@ -142,11 +140,10 @@ def test_data_that_fit_are_no_reason_to_warn():
         estimate().check()
         estimate(stored=None).check()
         estimate(available=None).check()
-        estimate(stored=99 * GIB, read_ahead=1).check()
 
 
 def test_data_that_do_not_fit():
-    with pytest.warns(UserWarning, match=r"about 8 GiB, but only 7 GiB .*page_cache: process"):
+    with pytest.warns(UserWarning, match=r"about 8 GiB, but only 7 GiB .*every epoch will read"):
         estimate(stored=8 * GIB).check()
 
 
@@ -185,10 +182,6 @@ def test_an_estimate_follows_the_loader(monkeypatch, photos):
     assert two.batches == 2 * one.batches
     per_thread = one.decoding - BYTES_OF_CODE
     assert estimate_memory(loader(4, 3)).decoding == 3 * per_thread + BYTES_OF_CODE
-    ahead = estimate_memory(loader(4, 0), page_cache="process").read_ahead
-    assert ahead == stored_bytes(open_reader(photos))
-    assert 0 < ahead < READ_AHEAD_BYTES
-    assert one.read_ahead == 0
 
 
 def test_the_largest_image_is_known_of_converted_data(stored):
@@ -217,7 +210,7 @@ def status(key):
     text = Path("/proc/self/status").read_text()
     return int(re.search(rf"{key}:\\s+(\\d+)", text).group(1)) << 10
 
-reader = FfcvReader(Path(sys.argv[1]), page_cache="process")
+reader = FfcvReader(Path(sys.argv[1]))
 small = ViewLoader(reader, views=[ViewGroup(size=96, count=3)], batch_size=4, seed=0, num_workers=2)
 resident = []
 for small.epoch in range(20):

@@ -65,7 +65,6 @@ def train(record: Record, load_path: str | None) -> None:
         num_workers=2,
         rank=dist.get_global_rank(),
         world_size=dist.get_world_size(),
-        page_cache="process",
     )
     model = Mean()
     trainer = Trainer(

@@ -95,10 +95,11 @@ def test_what_a_killed_start_left_is_no_obstacle(
 
 
 def with_old_names(recipe: dict[str, Any]) -> dict[str, Any]:
-    """Return a recipe as it was recorded before its colour keys were renamed."""
+    """Return a recipe as it was recorded before its colour keys were renamed, and another went."""
     augment = recipe["data"]["views"]["view"]["augment"]
     for old in ("grey_rate", "solarise_rate", "solarise_threshold"):
         augment[old] = augment.pop(new_name(f"data.views.view.augment.{old}"))
+    recipe["data"]["page_cache"] = "os"
     return recipe
 
 

@@ -1,11 +1,15 @@
 """The local folder of downloaded shards: shared by threads, ranks and runs of one machine.
 
-Nothing but files and ``flock``: the kernel releases a lock when its process dies, however it dies,
-and a shard appears by renaming, whole and verified. A data set has the folder
+A shard appears by renaming, whole and verified. All locks are the kernel's, which lets them go when
+their process dies, however it dies. A data set has the folder
 
     <cache_dir>/<name>-<hash of the address>/
+        lock                 held for moments: while room is made, while a run begins
         v-<hash of index.json and pospre.json>.lock   held, shared, by every reader
         v-<hash …>/          index.json, pospre.json, the shards, *.part, locks/
+
+Whoever downloads a shard holds its lock in ``locks/``. Whoever reads shards that may be evicted
+holds the shards themselves, shared.
 """
 
 import errno
@@ -16,21 +20,20 @@ import os
 import re
 import resource
 import shutil
-import time
+import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
-from io import BufferedRandom
+from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
-from typing import TextIO
+
+from filelock import FileLock, Timeout
 
 from pospre.data.stores.mds_index import FileEntry
 from pospre.errors import UserError
 
 _PART = ".part"
 _LOCKS = "locks"
-_ROOM = ".room"
-_POLL = 0.05  # seconds between two looks at a lock that another process holds
 _STUCK = 60.0  # seconds after which a lock for milliseconds is held by a process that hangs
 _MANY_FILES = 1 << 16
 
@@ -61,23 +64,20 @@ class ShardCache:
         for name, content in sorted(contents.items()):
             digest.update(f"{name} {len(content)}\n".encode() + content)
         plain = re.sub(r"[^A-Za-z0-9.]+", "-", address.partition("://")[2]).strip("-.")
-        home = root / f"{plain[-60:]}-{hashlib.sha256(address.encode()).hexdigest()[:12]}"
-        self.path = home / f"v-{digest.hexdigest()[:16]}"
+        self._home = root / f"{plain[-60:]}-{hashlib.sha256(address.encode()).hexdigest()[:12]}"
+        self.path = self._home / f"v-{digest.hexdigest()[:16]}"
         self.limit = limit
-        self._kept: dict[str, TextIO] = {}
-        with _writing(self.path, sum(map(len, contents.values()))):
-            home.mkdir(parents=True, exist_ok=True)
-            # held as long as this object lives: another run must not take the folder for old
-            held = open(_version_lock(self.path), "a+")  # noqa: SIM115
-            weakref.finalize(self, held.close)
-            _lock(held, fcntl.LOCK_SH, _soon(_version_lock(self.path)))
+        with _writing(self.path, sum(map(len, contents.values()))), self._alone():
             (self.path / _LOCKS).mkdir(parents=True, exist_ok=True)
-            with self._room():
-                for name, content in contents.items():
-                    self.file(name + _PART).write_bytes(content)
-                    self.publish(name)
-        self._remove_parts()
-        _remove_old(home, self.path)
+            # held as long as this object lives: another run must not take the folder for old
+            held = _lock_of(self.path)
+            weakref.finalize(self, held.close)
+            fcntl.flock(held, fcntl.LOCK_SH)
+            for name, content in contents.items():
+                self.file(name + _PART).write_bytes(content)
+                self.publish(name)
+            self._set_old_aside()
+        self._remove_leftovers()
 
     def file(self, name: str) -> Path:
         """Return where a shard lies, or will lie."""
@@ -90,36 +90,55 @@ class ShardCache:
         except OSError:
             return False
 
-    def touch(self, name: str) -> None:
-        """Note that a shard was used just now."""
-        with suppress(OSError):  # evicted by another process, or not ours
-            os.utime(self.file(name))
+    def open(self, name: str) -> FileIO | None:
+        """Return a shard that no process evicts as long as the file is open; None: it is gone.
+
+        Raises:
+            UserError: it cannot be opened.
+        """
+        path = self.file(name)
+        try:
+            file = FileIO(path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise UserError(
+                f"{path} cannot be opened ({error.strerror or error}). Each shard in use takes an "
+                "open file where data.cache_limit is set: raise ulimit -n, set a smaller "
+                "data.window, or a limit that the whole data set fits into."
+            ) from error
+        if _try_lock(file, fcntl.LOCK_SH) and os.fstat(file.fileno()).st_nlink:
+            return file
+        file.close()  # it is being evicted
+        return None
 
     @contextmanager
-    def lock(self, name: str, wait: Callable[[], None]) -> Iterator[None]:
-        """Hold a shard's lock; call ``wait`` every now and then (it may raise) until it is free."""
-        with open(self.path / _LOCKS / name, "a") as file:
-            _lock(file, fcntl.LOCK_EX, wait)
-            yield
+    def downloading(self, name: str, patience: float, stop: threading.Event) -> Iterator[bool]:
+        """Be the only one on this machine that downloads, or removes, a shard.
 
-    def _room(self) -> AbstractContextManager[None]:
-        return self.lock(_ROOM, _soon(self.path / _LOCKS / _ROOM))
+        Gives False where another is at it for ``patience`` seconds, or ``stop`` was set.
+        """
+        lock = FileLock(self.path / _LOCKS / name)
+        with suppress(Timeout):
+            lock.acquire(timeout=patience, cancel_check=stop.is_set)
+        try:
+            yield lock.is_locked
+        finally:
+            lock.release()
 
     @contextmanager
     def incoming(
         self, name: str, size: int, needs: Callable[[], dict[str, float]], *, urgent: bool
-    ) -> Iterator[BufferedRandom | None]:
-        """Open the file into which a shard is to be downloaded; if not published, it goes again.
+    ) -> Iterator[Path | None]:
+        """Give the file into which a shard is to be downloaded; if not published, it goes again.
 
         Args:
-            name: the shard, whose lock is held.
+            name: the shard, which nobody else is downloading.
             size: bytes to set aside: a full disk shows before the download, not in its midst.
             needs: tells when shards will be needed, those of no number perhaps never: the latest
-                are evicted first, and among equals the least recently used; negative: never.
-            urgent: evict even what is needed sooner, but nothing that a process keeps, and rather
-                exceed the limit than wait.
-
-        Gives None where there is no room.
+                are evicted first, and among equals the least recently used.
+            urgent: evict even what is needed sooner, but nothing that a process has open, and
+                rather exceed the limit than wait. Otherwise None is given where there is no room.
 
         Raises:
             UserError: the disk is full or cannot be written.
@@ -127,59 +146,41 @@ class ShardCache:
         path = self.file(name + _PART)
         with _writing(path, size):
             try:
-                with self._room():
+                with self._alone():
                     has_room = self._make_room(name, size, needs(), urgent)
                     if has_room:
-                        with open(path, "wb") as file:
+                        with path.open("wb") as file:
                             if hasattr(os, "posix_fallocate"):  # not on macOS
                                 os.posix_fallocate(file.fileno(), 0, size)
-                if not has_room:
-                    yield None
-                    return
-                with open(path, "r+b") as file:
-                    yield file
+                yield path if has_room else None
             finally:
                 path.unlink(missing_ok=True)
 
-    def keep(self, name: str) -> None:
-        """Have no process evict a shard until it is let go, or this process ends.
-
-        Raises:
-            UserError: no more files can be opened, or another process hangs while it evicts it.
-        """
-        if self.limit is None or name in self._kept:
-            return
-        if not self._kept:
-            _allow_many_files()
-        path = self.path / _LOCKS / f"{name}.use"
-        try:
-            kept = open(path, "a+")  # noqa: SIM115 (NFS shares what can be read)
-        except OSError as error:
-            raise UserError(
-                f"{path} cannot be opened ({error.strerror or error}). Each of the "
-                f"{len(self._kept)} shards in use takes an open file: raise ulimit -n, set a "
-                "smaller data.window, or a data.cache_limit that the whole data set fits into."
-            ) from error
-        try:
-            _lock(kept, fcntl.LOCK_SH, _soon(path))
-        except BaseException:
-            kept.close()
-            raise
-        self._kept[name] = kept
-
-    def let_go(self, name: str) -> None:
-        """End what ``keep`` began."""
-        if name in self._kept:
-            self._kept.pop(name).close()
-
-    def let_all_go(self) -> None:
-        """End all that ``keep`` began."""
-        for name in list(self._kept):
-            self.let_go(name)
-
     def publish(self, name: str) -> None:
         """Let a complete file appear under its name."""
-        os.replace(self.file(name + _PART), self.file(name))
+        path = self.file(name + _PART)
+        with path.open("rb") as file:
+            os.fsync(file.fileno())  # after a power cut it should not be full of zeros
+        path.replace(self.file(name))
+
+    def touch(self, name: str) -> None:
+        """Note that a shard was used just now."""
+        with suppress(OSError):  # evicted by another process, or not ours
+            os.utime(self.file(name))
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Be the only one who evicts shards or sets old versions aside."""
+        path = self._home / "lock"
+        try:
+            with FileLock(path, timeout=_STUCK):
+                yield
+        except Timeout as error:  # Ctrl-Z, or a network disk that hangs
+            raise UserError(
+                f"another process has held {path} for {_STUCK:.0f} s, so it is stopped or hangs; "
+                f"end it (`fuser {path}` tells its number), or set data.cache_dir to another "
+                "folder."
+            ) from error
 
     def _make_room(self, name: str, size: int, needs: dict[str, float], urgent: bool) -> bool:
         if self.limit is None:
@@ -192,45 +193,36 @@ class ShardCache:
                     status = found.stat()
                     used += status.st_size
                     need = needs.get(found.name, math.inf)
-                    if need > own or need == math.inf:
+                    if not found.name.endswith(_PART) and (need > own or need == math.inf):
                         shards.append((-need, status.st_mtime, found.name, status.st_size))
         for _, _, other, freed in sorted(shards):
             if used <= self.limit:
                 break
-            if not other.endswith(_PART):
-                with open(self.path / _LOCKS / f"{other}.use", "a") as use:
-                    if _try_lock(use):
-                        self.file(other).unlink(missing_ok=True)
-                        used -= freed
+            with suppress(FileNotFoundError), self.file(other).open("r+b", buffering=0) as file:
+                if _try_lock(file):
+                    self.file(other).unlink()
+                    used -= freed
         return urgent or used <= self.limit
 
-    def _remove_parts(self) -> None:
-        """Remove what killed processes left of their downloads."""
+    def _set_old_aside(self) -> None:
+        """Take their names from versions that were replaced and that nobody reads any more."""
+        for version in self._home.glob("v-*"):
+            if version != self.path and version.is_dir():
+                with _lock_of(version) as file:
+                    if _try_lock(file):
+                        version.rename(version.with_name(f"old-{os.urandom(8).hex()}"))
+
+    def _remove_leftovers(self) -> None:
+        """Remove old versions, and what killed processes left of their downloads."""
+        for version in self._home.glob("old-*"):
+            shutil.rmtree(version, ignore_errors=True)
         for part in self.path.glob(f"*{_PART}"):
-            with open(self.path / _LOCKS / part.name.removesuffix(_PART), "a") as file:
-                if _try_lock(file):
+            with self.downloading(part.name.removesuffix(_PART), 0, threading.Event()) as is_mine:
+                if is_mine:
                     part.unlink(missing_ok=True)
 
 
-def _soon(path: Path) -> Callable[[], None]:
-    """Return how to wait for a lock that is held for milliseconds, or while a version is removed.
-
-    Its holder may have been stopped (Ctrl-Z), or hang on a network disk.
-    """
-    end = time.monotonic() + _STUCK
-
-    def wait() -> None:
-        if time.monotonic() > end:
-            raise UserError(
-                f"another process has held {path} for {_STUCK:.0f} s, so it is stopped or hangs; "
-                f"end it (`fuser {path}` tells its number), or set data.cache_dir to another "
-                "folder."
-            )
-
-    return wait
-
-
-def _allow_many_files() -> None:
+def allow_many_files() -> None:
     """Raise the soft limit of open files as far as the system lets us."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, _MANY_FILES)
@@ -239,32 +231,16 @@ def _allow_many_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _version_lock(version: Path) -> Path:
-    return version.with_name(f"{version.name}.lock")
+def _lock_of(version: Path) -> FileIO:
+    return FileIO(version.with_name(f"{version.name}.lock"), "a+")
 
 
-def _lock(file: TextIO, kind: int, wait: Callable[[], None]) -> None:
-    while not _try_lock(file, kind):
-        wait()
-        time.sleep(_POLL)
-
-
-def _try_lock(file: TextIO, kind: int = fcntl.LOCK_EX) -> bool:
+def _try_lock(file: FileIO, kind: int = fcntl.LOCK_EX) -> bool:
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
-
-
-def _remove_old(home: Path, current: Path) -> None:
-    """Remove the versions of a data set that were replaced and that nobody reads any more."""
-    for version in home.glob("v-*"):
-        if version == current or not version.is_dir():
-            continue
-        with open(_version_lock(version), "a") as file:
-            if _try_lock(file):
-                shutil.rmtree(version, ignore_errors=True)
 
 
 @contextmanager

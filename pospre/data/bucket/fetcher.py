@@ -1,108 +1,129 @@
-"""Threads that bring shards from a bucket into the local cache: what is waited for, then ahead.
+"""The shards of a bucket, brought into the local cache: what is waited for at once, others ahead.
 
-The threads are daemons and hold nothing but a lock of the kernel's and a ``.part`` file: whatever
-happens to them, the process can end, and the next one finds the cache in order.
+Every shard comes by a daemon thread of its own, which holds nothing but locks of the kernel's and a
+``.part`` file: whatever happens to it, the process can end, and the next one finds the cache in
+order.
 """
 
-import math
+import os
+import sys
 import threading
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+from tqdm import tqdm
 
-from pospre.data.bucket.arrival import Supplier
-from pospre.data.bucket.progress import Progress, rank
-from pospre.data.bucket.transfer import PATIENCE_HINT, Stopped, Transfer
+from pospre.data.bucket.cache import ShardCache, allow_many_files
+from pospre.data.bucket.checks import difference, unpack
+from pospre.data.bucket.download import PATIENCE_HINT, Download, Stopped
 from pospre.data.stores.mds import Shard, load_shard
 from pospre.data.stores.mds_index import ShardEntry
 from pospre.errors import UserError
-
-NUM_THREADS = 4
-AHEAD = 32  # shards
+from pospre.object_store import Bucket
 
 T = TypeVar("T")
 
+_AHEAD = 32  # shards
+_AT_ONCE = 4  # shards that come ahead
 _READS = 2  # after which an error is not taken for an evicted shard
 _LOOKS = 3  # at a shard for damage in the cache; they take as long as a hash of all of it
 _TICK = 0.1  # seconds: how soon a lock or room that other processes hold is looked at again
 _GOODBYE = 1.0  # seconds that ``close`` gives the threads; a silent server may hold them longer
 
 
+@dataclass
+class _Coming:
+    """A shard that a thread brings."""
+
+    place: int
+    download: Download
+    thread: threading.Thread | None = None
+    error: Exception | None = None
+    is_over: bool = False
+
+
+class _NotNow(Exception):
+    """Another process is at a shard, or there is no room for it: nor for those after it."""
+
+    def __init__(self, places: Sequence[int]) -> None:
+        self.places = places
+
+
 class Fetcher:
     """The shards of a remote data set, brought to this machine when they are needed.
 
     Args:
-        entries: the shards.
-        supplier: brings one.
+        bucket: the data set.
+        entries: its shards.
+        cache: where they go.
+        patience: seconds that one may take.
 
     Attributes:
         downloaded: bytes that came over the network for this object.
     """
 
-    def __init__(self, entries: Sequence[ShardEntry], supplier: Supplier) -> None:
+    def __init__(
+        self, bucket: Bucket, entries: Sequence[ShardEntry], cache: ShardCache, patience: float
+    ) -> None:
         self.downloaded = 0
+        self._bucket = bucket
         self._entries = entries
-        self._supplier = supplier
-        self._cache = supplier.cache
+        self._cache = cache
+        self._patience = patience
         self._changed = threading.Condition()
-        self._here: dict[int, Shard] = {}
-        self._users: Counter[int] = Counter()  # reads that are going on
-        self._waiting: Counter[int] = Counter()
-        self._failed: dict[int, Exception] = {}
+        self._here: dict[int, Shard] = {}  # with a limit: open, so that nobody evicts them
         self._looks: Counter[int] = Counter()  # for damage in the cache
-        self._progress = Progress()
+        self._is_line_due = sys.stderr.isatty() and _rank() == 0
         self._is_open = True
-        self._begin()
+        self._follow(np.empty(0, np.int64))
+        if cache.limit is not None:
+            allow_many_files()
 
-    def _begin(self, places: np.ndarray | None = None) -> None:
-        """Forget the old plan and its threads."""
+    def _follow(self, places: np.ndarray) -> None:
+        """Forget the old plan and what was coming for it."""
         self._stop = threading.Event()
-        self._threads: list[threading.Thread] = []
-        self._active: dict[int, Transfer | None] = {}
-        self._later: dict[int, float] = {}  # when to try again
-        self._given_up: set[int] = set()
-        self._plan: list[int] = []
-        self._position: dict[int, int] = {}
-        self._left: Counter[int] = Counter()  # reads that are still to come
-        self._begun: set[int] = set()  # of the plan: read from, and not for the last time
+        self._coming: dict[int, _Coming] = {}
+        self._failed: set[int] = set()  # until somebody waits for them
+        self._later: set[int] = set()  # there was no room, or another process is at it
+        self._retry = np.inf  # when to look at these again
+        found, first, count = np.unique(places, return_index=True, return_counts=True)
+        order = np.argsort(first)
+        self._plan: list[int] = found[order].tolist()
+        self._position = {place: number for number, place in enumerate(self._plan)}
         self._next = 0  # what nobody has asked for so far starts here in the plan
-        if places is not None:
-            found, first, count = np.unique(places, return_index=True, return_counts=True)
-            order = np.argsort(first)
-            self._plan = found[order].tolist()
-            self._position = {place: number for number, place in enumerate(self._plan)}
-            self._left = Counter(dict(zip(self._plan, count[order].tolist(), strict=True)))
+        # reads that are still to come
+        self._left = Counter(dict(zip(self._plan, count[order].tolist(), strict=True)))
 
     def expect(self, places: np.ndarray) -> None:
         """Bring ahead the shards of the samples that will be read, int64 (n,), in this order."""
         self.close()
         with self._changed:
-            self._begin(places)
+            self._follow(places)
             self._is_open = True
-        if any(not self._cache.holds(self._entries[place].raw) for place in self._plan):
-            self._start()
+            self._fetch_ahead()
 
     def close(self) -> None:
         """End the threads, and the waiting of whoever reads; nothing is fetched any more."""
         with self._changed:
             self._is_open = False
             self._stop.set()
-            self._cache.let_all_go()
             if self._cache.limit is not None:
                 self._here.clear()  # others may evict them from now on
-            threads, self._threads = self._threads, []
+            threads = [coming.thread for coming in self._coming.values() if coming.thread]
             self._changed.notify_all()
         end = time.monotonic() + _GOODBYE
         for thread in threads:
             thread.join(max(0.0, end - time.monotonic()))
 
     def read(self, place: int, action: Callable[[Shard], T]) -> T:
-        """Return what ``action`` makes of a shard; this process does not evict it meanwhile.
+        """Return what ``action`` makes of a shard; no process evicts it meanwhile.
 
         Where ``action`` fails with a UserError, the shard is looked at anew, and fetched anew if
         another process has evicted it or cut it off.
@@ -110,15 +131,17 @@ class Fetcher:
         Raises:
             UserError: the shard cannot be had, or not in time, or ``action`` fails all the same.
         """
-        with self._using(place):
+        self._advance(place)
+        try:
             for _ in range(_READS):
                 shard = self._here.get(place) or self._wait(place)
                 try:
                     return action(shard)
                 except UserError:
-                    with self._changed:
-                        self._here.pop(place, None)
+                    self._here.pop(place, None)
             return action(self._wait(place))
+        finally:
+            self._release(place)
 
     def heal(self, place: int) -> bool:
         """Compare a shard in the cache with its hashes, and remove it if it is another by now.
@@ -127,200 +150,220 @@ class Fetcher:
         damaged again and again is left as it is, as is one that is damaged in the bucket.
         """
         with self._changed:
-            if self._looks[place] >= _LOOKS:
-                return False
             self._looks[place] += 1
-        entry = self._entries[place]
-        problem = self._supplier.remove_damaged(entry)
-        if problem:
-            with self._changed:
+            if self._looks[place] > _LOOKS:
+                return False
+        entry = self._entries[place].raw
+        path = self._cache.file(entry.name)
+        with self._cache.downloading(entry.name, self._patience, self._stop):
+            try:
+                problem = difference(path, entry)
+            except FileNotFoundError:  # evicted, or found by another rank before
+                return True
+            if problem:
+                path.unlink(missing_ok=True)
                 self._here.pop(place, None)
-            warnings.warn(
-                f"{self._cache.file(entry.raw.name)} was damaged in the cache ({problem}): it is "
-                f"fetched again from {self._address(place)}",
-                stacklevel=2,
-            )
+                warnings.warn(
+                    f"{path} was damaged in the cache ({problem}): it is fetched again from "
+                    f"{self._address(place)}",
+                    stacklevel=2,
+                )
         return True
 
-    @contextmanager
-    def _using(self, place: int) -> Iterator[None]:
-        """Note that a shard is being read, and how far in the plan the reading has come."""
+    # the plan
+
+    def _advance(self, place: int) -> None:
+        """Note how far in the plan the reading has come."""
         with self._changed:
-            self._users[place] += 1
-            if self._position.get(place, -1) >= self._next:
-                self._begun.update(self._plan[self._next : self._position[place] + 1])
-                self._next = self._position[place] + 1
-                self._changed.notify_all()
-        try:
-            yield
-        finally:
-            self._release(place)
+            position = self._position.get(place, -1)
+            if position >= self._next or time.monotonic() > self._retry:
+                self._next = max(self._next, position + 1)
+                self._later.clear()
+                self._fetch_ahead()
 
     def _release(self, place: int) -> None:
+        """Let others evict a shard that has been read for the last time."""
         with self._changed:
-            self._users[place] -= 1
             self._left[place] -= 1
+            if self._left[place] > 0:
+                return
+            self._cache.touch(self._entries[place].raw.name)
+            if self._cache.limit is not None:
+                self._here.pop(place, None)
             if self._left[place] == 0:
-                self._begun.discard(place)
-                self._cache.touch(self._entries[place].raw.name)
-                self._cache.let_go(self._entries[place].raw.name)
-                self._changed.notify_all()
+                self._later.clear()
+                self._fetch_ahead()
 
-    def _start(self) -> None:
+    def _fetch_ahead(self) -> None:
+        """Have the next shards of the plan come; the lock is held."""
+        self._retry = np.inf
+        for place in self._plan[self._next : self._next + _AHEAD]:
+            if len(self._coming) >= _AT_ONCE or not self._is_open:
+                return
+            books = (self._here, self._coming, self._failed, self._later)
+            if any(place in book for book in books):
+                continue
+            if not self._cache.holds(self._entries[place].raw):
+                self._fetch(place, urgent=False)
+
+    def _needs(self) -> dict[str, float]:
+        """Tell when shards will be needed: their positions in the plan."""
         with self._changed:
-            if not self._threads and self._is_open:
-                arguments = (self._stop, self._active)
-                self._threads = [
-                    threading.Thread(
-                        target=self._work,
-                        args=arguments,
-                        daemon=True,
-                        name=f"pospre-fetch-{number}",
-                    )
-                    for number in range(NUM_THREADS)
-                ]
-                for thread in self._threads:
-                    thread.start()
+            return {
+                self._entries[place].raw.name: float(self._position[place])
+                for place, number in self._left.items()
+                if number > 0
+            }
 
-    # for those who read
+    # those who read
 
     def _wait(self, place: int) -> Shard:
-        shard = self._arrived(place)
+        """Return a shard as soon as it is in the cache."""
+        shard = self._load(place)
         if shard is not None:
             return shard
-        self._start()
         start = time.monotonic()
-        with self._changed, self._progress.bar(self._address(place)) as bar:
-            self._failed.pop(place, None)
-            self._waiting[place] += 1
-            self._changed.notify_all()
-            try:
-                while (shard := self._here.get(place)) is None:
-                    self._check(place, time.monotonic() - start)
-                    self._changed.wait(_TICK)
-                    bar.show(self._active.get(place), self._entries[place].stored.size)
-                return shard
-            finally:
-                self._waiting -= Counter((place,))  # drops it at zero
+        coming: _Coming | None = None
+        with self._changed, self._line(place) as line:
+            while (shard := self._here.get(place)) is None:
+                self._check(place, coming, time.monotonic() - start)
+                if coming is None or coming.is_over:
+                    coming = self._coming.get(place) or self._fetch(place, urgent=True)
+                self._changed.wait(_TICK)
+                line.update(coming.download.done - line.n)
+            return shard
 
-    def _check(self, place: int, seconds: float) -> None:
+    def _check(self, place: int, coming: _Coming | None, seconds: float) -> None:
         """Raise an error if there is nothing more to wait for."""
-        error = self._failed.get(place)
-        cause = ""
+        error = None if coming is None else coming.error
+        if error is not None and not isinstance(error, UserError):
+            raise error
         if error is not None:
-            if not isinstance(error, UserError):
-                raise error
             cause = str(error)
         elif not self._is_open:
             cause = "reading was ended"
-        elif seconds > self._supplier.patience:
-            cause = f"{self._state(place)} ({PATIENCE_HINT})"
-        if cause:
-            raise UserError(
-                f"rank {rank()} waited {seconds:.1f} s for shard {self._address(place)}: "
-                f"{cause.rstrip('.')}."
-            ) from error
+        elif coming is not None and seconds > self._patience:
+            cause = f"{coming.download.state(self._entries[place].stored.size)} ({PATIENCE_HINT})"
+        else:
+            return
+        raise UserError(
+            f"rank {_rank()} waited {seconds:.1f} s for shard {self._address(place)}: "
+            f"{cause.rstrip('.')}."
+        ) from error
 
-    def _state(self, place: int) -> str:
-        transfer = self._active.get(place)
-        if transfer is None:
-            return "other shards, or another process that downloads it, are before it"
-        size = self._entries[place].stored.size
-        last = f"; the last failure: {transfer.cause}" if transfer.cause else ""
-        return f"{transfer.done} of {size} bytes came in {transfer.attempts} attempts{last}"
+    @contextmanager
+    def _line(self, place: int) -> "Iterator[tqdm[None]]":
+        """Give a progress line: on a terminal, for the first shard that anybody waits for."""
+        is_due, self._is_line_due = self._is_line_due, False
+        name, size = self._address(place), self._entries[place].stored.size
+        with tqdm(
+            desc=name, total=size, unit="B", unit_scale=True, file=sys.stderr, disable=not is_due
+        ) as line:
+            yield line
 
     def _address(self, place: int) -> str:
-        return f"{self._supplier.bucket.uri}/{self._entries[place].stored.name}"
+        return f"{self._bucket.uri}/{self._entries[place].stored.name}"
 
-    def _arrived(self, place: int) -> Shard | None:
+    def _load(self, place: int) -> Shard | None:
         """Return a shard that lies in the cache, and take note of it."""
         entry = self._entries[place]
-        with self._changed:
-            if self._left[place] > 0:  # other ranks, a little ahead, may have done with it
-                self._cache.keep(entry.raw.name)
         if not self._cache.holds(entry.raw):
             return None
+        file = None
+        if self._cache.limit is not None:
+            file = self._cache.open(entry.raw.name)
+            if file is None:
+                return None
         try:
             shard = load_shard(self._cache.file(entry.raw.name), entry, "")
         except UserError:  # evicted just now, or damaged behind our back: fetch it again
             self._cache.file(entry.raw.name).unlink(missing_ok=True)
             return None
         with self._changed:
-            self._here[place] = shard
+            self._here[place] = shard = replace(shard, file=file)
         return shard
 
-    # for the threads
+    # the threads
 
-    def _work(self, stop: threading.Event, active: dict[int, Transfer | None]) -> None:
-        while True:
-            with self._changed:
-                while (job := None if stop.is_set() else self._choose()) is None:
-                    if stop.is_set():
-                        return
-                    self._changed.wait(_TICK if self._later else None)
-                active[job[0]] = None
-            self._fetch(*job, stop, active)
+    def _fetch(self, place: int, *, urgent: bool) -> _Coming:
+        """Have a shard come; the lock is held.
 
-    def _choose(self) -> tuple[int, bool] | None:
-        """Return the shard to fetch next, and whether it is waited for."""
-        for place in self._waiting:
-            if not any(place in book for book in (self._active, self._failed, self._here)):
-                return place, True
-        now = time.monotonic()
-        self._later = {place: when for place, when in self._later.items() if when > now}
-        room = self._cache.limit or math.inf
-        room -= sum(self._entries[place].raw.size for place in self._begun)
-        for place in self._plan[self._next : self._next + AHEAD]:
-            room -= self._entries[place].raw.size
-            if room < 0:  # it would only push out what is needed before it
-                break
-            if place in self._active or place in self._later or place in self._given_up:
-                continue
-            if not self._cache.holds(self._entries[place].raw):
-                return place, False
-        return None
+        What is not ``urgent`` is left where another process is at it, or where there is no room.
+        """
+        coming = _Coming(place, Download(self._bucket, self._entries[place].stored.name))
+        coming.thread = threading.Thread(
+            target=self._work,
+            args=(coming, urgent, self._stop),
+            daemon=True,
+            name=f"pospre-fetch-{place}",
+        )
+        self._coming[place] = coming
+        coming.thread.start()
+        return coming
 
-    def _fetch(
-        self,
-        place: int,
-        urgent: bool,
-        stop: threading.Event,
-        active: dict[int, Transfer | None],
-    ) -> None:
-        tries: list[Transfer] = []
-
-        def watch(transfer: Transfer) -> None:
-            tries.append(transfer)
-            active[place] = transfer
-
-        error: Exception | None = None
-        there = False
+    def _work(self, coming: _Coming, urgent: bool, stop: threading.Event) -> None:
+        place = coming.place
+        later: Sequence[int] = ()
         try:
-            there = self._supplier.bring(
-                self._entries[place], needs=self._needs, urgent=urgent, stop=stop, watch=watch
-            )
-            there = there and self._arrived(place) is not None
+            self._bring(coming, urgent, stop)
+            if self._load(place) is None:  # it was evicted at once
+                later = [place]
         except Stopped:
             pass
-        except Exception as caught:  # raised by whoever waits for this shard
-            error = caught
+        except _NotNow as error:
+            later = error.places
+        except Exception as error:  # raised by whoever waits for this shard
+            coming.error = error
         with self._changed:
-            active.pop(place, None)
-            self.downloaded += sum(transfer.received for transfer in tries)
-            if error is None:
-                if not there:  # no room, or others are at it
-                    self._later[place] = time.monotonic() + _TICK
-            elif place in self._waiting:
-                self._failed[place] = error
-            else:  # until somebody asks for it
-                self._given_up.add(place)
+            coming.is_over = True
+            if self._coming.get(place) is coming:  # the plan is still the same
+                del self._coming[place]
+                if coming.error is not None:
+                    self._failed.add(place)
+                self._later.update(later)
+                self._fetch_ahead()
+                if later:
+                    self._retry = time.monotonic() + _TICK
             self._changed.notify_all()
 
-    def _needs(self) -> dict[str, float]:
-        """Tell when shards will be needed: their position in the plan; −1 while being read."""
-        with self._changed:
-            needs = {
-                place: float(self._position[place]) for place, n in self._left.items() if n > 0
-            }
-            needs |= {place: -1.0 for place, number in self._users.items() if number > 0}
-        return {self._entries[place].raw.name: need for place, need in needs.items()}
+    def _bring(self, coming: _Coming, urgent: bool, stop: threading.Event) -> None:
+        """Make a shard lie in the cache, whole."""
+        entry = self._entries[coming.place]
+        name, size = entry.raw.name, max(entry.raw.size, entry.stored.size)
+        patience = self._patience if urgent else 0
+        with self._cache.downloading(name, patience, stop) as is_mine:
+            if not is_mine and urgent and not stop.is_set():
+                raise UserError(f"another process has been downloading it for {patience:.0f} s")
+            if not is_mine:
+                raise _NotNow([coming.place])
+            if self._cache.holds(entry.raw):
+                return
+            for _ in range(2):
+                with self._cache.incoming(name, size, self._needs, urgent=urgent) as path:
+                    if path is None:
+                        raise _NotNow(self._plan)
+                    problem = self._download(coming, path, stop)
+                    if not problem:
+                        self._cache.publish(name)
+                        return
+        raise UserError(
+            f"{coming.download.address} is not what the data set's description says: {problem}; it "
+            "was downloaded twice"
+        )
+
+    def _download(self, coming: _Coming, path: Path, stop: threading.Event) -> str:
+        """Fill a shard's file; return what is wrong with what came."""
+        entry = self._entries[coming.place]
+        coming.download = download = Download(self._bucket, entry.stored.name)
+        with path.open("r+b") as file:
+            try:
+                problem = download.run(file, patience=self._patience, stop=stop)
+            finally:
+                with self._changed:
+                    self.downloaded += download.received
+            file.truncate(download.done)
+        return problem or unpack(path, entry)
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", "0"))

@@ -15,12 +15,10 @@ import numpy as np
 from botocore.exceptions import BotoCoreError, ClientError
 from torch import Tensor
 
-from pospre.data.bucket.arrival import Supplier, is_own_hash
 from pospre.data.bucket.cache import ShardCache, cache_root
+from pospre.data.bucket.download import Download, Refused
 from pospre.data.bucket.fetcher import Fetcher
-from pospre.data.bucket.transfer import ForbiddenObject, MissingObject, Transfer
 from pospre.data.stores.description import SIDECAR_NAME
-from pospre.data.stores.files import read_bytes
 from pospre.data.stores.mds import MdsReader
 from pospre.data.stores.mds_index import INDEX_NAME, FileEntry, ShardEntry
 from pospre.errors import UserError
@@ -67,9 +65,8 @@ class RemoteMdsReader(MdsReader):
         self._check_limit()
         if cache_limit is not None and cache_limit >= sum(self._sizes):
             cache.limit = None  # it is never reached: nothing must be kept from eviction
-        self._check_methods()
         self._check_bucket(bucket)
-        self._fetcher = Fetcher(self._entries, Supplier(bucket, cache, patience))
+        self._fetcher = Fetcher(bucket, self._entries, cache, patience)
 
     @property
     def address(self) -> str:
@@ -142,7 +139,7 @@ class RemoteMdsReader(MdsReader):
 
     def _data(self, index: int) -> Tensor:
         place, number = self._locate(index)
-        return self._fetcher.read(place, lambda shard: read_bytes(*shard.place(number)))
+        return self._fetcher.read(place, lambda shard: shard.read(number))
 
     def _with_manifest(self, entry: ShardEntry) -> ShardEntry:
         """Add the SHA-256 that our converter noted to what the index says."""
@@ -159,29 +156,6 @@ class RemoteMdsReader(MdsReader):
                 f"{self.address}, which take up to {self._largest} bytes each; set a higher limit."
             )
 
-    def _check_methods(self) -> None:
-        """Refuse compressions and hashes that Streaming does not know; import it only for them."""
-        compressions = {entry.compression for entry in self._entries if entry.compression}
-        hashes = {
-            name
-            for entry in self._entries
-            for file in (entry.raw, entry.stored)
-            for name in file.hashes
-            if not is_own_hash(name)
-        }
-        if not compressions | hashes:
-            return
-        from streaming.base.compression import is_compression
-        from streaming.base.hashing import is_hash
-
-        unknown = [name for name in compressions if not is_compression(name)]
-        unknown += [name for name in hashes if not is_hash(name)]
-        if unknown:
-            raise UserError(
-                f"{self.address} holds shards with {unknown[0]!r}, a compression or hash that "
-                f"Streaming does not know. {self.remedy}"
-            )
-
     def _check_bucket(self, bucket: Bucket) -> None:
         """Find out at the start that a shard is missing, where the bucket may be listed."""
         try:
@@ -196,26 +170,22 @@ class RemoteMdsReader(MdsReader):
 
 
 def _small_files(bucket: Bucket, patience: float) -> dict[str, bytes]:
-    """Download the descriptions of a data set."""
+    """Download the descriptions of a data set; ours may be missing."""
     contents = {}
     for name in (INDEX_NAME, SIDECAR_NAME):
-        content = io.BytesIO()
-        transfer = Transfer(bucket, name)
+        content, download = io.BytesIO(), Download(bucket, name)
         try:
-            transfer.run(content, patience=patience, stop=threading.Event())
-        except MissingObject as error:
-            if name == INDEX_NAME:
+            problem = download.run(content, patience=patience, stop=threading.Event())
+        except Refused as error:
+            if name == INDEX_NAME and error.status == 404:
                 raise UserError(
                     f"{error}: {bucket.uri} is no folder of MDS shards, or its conversion was "
                     "never finished."
                 ) from error
-            continue
-        except ForbiddenObject:
-            # how a bucket that may not be listed says that there is none
             if name == INDEX_NAME:
                 raise
-            continue
-        if transfer.damage:
-            raise UserError(f"{transfer.address} is damaged: {transfer.damage}.")
+            continue  # a bucket that may not be listed answers 403 for what is not there
+        if problem:
+            raise UserError(f"{download.address} is damaged: {problem}.")
         contents[name] = content.getvalue()
     return contents

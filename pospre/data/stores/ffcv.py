@@ -12,8 +12,7 @@ import numpy as np
 import torch
 
 from pospre.data.stores.description import read_sidecar, unpack_noted, unpack_sums
-from pospre.data.stores.files import read_bytes
-from pospre.data.stores.page_cache import Place, sample_bytes
+from pospre.data.stores.files import Place, SampleBytes, read_bytes
 from pospre.data.stores.reader import Reader, Sample
 from pospre.errors import UserError
 
@@ -24,7 +23,7 @@ _MAX_FIELDS = 64
 class FfcvReader(Reader):
     """Reads the fields ``image`` (RGBImageField, JPEG or raw) and ``label`` (IntField or none)."""
 
-    def __init__(self, path: Path, *, page_cache: str = "os") -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.format = "ffcv"
         self.remedy = (
@@ -42,7 +41,7 @@ class FfcvReader(Reader):
         self.classes = sidecar.get("classes")
         self.checksums = unpack_sums(sidecar, len(self), f"{sidecar_path}", self.remedy)
         self.noted = unpack_noted(sidecar, f"{sidecar_path}", self.remedy)
-        self._bytes = sample_bytes(page_cache, self._place)
+        self._bytes = SampleBytes(self._place)
 
     def __len__(self) -> int:
         return len(self._images)
@@ -60,7 +59,7 @@ class FfcvReader(Reader):
         return f"{self.path}, sample {index}"
 
     def expect(self, indices: np.ndarray) -> None:
-        """Fetch these samples ahead, as ``page_cache`` says."""
+        """Have the operating system fetch these samples ahead."""
         self._bytes.expect(indices)
 
     def close(self) -> None:

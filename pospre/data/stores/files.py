@@ -1,52 +1,29 @@
 """Reading parts of files: plain reads, so that a file cut short is an error and not a crash."""
 
-import mmap
+import itertools
 import os
 import stat
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pospre.errors import UserError
 
 _MOST_OPEN = 64  # of the thousand that a process may usually have
+_HINTED_SAMPLES = 256  # threads read that far apart from each other
 _ODD_KINDS = (
     (stat.S_ISFIFO, "a FIFO"),
     (stat.S_ISSOCK, "a socket"),
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
 )
-
-
-class OpenFiles:
-    """Keeps the files open that were read last: to open one costs a network disk a round trip.
-
-    Nothing is closed by hand. A file that is forgotten here closes when its last reader is done, so
-    a number that another file got meanwhile is never read by mistake.
-    """
-
-    def __init__(self) -> None:
-        self._files: dict[Path, FileIO] = {}
-        self._lock = threading.Lock()
-
-    def get(self, path: Path) -> FileIO:
-        """Return a file, opened to read; raises OSError."""
-        file = self._files.get(path)
-        if file is None:
-            file = FileIO(path)
-            with self._lock:
-                if len(self._files) >= _MOST_OPEN:
-                    self._files.pop(next(iter(self._files)), None)
-                self._files[path] = file
-        return file
-
-    def forget(self) -> None:
-        """Let all files go."""
-        with self._lock:
-            self._files.clear()
 
 
 def odd_file(path: str | Path) -> str | None:
@@ -61,69 +38,100 @@ def odd_file(path: str | Path) -> str | None:
     return next((name for is_odd, name in _ODD_KINDS if is_odd(mode)), None)
 
 
-def read_bytes(
-    path: Path,
-    offset: int = 0,
-    size: int | None = None,
-    *,
-    keep: bool = True,
-    files: OpenFiles | None = None,
-) -> Tensor:
+def read_bytes(file: Path | FileIO, offset: int = 0, size: int | None = None) -> Tensor:
     """Read a part of a file (the whole by default) as uint8 (size,).
 
     Args:
-        path: the file.
+        file: its path, or the file, open.
         offset: of the first byte.
         size: of the part; by default all that follows.
-        keep: otherwise the operating system is told to forget these bytes when they were read.
-        files: where the file may be open already, and stays so.
 
     Raises:
         UserError: the file cannot be read or is shorter than it was.
     """
     try:
-        if files is None:
-            with FileIO(path) as file:
-                return _read_part(file, path, offset, size, keep)
-        return _read_part(files.get(path), path, offset, size, keep)
+        if not isinstance(file, Path):
+            return _read_part(file, offset, size)
+        with FileIO(file) as opened:
+            return _read_part(opened, offset, size)
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
+        name = file if isinstance(file, Path) else file.name
+        raise UserError(f"{name} cannot be read: {error.strerror}.") from error
 
 
-def _read_part(file: FileIO, path: Path, offset: int, size: int | None, keep: bool) -> Tensor:
+def _read_part(file: FileIO, offset: int, size: int | None) -> Tensor:
     descriptor = file.fileno()
     if size is None:
         size = os.fstat(descriptor).st_size - offset
     data = torch.empty(size, dtype=torch.uint8)
     view, done = data.numpy().data, 0
-    if not keep:  # nor read what lies behind them
-        _advise(descriptor, offset, size, "POSIX_FADV_RANDOM")
     while done < size:
         count = os.preadv(descriptor, [view[done:]], offset + done)
         if count == 0:
             raise UserError(
-                f"{path} is cut off: it ends at byte {os.fstat(descriptor).st_size}, but "
+                f"{file.name!s} is cut off: it ends at byte {os.fstat(descriptor).st_size}, but "
                 f"bytes up to {offset + size} are needed. Copy or convert it again."
             )
         done += count
-    if not keep:
-        _advise(descriptor, offset, size, "POSIX_FADV_DONTNEED")
     return data
 
 
-def will_read(path: Path, offset: int, size: int, files: OpenFiles) -> None:
-    """Tell the operating system that a part of a file will be read soon."""
-    if not hasattr(os, "posix_fadvise"):  # macOS
-        return
-    try:
-        os.posix_fadvise(files.get(path).fileno(), offset, size, os.POSIX_FADV_WILLNEED)
-    except OSError:
-        return  # whoever reads the part will say so
+class Place(NamedTuple):
+    """Where a sample's bytes lie."""
+
+    path: Path
+    offset: int
+    size: int
 
 
-def _advise(descriptor: int, offset: int, size: int, advice: str) -> None:
-    """Tell the kernel about a part of a file, where there is a way to."""
-    if hasattr(os, "posix_fadvise"):
-        start = offset // mmap.PAGESIZE * mmap.PAGESIZE  # parts of pages would be kept
-        end = -(-(offset + size) // mmap.PAGESIZE) * mmap.PAGESIZE
-        os.posix_fadvise(descriptor, start, end - start, getattr(os, advice))
+class SampleBytes:
+    """Reads samples of local files, and tells the operating system a little ahead which come next.
+
+    The files that were read last stay open: to open one costs a network disk a round trip. None is
+    closed by hand: one that is forgotten here closes when its last reader is done, so a number that
+    another file got meanwhile is never read by mistake.
+    """
+
+    def __init__(self, place: Callable[[int], Place]) -> None:
+        """Keep ``place``, which finds a sample; it must be quick and good for several threads."""
+        self._place = place
+        self._coming: Iterator[int] = iter(())
+        self._files: dict[Path, FileIO] = {}
+        self._lock = threading.Lock()
+
+    def read(self, index: int) -> Tensor:
+        """Return a sample's bytes, uint8 (N,); raises UserError when they cannot be read."""
+        self._hint(1)
+        path, offset, size = self._place(index)
+        try:
+            file = self._open(path)
+        except OSError as error:
+            raise UserError(f"{path} cannot be read: {error.strerror}.") from error
+        return read_bytes(file, offset, size)
+
+    def expect(self, indices: np.ndarray) -> None:
+        """Hear which samples will be read from now on, in order; replaces what was expected."""
+        self._coming = map(int, indices) if hasattr(os, "posix_fadvise") else iter(())  # macOS
+        self._hint(_HINTED_SAMPLES)
+
+    def close(self) -> None:
+        """Stop hinting, and let the files go."""
+        self._coming = iter(())
+        with self._lock:
+            self._files.clear()
+
+    def _hint(self, count: int) -> None:
+        for coming in itertools.islice(self._coming, count):
+            path, offset, size = self._place(coming)
+            with suppress(OSError):  # whoever reads it will say so
+                os.posix_fadvise(self._open(path).fileno(), offset, size, os.POSIX_FADV_WILLNEED)
+
+    def _open(self, path: Path) -> FileIO:
+        file = self._files.get(path)
+        if file is None:
+            file = FileIO(path)
+            with self._lock:
+                if len(self._files) >= _MOST_OPEN:
+                    self._files.pop(next(iter(self._files)), None)
+                self._files[path] = file
+        return file

@@ -7,6 +7,7 @@ imported, which would cost seconds and shared memory that nothing here needs.
 
 import json
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,8 @@ from pospre.data.stores.description import (
     unpack_noted,
     unpack_sums,
 )
-from pospre.data.stores.files import read_bytes
+from pospre.data.stores.files import Place, SampleBytes, read_bytes
 from pospre.data.stores.mds_index import INDEX_NAME, ShardEntry, read_index
-from pospre.data.stores.page_cache import Place, sample_bytes
 from pospre.data.stores.reader import DamagedSample, Features, Reader, Sample
 from pospre.errors import UserError
 
@@ -38,15 +38,22 @@ class Shard:
     Attributes:
         path: the file.
         offsets: of the samples, int64 (samples + 1,).
+        file: the file, where it stays open.
     """
 
     path: Path
     offsets: np.ndarray
+    file: FileIO | None = None
 
     def place(self, number: int) -> Place:
         """Return where a sample lies."""
         begin, end = self.offsets[number : number + 2].tolist()
         return Place(self.path, begin, end - begin)
+
+    def read(self, number: int) -> Tensor:
+        """Return a sample's bytes, uint8 (N,)."""
+        path, offset, size = self.place(number)
+        return read_bytes(self.file or path, offset, size)
 
 
 def is_mds(path: Path) -> bool:
@@ -87,7 +94,7 @@ class MdsReader(Reader):
     ``label`` and ``path`` may be missing in shards of other origin; further columns are ignored.
     """
 
-    def __init__(self, path: Path, *, page_cache: str = "os") -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.remedy = (
             f"Copy the data set again, or convert again with "
@@ -101,7 +108,7 @@ class MdsReader(Reader):
                 "from disk; write them without compression (JPEGs hardly shrink)."
             )
         self._shards = [load_shard(path / e.raw.name, e, self.remedy) for e in self._entries]
-        self._bytes = sample_bytes(page_cache, self._place)
+        self._bytes = SampleBytes(self._place)
         self.num_bytes = sum(entry.raw.size for entry in self._entries)
 
     def _describe(self, folder: Path) -> None:
@@ -157,7 +164,7 @@ class MdsReader(Reader):
         return f"{self._shard_name(place)}, sample {number}{came_from}"
 
     def expect(self, indices: np.ndarray) -> None:
-        """Fetch these samples ahead, as ``page_cache`` says."""
+        """Have the operating system fetch these samples ahead."""
         self._bytes.expect(indices)
 
     def close(self) -> None:

@@ -17,7 +17,6 @@ def open_reader(
     *,
     cache_dir: str | Path | None = None,
     cache_limit: int | None = None,
-    page_cache: str = "os",
     channels: int | None = None,
     deep_range: DeepRange | None = None,
 ) -> Reader:
@@ -31,8 +30,6 @@ def open_reader(
         cache_dir: folder for downloaded shards, by default ``$POSPRE_CACHE`` or
             ``~/.cache/pospre``; every remote data set has a folder of its own in there.
         cache_limit: bytes that the shards of a remote data set may take; None: no limit.
-        page_cache: who keeps the bytes of local shards and ``.beton`` files in memory, ``"os"`` or
-            ``"process"``; see ``pospre.data.stores.page_cache``.
         channels: that images are decoded to: 3 (RGB), 1 (grey), or the number of bands that every
             one has; None: what the data set notes, else 3.
         deep_range: values that become 0 and 255 in images of more than 8 bits; None: see
@@ -41,7 +38,7 @@ def open_reader(
     Raises:
         UserError: missing, empty, unfinished, damaged, of an unknown format, or of other channels.
     """
-    reader = _open(path, cache_dir, cache_limit, page_cache)
+    reader = _open(path, cache_dir, cache_limit)
     noted = reader.noted or Noted()
     if reader.noted is not None and reader.features is None:
         _check_noted(reader, noted, channels, deep_range)
@@ -70,17 +67,10 @@ def _check_noted(
             )
 
 
-def _open(
-    path: str | Path, cache_dir: str | Path | None, cache_limit: int | None, page_cache: str
-) -> Reader:
+def _open(path: str | Path, cache_dir: str | Path | None, cache_limit: int | None) -> Reader:
     if path == "":  # would be the current folder
         raise UserError("the path of a data set is empty; name a folder or file, or . for here.")
     if "://" in str(path):
-        if page_cache != "os":
-            raise UserError(
-                f"data.page_cache is '{page_cache}', but {path} is remote, and its shards are kept "
-                "on disk and read through the operating system; leave page_cache out."
-            )
         return _open_remote(str(path), cache_dir, cache_limit)
     path = Path(path)
     if not path.exists():
@@ -93,20 +83,15 @@ def _open(
                 f"{path} is a file, but no .beton; give an image folder, a .beton file or an MDS "
                 "directory."
             )
-        return FfcvReader(path, page_cache=page_cache)
+        return FfcvReader(path)
     if not is_mds(path):
-        if page_cache != "os":
-            raise UserError(
-                f"data.page_cache is '{page_cache}', but {path} is an image folder, which is read "
-                "file by file; convert it (`make data`), or leave page_cache out."
-            )
         return FolderReader(path)
     if not (path / INDEX_NAME).exists():
         raise UserError(
             f"{path} holds MDS shards but no {INDEX_NAME}: its conversion was never finished. "
             f"Convert again with `python -m data_prep.convert SRC {path} --format mds`."
         )
-    return MdsReader(path, page_cache=page_cache)
+    return MdsReader(path)
 
 
 def _open_remote(path: str, cache_dir: str | Path | None, cache_limit: int | None) -> Reader:

@@ -69,11 +69,9 @@ def _storage(costs: LoaderCosts, read: float) -> list[str]:
         return []
     if costs.remote is not None:
         return [f"reading is {read:.0%} of loading: put data.cache_dir on a faster disk"]
-    if costs.page_cache == "process":
-        return [f"reading is {read:.0%} of loading, read ahead already: copy to a faster disk"]
     return [
-        f"reading is {read:.0%} of loading: on network disks try data.page_cache: process, else "
-        "copy to a faster disk; data that fit into memory are read from there after an epoch"
+        f"reading is {read:.0%} of loading: copy to a faster disk; data that fit into memory are "
+        "read from there after an epoch"
     ]
 
 

@@ -59,7 +59,6 @@ class LoaderCosts:
         views: per image.
         repeats: of each sample in a row.
         order: of the samples, as in the recipe.
-        page_cache: likewise.
         device: where pixels are augmented.
         augment_threads: of torch, for the consumer's augment; on a GPU it does not matter.
         workers: threads of the recipe.
@@ -82,7 +81,6 @@ class LoaderCosts:
     views: int
     repeats: int
     order: str
-    page_cache: str
     device: str
     augment_threads: int
     workers: int

@@ -56,7 +56,6 @@ def measure(recipe: Recipe, num_images: int, feed: float | None = None) -> Loade
         views=sum(group.count for group in loader.views),
         repeats=loader.repeats,
         order=loader.order,
-        page_cache=recipe.data.page_cache,
         device=device.device.type,
         augment_threads=threads,
         workers=workers,

@@ -71,8 +71,6 @@ def _notes(costs: LoaderCosts) -> list[str]:
     if costs.feed is not None:
         reached = min(1.0, costs.loaded_per_s / costs.feed)
         pairs.append(("feed", f"these threads load {reached:.0%} of {costs.feed:.0f} images/s"))
-    if costs.page_cache == "process":
-        pairs.append(("read", "further threads read ahead (data.page_cache): it is what was left"))
     pairs += _egress(costs)
     if costs.left_out:
         pairs.append(("left out", f"{costs.left_out} bad samples"))

@@ -166,8 +166,8 @@ def _on_this_node(uri: str) -> Iterator[Path]:
             folder = None
             if dist.get_local_rank() == 0:
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="pospre-"))
-                with Bucket(uri) as bucket:
-                    bucket.fetch(Path(folder) / "checkpoint")
+                with Bucket(uri) as bucket, (Path(folder) / "checkpoint").open("wb") as file:
+                    bucket.download(file)
             first = dist.get_global_rank() - dist.get_local_rank()
             folders: list[Any] = dist.all_gather_object(folder)
             yield Path(folders[first]) / "checkpoint"
@@ -195,8 +195,9 @@ def _read(uri: str) -> tuple[io.BytesIO, bytes | None]:
     """Return the bytes of a checkpoint file and of its manifest, where it has one."""
     if is_remote(uri):
         folder, _, name = uri.rpartition("/")
+        data = io.BytesIO()
         with Bucket(uri) as bucket:
-            data = bucket.download()
+            bucket.download(data)
         with Bucket(folder) as bucket:
             return data, bucket.find(manifest_of(Path(name)).name)
     path = Path(uri)

@@ -1,8 +1,9 @@
-"""Locks of the shard cache: many of them, and those that another process never lets go."""
+"""Locks of the shard cache: many of them, and one that another process never lets go."""
 
 import errno
 import fcntl
 import resource
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,8 @@ import numpy as np
 import pytest
 
 from pospre.data.bucket import cache as shard_cache
-from pospre.data.bucket.cache import ShardCache
+from pospre.data.bucket import fetcher
+from pospre.data.bucket.cache import ShardCache, allow_many_files
 from pospre.data.stores.mds_index import FileEntry
 from pospre.errors import UserError
 from tests.data.buckets import check, open_remote
@@ -33,11 +35,12 @@ def few_files() -> Iterator[int]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_many_shards_are_kept(few_files: int, tmp_path: Path) -> None:
+def test_many_shards_stay_open(few_files: int, tmp_path: Path) -> None:
     cache = ShardCache(tmp_path, ADDRESS, FILES, 10**12)
-    for number in range(1500):
-        cache.keep(f"shard.{number:05d}.mds")
-    cache.let_all_go()
+    cache.file(SHARD).write_bytes(b"shard")
+    allow_many_files()
+    files = [cache.open(SHARD) for _ in range(1500)]
+    assert None not in files
 
 
 def test_too_many_files_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,16 +48,33 @@ def test_too_many_files_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         raise OSError(errno.EMFILE, "Too many open files")
 
     cache = ShardCache(tmp_path, ADDRESS, FILES, 10**12)
-    monkeypatch.setattr("builtins.open", full)
+    monkeypatch.setattr(shard_cache, "FileIO", full)
     with pytest.raises(UserError, match=r"Too many open files.* raise ulimit -n"):
-        cache.keep(SHARD)
+        cache.open(SHARD)
 
 
-def test_a_limit_that_is_never_reached_keeps_nothing(
+def test_what_is_open_is_not_evicted(tmp_path: Path) -> None:
+    cache = ShardCache(tmp_path, ADDRESS, FILES, 100)
+    for name in ("old", "new"):
+        cache.file(name).write_bytes(bytes(50))
+    old = cache.open("old")
+    for _ in range(2):  # what is no more is no obstacle
+        with cache.incoming("next", 50, dict, urgent=False) as path:
+            assert path is not None
+    assert old is not None and cache.file("old").exists() and not cache.file("new").exists()
+    with cache.incoming("next", 60, dict, urgent=False) as path:
+        assert path is None
+    old.close()
+    with cache.incoming("next", 60, dict, urgent=False) as path:
+        assert path is not None
+    assert cache.open("old") is None
+
+
+def test_a_limit_that_is_never_reached_keeps_nothing_open(
     bucket: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     locked: list[str] = []
-    monkeypatch.setattr(shard_cache, "_allow_many_files", lambda: locked.append("kept"))
+    monkeypatch.setattr(fetcher, "allow_many_files", lambda: locked.append("kept"))
     reader = open_remote(cache_limit=10**9)
     reader.expect(np.arange(len(reader)))
     check(reader)
@@ -65,32 +85,38 @@ def test_a_limit_that_is_never_reached_keeps_nothing(
     assert locked
 
 
-@pytest.mark.parametrize("what", ["version", "room", "use"])
-def test_a_process_that_hangs_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
+def test_a_process_that_hangs_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = ShardCache(tmp_path, ADDRESS, FILES, 10**6)
-    path = {
-        "version": cache.path.with_name(f"{cache.path.name}.lock"),
-        "room": cache.path / "locks" / ".room",
-        "use": cache.path / "locks" / f"{SHARD}.use",
-    }[what]
-    if what == "version":
-        del cache  # it shares this lock
     monkeypatch.setattr(shard_cache, "_STUCK", 0.3)
-    start = time.monotonic()
-    with (
-        open(path, "a") as other,
-        pytest.raises(UserError, match=r"another process has held .* hangs; end it"),
-    ):
+    said = r"another process has held .* hangs; end it"
+    with open(cache.path.parent / "lock", "a") as other:
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as a run stopped by Ctrl-Z holds it
-        if what == "use":
-            cache.keep(SHARD)
-        elif what == "room":
-            with cache.incoming(SHARD, 10, dict, urgent=True):
-                pass
-        else:
-            ShardCache(tmp_path, ADDRESS, FILES, None)
-    assert 0.2 < time.monotonic() - start < 3
+        for is_new in (True, False):
+            start = time.monotonic()
+            with pytest.raises(UserError, match=said):
+                if is_new:
+                    ShardCache(tmp_path, ADDRESS, FILES, None)
+                else:
+                    with cache.incoming(SHARD, 10, dict, urgent=True):
+                        pass
+            assert 0.2 < time.monotonic() - start < 3
     again = ShardCache(tmp_path, ADDRESS, FILES, None)
     assert not again.holds(FileEntry(SHARD, 10, {}))
+
+
+def test_one_downloads_a_shard_at_a_time(tmp_path: Path) -> None:
+    caches = [ShardCache(tmp_path, ADDRESS, FILES, None) for _ in range(2)]
+    stop = threading.Event()
+    with caches[0].downloading(SHARD, 1, stop) as first:
+        found: list[bool] = []
+
+        def try_it(patience: float) -> None:
+            with caches[1].downloading(SHARD, patience, stop) as second:
+                found.append(second)
+
+        try_it(0)
+        waiting = threading.Thread(target=try_it, args=(60,))
+        waiting.start()
+        stop.set()
+        waiting.join(10)
+        assert first and found == [False, False]

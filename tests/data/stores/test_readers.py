@@ -82,8 +82,6 @@ def test_missing_and_remote_paths(tmp_path):
     refuses(tmp_path / "nowhere", "nowhere does not exist", "give an image folder")
     refuses("s3://bucket/data.beton", "s3://bucket/data.beton is remote", "copy it first")
     refuses("gs://bucket/data", "from s3://; copy it first")
-    with pytest.raises(UserError, match=r"page_cache is 'process', but s3://bucket/data is remote"):
-        open_reader("s3://bucket/data", page_cache="process")
 
 
 def test_folders_without_images(tmp_path):

@@ -28,7 +28,7 @@ def costs(*, read: float = 0.5, **changes: Any) -> LoaderCosts:
     stages = {**dict.fromkeys(STAGES, 1.0), "read": read}
     usual: dict[str, Any] = {
         "path": "data.beton", "format": "ffcv", "samples": 1000, "views": 2, "repeats": 1,
-        "order": "random", "page_cache": "os", "device": "cpu", "augment_threads": 2,
+        "order": "random", "device": "cpu", "augment_threads": 2,
         "workers": 4, "cores": 4, "batch": 10, "loaded_per_s": 100.0, "feed": None,
         "alone": StageTimes(100, sum(stages.values()), stages),
         "consumer": StageTimes(100, 5.0, dict.fromkeys(WAITING, 1.0)),
@@ -53,8 +53,7 @@ def remote(**changes: Any) -> dict[str, Any]:
         (sizes(other_than_jpeg=0.5, bits_per_pixel=9.0), r"50% of the images are no JPEGs"),
         (sizes(is_raw=True, bits_per_pixel=24.0), r"stored raw"),
         ({"format": "folder"}, r"read file by file \(14% of .*convert to \.beton or MDS"),
-        ({"read": 4.0}, r"reading is 57% of loading: on network disks try data\.page_cache"),
-        ({"read": 4.0, "page_cache": "process"}, r"read ahead already: copy to a faster disk"),
+        ({"read": 4.0}, r"reading is 57% of loading: copy to a faster disk"),
         ({"read": 4.0, **remote()}, r"put data\.cache_dir on a faster disk"),
         (remote(cache_limit=10**9), r"downloads again: with data\.cache_limit from 2\.00 GB"),
         (remote(fetched_per_s=10.0), r"data\.order: windows needs few"),
@@ -65,7 +64,6 @@ def test_advice_fits_what_was_seen(changes, said):
     assert not advise(costs()) and not advise(costs(**remote()))
     (line,) = advise(costs(**changes))
     assert re.search(said, line)
-    assert "page_cache" not in line or not ({"remote", "page_cache"} & set(changes))
 
 
 def test_small_samples_are_not_read_slowly():

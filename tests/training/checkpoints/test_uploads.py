@@ -5,7 +5,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import boto3
 import pytest
@@ -231,11 +231,10 @@ def test_an_object_swapped_after_the_check_is_not_loaded(
     download = Bucket.download
     read_objects = []
 
-    def swapped(bucket: Bucket) -> Any:
-        content = download(bucket)
+    def swapped(bucket: Bucket, target: BinaryIO) -> None:
+        download(bucket, target)
         read_objects.append(bucket.key)
         s3.put_object(Bucket="bucket", Key=bucket.key, Body=b"whatever it holds by now")
-        return content
 
     monkeypatch.setattr(Bucket, "download", swapped)
     code, said = run(tiny, *OPTIONS)

@@ -1,9 +1,12 @@
 """One object of a bucket, downloaded with patience: retried, taken up where it was cut, bounded.
 
-Streaming's own downloader is not used for this: it can be neither stopped nor bounded in time, and
-tries for ever when a server answers 400 (an expired token).
+boto3's transfer manager, which fetches checkpoints, is not used for shards: beside a silent server
+a process ended 98 s after Ctrl-C with its threads and after 1 s with these, it begins a cut piece
+anew (25 MB for an object of 20 that was cut at 5), and it gives up after five tries, however short
+an outage is.
 """
 
+import itertools
 import random
 import threading
 import time
@@ -37,15 +40,15 @@ class Stopped(Exception):
     """The download was no longer wanted."""
 
 
-class MissingObject(UserError):
-    """The bucket does not hold it."""
+class Refused(UserError):
+    """The bucket does not hold the object (``status`` 404), or does not give it (403)."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
 
 
-class ForbiddenObject(UserError):
-    """The bucket does not give it, and perhaps does not hold it."""
-
-
-class Transfer:
+class Download:
     """The download of one object.
 
     Attributes:
@@ -54,7 +57,6 @@ class Transfer:
         received: bytes that came over the network, those of cut tries included.
         attempts: how often it was tried.
         cause: why the last try failed, or nothing.
-        damage: what is wrong with the bytes that came, as far as the bucket knows, or nothing.
     """
 
     def __init__(self, bucket: Bucket, name: str) -> None:
@@ -65,11 +67,20 @@ class Transfer:
         self.received = 0
         self.attempts = 0
         self.cause = ""
-        self.damage = ""
         self._version: str | None = None
 
-    def run(self, target: BinaryIO, *, patience: float, stop: threading.Event) -> None:
+    def state(self, size: int) -> str:
+        """Return how far it is."""
+        if not self.attempts:
+            return "another process downloads it, or keeps the shards that it should replace"
+        last = f"; the last failure: {self.cause}" if self.cause else ""
+        return f"{self.done} of {size} bytes came in {self.attempts} attempts{last}"
+
+    def run(self, target: BinaryIO, *, patience: float, stop: threading.Event) -> str:
         """Download into an open file, from its start.
+
+        Returns:
+            what is wrong with the bytes that came, as far as the bucket knows, or nothing.
 
         Raises:
             UserError: after ``patience`` seconds, or as soon as trying again cannot help.
@@ -77,31 +88,30 @@ class Transfer:
             OSError: the file cannot be written.
         """
         start = time.monotonic()
-        while True:
-            self.attempts += 1
+        for self.attempts in itertools.count(1):
             try:
                 self._attempt(target, start + patience, stop)
-                return
+                return ""
+            except FlexibleChecksumError:
+                return "it does not have the checksum that the bucket noted"
             except (BotoCoreError, ClientError, HTTPError) as error:
-                self.cause = self._judge(error)
+                self.cause = self._passing_cause(error)
             pause = min(_FIRST_PAUSE * 2.0 ** min(self.attempts - 1, 10), _LONGEST_PAUSE)
             pause *= random.uniform(0.5, 1)  # ranks that failed together should not come together
             if time.monotonic() + pause > start + patience:
-                raise UserError(
-                    f"{self.address} could not be downloaded: gave up after {self.attempts} "
-                    f"attempts in {time.monotonic() - start:.0f} s ({PATIENCE_HINT}); "
-                    f"the last one: {self.cause}"
-                )
+                break
             if stop.wait(pause):
                 raise Stopped
+        raise UserError(
+            f"{self.address} could not be downloaded: gave up after {self.attempts} attempts in "
+            f"{time.monotonic() - start:.0f} s ({PATIENCE_HINT}); the last one: {self.cause}"
+        )
 
     def _attempt(self, target: BinaryIO, deadline: float, stop: threading.Event) -> None:
         """Ask for the rest of the object and write it."""
         rest = {}
         if self.done and self._version:
             rest = {"Range": f"bytes={self.done}-", "IfMatch": self._version}
-        else:
-            self.done = 0
         answer = self.bucket.client.get_object(Bucket=self.bucket.name, Key=self.key, **rest)
         self._version = answer.get("ETag")
         if "ContentRange" not in answer:
@@ -117,24 +127,19 @@ class Transfer:
                 self.received += len(block)
                 if time.monotonic() > deadline:
                     raise ReadTimeoutError(endpoint_url=self.address)
-        except FlexibleChecksumError:
-            self.damage = "it does not have the checksum that the bucket noted"
         finally:
             body.close()
 
-    def _judge(self, error: Exception) -> str:
+    def _passing_cause(self, error: Exception) -> str:
         """Return what went wrong; raise where another try would end alike."""
-        if isinstance(error, NoCredentialsError | PartialCredentialsError):
-            raise UserError(self.bucket.explain(error)) from error
-        if isinstance(error, ClientError):
-            return self._judge_answer(error)
         if isinstance(error, ConnectTimeoutError | EndpointConnectionError):
             return self.bucket.explain(error)
         if isinstance(error, ReadTimeoutError):
             return f"the server went silent, or was too slow, after {self.done} bytes"
-        return f"the connection was cut after {self.done} bytes ({type(error).__name__})"
-
-    def _judge_answer(self, error: ClientError) -> str:
+        if isinstance(error, NoCredentialsError | PartialCredentialsError):
+            raise UserError(self.bucket.explain(error)) from error
+        if not isinstance(error, ClientError):
+            return f"the connection was cut after {self.done} bytes ({type(error).__name__})"
         code = error.response["Error"]["Code"]
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         if status >= 500 or status == 429 or code in _BUSY:
@@ -142,11 +147,7 @@ class Transfer:
         if code in _REPLACED:
             self.done = 0
             return "it was replaced while it was being downloaded"
-        if status == 404 and code != "NoSuchBucket":
-            raise MissingObject(f"{self.address} does not exist") from error
-        if status == 403 and code not in CREDENTIAL_FAULTS:
-            raise ForbiddenObject(
-                f"{self.address} may not be read (403 {code}), or does not exist in a bucket that "
-                "may not be listed; check AWS_ACCESS_KEY_ID and the bucket's rules"
-            ) from error
-        raise UserError(self.bucket.explain(error)) from error
+        message = self.bucket.explain(error, self.address)
+        if status not in (403, 404) or code in ("NoSuchBucket", *CREDENTIAL_FAULTS):
+            raise UserError(message) from error
+        raise Refused(message, status) from error
