@@ -39,7 +39,7 @@ _HOMES = {
     "ViewGroup": "data.views.plan",
     "from_images": "batch",
     "DeviceAugment": "augment.device",
-    "load_weights": "exchange.start",
+    "load_weights": "training.start",
     "UserError": "errors",
 }
 __all__ = [*_HOMES]

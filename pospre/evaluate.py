@@ -75,8 +75,8 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     # Late, so that a mistyped option answers at once.
     from pospre.evaluation.registry import check_settings, evaluation_module
     from pospre.evaluation.run import run_evaluation
-    from pospre.exchange.start import refuse_export
     from pospre.training.checkpoints.content import load_model
+    from pospre.training.start import refuse_export
 
     settings = parse_settings(arguments.settings)
     check_settings(arguments.name, settings)

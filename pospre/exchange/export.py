@@ -14,11 +14,11 @@ from torch import Tensor
 
 from pospre.errors import UserError
 from pospre.evaluation.run import require_finite
-from pospre.exchange.start import refuse_export
 from pospre.exchange.target import check_target, parse_grid
 from pospre.model.model import PretrainModel
 from pospre.nn.encoder import Encoder
 from pospre.training.checkpoints.content import load_model
+from pospre.training.start import refuse_export
 
 _TOLERANCE = 1e-5  # relative to the largest feature
 

@@ -42,10 +42,12 @@ class PretrainAlgorithm(Algorithm):
 
     Attributes:
         is_host: hosts own the visible patches and attach first.
+        gives_positions: it gives those of every pass, instead of the encoder's table.
         takes_merged_patches: works with encoders whose tokens stand for several patches (Swin).
     """
 
     is_host: ClassVar[bool] = False
+    gives_positions: ClassVar[bool] = False
     takes_merged_patches: ClassVar[bool] = False
     _progress: Progress = Progress(0.0, 0.0)
 

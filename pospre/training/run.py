@@ -8,7 +8,6 @@ from composer.utils import dist
 
 from pospre.data.memory import estimate_memory
 from pospre.errors import Stopped, UserError
-from pospre.exchange.start import load_weights
 from pospre.object_store import check_writable, is_remote
 from pospre.recipe.recipe import Recipe
 from pospre.schedules import duration_steps
@@ -25,6 +24,7 @@ from pospre.training.checkpoints.uploads import Uploads, lacks, restore_metrics
 from pospre.training.components import Components, build_components
 from pospre.training.ranks import from_rank_zero, print_once
 from pospre.training.run_folder import check_folder, clear, compare_recipes, write_recipe
+from pospre.training.start import load_weights
 from pospre.training.trainer import build_trainer
 from pospre.training.watch.resume import Resume
 from pospre.training.watch.stop_signals import StopSignals

@@ -7,7 +7,7 @@ object sizes, the boxes of an image are shrunk and moved together inside the fie
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -108,6 +108,8 @@ class CropField(PretrainAlgorithm):
             mirrored, at the price of vectors that belong to two places. ``mirror_shared`` keeps
             both: views and boxes of an image are mirrored together, as its first view is drawn.
     """
+
+    gives_positions: ClassVar[bool] = True
 
     field: FieldKind = "learned"
     field_size: Annotated[int, Field(ge=2)] | None = None

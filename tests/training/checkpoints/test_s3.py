@@ -15,9 +15,9 @@ from moto.server import ThreadedMotoServer
 
 from data_prep import convert
 from pospre.errors import UserError
-from pospre.exchange.start import load_weights
 from pospre.training.build import build_model
 from pospre.training.checkpoints.uploads import mirror_run
+from pospre.training.start import load_weights
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
 from tests.training.tiny_runs import curve
 

@@ -14,7 +14,6 @@ from safetensors.torch import save_file
 from pospre import evaluate
 from pospre.errors import UserError
 from pospre.exchange.export import export
-from pospre.exchange.start import load_weights
 from pospre.model.model import PretrainModel
 from pospre.model.teacher import Momentum
 from pospre.nn.build import build_encoder
@@ -22,6 +21,7 @@ from pospre.nn.positions import resample_positions
 from pospre.recipe.recipe import recipe_from_dict
 from pospre.training.build import build_model
 from pospre.training.checkpoints.content import load_model
+from pospre.training.start import load_weights
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
 
 Run = Callable[..., tuple[int, str]]

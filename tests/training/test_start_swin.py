@@ -9,9 +9,9 @@ import torch
 
 from pospre.errors import UserError
 from pospre.exchange.export import export
-from pospre.exchange.start import load_weights
 from pospre.training.build import build_model
 from pospre.training.checkpoints.content import load_model
+from pospre.training.start import load_weights
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
 from tests.swin_runs import DROPPOS, SUPERVISED, small_swin
 

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pospre.errors import UserError
+from pospre.model.algorithm import algorithm_class
 from pospre.model.model import PretrainModel
 from pospre.model.teacher import follow
 from pospre.nn.encoder import Encoder
@@ -111,9 +112,11 @@ def _read_run(uri: str, which: Weights, grid: tuple[int, int]) -> Source:
         )
     recipe: dict[str, Any] = recorded(content)[0]
     positions = recipe["encoder"].get("positions")
-    if "crop_field" in recipe["algorithms"]:  # the encoder's own table holds nothing then
-        own["pos_embed"] = model_of(checkpoint, weights=which)[0].position_table(grid)
-        if recipe["algorithms"]["crop_field"].get("field") != "sincos":
+    if any(algorithm_class(name).gives_positions for name in recipe["algorithms"]):
+        model = model_of(checkpoint, weights=which)[0]  # the encoder's own table holds nothing
+        assert model.position_source is not None
+        own["pos_embed"] = model.position_table(grid)
+        if any(model.positions.named[model.position_source].parameters()):
             positions = "learned"
     return Source(f"{uri} ({which})", own, positions)
 
