@@ -4,6 +4,7 @@ import argparse
 import io
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -173,23 +174,12 @@ def _settings(args: argparse.Namespace) -> Settings:
         from data_prep.speech.keywords import parse_keywords
 
         keywords = parse_keywords(args.keywords)
-    has_split = args.split is not None
-    return Settings(
-        format=args.format,
-        max_side=args.max_side,
-        quality=args.quality,
-        split=args.split,
-        val_fraction=args.val_fraction if has_split else Settings.val_fraction,
-        seed=args.seed if has_split or keywords else Settings.seed,
-        frames=args.frames,
-        source=args.kind,
-        check=args.check,
-        shard_mb=args.shard_mb,
-        seekable=args.seekable,
-        keywords=keywords,
-        channels=args.channels,
-        deep_range=_plain_range(args.deep_range),
-    )
+    values = {**vars(args), "source": args.kind, "keywords": keywords}
+    values["deep_range"] = _plain_range(args.deep_range)
+    if args.split is None:  # then they decide nothing
+        values["val_fraction"] = Settings.val_fraction
+        values["seed"] = args.seed if keywords else Settings.seed
+    return Settings(**{field.name: values[field.name] for field in fields(Settings)})
 
 
 def _plain_range(text: str) -> str:

@@ -18,7 +18,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from data_prep.distribute.processes import ordered_map
-from data_prep.publish.atomic import replace_folder, staging_folder
+from data_prep.publish.atomic import partial_folder, replace_folder
 from pospre.data.cores import available_cores
 from pospre.errors import UserError, run_command
 
@@ -80,7 +80,7 @@ def render_scenes(
     pictures = ordered_map(
         partial(_render_scene, settings=settings), range(num_scenes), num_workers
     )
-    with closing(pictures), staging_folder(destination) as folder:
+    with closing(pictures), partial_folder(destination) as folder:
         for name in CLASSES:
             (folder / name).mkdir()
         counts: Counter[str] = Counter()

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from data_prep.publish.description import (
     REMEDY,
+    Files,
     check_sizes,
     data_files,
     parse_description,
@@ -29,7 +30,6 @@ from pospre.errors import UserError, run_command
 from pospre.object_store import Bucket, is_remote
 
 if TYPE_CHECKING:  # readers and decoders take seconds to import, and --help does not wait for them
-    from data_prep.publish.store import Files
     from pospre.data.stores.reader import Reader
 
 _EPILOG = """\
@@ -101,9 +101,9 @@ def _open_shards(where: str, scratch: Path) -> "tuple[dict[str, Any], Iterator[R
     """Return the description, checked, and readers of the samples: one for each shard."""
     files: Files
     if is_remote(where):
-        from data_prep.publish.bucket import RemoteFiles
+        from data_prep.publish.bucket import BucketFiles
 
-        files = RemoteFiles(where)
+        files = BucketFiles(where)
     else:
         from data_prep.publish.local import LocalFiles
         from pospre.data.stores.mds import is_mds

@@ -1,9 +1,55 @@
-"""Position-aware self-supervised pre-training."""
+"""Position-aware self-supervised pre-training: the names below, and ``python -m pospre.train``.
 
+==================  ===============================================================================
+``build_encoder``   an encoder by name: ``vits16``, ``timm:vit_small_patch16_224``, …
+``wrap_encoder``    the encoder of a model that ``timm.create_model`` made, with its weights
+``PretrainModel``   the encoder and what algorithms attach to it; a ``ComposerModel``
+``attach``          an algorithm by name: ``attach(model, "droppos", sigma_start=2.0)``
+``prepare``         before a forward without Composer: schedules, and masks into the batch
+``after_step``      after the optimiser's step without Composer: moves the teacher
+``build_loader``    batches of views from a folder, ``.beton`` or MDS shards
+``ViewGroup``       what such a loader cuts out of every image
+``from_images``     a batch of the images of any other loader
+``DeviceAugment``   flips and normalises a loader's views where the model does not
+``load_weights``    a checkpoint's or a file's encoder into the model
+``UserError``       what a mistake raises; its message names the remedy
+==================  ===============================================================================
+
+They are imported when they are first used, so that ``--help`` does not wait for torch.
+"""
+
+import importlib
 import os
+from typing import Any
 
 # Before torch loads OpenMP: its threads else spin while they wait for each other, at the cost of
 # whoever shares the cores with them (another run, other ranks, the loader's own threads).
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "build_encoder": "nn.build",
+    "wrap_encoder": "nn.timm_models",
+    "PretrainModel": "model.model",
+    "attach": "model.algorithm",
+    "prepare": "model.algorithm",
+    "after_step": "model.algorithm",
+    "build_loader": "data.loader",
+    "ViewGroup": "data.views.plan",
+    "from_images": "batch",
+    "DeviceAugment": "augment.device",
+    "load_weights": "exchange.start",
+    "UserError": "errors",
+}
+__all__ = [*_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'pospre' has no attribute '{name}'")
+    return getattr(importlib.import_module(f"pospre.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

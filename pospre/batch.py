@@ -43,12 +43,69 @@ import torch
 from torch import Tensor
 
 from pospre import draws
+from pospre.errors import UserError
 
 Batch = dict[str, Tensor]
 
 INDEX = "index"
 EPOCH = "epoch"
 LABEL = "label"
+
+
+def from_images(
+    images: Tensor,
+    *,
+    index: Tensor,
+    epoch: int | None = None,
+    label: Tensor | None = None,
+    group: str = "view",
+) -> Batch:
+    """Return the batch of images that came from any loader, as the algorithms take it.
+
+    The images count as whole and upright: cut and mirror them yourself.
+
+    Args:
+        images: uint8 (B, C, H, W), or (B, V, C, H, W) with several views of each sample.
+        index: (B,) position of each sample in the data set: masks are drawn from it.
+        epoch: counted from 0, masks are drawn from it too; None leaves it to Composer's Trainer.
+        label: (B,) classes, for ``supervised``; None: unknown.
+        group: the view group that these are.
+
+    Raises:
+        UserError: the images are not uint8, or of another shape.
+    """
+    if images.dtype != torch.uint8 or images.ndim not in (4, 5):
+        raise UserError(
+            f"from_images got images of {images.dtype} and shape {tuple(images.shape)}, but takes "
+            "uint8 (B, C, H, W), as torchvision.transforms.PILToTensor makes them: the model "
+            "normalises them itself."
+        )
+    views = images.unsqueeze(1) if images.ndim == 4 else images
+    rows, count = views.shape[:2]
+    whole = torch.tensor([0.0, 0.0, 1.0, 1.0], device=views.device)
+    batch = {
+        INDEX: torch.as_tensor(index, device=views.device).long(),
+        LABEL: index.new_full((rows,), -1) if label is None else label,
+        image_key(group): views,
+        box_key(group): whole.expand(rows, count, 4).clone(),
+        flip_key(group): views.new_zeros(rows, count, dtype=torch.bool),
+    }
+    return batch if epoch is None else numbered(batch, epoch=epoch)
+
+
+def numbered(batch: Batch, *, epoch: int) -> Batch:
+    """Return the batch with the number of its epoch, unless the loader has written that.
+
+    Raises:
+        UserError: the samples have no index.
+    """
+    if not isinstance(batch, dict) or INDEX not in batch:
+        what = f"a dict of {', '.join(batch)}" if isinstance(batch, dict) else type(batch).__name__
+        raise UserError(
+            f"the loader gave {what}; a batch is a dict with '{INDEX}', from which masks are "
+            "drawn. Use pospre.build_loader, or make it with pospre.from_images."
+        )
+    return batch if EPOCH in batch else {**batch, EPOCH: torch.full_like(batch[INDEX], epoch)}
 
 
 def image_key(group: str = "view") -> str:

@@ -1,4 +1,4 @@
-"""The loader's bill: its shares add up, it is about right, and mistakes are explained."""
+"""The loader's costs: its shares add up, it is about right, and mistakes are explained."""
 
 import json
 import time
@@ -16,7 +16,7 @@ from pospre.errors import UserError
 from pospre.loader_report import main
 from pospre.recipe.recipe import load_recipe
 from pospre.report.loader import measure as measure_loader
-from pospre.report.loader.table import STAGES, WAITING, Timing
+from pospre.report.loader.costs import STAGES, WAITING, StageTimes
 from tests.data.buckets import ADDRESS, bucket, server, shards, upload  # noqa: F401 (fixtures)
 from tests.data.deep_files import band_folder
 
@@ -67,7 +67,7 @@ def measured(path: Any, *options: str, images: int = 16, feed: float | None = No
     return measure_loader.measure(recipe, images, feed)
 
 
-def check_sum(timing: Timing, stages: tuple[str, ...]) -> None:
+def check_sum(timing: StageTimes, stages: tuple[str, ...]) -> None:
     """What was timed stage by stage is what the clock says, within 5 % (and a pause of ours)."""
     assert set(timing.stages) == set(stages)
     named = {stage: seconds for stage, seconds in timing.stages.items() if stage != "other"}
@@ -77,13 +77,13 @@ def check_sum(timing: Timing, stages: tuple[str, ...]) -> None:
 
 
 def test_shares_add_up_to_the_wall_time(photographs, tmp_path, capsys):
-    output, picture = tmp_path / "bill.json", tmp_path / "bill.png"
+    output, picture = tmp_path / "costs.json", tmp_path / "costs.png"
     files = ["--output", str(output), "--plot", str(picture)]
     assert main([RECIPE, f"data.path={photographs}", *OPTIONS, "--images", "16", *files]) == 0
     found = json.loads(output.read_text())
     assert found["alone"]["images"] == 16 and found["samples"] == 24 and found["batch"] == 2
     for name, stages in (("alone", STAGES), ("consumer", WAITING)):
-        check_sum(Timing(**found[name]), stages)
+        check_sum(StageTimes(**found[name]), stages)
     assert all(found["alone"]["stages"][stage] > 0 for stage in STAGES[:-1])
     mean = np.mean([path.stat().st_size for path in photographs.iterdir()])
     assert found["bytes_per_image"] == pytest.approx(mean, rel=0.1)
@@ -97,12 +97,12 @@ def test_shares_add_up_to_the_wall_time(photographs, tmp_path, capsys):
 
 def test_reading_takes_as_long_as_it_does(photographs, slow_reads, monkeypatch):
     monkeypatch.setattr(measure_loader, "look_at_sizes", lambda *_: None)  # it reads afterwards
-    bill = measured(photographs, "data.repeats=2")
-    check_sum(bill.alone, STAGES)
-    took = sum(slow_reads[-bill.alone.images :])
-    assert took <= bill.alone.stages["read"] == pytest.approx(took, rel=0.05, abs=0.005)
-    assert bill.loaded_per_s < 1 / SLOW and bill.per_core < 1 / SLOW
-    assert bill.bytes_per_epoch == pytest.approx(12 * bill.bytes_per_image)
+    costs = measured(photographs, "data.repeats=2")
+    check_sum(costs.alone, STAGES)
+    took = sum(slow_reads[-costs.alone.images :])
+    assert took <= costs.alone.stages["read"] == pytest.approx(took, rel=0.05, abs=0.005)
+    assert costs.loaded_per_s < 1 / SLOW and costs.per_core < 1 / SLOW
+    assert costs.bytes_per_epoch == pytest.approx(12 * costs.bytes_per_image)
 
 
 def waits_little(photographs: Path) -> bool:
@@ -123,8 +123,8 @@ def test_a_consumer_waits_for_slow_threads_only(photographs, slow_reads):
 
 
 def test_large_batches_do_not_take_more_images(photographs):
-    bill = measured(photographs, "data.batch_size=24", images=8)
-    assert (bill.batch, bill.alone.images) == (1, 8)
+    costs = measured(photographs, "data.batch_size=24", images=8)
+    assert (costs.batch, costs.alone.images) == (1, 8)
 
 
 def test_images_of_other_channels(tmp_path: Path, capsys) -> None:
@@ -171,9 +171,9 @@ def test_data_in_a_bucket(converted: Path, upload: Callable[[Path], Any], capsys
     [
         (["--feed", "-1"], r"--feed is -1"),
         (["--images", "0"], r"--images is 0"),
-        (["--output", "nowhere/bill.json"], r"--output nowhere/bill\.json cannot lie in nowhere"),
+        (["--output", "nowhere/costs.json"], r"--output nowhere/costs\.json cannot lie in nowhere"),
         (["--output", "."], r"--output \. is a folder"),
-        (["--plot", "bill.txt"], r"--plot bill\.txt must end in \.png"),
+        (["--plot", "costs.txt"], r"--plot costs\.txt must end in \.png"),
         (["data.batch_size=25"], r"holds 24 samples, fewer than one batch of 25"),
     ],
 )

@@ -1,8 +1,8 @@
 """From a source to a complete data set in its place, or to nothing.
 
-A conversion is cut into blocks (``preparation``); processes or a cluster convert them (``worker``),
-a store keeps the finished ones, and when all are there they become the data set (``publish``).
-Parts on several machines, and runs that follow a killed one, convert the blocks that are missing.
+A conversion is cut into blocks (``preparation``); processes or a cluster convert them (``worker``).
+The destination (``publish``) keeps the finished ones and makes the data set of them when all are
+there. Parts on several machines, and runs that follow a killed one, convert what is missing.
 """
 
 import sys
@@ -24,10 +24,10 @@ from data_prep.distribute.preparation import load_writers, prepare
 from data_prep.distribute.processes import ordered_map
 from data_prep.distribute.records import Record, Settings, Summary
 from data_prep.distribute.worker import Job, convert_block
+from data_prep.publish.atomic import writing
+from data_prep.publish.destination import Destination
 from data_prep.publish.locks import WHOLE
-from data_prep.publish.opening import open_target
-from data_prep.publish.store import Store
-from data_prep.publish.target import Target
+from data_prep.publish.opening import open_destination
 from data_prep.sources.source import Item
 from pospre.errors import UserError
 
@@ -64,11 +64,11 @@ def convert(
     """
     if scheduler is not None:  # whose workers may run in other folders
         source, destination = source.absolute(), _absolute(destination)
-    target = open_target(destination, settings.format)
+    target = open_destination(destination, settings.format)
     target.check_apart(source)
     prepared = prepare(source, settings)
     if not overwrite and target.is_complete(prepared.made_from):
-        _tidy(target.store, prepared.made_from)
+        _tidy(target, prepared.made_from)
         return None
     if overwrite:
         target.check_replaceable()
@@ -80,7 +80,7 @@ def convert(
             replace(prepared.source, items=()),
             prepared.settings,
             plan.limit,
-            target.store,
+            target,
             num_shares=1 if share is None else share.total,
             strict=strict,
         )
@@ -99,24 +99,24 @@ def merge(destination: str | Path) -> Summary | None:
     Raises:
         UserError: a part is missing or foreign, or another data set is there.
     """
-    target = open_target(destination, "ffcv" if str(destination).endswith(".beton") else "mds")
-    plan = target.store.plan()
+    target = open_destination(destination, "ffcv" if str(destination).endswith(".beton") else "mds")
+    plan = target.plan()
     if plan is None:
         if target.description() is not None:
             return None
         raise UserError(
-            f"{target.store.where} holds no parts of {destination}; write them with --part k/n."
+            f"{target.partial} holds no parts of {destination}; write them with --part k/n."
         )
     if target.is_complete(plan.made_from):
-        _tidy(target.store, plan.made_from)
+        _tidy(target, plan.made_from)
         return None
     load_writers(plan.format)
     start = time.monotonic()
-    with _as_user_errors(target), target.store.alone(WHOLE):
-        found = target.store.records()
-        check_complete(found, plan, target.store.where)
+    with writing(target), target.alone(WHOLE):
+        found = target.records()
+        check_complete(found, plan, target.partial)
         records = [found[number] for number in range(plan.num_blocks)]
-        check_samples(records, plan, target.store.where)
+        check_samples(records, plan, target.partial)
         _publish(target, plan, records, overwrite=False)
     return _summary(records, plan, num_reused=len(records), seconds=time.monotonic() - start)
 
@@ -125,76 +125,65 @@ def _absolute(destination: str | Path) -> str:
     return str(destination) if "://" in str(destination) else str(Path(destination).absolute())
 
 
-def _tidy(store: Store, made_from: dict[str, Any]) -> None:
+def _tidy(target: Destination, made_from: dict[str, Any]) -> None:
     """Remove what parts that came late have left; nobody else's work, and only where that goes."""
     with suppress(UserError, OSError):
-        if store.plan() is None:
+        if target.plan() is None:
             return
-        with store.alone(WHOLE):
-            before = store.plan()
+        with target.alone(WHOLE):
+            before = target.plan()
             if before is not None and difference(before.made_from, made_from) is None:
-                store.discard()
+                target.discard()
 
 
-def _publish(target: Target, plan: Plan, records: Sequence[Record], overwrite: bool) -> None:
+def _publish(target: Destination, plan: Plan, records: Sequence[Record], overwrite: bool) -> None:
     """Put the data set in its place, unless something has come there in the meantime."""
     if not overwrite and target.is_complete(plan.made_from):
-        target.store.discard()
+        target.discard()
     else:
         target.publish(plan, records)
 
 
 @contextmanager
-def _beginning(target: Target, plan: Plan, share: Share | None, overwrite: bool) -> Iterator[None]:
+def _beginning(
+    target: Destination, plan: Plan, share: Share | None, overwrite: bool
+) -> Iterator[None]:
     """Begin or go on; on failure keep what is finished, and remove what is not worth keeping.
 
     Raises:
         UserError: something else is there, or nothing can be written.
     """
-    store = target.store
     name = WHOLE if share is None else f"part-{share.number}-of-{share.total}"
-    with _as_user_errors(target), store.alone(name):
+    with writing(target), target.alone(name):
         if share is None:  # else others count on the plan
-            store.adopt(plan)
-        if overwrite and share is None:
-            before = store.plan()
-            if before is not None and before.key != plan.key:
-                store.discard()
+            target.adopt(plan)
+            before = target.plan()
+            if overwrite and before is not None and before.key != plan.key:
+                target.discard()
         try:
-            store.begin(plan)
+            target.begin(plan)
             yield
         except BaseException:
             if share is None:  # else others may be at work there
-                _keep_or_discard(store, plan)
+                _keep_or_discard(target, plan)
             raise
 
 
-def _keep_or_discard(store: Store, plan: Plan) -> None:
+def _keep_or_discard(target: Destination, plan: Plan) -> None:
     try:
-        before, records = store.plan(), store.records()
+        before, records = target.plan(), target.records()
     except UserError:
         return  # out of reach: what went wrong before is the message
     if before is not None and before.key != plan.key:
         return  # another conversion's
     if any(record.labels for record in records.values()):
         print(
-            f"{len(records)} of {plan.num_blocks} blocks are finished and kept in {store.where}; "
-            "the same command goes on from there.",
+            f"{len(records)} of {plan.num_blocks} blocks are finished and kept in "
+            f"{target.partial}; the same command goes on from there.",
             file=sys.stderr,
         )
     else:
-        store.discard()
-
-
-@contextmanager
-def _as_user_errors(target: Target) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"cannot write {target}: {error.strerror or error}. Make room or choose another "
-            "destination, then run the same command again."
-        ) from error
+        target.discard()
 
 
 def _convert_blocks(
@@ -206,8 +195,8 @@ def _convert_blocks(
     num_workers: int,
 ) -> Summary:
     """Convert the blocks that no earlier run has finished; ``run`` is ``ordered_map`` or alike."""
-    found = job.store.records()
-    check_own(found, plan, job.store.where)
+    found = job.destination.records()
+    check_own(found, plan, job.destination.partial)
     missing = [block for block in blocks if block.number not in found]
     num_reused = len(blocks) - len(missing)
     if num_reused:
@@ -223,7 +212,7 @@ def _convert_blocks(
         settled = []
         for block, record in zip(missing, results, strict=True):
             found[block.number] = record
-            settled.append(background.submit(job.store.settle, record))
+            settled.append(background.submit(job.destination.settle, record))
             bar.update(block.stop - block.start)
         for future in settled:
             future.result()

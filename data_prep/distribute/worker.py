@@ -19,7 +19,7 @@ from data_prep.encode.images import PreparedImage, Unreadable, prepare_image
 from data_prep.encode.moments import Moments
 from data_prep.encode.stderr import captured_stderr
 from data_prep.files.reading import read_annotation, read_item
-from data_prep.publish.store import Store
+from data_prep.publish.destination import Destination
 from data_prep.sources.source import Item, Source
 from pospre.data.decode.decoder import decode_image
 from pospre.errors import UserError
@@ -38,7 +38,7 @@ class Job:
         source: without its items.
         settings: of the conversion.
         limit: largest shard in bytes, or size of a page.
-        store: what takes the finished blocks.
+        destination: what takes the finished blocks.
         num_shares: that the conversion is divided into.
         strict: whether to stop at what cannot be read.
     """
@@ -46,7 +46,7 @@ class Job:
     source: Source
     settings: Settings
     limit: int
-    store: Store
+    destination: Destination
     num_shares: int = 1
     strict: bool = False
 
@@ -61,7 +61,7 @@ def convert_block(task: tuple[Block, tuple[Item, ...]], job: Job) -> Record:
     block, items = task
     record = Record(block.number, block.key, job.num_shares)
     moments = _moments(job.settings)
-    with job.store.scratch() as folder:
+    with job.destination.scratch() as folder:
         with _writing(folder, job, record) as writer:
             for item in items:
                 with at(str(job.source.root / item.name)):
@@ -76,7 +76,7 @@ def convert_block(task: tuple[Block, tuple[Item, ...]], job: Job) -> Record:
                     moments.add(_rows(main, job.settings))
         if moments is not None:
             record.sums = moments.sums()
-        job.store.keep(folder, record)
+        job.destination.keep(folder, record)
     return record
 
 

@@ -23,30 +23,35 @@ def clean_parents(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def staging_folder(destination: Path) -> Iterator[Path]:
+def writing(destination: object) -> Iterator[None]:
+    """Turn an ``OSError`` inside (disk full, no permission) into a ``UserError``."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"cannot write {destination}: {error.strerror or error}. Make room or choose another "
+            "destination, then run the same command again."
+        ) from error
+
+
+@contextmanager
+def partial_folder(destination: Path) -> Iterator[Path]:
     """Give a fresh folder ``<destination>.partial-<pid>`` and remove it at the end, come what may.
 
-    Partial folders that killed runs left behind for the same destination are removed first. Any
-    ``OSError`` inside (disk full, no permission) becomes a ``UserError``.
+    Partial folders that killed runs left behind for the same destination are removed first.
 
     Raises:
         UserError: nothing can be written there, or another process is writing it.
     """
     partial = destination.with_name(f"{destination.name}.partial-{os.getpid()}")
-    try:
-        with clean_parents(destination):
-            try:
-                destination.parent.mkdir(parents=True, exist_ok=True)
-                remove_stale_partials(destination)
-                partial.mkdir()
-                yield partial
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)
-    except OSError as error:
-        raise UserError(
-            f"cannot write {destination}: {error.strerror or error}. Nothing was left behind; make "
-            "room or choose another destination, then run the same command again."
-        ) from error
+    with writing(destination), clean_parents(destination):
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        remove_stale_partials(destination)
+        try:
+            partial.mkdir()
+            yield partial
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def remove_stale_partials(destination: Path) -> None:
@@ -58,18 +63,13 @@ def remove_stale_partials(destination: Path) -> None:
     pattern = re.compile(re.escape(destination.name) + r"\.partial-(\d+)(-old)?")
     for path in sorted(destination.parent.iterdir()):
         match = pattern.fullmatch(path.name)
-        if match is None:
-            continue
-        pid = int(match[1])
-        if pid != os.getpid() and is_alive(pid):
+        if match and int(match[1]) != os.getpid() and is_alive(int(match[1])):
             raise UserError(
-                f"process {pid} is writing {destination} right now; wait for it, or remove {path} "
-                "if that process is something else."
+                f"process {match[1]} is writing {destination} right now; wait for it, or remove "
+                f"{path} if that process is something else."
             )
-        if path.is_dir():
+        if match:
             shutil.rmtree(path)
-        else:
-            path.unlink()
 
 
 def replace_folder(complete: Path, destination: Path) -> None:
@@ -113,7 +113,7 @@ def is_alive(pid: int) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
-        return True
+        pass  # somebody else's
     return True
 
 

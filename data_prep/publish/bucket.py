@@ -27,8 +27,7 @@ from data_prep.distribute.plan import Plan
 from data_prep.distribute.records import Record
 from data_prep.publish.atomic import is_alive
 from data_prep.publish.description import check_sizes, describe_shards, parse_description
-from data_prep.publish.store import PLAN_NAME, Store
-from data_prep.publish.target import Target
+from data_prep.publish.destination import PLAN_NAME, Destination
 from pospre.data.stores.description import SIDECAR_NAME
 from pospre.data.stores.mds_index import INDEX_NAME
 from pospre.errors import UserError
@@ -41,8 +40,8 @@ _THREADS = 16
 _UNFINISHED = re.compile(r"shard\.[0-9a-f]{16}\.\d{5}(\.\d{5})?\.mds")
 
 
-class RemoteFiles:
-    """The objects below an ``s3://`` address, without those of sub-folders: ``store.Files``."""
+class BucketFiles:
+    """``description.Files``: the objects below an ``s3://`` address."""
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
@@ -93,15 +92,20 @@ class RemoteFiles:
         file.unlink()
 
 
-class RemoteStore(Store):
-    """The finished shards at an ``s3://`` address, and their records in a folder below it."""
+class BucketShards(Destination):
+    """MDS shards at an ``s3://`` address; plan and records in a folder below it."""
 
-    data: RemoteFiles
+    data: BucketFiles
 
     def __init__(self, uri: str) -> None:
-        self.data = RemoteFiles(uri)
-        self.where = f"{uri}/{_WORK}"
-        self.work = self.blocks = RemoteFiles(self.where)
+        self.uri = uri.rstrip("/")
+        self.partial = f"{self.uri}/{_WORK}"
+        self.data = self.files = BucketFiles(self.uri)
+        self.work = self.record_files = BucketFiles(self.partial)
+        self._replaced: dict[str, Any] | None = None
+
+    def __str__(self) -> str:
+        return self.uri
 
     def record_name(self, number: int, key: str) -> str:
         """Return the name of a block's record."""
@@ -113,9 +117,7 @@ class RemoteStore(Store):
         ours = {INDEX_NAME, SIDECAR_NAME, *(listed_shards(self.data, there) or ())}
         for name in there:
             if name not in ours and not _UNFINISHED.fullmatch(name):
-                raise UserError(
-                    f"{self.data.uri} holds other things ({name}); choose an empty prefix."
-                )
+                raise UserError(f"{self} holds other things ({name}); choose an empty prefix.")
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
@@ -132,7 +134,7 @@ class RemoteStore(Store):
             self.data.upload(folder / name, fresh)
             record.files.append((fresh, size, digest))
             shard["raw_data"]["basename"] = fresh
-        self.blocks.put(self.record_name(record.number, record.key), record.as_json())
+        self.record_files.put(self.record_name(record.number, record.key), record.as_json())
 
     def discard(self) -> None:
         """Remove the shards that no index lists, and the records; the plan goes last."""
@@ -155,19 +157,6 @@ class RemoteStore(Store):
         """
         return nullcontext()
 
-
-class RemoteTarget(Target):
-    """MDS shards at an ``s3://`` address."""
-
-    def __init__(self, uri: str) -> None:
-        self.uri = uri.rstrip("/")
-        self.store: RemoteStore = RemoteStore(self.uri)
-        self.files = self.store.data
-        self._replaced: dict[str, Any] | None = None
-
-    def __str__(self) -> str:
-        return self.uri
-
     def description(self) -> dict[str, Any] | None:
         """Return the description that the index belongs to: it goes up last."""
         there = self.files.sizes()
@@ -182,7 +171,7 @@ class RemoteTarget(Target):
         (text,) = self.files.read([SIDECAR_NAME])
         content = parse_description(text, self.files.locate(SIDECAR_NAME), "mds", remedy)
         # else a run was killed between description and index
-        is_listed = listed_shards(self.store.data, there) == set(content["manifest"])
+        is_listed = listed_shards(self.data, there) == set(content["manifest"])
         return content if is_listed else None
 
     def check_replaceable(self) -> None:
@@ -197,7 +186,7 @@ class RemoteTarget(Target):
                 f"{self.uri} holds another data set; choose another DST, or replace it with "
                 "--overwrite."
             )
-        begun = self.store.plan()
+        begun = self.plan()
         if begun is None or begun.key != plan.key:
             raise UserError(
                 f"another conversion has taken {self.uri} over; choose another DST for one of them."
@@ -205,11 +194,11 @@ class RemoteTarget(Target):
         noted = {name: (size, digest) for record in records for name, size, digest in record.files}
         check_sizes(self.files, noted, "run the same command again")
         there = self.files.sizes()
-        old = listed_shards(self.store.data, there) or set()
+        old = listed_shards(self.data, there) or set()
         for name, text in texts.items():
             self.files.put(name, text.encode())
         self.files.remove(sorted(name for name in old if name in there and name not in noted))
-        self.store.discard()
+        self.discard()
 
 
 @cache
@@ -218,7 +207,7 @@ def _open(uri: str, endpoint: str | None, pid: int) -> Bucket:
     return Bucket(uri, patience=_TRIES)
 
 
-def listed_shards(files: RemoteFiles, there: dict[str, int]) -> set[str] | None:
+def listed_shards(files: BucketFiles, there: dict[str, int]) -> set[str] | None:
     """Return the shards of the data set that is there; None: nobody can tell."""
     if INDEX_NAME not in there:
         return set()

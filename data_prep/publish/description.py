@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import BaseModel, ValidationError
 
@@ -12,12 +12,33 @@ from data_prep.distribute.plan import Plan
 from data_prep.distribute.records import Record, Summary
 from data_prep.encode.deep_report import describe_deep
 from data_prep.encode.moments import Moments
-from data_prep.publish.store import Files
 from pospre.data.stores.description import SIDECAR_NAME, VERSION, pack_sums
 from pospre.data.stores.mds_index import INDEX_NAME
 from pospre.errors import UserError
 
 REMEDY = "convert the images again with --overwrite"
+
+
+class Files(Protocol):
+    """The files of a folder, or the objects below an address, without those of sub-folders."""
+
+    def locate(self, name: str) -> str:
+        """Return what messages call a file."""
+
+    def sizes(self) -> dict[str, int]:
+        """Return the bytes of every file by name."""
+
+    def read(self, names: Sequence[str]) -> list[bytes]:
+        """Return the contents of small files."""
+
+    def put(self, name: str, content: bytes) -> None:
+        """Write a small file, at once or not at all."""
+
+    def put_new(self, name: str, content: bytes) -> bool:
+        """Write a small file unless it is there; tell whether it was written."""
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove files."""
 
 
 class _Origin(BaseModel):

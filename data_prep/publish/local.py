@@ -23,9 +23,8 @@ from data_prep.publish.description import (
     description_path,
     read_description,
 )
+from data_prep.publish.destination import PLAN_NAME, REMEDY, Destination
 from data_prep.publish.locks import locked
-from data_prep.publish.store import PLAN_NAME, Store
-from data_prep.publish.target import REMEDY, Target
 from pospre.data.stores.description import SIDECAR_NAME
 from pospre.data.stores.mds import is_mds
 from pospre.data.stores.mds_index import INDEX_NAME
@@ -36,7 +35,7 @@ _UNFINISHED_PLAN = re.compile(re.escape(PLAN_NAME) + r"\.\d+")
 
 
 class LocalFiles:
-    """The files of a folder: ``store.Files``."""
+    """``description.Files``: the files of a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -80,23 +79,44 @@ class LocalFiles:
             (self.folder / name).unlink()
 
 
-class LocalStore(Store):
-    """The folder ``DST.partial``.
+class LocalDestination(Destination):
+    """A path, and the folder ``DST.partial`` beside it."""
 
-    Args:
-        destination: of the data set.
-        are_final: whether the files of the blocks are those of the data set.
-    """
-
+    data_format: str
     data: LocalFiles
 
-    def __init__(self, destination: Path, *, are_final: bool = True) -> None:
-        self.destination, self._are_final = destination, are_final
-        self.folder = destination.with_name(f"{destination.name}.partial")
-        self.lock = destination.with_name(f"{destination.name}.partial.lock")
-        self.where = str(self.folder)
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.folder = path.with_name(f"{path.name}.partial")
+        self.lock = path.with_name(f"{path.name}.partial.lock")
+        self.partial = str(self.folder)
         self.work = LocalFiles(self.folder)
-        self.data, self.blocks = (LocalFiles(self.folder / name) for name in ("data", "blocks"))
+        self.data, self.record_files = (LocalFiles(self.folder / n) for n in ("data", "blocks"))
+        self.files = LocalFiles(path if self.data_format == "mds" else path.parent)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def description(self) -> dict[str, Any] | None:
+        """Return what lies in the folder or beside the file."""
+        beside = description_path(self.path, self.data_format)
+        if beside.exists():
+            content = read_description(self.path, self.data_format)
+            return content if self.path.exists() else None
+        if self.path.is_file() or (self.path.is_dir() and any(self.path.iterdir())):
+            raise UserError(f"{self.path} exists and was not made by this command; {REMEDY}")
+        return None
+
+    def check_apart(self, source: Path) -> None:
+        """Refuse a destination inside its own source, or around it."""
+        inside = source.resolve()
+        for path in (self.path, self.folder, self.lock):
+            target = path.resolve()
+            if target == inside or inside in target.parents or target in inside.parents:
+                raise UserError(
+                    f"DST {self.path}, with {self.folder.name} beside it, and SRC {source} "
+                    "must lie apart."
+                )
 
     def record_name(self, number: int, key: str) -> str:
         """Return the name of a block's record."""
@@ -125,11 +145,11 @@ class LocalStore(Store):
         self.data.folder.mkdir(exist_ok=True)
         for name, _, _ in record.files:
             (folder / name).replace(self.data.folder / name)
-        self.blocks.put(self.record_name(record.number, record.key), record.as_json())
+        self.record_files.put(self.record_name(record.number, record.key), record.as_json())
 
     def settle(self, record: Record) -> None:
         """Write what the system still holds in memory, unless it is going to be copied."""
-        for name, _, _ in record.files if self._are_final else ():
+        for name, _, _ in record.files if self.data_format == "mds" else ():
             atomic.sync(self.data.folder / name)
 
     def discard(self) -> None:
@@ -148,46 +168,12 @@ class LocalStore(Store):
 
         Folders made on the way are removed if nothing comes of it.
         """
-        busy = f"is writing {self.destination} right now; wait for it."
-        with atomic.clean_parents(self.destination), locked(self.lock, name, busy):
+        busy = f"is writing {self.path} right now; wait for it."
+        with atomic.clean_parents(self.path), locked(self.lock, name, busy):
             yield
 
 
-class _LocalTarget(Target):
-    data_format: str
-    store: LocalStore
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.store = LocalStore(path, are_final=self.data_format == "mds")
-        self.files = LocalFiles(path if self.data_format == "mds" else path.parent)
-
-    def __str__(self) -> str:
-        return str(self.path)
-
-    def description(self) -> dict[str, Any] | None:
-        """Return what lies in the folder or beside the file."""
-        beside = description_path(self.path, self.data_format)
-        if beside.exists():
-            content = read_description(self.path, self.data_format)
-            return content if self.path.exists() else None
-        if self.path.is_file() or (self.path.is_dir() and any(self.path.iterdir())):
-            raise UserError(f"{self.path} exists and was not made by this command; {REMEDY}")
-        return None
-
-    def check_apart(self, source: Path) -> None:
-        """Refuse a destination inside its own source, or around it."""
-        inside = source.resolve()
-        for path in (self.path, self.store.folder, self.store.lock):
-            target = path.resolve()
-            if target == inside or inside in target.parents or target in inside.parents:
-                raise UserError(
-                    f"DST {self.path}, with {self.store.folder.name} beside it, and SRC {source} "
-                    "must lie apart."
-                )
-
-
-class LocalShards(_LocalTarget):
+class LocalShards(LocalDestination):
     """A folder of MDS shards."""
 
     data_format = "mds"
@@ -206,17 +192,17 @@ class LocalShards(_LocalTarget):
     def publish(self, plan: Plan, records: Sequence[Record]) -> None:
         """Describe the shards where they are, then rename their folder."""
         self.check_replaceable()  # hours have passed
-        data, names = self.store.data, {name for record in records for name, _, _ in record.files}
+        data, names = self.data, {name for record in records for name, _, _ in record.files}
         data.remove([name for name in data.sizes() if name not in names])  # left by a kill
         for name, text in describe_shards(plan, records).items():
             data.put(name, text.encode())
         atomic.replace_folder(data.folder, self.path)
-        self.store.discard()
+        self.discard()
         with suppress(UserError, OSError):  # another process's, who knows
             atomic.remove_stale_partials(self.path)
 
 
-class LocalBeton(_LocalTarget):
+class LocalBeton(LocalDestination):
     """A ``.beton`` file."""
 
     data_format = "ffcv"
@@ -228,13 +214,13 @@ class LocalBeton(_LocalTarget):
         """Put the pieces together, then rename file and description."""
         from data_prep.publish.writers.ffcv import write_beton
 
-        data, pieces = self.store.data.folder / _BETON_NAME, self.store.data.folder
+        data, pieces = self.data.folder / _BETON_NAME, self.data.folder
         num_bytes, digest = write_beton(
             data, pieces, records, plan.limit, annotated=plan.annotation is not None
         )
         content = {**describe(plan, records), "bytes": num_bytes, "sha256": digest}
-        self.store.data.put(SIDECAR_NAME, as_text(content).encode())
+        self.data.put(SIDECAR_NAME, as_text(content).encode())
         # The description first: without the file beside it, it means nothing to a reader.
         beside = description_path(self.path, self.data_format)
         atomic.replace_pair((pieces / SIDECAR_NAME, beside), (data, self.path))
-        self.store.discard()
+        self.discard()

@@ -1,14 +1,14 @@
-"""The target that a destination names."""
+"""What a destination's name stands for."""
 
 from pathlib import Path
 
-from data_prep.publish.target import Target
+from data_prep.publish.destination import Destination
 from pospre.errors import UserError
 from pospre.object_store import check_writable, is_remote
 
 
-def open_target(destination: str | Path, data_format: str) -> Target:
-    """Return the target for a destination.
+def open_destination(destination: str | Path, data_format: str) -> Destination:
+    """Return what a destination's name stands for.
 
     Raises:
         UserError: the name does not suit the format, or the bucket cannot be written.
@@ -17,10 +17,10 @@ def open_target(destination: str | Path, data_format: str) -> Target:
     if is_remote(name):
         if data_format != "mds":
             raise UserError(f"{name}: only MDS shards go straight to a bucket; use --format mds.")
-        from data_prep.publish.bucket import RemoteTarget
+        from data_prep.publish.bucket import BucketShards
 
         check_writable(name)  # wrong addresses are said at once, not after ten tries
-        return RemoteTarget(name)
+        return BucketShards(name)
     if "://" in name:
         raise UserError(f"{name} is of a kind that is not written; give a path or s3://….")
     from data_prep.publish.local import LocalBeton, LocalShards

@@ -377,10 +377,3 @@ def predict_positions(
     tokens = model.encode("student", model.images(batch), batch)
     logits = objective({"student": tokens}, batch)["logits"]
     return logits, masks["view/keep"], ~masks["droppos/shown"]
-
-
-def attach_droppos(model: PretrainModel, **options: object) -> DropPos:
-    """Attach DropPos to ``model`` (functional form); options are those of ``DropPos``."""
-    algorithm = DropPos(**options)  # type: ignore[arg-type]
-    algorithm.attach(model)
-    return algorithm

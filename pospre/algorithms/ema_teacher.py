@@ -49,10 +49,3 @@ class EmaTeacher(PretrainAlgorithm):
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
         """Write nothing: the teacher only follows."""
-
-
-def attach_ema_teacher(model: PretrainModel, **options: object) -> EmaTeacher:
-    """Attach a teacher to ``model`` (functional form); options are those of ``EmaTeacher``."""
-    algorithm = EmaTeacher(**options)  # type: ignore[arg-type]
-    algorithm.attach(model)
-    return algorithm

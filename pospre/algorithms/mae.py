@@ -117,10 +117,3 @@ class PixelRegression(Objective):
     def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
         """Return the mean squared error over the removed patches (Sec. 3)."""
         return (outputs["predicted"].float() - outputs["target"]).square().mean()
-
-
-def attach_mae(model: PretrainModel, **options: object) -> MAE:
-    """Attach MAE to ``model`` (functional form); options are those of ``MAE``."""
-    algorithm = MAE(**options)  # type: ignore[arg-type]
-    algorithm.attach(model)
-    return algorithm

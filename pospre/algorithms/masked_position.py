@@ -229,10 +229,3 @@ class PositionMatching(Objective):
     def metrics(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
         """Return the ``agreement``: share of masked patches put to the teacher's prototype."""
         return {"agreement": outputs["agreement"].detach()}
-
-
-def attach_masked_position(model: PretrainModel, **options: object) -> MaskedPosition:
-    """Attach it to ``model`` (functional form); options are those of ``MaskedPosition``."""
-    algorithm = MaskedPosition(**options)  # type: ignore[arg-type]
-    algorithm.attach(model)
-    return algorithm

@@ -283,10 +283,3 @@ def predict_patches(
     )
     logits = model.objectives["mp3"]({"student": tokens}, batch)["logits"]
     return logits, slot_mask(context, patches), asked
-
-
-def attach_mp3(model: PretrainModel, **options: object) -> MP3:
-    """Attach MP3 to ``model`` (functional form); options are those of ``MP3``."""
-    algorithm = MP3(**options)  # type: ignore[arg-type]
-    algorithm.attach(model)
-    return algorithm

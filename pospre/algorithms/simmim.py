@@ -115,10 +115,3 @@ class RawPixelRegression(Objective):
     def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
         """Return the mean absolute error in normalised pixels (Sec. 3.4)."""
         return (outputs["predicted"].float() - outputs["target"]).abs().mean()
-
-
-def attach_simmim(model: PretrainModel, **options: object) -> SimMIM:
-    """Attach SimMIM to ``model`` (functional form); options are those of ``SimMIM``."""
-    algorithm = SimMIM(**options)  # type: ignore[arg-type]
-    algorithm.attach(model)
-    return algorithm

@@ -256,10 +256,3 @@ class SecondScale(ExtraTerm):
         """Return the mean over both scales."""
         coarse = feature_distance(outputs["coarse_predicted"], outputs["coarse_target"], kind)
         return (distance + coarse) / 2
-
-
-def attach_stop(model: PretrainModel, **options: object) -> StoP:
-    """Attach StoP to ``model`` (functional form); options are those of ``StoP``."""
-    algorithm = StoP(**options)  # type: ignore[arg-type]
-    algorithm.attach(model)
-    return algorithm

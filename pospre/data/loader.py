@@ -84,7 +84,7 @@ def build_loader(
         num_workers: decoding threads; by default one per core that this rank may use; 0: images
             are decoded by whoever asks for them.
         repeats: how many times in a row each sample comes, in an epoch of the same length.
-        rank: number of this rank.
+        rank: number of this rank; nothing is found out by itself, under ``torchrun`` neither.
         world_size: number of ranks.
         order: of a shuffled epoch: ``"random"``, or ``"windows"`` for data that come in parts; see
             ``pospre.data.order``.

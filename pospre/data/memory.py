@@ -4,7 +4,6 @@ import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -23,17 +22,9 @@ _LOOKED_AT = 64  # files whose size stands for all
 _NO_LIMIT = 1 << 60  # what the first version of control groups says for none
 
 
-class _GroupFiles(NamedTuple):
-    """Where a version of control groups keeps its numbers."""
-
-    mount: str
-    limit: str
-    usage: str
-    prefix: str
-
-
-_GROUPS = _GroupFiles("", "memory.max", "memory.current", "")
-_OLD_GROUPS = _GroupFiles("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+# Where the two versions of control groups keep limit, usage, and a prefix of their counters.
+_GROUPS = ("", "memory.max", "memory.current", "")
+_OLD_GROUPS = ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
 
 
 @dataclass(frozen=True)
@@ -163,41 +154,32 @@ def available_memory(root: Path = Path("/")) -> int | None:
     Args:
         root: where ``proc`` and ``sys`` are.
     """
-    known = [_free_memory(root), *_rooms(root)]
-    return min((size for size in known if size is not None), default=None)
-
-
-def _free_memory(root: Path) -> int | None:
+    known = _group_memory(root)
     for line in _lines(root / "proc/meminfo"):
         if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    return None
+            known.append(int(line.split()[1]) << 10)
+    return min(known, default=None)
 
 
-def _rooms(root: Path) -> list[int]:
-    """Return the room left in every control group around this process that has a limit."""
-    rooms = []
+def _group_memory(root: Path) -> list[int]:
+    """Return what each control group around this process that has a limit can still take."""
+    found = []
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
-        kind = _OLD_GROUPS if controllers else _GROUPS
-        base = root / "sys/fs/cgroup" / kind.mount
+        mount, limit_file, usage_file, prefix = _OLD_GROUPS if controllers else _GROUPS
+        base = root / "sys/fs/cgroup" / mount
         inner = base / path.lstrip("/")
         # in a container the path may be the one outside, and its own group lie at the base
-        around = [folder for folder in inner.parents if folder.is_relative_to(base)]
-        rooms += [_room(folder, kind) for folder in (inner, *around)]
-    return [room for room in rooms if room is not None]
-
-
-def _room(folder: Path, kind: _GroupFiles) -> int | None:
-    """Return what a group may still take; files that it holds in memory can be dropped."""
-    limit, usage = _lines(folder / kind.limit), _lines(folder / kind.usage)
-    if not limit or not usage or limit[0] == "max" or int(limit[0]) >= _NO_LIMIT:
-        return None
-    counters = dict(line.split(" ", 1) for line in _lines(folder / "memory.stat"))
-    files = sum(int(counters.get(f"{kind.prefix}{age}_file", 0)) for age in ("active", "inactive"))
-    return max(0, int(limit[0]) - int(usage[0]) + files)
+        for folder in (inner, *(some for some in inner.parents if some.is_relative_to(base))):
+            limit, usage = _lines(folder / limit_file), _lines(folder / usage_file)
+            if limit and usage and limit[0] != "max" and int(limit[0]) < _NO_LIMIT:
+                counters = dict(line.split(" ", 1) for line in _lines(folder / "memory.stat"))
+                files = (counters.get(f"{prefix}{age}_file", 0) for age in ("active", "inactive"))
+                # files that it holds in memory can be dropped
+                found.append(max(0, int(limit[0]) - int(usage[0]) + sum(map(int, files))))
+    return found
 
 
 def _lines(path: Path) -> list[str]:

@@ -43,7 +43,7 @@ class Source(NamedTuple):
     positions: str | None = None
 
 
-def start_from(model: PretrainModel, uri: str, which: Weights = "student") -> str:
+def load_weights(model: PretrainModel, uri: str, which: Weights = "student") -> str:
     """Load an encoder's weights into ``model`` and into the teachers that follow it.
 
     Args:

@@ -9,9 +9,10 @@ from typing import Any, ClassVar, NamedTuple
 
 from composer.core import Algorithm, Event, State, TimeUnit
 from composer.loggers import Logger
+from torch.optim import Optimizer
 
 from pospre import algorithms
-from pospre.batch import Batch
+from pospre.batch import Batch, numbered
 from pospre.errors import UserError, suggestion
 from pospre.model.model import PretrainModel
 from pospre.nn.patch_encoder import PatchEncoder
@@ -101,21 +102,104 @@ class PretrainAlgorithm(Algorithm):
         model.teachers.update(progress.step, owner=self.module_name())
 
     def match(self, event: Event, state: State) -> bool:
-        """Run at INIT, before every forward, and when a step is done."""
-        return event in (Event.INIT, Event.BEFORE_FORWARD, Event.BATCH_END)
+        """Run at INIT, at the start of training, before every forward, and when a step is done."""
+        return event in (Event.INIT, Event.FIT_START, Event.BEFORE_FORWARD, Event.BATCH_END)
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Attach at INIT; before a forward set schedules and write; then ``after_step``."""
+        """Attach at INIT; check all at FIT_START; prepare each batch; then ``after_step``."""
         model = pretrain_model(state)
         if event == Event.INIT:
+            self.check_encoder(model.encoder)
             self.attach(model)
-            return
-        if event == Event.BATCH_END:
+        elif event == Event.FIT_START:
+            model.check_complete()
+            check_optimized(model, state.optimizers)
+        elif event == Event.BEFORE_FORWARD:
+            self._progress = training_progress(state)
+            number = state.timestamp.epoch.value
+            state.batch = numbered(state.batch, epoch=number)
+            prepare(model, [self], state.batch, self._progress)
+        else:
             self.after_step(model, self._progress)
-            return
-        self._progress = training_progress(state)
-        self.schedule(model, self._progress)
-        self.write(state.batch, model)
+
+
+def attach(model: PretrainModel, name: str, **options: Any) -> PretrainAlgorithm:
+    """Attach the algorithm ``name`` to ``model``; call it before the optimiser is made.
+
+    Args:
+        model: the model; hosts first, then what joins them.
+        name: as in recipes, see ``pospre/algorithms/README.md``.
+        options: the algorithm's, by the names that recipes use; the others have their defaults.
+
+    Returns:
+        The algorithm, for ``Trainer(algorithms=[...])`` or for ``prepare`` and ``after_step``.
+
+    Raises:
+        UserError: the algorithm or an option is unknown, or it cannot work with this model.
+    """
+    kind = algorithm_class(name)
+    algorithm = kind(**check_arguments(name, kind, options, source="algorithms"))
+    algorithm.check_encoder(model.encoder)
+    algorithm.attach(model)
+    return algorithm
+
+
+def prepare(
+    model: PretrainModel,
+    algorithms: Sequence[PretrainAlgorithm],
+    batch: Batch,
+    progress: Progress | float,
+) -> Batch:
+    """Set the schedules and write the algorithms' draws into ``batch``, before a forward.
+
+    Args:
+        model: what they are attached to.
+        algorithms: in the order of their attachment.
+        batch: see ``pospre.batch``, on the model's device; changed in place.
+        progress: the share of the training that is done, in [0, 1).
+
+    Returns:
+        The batch, for ``model(batch)``.
+    """
+    for algorithm in algorithms:
+        algorithm.schedule(model, _progress(progress))
+        algorithm.write(batch, model)
+    return batch
+
+
+def after_step(
+    model: PretrainModel, algorithms: Sequence[PretrainAlgorithm], progress: Progress | float
+) -> None:
+    """Move the teacher, if there is one, after the optimiser's step begun at ``progress``."""
+    for algorithm in algorithms:
+        algorithm.after_step(model, _progress(progress))
+
+
+def _progress(done: Progress | float) -> Progress:
+    return done if isinstance(done, Progress) else Progress(done, done)
+
+
+def check_optimized(model: PretrainModel, optimizers: Sequence[Optimizer]) -> None:
+    """Raise ``UserError`` if something that takes a gradient is in no optimiser's group."""
+    held = {
+        id(parameter)
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    left = [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and id(parameter) not in held
+    ]
+    if left:
+        more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+        raise UserError(
+            f"{len(left)} tensors take a gradient, but no optimiser trains them: "
+            f"{', '.join(left[:3])}{more}. Attach the algorithms before you make the optimiser, "
+            'algorithm = pospre.attach(model, "mae"), and give the Trainer that one; what shall '
+            "not learn needs requires_grad_(False)."
+        )
 
 
 def pretrain_model(state: State) -> PretrainModel:

@@ -6,6 +6,7 @@ from pospre.errors import UserError, suggestion
 from pospre.nn.encoder import Encoder
 from pospre.nn.sizes import SIZES
 from pospre.nn.swin.encoder import SWIN, SWIN_NEEDS, build_swin
+from pospre.nn.timm_models import PREFIX, timm_size
 from pospre.recipe.sections import Init, PositionKind
 
 
@@ -31,7 +32,9 @@ def build_encoder(
 
     Args:
         name: one of ``SIZES``: ``vit_tiny16``, ``vits16``, ``vitb16``, ``vitl16``, ``vith14``;
-            ``speech8`` (MP3's, for clips); or ``swin_tiny``, for DropPos and supervised.
+            ``speech8`` (MP3's, for clips); or ``swin_tiny``, for DropPos and supervised; or
+            ``timm:NAME``: width, depth, heads and patch of timm's ViT of that name (for its weights
+            as well, see ``wrap_encoder``).
         image_size: side in pixels, or (height, width).
         patch_size: side of a patch, or (height, width); None takes the name's.
         depth: number of blocks; None takes the name's.
@@ -62,11 +65,11 @@ def build_encoder(
         given = {key: value for key, value in locals().items() if key in SWIN_NEEDS}
         swin = build_swin(image_size, given, drop_path=drop_path, window=window, init=init)
         return cast(Encoder, swin)
-    if name not in SIZES:
+    if name not in SIZES and not name.startswith(PREFIX):
         raise UserError(f"encoder.name is '{name}'.{suggestion(name, [*SIZES, SWIN])}")
     if window is not None:
         raise UserError(f"encoder.window = {window} is for swin_tiny; {name} has no windows.")
-    size = SIZES[name]
+    size = SIZES[name] if name in SIZES else timm_size(name)
     patch = _pair(size.patch_size if patch_size is None else patch_size)
     height_width = _pair(image_size)
     blocks = size.depth if depth is None else depth

@@ -8,7 +8,7 @@ from composer.utils import dist
 
 from pospre.data.memory import estimate_memory
 from pospre.errors import Stopped, UserError
-from pospre.exchange.start import start_from
+from pospre.exchange.start import load_weights
 from pospre.object_store import check_writable, is_remote
 from pospre.recipe.recipe import Recipe
 from pospre.schedules import duration_steps
@@ -76,7 +76,7 @@ def _start_weights(run: Components) -> None:
     if recipe.encoder.weights is None:
         return
     if from_rank_zero(lambda: recipe.trainer.overwrite or not checkpoints_in(*places(recipe))):
-        say(start_from(run.model, recipe.encoder.weights, recipe.encoder.weights_from))
+        say(load_weights(run.model, recipe.encoder.weights, recipe.encoder.weights_from))
 
 
 def _uploads(recipe: Recipe) -> Uploads | None:

@@ -7,7 +7,13 @@ import torch
 from torch import Tensor
 
 from pospre.data.views.plan import ViewGroup
-from pospre.model.algorithm import PretrainAlgorithm, Progress, algorithm_class
+from pospre.model.algorithm import (
+    PretrainAlgorithm,
+    Progress,
+    after_step,
+    algorithm_class,
+    prepare,
+)
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 
@@ -124,11 +130,7 @@ def written(
     model: PretrainModel, algorithms: list[PretrainAlgorithm], batch: dict[str, Tensor]
 ) -> dict[str, Tensor]:
     """Return the batch with what the algorithms write into it, half way through training."""
-    batch = dict(batch)
-    for algorithm in algorithms:
-        algorithm.schedule(model, Progress(0.5, 0.5))
-        algorithm.write(batch, model)
-    return batch
+    return prepare(model, algorithms, dict(batch), 0.5)
 
 
 def train(
@@ -142,16 +144,12 @@ def train(
     losses = []
     for step in steps:
         progress = Progress(step / 10, 0.0)
-        inputs = dict(batch)
-        for algorithm in algorithms:
-            algorithm.schedule(model, progress)
-            algorithm.write(inputs, model)
+        inputs = prepare(model, algorithms, dict(batch), progress)
         optimizer.zero_grad()
         loss = model.loss(model(inputs), inputs)["total"]
         loss.backward()
         optimizer.step()
-        for algorithm in algorithms:
-            algorithm.after_step(model, progress)
+        after_step(model, algorithms, progress)
         losses.append(float(loss))
     return losses
 

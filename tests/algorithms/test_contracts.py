@@ -1,12 +1,12 @@
 """The contract of every algorithm: one suite over all that are discovered."""
 
 import copy
-import importlib
 from typing import Any
 
 import pytest
 import torch
 
+from pospre import attach
 from pospre.model.algorithm import algorithm_class, algorithm_names
 from tests.algorithms.cases import HOST_OF, OPTIONS, Case, Options, make_optimizer, train, written
 
@@ -44,8 +44,7 @@ def test_functional_and_class_form_agree(name: str) -> None:
     by_class, _ = case.build()
     functional, _ = Case(HOST_OF.get(name, ()), encoder=_needs(name)).build()
     functional.views.update(case.views())
-    attach = getattr(importlib.import_module(algorithm_class(name).__module__), f"attach_{name}")
-    made = attach(functional, **OPTIONS.get(name, {}))
+    made = attach(functional, name, **OPTIONS.get(name, {}))
     assert isinstance(made, algorithm_class(name))
     assert {k: v.shape for k, v in functional.state_dict().items()} == {
         k: v.shape for k, v in by_class.state_dict().items()

@@ -6,16 +6,15 @@ from functools import partial
 import pytest
 import torch
 
+from pospre import attach
 from pospre.algorithms.droppos import (
     DroppedPositions,
     DropPos,
-    attach_droppos,
     draw_dropped,
     draw_masks,
     num_shown,
     predict_positions,
 )
-from pospre.algorithms.mae import attach_mae
 from pospre.errors import UserError
 from pospre.model.algorithm import Progress
 from pospre.model.model import PretrainModel
@@ -42,7 +41,7 @@ def random_batch():
 def model_and_batch(**options):
     torch.manual_seed(0)
     model = small_model()
-    algorithm = attach_droppos(model, **{"mask_ratio": 0.5, **DECODER, **options})
+    algorithm = attach(model, "droppos", **{"mask_ratio": 0.5, **DECODER, **options})
     load_weights(model, position_task=True)
     inputs = random_batch()
     algorithm.write(inputs, model)
@@ -259,8 +258,8 @@ def test_accuracy_is_unweighted_over_dropped_patches():
 
 def test_beside_mae_one_pass_serves_both():
     model = small_model()
-    mae = attach_mae(model, mask_ratio=0.5, **DECODER)
-    droppos = attach_droppos(model, weight=0.05, **DECODER)
+    mae = attach(model, "mae", mask_ratio=0.5, **DECODER)
+    droppos = attach(model, "droppos", weight=0.05, **DECODER)
     inputs = random_batch()
     for algorithm in (mae, droppos):
         algorithm.write(inputs, model)
@@ -307,22 +306,22 @@ def test_masks_are_a_function_of_the_sample_alone():
 def test_bad_options_are_refused_at_attachment(options, message):
     model = small_model()
     with pytest.raises(UserError, match=message):
-        attach_droppos(model, **options)
+        attach(model, "droppos", **options)
     assert not list(model.objectives)
 
 
 def test_its_own_mask_ratio_beside_a_host_is_refused():
     model = small_model()
-    attach_mae(model, **DECODER)
+    attach(model, "mae", **DECODER)
     with pytest.raises(UserError, match="'mae' already chooses the visible patches"):
-        attach_droppos(model, mask_ratio=0.5)
+        attach(model, "droppos", mask_ratio=0.5)
 
 
 def test_bad_position_ratio_beside_a_host_is_refused_at_attachment():
     model = small_model()
-    attach_mae(model, **DECODER)
+    attach(model, "mae", **DECODER)
     with pytest.raises(UserError, match=r"position_mask_ratio' is 0\.0 .*greater than 0"):
-        attach_droppos(model, position_mask_ratio=0.0)
+        attach(model, "droppos", position_mask_ratio=0.0)
 
 
 def test_without_masking_full_and_visible_affinity_are_one():
@@ -340,28 +339,28 @@ def test_without_masking_full_and_visible_affinity_are_one():
 def test_parameter_counts_are_the_published_ones(size, parameters):
     with torch.device("meta"):
         model = PretrainModel(build_encoder(size), seed=0)
-        attach_droppos(model)
+        attach(model, "droppos")
     assert sum(p.numel() for p in model.parameters() if p.requires_grad) == parameters
 
 
 def test_attaching_twice_is_attaching_once():
     model, _ = model_and_batch()
     names = [name for name, _ in model.named_parameters()]
-    attach_droppos(model, mask_ratio=0.5, **DECODER)
+    attach(model, "droppos", mask_ratio=0.5, **DECODER)
     assert [name for name, _ in model.named_parameters()] == names
 
 
 def test_uniform_sampling_beside_a_host_is_refused():
     model = PretrainModel(build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1), seed=0)
-    attach_mae(model, **DECODER)
+    attach(model, "mae", **DECODER)
     with pytest.raises(UserError, match=r"sampling = uniform .* but 'mae' does so already"):
-        attach_droppos(model, sampling="uniform", **DECODER)
+        attach(model, "droppos", sampling="uniform", **DECODER)
 
 
 def test_a_learned_table_learns_from_the_shown_positions():
     encoder = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1, positions="learned")
     model = PretrainModel(encoder, seed=0)
-    algorithm = attach_droppos(model, temperature=None, mask_ratio=0.0, **DECODER)
+    algorithm = attach(model, "droppos", temperature=None, mask_ratio=0.0, **DECODER)
     inputs = {
         "view/image": torch.randint(0, 256, (2, 1, 3, 32, 32), dtype=torch.uint8),
         "view/flip": torch.zeros(2, 1, dtype=torch.bool),

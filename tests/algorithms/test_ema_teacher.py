@@ -3,10 +3,7 @@
 import pytest
 import torch
 
-from pospre.algorithms.ema_teacher import attach_ema_teacher
-from pospre.algorithms.lut.lut import attach_lut
-from pospre.algorithms.mae import attach_mae
-from pospre.algorithms.supervised.supervised import attach_supervised
+from pospre import attach
 from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
 from pospre.model.algorithm import Progress
@@ -22,8 +19,8 @@ def small_model() -> PretrainModel:
 
 def test_encoder_and_class_head_are_averaged() -> None:
     model = small_model()
-    attach_supervised(model, num_classes=3)
-    teacher = attach_ema_teacher(model, momentum_start=0.75)
+    attach(model, "supervised", num_classes=3)
+    teacher = attach(model, "ema_teacher", momentum_start=0.75)
     assert len(model.teachers.pairs) == 2
     before = model.state_dict()
     before = {key: value.clone() for key, value in before.items()}
@@ -42,8 +39,8 @@ def test_encoder_and_class_head_are_averaged() -> None:
 
 def test_the_first_teacher_counts_and_is_shared() -> None:
     model = small_model()
-    attach_mae(model, decoder_dim=32, decoder_depth=1, decoder_heads=2)
-    algorithm = attach_ema_teacher(model, momentum_start=0.5, momentum_end=0.9, shape="linear")
+    attach(model, "mae", decoder_dim=32, decoder_depth=1, decoder_heads=2)
+    algorithm = attach(model, "ema_teacher", momentum_start=0.5, momentum_end=0.9, shape="linear")
     model.add_teacher("lut", None)
     assert model.teachers.momentum == Momentum(0.5, 0.9, "linear")
     pairs = len(model.teachers.pairs)
@@ -55,9 +52,9 @@ def test_lut_learns_from_the_average() -> None:
     groups = {name: ViewGroup(name=name, size=32) for name in ("view", "second")}
     encoder = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1)
     model = PretrainModel(encoder, seed=0, views=groups)
-    attach_mae(model, decoder_dim=32, decoder_depth=1, decoder_heads=2)
-    average = attach_ema_teacher(model, momentum_start=0.5)
-    lut = attach_lut(model, momentum_start=None, hidden_dim=32)
+    attach(model, "mae", decoder_dim=32, decoder_depth=1, decoder_heads=2)
+    average = attach(model, "ema_teacher", momentum_start=0.5)
+    lut = attach(model, "lut", momentum_start=None, hidden_dim=32)
     assert model.teachers.owner == "ema_teacher" and model.teachers.momentum == Momentum(
         0.5, 1.0, "constant"
     )
@@ -75,9 +72,9 @@ def test_two_momenta_are_refused() -> None:
     model = small_model()
     model.add_teacher("lut", Momentum(0.9))
     with pytest.raises(UserError, match=r"'lut' has a teacher of its own"):
-        attach_ema_teacher(model)
+        attach(model, "ema_teacher")
     for options in ({"momentum_start": 1.0}, {"momentum_start": 0.9, "momentum_end": 0.5}):
         with pytest.raises(UserError, match=r"ema_teacher: the teacher's momentum"):
-            attach_ema_teacher(small_model(), **options)
+            attach(small_model(), "ema_teacher", **options)
     with pytest.raises(UserError, match=r"'ema_teacher.shape' is 'round'"):
-        attach_ema_teacher(small_model(), shape="round")
+        attach(small_model(), "ema_teacher", shape="round")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pospre.algorithms.mae import attach_mae
+from pospre import attach
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
@@ -13,7 +13,7 @@ from tests.algorithms.official import DECODER, batch, small_model
 def model_and_batch(**options):
     torch.manual_seed(0)
     model = small_model()
-    algorithm = attach_mae(model, **{**DECODER, **options})
+    algorithm = attach(model, "mae", **{**DECODER, **options})
     inputs = batch() | {
         "view/image": torch.randint(0, 256, (4, 1, 3, 48, 48), dtype=torch.uint8),
         "view/flip": torch.tensor([[True], [False], [True], [False]]),
@@ -70,7 +70,7 @@ def test_parameter_count_of_vit_small_with_the_published_decoder():
     with torch.device("meta"):
         encoder = build_encoder("vits16")
         model = PretrainModel(encoder, seed=0)
-        attach_mae(model)
+        attach(model, "mae")
     assert sum(p.numel() for p in model.parameters() if p.requires_grad) == 47_401_728
 
 
@@ -86,4 +86,4 @@ def test_parameter_count_of_vit_small_with_the_published_decoder():
 )
 def test_bad_options_are_refused_at_attachment(options, message):
     with pytest.raises(UserError, match=message):
-        attach_mae(small_model(), **options)
+        attach(small_model(), "mae", **options)

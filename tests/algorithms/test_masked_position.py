@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pospre.algorithms.masked_position import attach_masked_position
+from pospre import attach
 from pospre.errors import UserError
 from pospre.model.passes import EncoderPass
 from tests.algorithms.cases import Case, written
@@ -206,7 +206,7 @@ def test_compiled_forward_is_one_graph_with_the_same_loss(whole_graph):
 def test_bad_options_are_refused_at_attachment(options, message):
     model, _ = Case(("dinov2",)).build()
     with pytest.raises(UserError, match=message):
-        attach_masked_position(model, **options)
+        attach(model, "masked_position", **options)
     assert "masked_position" not in model.objectives
 
 
@@ -214,20 +214,20 @@ def test_bad_options_are_refused_at_attachment(options, message):
 def test_hosts_without_a_teacher_of_patches_are_refused(host):
     model, _ = Case((host,)).build()
     with pytest.raises(UserError, match=r"Add dinov2"):
-        attach_masked_position(model)
+        attach(model, "masked_position")
 
 
 def test_hosts_that_leave_nothing_to_mask_are_refused():
     model, _ = Case(("dinov2",), {"dinov2": {"mask_crop_rate": 1.0}}).build()
     with pytest.raises(UserError, match=r"mask_crop_rate = 1.0 leaves none"):
-        attach_masked_position(model)
+        attach(model, "masked_position")
     model, _ = Case(("dinov2",), encoder={"positions": "none"}).build()
     with pytest.raises(UserError, match=r"needs positions to mask"):
-        attach_masked_position(model)
+        attach(model, "masked_position")
 
 
 def test_attaching_twice_is_attaching_once():
     model, _ = filled()
     names = [name for name, _ in model.named_parameters()]
-    attach_masked_position(model, shape="box")
+    attach(model, "masked_position", shape="box")
     assert [name for name, _ in model.named_parameters()] == names

@@ -12,10 +12,8 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from pospre import draws
-from pospre.algorithms.droppos import attach_droppos
-from pospre.algorithms.mae import attach_mae
-from pospre.algorithms.mp3 import MP3, PatchPositions, attach_mp3, num_context, predict_patches
+from pospre import attach, draws
+from pospre.algorithms.mp3 import MP3, PatchPositions, num_context, predict_patches
 from pospre.batch import Batch
 from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
@@ -52,7 +50,7 @@ def make_batch(size: int = 4, views: int = 1) -> Batch:
 
 def attached(*, views: int = 1, **options: Any) -> tuple[PretrainModel, Batch]:
     model = make_model(views=views)
-    algorithm = attach_mp3(model, **options)
+    algorithm = attach(model, "mp3", **options)
     inputs = make_batch(views=views)
     algorithm.schedule(model, Progress(0.0, 0.0))
     algorithm.write(inputs, model)
@@ -111,7 +109,7 @@ def test_without_masking_it_is_timms_vit_without_positions(class_token: bool) ->
     expected = theirs.double().eval().forward_features(images)
     torch.testing.assert_close(ours.double().eval()(images), expected, atol=1e-13, rtol=0)
     model = make_model()
-    attach_mp3(model, mask_ratio=0.0)
+    attach(model, "mp3", mask_ratio=0.0)
     assert model.registry.passes["student"] == EncoderPass()  # MP3 runs it just so
 
 
@@ -158,7 +156,7 @@ def test_identical_patches_have_identical_tokens(double: Encoder) -> None:
 def test_every_patch_is_as_likely_to_be_context_as_any_other() -> None:
     """The paper's pseudo-code takes the first patches more often: 25.4 % instead of 25 %."""
     model = make_model()
-    algorithm = attach_mp3(model, mask_ratio=0.75)
+    algorithm = attach(model, "mp3", mask_ratio=0.75)
     samples = 20_000
     batch = {
         "index": torch.arange(samples),
@@ -348,7 +346,7 @@ def test_speech_tells_five_of_a_hundred_frames_their_sinusoid() -> None:
         positions="none",
     )
     model = PretrainModel(encoder, seed=0)
-    algorithm = attach_mp3(model, mask_ratio=0.0, position_rate=0.05)
+    algorithm = attach(model, "mp3", mask_ratio=0.0, position_rate=0.05)
     inputs = {
         "view/image": torch.zeros(2, 1, 1, 100, 40),
         "index": torch.arange(2),
@@ -412,7 +410,7 @@ def test_the_class_token_is_trained() -> None:
 
 def test_it_works_without_class_token_and_with_registers() -> None:
     model = make_model(class_token=False, num_registers=2)
-    algorithm = attach_mp3(model)
+    algorithm = attach(model, "mp3")
     inputs = make_batch()
     algorithm.write(inputs, model)
     assert model(inputs)["mp3"]["logits"].shape == (4, PATCHES, PATCHES)
@@ -435,61 +433,61 @@ def test_it_works_without_class_token_and_with_registers() -> None:
 def test_bad_options_are_refused_at_attachment(options: dict[str, Any], message: str) -> None:
     model = make_model()
     with pytest.raises(UserError, match=message):
-        attach_mp3(model, **options)
+        attach(model, "mp3", **options)
     assert not list(model.objectives) and not model.registry.passes and not model.registry.writers
 
 
 @pytest.mark.parametrize("kind", ["sincos", "learned", "relative", "shared_relative"])
 def test_an_encoder_that_knows_positions_is_refused(kind: str) -> None:
     with pytest.raises(UserError, match=rf"is {kind}. Set encoder.positions: none"):
-        attach_mp3(make_model(positions=kind))
+        attach(make_model(positions=kind), "mp3")
 
 
 def test_one_patch_has_one_position() -> None:
     encoder = build_encoder("vit_tiny16", image_size=16, depth=1, positions="none")
     with pytest.raises(UserError, match=r"encoder.image_size = \[16, 16\] .*makes one only"):
-        attach_mp3(PretrainModel(encoder, seed=0))
+        attach(PretrainModel(encoder, seed=0), "mp3")
 
 
 def test_attentive_weights_need_a_class_token() -> None:
     with pytest.raises(UserError, match=r"mp3.temperature = 0.1 .*encoder.class_token is false"):
-        attach_mp3(make_model(class_token=False), temperature=0.1)
+        attach(make_model(class_token=False), "mp3", temperature=0.1)
 
 
 def test_a_host_that_removes_patches_is_refused() -> None:
     model = make_model()
-    attach_mae(model, decoder_dim=32, decoder_depth=1, decoder_heads=2)
+    attach(model, "mae", decoder_dim=32, decoder_depth=1, decoder_heads=2)
     with pytest.raises(UserError, match=r"every patch, but 'mae' removes some"):
-        attach_mp3(model)
+        attach(model, "mp3")
 
 
 def test_a_host_that_reads_all_patches_in_the_same_pass_is_refused() -> None:
     model = make_model()
     model.registry.add_pass("student", "test", EncoderPass())
     with pytest.raises(UserError, match=r"keys from its context alone"):
-        attach_mp3(model)
+        attach(model, "mp3")
 
 
 def test_positions_from_elsewhere_are_refused_in_either_order() -> None:
     model = make_model()
     model.add_position_source("crop_field", nn.Identity())
     with pytest.raises(UserError, match=r"'crop_field' gives them to every pass"):
-        attach_mp3(model)
+        attach(model, "mp3")
     model = make_model()
-    attach_mp3(model)
+    attach(model, "mp3")
     with pytest.raises(UserError, match=r"'mp3' and 'crop_field' both write .*'positions'"):
         model.add_position_source("crop_field", nn.Identity())
 
 
 def test_droppos_is_refused_in_either_order() -> None:
     model = make_model()
-    attach_mp3(model)
+    attach(model, "mp3")
     with pytest.raises(UserError, match=r"droppos needs positions to drop"):
-        attach_droppos(model)
+        attach(model, "droppos")
     model = make_model(positions="sincos")
-    attach_droppos(model, decoder_dim=32, decoder_depth=1, decoder_heads=2)
+    attach(model, "droppos", decoder_dim=32, decoder_depth=1, decoder_heads=2)
     with pytest.raises(UserError, match=r"'droppos' removes some .* Use mp3 alone"):
-        attach_mp3(model)
+        attach(model, "mp3")
 
 
 def test_a_group_of_views_for_its_pass_is_needed() -> None:
@@ -497,19 +495,19 @@ def test_a_group_of_views_for_its_pass_is_needed() -> None:
     model.views.clear()
     model.views["global"] = ViewGroup(name="global", size=32, count=2)
     with pytest.raises(UserError, match=r"mp3 needs the view group 'view', .*has global"):
-        attach_mp3(model)
+        attach(model, "mp3")
 
 
 def test_attaching_twice_is_attaching_once() -> None:
     model, _ = attached()
     names = [name for name, _ in model.named_parameters()]
-    attach_mp3(model)
+    attach(model, "mp3")
     assert [name for name, _ in model.named_parameters()] == names
 
 
 def test_the_head_is_all_that_pre_training_adds() -> None:
     with torch.device("meta"):
         model = PretrainModel(build_encoder("vitb16", positions="none"), seed=0)
-        attach_mp3(model)
+        attach(model, "mp3")
     added = sum(p.numel() for p in model.objectives.parameters())
     assert added == 768 * 196 + 196

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from pospre.algorithms.droppos import attach_droppos
-from pospre.algorithms.mae import attach_mae
+from pospre import attach
 from tests.algorithms.official import (
     DECODER,
     assert_same_gradients,
@@ -39,7 +38,7 @@ class RecordedImages(nn.Module):
 def test_mae_equals_the_official_code(case):
     recorded = fixture("mae")[case]
     model: Any = small_model()
-    attach_mae(model, norm_pix=case == "norm_pix", **DECODER)
+    attach(model, "mae", norm_pix=case == "norm_pix", **DECODER)
     model.augment = RecordedImages()
     load_weights(model, position_task=False)
     order = torch.tensor(recorded["order"])
@@ -55,9 +54,10 @@ def test_droppos_equals_the_official_code(case):
     recorded = fixture("droppos")[case]
     model: Any = small_model()
     if case == "multi_task":
-        attach_mae(model, mask_ratio=0.5, **DECODER)
-    attach_droppos(
+        attach(model, "mae", mask_ratio=0.5, **DECODER)
+    attach(
         model,
+        "droppos",
         official=True,
         mask_ratio=None if case == "multi_task" else 0.5,
         position_mask_ratio=0.6,

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from pospre.algorithms.mae import attach_mae
-from pospre.algorithms.simmim import SimMIM, attach_simmim
+from pospre import attach
+from pospre.algorithms.simmim import SimMIM
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
@@ -20,7 +20,7 @@ def small_model(**options):
 
 def model_and_batch(**options):
     model = small_model()
-    algorithm = attach_simmim(model, **{"mask_cell": 16, **options})
+    algorithm = attach(model, "simmim", **{"mask_cell": 16, **options})
     torch.manual_seed(1)
     inputs = batch() | {"view/image": torch.randint(0, 256, (4, 1, 3, 48, 48), dtype=torch.uint8)}
     algorithm.write(inputs, model)
@@ -30,7 +30,7 @@ def model_and_batch(**options):
 def test_published_counts_are_30_of_49_cells_and_120_of_196_patches():
     with torch.device("meta"):
         model = PretrainModel(build_encoder("vit_tiny16", depth=1), seed=0)
-        algorithm = attach_simmim(model)
+        algorithm = attach(model, "simmim")
     inputs = {"index": torch.arange(3), "epoch": torch.zeros(3, dtype=torch.int64)}
     algorithm.write(inputs, model)
     assert inputs["view/visible"].shape == (3, 76)
@@ -89,7 +89,7 @@ def test_the_loss_is_the_published_sum_over_masked_pixels_and_channels():
 @pytest.mark.parametrize("positions", ["sincos", "shared_relative", "none"])
 def test_it_learns_with_any_positions(positions):
     model = small_model(positions=positions, init="beit", layer_scale=0.1, drop_path=0.1)
-    algorithm = attach_simmim(model, mask_cell=16)
+    algorithm = attach(model, "simmim", mask_cell=16)
     _, inputs = model_and_batch()
     algorithm.write(inputs, model)
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -128,20 +128,20 @@ def test_beit_initialisation_is_cut_at_one_deviation_and_shrinks_with_depth():
 )
 def test_bad_options_are_refused_at_attachment(options, message):
     with pytest.raises(UserError, match=message):
-        attach_simmim(small_model(), **{"mask_cell": 16, **options})
+        attach(small_model(), "simmim", **{"mask_cell": 16, **options})
 
 
 def test_two_hosts_are_refused():
     model = small_model()
-    attach_simmim(model, mask_cell=16)
+    attach(model, "simmim", mask_cell=16)
     with pytest.raises(UserError, match=r"'simmim' and 'mae' both write"):
-        attach_mae(model)
+        attach(model, "mae")
 
 
 def test_class_and_functional_form_agree_and_attach_once():
     functional, by_class = small_model(), small_model()
     torch.manual_seed(1)
-    algorithm = attach_simmim(functional, mask_cell=16)
+    algorithm = attach(functional, "simmim", mask_cell=16)
     algorithm.attach(functional)
     torch.manual_seed(1)
     SimMIM(mask_cell=16).attach(by_class)

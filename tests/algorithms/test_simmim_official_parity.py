@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pospre.algorithms.simmim import attach_simmim
+from pospre import attach
 from pospre.model.model import PretrainModel
 from pospre.nn.encoder import Encoder, EncoderSize
 from pospre.nn.masking import slot_mask
@@ -75,7 +75,7 @@ def test_simmim_equals_the_official_code(case, monkeypatch):
         init="beit",
     )
     model = PretrainModel(encoder, seed=0)
-    attach_simmim(model, mask_cell=16)
+    attach(model, "simmim", mask_cell=16)
     load(model)
     monkeypatch.setattr(model, "images", lambda batch, group: official_images())
     masked = torch.tensor(recorded["mask"]).flatten(1).bool()

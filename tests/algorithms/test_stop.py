@@ -7,11 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pospre.algorithms.droppos import attach_droppos
-from pospre.algorithms.ijepa.ijepa import IJEPA, FeaturePrediction, attach_ijepa
+from pospre import attach
+from pospre.algorithms.ijepa.ijepa import IJEPA, FeaturePrediction
 from pospre.algorithms.ijepa.predictor import Predictor
-from pospre.algorithms.mae import attach_mae
-from pospre.algorithms.stop import SecondScale, StoP, Variant, attach_stop
+from pospre.algorithms.stop import SecondScale, StoP, Variant
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.model.passes import EditSet
@@ -42,8 +41,8 @@ def make_batch(epoch: int = 0) -> dict[str, Tensor]:
 
 def attached(**options: Any) -> tuple[PretrainModel, StoP, dict[str, Tensor]]:
     model = small_model()
-    host = attach_ijepa(model, **PREDICTOR)
-    algorithm = attach_stop(model, **options)
+    host = attach(model, "ijepa", **PREDICTOR)
+    algorithm = attach(model, "stop", **options)
     return model, algorithm, written(model, host, algorithm)
 
 
@@ -77,7 +76,7 @@ def masked_tokens(model: PretrainModel, inputs: dict[str, Tensor]) -> Tensor:
 
 def plain_loss() -> tuple[PretrainModel, Tensor]:
     model = small_model()
-    host = attach_ijepa(model, **PREDICTOR)
+    host = attach(model, "ijepa", **PREDICTOR)
     inputs = make_batch()
     host.write(inputs, model)
     return model, model.loss(model(inputs), inputs)["total"]
@@ -289,26 +288,26 @@ def test_bad_options_are_refused_at_attachment(options: dict[str, Any], message:
 
 def test_hosts_without_a_projecting_predictor_are_refused() -> None:
     model = small_model()
-    attach_mae(model, **DECODER)
+    attach(model, "mae", **DECODER)
     with pytest.raises(UserError, match=r"stop needs a predictor.*Add the host ijepa.*here: mae"):
-        attach_stop(model)
+        attach(model, "stop")
     with pytest.raises(UserError, match=r"here: no host"):
-        attach_stop(small_model())
+        attach(small_model(), "stop")
 
 
 def test_noise_beside_dropped_positions_of_the_context_is_refused() -> None:
     model = small_model()
-    attach_ijepa(model, **PREDICTOR)
-    attach_droppos(model, temperature=None, **DECODER)
+    attach(model, "ijepa", **PREDICTOR)
+    attach(model, "droppos", temperature=None, **DECODER)
     with pytest.raises(UserError, match=r"stop.variant = both puts noise.*droppos changes too"):
-        attach_stop(model, variant="both")
-    attach_stop(model)
+        attach(model, "stop", variant="both")
+    attach(model, "stop")
 
 
 def test_learned_positions_do_not_follow_a_position_field() -> None:
     model = small_model()
-    attach_ijepa(model, **PREDICTOR)
+    attach(model, "ijepa", **PREDICTOR)
     source: nn.Module = EditSet()
     model.add_position_source("crop_field", source)
     with pytest.raises(UserError, match=r"learned_pos has one position.*crop_field"):
-        attach_stop(model, variant="learned_pos")
+        attach(model, "stop", variant="learned_pos")

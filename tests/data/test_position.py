@@ -10,14 +10,6 @@ from pospre.batch import Batch
 from tests.data.loading import count_calls, joined, loader, same
 
 
-def test_ranks_share_the_global_batch(photos):
-    whole = list(loader(photos, batch_size=6))
-    ranks = [list(loader(photos, batch_size=2, rank=rank, world_size=3)) for rank in range(3)]
-    assert [len(batches) for batches in ranks] == [3, 3, 3]
-    for number, batch in enumerate(whole):
-        assert same(joined([batches[number] for batches in ranks]), batch)
-
-
 @pytest.mark.parametrize("order", ["random", "windows"])
 def test_more_ranks_than_shards(stored, order):
     path = stored("mds")
@@ -30,16 +22,6 @@ def test_more_ranks_than_shards(stored, order):
     assert {len(batches) for batches in ranks} == {22 // world}
     for number, batch in enumerate(whole):
         assert same(joined([batches[number] for batches in ranks]), batch)
-
-
-def test_repeats_keep_ranks_and_resumption(photos):
-    whole = list(loader(photos, batch_size=6, repeats=3))
-    ranks = [list(loader(photos, batch_size=3, repeats=3, rank=r, world_size=2)) for r in range(2)]
-    for number, batch in enumerate(whole):
-        assert same(joined([batches[number] for batches in ranks]), batch)
-    ours = loader(photos, batch_size=6, repeats=3)
-    ours.load_state_dict({"epoch": 0, "samples": ours.batch_size})
-    assert all(itertools.starmap(same, zip(list(ours), whole[1:], strict=True)))
 
 
 def test_skipping_equals_iterating(data_set, monkeypatch):

@@ -8,7 +8,7 @@ import torch
 
 from pospre.algorithms.crop_field.crop_field import PositionField
 from pospre.errors import UserError
-from pospre.exchange.start import start_from
+from pospre.exchange.start import load_weights
 from pospre.export import export, main
 from pospre.recipe.recipe import recipe_from_dict
 from pospre.training.build import build_model
@@ -107,7 +107,7 @@ def test_another_training_starts_from_the_field(tmp_path, field, size):
     path = checkpoint(tmp_path / "runs", options=options, positions="learned")
     start = tiny_recipe(tmp_path / "next", "mae", positions="learned", image_size=size)
     model = build_model(start).eval()
-    assert "; fresh" not in start_from(model, str(path))
+    assert "; fresh" not in load_weights(model, str(path))
     images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = load_model(str(path))[0].tokens(images)
@@ -118,7 +118,7 @@ def test_a_fixed_table_does_not_take_a_learned_field(tmp_path):
     path = checkpoint(tmp_path / "runs", options={"field_size": 7})
     model = build_model(tiny_recipe(tmp_path / "next", "mae"))
     with pytest.raises(UserError, match=r"has learned its own"):
-        start_from(model, str(path))
+        load_weights(model, str(path))
 
 
 def test_a_new_field_is_said_to_be_fresh(tmp_path):
@@ -126,4 +126,4 @@ def test_a_new_field_is_said_to_be_fresh(tmp_path):
     plain = tiny_recipe(tmp_path / "next", "mae", positions="learned").dump()
     plain["algorithms"]["crop_field"] = {"field_size": 7}
     model = build_model(recipe_from_dict(plain))
-    assert "; fresh: the positions of crop_field" in start_from(model, str(path))
+    assert "; fresh: the positions of crop_field" in load_weights(model, str(path))

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from pospre import evaluate
 from pospre.errors import UserError
-from pospre.exchange.start import start_from
+from pospre.exchange.start import load_weights
 from pospre.export import export
 from pospre.model.model import PretrainModel
 from pospre.model.teacher import Momentum
@@ -50,7 +50,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_checkpoint_gives_every_tensor_to_encoder_and_teacher(checkpoint: Path) -> None:
     model = small()
     model.add_teacher("test", Momentum(0.9))
-    line = start_from(model, str(checkpoint.parents[1]))  # the run folder
+    line = load_weights(model, str(checkpoint.parents[1]))  # the run folder
     expected = load_model(str(checkpoint))[0].encoder.state_dict()
     assert model.teacher is not None
     for encoder in (model.encoder, model.teacher.module):
@@ -63,7 +63,7 @@ def test_a_checkpoint_gives_every_tensor_to_encoder_and_teacher(checkpoint: Path
 
 def test_a_teacher_is_asked_for_by_name(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"was trained without a teacher; use student"):
-        start_from(small(), str(checkpoint), "teacher")
+        load_weights(small(), str(checkpoint), "teacher")
     content = torch.load(checkpoint, weights_only=False)
     weights = content["state"]["model"]
     for key in [key for key in weights if key.startswith("encoder.")]:
@@ -71,20 +71,20 @@ def test_a_teacher_is_asked_for_by_name(checkpoint: Path, tmp_path: Path) -> Non
     path = tmp_path / "ep1-ba2.pt"
     torch.save(content, path)
     student, teacher = small(), small()
-    start_from(student, str(path))
-    assert "(teacher)" in start_from(teacher, str(path), "teacher")
+    load_weights(student, str(path))
+    assert "(teacher)" in load_weights(teacher, str(path), "teacher")
     key = "blocks.0.attn.qkv.weight"
     assert torch.equal(teacher.encoder.state_dict()[key], student.encoder.state_dict()[key] + 1)
     file, _ = exported(tmp_path / "one.pth")
     with pytest.raises(UserError, match=r"holds one encoder"):
-        start_from(small(), str(file), "teacher")
+        load_weights(small(), str(file), "teacher")
 
 
 @pytest.mark.parametrize("ending", ["pth", "safetensors"])
 def test_exported_files(tmp_path: Path, ending: str) -> None:
     path, weights = exported(tmp_path / f"encoder.{ending}")
     model = small()
-    start_from(model, str(path))
+    load_weights(model, str(path))
     for key, value in model.encoder.state_dict().items():
         assert torch.equal(value, weights[key])
 
@@ -93,7 +93,7 @@ def test_maes_published_files_nest_the_weights_and_keep_the_decoder(tmp_path: Pa
     path, weights = exported(tmp_path / "mae.pth")
     extra = {"mask_token": torch.zeros(1), "decoder_embed.weight": torch.zeros(1)}
     torch.save({"model": weights | extra}, path)
-    assert "; not used" not in start_from(small(), str(path))
+    assert "; not used" not in load_weights(small(), str(path))
 
 
 def test_positions_may_be_fresh_and_are_named(tmp_path: Path) -> None:
@@ -104,24 +104,24 @@ def test_positions_may_be_fresh_and_are_named(tmp_path: Path) -> None:
     ):
         model = small(positions=kind)
         before = {k: v.clone() for k, v in model.encoder.state_dict().items() if "pos" in k}
-        assert fresh in start_from(model, str(path))
+        assert fresh in load_weights(model, str(path))
         for key, value in before.items():
             assert torch.equal(model.encoder.state_dict()[key], value)
-    assert "; fresh" not in start_from(small(positions="none"), str(path))
+    assert "; fresh" not in load_weights(small(positions="none"), str(path))
 
 
 def test_a_table_of_zeros_stands_for_none(tmp_path: Path) -> None:
     path, weights = exported(tmp_path / "mp3.pth", positions="none")
     torch.save({**weights, "pos_embed": torch.zeros(1, 17, 192)}, path)  # as timm gets it
     model = small(positions="learned")
-    assert "; fresh: pos_embed" in start_from(model, str(path))
+    assert "; fresh: pos_embed" in load_weights(model, str(path))
     assert model.encoder.pos_embed is not None and model.encoder.pos_embed.any()
 
 
 def test_a_shared_bias_is_copied_to_every_block(tmp_path: Path) -> None:
     path, weights = exported(tmp_path / "simmim.pth", positions="shared_relative")
     model = small(positions="relative")
-    assert "; fresh" not in start_from(model, str(path))
+    assert "; fresh" not in load_weights(model, str(path))
     for block in model.encoder.blocks:
         table = block.attn.rel_pos.relative_position_bias_table
         assert torch.equal(table, weights["shared_rel_pos.relative_position_bias_table"])
@@ -130,7 +130,7 @@ def test_a_shared_bias_is_copied_to_every_block(tmp_path: Path) -> None:
 def test_a_table_of_another_grid_is_resampled(tmp_path: Path) -> None:
     path, weights = exported(tmp_path / "small.pth")
     model = small(image_size=96, positions="learned")
-    start_from(model, str(path))
+    load_weights(model, str(path))
     table = model.encoder.state_dict()["pos_embed"][0]
     assert torch.equal(table[:1], weights["pos_embed"][0, :1])
     expected = resample_positions(weights["pos_embed"][0, 1:], (4, 4), (6, 6))
@@ -139,7 +139,7 @@ def test_a_table_of_another_grid_is_resampled(tmp_path: Path) -> None:
 
 def test_what_a_classifier_does_not_use_is_said(tmp_path: Path) -> None:
     path, _ = exported(tmp_path / "encoder.pth")
-    line = start_from(small(final_norm=False, positions="none"), str(path))
+    line = load_weights(small(final_norm=False, positions="none"), str(path))
     assert line.endswith("not used: pos_embed, norm.weight, norm.bias")
 
 
@@ -162,23 +162,23 @@ def test_what_does_not_fit_is_named(
 ) -> None:
     path, _ = exported(tmp_path / "encoder.pth", **source)
     with pytest.raises(UserError, match=message):
-        start_from(small(**target), str(path))
+        load_weights(small(**target), str(path))
 
 
 def test_files_that_are_no_weights(tmp_path: Path) -> None:
     for name in ("none.pth", "none.safetensors"):
         with pytest.raises(UserError, match=r"does not exist"):
-            start_from(small(), str(tmp_path / name))
+            load_weights(small(), str(tmp_path / name))
         (tmp_path / name).write_bytes(b"no weights")
         with pytest.raises(UserError, match=r"is damaged, or "):
-            start_from(small(), str(tmp_path / name))
+            load_weights(small(), str(tmp_path / name))
     torch.save({"weight": torch.zeros(1)}, tmp_path / "other.pth")
     with pytest.raises(UserError, match=r"holds no Vision Transformer"):
-        start_from(small(), str(tmp_path / "other.pth"))
+        load_weights(small(), str(tmp_path / "other.pth"))
     path, weights = exported(tmp_path / "nan.pth")
     torch.save({**weights, "cls_token": weights["cls_token"] * torch.nan}, path)
     with pytest.raises(UserError, match=r"'cls_token' holds values that are not finite"):
-        start_from(small(), str(path))
+        load_weights(small(), str(path))
 
 
 class Payload:
@@ -213,7 +213,7 @@ def write_foreign(path: Path, kind: str, ran: Path) -> None:
 def test_what_could_be_code_is_refused_in_our_words(tmp_path: Path, kind: str) -> None:
     write_foreign(tmp_path / "foreign.pth", kind, tmp_path / "ran")
     with pytest.raises(UserError, match=r"foreign.pth .* nothing of it was loaded") as caught:
-        start_from(small(), str(tmp_path / "foreign.pth"))
+        load_weights(small(), str(tmp_path / "foreign.pth"))
     said = str(caught.value)
     assert "weights_only" not in said and "torch.load" not in said and "trust" not in said
     assert not (tmp_path / "ran").exists()
@@ -233,7 +233,7 @@ def test_an_exported_encoder_is_no_checkpoint(checkpoint: Path, tmp_path: Path) 
 def test_a_fixed_table_is_not_replaced_by_a_learned_one(tmp_path: Path) -> None:
     path = save_checkpoint(tiny_recipe(tmp_path / "runs", "mae", positions="learned"))
     with pytest.raises(UserError, match=r"use encoder.positions=learned"):
-        start_from(small(), str(path))
+        load_weights(small(), str(path))
 
 
 def test_training_starts_from_the_weights_and_goes_on_without_them(

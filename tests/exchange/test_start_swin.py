@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pospre.errors import UserError
-from pospre.exchange.start import start_from
+from pospre.exchange.start import load_weights
 from pospre.export import export
 from pospre.training.build import build_model
 from pospre.training.checkpoints.content import load_model
@@ -31,7 +31,7 @@ def test_a_run_gives_every_tensor_whatever_the_window(
 ) -> None:
     recipe = small_swin("unused", "supervised", SUPERVISED, image_size=size, window=window)
     model = build_model(recipe).eval()
-    line = start_from(model, str(pretrained.parents[1]))  # the run folder
+    line = load_weights(model, str(pretrained.parents[1]))  # the run folder
     source = load_model(str(pretrained))[0].encoder.state_dict()
     own = model.encoder.state_dict()
     assert line == f"encoder: {len(own)} of {len(source)} tensors from {pretrained} (student)"
@@ -43,13 +43,13 @@ def test_tables_of_one_window_are_refused(pretrained: Path, tmp_path: Path) -> N
     out = tmp_path / "swin.safetensors"
     export(str(pretrained), out, format="safetensors")
     with pytest.raises(UserError, match=r"bias as tables of one window.*use its folder"):
-        start_from(build_model(small_swin("unused", "supervised", SUPERVISED)), str(out))
+        load_weights(build_model(small_swin("unused", "supervised", SUPERVISED)), str(out))
 
 
 def test_a_vits_weights_are_refused(tmp_path: Path) -> None:
     path = save_checkpoint(tiny_recipe(tmp_path, "mae"))
     with pytest.raises(UserError, match=r"'patch_embed.proj.weight' has shape"):
-        start_from(build_model(small_swin("unused", "supervised", SUPERVISED)), str(path))
+        load_weights(build_model(small_swin("unused", "supervised", SUPERVISED)), str(path))
 
 
 def test_the_shipped_recipes_follow_each_other(

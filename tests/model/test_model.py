@@ -9,8 +9,9 @@ import torch
 from composer.core import Event, State, Time, Timestamp
 from composer.loggers import Logger
 
-from pospre.algorithms.droppos import DropPos, attach_droppos
-from pospre.algorithms.mae import MAE, attach_mae
+from pospre import attach
+from pospre.algorithms.droppos import DropPos
+from pospre.algorithms.mae import MAE
 from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
 from pospre.model.algorithm import (
@@ -46,8 +47,7 @@ def make_batch(size=4):
 @pytest.fixture(params=["mae", "droppos", "mae+droppos"])
 def attached(request):
     model = small_model()
-    attach = {"mae": attach_mae, "droppos": attach_droppos}
-    algorithms = [attach[name](model, **SMALL) for name in request.param.split("+")]
+    algorithms = [attach(model, name, **SMALL) for name in request.param.split("+")]
     inputs = make_batch()
     for algorithm in algorithms:
         algorithm.write(inputs, model)
@@ -118,7 +118,7 @@ def test_unknown_algorithm_is_suggested():
 def test_class_and_functional_form_agree():
     functional, by_class = small_model(), small_model()
     torch.manual_seed(1)
-    attach_droppos(functional, **SMALL)
+    attach(functional, "droppos", **SMALL)
     torch.manual_seed(1)
     DropPos(**SMALL).attach(by_class)
     ours, theirs = functional.state_dict(), by_class.state_dict()
@@ -190,7 +190,7 @@ def test_a_view_of_another_size_and_a_pass_without_views_are_refused():
     encoder = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1)
     model = PretrainModel(encoder, seed=7, views=views)
     with pytest.raises(UserError, match=r"data\.views\.view\.size = \[64, 64\]"):
-        attach_mae(model, **SMALL)
+        attach(model, "mae", **SMALL)
     with pytest.raises(UserError, match=r"'extra' needs the view group 'global'"):
         model.registry.add_pass("extra", "test", EncoderPass(group="global"))
 
@@ -204,7 +204,7 @@ def test_views_that_no_pass_reads_are_refused():
     views = {"view": ViewGroup(size=32), "extra": ViewGroup(name="extra", size=32)}
     encoder = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1)
     model = PretrainModel(encoder, seed=7, views=views)
-    attach_mae(model, **SMALL)
+    attach(model, "mae", **SMALL)
     with pytest.raises(UserError, match=r"data\.views\.extra would be decoded for nothing"):
         model.check_complete()
 

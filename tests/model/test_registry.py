@@ -1,13 +1,21 @@
 """How algorithms share passes: what is joined, what is needed, and who reads what."""
 
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 from torch import Tensor, nn
 
+from pospre import algorithms
 from pospre.errors import UserError
+from pospre.model.algorithm import algorithm_names
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import EncoderPass
 from tests.algorithms.cases import Case, written
+from tests.algorithms.composition import README, refusal_of
 
 
 class LastPatch(Objective):
@@ -83,3 +91,22 @@ def test_editors_of_a_joined_pass_form_a_chain() -> None:
         joined = model.registry.join_pass("student", "test", positions=(editor,))
     assert joined.positions == ("first", "second") and joined.keep == "view/keep"
     assert joined.count == 16
+
+
+@pytest.fixture
+def rows_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Put the method that the algorithms' README shows beside the others; return its name."""
+    (code,) = re.findall(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), re.M | re.S)
+    (tmp_path / "rows_apart.py").write_text(code)
+    monkeypatch.setattr(algorithms, "__path__", [*algorithms.__path__, str(tmp_path)])
+    yield "rows_apart"
+    sys.modules.pop("pospre.algorithms.rows_apart", None)
+
+
+def test_the_method_that_the_readme_shows_is_complete(rows_apart: str) -> None:
+    assert rows_apart in algorithm_names()
+    alone = Case((rows_apart,), encoder={"positions": "none"})
+    assert refusal_of(alone) is None
+    assert refusal_of(Case(("supervised", rows_apart))) is None
+    refused = refusal_of(Case(("mae", rows_apart)))
+    assert refused is not None and "over other tokens" in refused

@@ -7,7 +7,7 @@ import torch
 from composer.core import Event
 from torch import nn
 
-from pospre.algorithms.mae import attach_mae
+from pospre import attach
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.recipe.sections import ClipGrad
@@ -34,7 +34,7 @@ def test_per_tensor_clipping_treats_every_tensor_alone() -> None:
 def test_per_module_clipping_has_one_norm_for_the_encoder_and_one_for_each_head() -> None:
     encoder = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1)
     model = PretrainModel(encoder, seed=0)
-    attach_mae(model, decoder_dim=32, decoder_depth=1, decoder_heads=2)
+    attach(model, "mae", decoder_dim=32, decoder_depth=1, decoder_heads=2)
     for name, parameter in model.named_parameters():
         size = 1e-6 if "predict" in name else 1.0
         parameter.grad = torch.full_like(parameter, size) if parameter.requires_grad else None

@@ -9,8 +9,7 @@ from timm import create_model
 from timm.optim import param_groups_layer_decay
 from torch import Tensor, nn
 
-from pospre.algorithms.droppos import attach_droppos
-from pospre.algorithms.supervised.supervised import attach_supervised
+from pospre import attach
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective
 from pospre.nn.build import build_encoder
@@ -36,7 +35,7 @@ def by_name(model: nn.Module, **options: Any) -> dict[str, dict[str, Any]]:
 
 def test_only_vectors_go_without_weight_decay() -> None:
     model = small_model()
-    attach_droppos(model, decoder_dim=32, decoder_depth=1, decoder_heads=2)
+    attach(model, "droppos", decoder_dim=32, decoder_depth=1, decoder_heads=2)
     groups = by_name(model)
     assert set(groups) == {name for name, p in model.named_parameters() if p.requires_grad}
     assert "encoder.pos_embed" not in groups  # fixed, not trained
@@ -117,14 +116,14 @@ def test_layer_decay_counts_swins_blocks_through_the_stages(name: str, below: in
             ),
             seed=0,
         )
-        attach_supervised(model, num_classes=5, pooling="mean")
+        attach(model, "supervised", num_classes=5, pooling="mean")
     assert name in dict(model.named_parameters())
     assert rate_scale(model, name, Optimizer(layer_decay=0.85)) == pytest.approx(0.85**below)
 
 
 def test_editors_learn_as_the_patch_embedding() -> None:
     model = small_model()
-    attach_droppos(model, decoder_dim=32, decoder_depth=1, decoder_heads=2)
+    attach(model, "droppos", decoder_dim=32, decoder_depth=1, decoder_heads=2)
     groups = by_name(model, layer_decay=0.5)
     assert groups["positions.named.droppos.token"]["lr"] == 0.125
     assert groups["objectives.named.droppos.predict.weight"]["lr"] == 1.0

@@ -225,10 +225,3 @@ class PositionField(nn.Module):
         precision = torch.promote_types(self.field.dtype, torch.float32)
         field = self.field.to(precision)
         return sample_field(field, box_R4.to(precision), grid, self.interpolation)
-
-
-def attach_crop_field(model: PretrainModel, **options: object) -> CropField:
-    """Attach the crop field to ``model`` (functional form); options are those of ``CropField``."""
-    algorithm = CropField(**options)  # type: ignore[arg-type]
-    algorithm.attach(model)
-    return algorithm

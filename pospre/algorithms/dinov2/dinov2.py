@@ -329,10 +329,3 @@ def _measures(class_logits_BSK: Tensor, targets_B2K: Tensor) -> Outputs:
         "agreement": (class_logits_BSK.argmax(-1) == wanted).float().mean(),
         "entropy": torch.special.entr(targets_B2K).sum(-1).mean(),
     }
-
-
-def attach_dinov2(model: PretrainModel, **options: object) -> DINOv2:
-    """Attach DINOv2 to ``model`` (functional form); options are those of ``DINOv2``."""
-    algorithm = DINOv2(**options)  # type: ignore[arg-type]
-    algorithm.attach(model)
-    return algorithm

@@ -240,10 +240,3 @@ def feature_distance(predicted: Tensor, target: Tensor, kind: Loss) -> Tensor:
     """Return the mean smooth-L1 (β = 1) or squared distance, in float32."""
     distance = F.mse_loss if kind == "l2" else F.smooth_l1_loss
     return distance(predicted.float(), target)
-
-
-def attach_ijepa(model: PretrainModel, **options: object) -> IJEPA:
-    """Attach I-JEPA to ``model`` (functional form); options are those of ``IJEPA``."""
-    algorithm = IJEPA(**options)  # type: ignore[arg-type]
-    algorithm.attach(model)
-    return algorithm

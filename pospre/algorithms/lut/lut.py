@@ -343,10 +343,3 @@ class BroaderContext(Objective):
         predicted, target = outputs[f"predicted_{kind}"], outputs[f"target_{kind}"]
         similarity = F.cosine_similarity(predicted.detach().float(), target.float(), dim=-1)
         return {"similarity": similarity.mean()}
-
-
-def attach_lut(model: PretrainModel, **options: object) -> LUT:
-    """Attach LUT to ``model`` (functional form); options are those of ``LUT``."""
-    algorithm = LUT(**options)  # type: ignore[arg-type]
-    algorithm.attach(model)
-    return algorithm

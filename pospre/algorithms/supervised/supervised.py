@@ -239,10 +239,3 @@ class Head(nn.Module):
     def forward(self, pooled_BD: Tensor) -> Tensor:
         """Return logits (B, C)."""
         return self.linear(self.norm(pooled_BD))
-
-
-def attach_supervised(model: PretrainModel, **options: object) -> Supervised:
-    """Attach classification to ``model`` (functional form); options are those of ``Supervised``."""
-    algorithm = Supervised(**options)  # type: ignore[arg-type]
-    algorithm.attach(model)
-    return algorithm

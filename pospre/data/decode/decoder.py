@@ -19,7 +19,7 @@ from pospre.data.decode.deep import RGB, Decoding, DeepRange, in_eight_bits, sai
 from pospre.data.decode.formats import why_unknown
 
 # EXIF's orientations as numpy sees them: mirrored columns, mirrored rows, swapped axes, in order.
-_TURNS = {
+_MIRRORS = {
     2: (True, False, False),
     3: (True, True, False),
     4: (False, True, False),
@@ -31,8 +31,6 @@ _TURNS = {
 
 
 _PICTURES = {1, 3}  # numbers of channels that are made of any picture
-_LUMA, _LUMA_BITS = (19595, 38470, 7471), 16  # Rec. 601, as Pillow rounds it
-_LUMA_HALF = np.uint32(1 << (_LUMA_BITS - 1))
 _LARGEST_SCRATCH = 1 << 26  # bytes that a thread keeps for its next image
 
 
@@ -105,8 +103,8 @@ class OpenedImage:
         if header is None:
             assert self._pixels is not None
             return self._pixels, 1, (0, 0)
-        turned = header.orientation != 1
-        if turned:  # a grid of shrunk pixels would start at another side
+        rotated = header.orientation != 1
+        if rotated:  # a grid of shrunk pixels would start at another side
             shrink, box = 1, None
         try:
             buffer = _scratch(jpeg.num_bytes(header, shrink))
@@ -117,7 +115,7 @@ class OpenedImage:
             raise DecodeError(str(error)) from error
         if self._channels == 1:
             pixels = grey(pixels)
-        return (_turn(pixels, header.orientation) if turned else pixels), shrink, start
+        return (_upright(pixels, header.orientation) if rotated else pixels), shrink, start
 
 
 def decode_image(encoded: Tensor, decoding: Decoding = RGB) -> np.ndarray:
@@ -142,8 +140,8 @@ def _scratch(num_bytes: int) -> np.ndarray:
     return buffer
 
 
-def _turn(pixels: np.ndarray, orientation: int) -> np.ndarray:
-    columns, rows, swapped = _TURNS[orientation]
+def _upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
+    columns, rows, swapped = _MIRRORS[orientation]
     if swapped:
         pixels = pixels.transpose(1, 0, 2)
     return np.ascontiguousarray(pixels[:: -1 if rows else 1, :: -1 if columns else 1])
@@ -169,7 +167,7 @@ def decode_otherwise(data: np.ndarray, decoding: Decoding) -> tuple[np.ndarray, 
         if decoding.channels not in _PICTURES and start.startswith(TIFF_STARTS):
             values, orientation = read_tiff(data.tobytes())
             pixels, deep = _of_array(values, decoding)
-            return (_turn(pixels, orientation) if orientation in _TURNS else pixels), deep
+            return (_upright(pixels, orientation) if orientation in _MIRRORS else pixels), deep
         with Image.open(io.BytesIO(data.tobytes())) as opened:
             said = said_range(opened)
             image, deep = in_eight_bits(ImageOps.exif_transpose(opened), said, decoding.deep_range)
@@ -193,13 +191,8 @@ def in_channels(image: Image.Image, channels: int) -> np.ndarray:
 
 
 def grey(pixels: np.ndarray) -> np.ndarray:
-    """Return RGB pixels (H, W, 3) as grey ones (H, W, 1), to the bit as Pillow does."""
-    total = pixels[..., 0] * np.uint32(_LUMA[0])
-    total += pixels[..., 1] * np.uint32(_LUMA[1])
-    total += pixels[..., 2] * np.uint32(_LUMA[2])
-    total += _LUMA_HALF
-    total >>= _LUMA_BITS
-    return total.astype(np.uint8)[..., None]
+    """Return RGB pixels (H, W, 3) as grey ones (H, W, 1)."""
+    return np.array(Image.fromarray(pixels).convert("L"))[..., None]
 
 
 def _of_array(values: np.ndarray, decoding: Decoding) -> tuple[np.ndarray, DeepRange | None]:

@@ -14,7 +14,7 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
-from pospre.data.decode.restart_markers import cut_pieces
+from pospre.data.decode.restart_markers import crop_intervals
 
 SHRINKS = (8, 4, 2)  # denominators that libjpeg-turbo has fast code for
 _START = b"\xff\xd8\xff"
@@ -56,8 +56,8 @@ class JpegHeader(NamedTuple):
         orientation: of EXIF or XMP; 1 is upright.
         height_at: offset of the two bytes that hold the height; 0 where the height must be kept,
             as the rows do not lie in the file one after the other. The width is behind it.
-        piece: width and height in pixels of what lies between two restart markers: whole rows, or
-            one of equal parts of a row; 0 where it is neither, or there are no markers.
+        interval: width and height in pixels of what lies between two restart markers: whole rows,
+            or one of equal parts of a row; 0 where it is neither, or there are no markers.
         scan: offset of the entropy-coded data.
     """
 
@@ -65,7 +65,7 @@ class JpegHeader(NamedTuple):
     height: int
     orientation: int
     height_at: int
-    piece: tuple[int, int] = (0, 0)
+    interval: tuple[int, int] = (0, 0)
     scan: int = 0
 
     @property
@@ -131,7 +131,7 @@ def decode(
     """
     whole, place = data, header.whole
     if header.height_at:
-        data, place = _leave_out(data, header, _widen(box, header, _MARGIN * shrink))
+        data, place = _crop_file(data, header, _widen(box, header, _MARGIN * shrink))
     width, height = place.right - place.left, place.bottom - place.top
     shape = (-(-height // shrink), -(-width // shrink), 3)
     options = {} if shrink == 1 else {"min_height": shape[0], "min_width": shape[1]}
@@ -146,8 +146,8 @@ def decode(
         if not any(known in text for known in _DAMAGE):
             raise UnusualJpeg from error
         left_over = _LEFT_OVER.match(text)
-        # where only the height was changed the rest is left over; of whole pieces nothing is
-        is_lower = data is not whole and not header.piece[0]
+        # where only the height was changed the rest is left over; of whole intervals nothing is
+        is_lower = data is not whole and not header.interval[0]
         if left_over is None or not (is_lower or _is_padding(data, *left_over.groups())):
             raise JpegError(text) from error
     return buffer[: shape[0] * shape[1] * 3].reshape(shape), place[:2]
@@ -168,7 +168,7 @@ def _widen(box: Box, header: JpegHeader, margin: int) -> Box:
     """Return a box with a margin where the image has one, as decoding can cut it out."""
     left, top = max(0, box.left - margin), max(0, box.top - margin)
     right, bottom = min(header.width, box.right + margin), min(header.height, box.bottom + margin)
-    width, height = header.piece
+    width, height = header.interval
     if not width:
         return Box(0, 0, header.width, bottom)
     right = min(header.width, -(-right // width) * width)
@@ -176,15 +176,15 @@ def _widen(box: Box, header: JpegHeader, margin: int) -> Box:
     return Box(left // width * width, top // height * height, right, bottom)
 
 
-def _leave_out(data: np.ndarray, header: JpegHeader, box: Box) -> tuple[np.ndarray, Box]:
+def _crop_file(data: np.ndarray, header: JpegHeader, box: Box) -> tuple[np.ndarray, Box]:
     """Return a JPEG of what is in a box, and the box; of all where less would not pay."""
     if _area(box) >= _FEWER * _area(header.whole):
         return data, header.whole
-    if header.piece[0]:
-        (width, height), (right, bottom) = header.piece, box[2:]
+    if header.interval[0]:
+        (width, height), (right, bottom) = header.interval, box[2:]
         window = box.left // width, box.top // height, -(-right // width), -(-bottom // height)
         grid = -(-header.width // width), -(-header.height // height)
-        cut = cut_pieces(data, header.scan, window, grid)
+        cut = crop_intervals(data, header.scan, window, grid)
         if cut is None:  # the whole will show what is wrong with it
             return data, header.whole
     else:
@@ -218,20 +218,20 @@ def _header(
         factors = bytes(data[frame + 11 : frame + 10 + 3 * components : 3])
         across = max(1, *(factor >> 4 for factor in factors))
         down = max(1, *(factor & 15 for factor in factors))
-    piece = _piece(interval, -(-width // (8 * across)), -(-height // (8 * down)))
+    sides = _interval_sides(interval, -(-width // (8 * across)), -(-height // (8 * down)))
     start = scan + 2 + (data[scan + 2] << 8 | data[scan + 3])
     return JpegHeader(
         width,
         height,
         orientation,
         frame + 5,
-        (8 * across * piece[0], 8 * down * piece[1]),
+        (8 * across * sides[0], 8 * down * sides[1]),
         min(start, len(data)),
     )
 
 
-def _piece(interval: int, across: int, down: int) -> tuple[int, int]:
-    """Return the width and height in MCUs of what lies between restart markers; see ``piece``."""
+def _interval_sides(interval: int, across: int, down: int) -> tuple[int, int]:
+    """Return an interval's width and height in MCUs, 0 where it is no box of them."""
     if interval == 0 or interval >= across * down:
         return 0, 0
     if interval % across == 0:

@@ -39,7 +39,7 @@ def _find_markers(scan: np.ndarray, count: int) -> Any:
 
 
 @partial(compiled, nogil=True)
-def _copy_pieces(
+def _copy_intervals(
     data: np.ndarray,
     scan: int,
     window: tuple[int, int, int, int],
@@ -72,20 +72,20 @@ def _copy_pieces(
     return to
 
 
-def cut_pieces(
+def crop_intervals(
     data: np.ndarray, scan: int, window: tuple[int, int, int, int], grid: tuple[int, int]
 ) -> np.ndarray | None:
-    """Return a JPEG of some pieces, uint8 (N,); its header still says the old size.
+    """Return a JPEG of some restart intervals, uint8 (N,); its header still says the old size.
 
     Args:
         data: a JPEG's bytes, uint8.
         scan: where the entropy-coded data begin.
-        window: left, top, right and bottom of the pieces that stay; the last two do not.
-        grid: how many pieces lie between restart markers, across and down.
+        window: left, top, right and bottom of the intervals that stay; the last two do not.
+        grid: how many intervals there are, across and down.
 
     Returns:
         None where a marker is missing or has another number.
     """
     cut = np.empty_like(data)
-    length = _copy_pieces(data, scan, window, grid, cut)
+    length = _copy_intervals(data, scan, window, grid, cut)
     return cut[:length] if length else None

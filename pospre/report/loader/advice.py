@@ -1,7 +1,7 @@
 """What would make loading cheaper, from what it costs."""
 
+from pospre.report.loader.costs import WORK, LoaderCosts, RemoteCosts
 from pospre.report.loader.image_sizes import ImageSizes
-from pospre.report.loader.table import WORK, LoaderBill, RemoteCosts
 
 _LARGE = 4.0  # times the pixels that views need: worth storing smaller
 _SLOW_READ = 0.2  # share of the loader's time
@@ -11,20 +11,20 @@ _RARE = 0.05  # share of images
 _SLOW_FETCH = 0.7  # of the rate from the cache
 
 
-def advise(bill: LoaderBill) -> list[str]:
+def advise(costs: LoaderCosts) -> list[str]:
     """Return advice, the most effective first."""
     found = []
-    work = sum(bill.alone.stages[stage] for stage in WORK)
-    share = {stage: bill.alone.stages[stage] / work for stage in WORK}
-    if bill.sizes is not None:
-        found += _size(bill.sizes, share["decode"])
-        found += _encoding(bill.sizes)
-    found += _storage(bill, share["read"])
-    if bill.remote is not None:
-        found += _cache(bill, bill.remote)
-    if bill.feed is not None and bill.loaded_per_s < bill.feed and bill.workers < bill.cores:
+    work = sum(costs.alone.stages[stage] for stage in WORK)
+    share = {stage: costs.alone.stages[stage] / work for stage in WORK}
+    if costs.sizes is not None:
+        found += _size(costs.sizes, share["decode"])
+        found += _encoding(costs.sizes)
+    found += _storage(costs, share["read"])
+    if costs.remote is not None:
+        found += _cache(costs, costs.remote)
+    if costs.feed is not None and costs.loaded_per_s < costs.feed and costs.workers < costs.cores:
         found.append(
-            f"{bill.workers} threads use {max(1, bill.workers)} of {bill.cores} cores: leave "
+            f"{costs.workers} threads use {max(1, costs.workers)} of {costs.cores} cores: leave "
             "data.num_workers out"
         )
     return found
@@ -58,16 +58,16 @@ def _encoding(sizes: ImageSizes) -> list[str]:
     return found
 
 
-def _storage(bill: LoaderBill, read: float) -> list[str]:
-    if bill.format == "folder":
+def _storage(costs: LoaderCosts, read: float) -> list[str]:
+    if costs.format == "folder":
         return [
             f"a folder is read file by file ({read:.0%} of loading here): convert to .beton or MDS "
             "(make data), which network file systems need"
         ]
-    seconds = bill.alone.stages["read"] / bill.alone.images
+    seconds = costs.alone.stages["read"] / costs.alone.images
     if read <= _SLOW_READ or seconds <= _QUICK_READ:
         return []
-    if bill.remote is not None:
+    if costs.remote is not None:
         return [f"reading is {read:.0%} of loading: put data.cache_dir on a faster disk"]
     return [
         f"reading is {read:.0%} of loading: copy to a faster disk; data that fit into memory are "
@@ -75,14 +75,14 @@ def _storage(bill: LoaderBill, read: float) -> list[str]:
     ]
 
 
-def _cache(bill: LoaderBill, remote: RemoteCosts) -> list[str]:
+def _cache(costs: LoaderCosts, remote: RemoteCosts) -> list[str]:
     found = []
     if not remote.cache_suffices:
         found.append(
             f"every epoch downloads again: with data.cache_limit from "
             f"{gigabytes(remote.unpacked_bytes)} each machine downloads once"
         )
-    if bill.order == "random" and remote.fetched_per_s < _SLOW_FETCH * bill.loaded_per_s:
+    if costs.order == "random" and remote.fetched_per_s < _SLOW_FETCH * costs.loaded_per_s:
         found.append(
             "data.order: random asks for nearly all shards at once, so the first epoch starts "
             "slowly; data.order: windows needs few at a time"

@@ -10,8 +10,8 @@ import torch
 from pospre.augment.device import DeviceAugment, ViewDraws
 from pospre.data.cores import available_cores, one_thread
 from pospre.recipe.recipe import Recipe
+from pospre.report.loader.costs import STAGES, WAITING, WORK, LoaderCosts, RemoteCosts, StageTimes
 from pospre.report.loader.image_sizes import look_at_sizes
-from pospre.report.loader.table import STAGES, WAITING, WORK, LoaderBill, RemoteCosts, Timing
 
 if TYPE_CHECKING:
     from pospre.data.bucket.reader import RemoteMdsReader
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _LEAST_BATCHES = 8
 
 
-def measure(recipe: Recipe, num_images: int, feed: float | None = None) -> LoaderBill:
+def measure(recipe: Recipe, num_images: int, feed: float | None = None) -> LoaderCosts:
     """Measure what loading costs.
 
     Args:
@@ -49,7 +49,7 @@ def measure(recipe: Recipe, num_images: int, feed: float | None = None) -> Loade
     consumer = _time_consumer(device, num_images, feed)
     loader.epoch = 2 * step
     alone = _time_one_core(device, num_images)
-    return LoaderBill(
+    return LoaderCosts(
         path=loader.reader.address,
         format=loader.reader.format,
         samples=loader.num_samples,
@@ -141,9 +141,9 @@ def _loaded_per_s(loader: "ViewLoader", num_images: int) -> float:
     return seen / (end - begin)
 
 
-def _time_consumer(device: _Device, num_images: int, feed: float | None) -> Timing:
+def _time_consumer(device: _Device, num_images: int, feed: float | None) -> StageTimes:
     """Measure how long a consumer waits for the recipe's threads; at ``feed`` it takes its time."""
-    timing, spent = Timing(), dict.fromkeys(WAITING, 0.0)
+    timing, spent = StageTimes(), dict.fromkeys(WAITING, 0.0)
     held = device.loader.num_batches_held - 1  # these are prepared during the first step
     asked = begin = time.perf_counter()
     for number, batch in _some_batches(device.loader, num_images, held):
@@ -164,9 +164,9 @@ def _time_consumer(device: _Device, num_images: int, feed: float | None) -> Timi
     return timing
 
 
-def _time_one_core(device: _Device, num_images: int) -> Timing:
+def _time_one_core(device: _Device, num_images: int) -> StageTimes:
     """Let one core do everything."""
-    loader, timing = device.loader, Timing()
+    loader, timing = device.loader, StageTimes()
     spent = dict.fromkeys(STAGES[:-1], 0.0)
     loader.num_workers = 0
     begin, before = time.perf_counter(), loader.timing.seconds

@@ -1,117 +1,140 @@
-"""What loading costs for a recipe: the numbers, and what follows from them."""
+"""What loading costs, for people: a table with notes and advice, and a picture."""
 
-from dataclasses import dataclass, field
+import json
+import textwrap
+from dataclasses import asdict
+from pathlib import Path
 
-from pospre.report.loader.image_sizes import ImageSizes
+from pospre.errors import UserError
+from pospre.evaluation.table import format_table
+from pospre.report.loader.advice import gigabytes
+from pospre.report.loader.costs import LoaderCosts, StageTimes
 
-WORK = ("read", "decode", "resize", "plan")  # what the loader does
-STAGES = (*WORK, "copy", "augment", "other")  # of one core that does everything
-WAITING = ("wait", "copy", "augment", "step")  # of a consumer with threads that load
+_RATES = (1000.0, 4000.0, 16000.0)
 
 
-@dataclass
-class Timing:
-    """Where the time of some images went.
+def as_json(costs: LoaderCosts) -> str:
+    """Return the costs as JSON."""
+    derived = {name: getattr(costs, name) for name in ("per_core", "scaling", "bytes_per_epoch")}
+    return json.dumps({**asdict(costs), **derived}, indent=1) + "\n"
 
-    Attributes:
-        images: that were timed.
-        seconds: from the first to the last, by the clock.
-        stages: seconds by stage; they add up to ``seconds``.
+
+def table(costs: LoaderCosts) -> str:
+    """Return the costs as text."""
+    title = (
+        f"{costs.path} ({costs.format}, {costs.samples} samples): {costs.views} views an image; "
+        f"{costs.alone.images} images in batches of {costs.batch}"
+    )
+    first = [
+        stage for stage in costs.alone.stages if stage not in (*costs.consumer.stages, "other")
+    ]
+    names = [*first, *costs.consumer.stages, "other"]
+    rows = [(name, *_cells(costs.alone, name), *_cells(costs.consumer, name)) for name in names]
+    rows.append(("together", *_cells(costs.alone, None), *_cells(costs.consumer, None)))
+    header = ("µs an image", "one core", "share", _threads(costs.workers), "share")
+    return format_table(title, header, rows, ["", *_notes(costs), "", *_bullets(costs)])
+
+
+def _threads(number: int) -> str:
+    return "1 thread" if number == 1 else f"{number or 'no'} threads"
+
+
+def _cells(timing: StageTimes, stage: str | None) -> tuple[str, str]:
+    """Return the time of an image and the share of a stage, or of all."""
+    seconds = timing.seconds if stage is None else timing.stages.get(stage)
+    if seconds is None:
+        return "", ""
+    return f"{1e6 * seconds / timing.images:.0f}", f"{100 * seconds / timing.seconds:.1f} %"
+
+
+def _notes(costs: LoaderCosts) -> list[str]:
+    rates = _RATES if costs.feed is None else (costs.feed,)
+    cores = ", ".join(f"{costs.cores_for(rate):.1f} for {rate:.0f} images/s" for rate in rates)
+    augment = f"on {costs.device}"
+    if costs.device == "cpu":
+        augment += f", {_threads(costs.augment_threads)}, at the expense of loading"
+    pairs = [
+        (
+            "one core loads",
+            f"{costs.per_core:.0f} images/s, {costs.per_core * costs.views:.0f} views",
+        ),
+        (
+            f"{_threads(costs.workers)} load" + ("s" if costs.workers == 1 else ""),
+            f"{costs.loaded_per_s:.0f} images/s; each of "
+            f"{max(1, min(costs.workers, costs.cores))} cores {costs.scaling:.0%} of one alone",
+        ),
+        ("cores needed", cores),
+        ("augment", augment),
+        ("bytes", f"{costs.bytes_per_image / 1e3:.1f} kB an image, "
+         f"{gigabytes(costs.bytes_per_epoch)} an epoch"),
+    ]  # fmt: skip
+    if costs.feed is not None:
+        reached = min(1.0, costs.loaded_per_s / costs.feed)
+        pairs.append(("feed", f"these threads load {reached:.0%} of {costs.feed:.0f} images/s"))
+    pairs += _egress(costs)
+    if costs.left_out:
+        pairs.append(("left out", f"{costs.left_out} bad samples"))
+    if costs.sizes is not None and costs.sizes.unreadable:
+        pairs.append(
+            ("unreadable", f"{costs.sizes.unreadable} of {costs.sizes.looked_at} samples looked at")
+        )
+    return [f"{name:<20}{text}" for name, text in pairs]
+
+
+def _egress(costs: LoaderCosts) -> list[tuple[str, str]]:
+    remote = costs.remote
+    if remote is None:
+        return []
+    size = gigabytes(remote.num_bytes)
+    here = " (this recipe)"
+    return [
+        (
+            "egress",
+            f"{size} for each machine in the first epoch, 0 in every other, with data.cache_limit "
+            f"from {gigabytes(remote.unpacked_bytes)}{here if remote.cache_suffices else ''}",
+        ),
+        (
+            "",
+            f"up to {size} for each machine and epoch with a smaller cache"
+            f"{'' if remote.cache_suffices else here}",
+        ),
+        (
+            "downloaded",
+            f"{gigabytes(remote.downloaded)} while measuring; {remote.fetched_per_s:.0f} images/s "
+            "at the first visit",
+        ),
+    ]
+
+
+def _bullets(costs: LoaderCosts) -> list[str]:
+    return [textwrap.fill(f"- {line}", 100, subsequent_indent="  ") for line in costs.advice]
+
+
+def draw(costs: LoaderCosts, path: Path) -> None:
+    """Draw the stages as two stacked bars.
+
+    Raises:
+        UserError: the file cannot be written.
     """
+    from matplotlib.figure import Figure  # no pyplot: nothing may open a window
+    from matplotlib.patches import Patch
 
-    images: int = 0
-    seconds: float = 0.0
-    stages: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass
-class RemoteCosts:
-    """What data in a bucket cost beside.
-
-    Attributes:
-        num_bytes: of all shards as they lie in the bucket.
-        unpacked_bytes: of all shards as they lie in the cache.
-        cache_limit: bytes that the recipe's cache may hold; None: all.
-        downloaded: bytes, while measuring.
-        fetched_per_s: images per second at the first visit, with the recipe's threads.
-    """
-
-    num_bytes: int
-    unpacked_bytes: int
-    cache_limit: int | None
-    downloaded: int
-    fetched_per_s: float
-
-    @property
-    def cache_suffices(self) -> bool:
-        """Whether all shards stay on this machine."""
-        return self.cache_limit is None or self.unpacked_bytes <= self.cache_limit
-
-
-@dataclass
-class LoaderBill:
-    """What loading costs, for one recipe on this machine.
-
-    Attributes:
-        path: the data set.
-        format: of the data set.
-        samples: in the data set.
-        views: per image.
-        repeats: of each sample in a row.
-        order: of the samples, as in the recipe.
-        device: where pixels are augmented.
-        augment_threads: of torch, for the consumer's augment; on a GPU it does not matter.
-        workers: threads of the recipe.
-        cores: that this process may use.
-        batch: images in a batch, while measuring.
-        alone: one core that does everything.
-        loaded_per_s: images per second of the recipe's threads, for a consumer that costs nothing.
-        feed: images per second that ``consumer`` takes if it never waits; None: as many as it can.
-        consumer: who copies and augments what the recipe's threads load.
-        bytes_per_image: encoded.
-        left_out: bad samples left out while measuring.
-        sizes: of the images; None for features.
-        remote: None for data on this machine's disks.
-        advice: what would make it cheaper.
-    """
-
-    path: str
-    format: str
-    samples: int
-    views: int
-    repeats: int
-    order: str
-    device: str
-    augment_threads: int
-    workers: int
-    cores: int
-    batch: int
-    alone: Timing
-    loaded_per_s: float
-    feed: float | None
-    consumer: Timing
-    bytes_per_image: float
-    left_out: int = 0
-    sizes: ImageSizes | None = None
-    remote: RemoteCosts | None = None
-    advice: list[str] = field(default_factory=list)
-
-    @property
-    def per_core(self) -> float:
-        """Images per second that one core loads alone, without copy and augment."""
-        return self.alone.images / sum(self.alone.stages[stage] for stage in WORK)
-
-    @property
-    def scaling(self) -> float:
-        """How much of ``per_core`` each core keeps when all threads work."""
-        busy = max(1, min(self.workers, self.cores))
-        return self.loaded_per_s / busy / self.per_core
-
-    def cores_for(self, rate: float) -> float:
-        """Return how many cores load so many images per second, as the threads scaled here."""
-        return rate / (self.per_core * min(1.0, self.scaling))
-
-    @property
-    def bytes_per_epoch(self) -> float:
-        """Encoded bytes of an epoch's samples; one that is repeated counts once."""
-        return self.bytes_per_image * -(-self.samples // self.repeats)
+    figure = Figure(figsize=(8, 2.8), layout="constrained")
+    axis = figure.subplots()
+    bars = {"one core": costs.alone, f"{_threads(costs.workers)} and the consumer": costs.consumer}
+    names = list(dict.fromkeys([*costs.alone.stages, *costs.consumer.stages]))
+    for place, timing in enumerate(bars.values()):
+        left = 0.0
+        for stage, seconds in timing.stages.items():
+            width = max(0.0, 1e3 * seconds / timing.images)
+            axis.barh(place, width, left=left, color=f"C{names.index(stage)}")
+            left += width
+    handles = [Patch(color=f"C{number}", label=name) for number, name in enumerate(names)]
+    figure.legend(handles=handles, ncols=len(names) // 2 + 1, loc="outside upper center")
+    axis.set_yticks(range(len(bars)), list(bars))
+    axis.invert_yaxis()
+    axis.set_xlabel("ms an image")
+    try:
+        figure.savefig(path, dpi=110)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}.") from error

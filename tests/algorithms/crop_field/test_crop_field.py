@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from pospre.algorithms.crop_field.crop_field import PositionField, attach_crop_field
+from pospre import attach
+from pospre.algorithms.crop_field.crop_field import PositionField
 from pospre.algorithms.crop_field.field import sample_field
 from pospre.batch import box_key, field_box_key, flip_key
 from pospre.errors import UserError
@@ -227,7 +228,7 @@ def test_without_other_tokens_the_table_does_not_learn():
 def test_bad_options_are_refused_at_attachment(options, message):
     model, _ = Case(("mae",)).build()
     with pytest.raises(UserError, match=message):
-        attach_crop_field(model, **options)
+        attach(model, "crop_field", **options)
     assert model.position_source is None
 
 
@@ -235,23 +236,23 @@ def test_bad_options_are_refused_at_attachment(options, message):
 def test_encoders_without_additive_positions_are_refused(kind):
     model, _ = Case(("simmim",), encoder={"positions": kind}).build()
     with pytest.raises(UserError, match=f"encoder.positions is {kind}. Use learned"):
-        attach_crop_field(model)
+        attach(model, "crop_field")
 
 
 def test_it_needs_company_that_was_attached_before():
     model = PretrainModel(build_encoder("vit_tiny16", image_size=32, depth=1), seed=0)
     with pytest.raises(UserError, match="none stands before it"):
-        attach_crop_field(model)
+        attach(model, "crop_field")
 
 
 def test_beside_mp3_it_is_refused():
     model, _ = Case(("mp3",)).build()
     with pytest.raises(UserError, match=r"which is what mp3 asks for"):
-        attach_crop_field(model)
+        attach(model, "crop_field")
 
 
 def test_attaching_twice_is_attaching_once():
     model, _ = filled("mae")
     names = [name for name, _ in model.named_parameters()]
-    attach_crop_field(model, field="sincos")
+    attach(model, "crop_field", field="sincos")
     assert [name for name, _ in model.named_parameters()] == names

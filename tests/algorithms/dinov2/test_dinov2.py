@@ -6,7 +6,8 @@ import math
 import pytest
 import torch
 
-from pospre.algorithms.dinov2.dinov2 import MASK_KEY, DINOv2, PrototypeMatching, attach_dinov2
+from pospre import attach
+from pospre.algorithms.dinov2.dinov2 import MASK_KEY, DINOv2, PrototypeMatching
 from pospre.algorithms.dinov2.losses import koleo
 from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
@@ -49,7 +50,7 @@ def make_batch(size=4, locals_=LOCALS):
 
 def model_and_batch(*, locals_=LOCALS, encoder=None, **options):
     model = small_model(locals_=locals_, **(encoder or {}))
-    algorithm = attach_dinov2(model, **{**SMALL, **options})
+    algorithm = attach(model, "dinov2", **{**SMALL, **options})
     inputs = make_batch(locals_=locals_)
     algorithm.schedule(model, Progress(0.0, 0.0))
     algorithm.write(inputs, model)
@@ -277,7 +278,7 @@ def test_attaching_again_does_nothing():
     model, _, algorithm = model_and_batch()
     names = list(model.state_dict())
     algorithm.attach(model)
-    attach_dinov2(model, **SMALL)
+    attach(model, "dinov2", **SMALL)
     assert list(model.state_dict()) == names and len(model.teachers.pairs) == 2
 
 
@@ -311,7 +312,7 @@ def test_attaching_again_does_nothing():
 )
 def test_bad_options_are_refused_at_attachment(options, message):
     with pytest.raises(UserError, match=message):
-        attach_dinov2(small_model(), **{**SMALL, **options})
+        attach(small_model(), "dinov2", **{**SMALL, **options})
 
 
 @pytest.mark.parametrize(
@@ -334,4 +335,4 @@ def test_models_that_cannot_serve_are_refused(views, encoder, message):
     }
     built = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1, **encoder)
     with pytest.raises(UserError, match=message):
-        attach_dinov2(PretrainModel(built, seed=0, views=groups), **SMALL)
+        attach(PretrainModel(built, seed=0, views=groups), "dinov2", **SMALL)

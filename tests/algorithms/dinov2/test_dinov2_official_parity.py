@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pospre.algorithms.dinov2.dinov2 import attach_dinov2
+from pospre import attach
 from pospre.algorithms.dinov2.head import PrototypeHead
 from pospre.algorithms.dinov2.losses import koleo
 from pospre.algorithms.dinov2.targets import Center, sinkhorn
@@ -111,8 +111,9 @@ def test_a_step_equals_the_official_code(case, options):
         layer_scale=0.1,
     )
     model = PretrainModel(encoder, seed=0, views=VIEWS)
-    attach_dinov2(
+    attach(
         model,
+        "dinov2",
         num_prototypes=24,
         head_hidden=40,
         head_bottleneck=16,

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pospre.algorithms.ijepa.ijepa import IJEPA, FeaturePrediction, attach_ijepa
-from pospre.algorithms.mae import attach_mae
+from pospre import attach
+from pospre.algorithms.ijepa.ijepa import IJEPA, FeaturePrediction
 from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
 from pospre.model.algorithm import Progress
@@ -39,7 +39,7 @@ def attached(
     encoder: dict[str, Any] | None = None, **options: Any
 ) -> tuple[PretrainModel, IJEPA, dict[str, Tensor]]:
     model = small_model(**(encoder or {}))
-    algorithm = attach_ijepa(model, **{**PREDICTOR, **options})
+    algorithm = attach(model, "ijepa", **{**PREDICTOR, **options})
     inputs = make_batch()
     algorithm.write(inputs, model)
     return model, algorithm, inputs
@@ -195,7 +195,7 @@ def test_official_masks_share_their_sizes_and_their_counts_vary() -> None:
 def test_parameter_count_of_the_published_predictor() -> None:
     with torch.device("meta"):
         model = PretrainModel(build_encoder("vitb16", class_token=False), seed=0)
-        attach_ijepa(model)
+        attach(model, "ijepa")
     predictor = sum(p.numel() for p in model.objectives.parameters() if p.requires_grad)
     # 6 blocks of 12·384² + 13·384, two projections, the last norm and the mask token
     assert predictor == 6 * (12 * 384**2 + 13 * 384) + 2 * 384 * 768 + 768 + 384 * 4
@@ -231,12 +231,12 @@ def test_bad_options_are_refused_at_attachment(options: dict[str, Any], message:
 
 def test_two_hosts_two_views_and_relative_positions_are_refused() -> None:
     model = small_model()
-    attach_mae(model, decoder_dim=32, decoder_depth=1, decoder_heads=4)
+    attach(model, "mae", decoder_dim=32, decoder_depth=1, decoder_heads=4)
     with pytest.raises(UserError, match=r"'mae' and 'ijepa' both write the batch key 'view/keep'"):
-        attach_ijepa(model, **PREDICTOR)
+        attach(model, "ijepa", **PREDICTOR)
     model = small_model()
     model.views["view"] = ViewGroup(count=2, size=64)
     with pytest.raises(UserError, match=r"ijepa works on one view"):
-        attach_ijepa(model, **PREDICTOR)
+        attach(model, "ijepa", **PREDICTOR)
     with pytest.raises(UserError, match=r"encoder.positions = relative needs all tokens"):
         attached({"positions": "relative"})

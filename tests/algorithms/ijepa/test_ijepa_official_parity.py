@@ -7,10 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pospre import draws
+from pospre import attach, draws
 from pospre.algorithms.ijepa.blocks import Blocks, draw_official
-from pospre.algorithms.ijepa.ijepa import attach_ijepa
-from pospre.algorithms.stop import attach_stop
 from pospre.model.model import PretrainModel
 from pospre.nn.encoder import Encoder, EncoderSize
 from tests.algorithms.official import FIXTURES, batch, fixture, official_images, tensor
@@ -42,7 +40,7 @@ def recorded_model() -> PretrainModel:
     size = EncoderSize("vit_tiny_patch16_224", 16, 48, 12, 3)
     encoder = Encoder(size, image_size=(48, 48), patch_size=(8, 8), depth=2, class_token=False)
     model = PretrainModel(encoder, seed=0)
-    attach_ijepa(model, predictor_dim=32, predictor_depth=2, predictor_heads=4)
+    attach(model, "ijepa", predictor_dim=32, predictor_depth=2, predictor_heads=4)
     model.augment = RecordedImages()  # type: ignore[assignment]
     return model
 
@@ -101,7 +99,7 @@ def test_ijepa_equals_the_official_code() -> None:
 
 def test_stop_equals_its_official_code() -> None:
     case, model = fixture("stop")["official"], recorded_model()
-    attach_stop(model, official=True, noise_std=0.25)
+    attach(model, "stop", official=True, noise_std=0.25)
     load_weights(model)
     inputs = recorded_inputs(case)
     rows, blocks, tokens = inputs["ijepa/targets"].shape

@@ -6,12 +6,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from pospre.algorithms.droppos import attach_droppos
-from pospre.algorithms.ijepa.ijepa import attach_ijepa
-from pospre.algorithms.lut.lut import BroaderContext, attach_lut
-from pospre.algorithms.mae import attach_mae
-from pospre.algorithms.mp3 import attach_mp3
-from pospre.algorithms.simmim import attach_simmim
+from pospre import attach
+from pospre.algorithms.lut.lut import BroaderContext
 from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm, Progress
@@ -46,11 +42,10 @@ def small_model(groups=("view", "second"), second=48, **options):
 
 def attach_host(host, model, **options):
     if host == "simmim":
-        return attach_simmim(model, mask_cell=16, **options)
+        return attach(model, "simmim", mask_cell=16, **options)
     if host == "ijepa":
-        return attach_ijepa(model, predictor_dim=32, predictor_depth=1, predictor_heads=2)
-    attach = {"mae": attach_mae, "droppos": attach_droppos}[host]
-    return attach(model, **{**DECODER, **options})
+        return attach(model, "ijepa", predictor_dim=32, predictor_depth=1, predictor_heads=2)
+    return attach(model, host, **{**DECODER, **options})
 
 
 def random_batch(groups=("view", "second"), size=4):
@@ -70,7 +65,7 @@ def model_and_batch(host="mae", host_options=None, **options):
     model = small_model()
     algorithms = [
         attach_host(host, model, **(host_options or {})),
-        attach_lut(model, **{"hidden_dim": 32, **options}),
+        attach(model, "lut", **{"hidden_dim": 32, **options}),
     ]
     inputs = random_batch()
     for algorithm in algorithms:
@@ -230,7 +225,7 @@ def test_published_momenta_of_six_steps():
 
 def test_the_teacher_moves_after_a_step_and_its_statistics_too():
     model = small_model()
-    host, algorithm = attach_host("mae", model), attach_lut(model, hidden_dim=32)
+    host, algorithm = attach_host("mae", model), attach(model, "lut", hidden_dim=32)
     inputs = random_batch()
     for part in (host, algorithm):
         part.write(inputs, model)
@@ -250,7 +245,7 @@ def test_the_teacher_moves_after_a_step_and_its_statistics_too():
 def test_another_algorithms_teacher_keeps_its_momentum():
     model = small_model()
     attach_host("ijepa", model)
-    attach_lut(model, hidden_dim=32, momentum_start=None)
+    attach(model, "lut", hidden_dim=32, momentum_start=None)
     assert model.teachers.owner == "ijepa"
     assert model.teachers.momentum == Momentum(0.996, 1.0, "linear")
 
@@ -258,7 +253,7 @@ def test_another_algorithms_teacher_keeps_its_momentum():
 def test_droppos_shares_the_teacher_pass_of_symmetric_lut():
     model = small_model()
     droppos = attach_host("droppos", model, affinity="teacher")
-    algorithm = attach_lut(model, hidden_dim=32, symmetric=True)
+    algorithm = attach(model, "lut", hidden_dim=32, symmetric=True)
     inputs = random_batch()
     for part in (droppos, algorithm):
         part.attach(model)
@@ -297,8 +292,8 @@ def test_published_parameter_counts(size, heads, total):
     views = {name: ViewGroup(name=name) for name in ("view", "second")}
     with torch.device("meta"):
         model = PretrainModel(build_encoder(size), seed=0, views=views)
-        attach_mae(model)
-        attach_lut(model)
+        attach(model, "mae")
+        attach(model, "lut")
     trained = [(n, p.numel()) for n, p in model.named_parameters() if p.requires_grad]
     assert sum(count for name, count in trained if "named.lut" in name) == heads
     assert total is None or sum(count for _, count in trained) == total
@@ -309,9 +304,9 @@ def step_flops(**options):
     views = {name: ViewGroup(name=name) for name in ("view", "second")}
     with torch.device("meta"):
         model = PretrainModel(build_encoder("vitb16"), seed=0, views=views)
-        algorithms: list[PretrainAlgorithm] = [attach_mae(model)]
+        algorithms: list[PretrainAlgorithm] = [attach(model, "mae")]
         if options:
-            algorithms.append(attach_lut(model, **options))
+            algorithms.append(attach(model, "lut", **options))
         inputs = {"index": torch.arange(2), "epoch": torch.zeros(2, dtype=torch.int64)}
         for group in views:
             inputs[f"{group}/image"] = torch.zeros(2, 1, 3, 224, 224, dtype=torch.uint8)
@@ -348,58 +343,58 @@ def test_bad_options_are_refused_at_attachment(options, message):
     model = small_model()
     attach_host("mae", model)
     with pytest.raises(UserError, match=message):
-        attach_lut(model, **options)
+        attach(model, "lut", **options)
 
 
 def test_the_second_view_is_required_by_name():
     model = small_model(groups=("view",))
     attach_host("mae", model)
     with pytest.raises(UserError, match=r"Add data.views.second with count: 1"):
-        attach_lut(model)
+        attach(model, "lut")
 
 
 def test_a_second_view_of_another_size_serves_the_papers_variant_only():
     model = small_model(second=32)
     attach_host("mae", model)
-    attach_lut(model, hidden_dim=32)
+    attach(model, "lut", hidden_dim=32)
     model = small_model(second=32)
     attach_host("mae", model)
     with pytest.raises(UserError, match=r"Give data.views.second the size of data.views.view"):
-        attach_lut(model, symmetric=True)
+        attach(model, "lut", symmetric=True)
 
 
 def test_pooling_the_class_token_needs_one():
     model = small_model(class_token=False)
     attach_host("mae", model)
     with pytest.raises(UserError, match=r"encoder.class_token is false"):
-        attach_lut(model, pool="class_token")
+        attach(model, "lut", pool="class_token")
 
 
 def test_hosts_that_hide_nothing_are_refused():
     with pytest.raises(UserError, match=r"before it there is nothing.*beside mae"):
-        attach_lut(small_model())
+        attach(small_model(), "lut")
     model = small_model(positions="none")
-    attach_mp3(model)
+    attach(model, "mp3")
     with pytest.raises(UserError, match=r"before it there is mp3, which hides no random patches"):
-        attach_lut(model)
+        attach(model, "lut")
 
 
 def test_symmetric_needs_random_masks_of_half_the_patches_or_more():
     model = small_model()
     attach_host("ijepa", model)
     with pytest.raises(UserError, match=r"which 'ijepa' does not draw"):
-        attach_lut(model, symmetric=True)
+        attach(model, "lut", symmetric=True)
     for name in ("mae", "simmim", "droppos"):
         model = small_model()
         attach_host(name, model, mask_ratio=0.25)
         with pytest.raises(UserError, match=rf"Set {name}.mask_ratio to 0.5 or more"):
-            attach_lut(model, symmetric=True)
+            attach(model, "lut", symmetric=True)
 
 
 def test_droppos_comes_before_symmetric_lut():
     model = small_model()
     attach_host("mae", model)
-    algorithm = attach_lut(model, hidden_dim=32, symmetric=True)
+    algorithm = attach(model, "lut", hidden_dim=32, symmetric=True)
     attach_host("droppos", model)
     with pytest.raises(UserError, match=r"list droppos before lut"):
         algorithm.attach(model)
@@ -407,7 +402,7 @@ def test_droppos_comes_before_symmetric_lut():
 
 def test_one_sample_is_too_few_for_batch_norm_in_training_only():
     model = small_model()
-    host, algorithm = attach_host("mae", model), attach_lut(model, hidden_dim=32)
+    host, algorithm = attach_host("mae", model), attach(model, "lut", hidden_dim=32)
     inputs = random_batch(size=1)
     host.write(inputs, model)
     with pytest.raises(UserError, match=r"cannot train on one sample at a time"):

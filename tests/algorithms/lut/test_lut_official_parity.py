@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from pospre.algorithms.lut.lut import BroaderContext, attach_lut
-from pospre.algorithms.mae import attach_mae
+from pospre import attach
+from pospre.algorithms.lut.lut import BroaderContext
 from pospre.data.views.plan import ViewGroup
 from pospre.model.model import PretrainModel
 from tests.algorithms.official import DECODER, batch, fixture, official_name, small_model, tensor
@@ -55,8 +55,8 @@ def teacher_head(model: PretrainModel) -> nn.Module:
 def recorded_model() -> PretrainModel:
     groups = {name: ViewGroup(name=name, size=48) for name in ("view", "second")}
     model = PretrainModel(small_model().encoder, seed=0, views=groups)
-    attach_mae(model, **DECODER)
-    attach_lut(model, symmetric=True, hidden_dim=64, weight=0.25)
+    attach(model, "mae", **DECODER)
+    attach(model, "lut", symmetric=True, hidden_dim=64, weight=0.25)
     student = {
         theirs(name): value
         for name, value in tensors(model).items()

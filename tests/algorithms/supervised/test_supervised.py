@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from timm import create_model
 from timm.data.mixup import mixup_target
 
-from pospre.algorithms.droppos import attach_droppos
-from pospre.algorithms.supervised.supervised import Supervised, attach_supervised
+from pospre import attach
+from pospre.algorithms.supervised.supervised import Supervised
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
@@ -25,7 +25,7 @@ def make(
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"image_size": 32, "patch_size": 8, "depth": 2, **(encoder or {})}
     model = PretrainModel(build_encoder("vit_tiny16", **sizes), seed=3)
-    algorithm = attach_supervised(model, **{"num_classes": 5, "head_init": 0.5, **options})
+    algorithm = attach(model, "supervised", **{"num_classes": 5, "head_init": 0.5, **options})
     batch = {
         "index": torch.arange(6),
         "epoch": torch.full((6,), 2),
@@ -128,13 +128,13 @@ def test_head_starts_where_it_is_told() -> None:
 
 def test_a_position_algorithm_joins_where_patches_are_removed() -> None:
     model, algorithm, batch = make(mask_ratio=0.5)
-    droppos = attach_droppos(model, decoder_dim=32, decoder_depth=1, decoder_heads=2)
+    droppos = attach(model, "droppos", decoder_dim=32, decoder_depth=1, decoder_heads=2)
     for each in (algorithm, droppos):
         each.write(batch, model)
     terms = model.loss(model(batch), batch)
     assert {"supervised", "droppos"} <= set(terms) and bool(terms["total"].isfinite())
     with pytest.raises(UserError, match=r"two of them need the encoder pass 'student'"):
-        attach_droppos(make()[0], decoder_dim=32, decoder_depth=1, decoder_heads=2)
+        attach(make()[0], "droppos", decoder_dim=32, decoder_depth=1, decoder_heads=2)
 
 
 @pytest.mark.parametrize(

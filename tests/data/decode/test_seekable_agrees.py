@@ -57,7 +57,7 @@ def test_every_image_can_be_decoded_from_within(seekable):
     reader = open_reader(path)
     for index in range(len(reader)):
         encoded = reader.read(index).encoded
-        assert jpeg.read_header(encoded.numpy().data).piece[1] in (8, 16)
+        assert jpeg.read_header(encoded.numpy().data).interval[1] in (8, 16)
     content = json.loads((path / "pospre.json").read_text())
     assert (content["kept"], content["marked"], content["encoded"]) == (0, len(reader), 0)
     assert content["made_from"]["settings"]["seekable"]
@@ -70,7 +70,7 @@ def test_images_encoded_anew_get_markers_too(photos, tmp_path):
     content = json.loads((tmp_path / "small/pospre.json").read_text())
     assert (content["marked"], content["encoded"]) == (0, content["samples"])
     reader = open_reader(tmp_path / "small")
-    assert jpeg.read_header(reader.read(0).encoded.numpy().data).piece[1] == 16
+    assert jpeg.read_header(reader.read(0).encoded.numpy().data).interval[1] == 16
 
 
 def test_clips_have_no_rows(tmp_path):

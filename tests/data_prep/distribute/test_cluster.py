@@ -1,5 +1,6 @@
 """Conversion on a Dask cluster: the blocks of the same plan, converted elsewhere."""
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -73,6 +74,20 @@ def test_a_block_that_fails_is_tried_again(
     assert call(source, tmp_path / "out", *OPTIONS, "--scheduler", scheduler) == 0
     assert len(list(tmp_path.glob("failure*"))) == 2
     assert (tmp_path / "out" / "index.json").exists()
+
+
+def _die_once(path: Path) -> str:
+    if path.name == "1" and not path.exists():
+        path.touch()
+        os._exit(1)
+    return path.name
+
+
+def test_the_task_of_a_worker_that_dies_is_done_by_another(tmp_path: Path) -> None:
+    names = [str(number) for number in range(4)]
+    paths = [tmp_path / name for name in names]
+    assert list(cluster.cluster_map(_die_once, paths, "local", 1)) == names
+    assert (tmp_path / "1").exists()
 
 
 def test_a_block_that_cannot_succeed_is_named_and_the_others_are_kept(

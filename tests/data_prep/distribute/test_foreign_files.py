@@ -10,7 +10,7 @@ import pytest
 
 from data_prep import convert
 from data_prep.distribute.records import Record, parse_record
-from data_prep.publish.local import LocalStore
+from data_prep.publish.local import LocalDestination, LocalShards
 from data_prep.publish.locks import WHOLE
 from pospre.errors import UserError, run_command
 from tests.data_prep.reading import FORMATS, destination, read_samples
@@ -39,9 +39,9 @@ def is_free(target: Path, name: str) -> bool:
     """Tell whether another process could begin the work of this name."""
     script = (
         "import sys; from pathlib import Path; from data_prep.publish import locks\n"
-        "from data_prep.publish.local import LocalStore\n"
+        "from data_prep.publish.local import LocalShards\n"
         "locks._LOCK_SECONDS = 0\n"
-        "with LocalStore(Path(sys.argv[1])).alone(sys.argv[2]): pass"
+        "with LocalShards(Path(sys.argv[1])).alone(sys.argv[2]): pass"
     )
     command = [sys.executable, "-c", script, str(target), name]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -52,18 +52,18 @@ def is_free(target: Path, name: str) -> bool:
 @pytest.fixture
 def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Convert, but press Ctrl-C when two blocks are finished."""
-    keep = LocalStore.keep
+    keep = LocalDestination.keep
 
     def interrupted(source: Path, target: Path, *options: object) -> None:
         calls = []
 
-        def stop(self: LocalStore, folder: Path, record: Record) -> None:
+        def stop(self: LocalDestination, folder: Path, record: Record) -> None:
             keep(self, folder, record)
             calls.append(record.number)
             if len(calls) == 2:
                 raise KeyboardInterrupt
 
-        monkeypatch.setattr(LocalStore, "keep", stop)
+        monkeypatch.setattr(LocalDestination, "keep", stop)
         assert write(source, target, *options) == 130
         monkeypatch.undo()
 
@@ -132,13 +132,13 @@ def test_merging_leaves_what_is_there(
 def test_what_comes_during_the_conversion_is_left(
     tmp_path: Path, photos: Path, options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target, settle = tmp_path / "out", LocalStore.settle
+    target, settle = tmp_path / "out", LocalDestination.settle
 
-    def meanwhile(self: LocalStore, record: Record) -> None:
+    def meanwhile(self: LocalDestination, record: Record) -> None:
         write_files(target, {"precious.jpg": b"x"})
         settle(self, record)
 
-    monkeypatch.setattr(LocalStore, "settle", meanwhile)
+    monkeypatch.setattr(LocalDestination, "settle", meanwhile)
     assert write(photos, target, *options) == 2
     assert [path.name for path in target.iterdir()] == ["precious.jpg"]
     assert len(list(partial(target).glob("blocks/*.json"))) == 6  # nor is the work lost
@@ -197,8 +197,8 @@ def test_late_parts_are_not_removed_while_others_work(tmp_path: Path, photos: Pa
     assert write(photos, target) == 0
     kept.rename(partial(target))
     script = (
-        "import sys; from pathlib import Path; from data_prep.publish.local import LocalStore\n"
-        "with LocalStore(Path(sys.argv[1])).alone('part'): print('held', flush=True); input()"
+        "import sys; from pathlib import Path; from data_prep.publish.local import LocalShards\n"
+        "with LocalShards(Path(sys.argv[1])).alone('part'): print('held', flush=True); input()"
     )
     command = [sys.executable, "-c", script, str(target)]
     other = subprocess.Popen(
@@ -212,7 +212,7 @@ def test_late_parts_are_not_removed_while_others_work(tmp_path: Path, photos: Pa
 
 def test_locks_exclude_each_other(tmp_path: Path) -> None:
     target = tmp_path / "out"
-    store = LocalStore(target)
+    store = LocalShards(target)
     with store.alone(WHOLE):
         store.discard()  # takes no lock away
         assert not is_free(target, WHOLE) and not is_free(target, "part-1-of-2")

@@ -12,7 +12,7 @@ import pytest
 from data_prep import convert
 from data_prep.distribute.records import Record
 from data_prep.publish.atomic import remove_stale_partials
-from data_prep.publish.local import LocalStore
+from data_prep.publish.local import LocalDestination
 from pospre.errors import UserError, run_command
 from tests.data_prep.reading import FORMATS, destination, read_samples
 from tests.data_prep.sample_images import encoded, picture, write_files
@@ -117,8 +117,8 @@ def test_ctrl_c_cleans_up(tmp_path: Path, slow_source: Path) -> None:
 def test_a_living_writer_is_respected(tmp_path: Path, photos: Path) -> None:
     script = (
         "import sys, time; from pathlib import Path;"
-        "from data_prep.publish.local import LocalStore\n"
-        "with LocalStore(Path(sys.argv[1])).alone('whole'): print('held', flush=True); input()"
+        "from data_prep.publish.local import LocalShards\n"
+        "with LocalShards(Path(sys.argv[1])).alone('whole'): print('held', flush=True); input()"
     )
     other = subprocess.Popen(
         [sys.executable, "-c", script, str(tmp_path / "out")],
@@ -141,15 +141,15 @@ def test_ctrl_c_keeps_what_is_finished(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    keep, calls = LocalStore.keep, []
+    keep, calls = LocalDestination.keep, []
 
-    def interrupted(self: LocalStore, folder: Path, record: Record) -> None:
+    def interrupted(self: LocalDestination, folder: Path, record: Record) -> None:
         keep(self, folder, record)
         calls.append(record.number)
         if len(calls) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(LocalStore, "keep", interrupted)
+    monkeypatch.setattr(LocalDestination, "keep", interrupted)
     arguments = command(slow_source, tmp_path / "out", "mds")
     arguments[arguments.index("--workers") + 1] = "1"
     assert run_command(lambda: convert.main(arguments)) == 130

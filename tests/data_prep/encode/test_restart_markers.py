@@ -50,7 +50,7 @@ def opened(data: bytes) -> OpenedImage:
 
 
 def is_seekable(data: bytes) -> bool:
-    return jpeg.read_header(memoryview(data)).piece != (0, 0)
+    return jpeg.read_header(memoryview(data)).interval != (0, 0)
 
 
 @settings(max_examples=60)
@@ -184,7 +184,7 @@ def test_parts_decode_as_in_the_whole(data):
 @pytest.mark.parametrize(("sampling", "side"), [("444", 8), ("422", 8), ("420", 16), ("Gray", 8)])
 def test_what_lies_around_is_left_out(sampling, side):
     data = add_restart_markers(plain(320, 200, sampling))
-    width, height = jpeg.read_header(memoryview(data)).piece
+    width, height = jpeg.read_header(memoryview(data)).interval
     assert height == side and width < 100
     pixels, _, start = opened(data).decode(1, Box(100, 100, 150, 120))
     assert start == (98 // width * width, 98 // height * height)
@@ -206,7 +206,7 @@ def test_markers_divide_rows_evenly(per_row, expected):
 
 def test_intervals_of_several_rows_serve_too():
     data = by_pillow(64, 300, restart_marker_rows=3, subsampling=2)
-    assert jpeg.read_header(memoryview(data)).piece == (64, 48)
+    assert jpeg.read_header(memoryview(data)).interval == (64, 48)
     pixels, _, start = opened(data).decode(1, Box(20, 150, 30, 200))
     assert start == (0, 144)
     assert np.array_equal(pixels[6:56], decoded(data)[150:200])
@@ -214,7 +214,7 @@ def test_intervals_of_several_rows_serve_too():
 
 def test_intervals_across_rows_do_not():
     data = by_pillow(70, 300, restart_marker_blocks=3, subsampling=2)  # a row has 5 MCUs
-    assert jpeg.read_header(memoryview(data)).piece == (0, 0)
+    assert jpeg.read_header(memoryview(data)).interval == (0, 0)
     pixels, _, start = opened(data).decode(1, Box(20, 250, 30, 260))
     assert start == (0, 0) and np.array_equal(pixels[250:260], decoded(data)[250:260])
 

@@ -13,7 +13,7 @@ from botocore.exceptions import EndpointConnectionError
 from data_prep import verify
 from data_prep.distribute.records import Record
 from data_prep.publish import bucket as remote
-from data_prep.publish.bucket import RemoteStore
+from data_prep.publish.bucket import BucketShards
 from pospre.data.stores.opening import open_reader
 from pospre.errors import run_command
 from tests.data.flaky_s3 import FlakyS3, flaky_s3
@@ -93,10 +93,10 @@ def test_an_interrupted_upload_goes_on(
     snapshot: Callable[[Path], dict[str, bytes]],
 ) -> None:
     assert write(source, tmp_path / "local") == 0
-    keep = RemoteStore.keep
+    keep = BucketShards.keep
     kept: list[int] = []
 
-    def stop_at_the_fourth(self: RemoteStore, folder: Path, record: Record) -> None:
+    def stop_at_the_fourth(self: BucketShards, folder: Path, record: Record) -> None:
         # bounded: no shard but this one lies here
         assert len(list((tmp_path / "temporary").rglob("*.mds"))) == 1
         if len(kept) == 3:
@@ -104,7 +104,7 @@ def test_an_interrupted_upload_goes_on(
         keep(self, folder, record)
         kept.append(record.number)
 
-    monkeypatch.setattr(RemoteStore, "keep", stop_at_the_fourth)
+    monkeypatch.setattr(BucketShards, "keep", stop_at_the_fourth)
     assert write(source, URI) == 130
     assert "3 of " in capsys.readouterr().err
     assert not {"index.json", "pospre.json"} & set(keys(bucket))

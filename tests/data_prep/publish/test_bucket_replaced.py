@@ -9,7 +9,7 @@ import pytest
 from data_prep import verify
 from data_prep.distribute.conversion import convert as convert_source
 from data_prep.distribute.records import Record, Settings
-from data_prep.publish.bucket import RemoteStore, RemoteTarget
+from data_prep.publish.bucket import BucketShards
 from pospre.errors import UserError, run_command
 from pospre.object_store import Bucket
 from tests.data_prep.bucket import URI, contents, keys, shard, write
@@ -26,10 +26,10 @@ def verified() -> int:
     return run_command(lambda: verify.main([URI]))
 
 
-def failing_at(number: int) -> Callable[[RemoteStore, Path, Record], None]:
-    keep = RemoteStore.keep
+def failing_at(number: int) -> Callable[[BucketShards, Path, Record], None]:
+    keep = BucketShards.keep
 
-    def fail(self: RemoteStore, folder: Path, record: Record) -> None:
+    def fail(self: BucketShards, folder: Path, record: Record) -> None:
         if record.number == number:
             raise UserError("the disk is full")
         keep(self, folder, record)
@@ -51,7 +51,7 @@ def test_the_old_one_stays_until_the_new_one_is_there(
         assert write(*new) == 2
     assert contents(bucket) == old
     with monkeypatch.context() as patch:
-        patch.setattr(RemoteStore, "keep", failing_at(1))
+        patch.setattr(BucketShards, "keep", failing_at(1))
         assert write(*new) == 2
     assert old.items() <= contents(bucket).items() and len(keys(bucket)) > len(old)
     assert verified() == 0
@@ -87,14 +87,14 @@ def test_killed_between_description_and_index(
 def test_what_others_did_meanwhile_is_seen_before_the_index_goes_up(
     bucket: Any, photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    publish = RemoteTarget.publish
+    publish = BucketShards.publish
     meanwhile: Callable[[], Any] = lambda: None  # noqa: E731
 
-    def later(self: RemoteTarget, *arguments: Any) -> None:
+    def later(self: BucketShards, *arguments: Any) -> None:
         meanwhile()
         publish(self, *arguments)
 
-    monkeypatch.setattr(RemoteTarget, "publish", later)
+    monkeypatch.setattr(BucketShards, "publish", later)
 
     def said(*options: object) -> str:
         assert write(photos, URI, *options) == 2
@@ -114,7 +114,7 @@ def test_what_others_did_meanwhile_is_seen_before_the_index_goes_up(
     assert "has 3 bytes instead of" in said()
 
     def take_over() -> None:
-        monkeypatch.setattr(RemoteTarget, "publish", publish)
+        monkeypatch.setattr(BucketShards, "publish", publish)
         settings = Settings("mds", quality=50)
         convert_source(photos, URI, settings, num_workers=1, overwrite=True)
 
@@ -123,14 +123,14 @@ def test_what_others_did_meanwhile_is_seen_before_the_index_goes_up(
     assert verified() == 0
 
     def begin() -> None:
-        store = RemoteStore(URI)
+        store = BucketShards(URI)
         plan = store.plan()
         assert plan is not None
         store.discard()
         store.begin(type(plan)(**{**vars(plan), "num_items": 9}))
 
     meanwhile = begin
-    monkeypatch.setattr(RemoteTarget, "publish", later)
+    monkeypatch.setattr(BucketShards, "publish", later)
     whole = contents(bucket)
     assert "another conversion has taken" in said("--overwrite")
     assert whole.items() <= contents(bucket).items()
@@ -140,13 +140,13 @@ def test_two_that_begin_at_once(
     bucket: Any, photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert write(photos, URI, "--part", "1/2") == 0
-    plan, looks = RemoteStore.plan, []
+    plan, looks = BucketShards.plan, []
 
-    def not_yet(self: RemoteStore) -> Any:
+    def not_yet(self: BucketShards) -> Any:
         looks.append(self)
         return plan(self) if len(looks) > 1 else None
 
-    monkeypatch.setattr(RemoteStore, "plan", not_yet)
+    monkeypatch.setattr(BucketShards, "plan", not_yet)
     assert write(photos, URI, "--part", "2/2", "--quality", 50) == 2
     assert "unfinished work of another conversion (made with quality=90" in capsys.readouterr().err
 

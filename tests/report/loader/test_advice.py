@@ -11,8 +11,8 @@ from PIL import Image
 from pospre.data.stores.folder import FolderReader
 from pospre.data.views.plan import ViewGroup
 from pospre.report.loader.advice import advise
+from pospre.report.loader.costs import STAGES, WAITING, LoaderCosts, RemoteCosts, StageTimes
 from pospre.report.loader.image_sizes import ImageSizes, look_at_sizes, shorter_side
-from pospre.report.loader.table import STAGES, WAITING, LoaderBill, RemoteCosts, Timing
 
 SIZES = ImageSizes(
     pixels=200e3, pixels_needed=100e3, max_side=384, bits_per_pixel=2.0, other_than_jpeg=0.0,
@@ -23,18 +23,18 @@ REMOTE = RemoteCosts(
 )
 
 
-def bill(*, read: float = 0.5, **changes: Any) -> LoaderBill:
-    """Return a bill without any fault; one core spends ``read`` of 3.5 s on reading."""
+def costs(*, read: float = 0.5, **changes: Any) -> LoaderCosts:
+    """Return costs without any fault; one core spends ``read`` of 3.5 s on reading."""
     stages = {**dict.fromkeys(STAGES, 1.0), "read": read}
     usual: dict[str, Any] = {
         "path": "data.beton", "format": "ffcv", "samples": 1000, "views": 2, "repeats": 1,
         "order": "random", "device": "cpu", "augment_threads": 2,
         "workers": 4, "cores": 4, "batch": 10, "loaded_per_s": 100.0, "feed": None,
-        "alone": Timing(100, sum(stages.values()), stages),
-        "consumer": Timing(100, 5.0, dict.fromkeys(WAITING, 1.0)),
+        "alone": StageTimes(100, sum(stages.values()), stages),
+        "consumer": StageTimes(100, 5.0, dict.fromkeys(WAITING, 1.0)),
         "bytes_per_image": 50e3, "sizes": SIZES,
     }  # fmt: skip
-    return LoaderBill(**{**usual, **changes})
+    return LoaderCosts(**{**usual, **changes})
 
 
 def sizes(**changes: Any) -> dict[str, Any]:
@@ -61,23 +61,23 @@ def remote(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_advice_fits_what_was_seen(changes, said):
-    assert not advise(bill()) and not advise(bill(**remote()))
-    (line,) = advise(bill(**changes))
+    assert not advise(costs()) and not advise(costs(**remote()))
+    (line,) = advise(costs(**changes))
     assert re.search(said, line)
 
 
 def test_small_samples_are_not_read_slowly():
-    alone = Timing(100, 0.02, {**dict.fromkeys(STAGES, 0.001), "read": 0.014})
-    assert not advise(bill(alone=alone))
+    alone = StageTimes(100, 0.02, {**dict.fromkeys(STAGES, 0.001), "read": 0.014})
+    assert not advise(costs(alone=alone))
 
 
 def test_cores_are_counted_as_threads_scale():
-    good = bill()  # 100 images take 3.5 s
+    good = costs()  # 100 images take 3.5 s
     assert good.per_core == pytest.approx(100 / 3.5)
     assert good.scaling == pytest.approx(100 / 4 / (100 / 3.5))
     assert good.cores_for(1000.0) == pytest.approx(1000 / 25)
-    assert bill(loaded_per_s=500.0).cores_for(1000.0) == pytest.approx(1000 / (100 / 3.5))
-    assert bill(workers=8).cores_for(1000.0) == pytest.approx(1000 / 25)  # threads are no cores
+    assert costs(loaded_per_s=500.0).cores_for(1000.0) == pytest.approx(1000 / (100 / 3.5))
+    assert costs(workers=8).cores_for(1000.0) == pytest.approx(1000 / 25)  # threads are no cores
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from moto.server import ThreadedMotoServer
 
 from data_prep import convert
 from pospre.errors import UserError
-from pospre.exchange.start import start_from
+from pospre.exchange.start import load_weights
 from pospre.training.build import build_model
 from pospre.training.checkpoints.uploads import mirror_run
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
@@ -153,9 +153,9 @@ def test_an_encoder_starts_from_the_bucket(bucket: Any, tmp_path: Path) -> None:
         ("s3://bucket/runs/start", checkpoint.name),
         ("s3://bucket/encoder.pth", "encoder.pth"),
     ):
-        assert name in start_from(build_model(recipe), address)
+        assert name in load_weights(build_model(recipe), address)
     with pytest.raises(UserError, match=r"s3://bucket/none.pth does not exist"):
-        start_from(build_model(recipe), "s3://bucket/none.pth")
+        load_weights(build_model(recipe), "s3://bucket/none.pth")
 
 
 def test_shards_in_the_bucket_train_as_the_folder_does(

@@ -1,59 +1,75 @@
-"""Where finished blocks are kept until the data set is complete: the same for disks and buckets.
+"""Where a data set goes, and where its finished blocks are kept until all are there.
 
 The plan is written first and removed last, and a block's record follows its files. So a conversion
-may be killed at any moment and goes on from there, and several processes and machines fill one
-store together.
+may be killed at any moment and goes on from there, and several processes and machines work for one
+destination together.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from data_prep.distribute.plan import Plan, difference, parse_plan
 from data_prep.distribute.records import Record, parse_record
+from data_prep.publish.description import Files, check_sizes, data_files
 from pospre.errors import UserError
 
 PLAN_NAME = "plan.json"
+REMEDY = (
+    "choose another DST, remove it, or replace it with data_prep.convert --overwrite, without "
+    "--part."
+)
 
 
-class Files(Protocol):
-    """The files of a folder, or the objects below an address, without those of sub-folders."""
-
-    def locate(self, name: str) -> str:
-        """Return what messages call a file."""
-
-    def sizes(self) -> dict[str, int]:
-        """Return the bytes of every file by name."""
-
-    def read(self, names: Sequence[str]) -> list[bytes]:
-        """Return the contents of small files."""
-
-    def put(self, name: str, content: bytes) -> None:
-        """Write a small file, at once or not at all."""
-
-    def put_new(self, name: str, content: bytes) -> bool:
-        """Write a small file unless it is there; tell whether it was written."""
-
-    def remove(self, names: Sequence[str]) -> None:
-        """Remove files."""
-
-
-class Store(ABC):
-    """Keeps the finished blocks of one conversion. It travels to the workers.
+class Destination(ABC):
+    """Where a data set goes; its text is what messages call it. It travels to the workers.
 
     Attributes:
-        where: what messages call it.
-        data: shards or pieces.
-        blocks: their records.
+        partial: what messages call the place of the finished blocks.
+        data: shards or pieces of finished blocks.
+        record_files: their records.
         work: the plan.
+        files: among which those of the data set will be.
     """
 
-    where: str
+    partial: str
     data: Files
-    blocks: Files
+    record_files: Files
     work: Files
+    files: Files
+
+    @abstractmethod
+    def description(self) -> dict[str, Any] | None:
+        """Return the description of the complete data set that is there, None where there is none.
+
+        Raises:
+            UserError: something else is there.
+        """
+
+    def is_complete(self, made_from: dict[str, Any]) -> bool:
+        """Tell whether this very conversion is there; False also when nothing is there.
+
+        Raises:
+            UserError: something else is there, or files of it are missing.
+        """
+        content = self.description()
+        if content is None:
+            return False
+        why = difference(content["made_from"], made_from)
+        if why is not None:
+            raise UserError(f"{self} exists, {why}; {REMEDY}")
+        noted = data_files(content, Path(str(self)).name)
+        check_sizes(self.files, noted, "copy it again or convert again with --overwrite")
+        return True
+
+    @abstractmethod
+    def check_replaceable(self) -> None:
+        """Refuse to remove what is no data set: the name may be a slip."""
+
+    def check_apart(self, source: Path) -> None:  # noqa: B027 (only disks can overlap)
+        """Refuse a destination inside its own source."""
 
     def plan(self) -> Plan | None:
         """Return the plan that is noted; None: nothing has begun."""
@@ -75,11 +91,11 @@ class Store(ABC):
                 return
             before = self.plan()  # of somebody who began at the same moment
         if before is None:
-            raise UserError(f"another conversion is at work in {self.where}; wait for it.")
+            raise UserError(f"another conversion is at work in {self.partial}; wait for it.")
         if plan.key != before.key:
             why = difference(before.made_from, plan.made_from) or "made by another version"
             raise UserError(
-                f"{self.where} holds unfinished work of another conversion ({why}); finish that "
+                f"{self.partial} holds unfinished work of another conversion ({why}); finish that "
                 "one, remove it, or choose another DST; data_prep.convert --overwrite, without "
                 "--part, replaces it."
             )
@@ -95,7 +111,9 @@ class Store(ABC):
         records = self.records()
         stale = [record for record in records.values() if not plan.owns(record)]
         if len(stale) < len(records) or not records:
-            self.blocks.remove([self.record_name(record.number, record.key) for record in stale])
+            self.record_files.remove(
+                [self.record_name(record.number, record.key) for record in stale]
+            )
             self.work.put(PLAN_NAME, plan.as_json())
 
     def records(self) -> dict[int, Record]:
@@ -105,10 +123,10 @@ class Store(ABC):
             return {}
         sizes = self.data.sizes()
         named = {self.record_name(number, key) for number, key in enumerate(plan.block_keys)}
-        names = sorted(named & self.blocks.sizes().keys())
+        names = sorted(named & self.record_files.sizes().keys())
         found = [
-            parse_record(text, self.blocks.locate(name))
-            for name, text in zip(names, self.blocks.read(names), strict=True)
+            parse_record(text, self.record_files.locate(name))
+            for name, text in zip(names, self.record_files.read(names), strict=True)
         ]
         return {
             record.number: record
@@ -145,3 +163,7 @@ class Store(ABC):
 
         While somebody does the work ``locks.WHOLE``, nobody does any other.
         """
+
+    @abstractmethod
+    def publish(self, plan: Plan, records: Sequence[Record]) -> None:
+        """Make the data set of the finished blocks: all of it is there at once, or nothing."""

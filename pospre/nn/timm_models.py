@@ -1,0 +1,136 @@
+"""Encoders out of timm's Vision Transformers: their size by name, or a model with its weights."""
+
+import math
+from typing import NoReturn
+
+import timm
+import torch
+from timm.layers import Mlp
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from pospre.errors import UserError, suggestion
+from pospre.nn.encoder import Encoder
+from pospre.nn.sizes import SIZES, EncoderSize
+
+PREFIX = "timm:"
+_HEAD = ("head.", "fc_norm.", "attn_pool.")
+_BASE = SIZES["vitb16"].timm_name
+
+
+def timm_size(name: str) -> EncoderSize:
+    """Return the size of timm's model ``name`` (with or without ``timm:``), without its weights.
+
+    Raises:
+        UserError: timm has no such model, or it is no ViT of the kind that ours is.
+    """
+    name = name.removeprefix(PREFIX)
+    if not timm.is_model(name):
+        hint = suggestion(name, timm.list_models("*vit*"))
+        raise UserError(f"encoder.name is '{PREFIX}{name}', but timm has no model '{name}'.{hint}")
+    with torch.device("meta"):
+        vit = timm.create_model(name, pretrained=False)
+    return _size_of(vit, name)
+
+
+def wrap_encoder(vit: nn.Module, *, drop_path: float = 0.0, dropout: float = 0.0) -> Encoder:
+    """Return our encoder with the weights of a ViT that timm has made; the head is left out.
+
+    Args:
+        vit: of ``timm.create_model``, with pre-trained weights or without; it stays as it is.
+        drop_path: rate at which a sample skips the branches of the last block in training.
+        dropout: rate after projections and positions in training.
+
+    Raises:
+        UserError: it has parts that our encoder does not have, or computes something else.
+    """
+    size = _size_of(vit, type(vit).__name__)
+    assert isinstance(vit, VisionTransformer)
+    encoder = Encoder(
+        size,
+        image_size=_pair(vit.patch_embed.img_size),
+        patch_size=_pair(size.patch_size),
+        depth=size.depth,
+        channels=vit.patch_embed.proj.in_channels,
+        positions="none" if vit.pos_embed is None else "learned",
+        class_token=vit.cls_token is not None,
+        num_registers=vit.num_reg_tokens,
+        layer_scale=1.0 if hasattr(vit.blocks[0].ls1, "gamma") else None,
+        drop_path=drop_path,
+        dropout=dropout,
+        final_norm=not isinstance(vit.norm, nn.Identity),
+    )
+    theirs = {key: value for key, value in vit.state_dict().items() if not key.startswith(_HEAD)}
+    if "pos_embed" in theirs:
+        theirs["pos_embed"] = _with_prefix(theirs["pos_embed"], encoder)
+    _check_tensors(encoder.state_dict(), theirs)
+    encoder.load_state_dict(theirs)
+    encoder.to(vit.patch_embed.proj.weight)
+    for name, parameter in vit.named_parameters():
+        if not name.startswith(_HEAD):
+            encoder.get_parameter(name).requires_grad_(parameter.requires_grad)
+    _check_tokens(encoder, vit)
+    return encoder
+
+
+def _size_of(vit: nn.Module, name: str) -> EncoderSize:
+    if not isinstance(vit, VisionTransformer) or type(vit.blocks[0].mlp) is not Mlp:
+        raise UserError(
+            f"timm's {name} is no plain Vision Transformer (VisionTransformer of timm with a "
+            "two-layer MLP), which the encoder is. vit_small_patch16_224 is one."
+        )
+    block = vit.blocks[0]
+    ratio = block.mlp.fc1.out_features / vit.embed_dim
+    patch = vit.patch_embed.patch_size
+    dim, depth, heads = vit.embed_dim, len(vit.blocks), block.attn.num_heads
+    for size in SIZES.values():
+        same = (_pair(size.patch_size), size.embed_dim, size.depth) == (patch, dim, depth)
+        if same and (size.num_heads, size.mlp_ratio) == (heads, ratio):
+            return size
+    return EncoderSize(_BASE, patch, dim, depth, heads, mlp_ratio=ratio)
+
+
+def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def _with_prefix(table: Tensor, encoder: Encoder) -> Tensor:
+    """Return a table with a row for every prefix token; some of timm's have none of them."""
+    missing = encoder.num_prefix_tokens + encoder.num_patches - table.shape[1]
+    if missing != encoder.num_prefix_tokens:
+        return table
+    return torch.cat([table.new_zeros(1, missing, table.shape[2]), table], dim=1)
+
+
+def _check_tensors(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    """Raise ``UserError`` naming tensors that only one of both has, or that differ in shape."""
+    shared = ours.keys() & theirs.keys()
+    other = [key for key in shared if ours[key].shape != theirs[key].shape]
+    for what, keys in (
+        ("has tensors that our encoder lacks", theirs.keys() - ours.keys()),
+        ("lacks tensors that our encoder has", ours.keys() - theirs.keys()),
+        ("has tensors of another shape than our encoder", other),
+    ):
+        if keys:
+            _refuse(f"it {what}: {', '.join(sorted(keys)[:3])}")
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise UserError(
+        f"this timm model cannot be the encoder: {reason}. Plain ViTs can, such as "
+        "vit_small_patch16_224."
+    )
+
+
+@torch.no_grad()
+def _check_tokens(encoder: Encoder, vit: VisionTransformer) -> None:
+    """Raise ``UserError`` unless both make the same tokens of an image."""
+    size = (1, encoder.channels, *encoder.image_size)
+    image = torch.linspace(-2, 2, math.prod(size)).view(size).to(encoder.patch_embed.proj.weight)
+    training = vit.training
+    theirs = vit.eval().forward_features(image)
+    vit.train(training)
+    ours = encoder.eval()(image)
+    encoder.train()
+    if ours.shape != theirs.shape or not torch.allclose(ours, theirs, rtol=1e-2, atol=1e-3):
+        _refuse("of the same weights it makes other tokens (activation, norms or positions differ)")

@@ -1,0 +1,201 @@
+"""pospre as a library: under a plain Composer Trainer, in a plain loop, with timm's models."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from composer import Trainer
+from torch.optim import AdamW
+from torch.utils.data import DataLoader, Dataset
+
+import pospre
+from pospre.algorithms.mae import MAE
+from pospre.errors import UserError
+from pospre.model.algorithm import algorithm_names
+from tests.algorithms.cases import DECODER, HOST_OF, Case
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SECTION = README.partition("\n## As a library\n")[2].partition("\n## ")[0]
+PIECES = re.findall(r"^```python\n(.*?)^```", SECTION, re.M | re.S)
+SMALL: dict[str, Any] = DECODER
+QUIET: dict[str, Any] = {"progress_bar": False, "device": "cpu"}
+
+
+class Rows(Dataset[dict[str, torch.Tensor]]):
+    """The samples of a batch."""
+
+    def __init__(self, batch: dict[str, torch.Tensor]) -> None:
+        self.batch = batch
+
+    def __len__(self) -> int:
+        return len(self.batch["index"])
+
+    def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
+        return {key: value[row] for key, value in self.batch.items()}
+
+
+@pytest.mark.parametrize("piece", PIECES, ids=["composer", "pytorch", "loader"])
+def test_the_pieces_of_the_readme_run_as_printed(
+    piece: str, image_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image_folder(num_images=16, name="data/photos")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "piece"}
+    exec(compile(piece, "README.md", "exec"), names)
+    assert float(names["loss"]) > 0 if "loss" in names else names["trainer"].state.timestamp.batch
+
+
+@pytest.mark.parametrize("name", algorithm_names())
+def test_every_algorithm_trains_under_a_bare_trainer(name: str) -> None:
+    case = Case((*HOST_OF.get(name, ()), name))
+    model, algorithms = case.build()
+    before = {key: value.clone() for key, value in model.named_parameters()}
+    Trainer(
+        model=model,
+        train_dataloader=DataLoader(Rows(case.batch(12)), batch_size=4),
+        optimizers=AdamW(model.parameters(), lr=1e-3),
+        algorithms=algorithms,
+        max_duration="3ba",
+        **QUIET,
+    ).fit()
+    still = {
+        key
+        for key, value in model.named_parameters()
+        if value.requires_grad and torch.equal(value, before[key])
+    }
+    assert still <= {"encoder.pos_embed"}, still  # crop_field gives positions in its place
+    teachers = {key for key in before if key.startswith("teacher.")}
+    assert not teachers or any(not torch.equal(before[k], model.state_dict()[k]) for k in teachers)
+
+
+def test_what_no_optimizer_trains_is_an_error_that_names_it() -> None:
+    case = Case(("mae",))
+    model, _ = Case(()).build()
+    trainer = Trainer(
+        model=model,
+        train_dataloader=DataLoader(Rows(case.batch()), batch_size=4),
+        optimizers=AdamW(model.parameters()),
+        algorithms=[MAE(**SMALL)],
+        max_duration="1ba",
+        **QUIET,
+    )
+    with pytest.raises(UserError) as caught:
+        trainer.fit()
+    for words in ("19 tensors", "objectives.named.mae.", "pospre.attach(", "requires_grad_(False)"):
+        assert words in str(caught.value)
+    for name, parameter in model.named_parameters():  # the other remedy that it names
+        if name.startswith("objectives."):
+            parameter.requires_grad_(False)
+    trainer.fit()
+
+
+def test_the_number_of_the_epoch_comes_from_the_trainer() -> None:
+    case, seen = Case(("mae",)), []
+
+    class Watched(MAE):
+        def write(self, batch: dict[str, torch.Tensor], model: pospre.PretrainModel) -> None:
+            seen.append(batch["epoch"].tolist())
+            super().write(batch, model)
+
+    model, algorithm = Case(()).build()[0], Watched(**SMALL)
+    algorithm.attach(model)
+    batch = {key: value for key, value in case.batch().items() if key != "epoch"}
+    Trainer(
+        model=model,
+        train_dataloader=DataLoader(Rows(batch), batch_size=4),
+        optimizers=AdamW(model.parameters()),
+        algorithms=[algorithm],
+        max_duration="3ep",
+        **QUIET,
+    ).fit()
+    assert seen == [[0] * 4, [1] * 4, [2] * 4]
+
+
+def test_images_of_any_loader_become_a_batch() -> None:
+    images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
+    model, algorithms = Case(("supervised",)).build()
+    label, index = torch.tensor([0, 1, 2, 0]), torch.arange(4)
+    batch = pospre.from_images(images, index=index, epoch=2, label=label)
+    terms = model.loss(model(pospre.prepare(model, algorithms, batch, 0.5)), batch)
+    assert torch.isfinite(terms["total"])
+    assert torch.equal(
+        model.images(batch)[:, 0], pospre.DeviceAugment()(images[:, None], batch["view/flip"])[:, 0]
+    )
+    with pytest.raises(UserError, match=r"images of torch.float32 .*PILToTensor"):
+        pospre.from_images(images / 255, index=index)
+    del batch["index"]
+    with pytest.raises(UserError, match=r"'index', from which masks are drawn.*from_images"):
+        pospre.batch.numbered(batch, epoch=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("vit_tiny_patch16_224", {}),
+        ("vit_tiny_patch16_224", {"class_token": False, "global_pool": "avg"}),
+        ("vit_small_patch14_reg4_dinov2", {"embed_dim": 96, "num_heads": 3}),
+        ("vit_tiny_patch16_224", {"init_values": 1e-5, "in_chans": 1}),
+    ],
+)
+def test_a_model_of_timm_becomes_the_encoder(name: str, options: dict[str, Any]) -> None:
+    vit: Any = timm.create_model(
+        name, img_size=56, patch_size=14, depth=2, num_classes=5, **options
+    )
+    encoder = pospre.wrap_encoder(vit)
+    images = torch.randn(2, encoder.channels, 56, 56)
+    expected = vit.eval().forward_features(images)
+    torch.testing.assert_close(encoder.eval()(images), expected, rtol=1e-3, atol=1e-4)
+    back: Any = timm.create_model(encoder.timm_name, **encoder.timm_kwargs, num_classes=0)
+    back.load_state_dict(encoder.timm_state())
+    torch.testing.assert_close(back.eval().forward_features(images), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        ("resnet18", {}, "no plain Vision Transformer"),
+        ("vit_giant_patch14_dinov2", {"embed_dim": 48, "num_heads": 3}, "no plain Vision"),
+        ("vit_tiny_patch16_224", {"qk_norm": True}, r"our encoder lacks: blocks\.0\.attn\.k_norm"),
+        ("vit_tiny_patch16_224", {"qkv_bias": False}, r"lacks .*blocks\.0\.attn\.qkv\.bias"),
+        ("vit_tiny_patch16_224", {"act_layer": "relu"}, "other tokens"),
+        ("vit_tiny_patch16_224", {"pos_embed": "none"}, "other tokens"),
+    ],
+)
+def test_a_model_of_timm_that_does_not_fit_is_refused(
+    name: str, options: dict[str, Any], reason: str
+) -> None:
+    small: dict[str, Any] = (
+        {} if name == "resnet18" else {"img_size": 28, "patch_size": 14, "depth": 1}
+    )
+    with pytest.raises(UserError, match=reason):
+        pospre.wrap_encoder(timm.create_model(name, **small, **options))
+
+
+def test_timm_names_a_size() -> None:
+    encoder = pospre.build_encoder("timm:deit3_small_patch16_224", image_size=32, depth=1)
+    assert (encoder.embed_dim, encoder.patch_size, encoder.depth) == (384, (16, 16), 1)
+    with pytest.raises(UserError, match=r"no model 'vit_smal'\. Did you mean '.*vit_small"):
+        pospre.build_encoder("timm:vit_smal")
+
+
+def test_options_of_attach_are_checked() -> None:
+    model, _ = Case(()).build()
+    with pytest.raises(UserError, match=r"mae\.mask_rato.*mask_ratio"):
+        pospre.attach(model, "mae", mask_rato=0.5)
+
+
+def test_the_names_of_the_package_are_documented_and_import_nothing_before_use() -> None:
+    told = set(re.findall(r"^``(\w+)``", pospre.__doc__ or "", re.M))
+    assert told == set(pospre.__all__) <= set(dir(pospre))
+    assert all(callable(getattr(pospre, name)) for name in pospre.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = pospre.nothing
+    seen = "import sys, pospre; sys.exit('torch' in sys.modules or 'timm' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", seen], cwd=ROOT).returncode == 0
