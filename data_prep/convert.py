@@ -8,10 +8,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from data_prep.distribute.records import Settings, Summary
-
 # what takes seconds to import is imported where it is used: --help answers at once
-from data_prep.encode.deep_report import deep_rows
+from data_prep.distribute.deep_report import deep_rows
+from data_prep.distribute.records import Settings, Summary
 from data_prep.kinds import KINDS
 from pospre.data.cores import available_cores
 from pospre.data.decode.deep import parse_range

@@ -3,9 +3,8 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
-from pospre.errors import UserError, run_command, stoppable
+from pospre.errors import run_command, stoppable
 from pospre.recipe.recipe import Recipe, load_recipe
 
 _EPILOG = """\
@@ -62,39 +61,17 @@ def main(argv: list[str] | None = None) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     recipe = load_recipe(arguments.recipe, arguments.overrides)
     # Late, so that --help and a mistyped key answer at once.
-    from pospre.training.ranks import say
+    from pospre.evaluation.planned import check_evaluations
+    from pospre.training.ranks import print_once
     from pospre.training.run import train
     from pospre.training.run_folder import hold
 
-    for name, settings in recipe.evaluation.items():
-        _check_evaluation(name, settings, recipe)
+    check_evaluations(recipe)
     with hold(recipe):
         finished_before = train(recipe)
         finish(recipe, again=not finished_before)
-    say(f"run folder: {recipe.run_path()}")
+    print_once(f"run folder: {recipe.run_path()}")
     return 0
-
-
-def _check_evaluation(name: str, settings: dict[str, Any], recipe: Recipe) -> None:
-    """Raise a ``UserError`` before training for an evaluation that could not be done after it."""
-    from pospre.evaluation.run import check_evaluation, has_teacher
-
-    own = {"data": recipe.data.path, "weights": "student", **settings}
-    data, weights = own.pop("data"), own.pop("weights")
-    if not isinstance(data, str):
-        raise UserError(f"recipe: evaluation.{name}.data = {data}; give the path of a data set")
-    output = recipe.run_path() / "evaluation" / f"{name}.json"
-    try:
-        check_evaluation(name, recipe, data, own, output)
-    except UserError as error:
-        raise UserError(f"recipe: evaluation.{name}: {error}") from error
-    if weights not in ("student", "teacher"):
-        raise UserError(f"recipe: evaluation.{name}.weights is student or teacher")
-    if weights == "teacher" and not has_teacher(recipe):
-        raise UserError(
-            f"recipe: evaluation.{name}.weights = teacher, but none of the algorithms "
-            f"{', '.join(recipe.algorithms)} keeps one; leave it out, or add ema_teacher"
-        )
 
 
 def finish(recipe: Recipe, *, again: bool) -> None:
@@ -103,51 +80,22 @@ def finish(recipe: Recipe, *, again: bool) -> None:
     An evaluation that fails does not keep the others and the report from being made.
 
     Args:
-        recipe: of a finished run; ``data`` in an evaluation is where to measure (the training
-            images without it), ``weights: teacher`` measures the teacher's, its other keys are
-            settings.
-        again: also redo those whose results are there.
+        recipe: of a finished run.
+        again: also redo the evaluations whose results are there.
 
     Raises:
         UserError: the first evaluation that failed.
     """
     from composer.utils import dist
 
-    from pospre.evaluation.registry import evaluation_module
-    from pospre.evaluation.run import run_evaluation
+    from pospre.evaluation.planned import run_evaluations
     from pospre.object_store import Bucket, is_remote
     from pospre.report.page import write_report
-    from pospre.training.checkpoints.content import load_model
-    from pospre.training.checkpoints.reading import checkpoints_in, places
     from pospre.training.checkpoints.uploads import mirror_run
 
     if dist.get_global_rank() != 0:
         return
-    failures: list[UserError] = []
-    for name, given in recipe.evaluation.items():
-        output = recipe.run_path() / "evaluation" / f"{name}.json"
-        if output.exists() and not again:
-            continue
-        settings = dict(given)
-        data = settings.pop("data", recipe.data.path)
-        weights = settings.pop("weights", "student")
-        checkpoint = checkpoints_in(*places(recipe))[0].uri
-        try:
-            document = run_evaluation(
-                name,
-                *load_model(checkpoint, weights=weights),
-                data,
-                settings,
-                output,
-                checkpoint=checkpoint,
-                weights=weights,
-                device=recipe.trainer.device,
-                progress=recipe.trainer.progress_bar,
-            )
-        except UserError as error:
-            failures.append(error)
-        else:
-            print(evaluation_module(name).table(document["results"]))
+    failures = run_evaluations(recipe, again=again)
     print(f"report: {write_report(recipe.run_path())}")
     if is_remote(recipe.checkpoint_folder()):
         mirror_run(recipe.run_path(), Bucket(recipe.checkpoint_folder(), patience=8, timeout=20))

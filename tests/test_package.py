@@ -109,7 +109,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(python: Path, tmp_path: Path) -> Callable[..., str]:
     """Run the environment's Python in an empty folder; return what it printed."""
     folder = tmp_path / "elsewhere"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     variables = {name: value for name, value in environment().items() if name != "PYTHONPATH"}
 
     def call(*arguments: str | Path, code: int = 0) -> str:
@@ -163,6 +163,17 @@ def test_it_trains_and_measures_from_another_folder(
     assert "<style>" in (folder / "report.html").read_text()
     code = "import pospre; print(pospre.__file__, pospre.__version__)"
     assert str(tmp_path.parent) in run("-c", code) and str(ROOT) not in run("-c", code)
+
+
+def test_the_readmes_example_runs_from_another_folder(
+    run: Callable[..., str], image_folder: Callable[..., Path]
+) -> None:
+    example = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.M | re.S
+    )
+    image_folder(name="elsewhere/data/photos")
+    assert "trainer.fit()" in example[0]
+    run("-c", example[0])
 
 
 def test_what_needs_an_extra_names_it(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pospre.evaluation.run import check_evaluation
-from pospre.export import export
+from pospre.exchange.export import export
 from pospre.recipe.recipe import load_recipe
 from pospre.train import main
 from tests.benchmarks import learn

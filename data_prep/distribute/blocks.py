@@ -84,7 +84,7 @@ def cut_blocks(names: Sequence[str], sizes: Sequence[int], shard_mb: float | Non
     if shard_mb is not None:
         wanted = max(1, round(shard_mb * 1e6))
     count = -(-total // wanted)
-    goals = [total * place // count for place in range(1, count)]
+    goals = [total * number // count for number in range(1, count)]
     reach = total // count // _REACH
     last = len(known) - 1
     windows = [np.searchsorted(ends, (goal - reach, goal + reach)) + 1 for goal in goals]
@@ -95,6 +95,6 @@ def cut_blocks(names: Sequence[str], sizes: Sequence[int], shard_mb: float | Non
 
 
 def _cut(names: Sequence[str], low: int, high: int) -> int:
-    """Return the place, from low to high, whose name's hash is the least."""
-    places = range(low, high + 1)
-    return min(places, key=lambda place: hashlib.blake2b(os.fsencode(names[place])).digest())
+    """Return the position, from low to high, whose name's hash is the least."""
+    positions = range(low, high + 1)
+    return min(positions, key=lambda n: hashlib.blake2b(os.fsencode(names[n])).digest())

@@ -49,7 +49,7 @@ class _Layout(NamedTuple):
     per_row: int
     components: tuple[int, ...]  # of an MCU's blocks, in order
     dc_tables: tuple[tuple[int, bytes], ...]  # per component: number, counts and symbols
-    ac_tables: tuple[tuple[int, bytes], ...]
+    ac_tables: tuple[bytes, ...]
 
 
 def add_restart_markers(jpeg: bytes) -> bytes:
@@ -63,7 +63,7 @@ def add_restart_markers(jpeg: bytes) -> bytes:
         if layout.interval == mcus_between_markers(layout.per_row):
             return jpeg
         return _with_markers(jpeg, layout)
-    except _Odd:
+    except (_Odd, struct.error, LookupError):  # the last two: of headers cut short
         return jpeg
 
 
@@ -90,7 +90,7 @@ def _with_markers(jpeg: bytes, layout: _Layout) -> bytes:
         ends,
         (num_mcus, between, interval),
         np.array(layout.components),
-        np.stack([_lookups(one, other) for (_, one), (_, other) in zip(dc, ac, strict=True)]),
+        np.stack([_lookups(one, other) for (_, one), other in zip(dc, ac, strict=True)]),
         np.stack([_codes(table) for table in wider]),
         coded,
         part_ends,
@@ -176,28 +176,23 @@ def _lay_out(
     jpeg: bytes, frame: bytes, tables: dict[int, bytes], interval: int, scan: tuple[int, int]
 ) -> _Layout:
     header = jpeg[scan[0] + 4 : scan[1]]
-    count = frame[5] if len(frame) > 5 else 0
-    if count not in (1, 3) or len(frame) != 6 + 3 * count or frame[0] != 8:
+    bits, height, width, count = struct.unpack_from(">BHHB", frame)
+    ids, across, down = frame[6::3], [n >> 4 for n in frame[7::3]], [n & 15 for n in frame[7::3]]
+    is_usual = bits == 8 and height and width and count in (1, 3) and len(set(ids)) == count
+    is_all = header[0] == count and header[1:-3:2] == ids and header[-3:] == _FULL_SPECTRUM
+    end = _END_OF_SCAN.search(jpeg, scan[1])
+    if end is None or end[1] != b"\xd9":  # the image does not end here
         raise _Odd
-    if len(header) != 4 + 2 * count or header[0] != count or header[-3:] != _FULL_SPECTRUM:
+    if not (is_usual and is_all and all(1 <= n <= 4 for n in across + down)):
         raise _Odd
-    height, width = struct.unpack(">HH", frame[1:5])
-    across = [frame[7 + 3 * number] >> 4 for number in range(count)]
-    down = [frame[7 + 3 * number] & 15 for number in range(count)]
-    same_order = frame[6::3] == header[1:-3:2] and len(set(frame[6::3])) == count
-    if not (height and width and same_order and all(1 <= n <= 4 for n in across + down)):
+    if len(frame) != 6 + 3 * count or len(header) != 4 + 2 * count:
         raise _Odd
     if count == 1:  # alone in its scan: an MCU is one block, whatever the factors say
         across = down = [1]
     blocks = [n for n in range(count) for _ in range(across[n] * down[n])]
     if len(blocks) > _MAX_BLOCKS:
         raise _Odd
-    ids = [(chosen >> 4, 0x10 | chosen & 15) for chosen in header[2:-3:2]]
-    if any(number not in tables for pair in ids for number in pair):
-        raise _Odd
-    end = _END_OF_SCAN.search(jpeg, scan[1])
-    if end is None or end[1] != b"\xd9":  # the image does not end here
-        raise _Odd
+    numbers = [(chosen >> 4, 0x10 | chosen & 15) for chosen in header[2:-3:2]]
     return _Layout(
         scan_header=scan[0],
         scan=scan[1],
@@ -206,8 +201,8 @@ def _lay_out(
         rows=-(-height // (8 * max(down))),
         per_row=-(-width // (8 * max(across))),
         components=tuple(blocks),
-        dc_tables=tuple((dc, tables[dc]) for dc, _ in ids),
-        ac_tables=tuple((ac, tables[ac]) for _, ac in ids),
+        dc_tables=tuple((dc, tables[dc]) for dc, _ in numbers),
+        ac_tables=tuple(tables[ac] for _, ac in numbers),
     )
 
 
@@ -233,15 +228,9 @@ def _widen(table: bytes) -> bytes:
     Tables made for one image lack what its differences do not need; those from 0 may need it. All
     other codes stay as they are. Where not all fit, the last are left out.
     """
-    codes = _list_codes(table)
-    if not codes:
-        raise _Odd
-    code, length, _ = codes[-1]
+    code, length, _ = _list_codes(table)[-1]
     counts, symbols = bytearray(table[:16]), bytearray(table[16:])
-    present = {symbol for _, _, symbol in codes}
-    for symbol in (
-        symbol for symbol in range(entropy_coding.NUM_CATEGORIES) if symbol not in present
-    ):
+    for symbol in sorted({*range(entropy_coding.NUM_CATEGORIES)} - {*symbols}):
         code, length = (code + 1) << 1, length + 1
         if length > 16 or code + 1 >= 1 << length:  # no code is all ones
             break
@@ -262,10 +251,9 @@ def _codes(table: bytes) -> np.ndarray:
 
 @lru_cache(64)
 def _lookups(dc: bytes, ac: bytes) -> np.ndarray:
-    tables = [np.frombuffer(table, np.uint8) for table in (dc, ac)]
     return np.stack(
         [
-            entropy_coding.lookup_table(tables[0], False),
-            entropy_coding.lookup_table(tables[1], True),
+            entropy_coding.lookup_table(np.frombuffer(table, np.uint8), is_ac)
+            for table, is_ac in ((dc, False), (ac, True))
         ]
     )

@@ -146,7 +146,7 @@ class Source:
         Raises:
             UserError: the part is empty, or it is neither of the two.
         """
-        if part.split is None:
+        if part.split is None or not self.items:
             return self
         if part.split not in ("train", "val"):
             raise UserError(

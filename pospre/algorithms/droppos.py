@@ -6,6 +6,7 @@ labels are smoothed over neighbouring positions with a width that shrinks to zer
 is weighted by its similarity to the class token.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -18,205 +19,20 @@ from torch import Tensor, nn
 from pospre import draws
 from pospre.batch import Batch
 from pospre.errors import UserError
-from pospre.model.algorithm import (
-    PretrainAlgorithm,
-    Progress,
-    require_one_view,
-)
+from pospre.model.algorithm import PretrainAlgorithm, Progress, require_one_view
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Outputs
 from pospre.model.passes import EncoderPass
-from pospre.model.position_task import (
-    Distance,
-    PositionObjective,
-    check_temperature,
-    weighted_mean,
-)
+from pospre.model.position_task import Distance, PositionObjective, check_temperature, weighted_mean
 from pospre.nn.decoder import check_heads, decoder_blocks, split_tokens
 from pospre.nn.encoder import Encoder
-from pospre.nn.masking import (
-    gather_tokens,
-    num_kept,
-    slot_mask,
-    uniform_patches,
-    visible_patches,
-)
+from pospre.nn.masking import gather_tokens, num_kept, slot_mask, uniform_patches, visible_patches
 from pospre.nn.weights import init_weights, token_parameter
 from pospre.recipe.ranges import PositiveShare, Ratio, Width
 from pospre.schedules import linear
 
 PositionToken = Literal["learned", "zeros", "wrong"]
-
-
-@dataclass(kw_only=True, eq=False)
-class DropPos(PretrainAlgorithm):
-    """Predict the positions of visible patches; alone, or beside a host that masks.
-
-    Writes ``droppos/order`` (B, K), the visible slots in random order, and ``droppos/shown``, bool
-    (B, K): the first of that order keep their position. Alone it also writes ``view/keep`` and
-    ``view/removed``; beside MAE (multi-task) it takes MAE's visible patches, and one encoder pass
-    serves both.
-
-    Args:
-        mask_ratio: γ, share of patches removed, in [0, 1). None: the host's, or 0.75 alone.
-        position_mask_ratio: γ_pos, share of visible patches that lose their position, in (0, 1].
-        sigma_start: σ0, width of the label smoothing at the start, in patches; 0 is one-hot.
-        sigma_end: σT, its width at the end; the decay is linear in steps.
-        distance: ``squared`` Euclidean in the exponent (published code) or ``euclid`` (Eq. 5).
-        temperature: τ of the attentive weights; None weighs all dropped patches alike. As
-            published, the weights are normalised over what one forward pass sees, so that the loss
-            depends (slightly) on the microbatch size and the number of ranks; without them it does
-            not.
-        affinity: the patches behind the attentive weights: the ``full`` image (published), or the
-            ``visible`` ones with all their positions, at about a quarter of the cost, or the full
-            image as another algorithm's momentum ``teacher`` sees it: free where that pass is made
-            anyway (ijepa; lut with symmetric: true).
-        position_token: what replaces a dropped position: one ``learned`` vector, ``zeros``, or
-            ``wrong``: the image's dropped positions in random order, in which one patch on average
-            meets its own (as published, where the order is one for a whole batch).
-        sampling: of the visible patches when alone: ``random``, or ``uniform``, one of every 2×2
-            (UM-MAE; mask_ratio 0.75).
-        ignore_confident: leave out patches whose predicted probability has reached its target.
-        decoder_dim: width of the position decoder (it has no position embedding).
-        decoder_depth: its number of blocks.
-        decoder_heads: its attention heads.
-        official: the published code where it differs: label smoothing normalised over columns, and
-            σ decayed once an epoch so that it never reaches σT.
-        weight: factor of this loss in the total (published multi-task: 0.05 for B, 0.1 for L).
-    """
-
-    mask_ratio: Ratio | None = None
-    position_mask_ratio: PositiveShare = 0.75
-    sigma_start: NonNegativeFloat = 1.0
-    sigma_end: NonNegativeFloat = 0.0
-    distance: Distance = "squared"
-    temperature: PositiveFloat | None = 0.1
-    affinity: Literal["full", "visible", "teacher"] = "full"
-    position_token: PositionToken = "learned"
-    sampling: Literal["random", "uniform"] = "random"
-    ignore_confident: bool = False
-    decoder_dim: Width = 512
-    decoder_depth: NonNegativeInt = 2
-    decoder_heads: PositiveInt = 16
-    official: bool = False
-    weight: NonNegativeFloat = 1.0
-
-    takes_merged_patches: ClassVar[bool] = True
-
-    def attach(self, model: PretrainModel) -> None:
-        """Add the position decoder, the position token and the passes; a no-op if there already."""
-        if "droppos" in model.objectives:
-            self._check_teacher(model)
-            return
-        require_one_view(model, "droppos", "view")
-        self._check(model)
-        if not self._beside_host(model):
-            kept = num_kept(model.encoder.num_patches, self._ratio)
-            model.registry.claim("view/keep", "droppos", count=kept)
-            model.registry.claim("view/removed", "droppos")
-            model.registry.add_pass("student", "droppos", EncoderPass(keep="view/keep"))
-        for key in ("droppos/order", "droppos/shown"):
-            model.registry.claim(key, "droppos")
-        model.positions.named["droppos"] = DroppedPositions(
-            model.encoder.embed_dim, self.position_token
-        )
-        model.registry.join_pass("student", "droppos", positions=("droppos",))
-        if self.temperature is not None and self.affinity == "teacher":
-            model.registry.add_pass("teacher", "droppos", EncoderPass(teacher=True))
-        elif self.temperature is not None:
-            keep = "view/keep" if self.affinity == "visible" else None
-            model.registry.add_pass("affinity", "droppos", EncoderPass(keep=keep, grad=False))
-        model.add_objective("droppos", PositionClassification(model.encoder, self))
-
-    def _beside_host(self, model: PretrainModel) -> bool:
-        return model.registry.writers.get("view/keep", "droppos") != "droppos"
-
-    def _check_teacher(self, model: PretrainModel) -> None:
-        """Raise ``UserError`` if nobody has brought the teacher; it may come after DropPos."""
-        needed = self.affinity == "teacher" and self.temperature is not None
-        if needed and model.teacher is None:
-            raise UserError(
-                "droppos.affinity = teacher takes another algorithm's momentum teacher, and none "
-                "has one. Add lut or ema_teacher, or use droppos.affinity = full."
-            )
-
-    def _check(self, model: PretrainModel) -> None:
-        """Raise ``UserError`` for options that cannot work together."""
-        masking = model.registry.writers.get("view/visible")
-        if masking is not None:
-            raise UserError(
-                f"algorithms: droppos classifies the patches that the encoder sees, but "
-                f"'{masking}' gives it masked ones as well, which only their positions tell apart. "
-                "Use droppos alone or with mae."
-            )
-        if self._beside_host(model) and self.mask_ratio is not None:
-            host = model.registry.writers["view/keep"]
-            raise UserError(
-                f"droppos.mask_ratio = {self.mask_ratio}, but '{host}' already chooses the visible "
-                f"patches. Remove it (or set it to null) and use {host}.mask_ratio."
-            )
-        check_heads("droppos", "decoder", self.decoder_dim, self.decoder_heads)
-        check_temperature("droppos", model.encoder, self.temperature)
-        beside = model.registry.writers.get("view/keep") if self._beside_host(model) else None
-        self._check_positions(model.encoder, beside)
-        visible = model.encoder.num_patches
-        if not self._beside_host(model):
-            visible = num_kept(visible, self._ratio, key="droppos.mask_ratio")
-        num_shown(visible, self.position_mask_ratio)
-
-    def _check_positions(self, encoder: Encoder, beside: str | None) -> None:
-        """Raise ``UserError`` for positions that this encoder cannot drop."""
-        if encoder.patches_per_token > 1:
-            if self.position_token != "zeros":
-                raise UserError(
-                    f"droppos.position_token is '{self.position_token}', but swin_tiny has offsets "
-                    "between patches instead of positions to replace. Use zeros."
-                )
-        elif encoder.pos_embed is None:
-            raise UserError(
-                f"droppos needs positions to drop, but encoder.positions is "
-                f"{encoder.position_kind}. Use sincos or learned."
-            )
-        if self.sampling == "uniform" and beside is not None:
-            raise UserError(
-                f"droppos.sampling = uniform chooses the visible patches, but '{beside}' does so "
-                "already. Use random, or droppos alone."
-            )
-        if self.sampling == "uniform" and (self._ratio != 0.75 or any(s % 2 for s in encoder.grid)):
-            rows, cols = encoder.grid
-            raise UserError(
-                f"droppos.sampling = uniform keeps one patch of every 2×2: droppos.mask_ratio must "
-                f"be 0.75, not {self._ratio}, and the grid of {rows}×{cols} patches even."
-            )
-
-    @property
-    def _ratio(self) -> float:
-        return 0.75 if self.mask_ratio is None else self.mask_ratio
-
-    def write(self, batch: Batch, model: PretrainModel) -> None:
-        """Draw the visible patches (unless a host did) and which of them keep their position."""
-        self._check_teacher(model)
-        if self._beside_host(model):
-            visible = batch["view/keep"].shape[1]
-            masks = draw_dropped(batch, visible, self.position_mask_ratio, model.seed)
-        else:
-            masks = draw_masks(
-                batch,
-                model.encoder.num_patches,
-                mask_ratio=self._ratio,
-                position_mask_ratio=self.position_mask_ratio,
-                seed=model.seed,
-            )
-        if self.sampling == "uniform":
-            masks |= _draw_uniform(batch, model.encoder.grid, model.seed)
-        batch.update(masks)
-
-    def schedule(self, model: PretrainModel, progress: Progress) -> None:
-        """Set σ: from σ0 to σT per step, or as published per epoch."""
-        objective = model.objectives["droppos"]
-        assert isinstance(objective, PositionClassification)
-        fraction = progress.epoch if self.official else progress.step
-        objective.sigma.fill_(linear(self.sigma_start, self.sigma_end, fraction))
+Sampling = Literal["random", "uniform"]
 
 
 def num_shown(visible: int, position_mask_ratio: float) -> int:
@@ -232,6 +48,38 @@ def num_shown(visible: int, position_mask_ratio: float) -> int:
             "positions. 0.75 is usual."
         )
     return shown
+
+
+def draw_dropped(batch: Batch, visible: int, position_mask_ratio: float, seed: int) -> Batch:
+    """Return ``droppos/order`` and ``droppos/shown``: which visible slots keep their position."""
+    keys = draws.sample_keys(seed, batch["epoch"], batch["index"], 0, "droppos/positions")
+    order = draws.permutation(keys, visible)
+    shown = slot_mask(order[:, : num_shown(visible, position_mask_ratio)], visible)
+    return {"droppos/order": order, "droppos/shown": shown}
+
+
+def draw_masks(
+    batch: Batch,
+    grid: tuple[int, int],
+    *,
+    mask_ratio: float,
+    position_mask_ratio: float,
+    seed: int,
+    sampling: Sampling = "random",
+) -> Batch:
+    """Return the keys that DropPos writes when it is alone, drawn from (seed, epoch, index)."""
+    patches = math.prod(grid)
+    visible = num_kept(patches, mask_ratio, key="droppos.mask_ratio")
+    masking = (
+        uniform_patches(batch, grid, seed)
+        if sampling == "uniform"
+        else visible_patches(batch, patches, visible, seed)
+    )
+    return {
+        "view/keep": masking.keep,
+        "view/removed": masking.removed,
+        **draw_dropped(batch, visible, position_mask_ratio, seed),
+    }
 
 
 class DroppedPositions(nn.Module):
@@ -262,7 +110,7 @@ def _wrong_positions(position_BKD: Tensor, batch: Batch) -> Tensor:
 class PositionClassification(PositionObjective):
     """The position decoder, and the weighted cross-entropy with smoothed labels."""
 
-    def __init__(self, encoder: Encoder, options: DropPos) -> None:
+    def __init__(self, encoder: Encoder, options: "DropPos") -> None:
         super().__init__(
             encoder,
             sigma=options.sigma_start,
@@ -313,67 +161,179 @@ class PositionClassification(PositionObjective):
         return {"accuracy": hit.sum() / dropped.sum()}
 
 
-def draw_dropped(batch: Batch, visible: int, position_mask_ratio: float, seed: int) -> Batch:
-    """Return ``droppos/order`` and ``droppos/shown``: which visible slots keep their position."""
-    keys = draws.sample_keys(seed, batch["epoch"], batch["index"], 0, "droppos/positions")
-    order = draws.permutation(keys, visible)
-    shown = slot_mask(order[:, : num_shown(visible, position_mask_ratio)], visible)
-    return {"droppos/order": order, "droppos/shown": shown}
+@dataclass(kw_only=True, eq=False)
+class DropPos(PretrainAlgorithm):
+    """Predict the positions of visible patches; alone, or beside a host that masks.
 
-
-def draw_masks(
-    batch: Batch, num_patches: int, *, mask_ratio: float, position_mask_ratio: float, seed: int
-) -> Batch:
-    """Return the keys that DropPos writes when it is alone, drawn from (seed, epoch, index)."""
-    visible = num_kept(num_patches, mask_ratio, key="droppos.mask_ratio")
-    masking = visible_patches(batch, num_patches, visible, seed)
-    return {
-        "view/keep": masking.keep,
-        "view/removed": masking.removed,
-        **draw_dropped(batch, visible, position_mask_ratio, seed),
-    }
-
-
-def _draw_uniform(batch: Batch, grid: tuple[int, int], seed: int) -> Batch:
-    masking = uniform_patches(batch, grid, seed)
-    return {"view/keep": masking.keep, "view/removed": masking.removed}
-
-
-@torch.no_grad()
-def predict_positions(
-    model: PretrainModel,
-    batch: Batch,
-    *,
-    mask_ratio: float,
-    position_mask_ratio: float,
-    seed: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Predict the positions of the visible patches at any two mask ratios.
-
-    A model trained on one of every 2×2 patches (``sampling: uniform``) sees those at γ = .75.
+    Writes ``droppos/order`` (B, K), the visible slots in random order, and ``droppos/shown``, bool
+    (B, K): the first of that order keep their position. Alone it also writes ``view/keep`` and
+    ``view/removed``; beside MAE (multi-task) it takes MAE's visible patches, and one encoder pass
+    serves both.
 
     Args:
-        model: has DropPos attached.
-        batch: images with ``index`` and ``epoch``.
-        mask_ratio: γ.
-        position_mask_ratio: γ_pos.
-        seed: of the masks.
-
-    Returns:
-        ``logits`` (B, K, N), true positions ``keep`` (B, K), and bool ``dropped`` (B, K).
+        mask_ratio: γ, share of patches removed, in [0, 1). None: the host's, or 0.75 alone.
+        position_mask_ratio: γ_pos, share of visible patches that lose their position, in (0, 1].
+        sigma_start: σ0, width of the label smoothing at the start, in patches; 0 is one-hot.
+        sigma_end: σT, its width at the end; the decay is linear in steps.
+        distance: ``squared`` Euclidean in the exponent (published code) or ``euclid`` (Eq. 5).
+        temperature: τ of the attentive weights; None weighs all dropped patches alike. As
+            published, the weights are normalised over what one forward pass sees, so that the loss
+            depends (slightly) on the microbatch size and the number of ranks; without them it does
+            not.
+        affinity: the patches behind the attentive weights: the ``full`` image (published), or the
+            ``visible`` ones with all their positions, at about a quarter of the cost, or the full
+            image as another algorithm's momentum ``teacher`` sees it: free where that pass is made
+            anyway (ijepa; lut with symmetric: true).
+        position_token: what replaces a dropped position: one ``learned`` vector, ``zeros``, or
+            ``wrong``: the image's dropped positions in random order, in which one patch on average
+            meets its own (as published, where the order is one for a whole batch).
+        sampling: of the visible patches when alone: ``random``, or ``uniform``, one of every 2×2
+            (UM-MAE; mask_ratio 0.75).
+        ignore_confident: leave out patches whose predicted probability has reached its target.
+        decoder_dim: width of the position decoder (it has no position embedding).
+        decoder_depth: its number of blocks.
+        decoder_heads: its attention heads.
+        official: the published code where it differs: label smoothing normalised over columns, and
+            σ decayed once an epoch so that it never reaches σT.
+        weight: factor of this loss in the total (published multi-task: 0.05 for B, 0.1 for L).
     """
-    masks = draw_masks(
-        batch,
-        model.encoder.num_patches,
-        mask_ratio=mask_ratio,
-        position_mask_ratio=position_mask_ratio,
-        seed=seed,
-    )
-    objective = model.objectives["droppos"]
-    assert isinstance(objective, PositionClassification)
-    if objective.sampling == "uniform" and mask_ratio == 0.75:
-        masks |= _draw_uniform(batch, model.encoder.grid, seed)
-    batch = {**batch, **masks}
-    tokens = model.encode("student", model.images(batch), batch)
-    logits = objective({"student": tokens}, batch)["logits"]
-    return logits, masks["view/keep"], ~masks["droppos/shown"]
+
+    mask_ratio: Ratio | None = None
+    position_mask_ratio: PositiveShare = 0.75
+    sigma_start: NonNegativeFloat = 1.0
+    sigma_end: NonNegativeFloat = 0.0
+    distance: Distance = "squared"
+    temperature: PositiveFloat | None = 0.1
+    affinity: Literal["full", "visible", "teacher"] = "full"
+    position_token: PositionToken = "learned"
+    sampling: Sampling = "random"
+    ignore_confident: bool = False
+    decoder_dim: Width = 512
+    decoder_depth: NonNegativeInt = 2
+    decoder_heads: PositiveInt = 16
+    official: bool = False
+    weight: NonNegativeFloat = 1.0
+
+    takes_merged_patches: ClassVar[bool] = True
+
+    def attach(self, model: PretrainModel) -> None:
+        """Add the position decoder, the position token and the passes; a no-op if there already."""
+        if "droppos" in model.objectives:
+            _check_teacher(self, model)
+            return
+        require_one_view(model, "droppos", "view")
+        _check(self, model, self._host(model))
+        if self._host(model) is None:
+            kept = num_kept(model.encoder.num_patches, self._ratio)
+            model.registry.claim("view/keep", "droppos", count=kept)
+            model.registry.claim("view/removed", "droppos", shuffled=True)
+            model.registry.add_pass("student", "droppos", EncoderPass(keep="view/keep"))
+        for key in ("droppos/order", "droppos/shown"):
+            model.registry.claim(key, "droppos")
+        model.positions.named["droppos"] = DroppedPositions(
+            model.encoder.embed_dim, self.position_token
+        )
+        model.registry.join_pass("student", "droppos", positions=("droppos",))
+        if self.temperature is not None and self.affinity == "teacher":
+            model.registry.add_pass("teacher", "droppos", EncoderPass(teacher=True))
+        elif self.temperature is not None:
+            keep = "view/keep" if self.affinity == "visible" else None
+            model.registry.add_pass("affinity", "droppos", EncoderPass(keep=keep, grad=False))
+        model.add_objective("droppos", PositionClassification(model.encoder, self))
+
+    def _host(self, model: PretrainModel) -> str | None:
+        """Return the algorithm that chooses the visible patches; None: this one."""
+        writer = model.registry.writers.get("view/keep", "droppos")
+        return None if writer == "droppos" else writer
+
+    @property
+    def _ratio(self) -> float:
+        return 0.75 if self.mask_ratio is None else self.mask_ratio
+
+    def write(self, batch: Batch, model: PretrainModel) -> None:
+        """Draw the visible patches (unless a host did) and which of them keep their position."""
+        _check_teacher(self, model)
+        if self._host(model) is not None:
+            visible = batch["view/keep"].shape[1]
+            masks = draw_dropped(batch, visible, self.position_mask_ratio, model.seed)
+        else:
+            masks = draw_masks(
+                batch,
+                model.encoder.grid,
+                mask_ratio=self._ratio,
+                position_mask_ratio=self.position_mask_ratio,
+                seed=model.seed,
+                sampling=self.sampling,
+            )
+        batch.update(masks)
+
+    def schedule(self, model: PretrainModel, progress: Progress) -> None:
+        """Set σ: from σ0 to σT per step, or as published per epoch."""
+        objective = model.objectives["droppos"]
+        assert isinstance(objective, PositionClassification)
+        fraction = progress.epoch if self.official else progress.step
+        objective.sigma.fill_(linear(self.sigma_start, self.sigma_end, fraction))
+
+
+def _check(options: DropPos, model: PretrainModel, host: str | None) -> None:
+    """Raise ``UserError`` for options that cannot work together, or beside ``host``."""
+    masking = model.registry.writers.get("view/visible")
+    if masking is not None:
+        raise UserError(
+            f"algorithms: droppos classifies the patches that the encoder sees, but '{masking}' "
+            "gives it masked ones as well, which only their positions tell apart. Use droppos "
+            "alone or with mae."
+        )
+    if host is not None and options.mask_ratio is not None:
+        raise UserError(
+            f"droppos.mask_ratio = {options.mask_ratio}, but '{host}' already chooses the visible "
+            f"patches. Remove it (or set it to null) and use {host}.mask_ratio."
+        )
+    check_heads("droppos", "decoder", options.decoder_dim, options.decoder_heads)
+    check_temperature("droppos", model.encoder, options.temperature)
+    _check_positions(options, model.encoder)
+    if options.sampling == "uniform":
+        _check_uniform(options, model.encoder.grid, host)
+    visible = model.encoder.num_patches
+    if host is None:
+        visible = num_kept(visible, options._ratio, key="droppos.mask_ratio")
+    num_shown(visible, options.position_mask_ratio)
+
+
+def _check_positions(options: DropPos, encoder: Encoder) -> None:
+    """Raise ``UserError`` for positions that this encoder cannot drop."""
+    if encoder.patches_per_token > 1:
+        if options.position_token != "zeros":
+            raise UserError(
+                f"droppos.position_token is '{options.position_token}', but swin_tiny has offsets "
+                "between patches instead of positions to replace. Use zeros."
+            )
+    elif encoder.pos_embed is None:
+        raise UserError(
+            f"droppos needs positions to drop, but encoder.positions is {encoder.position_kind}. "
+            "Use sincos or learned."
+        )
+
+
+def _check_uniform(options: DropPos, grid: tuple[int, int], host: str | None) -> None:
+    """Raise ``UserError`` where one patch of every 2×2 cannot be what is visible."""
+    if host is not None:
+        raise UserError(
+            f"droppos.sampling = uniform chooses the visible patches, but '{host}' does so "
+            "already. Use random, or droppos alone."
+        )
+    if options._ratio != 0.75 or any(side % 2 for side in grid):
+        raise UserError(
+            f"droppos.sampling = uniform keeps one patch of every 2×2: droppos.mask_ratio must be "
+            f"0.75, not {options._ratio}, and the grid of {grid[0]}×{grid[1]} patches even."
+        )
+
+
+def _check_teacher(options: DropPos, model: PretrainModel) -> None:
+    """Raise ``UserError`` if nobody has brought the teacher; it may come after DropPos."""
+    needed = options.affinity == "teacher" and options.temperature is not None
+    if needed and model.teacher is None:
+        raise UserError(
+            "droppos.affinity = teacher takes another algorithm's momentum teacher, and none has "
+            "one. Add lut or ema_teacher, or use droppos.affinity = full."
+        )

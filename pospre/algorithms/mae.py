@@ -27,57 +27,10 @@ from pospre.nn.weights import init_weights, token_parameter
 from pospre.recipe.ranges import Ratio, Width
 
 
-@dataclass(kw_only=True, eq=False)
-class MAE(PretrainAlgorithm):
-    """The host that predicts removed pixels.
-
-    Writes ``view/keep`` (B, K), the visible patches, and ``view/removed`` (B, N−K).
-
-    Args:
-        mask_ratio: share of patches removed, in [0, 1).
-        decoder_dim: width of the decoder.
-        decoder_depth: its number of blocks.
-        decoder_heads: its attention heads.
-        norm_pix: regress pixels normalised within each patch (better features, blurrier pictures).
-        weight: factor of this loss in the total.
-    """
-
-    mask_ratio: Ratio = 0.75
-    decoder_dim: Width = 512
-    decoder_depth: NonNegativeInt = 8
-    decoder_heads: PositiveInt = 16
-    norm_pix: bool = True
-    weight: NonNegativeFloat = 1.0
-
-    is_host: ClassVar[bool] = True
-
-    def attach(self, model: PretrainModel) -> None:
-        """Add the visible-patches pass and the pixel objective; a no-op if they are there."""
-        if "mae" in model.objectives:
-            return
-        require_one_view(model, "mae", "view")
-        kept = num_kept(model.encoder.num_patches, self.mask_ratio, key="mae.mask_ratio")
-        if kept == model.encoder.num_patches:
-            raise UserError(f"mae.mask_ratio = {self.mask_ratio} removes no patch to predict.")
-        check_heads("mae", "decoder", self.decoder_dim, self.decoder_heads)
-        model.registry.claim("view/keep", "mae", count=kept)
-        model.registry.claim("view/removed", "mae")
-        model.registry.add_pass("student", "mae", EncoderPass(keep="view/keep"))
-        model.add_objective("mae", PixelRegression(model.encoder, self))
-
-    def write(self, batch: Batch, model: PretrainModel) -> None:
-        """Draw which patches stay visible."""
-        patches = model.encoder.num_patches
-        kept = num_kept(patches, self.mask_ratio)
-        batch["view/keep"], batch["view/removed"] = visible_patches(
-            batch, patches, kept, model.seed
-        )
-
-
 class PixelRegression(Objective):
     """The decoder, and the mean squared error over removed patches."""
 
-    def __init__(self, encoder: Encoder, options: MAE) -> None:
+    def __init__(self, encoder: Encoder, options: "MAE") -> None:
         super().__init__()
         dim = options.decoder_dim
         self.patch_size, self.grid = encoder.patch_size, encoder.grid
@@ -117,3 +70,50 @@ class PixelRegression(Objective):
     def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
         """Return the mean squared error over the removed patches (Sec. 3)."""
         return (outputs["predicted"].float() - outputs["target"]).square().mean()
+
+
+@dataclass(kw_only=True, eq=False)
+class MAE(PretrainAlgorithm):
+    """The host that predicts removed pixels.
+
+    Writes ``view/keep`` (B, K), the visible patches, and ``view/removed`` (B, N−K).
+
+    Args:
+        mask_ratio: share of patches removed, in [0, 1).
+        decoder_dim: width of the decoder.
+        decoder_depth: its number of blocks.
+        decoder_heads: its attention heads.
+        norm_pix: regress pixels normalised within each patch (better features, blurrier pictures).
+        weight: factor of this loss in the total.
+    """
+
+    mask_ratio: Ratio = 0.75
+    decoder_dim: Width = 512
+    decoder_depth: NonNegativeInt = 8
+    decoder_heads: PositiveInt = 16
+    norm_pix: bool = True
+    weight: NonNegativeFloat = 1.0
+
+    is_host: ClassVar[bool] = True
+
+    def attach(self, model: PretrainModel) -> None:
+        """Add the visible-patches pass and the pixel objective; a no-op if they are there."""
+        if "mae" in model.objectives:
+            return
+        require_one_view(model, "mae", "view")
+        kept = num_kept(model.encoder.num_patches, self.mask_ratio, key="mae.mask_ratio")
+        if kept == model.encoder.num_patches:
+            raise UserError(f"mae.mask_ratio = {self.mask_ratio} removes no patch to predict.")
+        check_heads("mae", "decoder", self.decoder_dim, self.decoder_heads)
+        model.registry.claim("view/keep", "mae", count=kept)
+        model.registry.claim("view/removed", "mae", shuffled=True)
+        model.registry.add_pass("student", "mae", EncoderPass(keep="view/keep"))
+        model.add_objective("mae", PixelRegression(model.encoder, self))
+
+    def write(self, batch: Batch, model: PretrainModel) -> None:
+        """Draw which patches stay visible."""
+        patches = model.encoder.num_patches
+        kept = num_kept(patches, self.mask_ratio)
+        batch["view/keep"], batch["view/removed"] = visible_patches(
+            batch, patches, kept, model.seed
+        )

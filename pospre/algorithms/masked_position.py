@@ -33,114 +33,6 @@ MASK = "position_mask"
 MASK_KEY = f"global/{MASK}"
 
 
-@dataclass(kw_only=True, eq=False)
-class MaskedPosition(PretrainAlgorithm):
-    """Masks positions on those global crops of DINOv2 whose content is not masked.
-
-    Writes ``global/position_mask``, bool (B, 2, N). Prototypes, temperatures, centering and the
-    freeze at the beginning are those of ``dinov2``; the head is one more of the same size. The host
-    decides what is left to mask: with ``dinov2.mask_crop_rate`` 0.5 one global crop of each image
-    has masked content and the other masked positions, with 0 both have masked positions. Works with
-    the usual positions and with those of ``crop_field``.
-
-    Args:
-        shape: ``cross`` (a row and a column of patches, around drawn centres; always of the drawn
-            count), or ``box``, the blocks of DINOv2.
-        mask_ratio: range of the masked share of a crop's positions, drawn uniformly.
-        weight: factor of this loss in the total.
-    """
-
-    shape: Literal["cross", "box"] = "cross"
-    mask_ratio: RatioRange = (0.1, 0.5)
-    weight: NonNegativeFloat = 1.0
-
-    def attach(self, model: PretrainModel) -> None:
-        """Add the position token, the head and its teacher; a no-op if they are there."""
-        if "masked_position" in model.objectives:
-            return
-        self._check(model)
-        model.registry.claim(MASK_KEY, "masked_position")
-        model.positions.named["masked_position"] = MaskedTokens(
-            nn.Parameter(torch.zeros(1, 1, model.encoder.embed_dim)), MASK
-        )
-        model.registry.join_pass("global", "masked_position", positions=("masked_position",))
-        model.registry.join_pass("teacher", "masked_position")
-        model.add_objective("masked_position", PositionMatching(model, self))
-
-    def _check(self, model: PretrainModel) -> None:
-        """Raise ``UserError`` for options that cannot be, or a host that cannot serve."""
-        if "dinov2" not in model.objectives:
-            raise UserError(
-                "masked_position compares patches with a momentum teacher's on global crops, which "
-                "algorithms.dinov2 brings. Add dinov2, or use droppos, which needs no teacher."
-            )
-        if model.encoder.pos_embed is None:
-            raise UserError(
-                f"masked_position needs positions to mask, but encoder.positions is "
-                f"{model.encoder.position_kind}. Use learned or sincos."
-            )
-        if _host(model).options.mask_crop_rate == 1:
-            raise UserError(
-                "masked_position masks the global crops that dinov2 leaves unmasked, but "
-                "dinov2.mask_crop_rate = 1.0 leaves none. Use 0.5, or leave masked_position out."
-            )
-        patches = math.prod(model.grid("global"))
-        if int(patches * self.mask_ratio[1]) < 1:
-            raise UserError(
-                f"masked_position.mask_ratio = {list(self.mask_ratio)} masks none of the {patches} "
-                "patches of a global crop. [0.1, 0.5] is published."
-            )
-
-    def write(self, batch: Batch, model: PretrainModel) -> None:
-        """Draw which positions of the student's global crops are masked."""
-        grid = model.grid("global")
-        patches = math.prod(grid)
-        share = draws.uniform(
-            view_keys(batch, NUM_CROPS, model.seed, "masked_position/ratio"), 1
-        ).squeeze(-1)
-        low, high = self.mask_ratio
-        count = (patches * (low + (high - low) * share)).long().clamp_max(int(patches * high))
-        count = torch.where(free_crops(batch[CONTENT_KEY], _host(model).options), count, 0)
-        keys = view_keys(batch, NUM_CROPS, model.seed, f"masked_position/{self.shape}")
-        if self.shape == "box":
-            mask = block_masks(keys.flatten(), count.flatten(), grid).unflatten(0, keys.shape)
-        else:
-            order = cross_order(keys, grid)
-            first = torch.arange(patches, device=count.device) < count.unsqueeze(-1)
-            mask = torch.zeros_like(first).scatter(-1, order, first)
-        batch[MASK_KEY] = mask
-
-    def schedule(self, model: PretrainModel, progress: Progress) -> None:
-        """Take over the host's temperature of the teacher."""
-        objective = model.objectives["masked_position"]
-        assert isinstance(objective, PositionMatching)
-        objective.temperature.copy_(_host(model).temperature)
-
-
-def _host(model: PretrainModel) -> PrototypeMatching:
-    host = model.objectives["dinov2"]
-    assert isinstance(host, PrototypeMatching)
-    return host
-
-
-def num_free_crops(num_samples: int, host: DINOv2) -> int:
-    """Return how many global crops of so many samples have no content mask."""
-    return NUM_CROPS * num_samples - int(NUM_CROPS * num_samples * host.mask_crop_rate)
-
-
-def free_crops(content_mask_B2N: Tensor, host: DINOv2) -> Tensor:
-    """Return which global crops have no content mask, bool (B, 2), always equally many.
-
-    (A mask of DINOv2 may come out empty: its crop then still counts as masked.)
-    """
-    amount = content_mask_B2N.sum(-1)
-    # the published masks are dealt out over the batch, ours within each sample
-    pools = amount.flatten() if host.official else amount
-    free = num_free_crops(len(amount) if host.official else 1, host)
-    rank = pools.argsort(dim=-1, stable=True).argsort(dim=-1)
-    return (rank < free).view_as(amount)
-
-
 def cross_order(keys: Tensor, grid: tuple[int, int]) -> Tensor:
     """Return the order in which crosses cover a grid: int64 (…, rows·cols); its first n are a mask.
 
@@ -177,10 +69,28 @@ def _first(drawn: Tensor, size: int) -> Tensor:
     return torch.where(found, place, number).amin(-1)
 
 
+def num_free_crops(num_samples: int, host: DINOv2) -> int:
+    """Return how many global crops of so many samples have no content mask."""
+    return NUM_CROPS * num_samples - int(NUM_CROPS * num_samples * host.mask_crop_rate)
+
+
+def free_crops(content_mask_B2N: Tensor, host: DINOv2) -> Tensor:
+    """Return which global crops have no content mask, bool (B, 2), always equally many.
+
+    (A mask of DINOv2 may come out empty: its crop then still counts as masked.)
+    """
+    amount = content_mask_B2N.sum(-1)
+    # the published masks are dealt out over the batch, ours within each sample
+    pools = amount.flatten() if host.official else amount
+    free = num_free_crops(len(amount) if host.official else 1, host)
+    rank = pools.argsort(dim=-1, stable=True).argsort(dim=-1)
+    return (rank < free).view_as(amount)
+
+
 class PositionMatching(Objective):
     """The head, its teacher, and the loss over patches without position (Eq. 4)."""
 
-    def __init__(self, model: PretrainModel, options: MaskedPosition) -> None:
+    def __init__(self, model: PretrainModel, options: "MaskedPosition") -> None:
         super().__init__()
         host = _host(model).options
         self.host, self.weight, self.mask_ratio = host, options.weight, options.mask_ratio
@@ -229,3 +139,94 @@ class PositionMatching(Objective):
     def metrics(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
         """Return the ``agreement``: share of masked patches put to the teacher's prototype."""
         return {"agreement": outputs["agreement"].detach()}
+
+
+@dataclass(kw_only=True, eq=False)
+class MaskedPosition(PretrainAlgorithm):
+    """Masks positions on those global crops of DINOv2 whose content is not masked.
+
+    Writes ``global/position_mask``, bool (B, 2, N). Prototypes, temperatures, centering and the
+    freeze at the beginning are those of ``dinov2``; the head is one more of the same size. The host
+    decides what is left to mask: with ``dinov2.mask_crop_rate`` 0.5 one global crop of each image
+    has masked content and the other masked positions, with 0 both have masked positions. Works with
+    the usual positions and with those of ``crop_field``.
+
+    Args:
+        shape: ``cross`` (a row and a column of patches, around drawn centres; always of the drawn
+            count), or ``box``, the blocks of DINOv2.
+        mask_ratio: range of the masked share of a crop's positions, drawn uniformly.
+        weight: factor of this loss in the total.
+    """
+
+    shape: Literal["cross", "box"] = "cross"
+    mask_ratio: RatioRange = (0.1, 0.5)
+    weight: NonNegativeFloat = 1.0
+
+    def attach(self, model: PretrainModel) -> None:
+        """Add the position token, the head and its teacher; a no-op if they are there."""
+        if "masked_position" in model.objectives:
+            return
+        _check(self, model)
+        model.registry.claim(MASK_KEY, "masked_position")
+        model.positions.named["masked_position"] = MaskedTokens(
+            nn.Parameter(torch.zeros(1, 1, model.encoder.embed_dim)), MASK
+        )
+        model.registry.join_pass("global", "masked_position", positions=("masked_position",))
+        model.registry.join_pass("teacher", "masked_position")
+        model.add_objective("masked_position", PositionMatching(model, self))
+
+    def write(self, batch: Batch, model: PretrainModel) -> None:
+        """Draw which positions of the student's global crops are masked."""
+        grid = model.grid("global")
+        patches = math.prod(grid)
+        share = draws.uniform(
+            view_keys(batch, NUM_CROPS, model.seed, "masked_position/ratio"), 1
+        ).squeeze(-1)
+        low, high = self.mask_ratio
+        count = (patches * (low + (high - low) * share)).long().clamp_max(int(patches * high))
+        count = torch.where(free_crops(batch[CONTENT_KEY], _host(model).options), count, 0)
+        keys = view_keys(batch, NUM_CROPS, model.seed, f"masked_position/{self.shape}")
+        if self.shape == "box":
+            mask = block_masks(keys.flatten(), count.flatten(), grid).unflatten(0, keys.shape)
+        else:
+            order = cross_order(keys, grid)
+            first = torch.arange(patches, device=count.device) < count.unsqueeze(-1)
+            mask = torch.zeros_like(first).scatter(-1, order, first)
+        batch[MASK_KEY] = mask
+
+    def schedule(self, model: PretrainModel, progress: Progress) -> None:
+        """Take over the host's temperature of the teacher."""
+        objective = model.objectives["masked_position"]
+        assert isinstance(objective, PositionMatching)
+        objective.temperature.copy_(_host(model).temperature)
+
+
+def _host(model: PretrainModel) -> PrototypeMatching:
+    host = model.objectives["dinov2"]
+    assert isinstance(host, PrototypeMatching)
+    return host
+
+
+def _check(options: MaskedPosition, model: PretrainModel) -> None:
+    """Raise ``UserError`` for options that cannot be, or a host that cannot serve."""
+    if "dinov2" not in model.objectives:
+        raise UserError(
+            "masked_position compares patches with a momentum teacher's on global crops, which "
+            "algorithms.dinov2 brings. Add dinov2, or use droppos, which needs no teacher."
+        )
+    if model.encoder.pos_embed is None:
+        raise UserError(
+            f"masked_position needs positions to mask, but encoder.positions is "
+            f"{model.encoder.position_kind}. Use learned or sincos."
+        )
+    if _host(model).options.mask_crop_rate == 1:
+        raise UserError(
+            "masked_position masks the global crops that dinov2 leaves unmasked, but "
+            "dinov2.mask_crop_rate = 1.0 leaves none. Use 0.5, or leave masked_position out."
+        )
+    patches = math.prod(model.grid("global"))
+    if int(patches * options.mask_ratio[1]) < 1:
+        raise UserError(
+            f"masked_position.mask_ratio = {list(options.mask_ratio)} masks none of the {patches} "
+            "patches of a global crop. [0.1, 0.5] is published."
+        )

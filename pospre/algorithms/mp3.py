@@ -7,7 +7,6 @@ positions. Fine-tuning adds fresh positions, or none.
 """
 
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -21,18 +20,123 @@ from pospre.model.algorithm import PretrainAlgorithm, Progress
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Outputs
 from pospre.model.passes import EncoderPass
-from pospre.model.position_task import (
-    Distance,
-    PositionObjective,
-    check_temperature,
-    weighted_mean,
-)
+from pospre.model.position_task import Distance, PositionObjective, check_temperature, weighted_mean
 from pospre.nn.encoder import Encoder
 from pospre.nn.masking import slot_mask
 from pospre.nn.positions import sincos_table
 from pospre.nn.weights import init_trunc_normal
 from pospre.recipe.ranges import Ratio
 from pospre.schedules import linear
+
+
+def num_context(num_patches: int, mask_ratio: float) -> int:
+    """Return how many patches give keys and values: ``N − int(N·η)``."""
+    return num_patches - int(num_patches * mask_ratio)
+
+
+def num_told(num_patches: int, position_rate: float, *, count_shown: bool) -> int:
+    """Return how many patches are told their position: N·rate, rounded.
+
+    Raises:
+        UserError: the rate is positive but shows none, or leaves none to ask.
+    """
+    key = f"mp3.position_rate = {position_rate}"
+    told = round(num_patches * position_rate)
+    if position_rate > 0 and told == 0:
+        raise UserError(
+            f"{key} tells none of {num_patches} patches its position. "
+            f"Use at least {1 / num_patches:.4f}, or 0."
+        )
+    if told == num_patches and not count_shown:
+        raise UserError(f"{key} tells all {num_patches} patches their position: none is left.")
+    return told
+
+
+def draw_patches(batch: Batch, patches: int, count: int, seed: int, purpose: str) -> Tensor:
+    """Return ``count`` of the patches of every view, all equally likely: int64 (B, V, count).
+
+    A plain prefix of a random permutation. The paper's pseudo-code indexes the permutation with
+    itself, which prefers the first patches, and takes N·η patches where its text takes N·(1−η).
+    """
+    keys = view_keys(batch, batch[image_key()].shape[1], seed, purpose)
+    return draws.permutation(keys, patches)[..., :count]
+
+
+def draw_shown(batch: Batch, patches: int, count: int, seed: int) -> Tensor:
+    """Return which ``count`` patches of every view are told their position: bool (B, V, N)."""
+    told = draw_patches(batch, patches, count, seed, "mp3/positions")
+    return slot_mask(told.flatten(0, 1), patches).unflatten(0, told.shape[:2])
+
+
+class ShownPositions(nn.Module):
+    """Adds the sin-cos position of the ``count`` patches that are told theirs, and of no others."""
+
+    def __init__(self, encoder: Encoder, count: int) -> None:
+        super().__init__()
+        self.count = count
+        self.table_ND: Tensor
+        table = sincos_table(encoder.embed_dim, *encoder.grid)
+        self.register_buffer("table_ND", table, persistent=False)
+
+    def forward(self, position_BKD: Tensor, batch: Batch, where: EncoderPass) -> Tensor:
+        """Return the positions (B·V, N, D) to add."""
+        shown = per_row(batch["mp3/shown"], len(position_BKD)).unsqueeze(-1)
+        return position_BKD + shown * self.table_ND
+
+
+class PatchPositions(PositionObjective):
+    """The linear head over patch tokens, and its cross-entropy."""
+
+    def __init__(self, encoder: Encoder, options: "MP3") -> None:
+        super().__init__(
+            encoder,
+            sigma=options.sigma_start,
+            distance=options.distance,
+            temperature=options.temperature,
+        )
+        self.weight, self.count_shown = options.weight, options.count_shown
+        self.predict = nn.Linear(encoder.embed_dim, encoder.num_patches)
+        init_trunc_normal(self)
+
+    def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
+        """Return ``logits`` (B·V, N, N), and ``affinity`` (B·V, N) with attentive weights."""
+        outputs = {"logits": self.predict(passes["student"][:, self.num_prefix :])}
+        if "affinity" in passes:
+            outputs["affinity"] = self.attentive_weights(passes["affinity"])
+        return outputs
+
+    def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
+        """Return the mean cross-entropy over all patches that count, in the context or not."""
+        log_prob = F.log_softmax(outputs["logits"].float(), dim=-1)
+        cross_entropy = -(self.targets() * log_prob).sum(-1)
+        weights = self._counting(outputs, batch).float()
+        if "affinity" in outputs:
+            weights = weights * outputs["affinity"]
+        return weighted_mean(cross_entropy, weights)
+
+    def metrics(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
+        """Return the top-1 ``accuracy``, also of the context and of the other patches alone."""
+        logits = outputs["logits"].detach()
+        rows, patches, _ = logits.shape
+        hit = logits.argmax(-1) == torch.arange(patches, device=logits.device)
+        counting = self._counting(outputs, batch)
+        accuracies = {"accuracy": _share(hit, counting)}
+        if "mp3/context" in batch:
+            context = slot_mask(per_row(batch["mp3/context"], rows), patches)
+            accuracies["context_accuracy"] = _share(hit, counting & context)
+            accuracies["masked_accuracy"] = _share(hit, counting & ~context)
+        return accuracies
+
+    def _counting(self, outputs: Outputs, batch: Batch) -> Tensor:
+        """Return bool (B·V, N): the patches that count in loss and accuracy."""
+        logits = outputs["logits"]
+        if self.count_shown or "mp3/shown" not in batch:
+            return torch.ones(logits.shape[:2], dtype=torch.bool, device=logits.device)
+        return ~per_row(batch["mp3/shown"], len(logits))
+
+
+def _share(hit: Tensor, among: Tensor) -> Tensor:
+    return (hit & among).sum() / among.sum().clamp_min(1)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -139,147 +243,3 @@ def _refuse_company(model: PretrainModel) -> None:
             f"mp3 predicts positions that the encoder must not know, but encoder.positions is "
             f"{model.encoder.position_kind}. Set encoder.positions: none."
         )
-
-
-def num_context(num_patches: int, mask_ratio: float) -> int:
-    """Return how many patches give keys and values: ``N − int(N·η)``."""
-    return num_patches - int(num_patches * mask_ratio)
-
-
-def num_told(num_patches: int, position_rate: float, *, count_shown: bool) -> int:
-    """Return how many patches are told their position: N·rate, rounded.
-
-    Raises:
-        UserError: the rate is positive but shows none, or leaves none to ask.
-    """
-    key = f"mp3.position_rate = {position_rate}"
-    told = round(num_patches * position_rate)
-    if position_rate > 0 and told == 0:
-        raise UserError(
-            f"{key} tells none of {num_patches} patches its position. "
-            f"Use at least {1 / num_patches:.4f}, or 0."
-        )
-    if told == num_patches and not count_shown:
-        raise UserError(f"{key} tells all {num_patches} patches their position: none is left.")
-    return told
-
-
-class ShownPositions(nn.Module):
-    """Adds the sin-cos position of the ``count`` patches that are told theirs, and of no others."""
-
-    def __init__(self, encoder: Encoder, count: int) -> None:
-        super().__init__()
-        self.count = count
-        self.table_ND: Tensor
-        table = sincos_table(encoder.embed_dim, *encoder.grid)
-        self.register_buffer("table_ND", table, persistent=False)
-
-    def forward(self, position_BKD: Tensor, batch: Batch, where: EncoderPass) -> Tensor:
-        """Return the positions (B·V, N, D) to add."""
-        shown = per_row(batch["mp3/shown"], len(position_BKD)).unsqueeze(-1)
-        return position_BKD + shown * self.table_ND
-
-
-class PatchPositions(PositionObjective):
-    """The linear head over patch tokens, and its cross-entropy."""
-
-    def __init__(self, encoder: Encoder, options: MP3) -> None:
-        super().__init__(
-            encoder,
-            sigma=options.sigma_start,
-            distance=options.distance,
-            temperature=options.temperature,
-        )
-        self.weight, self.count_shown = options.weight, options.count_shown
-        self.predict = nn.Linear(encoder.embed_dim, encoder.num_patches)
-        init_trunc_normal(self)
-
-    def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
-        """Return ``logits`` (B·V, N, N), and ``affinity`` (B·V, N) with attentive weights."""
-        outputs = {"logits": self.predict(passes["student"][:, self.num_prefix :])}
-        if "affinity" in passes:
-            outputs["affinity"] = self.attentive_weights(passes["affinity"])
-        return outputs
-
-    def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
-        """Return the mean cross-entropy over all patches that count, in the context or not."""
-        log_prob = F.log_softmax(outputs["logits"].float(), dim=-1)
-        cross_entropy = -(self.targets() * log_prob).sum(-1)
-        weights = self._counting(outputs, batch).float()
-        if "affinity" in outputs:
-            weights = weights * outputs["affinity"]
-        return weighted_mean(cross_entropy, weights)
-
-    def metrics(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
-        """Return the top-1 ``accuracy``, also of the context and of the other patches alone."""
-        logits = outputs["logits"].detach()
-        rows, patches, _ = logits.shape
-        hit = logits.argmax(-1) == torch.arange(patches, device=logits.device)
-        counting = self._counting(outputs, batch)
-        accuracies = {"accuracy": _share(hit, counting)}
-        if "mp3/context" in batch:
-            context = slot_mask(per_row(batch["mp3/context"], rows), patches)
-            accuracies["context_accuracy"] = _share(hit, counting & context)
-            accuracies["masked_accuracy"] = _share(hit, counting & ~context)
-        return accuracies
-
-    def _counting(self, outputs: Outputs, batch: Batch) -> Tensor:
-        """Return bool (B·V, N): the patches that count in loss and accuracy."""
-        logits = outputs["logits"]
-        if self.count_shown or "mp3/shown" not in batch:
-            return torch.ones(logits.shape[:2], dtype=torch.bool, device=logits.device)
-        return ~per_row(batch["mp3/shown"], len(logits))
-
-
-def _share(hit: Tensor, among: Tensor) -> Tensor:
-    return (hit & among).sum() / among.sum().clamp_min(1)
-
-
-def draw_patches(batch: Batch, patches: int, count: int, seed: int, purpose: str) -> Tensor:
-    """Return ``count`` of the patches of every view, all equally likely: int64 (B, V, count).
-
-    A plain prefix of a random permutation. The paper's pseudo-code indexes the permutation with
-    itself, which prefers the first patches, and takes N·η patches where its text takes N·(1−η).
-    """
-    keys = view_keys(batch, batch[image_key()].shape[1], seed, purpose)
-    return draws.permutation(keys, patches)[..., :count]
-
-
-def draw_shown(batch: Batch, patches: int, count: int, seed: int) -> Tensor:
-    """Return which ``count`` patches of every view are told their position: bool (B, V, N)."""
-    told = draw_patches(batch, patches, count, seed, "mp3/positions")
-    return slot_mask(told.flatten(0, 1), patches).unflatten(0, told.shape[:2])
-
-
-@torch.no_grad()
-def predict_patches(
-    model: PretrainModel, batch: Batch, *, mask_ratio: float, seed: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Predict the position of every patch at any mask ratio.
-
-    Args:
-        model: has MP3 attached; as many patches are told their position as in training.
-        batch: images with ``index`` and ``epoch``.
-        mask_ratio: η.
-        seed: of the context.
-
-    Returns:
-        ``logits`` (B·V, N, N), and bool (B·V, N) ``context`` and ``asked`` (not told).
-    """
-    patches = model.encoder.num_patches
-    count = num_context(patches, mask_ratio)
-    context = draw_patches(batch, patches, count, seed, "mp3/context").flatten(0, 1)
-    asked = torch.ones(len(context), patches, dtype=torch.bool, device=context.device)
-    positions = None
-    if "mp3" in model.positions.named:
-        told = model.positions.named["mp3"].count
-        shown = draw_shown(batch, patches, told, seed)
-        positions = partial(model.positions, ("mp3",), {"mp3/shown": shown}, EncoderPass())
-        asked = ~shown.flatten(0, 1)
-    tokens = model.encoder(
-        model.images(batch).flatten(0, 1),
-        positions=positions,
-        context_BM=context if count < patches else None,
-    )
-    logits = model.objectives["mp3"]({"student": tokens}, batch)["logits"]
-    return logits, slot_mask(context, patches), asked

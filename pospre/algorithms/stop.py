@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from pospre import draws
 from pospre.algorithms.ijepa.ijepa import ExtraTerm, FeaturePrediction, Loss, feature_distance
 from pospre.algorithms.ijepa.predictor import PredictorTokens, gather_blocks
-from pospre.batch import EPOCH, INDEX, Batch, field_box_key
+from pospre.batch import EPOCH, INDEX, Batch, field_box_key, view_keys
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
@@ -40,126 +40,10 @@ NOISY_CONTEXT = ("context", "both")
 NOISY = ("masked", "context", "both", "fixed_cov")
 
 
-@dataclass(kw_only=True, eq=False)
-class StoP(PretrainAlgorithm):
-    """Noise on the predictor's positions; a position algorithm beside ``ijepa``.
-
-    Writes standard normal draws: ``stop/masked`` (B, M, T, D), own ones for every epoch, target
-    block and token, and ``stop/context`` (B, K, D), as the variant needs them. Without ``training``
-    (``model.eval()``) nothing is added.
-
-    Args:
-        variant: ``masked`` (the method: A·n on mask tokens), ``context`` or ``both`` (A·n on the
-            context's tokens too), ``fixed_cov`` (s·ε in the predictor's width: nothing learned);
-            or, without noise, the paper's other ablations: ``l1`` (loss + λ·Σ|A|),
-            ``lowres_bilinear`` and ``lowres_maxpool`` (a second head predicts targets at half the
-            resolution, and the losses are averaged), ``learned_pos`` (the predictor's positions are
-            learned), and ``sincos``, which is I-JEPA.
-        noise_std: s, the standard deviation of n; None: 0.25. Variants without noise leave it
-            unused, so that ``variant`` alone makes an ablation of a recipe. The paper's σ is a
-            variance, s = √σ; its code and published weights take the same 0.25 (0.2 for ViT-H) as
-            the standard deviation.
-        l1_weight: λ of ``l1``; None: 1e-5 there.
-        official: the published code where it differs: the mask token is never added, and the
-            projection's bias is, with the noise.
-    """
-
-    variant: Variant = "masked"
-    noise_std: NonNegativeFloat | None = None
-    l1_weight: PositiveFloat | None = None
-    official: bool = False
-
-    def attach(self, model: PretrainModel) -> None:
-        """Replace parts of I-JEPA's predictor; a no-op if that is done."""
-        objective = _predictor_of(model)
-        self._check_numbers()
-        self._check(model)
-        if objective.edited_by == "stop":
-            return
-        objective.edited_by = "stop"
-        for key in ("stop/masked", "stop/context"):
-            model.registry.claim(key, "stop")
-        predictor, width = objective.predictor, model.encoder.embed_dim
-        if self.variant in NOISY:
-            predictor.tokens = NoisyTokens(self)
-            predictor.mask_token.requires_grad_(not self.official)
-        elif self.variant == "l1":
-            objective.extra = ProjectionL1(1e-5 if self.l1_weight is None else self.l1_weight)
-        elif self.variant == "learned_pos":
-            predictor.positions = LearnedPositions(model.encoder.num_patches, predictor.dim)
-        elif self.variant != "sincos":
-            pooling: Pooling = "bilinear" if self.variant == "lowres_bilinear" else "maxpool"
-            objective.extra = SecondScale(predictor.dim, width, model.encoder.grid, pooling)
-
-    def _check_numbers(self) -> None:
-        """Raise ``UserError`` for numbers that cannot be, or a λ that the variant does not have."""
-        if self.l1_weight is not None and self.variant != "l1":
-            raise UserError(
-                f"stop.l1_weight = {self.l1_weight} is for stop.variant = l1, not {self.variant}. "
-                "Remove it, or change the variant."
-            )
-
-    def _check(self, model: PretrainModel) -> None:
-        """Raise ``UserError`` for variants that cannot work, alone or beside other algorithms."""
-        if self.official and self.variant != "masked":
-            raise UserError(
-                f"stop.official = true reproduces the published code, which has stop.variant = "
-                f"masked only, not {self.variant}. Set one of them the other way."
-            )
-        editors = model.registry.passes["student"].positions
-        if self.variant in NOISY_CONTEXT and editors:
-            raise UserError(
-                f"stop.variant = {self.variant} puts noise on the positions of the context, which "
-                f"{', '.join(editors)} changes too. Use stop.variant = masked."
-            )
-        if self.variant == "learned_pos" and model.position_source is not None:
-            raise UserError(
-                f"stop.variant = learned_pos has one position for every patch, which cannot follow "
-                f"the positions of {model.position_source}. Use another variant."
-            )
-
-    def write(self, batch: Batch, model: PretrainModel) -> None:
-        """Draw the noise."""
-        predictor, width = _predictor_of(model).predictor, model.encoder.embed_dim
-        if self.variant in NOISY_TARGETS:
-            _, blocks, tokens = batch["ijepa/targets"].shape
-            channels = predictor.dim if self.variant == "fixed_cov" else width
-            index = batch[INDEX].unsqueeze(1)
-            block = torch.arange(blocks, device=index.device)
-            keys = draws.sample_keys(
-                model.seed, batch[EPOCH].unsqueeze(1), index, block, "stop/masked"
-            )
-            noise = draws.normal(keys, tokens * channels)
-            batch["stop/masked"] = noise.unflatten(-1, (tokens, channels))
-        if self.variant in NOISY_CONTEXT:
-            tokens = batch["view/keep"].shape[1]
-            keys = draws.sample_keys(model.seed, batch[EPOCH], batch[INDEX], 0, "stop/context")
-            batch["stop/context"] = draws.normal(keys, tokens * width).unflatten(
-                -1, (tokens, width)
-            )
-
-
-def _predictor_of(model: PretrainModel) -> FeaturePrediction:
-    """Return the objective that StoP edits.
-
-    Raises:
-        UserError: there is none.
-    """
-    for name in model.objectives:
-        objective = model.objectives[name]
-        if isinstance(objective, FeaturePrediction):
-            return objective
-    raise UserError(
-        "algorithms.stop needs a predictor that projects the context by a Linear and takes mask "
-        "tokens: without one, the learned noise would shrink to nothing. Add the host ijepa, which "
-        f"has one; here: {', '.join(model.objectives) or 'no host'}."
-    )
-
-
 class NoisyTokens(PredictorTokens):
     """The predictor's input with noise that the context's own projection shapes."""
 
-    def __init__(self, options: StoP) -> None:
+    def __init__(self, options: "StoP") -> None:
         super().__init__()
         self.variant, self.official = options.variant, options.official
         self.noise_std = 0.25 if options.noise_std is None else options.noise_std
@@ -256,3 +140,113 @@ class SecondScale(ExtraTerm):
         """Return the mean over both scales."""
         coarse = feature_distance(outputs["coarse_predicted"], outputs["coarse_target"], kind)
         return (distance + coarse) / 2
+
+
+@dataclass(kw_only=True, eq=False)
+class StoP(PretrainAlgorithm):
+    """Noise on the predictor's positions; a position algorithm beside ``ijepa``.
+
+    Writes standard normal draws: ``stop/masked`` (B, M, T, D), own ones for every epoch, target
+    block and token, and ``stop/context`` (B, K, D), as the variant needs them. Without ``training``
+    (``model.eval()``) nothing is added.
+
+    Args:
+        variant: ``masked`` (the method: A·n on mask tokens), ``context`` or ``both`` (A·n on the
+            context's tokens too), ``fixed_cov`` (s·ε in the predictor's width: nothing learned);
+            or, without noise, the paper's other ablations: ``l1`` (loss + λ·Σ|A|),
+            ``lowres_bilinear`` and ``lowres_maxpool`` (a second head predicts targets at half the
+            resolution, and the losses are averaged), ``learned_pos`` (the predictor's positions are
+            learned), and ``sincos``, which is I-JEPA.
+        noise_std: s, the standard deviation of n; None: 0.25. Variants without noise leave it
+            unused, so that ``variant`` alone makes an ablation of a recipe. The paper's σ is a
+            variance, s = √σ; its code and published weights take the same 0.25 (0.2 for ViT-H) as
+            the standard deviation.
+        l1_weight: λ of ``l1``; None: 1e-5 there.
+        official: the published code where it differs: the mask token is never added, and the
+            projection's bias is, with the noise.
+    """
+
+    variant: Variant = "masked"
+    noise_std: NonNegativeFloat | None = None
+    l1_weight: PositiveFloat | None = None
+    official: bool = False
+
+    def attach(self, model: PretrainModel) -> None:
+        """Replace parts of I-JEPA's predictor; a no-op if that is done."""
+        objective = _predictor_of(model)
+        _check(self, model)
+        if objective.edited_by == "stop":
+            return
+        objective.edited_by = "stop"
+        for key in ("stop/masked", "stop/context"):
+            model.registry.claim(key, "stop")
+        predictor, width = objective.predictor, model.encoder.embed_dim
+        if self.variant in NOISY:
+            predictor.tokens = NoisyTokens(self)
+            predictor.mask_token.requires_grad_(not self.official)
+        elif self.variant == "l1":
+            objective.extra = ProjectionL1(1e-5 if self.l1_weight is None else self.l1_weight)
+        elif self.variant == "learned_pos":
+            predictor.positions = LearnedPositions(model.encoder.num_patches, predictor.dim)
+        elif self.variant != "sincos":
+            pooling: Pooling = "bilinear" if self.variant == "lowres_bilinear" else "maxpool"
+            objective.extra = SecondScale(predictor.dim, width, model.encoder.grid, pooling)
+
+    def write(self, batch: Batch, model: PretrainModel) -> None:
+        """Draw the noise."""
+        predictor, width = _predictor_of(model).predictor, model.encoder.embed_dim
+        if self.variant in NOISY_TARGETS:
+            _, blocks, tokens = batch["ijepa/targets"].shape
+            channels = predictor.dim if self.variant == "fixed_cov" else width
+            keys = view_keys(batch, blocks, model.seed, "stop/masked")
+            batch["stop/masked"] = _noise(keys, tokens, channels)
+        if self.variant in NOISY_CONTEXT:
+            tokens = batch["view/keep"].shape[1]
+            keys = draws.sample_keys(model.seed, batch[EPOCH], batch[INDEX], 0, "stop/context")
+            batch["stop/context"] = _noise(keys, tokens, width)
+
+
+def _noise(keys: Tensor, tokens: int, channels: int) -> Tensor:
+    return draws.normal(keys, tokens * channels).unflatten(-1, (tokens, channels))
+
+
+def _predictor_of(model: PretrainModel) -> FeaturePrediction:
+    """Return the objective that StoP edits.
+
+    Raises:
+        UserError: there is none.
+    """
+    for name in model.objectives:
+        objective = model.objectives[name]
+        if isinstance(objective, FeaturePrediction):
+            return objective
+    raise UserError(
+        "algorithms.stop needs a predictor that projects the context by a Linear and takes mask "
+        "tokens: without one, the learned noise would shrink to nothing. Add the host ijepa, which "
+        f"has one; here: {', '.join(model.objectives) or 'no host'}."
+    )
+
+
+def _check(options: StoP, model: PretrainModel) -> None:
+    """Raise ``UserError`` for variants that cannot work, alone or beside other algorithms."""
+    if options.l1_weight is not None and options.variant != "l1":
+        raise UserError(
+            f"stop.l1_weight = {options.l1_weight} is for stop.variant = l1, not "
+            f"{options.variant}. Remove it, or change the variant."
+        )
+    if options.official and options.variant != "masked":
+        raise UserError(
+            f"stop.official = true reproduces the published code, which has stop.variant = "
+            f"masked only, not {options.variant}. Set one of them the other way."
+        )
+    editors = model.registry.passes["student"].positions
+    if options.variant in NOISY_CONTEXT and editors:
+        raise UserError(
+            f"stop.variant = {options.variant} puts noise on the positions of the context, which "
+            f"{', '.join(editors)} changes too. Use stop.variant = masked."
+        )
+    if options.variant == "learned_pos" and model.position_source is not None:
+        raise UserError(
+            f"stop.variant = learned_pos has one position for every patch, which cannot follow "
+            f"the positions of {model.position_source}. Use another variant."
+        )

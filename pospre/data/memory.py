@@ -20,8 +20,6 @@ _BYTES_PER_THREAD = 16 << 20  # samples read together, and what the allocator ke
 _BYTES_PER_SAMPLE = 120  # places, labels, names and the epoch's order
 _LOOKED_AT = 64  # files whose size stands for all
 _NO_LIMIT = 1 << 60  # what the first version of control groups says for none
-
-
 # Where the two versions of control groups keep limit, usage, and a prefix of their counters.
 _GROUPS = ("", "memory.max", "memory.current", "")
 _OLD_GROUPS = ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
@@ -63,17 +61,14 @@ class MemoryEstimate:
         """Return two lines to print at the start."""
         ranks = "" if self.num_ranks == 1 else f" for each of {self.num_ranks} ranks"
         free = "" if self.available is None else f"; {readable(self.available)} are available"
-        parts = {
-            "batches": self.batches,
-            "decoding": self.decoding,
-            "tables": self.tables,
-        }
-        texts = {name: f"{name} {readable(size)}" for name, size in parts.items() if size}
-        if self.assumed_pixels and "decoding" in texts:
-            megapixels = f"{self.assumed_pixels / 1e6:.3g} megapixels"
-            texts["decoding"] += f" if no image has more than {megapixels}"
-        listed = ", ".join(texts.values())
-        lines = [f"loading takes about {readable(self.per_rank)} of memory{ranks} ({listed}){free}"]
+        assumed = ""
+        if self.assumed_pixels:
+            assumed = f" if no image has more than {self.assumed_pixels / 1e6:.3g} megapixels"
+        lines = [
+            f"loading takes about {readable(self.per_rank)} of memory{ranks} (batches "
+            f"{readable(self.batches)}, decoding {readable(self.decoding)}{assumed}, tables "
+            f"{readable(self.tables)}){free}"
+        ]
         if self.stored is not None:
             fits = "" if self._fits else ", more than can stay in memory"
             lines.append(f"the data set holds about {readable(self.stored)}{fits}")

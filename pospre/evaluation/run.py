@@ -17,7 +17,6 @@ from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import Recipe
 from pospre.training.build import build_model
 from pospre.training.data import open_data
-from pospre.training.resolve import resolve
 
 
 def check_evaluation(
@@ -55,12 +54,6 @@ def check_evaluation(
         module.check(Plan(recipe, str(data_path), checked, folder))
     open_data(recipe, data_path)
     return checked
-
-
-def has_teacher(recipe: Recipe) -> bool:
-    """Tell whether a recipe's model has a teacher; it is built without memory."""
-    with torch.device("meta"):
-        return build_model(resolve(recipe, open_data(recipe))).teacher is not None
 
 
 def run_evaluation(

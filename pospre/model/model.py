@@ -47,7 +47,7 @@ class PretrainModel(ComposerModel):
     ) -> None:
         super().__init__()
         self.encoder = encoder
-        self.normalise_by(mean, std)
+        self.augment = DeviceAugment(mean, std, channels=encoder.channels)
         self.contents = EditSet()
         self.positions = EditSet()
         self.objectives = ObjectiveSet()
@@ -62,10 +62,6 @@ class PretrainModel(ComposerModel):
             for side, patch in zip(group.shape, encoder.patch_size, strict=True):
                 check_divides(side, patch, key=f"data.views.{name}.size")
             group.augment.check_channels(name, encoder.channels)
-
-    def normalise_by(self, mean: Sequence[float] | None, std: Sequence[float] | None) -> None:
-        """Set the normalisation of all views; see the class's arguments."""
-        self.augment = DeviceAugment(mean, std, channels=self.encoder.channels)
 
     # -- what algorithms attach ---------------------------------------------------------------
 

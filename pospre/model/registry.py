@@ -19,6 +19,8 @@ class Registry:
         passes: the encoder passes by name, in the order of their declaration.
         writers: by batch key, the algorithm that writes it.
         counts: by batch key, how many patches it lists of every sample.
+        shuffled: the batch keys that list patches in random order, so that any first of them are a
+            random choice.
         mixes: by view group, what mixes its views (B, V, 3, H, W) in training.
         readers: by pass, the algorithms that declared or joined it: their objectives get it.
     """
@@ -28,6 +30,7 @@ class Registry:
         self.passes: dict[str, EncoderPass] = {}
         self.writers: dict[str, str] = {}
         self.counts: dict[str, int] = {}
+        self.shuffled: set[str] = set()
         self.mixes: dict[str, Callable[[Tensor, Batch], Tensor]] = {}
         self.readers: dict[str, list[str]] = {}
 
@@ -55,13 +58,16 @@ class Registry:
             )
         return found
 
-    def claim(self, key: str, writer: str, *, count: int | None = None) -> None:
+    def claim(
+        self, key: str, writer: str, *, count: int | None = None, shuffled: bool = False
+    ) -> None:
         """Register ``writer`` as the only algorithm that writes the batch key ``key``.
 
         Args:
             key: of the batch.
             writer: the algorithm's name.
             count: of the patches it lists, for those who must know before anything is drawn.
+            shuffled: it lists them in random order.
 
         Raises:
             UserError: another algorithm already writes it.
@@ -74,6 +80,8 @@ class Registry:
             )
         if count is not None:
             self.counts[key] = count
+        if shuffled:
+            self.shuffled.add(key)
 
     def add_pass(self, name: str, owner: str, encoder_pass: EncoderPass) -> EncoderPass:
         """Declare an encoder pass; one that is declared already over the same tokens is shared.

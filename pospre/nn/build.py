@@ -7,7 +7,7 @@ from pospre.nn.encoder import Encoder
 from pospre.nn.sizes import SIZES
 from pospre.nn.swin.encoder import SWIN, SWIN_NEEDS, build_swin
 from pospre.nn.timm_models import PREFIX, timm_size
-from pospre.recipe.sections import Init, PositionKind
+from pospre.recipe.values import Init, PositionKind
 
 
 def build_encoder(

@@ -20,7 +20,7 @@ from pospre.nn.weights import (
     init_trunc_normal,
     init_weights,
 )
-from pospre.recipe.sections import Init, PositionKind
+from pospre.recipe.values import Init, PositionKind
 
 
 class Encoder(VisionTransformer, PatchEncoder):

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pospre.recipe.sections import PositionKind
+from pospre.recipe.values import PositionKind
 
 Edit = Callable[[Tensor], Tensor]
 """Takes patch embeddings (B, N, D), or positions (B, K, D), and returns what to use instead."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from pospre.recipe.sections import PositionKind
+from pospre.recipe.values import PositionKind
 
 RELATIVE_NAME = "vit_relpos_base_patch16_224"
 

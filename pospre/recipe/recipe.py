@@ -22,7 +22,6 @@ from pospre.recipe import yaml_text
 from pospre.recipe.extends import read_recipe
 from pospre.recipe.renamed import REMOVED, new_name, with_new_names
 from pospre.recipe.sections import (
-    Arguments,
     Data,
     Encoder,
     Loggers,
@@ -31,6 +30,7 @@ from pospre.recipe.sections import (
     Section,
     Trainer,
 )
+from pospre.recipe.values import Arguments
 
 _WORDING = {
     "dict_type": "a section with keys of its own",

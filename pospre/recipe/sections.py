@@ -2,97 +2,25 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ByteSize,
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    ValidationError,
-    model_validator,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pospre.recipe.ranges import Pair, ShareRange
-from pospre.schedules import DURATION
-
-
-def _duration(value: Any) -> Any:
-    if not isinstance(value, str) or not DURATION.fullmatch(value):
-        raise PydanticCustomError(
-            "duration",
-            "Input should be a duration with its unit: {number}ep (epochs), {number}ba (steps) or "
-            "{number}sp (samples)",
-            {"number": value if type(value) is int else 10},
-        )
-    return value
-
-
-def _positive_duration(value: Any) -> Any:
-    if _duration(value).startswith("0"):
-        raise PydanticCustomError("duration", "Input should be longer than nothing")
-    return value
-
-
-def _local_or_s3(address: str) -> str:
-    scheme, separator, _ = address.partition("://")
-    if separator and scheme != "s3":
-        raise PydanticCustomError("address", "Input should be a local folder or s3://bucket/folder")
-    return _plain_path(address)
-
-
-def _plain_path(path: str) -> str:
-    # Composer would fill {rank}, {epoch} and so on in, and nothing would be found there again
-    if "{" in path or "}" in path:
-        raise PydanticCustomError("address", "Input should be a path without '{' and '}'")
-    return path
-
-
-def _beta(pair: tuple[float, float]) -> tuple[float, float]:
-    if not all(0 <= beta < 1 for beta in pair):
-        raise PydanticCustomError("pair", "Input should be two numbers from 0 to below 1")
-    return pair
-
-
-def _rising(pair: tuple[float, float]) -> tuple[float, float]:
-    if not pair[0] < pair[1]:
-        raise PydanticCustomError("pair", "Input should be auto, or two numbers with low < high")
-    return pair
-
-
-def _positive(numbers: tuple[float, ...]) -> tuple[float, ...]:
-    if not all(number > 0 for number in numbers):
-        raise PydanticCustomError("numbers", "Input should be numbers above 0")
-    return numbers
-
-
-def _all_or_some(count: int) -> int:
-    if count < 1 and count != -1:
-        raise PydanticCustomError("count", "Input should be 1 or more, or -1 to keep all")
-    return count
-
-
-def _bytes(value: Any) -> Any:
-    try:
-        return int(TypeAdapter(ByteSize).validate_python(value))
-    except ValidationError:
-        raise PydanticCustomError(
-            "bytes", "Input should be a size such as 200GB or 64MiB"
-        ) from None
-
-
-Duration = Annotated[str, BeforeValidator(_duration)]
-PositiveDuration = Annotated[str, BeforeValidator(_positive_duration)]
-PositionKind = Literal["sincos", "learned", "none", "relative", "shared_relative"]
-Init = Literal["xavier", "trunc_normal", "deit", "dinov2", "beit"]
-Side = Annotated[int, Field(gt=0)]
-Size = Side | Annotated[tuple[Side, Side], Field(strict=False)]
-Rate = float | Annotated[tuple[float, ...], Field(strict=False)]
-Bytes = Annotated[int, BeforeValidator(_bytes), Field(gt=0)]
-Numbers = Annotated[tuple[float, ...], Field(strict=False, min_length=1)]
-Arguments = Annotated[dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)]
+from pospre.recipe.values import (
+    AllOrSome,
+    Betas,
+    Bytes,
+    Duration,
+    Init,
+    LocalOrS3,
+    Numbers,
+    PlainPath,
+    PositionKind,
+    PositiveDuration,
+    PositiveNumbers,
+    Rate,
+    RisingRange,
+    Size,
+)
 
 
 class Section(BaseModel):
@@ -162,7 +90,7 @@ class Data(Section):
     bad_samples: Literal["fail", "skip"] = Field(
         default="fail", description="skip: warn, count, and take the next sample"
     )
-    deep_range: Literal["auto"] | Annotated[Pair, AfterValidator(_rising)] = Field(
+    deep_range: Literal["auto"] | RisingRange = Field(
         default="auto", description="[LOW, HIGH]: values of 16-bit images that become 0 and 255"
     )
     tolerance: float = Field(
@@ -177,7 +105,7 @@ class Data(Section):
     mean: Numbers | None = Field(
         default=None, description="of the normalisation; None: ImageNet's, or the data set's own"
     )
-    std: Annotated[Numbers, AfterValidator(_positive)] | None = None
+    std: PositiveNumbers | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -227,7 +155,7 @@ class Optimizer(Section):
         default="linear", description="how the rate grows with the batch; none: base_lr as it is"
     )
     lr_batch: int = Field(default=256, gt=0, description="the batch that base_lr is meant for")
-    betas: Annotated[Pair, AfterValidator(_beta)] = (0.9, 0.95)
+    betas: Betas = (0.9, 0.95)
     eps: float = Field(default=1e-8, gt=0)
     momentum: float = Field(default=0.9, ge=0, lt=1, description="of sgd")
     weight_decay: float = Field(default=0.05, ge=0)
@@ -317,13 +245,11 @@ class Trainer(Section):
     max_duration: PositiveDuration
     precision: Literal["fp32", "amp_bf16", "amp_fp16"] = "fp32"
     device: Literal["auto", "cpu", "gpu"] = "auto"
-    run_folder: Annotated[str, AfterValidator(_plain_path)] = "runs"
+    run_folder: PlainPath = "runs"
     overwrite: bool = False
-    save_folder: Annotated[str, AfterValidator(_local_or_s3)] | None = None
+    save_folder: LocalOrS3 | None = None
     save_interval: PositiveDuration = "1ep"
-    keep_checkpoints: Annotated[int, AfterValidator(_all_or_some)] = Field(
-        default=3, description="local files kept; -1 keeps all"
-    )
+    keep_checkpoints: AllOrSome = Field(default=3, description="local files kept; -1 keeps all")
     autoresume: bool = True
     microbatch_size: int | None = Field(default=None, gt=0)
     compile: bool = False

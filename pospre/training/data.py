@@ -12,7 +12,8 @@ from pospre.data.views.augment import Augment, RandAugment
 from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
 from pospre.recipe.recipe import Recipe
-from pospre.recipe.sections import Size, View
+from pospre.recipe.sections import View
+from pospre.recipe.values import Size
 
 
 def build_data(recipe: Recipe) -> ViewLoader:

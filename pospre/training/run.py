@@ -15,14 +15,15 @@ from pospre.schedules import duration_steps
 from pospre.training.checkpoints.content import compare_tensors, recorded
 from pospre.training.checkpoints.reading import (
     Checkpoint,
+    checkpoint_folders,
     checkpoints_in,
+    checkpoints_of,
     open_newest,
-    places,
     read_on_every_rank,
 )
 from pospre.training.checkpoints.uploads import Uploads, lacks, restore_metrics
 from pospre.training.components import Components, build_components
-from pospre.training.ranks import from_rank_zero, say
+from pospre.training.ranks import from_rank_zero, print_once
 from pospre.training.run_folder import check_folder, clear, compare_recipes, write_recipe
 from pospre.training.trainer import build_trainer
 from pospre.training.watch.resume import Resume
@@ -47,11 +48,13 @@ def train(recipe: Recipe) -> bool:
             start = in_bucket(start, uploads)
         steps = from_rank_zero(lambda: 0 if start is None else start.batch)
         if steps >= run.total_steps:
-            say(f"{recipe.run_name} is already finished ({start and start.uri}); nothing to train")
+            print_once(
+                f"{recipe.run_name} is already finished ({start and start.uri}); nothing to train"
+            )
             return True
         if memory.is_tight:
-            say(memory.describe())
-        say(_describe(run))
+            print_once(memory.describe())
+        print_once(_describe(run))
         fit(run, start, uploads)
     return False
 
@@ -75,8 +78,8 @@ def _start_weights(run: Components) -> None:
     recipe = run.recipe
     if recipe.encoder.weights is None:
         return
-    if from_rank_zero(lambda: recipe.trainer.overwrite or not checkpoints_in(*places(recipe))):
-        say(load_weights(run.model, recipe.encoder.weights, recipe.encoder.weights_from))
+    if from_rank_zero(lambda: recipe.trainer.overwrite or not checkpoints_of(recipe)):
+        print_once(load_weights(run.model, recipe.encoder.weights, recipe.encoder.weights_from))
 
 
 def _uploads(recipe: Recipe) -> Uploads | None:
@@ -115,7 +118,7 @@ def fit(run: Components, start: Checkpoint | None, uploads: Uploads | None) -> N
         uploads=uploads,
     )
     if start is not None:
-        say(f"going on from {start.uri}")
+        print_once(f"going on from {start.uri}")
     try:
         trainer.fit()
     finally:
@@ -149,7 +152,7 @@ def open_run(run: Components) -> Checkpoint | None:
     if recipe.trainer.overwrite:
         clear(recipe)
     check_folder(recipe)
-    start = open_newest(places(recipe))
+    start = open_newest(checkpoint_folders(recipe))
     if start is not None:
         _check_checkpoint(run, start)
     write_recipe(recipe)
@@ -195,7 +198,7 @@ def _say_length(run: Components, start: Checkpoint, before: str) -> None:
     scheduler = start.content["state"]["schedulers"][type(run.schedule).__name__]
     pairs = zip(run.schedule.base_lrs, run.schedule.lr_lambdas, strict=True)
     rate = max(peak * share(start.batch) for peak, share in pairs)
-    say(
+    print_once(
         f"trainer.max_duration was {before}, is {now}: from step {start.batch + 1} on all "
         f"schedules are those of {run.total_steps} steps instead of {steps}; the learning rate "
         f"is {rate:.3g} there, it would have been {max(scheduler['_last_lr']):.3g}"

@@ -69,7 +69,7 @@ def hold(recipe: Recipe) -> Iterator[None]:
     if dist.get_global_rank() > 0:
         yield
         return
-    _check_places(recipe)
+    _check_folders(recipe)
     folders = [recipe.run_path()]
     if recipe.trainer.save_folder and not is_remote(recipe.trainer.save_folder):
         folders.append(Path(recipe.trainer.save_folder))
@@ -132,14 +132,14 @@ def _lock(path: Path) -> TextIO:
         file.close()  # its holder removed it when it ended: lock the new one
 
 
-def _check_places(recipe: Recipe) -> None:
+def _check_folders(recipe: Recipe) -> None:
     """Raise a ``UserError`` if the run's folders are no folders, or not writable."""
     folder = recipe.checkpoint_folder()
-    places = {f"run folder {recipe.run_path()}": recipe.run_path()}
+    folders = {f"run folder {recipe.run_path()}": recipe.run_path()}
     if not is_remote(folder):
-        places[f"trainer.save_folder {folder}"] = Path(folder)
-    for name, place in places.items():
-        nearest = next(path for path in (place, *place.absolute().parents) if path.exists())
+        folders[f"trainer.save_folder {folder}"] = Path(folder)
+    for name, wanted in folders.items():
+        nearest = next(path for path in (wanted, *wanted.absolute().parents) if path.exists())
         if not nearest.is_dir():
             raise UserError(
                 f"{name}: {nearest} is a file; choose another run_name, trainer.run_folder or "

@@ -13,9 +13,9 @@ from pospre.algorithms.droppos import (
     draw_dropped,
     draw_masks,
     num_shown,
-    predict_positions,
 )
 from pospre.errors import UserError
+from pospre.evaluation.position.predictions import predict_positions
 from pospre.model.algorithm import Progress
 from pospre.model.model import PretrainModel
 from pospre.model.passes import EncoderPass
@@ -281,7 +281,7 @@ def test_prediction_at_other_ratios_draws_the_training_masks():
 
 
 def test_masks_are_a_function_of_the_sample_alone():
-    draw = partial(draw_masks, num_patches=36, mask_ratio=0.75, position_mask_ratio=0.75, seed=9)
+    draw = partial(draw_masks, grid=(6, 6), mask_ratio=0.75, position_mask_ratio=0.75, seed=9)
     whole = draw(random_batch())
     rows = {key: value[2:3] for key, value in random_batch().items()}
     for key, value in draw(rows).items():

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from pospre.algorithms.droppos import predict_positions
 from pospre.errors import UserError
 from pospre.evaluation.position.position_grid import MASK_RATIOS, measure_grid, summarise, table
+from pospre.evaluation.position.predictions import predict_positions
 from pospre.nn.decoder import patchify, unpatchify
 from pospre.recipe.recipe import Recipe, recipe_from_dict
 from pospre.training.build import build_algorithms, build_model

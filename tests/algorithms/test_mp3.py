@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from pospre import attach, draws
-from pospre.algorithms.mp3 import MP3, PatchPositions, num_context, predict_patches
+from pospre.algorithms.mp3 import MP3, PatchPositions, num_context
 from pospre.batch import Batch
 from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
+from pospre.evaluation.position.predictions import predict_patches
 from pospre.model.algorithm import Progress
 from pospre.model.model import PretrainModel
 from pospre.model.passes import EncoderPass

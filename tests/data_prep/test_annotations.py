@@ -1,4 +1,4 @@
-"""What a data set tells beside labels is stored with the samples."""
+"""What a data set brings beside labels is stored with the samples."""
 
 import json
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ from tests.data_prep.sample_images import encoded, picture, write_files
 
 
 @dataclass(frozen=True)
-class Told(Source):
-    """A folder that tells every image's name; of one nothing, and of one it is damaged."""
+class Annotated(Source):
+    """A folder that notes every image's name; of one nothing, and of one it is damaged."""
 
     annotation: ClassVar[str | None] = "json"
 
@@ -49,8 +49,8 @@ def test_annotations_are_stored(
 ) -> None:
     files = {f"{number}.jpg": encoded(picture(number)) for number in range(5)}
     root = write_files(tmp_path / "photos", files)
-    told = Told(root, tuple(file_item(root, name, -1) for name in sorted(files)))
-    monkeypatch.setattr(preparation, "open_source", lambda *_, **__: told)
+    source = Annotated(root, tuple(file_item(root, name, -1) for name in sorted(files)))
+    monkeypatch.setattr(preparation, "open_source", lambda *_, **__: source)
     target = destination(tmp_path, data_format)
     summary = conversion.convert(
         root, target, Settings(format=data_format, shard_mb=0.002), num_workers=2

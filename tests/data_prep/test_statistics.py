@@ -35,17 +35,17 @@ def test_the_table(
     target, drawn = destination(tmp_path, data_format), tmp_path / "drawn.png"
     options = ["--format", data_format, "--statistics", str(drawn)]
     assert convert.main([str(source), str(target), *options]) == 0
-    told = rows(capsys.readouterr().out)
-    assert told["width"] == ["95", "20", "26", "80", "185", "200"]
-    assert told["height"][0] == "62" and told["width / height"][1::4] == ["0.50", "2.00"]
-    assert told["classes"] == ["2"]
-    assert told["smallest"] == ["b", "(1)"] and told["largest"] == ["a", "(3)"]
-    assert told["unlabelled"] == ["0"]
+    printed = rows(capsys.readouterr().out)
+    assert printed["width"] == ["95", "20", "26", "80", "185", "200"]
+    assert printed["height"][0] == "62" and printed["width / height"][1::4] == ["0.50", "2.00"]
+    assert printed["classes"] == ["2"]
+    assert printed["smallest"] == ["b", "(1)"] and printed["largest"] == ["a", "(3)"]
+    assert printed["unlabelled"] == ["0"]
     assert Image.open(drawn).size[0] > 1000
     again = tmp_path / "again.png"
     assert statistics.main([str(target), "--picture", str(again)]) == 0
     found = rows(capsys.readouterr().out)
-    assert found.items() <= told.items() and "bytes" in found
+    assert found.items() <= printed.items() and "bytes" in found
     # and of the same data set, converted before
     assert convert.main([str(source), str(target), *options]) == 0
     assert again.stat().st_size > 1000
@@ -54,16 +54,16 @@ def test_the_table(
 def test_a_folder_and_no_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_files(tmp_path, {"1.jpg": encoded(picture()), "2.jpg": encoded(picture())[:300]})
     assert statistics.main([str(tmp_path)]) == 0
-    told = rows(capsys.readouterr().out)
-    assert told["classes"] == ["none"] and told["width"][1] == "48"
+    printed = rows(capsys.readouterr().out)
+    assert printed["classes"] == ["none"] and printed["width"][1] == "48"
 
 
 def test_clips(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = write_clips(tmp_path / "words")
     options = ["--format", "mds", "--statistics", str(tmp_path / "drawn.svg")]
     assert convert.main([str(source), str(tmp_path / "out"), *options]) == 0
-    told = rows(capsys.readouterr().out)
-    assert told["seconds"][1] == "0.40" and "width" not in told
+    printed = rows(capsys.readouterr().out)
+    assert printed["seconds"][1] == "0.40" and "width" not in printed
     assert statistics.main([str(tmp_path / "out")]) == 0
     assert rows(capsys.readouterr().out)["samples in a class"][0] == "6.0"
 
@@ -80,9 +80,9 @@ def test_classes_without_samples_and_samples_without_classes(
         num_unreadable=1,
     )
     statistics.print_table(counted)
-    told = rows(capsys.readouterr().out)
-    assert told["without samples"] == ["2"] and told["unlabelled"] == ["1"]
-    assert told["unreadable"] == ["1"]
+    printed = rows(capsys.readouterr().out)
+    assert printed["without samples"] == ["2"] and printed["unlabelled"] == ["1"]
+    assert printed["unreadable"] == ["1"]
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from pospre import export as export_module
 from pospre.errors import run_command
-from pospre.export import export, main
+from pospre.exchange import export as export_module
+from pospre.exchange.export import export
+from pospre.export import main
 from pospre.recipe.recipe import recipe_from_dict
 from pospre.training.checkpoints.content import load_model
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe

@@ -8,8 +8,9 @@ import torch
 
 from pospre.algorithms.crop_field.crop_field import PositionField
 from pospre.errors import UserError
+from pospre.exchange.export import export
 from pospre.exchange.start import load_weights
-from pospre.export import export, main
+from pospre.export import main
 from pospre.recipe.recipe import recipe_from_dict
 from pospre.training.build import build_model
 from pospre.training.checkpoints.content import load_model

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pospre.errors import UserError
-from pospre.export import export
+from pospre.exchange.export import export
 from pospre.training.checkpoints.content import load_model
 from tests.evaluation.checkpoints import save_checkpoint
 from tests.swin_runs import DROPPOS, SUPERVISED, small_swin

@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 
 from pospre import evaluate
 from pospre.errors import UserError
+from pospre.exchange.export import export
 from pospre.exchange.start import load_weights
-from pospre.export import export
 from pospre.model.model import PretrainModel
 from pospre.model.teacher import Momentum
 from pospre.nn.build import build_encoder

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from pospre.errors import UserError
+from pospre.exchange.export import export
 from pospre.exchange.start import load_weights
-from pospre.export import export
 from pospre.training.build import build_model
 from pospre.training.checkpoints.content import load_model
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe

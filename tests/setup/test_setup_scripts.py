@@ -16,7 +16,8 @@ echo "$*" >>"$0.calls"
 case "$*" in
 *Python.h*) echo "$0" ;;
 -V) echo "Python 3.11.0" ;;
-*"pip install"*) ! grep -f "$0.refuses" "${@: -1}" ;;
+*"-m venv"*) mkdir -p "${@: -1}/bin" && cp "$0" "$0.refuses" "${@: -1}/bin" ;;
+*"pip install"*.txt) ! grep -f "$0.refuses" "${@: -1}" ;;
 esac
 """
 
@@ -72,6 +73,23 @@ def test_setup_fails_when_something_else_cannot_be_installed(copy: Path) -> None
     said = run(copy, "venv.sh")
     assert "error: pip could not install" in said and "exit 2" in said
     assert not (copy / ".venv/.installed").exists()
+
+
+def test_the_newest_are_installed_beside_the_other_pins(copy: Path) -> None:
+    pins = copy / ".venv/requirements.txt"
+    pins.write_text("torch==2\ntorch-optimizer==3\nnumpy==1\ntimm==1\n")
+    said = run(copy, "newest.sh")
+    assert "exit 0" in said and "-m venv .venv-newest" in said
+    assert (copy / ".venv-newest/others.txt").read_text() == "torch-optimizer==3\nnumpy==1\n"
+    installs = (copy / ".venv-newest/bin/python.calls").read_text().splitlines()
+    assert "--no-deps -r .venv-newest/others.txt" in installs[0]
+    assert installs[1].endswith("--upgrade torch torchvision torchaudio timm")
+    assert "newest:" not in run(copy, "newest.sh")  # nothing to do
+
+    pins.write_text("numpy==1\nffcv==2\n")
+    refused = run(copy, "newest.sh")
+    assert "error: pip could not install" in refused and "exit 2" in refused
+    assert not (copy / ".venv-newest/requirements.txt").exists()
 
 
 @pytest.mark.parametrize(

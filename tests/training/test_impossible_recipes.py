@@ -107,7 +107,7 @@ LEARNED = "encoder.positions=learned"
             ["algorithms={mp3: {}}", "encoder.positions=none", "encoder.image_size=16"],
             ["encoder.image_size = [16, 16]", "Use a larger image"],
         ),
-        (["algorithms={ijepa: {predictor_depth: 0}}"], ["ijepa.predictor_depth is 0"]),
+        (["algorithms={ijepa: {predictor_depth: 0}}"], ["ijepa.predictor_depth' is 0"]),
         (
             [
                 CROPS,

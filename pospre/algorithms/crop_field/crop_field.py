@@ -39,6 +39,47 @@ FlipField = Literal["with_view", "box_only", "mirror_shared"]
 Enclose = Literal["all", "globals"]
 
 
+class PositionField(nn.Module):
+    """The field, and the vectors at the patch centres of every view's box."""
+
+    def __init__(
+        self, encoder: Encoder, grids: dict[str, tuple[int, int]], options: "CropField"
+    ) -> None:
+        super().__init__()
+        self.dim, self.cells, self.grids = encoder.embed_dim, encoder.grid, grids
+        self.interpolation: Interpolation = options.interpolation
+        self.field: nn.Parameter | None = None
+        if options.field == "learned":
+            side = options._side
+            self.field = nn.Parameter(torch.empty(side, side, self.dim))
+            nn.init.trunc_normal_(self.field, std=0.02)
+
+    def forward(self, position_RKD: Tensor, batch: Batch, where: EncoderPass) -> Tensor:
+        """Return the positions (R, K, D) of a pass in place of the table's.
+
+        A batch without boxes holds whole images: they get the whole field.
+        """
+        rows, box_BV4 = len(position_RKD), batch.get(field_box_key(where.group))
+        if box_BV4 is None:
+            box_R4 = position_RKD.new_tensor([[0.0, 0.0, 1.0, 1.0]])
+        else:
+            box_R4 = box_BV4.flatten(0, 1)
+        # half precision would err by a tenth of a cell
+        with torch.autocast(position_RKD.device.type, enabled=False):
+            field_RND = self._sample(box_R4, where.grid or self.grids[where.group])
+        field_RND = field_RND.expand(rows, -1, -1)
+        if where.keep is None:
+            return field_RND
+        return gather_tokens(field_RND, per_row(batch[where.keep], rows))
+
+    def _sample(self, box_R4: Tensor, grid: tuple[int, int]) -> Tensor:
+        if self.field is None:
+            return sincos_in_boxes(self.dim, box_R4.float(), grid, self.cells)
+        precision = torch.promote_types(self.field.dtype, torch.float32)
+        field = self.field.to(precision)
+        return sample_field(field, box_R4.to(precision), grid, self.interpolation)
+
+
 @dataclass(kw_only=True, eq=False)
 class CropField(PretrainAlgorithm):
     """Gives the positions of every pass, beside any algorithm with additive positions.
@@ -80,8 +121,8 @@ class CropField(PretrainAlgorithm):
         """Add the field as the model's position source; a no-op if it is there."""
         if model.position_source == "crop_field":
             return
-        self._check(model)
-        self._check_unused()
+        _check(self, model)
+        _check_unused(self)
         for group in model.views:
             model.registry.claim(field_box_key(group), "crop_field")
             if self.flip_field == "mirror_shared":
@@ -91,47 +132,6 @@ class CropField(PretrainAlgorithm):
         _clear_table(model.encoder)
         if model.teacher is not None:
             _clear_table(model.teacher.module)
-
-    def _check(self, model: PretrainModel) -> None:
-        """Raise ``UserError`` for options that cannot be, and company that it cannot keep."""
-        if "mp3" in model.objectives:
-            raise UserError(
-                "crop_field tells every patch its position, which is what mp3 asks for. Use one of "
-                "the two algorithms."
-            )
-        kind = model.encoder.position_kind
-        if kind not in ("sincos", "learned"):
-            raise UserError(
-                f"crop_field adds positions to the patches, but encoder.positions is {kind}. "
-                "Use learned (the class token learns its position) or sincos (it has none)."
-            )
-        if not model.registry.passes:
-            raise UserError(
-                "algorithms.crop_field gives positions to the passes of other algorithms, and none "
-                "stands before it. Add a host (dinov2, ijepa, mae) or droppos, and list crop_field "
-                "after it."
-            )
-        if self.enclose == "globals" and "global" not in model.views:
-            raise UserError(
-                "crop_field.enclose is globals, but data.views has no group 'global' (only "
-                f"{', '.join(model.views)}). Use all."
-            )
-
-    def _check_unused(self) -> None:
-        """Raise ``UserError`` for an option that another one makes of no use."""
-        drawn, placed = self.box_scale in ("beta", "uniform"), self.box_scale != "const"
-        scale, field = f"box_scale = {self.box_scale}", f"field = {self.field}"
-        for key, value, used, other in (
-            ("field_size", self.field_size, self.field == "learned", field),
-            ("interpolation", self.interpolation, self.field == "learned", field),
-            ("scale_range", self.scale_range, drawn, scale),
-            ("enclose", self.enclose, placed, scale),
-        ):
-            if not used and value not in (None, "bicubic", "all"):
-                raise UserError(
-                    f"crop_field.{key} = {value} is of no use with crop_field.{other}. "
-                    "Remove one of the two."
-                )
 
     @property
     def _side(self) -> int:
@@ -186,42 +186,44 @@ def _views_of(name: str, counts: dict[str, int]) -> slice:
     return slice(first, first + counts[name])
 
 
-class PositionField(nn.Module):
-    """The field, and the vectors at the patch centres of every view's box."""
+def _check(options: CropField, model: PretrainModel) -> None:
+    """Raise ``UserError`` for options that cannot be, and company that it cannot keep."""
+    if "mp3" in model.objectives:
+        raise UserError(
+            "crop_field tells every patch its position, which is what mp3 asks for. Use one of "
+            "the two algorithms."
+        )
+    kind = model.encoder.position_kind
+    if kind not in ("sincos", "learned"):
+        raise UserError(
+            f"crop_field adds positions to the patches, but encoder.positions is {kind}. "
+            "Use learned (the class token learns its position) or sincos (it has none)."
+        )
+    if not model.registry.passes:
+        raise UserError(
+            "algorithms.crop_field gives positions to the passes of other algorithms, and none "
+            "stands before it. Add a host (dinov2, ijepa, mae) or droppos, and list crop_field "
+            "after it."
+        )
+    if options.enclose == "globals" and "global" not in model.views:
+        raise UserError(
+            "crop_field.enclose is globals, but data.views has no group 'global' (only "
+            f"{', '.join(model.views)}). Use all."
+        )
 
-    def __init__(
-        self, encoder: Encoder, grids: dict[str, tuple[int, int]], options: CropField
-    ) -> None:
-        super().__init__()
-        self.dim, self.cells, self.grids = encoder.embed_dim, encoder.grid, grids
-        self.interpolation: Interpolation = options.interpolation
-        self.field: nn.Parameter | None = None
-        if options.field == "learned":
-            side = options._side
-            self.field = nn.Parameter(torch.empty(side, side, self.dim))
-            nn.init.trunc_normal_(self.field, std=0.02)
 
-    def forward(self, position_RKD: Tensor, batch: Batch, where: EncoderPass) -> Tensor:
-        """Return the positions (R, K, D) of a pass in place of the table's.
-
-        A batch without boxes holds whole images: they get the whole field.
-        """
-        rows, box_BV4 = len(position_RKD), batch.get(field_box_key(where.group))
-        if box_BV4 is None:
-            box_R4 = position_RKD.new_tensor([[0.0, 0.0, 1.0, 1.0]])
-        else:
-            box_R4 = box_BV4.flatten(0, 1)
-        # half precision would err by a tenth of a cell
-        with torch.autocast(position_RKD.device.type, enabled=False):
-            field_RND = self._sample(box_R4, where.grid or self.grids[where.group])
-        field_RND = field_RND.expand(rows, -1, -1)
-        if where.keep is None:
-            return field_RND
-        return gather_tokens(field_RND, per_row(batch[where.keep], rows))
-
-    def _sample(self, box_R4: Tensor, grid: tuple[int, int]) -> Tensor:
-        if self.field is None:
-            return sincos_in_boxes(self.dim, box_R4.float(), grid, self.cells)
-        precision = torch.promote_types(self.field.dtype, torch.float32)
-        field = self.field.to(precision)
-        return sample_field(field, box_R4.to(precision), grid, self.interpolation)
+def _check_unused(options: CropField) -> None:
+    """Raise ``UserError`` for an option that another one makes of no use."""
+    drawn, placed = options.box_scale in ("beta", "uniform"), options.box_scale != "const"
+    scale, field = f"box_scale = {options.box_scale}", f"field = {options.field}"
+    for key, value, used, other in (
+        ("field_size", options.field_size, options.field == "learned", field),
+        ("interpolation", options.interpolation, options.field == "learned", field),
+        ("scale_range", options.scale_range, drawn, scale),
+        ("enclose", options.enclose, placed, scale),
+    ):
+        if not used and value not in (None, "bicubic", "all"):
+            raise UserError(
+                f"crop_field.{key} = {value} is of no use with crop_field.{other}. "
+                "Remove one of the two."
+            )

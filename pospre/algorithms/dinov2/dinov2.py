@@ -38,160 +38,10 @@ MASK = "content_mask"
 MASK_KEY = f"global/{MASK}"
 
 
-@dataclass(kw_only=True, eq=False)
-class DINOv2(PretrainAlgorithm):
-    """The host that matches a student's crops and masked patches with a momentum teacher's.
-
-    Needs the view group ``global`` with two views; ``local`` may have any number or be missing.
-    Writes ``global/content_mask``, bool (B, 2, N). The targets and KoLeo look at all samples of a
-    forward pass (Sinkhorn and centering at those of all ranks), so the loss depends, unlike
-    MAE's, on the microbatch.
-
-    Args:
-        num_prototypes: K.
-        head_hidden: width of the head's hidden layers.
-        head_bottleneck: width in which cosines with the prototypes are taken.
-        head_layers: of the head's MLP.
-        train_norm: learn the length of each prototype, as the published code does.
-        separate_heads: a second head for patches; published for L/14 and g/14.
-        patch_head_bottleneck: that of the second head; None: ``head_bottleneck``. Published for
-            L/14: 256, where the first has 384.
-        dino_weight: of the loss over class tokens.
-        ibot_weight: of the loss over masked patches.
-        koleo_weight: of KoLeo.
-        koleo_crops: the global crops that it spreads, each among its own: ``both``, summed (the
-            published code), or only the ``first`` (the paper).
-        centering: ``sinkhorn``, or ``centering`` as the published short configuration.
-        student_temperature: of the student's softmax.
-        teacher_temperature_start: of the teacher's at the beginning.
-        teacher_temperature_end: at the warm-up's last step, and after; it is linear per step.
-        teacher_warmup: share of the training that the warm-up takes (published: 30 of 100 epochs).
-        freeze_epochs: epochs at the beginning in which the prototypes do not learn.
-        momentum_start: of the teacher, at the first step; the way is half a cosine.
-        momentum_end: of the teacher, at the last.
-        mask_crop_rate: share of the global crops that are masked: 0.5 is one of each sample's two;
-            0 turns the loss over patches off.
-        mask_ratio: range of the masked share of such a crop, drawn uniformly.
-        official: mask as published: the rate of crops holds over the (micro)batch, not in every
-            sample, and the shares are stratified over it.
-        weight: factor of the three losses' sum in the total.
-    """
-
-    num_prototypes: Annotated[int, Field(ge=2)] = 65536
-    head_hidden: PositiveInt = 2048
-    head_bottleneck: PositiveInt = 256
-    head_layers: PositiveInt = 3
-    train_norm: bool = False
-    separate_heads: bool = False
-    patch_head_bottleneck: PositiveInt | None = None
-    dino_weight: NonNegativeFloat = 1.0
-    ibot_weight: NonNegativeFloat = 1.0
-    koleo_weight: NonNegativeFloat = 0.1
-    koleo_crops: Literal["both", "first"] = "both"
-    centering: Centering = "sinkhorn"
-    student_temperature: PositiveFloat = 0.1
-    teacher_temperature_start: PositiveFloat = 0.04
-    teacher_temperature_end: PositiveFloat = 0.07
-    teacher_warmup: Share = 0.3
-    freeze_epochs: NonNegativeInt = 1
-    momentum_start: float | None = 0.992
-    momentum_end: float = 1.0
-    mask_crop_rate: Share = 0.5
-    mask_ratio: RatioRange = (0.1, 0.5)
-    official: bool = False
-    weight: NonNegativeFloat = 1.0
-
-    is_host: ClassVar[bool] = True
-
-    def attach(self, model: PretrainModel) -> None:
-        """Add the passes over crops, the teacher and the objective; a no-op if they are there."""
-        if "dinov2" in model.objectives:
-            return
-        self._check(model)
-        model.registry.claim(MASK_KEY, "dinov2")
-        start = self.momentum_start
-        model.add_teacher("dinov2", None if start is None else Momentum(start, self.momentum_end))
-        model.contents.named["dinov2"] = MaskedTokens(
-            nn.Parameter(torch.zeros(1, 1, model.encoder.embed_dim)), MASK
-        )
-        passes = {"global": EncoderPass(group="global", content=("dinov2",))}
-        if "local" in model.views:
-            passes["local"] = EncoderPass(group="local", needs_patches=False)
-        passes["teacher"] = EncoderPass(group="global", teacher=True)
-        for name, encoder_pass in passes.items():
-            model.registry.add_pass(name, "dinov2", encoder_pass)
-        model.add_objective("dinov2", PrototypeMatching(model, self))
-
-    def _check(self, model: PretrainModel) -> None:
-        """Raise ``UserError`` for options that cannot work together."""
-        if model.registry.require_views("dinov2", "global", NUM_CROPS).count != NUM_CROPS:
-            raise UserError(f"algorithms.dinov2: data.views.global.count must be {NUM_CROPS}.")
-        if not model.encoder.has_class_token:
-            raise UserError("dinov2 needs a class token. Set encoder.class_token: true.")
-        self._check_grids(model)
-        self.masking.check("dinov2")
-        if int(math.prod(model.grid("global")) * self.mask_ratio[1]) < 1:
-            raise UserError(f"dinov2.mask_ratio = {list(self.mask_ratio)} masks no patch.")
-        self._check_patch_head()
-        self._check_terms()
-
-    def _check_patch_head(self) -> None:
-        """Raise ``UserError`` for a width of the second head without one."""
-        if self.patch_head_bottleneck is not None and not self.separate_heads:
-            raise UserError(
-                f"dinov2.patch_head_bottleneck is {self.patch_head_bottleneck}, but is for "
-                "dinov2.separate_heads = true. Remove it, or set both."
-            )
-
-    def _check_terms(self) -> None:
-        """Raise ``UserError`` for weights of the three losses that cannot be."""
-        # without masked crops there are no patches to match
-        if not (self.dino_weight or self.koleo_weight or self.ibot_weight * self.mask_crop_rate):
-            raise UserError(
-                f"dinov2.dino_weight = {self.dino_weight}, dinov2.ibot_weight = {self.ibot_weight} "
-                f"and dinov2.koleo_weight = {self.koleo_weight} with dinov2.mask_crop_rate = "
-                f"{self.mask_crop_rate} leave no loss. 1, 1 and 0.1 with 0.5 are published; to "
-                "serve masked_position only, set dinov2.weight to 0."
-            )
-
-    def _check_grids(self, model: PretrainModel) -> None:
-        """Refuse relative positions where crops are not of the grid whose bias is learned."""
-        if not model.encoder.is_relative:
-            return
-        for group in model.views.keys() & {"global", "local"}:
-            if model.grid(group) != model.encoder.grid:
-                raise UserError(
-                    f"dinov2: encoder.positions = {model.encoder.position_kind} knows one grid "
-                    f"only, but the crops of data.views.{group} have another. Use learned."
-                )
-
-    @property
-    def masking(self) -> CropMasking:
-        """How global crops are masked."""
-        return CropMasking(self.mask_crop_rate, self.mask_ratio, stratified=self.official)
-
-    def write(self, batch: Batch, model: PretrainModel) -> None:
-        """Draw which patches of the student's global crops are masked."""
-        batch[MASK_KEY] = self.masking.draw(batch, model.grid("global"), model.seed)
-
-    def schedule(self, model: PretrainModel, progress: Progress) -> None:
-        """Set the teacher's temperature."""
-        objective = model.objectives["dinov2"]
-        assert isinstance(objective, PrototypeMatching)
-        objective.temperature.fill_(self.temperature(progress))
-
-    def temperature(self, progress: Progress) -> float:
-        """Return the teacher's temperature; the last step of the warm-up has its end."""
-        one = 1 / progress.num_steps if progress.num_steps else 0.0
-        last = self.teacher_warmup - one
-        done = progress.step / last if last > 0 else 1.0
-        return linear(self.teacher_temperature_start, self.teacher_temperature_end, done)
-
-
 class PrototypeMatching(Objective):
     """The student's and the teacher's heads, and the three losses."""
 
-    def __init__(self, model: PretrainModel, options: DINOv2) -> None:
+    def __init__(self, model: PretrainModel, options: "DINOv2") -> None:
         super().__init__()
         self.options = options
         self.weight, self.num_prefix = options.weight, model.encoder.num_prefix_tokens
@@ -301,7 +151,7 @@ class PrototypeMatching(Objective):
 
 
 def prototype_head(
-    model: PretrainModel, options: DINOv2, bottleneck: int | None = None
+    model: PretrainModel, options: "DINOv2", bottleneck: int | None = None
 ) -> PrototypeHead:
     """Return a new head of the size that the options say, but for its own ``bottleneck``."""
     return PrototypeHead(
@@ -329,3 +179,151 @@ def _measures(class_logits_BSK: Tensor, targets_B2K: Tensor) -> Outputs:
         "agreement": (class_logits_BSK.argmax(-1) == wanted).float().mean(),
         "entropy": torch.special.entr(targets_B2K).sum(-1).mean(),
     }
+
+
+@dataclass(kw_only=True, eq=False)
+class DINOv2(PretrainAlgorithm):
+    """The host that matches a student's crops and masked patches with a momentum teacher's.
+
+    Needs the view group ``global`` with two views; ``local`` may have any number or be missing.
+    Writes ``global/content_mask``, bool (B, 2, N). The targets and KoLeo look at all samples of a
+    forward pass (Sinkhorn and centering at those of all ranks), so the loss depends, unlike
+    MAE's, on the microbatch.
+
+    Args:
+        num_prototypes: K.
+        head_hidden: width of the head's hidden layers.
+        head_bottleneck: width in which cosines with the prototypes are taken.
+        head_layers: of the head's MLP.
+        train_norm: learn the length of each prototype, as the published code does.
+        separate_heads: a second head for patches; published for L/14 and g/14.
+        patch_head_bottleneck: that of the second head; None: ``head_bottleneck``. Published for
+            L/14: 256, where the first has 384.
+        dino_weight: of the loss over class tokens.
+        ibot_weight: of the loss over masked patches.
+        koleo_weight: of KoLeo.
+        koleo_crops: the global crops that it spreads, each among its own: ``both``, summed (the
+            published code), or only the ``first`` (the paper).
+        centering: ``sinkhorn``, or ``centering`` as the published short configuration.
+        student_temperature: of the student's softmax.
+        teacher_temperature_start: of the teacher's at the beginning.
+        teacher_temperature_end: at the warm-up's last step, and after; it is linear per step.
+        teacher_warmup: share of the training that the warm-up takes (published: 30 of 100 epochs).
+        freeze_epochs: epochs at the beginning in which the prototypes do not learn.
+        momentum_start: of the teacher, at the first step; the way is half a cosine.
+        momentum_end: of the teacher, at the last.
+        mask_crop_rate: share of the global crops that are masked: 0.5 is one of each sample's two;
+            0 turns the loss over patches off.
+        mask_ratio: range of the masked share of such a crop, drawn uniformly.
+        official: mask as published: the rate of crops holds over the (micro)batch, not in every
+            sample, and the shares are stratified over it.
+        weight: factor of the three losses' sum in the total.
+    """
+
+    num_prototypes: Annotated[int, Field(ge=2)] = 65536
+    head_hidden: PositiveInt = 2048
+    head_bottleneck: PositiveInt = 256
+    head_layers: PositiveInt = 3
+    train_norm: bool = False
+    separate_heads: bool = False
+    patch_head_bottleneck: PositiveInt | None = None
+    dino_weight: NonNegativeFloat = 1.0
+    ibot_weight: NonNegativeFloat = 1.0
+    koleo_weight: NonNegativeFloat = 0.1
+    koleo_crops: Literal["both", "first"] = "both"
+    centering: Centering = "sinkhorn"
+    student_temperature: PositiveFloat = 0.1
+    teacher_temperature_start: PositiveFloat = 0.04
+    teacher_temperature_end: PositiveFloat = 0.07
+    teacher_warmup: Share = 0.3
+    freeze_epochs: NonNegativeInt = 1
+    momentum_start: float | None = 0.992
+    momentum_end: float = 1.0
+    mask_crop_rate: Share = 0.5
+    mask_ratio: RatioRange = (0.1, 0.5)
+    official: bool = False
+    weight: NonNegativeFloat = 1.0
+
+    is_host: ClassVar[bool] = True
+
+    def attach(self, model: PretrainModel) -> None:
+        """Add the passes over crops, the teacher and the objective; a no-op if they are there."""
+        if "dinov2" in model.objectives:
+            return
+        _check(self, model)
+        model.registry.claim(MASK_KEY, "dinov2")
+        start = self.momentum_start
+        model.add_teacher("dinov2", None if start is None else Momentum(start, self.momentum_end))
+        model.contents.named["dinov2"] = MaskedTokens(
+            nn.Parameter(torch.zeros(1, 1, model.encoder.embed_dim)), MASK
+        )
+        passes = {"global": EncoderPass(group="global", content=("dinov2",))}
+        if "local" in model.views:
+            passes["local"] = EncoderPass(group="local", needs_patches=False)
+        passes["teacher"] = EncoderPass(group="global", teacher=True)
+        for name, encoder_pass in passes.items():
+            model.registry.add_pass(name, "dinov2", encoder_pass)
+        model.add_objective("dinov2", PrototypeMatching(model, self))
+
+    @property
+    def masking(self) -> CropMasking:
+        """How global crops are masked."""
+        return CropMasking(self.mask_crop_rate, self.mask_ratio, stratified=self.official)
+
+    def write(self, batch: Batch, model: PretrainModel) -> None:
+        """Draw which patches of the student's global crops are masked."""
+        batch[MASK_KEY] = self.masking.draw(batch, model.grid("global"), model.seed)
+
+    def schedule(self, model: PretrainModel, progress: Progress) -> None:
+        """Set the teacher's temperature."""
+        objective = model.objectives["dinov2"]
+        assert isinstance(objective, PrototypeMatching)
+        objective.temperature.fill_(self.temperature(progress))
+
+    def temperature(self, progress: Progress) -> float:
+        """Return the teacher's temperature; the last step of the warm-up has its end."""
+        one = 1 / progress.num_steps if progress.num_steps else 0.0
+        last = self.teacher_warmup - one
+        done = progress.step / last if last > 0 else 1.0
+        return linear(self.teacher_temperature_start, self.teacher_temperature_end, done)
+
+
+def _check(options: DINOv2, model: PretrainModel) -> None:
+    """Raise ``UserError`` for options that cannot work together."""
+    if model.registry.require_views("dinov2", "global", NUM_CROPS).count != NUM_CROPS:
+        raise UserError(f"algorithms.dinov2: data.views.global.count must be {NUM_CROPS}.")
+    if not model.encoder.has_class_token:
+        raise UserError("dinov2 needs a class token. Set encoder.class_token: true.")
+    _check_grids(model)
+    if not options.official and options.mask_crop_rate not in (0.0, 0.5, 1.0):
+        raise UserError(
+            f"dinov2.mask_crop_rate = {options.mask_crop_rate} masks no whole number of an image's "
+            f"{NUM_CROPS} crops. Use 0.5, 1.0 or 0.0 (or dinov2.official: true for others)."
+        )
+    if int(math.prod(model.grid("global")) * options.mask_ratio[1]) < 1:
+        raise UserError(f"dinov2.mask_ratio = {list(options.mask_ratio)} masks no patch.")
+    if options.patch_head_bottleneck is not None and not options.separate_heads:
+        raise UserError(
+            f"dinov2.patch_head_bottleneck is {options.patch_head_bottleneck}, but is for "
+            "dinov2.separate_heads = true. Remove it, or set both."
+        )
+    dino, ibot, spread = options.dino_weight, options.ibot_weight, options.koleo_weight
+    # without masked crops there are no patches to match
+    if not (dino or spread or ibot * options.mask_crop_rate):
+        raise UserError(
+            f"dinov2.dino_weight = {dino}, dinov2.ibot_weight = {ibot} and dinov2.koleo_weight = "
+            f"{spread} with dinov2.mask_crop_rate = {options.mask_crop_rate} leave no loss. 1, 1 "
+            "and 0.1 with 0.5 are published; to serve masked_position only, set dinov2.weight to 0."
+        )
+
+
+def _check_grids(model: PretrainModel) -> None:
+    """Refuse relative positions where crops are not of the grid whose bias is learned."""
+    if not model.encoder.is_relative:
+        return
+    for group in model.views.keys() & {"global", "local"}:
+        if model.grid(group) != model.encoder.grid:
+            raise UserError(
+                f"dinov2: encoder.positions = {model.encoder.position_kind} knows one grid "
+                f"only, but the crops of data.views.{group} have another. Use learned."
+            )

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from pospre import draws
 from pospre.batch import EPOCH, INDEX, Batch, view_keys
-from pospre.errors import UserError
 
 NUM_CROPS = 2
 """Global crops of an image."""
@@ -49,14 +48,6 @@ class CropMasking:
     crop_rate: float
     ratio: tuple[float, float]
     stratified: bool = False
-
-    def check(self, owner: str) -> None:
-        """Raise ``UserError`` naming the algorithm ``owner`` for a rate that no sample can have."""
-        if not self.stratified and self.crop_rate not in (0.0, 0.5, 1.0):
-            raise UserError(
-                f"{owner}.mask_crop_rate = {self.crop_rate} masks no whole number of an image's "
-                f"{NUM_CROPS} crops. Use 0.5, 1.0 or 0.0 (or {owner}.official: true for others)."
-            )
 
     def bounds(self, num_samples: int, num_patches: int) -> list[int]:
         """Return the largest count of masked patches of each masked crop."""

@@ -19,10 +19,7 @@ from pospre.algorithms.ijepa.blocks import Blocks, check_blocks, draw_blocks, dr
 from pospre.algorithms.ijepa.predictor import Predictor, gather_blocks
 from pospre.batch import EPOCH, INDEX, Batch
 from pospre.errors import UserError
-from pospre.model.algorithm import (
-    PretrainAlgorithm,
-    require_one_view,
-)
+from pospre.model.algorithm import PretrainAlgorithm, require_one_view
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import EncoderPass
@@ -36,137 +33,6 @@ from pospre.recipe.ranges import PositiveRange, ShareRange, Width
 Loss = Literal["smooth_l1", "l2"]
 
 
-@dataclass(kw_only=True, eq=False)
-class IJEPA(PretrainAlgorithm):
-    """The host that predicts the teacher's features in target blocks.
-
-    Writes ``view/keep`` (B, K), the context, ``view/removed`` (B, N−K), and ``ijepa/targets``
-    (B, M, T), the tokens of M target blocks; all sorted. The defaults are the published ones; the
-    class token, where the encoder has one (published: none), is not shown to the predictor.
-
-    Args:
-        num_targets: M, target blocks per image, each predicted on its own.
-        target_scale: range of a target block's share of the patches.
-        target_ratio: range of its height / width.
-        context_scale: range of the context block's share, before the targets are cut out of it.
-        target_tokens: T; None: the size of the smallest block. Larger blocks show some of theirs.
-        context_tokens: K; None: a quarter of the patches. The published code's number falls with
-            the batch on a device: 83 of 196 on average with 1 image, 50 with 128.
-        predictor_dim: width of the predictor.
-        predictor_depth: its number of blocks (6 for ViT-B, 12 for L and H).
-        predictor_heads: its attention heads; None: the encoder's.
-        loss: ``smooth_l1`` (published code) or ``l2`` (the paper's squared distance).
-        momentum_start: share of the teacher that stays at the first step; None takes the teacher
-            of another algorithm.
-        momentum_end: approached at the last step.
-        momentum_shape: of the way between them.
-        official: masks as the published code draws them, see ``blocks.draw_official``: block sizes
-            are shared by the batch, so masks depend on what it holds, and counts vary from batch
-            to batch (``target_tokens`` and ``context_tokens`` must be null).
-        weight: factor of this loss in the total.
-    """
-
-    num_targets: PositiveInt = 4
-    target_scale: ShareRange = (0.15, 0.2)
-    target_ratio: PositiveRange = (0.75, 1.5)
-    context_scale: ShareRange = (0.85, 1.0)
-    target_tokens: PositiveInt | None = None
-    context_tokens: PositiveInt | None = None
-    predictor_dim: Width = 384
-    predictor_depth: PositiveInt = 6
-    predictor_heads: PositiveInt | None = None
-    loss: Loss = "smooth_l1"
-    momentum_start: float | None = 0.996
-    momentum_end: float = 1.0
-    momentum_shape: Literal["linear", "cosine", "constant"] = "linear"
-    official: bool = False
-    weight: NonNegativeFloat = 1.0
-
-    is_host: ClassVar[bool] = True
-
-    def attach(self, model: PretrainModel) -> None:
-        """Add the teacher, the passes and the predictor; a no-op if they are there."""
-        if "ijepa" in model.objectives:
-            return
-        require_one_view(model, "ijepa", "view")
-        self._check(model.encoder)
-        kept = None if self.official else self.blocks(model.encoder).context_tokens
-        model.registry.claim("view/keep", "ijepa", count=kept)
-        for key in ("view/removed", "ijepa/targets"):
-            model.registry.claim(key, "ijepa")
-        model.add_teacher("ijepa", self._momentum)
-        model.registry.add_pass("student", "ijepa", EncoderPass(keep="view/keep"))
-        model.registry.add_pass("teacher", "ijepa", EncoderPass(teacher=True))
-        model.add_objective("ijepa", FeaturePrediction(model.encoder, self))
-
-    def _check(self, encoder: Encoder) -> None:
-        """Raise ``UserError`` for options that cannot work together."""
-        check_heads("ijepa", "predictor", self.predictor_dim, self.heads(encoder))
-        if self.official and (self.target_tokens, self.context_tokens) != (None, None):
-            raise UserError(
-                "ijepa.official = true takes the counts of each batch. Remove ijepa.target_tokens "
-                "and ijepa.context_tokens (or set them to null), or official."
-            )
-        check_blocks(self.blocks(encoder), "ijepa", official=self.official)
-
-    def heads(self, encoder: Encoder) -> int:
-        """Return the predictor's attention heads."""
-        if self.predictor_heads is None:
-            return encoder.blocks[0].attn.num_heads
-        return self.predictor_heads
-
-    def blocks(self, encoder: Encoder) -> Blocks:
-        """Return what is drawn on the encoder's grid."""
-        least = int(encoder.num_patches * self.target_scale[0])
-        quarter = max(1, encoder.num_patches // 4)
-        return Blocks(
-            grid=encoder.grid,
-            num_targets=self.num_targets,
-            target_scale=self.target_scale,
-            target_ratio=self.target_ratio,
-            context_scale=self.context_scale,
-            target_tokens=least if self.target_tokens is None else self.target_tokens,
-            context_tokens=quarter if self.context_tokens is None else self.context_tokens,
-        )
-
-    @property
-    def _momentum(self) -> Momentum | None:
-        if self.momentum_start is None:
-            return None
-        return Momentum(self.momentum_start, self.momentum_end, self.momentum_shape)
-
-    def write(self, batch: Batch, model: PretrainModel) -> None:
-        """Draw the context and the target blocks."""
-        keys = draws.sample_keys(model.seed, batch[EPOCH], batch[INDEX], 0, "ijepa/blocks")
-        draw = draw_official if self.official else draw_blocks
-        masks = draw(keys, self.blocks(model.encoder))
-        batch["view/keep"], batch["ijepa/targets"] = masks.context, masks.targets
-        patches = model.encoder.num_patches
-        order = torch.argsort(slot_mask(masks.context, patches), dim=1, stable=True)
-        batch["view/removed"] = order[:, : patches - masks.context.shape[1]]
-
-
-class ExtraTerm(nn.Module, ABC):
-    """A further term of the loss that an algorithm puts into ``FeaturePrediction``."""
-
-    @abstractmethod
-    def forward(
-        self, features: Tensor, target_BND: Tensor, embed: nn.Linear, batch: Batch
-    ) -> Outputs:
-        """Return what ``combine`` needs.
-
-        Args:
-            features: (B, M, T, d) of the predictor.
-            target_BND: the teacher's layer-normalised features of the whole image.
-            embed: the predictor's projection of the context.
-            batch: the batch.
-        """
-
-    @abstractmethod
-    def combine(self, distance: Tensor, outputs: Outputs, kind: Loss) -> Tensor:
-        """Return the loss, given the distance of predicted and true features."""
-
-
 class FeaturePrediction(Objective):
     """The predictor, and the distance to the teacher's layer-normalised features.
 
@@ -178,7 +44,7 @@ class FeaturePrediction(Objective):
 
     edited_by: str | None = None
 
-    def __init__(self, encoder: Encoder, options: IJEPA) -> None:
+    def __init__(self, encoder: Encoder, options: "IJEPA") -> None:
         super().__init__()
         self.weight, self.kind = options.weight, options.loss
         self.num_prefix, self.grid = encoder.num_prefix_tokens, encoder.grid
@@ -236,7 +102,139 @@ class FeaturePrediction(Objective):
         return measured
 
 
+class ExtraTerm(nn.Module, ABC):
+    """A further term of the loss that an algorithm puts into ``FeaturePrediction``."""
+
+    @abstractmethod
+    def forward(
+        self, features: Tensor, target_BND: Tensor, embed: nn.Linear, batch: Batch
+    ) -> Outputs:
+        """Return what ``combine`` needs.
+
+        Args:
+            features: (B, M, T, d) of the predictor.
+            target_BND: the teacher's layer-normalised features of the whole image.
+            embed: the predictor's projection of the context.
+            batch: the batch.
+        """
+
+    @abstractmethod
+    def combine(self, distance: Tensor, outputs: Outputs, kind: Loss) -> Tensor:
+        """Return the loss, given the distance of predicted and true features."""
+
+
 def feature_distance(predicted: Tensor, target: Tensor, kind: Loss) -> Tensor:
     """Return the mean smooth-L1 (β = 1) or squared distance, in float32."""
     distance = F.mse_loss if kind == "l2" else F.smooth_l1_loss
     return distance(predicted.float(), target)
+
+
+@dataclass(kw_only=True, eq=False)
+class IJEPA(PretrainAlgorithm):
+    """The host that predicts the teacher's features in target blocks.
+
+    Writes ``view/keep`` (B, K), the context, ``view/removed`` (B, N−K), and ``ijepa/targets``
+    (B, M, T), the tokens of M target blocks; all sorted. The defaults are the published ones; the
+    class token, where the encoder has one (published: none), is not shown to the predictor.
+
+    Args:
+        num_targets: M, target blocks per image, each predicted on its own.
+        target_scale: range of a target block's share of the patches.
+        target_ratio: range of its height / width.
+        context_scale: range of the context block's share, before the targets are cut out of it.
+        target_tokens: T; None: the size of the smallest block. Larger blocks show some of theirs.
+        context_tokens: K; None: a quarter of the patches. The published code's number falls with
+            the batch on a device: 83 of 196 on average with 1 image, 50 with 128.
+        predictor_dim: width of the predictor.
+        predictor_depth: its number of blocks (6 for ViT-B, 12 for L and H).
+        predictor_heads: its attention heads; None: the encoder's.
+        loss: ``smooth_l1`` (published code) or ``l2`` (the paper's squared distance).
+        momentum_start: share of the teacher that stays at the first step; None takes the teacher
+            of another algorithm.
+        momentum_end: approached at the last step.
+        momentum_shape: of the way between them.
+        official: masks as the published code draws them, see ``blocks.draw_official``: block sizes
+            are shared by the batch, so masks depend on what it holds, and counts vary from batch
+            to batch (``target_tokens`` and ``context_tokens`` must be null).
+        weight: factor of this loss in the total.
+    """
+
+    num_targets: PositiveInt = 4
+    target_scale: ShareRange = (0.15, 0.2)
+    target_ratio: PositiveRange = (0.75, 1.5)
+    context_scale: ShareRange = (0.85, 1.0)
+    target_tokens: PositiveInt | None = None
+    context_tokens: PositiveInt | None = None
+    predictor_dim: Width = 384
+    predictor_depth: PositiveInt = 6
+    predictor_heads: PositiveInt | None = None
+    loss: Loss = "smooth_l1"
+    momentum_start: float | None = 0.996
+    momentum_end: float = 1.0
+    momentum_shape: Literal["linear", "cosine", "constant"] = "linear"
+    official: bool = False
+    weight: NonNegativeFloat = 1.0
+
+    is_host: ClassVar[bool] = True
+
+    def attach(self, model: PretrainModel) -> None:
+        """Add the teacher, the passes and the predictor; a no-op if they are there."""
+        if "ijepa" in model.objectives:
+            return
+        require_one_view(model, "ijepa", "view")
+        _check(self, model.encoder)
+        kept = None if self.official else self.blocks(model.encoder).context_tokens
+        model.registry.claim("view/keep", "ijepa", count=kept)
+        for key in ("view/removed", "ijepa/targets"):
+            model.registry.claim(key, "ijepa")
+        model.add_teacher("ijepa", self._momentum)
+        model.registry.add_pass("student", "ijepa", EncoderPass(keep="view/keep"))
+        model.registry.add_pass("teacher", "ijepa", EncoderPass(teacher=True))
+        model.add_objective("ijepa", FeaturePrediction(model.encoder, self))
+
+    def heads(self, encoder: Encoder) -> int:
+        """Return the predictor's attention heads."""
+        if self.predictor_heads is None:
+            return encoder.blocks[0].attn.num_heads
+        return self.predictor_heads
+
+    def blocks(self, encoder: Encoder) -> Blocks:
+        """Return what is drawn on the encoder's grid."""
+        least = int(encoder.num_patches * self.target_scale[0])
+        quarter = max(1, encoder.num_patches // 4)
+        return Blocks(
+            grid=encoder.grid,
+            num_targets=self.num_targets,
+            target_scale=self.target_scale,
+            target_ratio=self.target_ratio,
+            context_scale=self.context_scale,
+            target_tokens=least if self.target_tokens is None else self.target_tokens,
+            context_tokens=quarter if self.context_tokens is None else self.context_tokens,
+        )
+
+    @property
+    def _momentum(self) -> Momentum | None:
+        if self.momentum_start is None:
+            return None
+        return Momentum(self.momentum_start, self.momentum_end, self.momentum_shape)
+
+    def write(self, batch: Batch, model: PretrainModel) -> None:
+        """Draw the context and the target blocks."""
+        keys = draws.sample_keys(model.seed, batch[EPOCH], batch[INDEX], 0, "ijepa/blocks")
+        draw = draw_official if self.official else draw_blocks
+        masks = draw(keys, self.blocks(model.encoder))
+        batch["view/keep"], batch["ijepa/targets"] = masks.context, masks.targets
+        patches = model.encoder.num_patches
+        order = torch.argsort(slot_mask(masks.context, patches), dim=1, stable=True)
+        batch["view/removed"] = order[:, : patches - masks.context.shape[1]]
+
+
+def _check(options: IJEPA, encoder: Encoder) -> None:
+    """Raise ``UserError`` for options that cannot work together."""
+    check_heads("ijepa", "predictor", options.predictor_dim, options.heads(encoder))
+    if options.official and (options.target_tokens, options.context_tokens) != (None, None):
+        raise UserError(
+            "ijepa.official = true takes the counts of each batch. Remove ijepa.target_tokens "
+            "and ijepa.context_tokens (or set them to null), or official."
+        )
+    check_blocks(options.blocks(encoder), "ijepa", official=options.official)

@@ -5,7 +5,7 @@ towards that of a second, augmented and complete view, which a momentum teacher 
 encoder makes of few patches learns the context of all of them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -18,10 +18,7 @@ from pospre import draws
 from pospre.algorithms.lut.projector import Projector
 from pospre.batch import EPOCH, INDEX, Batch, box_key, flip_key, image_key
 from pospre.errors import UserError
-from pospre.model.algorithm import (
-    PretrainAlgorithm,
-    require_one_view,
-)
+from pospre.model.algorithm import PretrainAlgorithm, require_one_view
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import EncoderPass
@@ -39,228 +36,10 @@ TEACHER = {"view": "teacher", "second": "teacher/second"}
 WHOLE = {"view": "whole", "second": "whole/second"}
 
 
-@dataclass(kw_only=True, eq=False)
-class LUT(PretrainAlgorithm):
-    """Broader-context supervision beside mae, simmim, droppos, or ijepa's context.
-
-    Needs the view group ``second``, one view, in the published recipes cut as ``view`` is and then
-    changed in colour. The heads have batch norm: the loss of a sample depends on the batch that
-    one forward pass sees, and so (slightly) on the microbatch size and the number of ranks.
-
-    Writes for ``symmetric`` the visible patches of the second view, none of which is visible in
-    the first: ``second/keep``, or beside simmim ``second/visible`` and ``second/masked``.
-
-    Args:
-        symmetric: false, the paper: the masked view is encoded once and learns from the second
-            one. True, the published code: the second view is masked too and learns from the first.
-        supervision: the mean over patches (``context``), every patch's own target (``tokens``), or
-            ``both``, with one head. For single patches the second view is cut where the first one
-            is, with its flip, and only its colours differ.
-        pool: the mean of the ``patches``, or the ``class_token``.
-        steer: the ``unmasked`` patches, or ``both``: masked ones too. A host that drops patches
-            has no tokens of them in its encoder; there the view is encoded a second time, whole
-            (the paper does not say how it did this).
-        distance: ``cosine``, ``infonce`` (the other samples of this pass, or the image's other
-            patches, are the negatives) or ``smooth_l1`` of the embeddings as they are.
-        temperature: of ``infonce``; the paper does not say its own.
-        target_mask_ratio: share of patches hidden from the teacher, in [0, 1).
-        hidden_dim: width inside the heads.
-        momentum_start: of the teacher at the beginning; None takes the teacher that another
-            algorithm has brought.
-        momentum_end: approached at the end, along a cosine.
-        weight: α, factor of this loss in the total (published: 1 for S, 0.25 for B).
-    """
-
-    symmetric: bool = False
-    supervision: Supervision = "context"
-    pool: Literal["patches", "class_token"] = "patches"
-    steer: Literal["unmasked", "both"] = "unmasked"
-    distance: Distance = "cosine"
-    temperature: PositiveFloat = 0.2
-    target_mask_ratio: Ratio = 0.0
-    hidden_dim: PositiveInt = 4096
-    momentum_start: float | None = 0.996
-    momentum_end: float = 1.0
-    weight: NonNegativeFloat = 0.25
-
-    def attach(self, model: PretrainModel) -> None:
-        """Add the teacher, the passes and the heads; a no-op if they are there."""
-        if "lut" in model.objectives:
-            _check_positions(model)
-            return
-        host = self._host(model)
-        if model.registry.mixes:
-            raise UserError(
-                "algorithms.lut compares two views of one image, but supervised mixes images in "
-                "'view'. Set supervised.mixup and supervised.cutmix to 0, or leave lut out."
-            )
-        self._check(model)
-        for group in self._online:
-            self._add_student(model, host, group)
-        for group in self._targets:
-            keep = None
-            if self.target_mask_ratio:
-                keep = f"{group}/target"
-                model.registry.claim(keep, "lut")
-            model.registry.add_pass(TEACHER[group], "lut", EncoderPass(group, keep, teacher=True))
-        start = self.momentum_start
-        model.add_teacher("lut", None if start is None else Momentum(start, self.momentum_end))
-        model.add_objective("lut", BroaderContext(model.encoder, self, host.keep is not None))
-
-    @property
-    def _online(self) -> tuple[str, ...]:
-        return ("view", "second") if self.symmetric else ("view",)
-
-    @property
-    def _targets(self) -> tuple[str, ...]:
-        return ("second", "view") if self.symmetric else ("second",)
-
-    @property
-    def _same_crop(self) -> bool:
-        return self.supervision != "context"
-
-    def _host(self, model: PretrainModel) -> EncoderPass:
-        """Return the pass that sees some patches of ``view`` only.
-
-        Raises:
-            UserError: there is none.
-        """
-        host = model.registry.passes.get("student")
-        hides = host is not None and (
-            host.keep == "view/keep" or "view/visible" in model.registry.writers
-        )
-        if host is None or not hides:
-            others = ", ".join(model.objectives) or "nothing"
-            raise UserError(
-                "algorithms.lut teaches what a masked view shows of the whole, but before it there "
-                f"is {others}, which hides no random patches of one view. Put it beside mae, "
-                "simmim, ijepa, droppos or supervised with a mask_ratio, and list droppos first."
-            )
-        drawn_by = model.registry.writers.get("view/removed")
-        if self.symmetric and drawn_by not in ("mae", "simmim", "droppos"):
-            raise UserError(
-                "lut.symmetric = true shows of the second view what the host hides of the first, "
-                f"by ranks of a random mask, which '{drawn_by}' does not draw. "
-                "Use lut.symmetric = false."
-            )
-        return host
-
-    def _add_student(self, model: PretrainModel, host: EncoderPass, group: str) -> None:
-        if self.steer == "both" and host.keep:
-            model.registry.add_pass(WHOLE[group], "lut", EncoderPass(group))
-        elif group == "view":
-            model.registry.join_pass(STUDENT[group], "lut")
-        else:
-            _check_room(model, "view/keep" if host.keep else "view/visible")
-            keys = ("keep",) if host.keep else ("visible", "masked")
-            for key in keys:
-                model.registry.claim(f"second/{key}", "lut")
-            model.registry.add_pass(
-                STUDENT[group],
-                "lut",
-                EncoderPass(
-                    group,
-                    "second/keep" if host.keep else None,
-                    content=host.content,
-                    positions=host.positions,
-                ),
-            )
-
-    def _check(self, model: PretrainModel) -> None:
-        """Raise ``UserError`` for options that cannot work together."""
-        require_one_view(model, "lut", "view")
-        require_one_view(model, "lut", "second")
-        num_kept(model.encoder.num_patches, self.target_mask_ratio, key="lut.target_mask_ratio")
-        if self.target_mask_ratio and self._same_crop:
-            raise UserError(
-                f"lut.supervision = {self.supervision} needs the target of every patch, but "
-                f"lut.target_mask_ratio = {self.target_mask_ratio} hides some. Set it to 0."
-            )
-        if self.pool == "class_token" and self.steer == "both":
-            raise UserError(
-                "lut.pool = class_token takes no mean that lut.steer = both could "
-                "widen. Use lut.steer = unmasked."
-            )
-        if self.pool == "class_token" and not model.encoder.has_class_token:
-            raise UserError(
-                "lut.pool = class_token, but encoder.class_token is false. Use lut.pool = patches."
-            )
-        if self._same_crop and model.position_source:
-            raise UserError(
-                f"lut.supervision = {self.supervision} cuts the second view where the first "
-                f"one is, before '{model.position_source}' reads its box. List lut before it."
-            )
-        if (self.symmetric or self._same_crop) and model.grid("second") != model.grid("view"):
-            raise UserError(
-                f"lut.symmetric = {self.symmetric} with lut.supervision = {self.supervision} needs "
-                "views of one size. Give data.views.second the size of data.views.view."
-            )
-
-    def write(self, batch: Batch, model: PretrainModel) -> None:
-        """Choose what of the second view is seen, and share the crop for patch-wise targets."""
-        self._check_batch(batch, model)
-        if self._same_crop:
-            for key in (image_key, flip_key, box_key):
-                if key("view") in batch:
-                    batch[key("second")] = batch[key("view")]
-        if STUDENT["second"] in model.registry.passes:
-            self._write_second(batch, model)
-        if self.target_mask_ratio:
-            for group in self._targets:
-                batch[f"{group}/target"] = self._draw_target(batch, model, group)
-
-    def _check_batch(self, batch: Batch, model: PretrainModel) -> None:
-        index = batch[INDEX]
-        shared = index.is_cuda and dist.get_world_size() > 1
-        if len(index) == 1 and model.training and not shared:
-            raise UserError(
-                "algorithms.lut has batch norm in its heads and cannot train on one sample at a "
-                "time. Raise trainer.microbatch_size, or data.batch_size per device; no last "
-                "microbatch may be left with one sample."
-            )
-
-    def _write_second(self, batch: Batch, model: PretrainModel) -> None:
-        """Show of the second view as many patches as of the first, and none of the same places."""
-        dropping = "view/keep" in batch
-        shown = batch["view/keep" if dropping else "view/visible"].shape[1]
-        chosen = batch["view/removed"][:, :shown]
-        if dropping:
-            batch["second/keep"] = chosen
-            return
-        batch["second/visible"] = chosen
-        batch["second/masked"] = ~slot_mask(chosen, model.encoder.num_patches)
-
-    def _draw_target(self, batch: Batch, model: PretrainModel, group: str) -> Tensor:
-        rows, cols = model.grid(group)
-        kept = num_kept(rows * cols, self.target_mask_ratio, key="lut.target_mask_ratio")
-        keys = draws.sample_keys(model.seed, batch[EPOCH], batch[INDEX], 0, f"lut/target/{group}")
-        return random_masking(keys, rows * cols, kept).keep
-
-
-def _check_room(model: PretrainModel, key: str) -> None:
-    """Raise ``UserError`` unless as many patches are hidden as the batch key ``key`` lists."""
-    shown, host = model.registry.counts[key], model.registry.writers[key]
-    patches = model.encoder.num_patches
-    if patches - shown < shown:
-        raise UserError(
-            f"lut.symmetric = true shows {shown} patches of each view at different places, but of "
-            f"{patches} only {patches - shown} are left. Set {host}.mask_ratio to 0.5 or more, or "
-            "lut.symmetric to false."
-        )
-
-
-def _check_positions(model: PretrainModel) -> None:
-    """Raise ``UserError`` if what was attached after LUT changes positions in one view only."""
-    first, second = (model.registry.passes.get(STUDENT[group]) for group in ("view", "second"))
-    if first is not None and second is not None and first.positions != second.positions:
-        late = ", ".join(sorted({*first.positions} - {*second.positions}))
-        raise UserError(f"algorithms: with lut.symmetric = true list {late} before lut.")
-
-
 class BroaderContext(Objective):
     """Projector and predictor of the student, projector of the teacher, and their distance."""
 
-    def __init__(self, encoder: Encoder, options: LUT, dropping: bool) -> None:
+    def __init__(self, encoder: Encoder, options: "LUT", dropping: bool) -> None:
         super().__init__()
         dim = encoder.embed_dim
         self.weight, self.num_prefix = options.weight, encoder.num_prefix_tokens
@@ -343,3 +122,218 @@ class BroaderContext(Objective):
         predicted, target = outputs[f"predicted_{kind}"], outputs[f"target_{kind}"]
         similarity = F.cosine_similarity(predicted.detach().float(), target.float(), dim=-1)
         return {"similarity": similarity.mean()}
+
+
+@dataclass(kw_only=True, eq=False)
+class LUT(PretrainAlgorithm):
+    """Broader-context supervision beside mae, simmim, droppos, or ijepa's context.
+
+    Needs the view group ``second``, one view, in the published recipes cut as ``view`` is and then
+    changed in colour. The heads have batch norm: the loss of a sample depends on the batch that
+    one forward pass sees, and so (slightly) on the microbatch size and the number of ranks.
+
+    Writes for ``symmetric`` the visible patches of the second view, none of which is visible in
+    the first: ``second/keep``, or beside simmim ``second/visible`` and ``second/masked``.
+
+    Args:
+        symmetric: false, the paper: the masked view is encoded once and learns from the second
+            one. True, the published code: the second view is masked too and learns from the first.
+        supervision: the mean over patches (``context``), every patch's own target (``tokens``), or
+            ``both``, with one head. For single patches the second view is cut where the first one
+            is, with its flip, and only its colours differ.
+        pool: the mean of the ``patches``, or the ``class_token``.
+        steer: the ``unmasked`` patches, or ``both``: masked ones too. A host that drops patches
+            has no tokens of them in its encoder; there the view is encoded a second time, whole
+            (the paper does not say how it did this).
+        distance: ``cosine``, ``infonce`` (the other samples of this pass, or the image's other
+            patches, are the negatives) or ``smooth_l1`` of the embeddings as they are.
+        temperature: of ``infonce``; the paper does not say its own.
+        target_mask_ratio: share of patches hidden from the teacher, in [0, 1).
+        hidden_dim: width inside the heads.
+        momentum_start: of the teacher at the beginning; None takes the teacher that another
+            algorithm has brought.
+        momentum_end: approached at the end, along a cosine.
+        weight: α, factor of this loss in the total (published: 1 for S, 0.25 for B).
+    """
+
+    symmetric: bool = False
+    supervision: Supervision = "context"
+    pool: Literal["patches", "class_token"] = "patches"
+    steer: Literal["unmasked", "both"] = "unmasked"
+    distance: Distance = "cosine"
+    temperature: PositiveFloat = 0.2
+    target_mask_ratio: Ratio = 0.0
+    hidden_dim: PositiveInt = 4096
+    momentum_start: float | None = 0.996
+    momentum_end: float = 1.0
+    weight: NonNegativeFloat = 0.25
+
+    def attach(self, model: PretrainModel) -> None:
+        """Add the teacher, the passes and the heads; a no-op if they are there."""
+        if "lut" in model.objectives:
+            _check_late(model)
+            return
+        host = _host(model)
+        _check(self, model)
+        for group in self._online:
+            self._add_student(model, host, group)
+        for group in self._targets:
+            keep = None
+            if self.target_mask_ratio:
+                keep = f"{group}/target"
+                model.registry.claim(keep, "lut")
+            model.registry.add_pass(TEACHER[group], "lut", EncoderPass(group, keep, teacher=True))
+        start = self.momentum_start
+        model.add_teacher("lut", None if start is None else Momentum(start, self.momentum_end))
+        model.add_objective("lut", BroaderContext(model.encoder, self, host.keep is not None))
+
+    @property
+    def _online(self) -> tuple[str, ...]:
+        return ("view", "second") if self.symmetric else ("view",)
+
+    @property
+    def _targets(self) -> tuple[str, ...]:
+        return ("second", "view") if self.symmetric else ("second",)
+
+    @property
+    def _same_crop(self) -> bool:
+        return self.supervision != "context"
+
+    def _add_student(self, model: PretrainModel, host: EncoderPass, group: str) -> None:
+        if self.steer == "both" and host.keep:
+            model.registry.add_pass(WHOLE[group], "lut", EncoderPass(group))
+        elif group == "view":
+            model.registry.join_pass(STUDENT[group], "lut")
+        else:
+            keys = ("keep",) if host.keep else ("visible", "masked")
+            for key in keys:
+                model.registry.claim(f"second/{key}", "lut")
+            keep = "second/keep" if host.keep else None
+            twin = replace(host, group=group, keep=keep, needs_patches=True)
+            model.registry.add_pass(STUDENT[group], "lut", twin)
+
+    def write(self, batch: Batch, model: PretrainModel) -> None:
+        """Choose what of the second view is seen, and share the crop for patch-wise targets."""
+        _check_batch(batch, model)
+        if self._same_crop:
+            for key in (image_key, flip_key, box_key):
+                if key("view") in batch:
+                    batch[key("second")] = batch[key("view")]
+        if STUDENT["second"] in model.registry.passes:
+            self._write_second(batch, model)
+        if self.target_mask_ratio:
+            for group in self._targets:
+                batch[f"{group}/target"] = self._draw_target(batch, model, group)
+
+    def _write_second(self, batch: Batch, model: PretrainModel) -> None:
+        """Show of the second view as many patches as of the first, and none of the same places."""
+        dropping = "view/keep" in batch
+        shown = batch["view/keep" if dropping else "view/visible"].shape[1]
+        chosen = batch["view/removed"][:, :shown]
+        if dropping:
+            batch["second/keep"] = chosen
+            return
+        batch["second/visible"] = chosen
+        batch["second/masked"] = ~slot_mask(chosen, model.encoder.num_patches)
+
+    def _draw_target(self, batch: Batch, model: PretrainModel, group: str) -> Tensor:
+        rows, cols = model.grid(group)
+        kept = num_kept(rows * cols, self.target_mask_ratio, key="lut.target_mask_ratio")
+        keys = draws.sample_keys(model.seed, batch[EPOCH], batch[INDEX], 0, f"lut/target/{group}")
+        return random_masking(keys, rows * cols, kept).keep
+
+
+def _host(model: PretrainModel) -> EncoderPass:
+    """Return the pass that sees some patches of ``view`` only.
+
+    Raises:
+        UserError: there is none.
+    """
+    host = model.registry.passes.get("student")
+    if host is not None and (host.keep == "view/keep" or "view/visible" in model.registry.writers):
+        return host
+    others = ", ".join(model.objectives) or "nothing"
+    raise UserError(
+        "algorithms.lut teaches what a masked view shows of the whole, but before it there is "
+        f"{others}, which hides no random patches of one view. Put it beside mae or another host "
+        "that hides some by its mask_ratio, and list it after whatever chooses them."
+    )
+
+
+def _check(options: LUT, model: PretrainModel) -> None:
+    """Raise ``UserError`` for options that cannot work together, or on these views."""
+    require_one_view(model, "lut", "view")
+    require_one_view(model, "lut", "second")
+    if model.registry.mixes:
+        raise UserError(
+            f"algorithms.lut compares two views of one image, but "
+            f"{model.registry.writers['view/pixels']} mixes images in 'view'. Turn its mixing off, "
+            "or leave lut out."
+        )
+    num_kept(model.encoder.num_patches, options.target_mask_ratio, key="lut.target_mask_ratio")
+    if options.target_mask_ratio and options._same_crop:
+        raise UserError(
+            f"lut.supervision = {options.supervision} needs the target of every patch, but "
+            f"lut.target_mask_ratio = {options.target_mask_ratio} hides some. Set it to 0."
+        )
+    if options.pool == "class_token" and options.steer == "both":
+        raise UserError(
+            "lut.pool = class_token takes no mean that lut.steer = both could widen. Use "
+            "lut.steer = unmasked."
+        )
+    if options.pool == "class_token" and not model.encoder.has_class_token:
+        raise UserError(
+            "lut.pool = class_token, but encoder.class_token is false. Use lut.pool = patches."
+        )
+    if options._same_crop and model.position_source:
+        raise UserError(
+            f"lut.supervision = {options.supervision} cuts the second view where the first one "
+            f"is, before '{model.position_source}' reads its box. List lut before it."
+        )
+    if (options.symmetric or options._same_crop) and model.grid("second") != model.grid("view"):
+        raise UserError(
+            f"lut.symmetric = {options.symmetric} with lut.supervision = {options.supervision} "
+            "needs views of one size. Give data.views.second the size of data.views.view."
+        )
+    if options.symmetric:
+        _check_symmetric(options, model)
+
+
+def _check_symmetric(options: LUT, model: PretrainModel) -> None:
+    """Raise ``UserError`` unless the second view can show what the host hides of the first."""
+    registry, patches = model.registry, model.encoder.num_patches
+    if "view/removed" not in registry.shuffled:
+        raise UserError(
+            "lut.symmetric = true shows of the second view what the host hides of the first, by "
+            f"ranks of a random mask, which '{registry.writers.get('view/removed')}' does not "
+            "draw. Use lut.symmetric = false."
+        )
+    key = "view/keep" if "view/keep" in registry.writers else "view/visible"
+    shown, host = registry.counts[key], registry.writers[key]
+    whole = options.steer == "both" and key == "view/keep"
+    if patches < 2 * shown and not whole:
+        raise UserError(
+            f"lut.symmetric = true shows {shown} patches of each view at different places, but of "
+            f"{patches} only {patches - shown} are left. Set {host}.mask_ratio to 0.5 or more, or "
+            "lut.symmetric to false."
+        )
+
+
+def _check_late(model: PretrainModel) -> None:
+    """Raise ``UserError`` if what was attached after LUT changes positions in one view only."""
+    first, second = (model.registry.passes.get(STUDENT[group]) for group in ("view", "second"))
+    if first is not None and second is not None and first.positions != second.positions:
+        late = ", ".join(sorted({*first.positions} - {*second.positions}))
+        raise UserError(f"algorithms: with lut.symmetric = true list {late} before lut.")
+
+
+def _check_batch(batch: Batch, model: PretrainModel) -> None:
+    """Raise ``UserError`` for a single sample, which batch norm cannot train on."""
+    index = batch[INDEX]
+    shared = index.is_cuda and dist.get_world_size() > 1
+    if len(index) == 1 and model.training and not shared:
+        raise UserError(
+            "algorithms.lut has batch norm in its heads and cannot train on one sample at a time. "
+            "Raise trainer.microbatch_size, or data.batch_size per device; no last microbatch may "
+            "be left with one sample."
+        )

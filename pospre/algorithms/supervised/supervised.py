@@ -17,10 +17,7 @@ from pospre import draws
 from pospre.algorithms.supervised.mixing import Mix, draw_mix, mix_pixels
 from pospre.batch import EPOCH, INDEX, LABEL, Batch
 from pospre.errors import UserError
-from pospre.model.algorithm import (
-    PretrainAlgorithm,
-    require_one_view,
-)
+from pospre.model.algorithm import PretrainAlgorithm, require_one_view
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import EncoderPass
@@ -32,137 +29,10 @@ from pospre.recipe.ranges import Ratio, Share
 Pooling = Literal["cls", "mean"]
 
 
-@dataclass(kw_only=True, eq=False)
-class Supervised(PretrainAlgorithm):
-    """The host that predicts an image's class.
-
-    Writes ``supervised/blend``, ``supervised/box`` and ``supervised/share`` if images are mixed
-    (the partner depends on the microbatch and the rank's share of the batch, all else on the
-    sample), and ``view/keep`` and ``view/removed`` with a ``mask_ratio``.
-
-    Args:
-        num_classes: None takes those of the training data.
-        pooling: what is classified: the class token (``cls``), or the ``mean`` of the patch tokens
-            (of Swin: the merged ones). MAE's fine-tuning is ``mean`` with ``encoder.final_norm:
-            false``: then the head normalises the mean.
-        loss: ``ce``, softmax cross-entropy; or ``bce``, a binary one per class where all mixed
-            classes count as present (DeiT III).
-        label_smoothing: share of the target spread over all classes.
-        mixup: α of Mixup's Beta(α, α); 0 is off.
-        cutmix: α of CutMix's; 0 is off.
-        mix_rate: share of samples that are mixed.
-        switch_rate: share of mixed samples that get CutMix, where both are on.
-        head_init: standard deviation of the head's weights; 2e-5 in MAE's fine-tuning.
-        mask_ratio: share of patches removed in training, so that position algorithms can join; not
-            for Swin.
-        weight: factor of this loss in the total.
-    """
-
-    num_classes: Annotated[int, Field(ge=2)] | None = None
-    pooling: Pooling = "cls"
-    loss: Literal["ce", "bce"] = "ce"
-    label_smoothing: Share = 0.0
-    mixup: NonNegativeFloat = 0.0
-    cutmix: NonNegativeFloat = 0.0
-    mix_rate: Share = 1.0
-    switch_rate: Share = 0.5
-    head_init: NonNegativeFloat = 0.02
-    mask_ratio: Ratio = 0.0
-    weight: NonNegativeFloat = 1.0
-
-    is_host: ClassVar[bool] = True
-    takes_merged_patches: ClassVar[bool] = True
-
-    @classmethod
-    def for_classes(
-        cls, arguments: dict[str, Any], classes: Sequence[str] | None, path: str
-    ) -> dict[str, Any]:
-        """Return the arguments with the number of classes of the data at ``path``.
-
-        Raises:
-            UserError: the data has no labels, one class, or more classes than ``num_classes``.
-        """
-        if classes is None or len(classes) < 2:
-            found = "no labels" if classes is None else f"one class, {classes[0]}"
-            raise UserError(
-                f"supervised needs two or more classes, but data.path = {path} has {found}; put "
-                "the images into one folder per class."
-            )
-        count = arguments["num_classes"]
-        if count is not None and count < len(classes):
-            raise UserError(
-                f"supervised.num_classes = {count}, but data.path = {path} has {len(classes)} "
-                "classes; set it to null to take theirs."
-            )
-        return {**arguments, "num_classes": count or len(classes)}
-
-    def attach(self, model: PretrainModel) -> None:
-        """Add the pass and the head; a no-op if they are there."""
-        if "supervised" in model.objectives:
-            return
-        self._check(model)
-        keep = None
-        if self.mask_ratio:
-            keep = "view/keep"
-            kept = num_kept(model.encoder.num_patches, self.mask_ratio)
-            model.registry.claim(keep, "supervised", count=kept)
-            model.registry.claim("view/removed", "supervised")
-        pooled = EncoderPass(keep=keep, needs_patches=self.pooling != "cls")
-        model.registry.add_pass("student", "supervised", pooled)
-        if self._mixes:
-            model.registry.claim("view/pixels", "supervised")
-            model.registry.mixes["view"] = _mix_view
-        model.add_objective("supervised", Classification(model.encoder, self))
-
-    @property
-    def _mixes(self) -> bool:
-        return bool(self.mix_rate and (self.mixup or self.cutmix))
-
-    def _check(self, model: PretrainModel) -> None:
-        """Raise ``UserError`` for options that cannot work."""
-        require_one_view(model, "supervised", "view")
-        num_kept(model.encoder.num_patches, self.mask_ratio, key="supervised.mask_ratio")
-        if self.mask_ratio and model.encoder.patches_per_token > 1:
-            raise UserError(
-                f"supervised.mask_ratio is {self.mask_ratio}, but swin_tiny is trained on whole "
-                "images here. Set it to 0."
-            )
-        if self.num_classes is None:
-            raise UserError("supervised.num_classes is None; give the number of classes.")
-        if self.pooling == "cls" and not model.encoder.has_class_token:
-            raise UserError("supervised.pooling = cls, but encoder.class_token is false. Use mean.")
-        if self.loss == "bce" and self.label_smoothing:
-            raise UserError("supervised.label_smoothing is for loss: ce; set it to 0 with bce.")
-
-    def write(self, batch: Batch, model: PretrainModel) -> None:
-        """Draw who is mixed how, and the visible patches."""
-        if self._mixes:
-            keys = draws.sample_keys(model.seed, batch[EPOCH], batch[INDEX], 0, "supervised/mix")
-            mix = draw_mix(
-                draws.uniform(keys, 5),
-                model.views["view"].shape,
-                mixup=self.mixup,
-                cutmix=self.cutmix,
-                rate=self.mix_rate,
-                switch_rate=self.switch_rate,
-            )
-            batch.update({f"supervised/{name}": value for name, value in mix._asdict().items()})
-        if self.mask_ratio:
-            patches = model.encoder.num_patches
-            kept = num_kept(patches, self.mask_ratio)
-            batch["view/keep"], batch["view/removed"] = visible_patches(
-                batch, patches, kept, model.seed
-            )
-
-
-def _mix_view(pixels_BVCHW: Tensor, batch: Batch) -> Tensor:
-    return mix_pixels(pixels_BVCHW, Mix(*(batch[f"supervised/{name}"] for name in Mix._fields)))
-
-
 class Classification(Objective):
     """The head over pooled tokens, and the cross-entropy with soft targets."""
 
-    def __init__(self, encoder: Encoder, options: Supervised) -> None:
+    def __init__(self, encoder: Encoder, options: "Supervised") -> None:
         super().__init__()
         assert options.num_classes is not None
         self.weight, self.num_prefix = options.weight, encoder.num_prefix_tokens
@@ -239,3 +109,131 @@ class Head(nn.Module):
     def forward(self, pooled_BD: Tensor) -> Tensor:
         """Return logits (B, C)."""
         return self.linear(self.norm(pooled_BD))
+
+
+@dataclass(kw_only=True, eq=False)
+class Supervised(PretrainAlgorithm):
+    """The host that predicts an image's class.
+
+    Writes ``supervised/blend``, ``supervised/box`` and ``supervised/share`` if images are mixed
+    (the partner depends on the microbatch and the rank's share of the batch, all else on the
+    sample), and ``view/keep`` and ``view/removed`` with a ``mask_ratio``.
+
+    Args:
+        num_classes: None takes those of the training data.
+        pooling: what is classified: the class token (``cls``), or the ``mean`` of the patch tokens
+            (of Swin: the merged ones). MAE's fine-tuning is ``mean`` with ``encoder.final_norm:
+            false``: then the head normalises the mean.
+        loss: ``ce``, softmax cross-entropy; or ``bce``, a binary one per class where all mixed
+            classes count as present (DeiT III).
+        label_smoothing: share of the target spread over all classes.
+        mixup: α of Mixup's Beta(α, α); 0 is off.
+        cutmix: α of CutMix's; 0 is off.
+        mix_rate: share of samples that are mixed.
+        switch_rate: share of mixed samples that get CutMix, where both are on.
+        head_init: standard deviation of the head's weights; 2e-5 in MAE's fine-tuning.
+        mask_ratio: share of patches removed in training, so that position algorithms can join; not
+            for Swin.
+        weight: factor of this loss in the total.
+    """
+
+    num_classes: Annotated[int, Field(ge=2)] | None = None
+    pooling: Pooling = "cls"
+    loss: Literal["ce", "bce"] = "ce"
+    label_smoothing: Share = 0.0
+    mixup: NonNegativeFloat = 0.0
+    cutmix: NonNegativeFloat = 0.0
+    mix_rate: Share = 1.0
+    switch_rate: Share = 0.5
+    head_init: NonNegativeFloat = 0.02
+    mask_ratio: Ratio = 0.0
+    weight: NonNegativeFloat = 1.0
+
+    is_host: ClassVar[bool] = True
+    takes_merged_patches: ClassVar[bool] = True
+
+    @classmethod
+    def for_classes(
+        cls, arguments: dict[str, Any], classes: Sequence[str] | None, path: str
+    ) -> dict[str, Any]:
+        """Return the arguments with the number of classes of the data at ``path``.
+
+        Raises:
+            UserError: the data has no labels, one class, or more classes than ``num_classes``.
+        """
+        if classes is None or len(classes) < 2:
+            found = "no labels" if classes is None else f"one class, {classes[0]}"
+            raise UserError(
+                f"supervised needs two or more classes, but data.path = {path} has {found}; put "
+                "the images into one folder per class."
+            )
+        count = arguments["num_classes"]
+        if count is not None and count < len(classes):
+            raise UserError(
+                f"supervised.num_classes = {count}, but data.path = {path} has {len(classes)} "
+                "classes; set it to null to take theirs."
+            )
+        return {**arguments, "num_classes": count or len(classes)}
+
+    def attach(self, model: PretrainModel) -> None:
+        """Add the pass and the head; a no-op if they are there."""
+        if "supervised" in model.objectives:
+            return
+        _check(self, model)
+        keep = None
+        if self.mask_ratio:
+            keep = "view/keep"
+            kept = num_kept(model.encoder.num_patches, self.mask_ratio)
+            model.registry.claim(keep, "supervised", count=kept)
+            model.registry.claim("view/removed", "supervised", shuffled=True)
+        pooled = EncoderPass(keep=keep, needs_patches=self.pooling != "cls")
+        model.registry.add_pass("student", "supervised", pooled)
+        if self._mixes:
+            model.registry.claim("view/pixels", "supervised")
+            model.registry.mixes["view"] = _mix_view
+        model.add_objective("supervised", Classification(model.encoder, self))
+
+    @property
+    def _mixes(self) -> bool:
+        return bool(self.mix_rate and (self.mixup or self.cutmix))
+
+    def write(self, batch: Batch, model: PretrainModel) -> None:
+        """Draw who is mixed how, and the visible patches."""
+        if self._mixes:
+            keys = draws.sample_keys(model.seed, batch[EPOCH], batch[INDEX], 0, "supervised/mix")
+            mix = draw_mix(
+                draws.uniform(keys, 5),
+                model.views["view"].shape,
+                mixup=self.mixup,
+                cutmix=self.cutmix,
+                rate=self.mix_rate,
+                switch_rate=self.switch_rate,
+            )
+            batch.update({f"supervised/{name}": value for name, value in mix._asdict().items()})
+        if self.mask_ratio:
+            patches = model.encoder.num_patches
+            kept = num_kept(patches, self.mask_ratio)
+            batch["view/keep"], batch["view/removed"] = visible_patches(
+                batch, patches, kept, model.seed
+            )
+
+
+def _mix_view(pixels_BVCHW: Tensor, batch: Batch) -> Tensor:
+    return mix_pixels(pixels_BVCHW, Mix(*(batch[f"supervised/{name}"] for name in Mix._fields)))
+
+
+def _check(options: Supervised, model: PretrainModel) -> None:
+    """Raise ``UserError`` for options that cannot work."""
+    require_one_view(model, "supervised", "view")
+    num_kept(model.encoder.num_patches, options.mask_ratio, key="supervised.mask_ratio")
+    if options.mask_ratio and model.encoder.patches_per_token > 1:
+        raise UserError(
+            f"supervised.mask_ratio is {options.mask_ratio}, but swin_tiny is trained on whole "
+            "images here. Set it to 0."
+        )
+    if options.num_classes is None:
+        raise UserError("supervised.num_classes is None; give the number of classes.")
+    if options.pooling == "cls" and not model.encoder.has_class_token:
+        raise UserError("supervised.pooling = cls, but encoder.class_token is false. Use mean.")
+    if options.loss == "bce" and options.label_smoothing:
+        raise UserError("supervised.label_smoothing is for loss: ce; set it to 0 with bce.")

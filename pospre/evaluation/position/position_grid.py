@@ -19,8 +19,9 @@ from typing import Any
 from pydantic import PositiveInt
 from torch import Tensor
 
-from pospre.algorithms.droppos import num_shown, predict_positions
+from pospre.algorithms.droppos import num_shown
 from pospre.evaluation.features import centre_batches
+from pospre.evaluation.position.predictions import predict_positions
 from pospre.evaluation.registry import Context
 from pospre.evaluation.table import format_table, percent
 from pospre.model.model import PretrainModel

@@ -18,12 +18,12 @@ from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from pospre import draws
-from pospre.algorithms.droppos import predict_positions
 from pospre.batch import Batch
 from pospre.data.stores.opening import open_reader
 from pospre.errors import UserError
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.position.mosaic import enlarge, frame_cells, place_patches
+from pospre.evaluation.position.predictions import predict_positions
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.table import format_table, percent
 from pospre.nn.decoder import patchify

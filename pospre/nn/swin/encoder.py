@@ -26,7 +26,7 @@ from pospre.nn.swin.windows import (
     squares,
 )
 from pospre.nn.weights import init_patch_embed, init_trunc_normal, init_weights
-from pospre.recipe.sections import Init
+from pospre.recipe.values import Init
 
 SWIN = "swin_tiny"
 SWIN_NEEDS: dict[str, Any] = {

@@ -60,7 +60,7 @@ class Checkpoint(NamedTuple):
         return int(self.content["state"]["timestamp"]["Timestamp"]["batch"])
 
 
-def places(recipe: Recipe) -> list[str]:
+def checkpoint_folders(recipe: Recipe) -> list[str]:
     """Return the folders of a run's checkpoints: on this machine and, if it has one, its bucket."""
     return list(dict.fromkeys([str(recipe.local_checkpoints()), recipe.checkpoint_folder()]))
 
@@ -78,6 +78,11 @@ def checkpoints_in(*folders: str) -> list[Found]:
             uri = f"{folder.rstrip('/')}/{match[0]}"
             found.append(Found(int(match[2]), int(match[1]), not is_remote(folder), uri))
     return sorted(found, reverse=True)
+
+
+def checkpoints_of(recipe: Recipe) -> list[Found]:
+    """Return the checkpoints of a run, wherever they are, newest first."""
+    return checkpoints_in(*checkpoint_folders(recipe))
 
 
 def open_newest(folders: Sequence[str]) -> Checkpoint | None:
@@ -221,7 +226,7 @@ def open_checkpoint(uri: str) -> Checkpoint:
     folders = [uri, f"{uri.rstrip('/')}/checkpoints"]
     recipe_file = Path(uri) / "recipe.yaml"
     if not is_remote(uri) and recipe_file.is_file():
-        folders += places(recorded_recipe(read_mapping(recipe_file)))
+        folders += checkpoint_folders(recorded_recipe(read_mapping(recipe_file)))
     newest = open_newest(folders)
     if newest is not None:
         return newest

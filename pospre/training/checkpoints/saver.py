@@ -84,18 +84,16 @@ class CheckpointSaver(Callback):
             "rng": reproducibility.get_rng_state(),
         }
         name = CHECKPOINT_NAME.format(epoch=time.epoch.value, batch=time.batch.value)
-        failure = from_rank_zero(lambda: self._write(content, self.folder / name))
-        if failure is not None:
-            raise UserError(failure)
+        from_rank_zero(lambda: self._write(content, self.folder / name))
         self._last_batch = time.batch.value
 
-    def _write(self, content: dict[str, Any], path: Path) -> str | None:
-        """Write a checkpoint and remove the oldest; return what kept it from being written."""
+    def _write(self, content: dict[str, Any], path: Path) -> None:
+        """Write a checkpoint and remove the oldest."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_checkpoint(content, path)
         except OSError as error:
-            return self._explain(error, path)
+            raise UserError(self._explain(error, path)) from error
         self._kept = [*(old for old in self._kept if old != path), path]
         while len(self._kept) > self.keep > 0:
             oldest = self._kept.pop(0)
@@ -103,7 +101,6 @@ class CheckpointSaver(Callback):
             oldest.unlink(missing_ok=True)
         for hook in self.after_save:
             hook(path)
-        return None
 
     def _explain(self, error: OSError, path: Path) -> str:
         place = next(place for place in (self.folder, *self.folder.parents) if place.exists())

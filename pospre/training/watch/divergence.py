@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from pospre.errors import UserError
 from pospre.recipe.recipe import Recipe
-from pospre.training.checkpoints.reading import checkpoints_in, places
+from pospre.training.checkpoints.reading import checkpoints_of
 from pospre.training.watch.metrics import plain_name
 
 
@@ -62,7 +62,7 @@ class Divergence(Callback):
 
     def _kept(self, step: int) -> str:
         """Say which checkpoint is good: one from which a step has given a finite loss."""
-        found = checkpoints_in(*places(self.recipe))
+        found = checkpoints_of(self.recipe)
         good = next((checkpoint for checkpoint in found if checkpoint.batch < step - 1), None)
         kept = "there is no good one" if good is None else f"the last good one is {good.uri}"
         spoilt = [checkpoint.uri for checkpoint in found if checkpoint.batch == step - 1]

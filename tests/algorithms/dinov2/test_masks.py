@@ -7,7 +7,6 @@ import torch
 
 from pospre import draws
 from pospre.algorithms.dinov2.masks import CropMasking, block_masks, masked_slots
-from pospre.errors import UserError
 
 PER_SAMPLE = CropMasking(0.5, (0.1, 0.5))
 STRATIFIED = CropMasking(0.5, (0.1, 0.5), stratified=True)
@@ -107,8 +106,3 @@ def test_slots_hold_every_masked_patch_and_weigh_crops_alike(masking):
     used = slots.patch[slots.weight > 0]
     assert torch.equal(used, masks.flatten().nonzero().flatten())
     assert slots.weight.sum().item() == pytest.approx(12)  # the number of masked crops
-
-
-def test_a_rate_that_no_sample_can_have_is_refused():
-    with pytest.raises(UserError, match=r"dinov2.mask_crop_rate = 0.3 masks no whole number"):
-        CropMasking(0.3, (0.1, 0.5)).check("dinov2")

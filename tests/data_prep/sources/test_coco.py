@@ -6,7 +6,7 @@ import pytest
 
 from data_prep import convert
 from data_prep.encode.images import Unreadable
-from data_prep.files.reading import read_item
+from data_prep.encode.reading import read_item
 from data_prep.sources.registry import open_source
 from pospre.errors import UserError, run_command
 from tests.data_prep.sample_images import write_files

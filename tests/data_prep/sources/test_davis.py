@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from data_prep.encode.images import Unreadable
-from data_prep.files.reading import read_annotation
+from data_prep.encode.reading import read_annotation
 from data_prep.sources.registry import open_source
 from pospre.errors import UserError
 from tests.data_prep.sample_images import encoded, write_files

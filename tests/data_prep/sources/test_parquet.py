@@ -7,7 +7,7 @@ import pyarrow.parquet
 import pytest
 
 from data_prep.encode.images import Unreadable
-from data_prep.files.reading import read_item
+from data_prep.encode.reading import read_item
 from data_prep.sources.registry import open_source
 from pospre.errors import UserError
 from tests.data_prep.reading import FORMATS, destination

@@ -103,8 +103,10 @@ def test_labels_from_json_and_names(tmp_path: Path) -> None:
     ],
 )
 def test_broken_samples(tmp_path: Path, files: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        open_source(one(tmp_path, files), kind="webdataset")
+    path = one(tmp_path, files)
+    for split in (None, "train"):
+        with pytest.raises(UserError, match=message):
+            open_source(path, kind="webdataset", split=split)
 
 
 def test_a_tar_that_is_cut_off_is_named(root: Path) -> None:

@@ -13,7 +13,7 @@ from pospre import evaluate as command
 from pospre.errors import UserError
 from pospre.evaluation.classification.accuracy import rank_of, table
 from pospre.evaluation.run import run_evaluation
-from pospre.export import export
+from pospre.exchange.export import export
 from pospre.recipe.recipe import recipe_from_dict
 from pospre.training.checkpoints.content import load_model
 from tests.evaluation.checkpoints import save_checkpoint

@@ -36,7 +36,7 @@ def predictor(num_patches, answer):
     def predict(batch, mask_ratio, position_mask_ratio):
         masks = draw_masks(
             batch,
-            num_patches,
+            (1, num_patches),
             mask_ratio=mask_ratio,
             position_mask_ratio=position_mask_ratio,
             seed=0,

@@ -15,7 +15,7 @@ from composer.core import State
 from composer.loggers import Logger
 
 from pospre.errors import UserError
-from pospre.training import build
+from pospre.training import trainer
 from pospre.training.checkpoints import file as checkpoint_file
 from pospre.training.checkpoints.file import manifest_of, write_checkpoint
 from pospre.training.checkpoints.reading import open_newest
@@ -150,7 +150,7 @@ MADE: list[Eager] = []
 
 
 def test_a_step_is_saved_once(tiny: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "CheckpointSaver", Eager)
+    monkeypatch.setattr(trainer, "CheckpointSaver", Eager)
     assert run(tiny, *OPTIONS)[0] == 0
     steps = [f"ep{(step - 1) // 3}-ba{step}.pt" for step in range(1, 7)]
     assert MADE.pop().written == steps
@@ -164,7 +164,7 @@ def test_a_save_can_be_vetoed(
             super().fit_start(state, logger)
             self.forbidden = 3
 
-    monkeypatch.setattr(build, "CheckpointSaver", Vetoed)
+    monkeypatch.setattr(trainer, "CheckpointSaver", Vetoed)
     code, said = run(tiny, *OPTIONS)
     assert code == 2 and "this state is not worth it" in said
     folder = tmp_path / "runs" / "tiny" / "checkpoints"
