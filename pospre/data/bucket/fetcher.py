@@ -134,15 +134,18 @@ class Fetcher:
         """
         self._advance(place)
         try:
-            for _ in range(_READS):
-                shard = self._here.get(place) or self._wait(place)
-                try:
-                    return action(shard)
-                except UserError:
-                    self._here.pop(place, None)
-            return action(self._wait(place))
+            return self._try(place, action)
         finally:
-            self._release(place)
+            self._release(place)  # nothing above holds the shard open any more
+
+    def _try(self, place: int, action: Callable[[Shard], T]) -> T:
+        for _ in range(_READS):
+            shard = self._here.get(place) or self._wait(place)
+            try:
+                return action(shard)
+            except UserError:
+                self._here.pop(place, None)
+        return action(self._wait(place))
 
     def heal(self, place: int) -> bool:
         """Compare a shard in the cache with its hashes, and remove it if it is another by now.
