@@ -97,6 +97,7 @@ class Fetcher:
         order = np.argsort(first)
         self._plan: list[int] = found[order].tolist()
         self._position = {place: number for number, place in enumerate(self._plan)}
+        self._begun: set[int] = set()  # of the plan: read from, and not for the last time
         self._next = 0  # what nobody has asked for so far starts here in the plan
         # reads that are still to come
         self._left = Counter(dict(zip(self._plan, count[order].tolist(), strict=True)))
@@ -133,15 +134,18 @@ class Fetcher:
         """
         self._advance(place)
         try:
-            for _ in range(_READS):
-                shard = self._here.get(place) or self._wait(place)
-                try:
-                    return action(shard)
-                except UserError:
-                    self._here.pop(place, None)
-            return action(self._wait(place))
+            return self._try(place, action)
         finally:
-            self._release(place)
+            self._release(place)  # nothing above holds the shard open any more
+
+    def _try(self, place: int, action: Callable[[Shard], T]) -> T:
+        for _ in range(_READS):
+            shard = self._here.get(place) or self._wait(place)
+            try:
+                return action(shard)
+            except UserError:
+                self._here.pop(place, None)
+        return action(self._wait(place))
 
     def heal(self, place: int) -> bool:
         """Compare a shard in the cache with its hashes, and remove it if it is another by now.
@@ -177,6 +181,7 @@ class Fetcher:
         with self._changed:
             position = self._position.get(place, -1)
             if position >= self._next or time.monotonic() > self._retry:
+                self._begun.update(self._plan[self._next : position + 1])
                 self._next = max(self._next, position + 1)
                 self._later.clear()
                 self._fetch_ahead()
@@ -187,6 +192,7 @@ class Fetcher:
             self._left[place] -= 1
             if self._left[place] > 0:
                 return
+            self._begun.discard(place)
             self._cache.touch(self._entries[place].raw.name)
             if self._cache.limit is not None:
                 self._here.pop(place, None)
@@ -197,9 +203,12 @@ class Fetcher:
     def _fetch_ahead(self) -> None:
         """Have the next shards of the plan come; the lock is held."""
         self._retry = np.inf
+        room = self._cache.limit or np.inf
+        room -= sum(self._entries[place].raw.size for place in self._begun)
         for place in self._plan[self._next : self._next + _AHEAD]:
-            if len(self._coming) >= _AT_ONCE or not self._is_open:
-                return
+            room -= self._entries[place].raw.size
+            if room < 0 or len(self._coming) >= _AT_ONCE or not self._is_open:
+                return  # what comes without room takes it from what is needed before it
             books = (self._here, self._coming, self._failed, self._later)
             if any(place in book for book in books):
                 continue
@@ -227,6 +236,9 @@ class Fetcher:
         with self._changed, self._line(place) as line:
             while (shard := self._here.get(place)) is None:
                 self._check(place, coming, time.monotonic() - start)
+                if time.monotonic() > self._retry:
+                    self._later.clear()
+                    self._fetch_ahead()
                 if coming is None or coming.is_over:
                     coming = self._coming.get(place) or self._fetch(place, urgent=True)
                 self._changed.wait(_TICK)

@@ -20,7 +20,7 @@ from pospre.data.bucket.download import Download, Refused
 from pospre.data.bucket.fetcher import Fetcher
 from pospre.data.stores.description import SIDECAR_NAME
 from pospre.data.stores.mds import MdsReader
-from pospre.data.stores.mds_index import INDEX_NAME, FileEntry, ShardEntry
+from pospre.data.stores.mds_index import INDEX_NAME, ShardEntry
 from pospre.errors import UserError
 from pospre.object_store import Bucket, s3_patience
 
@@ -146,8 +146,8 @@ class RemoteMdsReader(MdsReader):
         noted = self._manifest.get(entry.raw.name)
         if noted is None:
             return entry
-        raw = entry.raw
-        return replace(entry, raw=FileEntry(raw.name, raw.size, {**raw.hashes, "sha256": noted[1]}))
+        hashes = {**entry.raw.hashes, "sha256": noted[1]}
+        return replace(entry, raw=entry.raw.model_copy(update={"hashes": hashes}))
 
     def _check_limit(self) -> None:
         if self._cache_limit is not None and self._cache_limit < 2 * self._largest:

@@ -22,9 +22,15 @@ _ENCODINGS = {"image": ("bytes", "jpeg", "png"), "label": ("int",), "path": ("st
 _FEATURE_ENCODING = re.compile(r"ndarray:float32:(\d+),(\d+)")
 
 
-@dataclass(frozen=True)
-class FileEntry:
-    """A file that belongs to a shard.
+def _beside_the_index(name: str) -> str:
+    """Refuse names that lead to another folder."""
+    if name in ("", "..") or "\0" in name or name != Path(name).name:
+        raise ValueError("no name of a file")
+    return name
+
+
+class FileEntry(BaseModel, frozen=True):
+    """A file that belongs to a shard, as the index describes it.
 
     Attributes:
         name: of the file, beside ``index.json``.
@@ -32,9 +38,9 @@ class FileEntry:
         hashes: hexadecimal digests by algorithm, as far as the writer noted them.
     """
 
-    name: str
-    size: int
-    hashes: dict[str, str]
+    name: Annotated[StrictStr, AfterValidator(_beside_the_index)] = Field(alias="basename")
+    size: StrictInt = Field(alias="bytes")
+    hashes: dict[str, StrictStr] = {}
 
 
 @dataclass(frozen=True)
@@ -97,31 +103,16 @@ def read_index(path: Path, remedy: str) -> list[ShardEntry]:
     return [_shard_entry(path, entry, remedy) for entry in entries]
 
 
-def _beside_the_index(name: str) -> str:
-    """Refuse names that lead to another folder."""
-    if name in ("", "..") or "\0" in name or name != Path(name).name:
-        raise ValueError("no name of a file")
-    return name
-
-
-class _File(BaseModel):
-    """A file as the index describes it."""
-
-    basename: Annotated[str, AfterValidator(_beside_the_index)]
-    bytes: StrictInt
-    hashes: dict[str, StrictStr] | None = None
-
-
 class _Shard(BaseModel):
     """A shard as the index describes it."""
 
-    raw_data: _File
+    raw_data: FileEntry
     samples: Annotated[StrictInt, Field(ge=0)]
     column_names: list[StrictStr]
     column_encodings: list[StrictStr]
     column_sizes: list[Annotated[StrictInt, Field(ge=0)] | None]
     compression: StrictStr | None = None
-    zip_data: _File | None = None
+    zip_data: FileEntry | None = None
 
 
 def _shard_entry(path: Path, entry: Any, remedy: str) -> ShardEntry:
@@ -136,11 +127,11 @@ def _shard_entry(path: Path, entry: Any, remedy: str) -> ShardEntry:
     columns = dict(zip(shard.column_names, shard.column_encodings, strict=True))
     sizes = dict(zip(shard.column_names, shard.column_sizes, strict=True))
     return ShardEntry(
-        raw=_file_entry(shard.raw_data),
+        raw=shard.raw_data,
         num_samples=shard.samples,
         columns=tuple(sizes.items()),
         shape=_check_columns(path, columns, sizes, remedy),
-        packed=None if shard.zip_data is None else _file_entry(shard.zip_data),
+        packed=shard.zip_data,
         compression=shard.compression or None,
     )
 
@@ -158,10 +149,6 @@ def _checked(path: Path, entry: dict[str, Any], remedy: str) -> _Shard:
             return shard
         wrong = "zip_data" if is_packed and not shard.zip_data else "column_names"
     raise UserError(f"{path / INDEX_NAME} describes a shard without a valid {wrong!r}. {remedy}")
-
-
-def _file_entry(file: _File) -> FileEntry:
-    return FileEntry(file.basename, file.bytes, file.hashes or {})
 
 
 def _check_columns(

@@ -101,7 +101,7 @@ def test_a_process_that_hangs_is_said(tmp_path: Path, monkeypatch: pytest.Monkey
                         pass
             assert 0.2 < time.monotonic() - start < 3
     again = ShardCache(tmp_path, ADDRESS, FILES, None)
-    assert not again.holds(FileEntry(SHARD, 10, {}))
+    assert not again.holds(FileEntry(basename=SHARD, bytes=10))
 
 
 def test_one_downloads_a_shard_at_a_time(tmp_path: Path) -> None:
