@@ -1,6 +1,6 @@
 """The list of shards (``index.json``) of an MDS data set: read and checked once, at the start.
 
-Streaming's own classes check nothing, read no faster, and take seconds to import.
+Streaming's own classes check nothing, and take three seconds and 180 MB to import.
 """
 
 import re
