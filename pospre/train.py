@@ -1,6 +1,7 @@
 """``python -m pospre.train RECIPE [key=value …]``: pre-train, or go on where the run stopped."""
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -52,10 +53,18 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.resolve:
         from pospre.training.resolve import describe  # late, so that --help answers at once
 
-        print(describe(Path(arguments.recipe), arguments.overrides))
+        _print(describe(Path(arguments.recipe), arguments.overrides))
         return 0
     with stoppable("outside of the training steps: nothing is lost, the same command goes on"):
         return _run(arguments)
+
+
+def _print(text: str) -> None:
+    """Print for a reader who may stop early, as ``head`` does."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(arguments: argparse.Namespace) -> int:

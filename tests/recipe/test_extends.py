@@ -1,5 +1,7 @@
 """A recipe that says what differs from another one, and the complete recipe with its origins."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -112,3 +114,14 @@ def test_a_shipped_recipe_repeats_nothing_of_its_base(path: Path) -> None:
     if base is not None:
         before, said = dict(values(base[1])), dict(values(own))
         assert [key for key, value in said.items() if key in before and before[key] == value] == []
+
+
+def test_a_reader_of_the_resolved_recipe_may_stop_early(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(BASE))
+    # more than a pipe holds would be left over: the reader ends before it is written
+    command = f"{sys.executable} -m pospre.train {path} --resolve | true"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=True
+    )
+    assert not done.stderr
