@@ -116,7 +116,7 @@ def _read_run(uri: str, which: Weights, grid: tuple[int, int]) -> Source:
         model = model_of(checkpoint, weights=which)[0]  # the encoder's own table holds nothing
         assert model.position_source is not None
         own["pos_embed"] = model.position_table(grid)
-        if any(model.positions.named[model.position_source].parameters()):
+        if list(model.positions.named[model.position_source].parameters()):
             positions = "learned"
     return Source(f"{uri} ({which})", own, positions)
 
