@@ -102,7 +102,7 @@ def of_data_set(
     """Read the headers of a data set's samples; arrays are opened as images of ``channels``."""
     # here, so that --help does not wait for them
     from pospre.data.decode.decoder import DecodeError, OpenedImage
-    from pospre.data.stores.opening import open_reader
+    from pospre.data.opening import open_reader
 
     reader = open_reader(path, channels=channels)
 
@@ -271,7 +271,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.picture is not None:
         draw(statistics, args.picture, str(args.path))
     if args.channels is not None:
-        from pospre.data.stores.opening import open_reader
+        from pospre.data.opening import open_reader
 
         reader = open_reader(args.path, channels=args.channels, deep_range=wanted)
         moments = measure(reader, max(1, args.workers)).describe()

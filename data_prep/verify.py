@@ -89,7 +89,7 @@ def _naming(folder: str, where: str) -> Iterator[None]:
 
 def _open_beton(path: Path) -> "tuple[dict[str, Any], Iterator[Reader]]":
     """Return the description, and readers of the samples: one."""
-    from pospre.data.stores.opening import open_reader
+    from pospre.data.opening import open_reader
 
     reader = open_reader(path)
     content = read_description(path, "ffcv")

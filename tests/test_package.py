@@ -48,7 +48,7 @@ from pathlib import Path
 from data_prep.distribute.conversion import Settings, convert
 from data_prep.sources.registry import open_source
 from data_prep.statistics import check_picture
-from pospre.data.stores.opening import open_reader
+from pospre.data.opening import open_reader
 from pospre.data.views.resize import _opencv
 from pospre.errors import UserError
 from pospre.object_store import Bucket

@@ -24,9 +24,9 @@ from pospre.batch import Batch
 from pospre.data.batches import BatchFiller, empty_batch
 from pospre.data.buffers import BatchMemory
 from pospre.data.cores import default_workers, one_thread, thread_pool
+from pospre.data.opening import open_reader
 from pospre.data.options import LoaderOptions
 from pospre.data.order import epoch_order, rank_samples
-from pospre.data.stores.opening import open_reader
 from pospre.data.timing import LoaderTiming, Stopwatch
 from pospre.data.views.plan import ViewGroup, plan_views
 from pospre.errors import UserError

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from pospre.batch import Batch
 from pospre.data.loader import build_loader
-from pospre.data.stores.opening import open_reader
+from pospre.data.opening import open_reader
 from pospre.data.stores.reader import Reader
 from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError

@@ -6,7 +6,7 @@ from composer.utils import dist
 
 from pospre.data.decode.deep import given_range
 from pospre.data.loader import ViewLoader, build_loader
-from pospre.data.stores.opening import open_reader
+from pospre.data.opening import open_reader
 from pospre.data.stores.reader import Reader
 from pospre.data.views.augment import Augment, RandAugment
 from pospre.data.views.plan import ViewGroup

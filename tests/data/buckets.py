@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from pospre.data.stores.opening import open_reader
+from pospre.data.opening import open_reader
 
 if TYPE_CHECKING:
     from pospre.data.bucket.reader import RemoteMdsReader

@@ -12,7 +12,7 @@ from PIL import Image
 
 from pospre.data import batches as batch_filling
 from pospre.data.loader import build_loader
-from pospre.data.stores.opening import open_reader
+from pospre.data.opening import open_reader
 from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pospre.data.loader import ViewLoader, build_loader
-from pospre.data.stores.opening import open_reader
+from pospre.data.opening import open_reader
 from pospre.data.views.plan import ViewGroup
 from tests.data.conftest import FORMATS, NUM_IMAGES
 from tests.processes import finished

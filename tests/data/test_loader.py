@@ -17,7 +17,7 @@ from torchvision.transforms.functional import pil_to_tensor
 from pospre import draws
 from pospre.data.decode.decoder import decode_image
 from pospre.data.loader import ViewLoader, build_loader
-from pospre.data.stores.opening import open_reader
+from pospre.data.opening import open_reader
 from pospre.data.stores.reader import Features
 from pospre.data.views.augment import Augment
 from pospre.data.views.plan import ViewGroup, plan_views

@@ -18,7 +18,7 @@ from pospre.data.memory import (
     estimate_memory,
     stored_bytes,
 )
-from pospre.data.stores.opening import open_reader
+from pospre.data.opening import open_reader
 from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
 

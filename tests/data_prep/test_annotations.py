@@ -12,7 +12,7 @@ from data_prep.distribute.records import Settings
 from data_prep.files.locations import DamagedItem
 from data_prep.sources.image_folder import file_item
 from data_prep.sources.source import Item, Source
-from pospre.data.stores.opening import open_reader
+from pospre.data.opening import open_reader
 from tests.data_prep.reading import FORMATS, destination
 from tests.data_prep.sample_images import encoded, picture, write_files
 

@@ -6,8 +6,8 @@ import pytest
 
 from data_prep import convert, verify
 from data_prep.publish.description import sha256
+from pospre.data.opening import open_reader
 from pospre.data.stores.description import pack_sums, unpack_sums
-from pospre.data.stores.opening import open_reader
 from pospre.errors import run_command
 from tests.data_prep.reading import FORMATS, destination
 from tests.data_prep.sample_images import KEPT, odd_files, write_files

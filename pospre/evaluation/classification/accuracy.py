@@ -11,7 +11,7 @@ from pydantic import PositiveInt
 from torch import Tensor
 
 from pospre.algorithms.supervised.supervised import Classification
-from pospre.data.stores.opening import open_reader
+from pospre.data.opening import open_reader
 from pospre.errors import UserError
 from pospre.evaluation.features import (
     centre_batches,

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pospre import draws
 from pospre.batch import Batch
-from pospre.data.stores.opening import open_reader
+from pospre.data.opening import open_reader
 from pospre.errors import UserError
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.position.mosaic import enlarge, frame_cells, place_patches

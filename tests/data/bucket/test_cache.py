@@ -303,7 +303,7 @@ READ_ALL = """
 import sys
 from pospre.data.loader import build_loader
 from pospre.data.order import epoch_order
-from pospre.data.stores.opening import open_reader
+from pospre.data.opening import open_reader
 from pospre.data.views.plan import ViewGroup
 from pospre.errors import run_command
 def main():

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pospre.data.stores.opening import open_reader
+from pospre.data.opening import open_reader
 from pospre.errors import UserError
 from tests.data.buckets import (
     ADDRESS,

@@ -14,7 +14,7 @@ from pospre.data.decode.decoder import DecodeError, decode_image
 from pospre.data.decode.deep import Decoding, DeepRange
 from pospre.data.loader import build_loader
 from pospre.data.memory import estimate_memory
-from pospre.data.stores.opening import open_reader
+from pospre.data.opening import open_reader
 from pospre.data.views.augment import Augment, RandAugment
 from pospre.data.views.boxes import box_crops
 from pospre.data.views.plan import INTERPOLATIONS, ViewGroup

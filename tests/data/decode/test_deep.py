@@ -18,7 +18,7 @@ from pospre.data.decode.deep import (
     to_levels,
 )
 from pospre.data.loader import build_loader
-from pospre.data.stores.opening import open_reader
+from pospre.data.opening import open_reader
 from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
 from tests.data.deep_files import RAMP, npy, png16, saved

@@ -15,7 +15,7 @@ from torch import Tensor
 from data_prep import convert
 from pospre.data.decode.decoder import OpenedImage, decode_image
 from pospre.data.loader import build_loader
-from pospre.data.stores.opening import open_reader
+from pospre.data.opening import open_reader
 from pospre.data.views.plan import ViewGroup
 from tests.data.conftest import FORMATS
 

@@ -11,7 +11,7 @@ import torch
 from data_prep import convert
 from pospre.data.decode import jpeg
 from pospre.data.loader import build_loader
-from pospre.data.stores.opening import open_reader
+from pospre.data.opening import open_reader
 from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
 

@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from pospre.data.loader import build_loader
+from pospre.data.opening import open_reader
 from pospre.data.stores.ffcv import FfcvReader
-from pospre.data.stores.opening import open_reader
 from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
 
@@ -224,7 +224,7 @@ def test_importing_ffcv_changes_nothing_else(beton):
     """It sets torch to one thread; and where numba's dict is compiled, two seconds are lost."""
     code = (
         "import sys, torch, numba.typed; torch.set_num_threads(3); typed = numba.typed.Dict\n"
-        "from pospre.data.stores.opening import open_reader; open_reader(sys.argv[1])\n"
+        "from pospre.data.opening import open_reader; open_reader(sys.argv[1])\n"
         "assert 'ffcv' in sys.modules and torch.get_num_threads() == 3\n"
         "assert numba.typed.Dict is typed and typed is not dict\n"
         "assert type(sys.modules['ffcv.fields.rgb_image'].IMAGE_MODES) is dict"

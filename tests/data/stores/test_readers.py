@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pospre.data.stores.opening import open_reader
+from pospre.data.opening import open_reader
 from pospre.errors import UserError
 
 NUM_IMAGES = 22
@@ -42,7 +42,7 @@ def test_every_format_returns_the_files_bytes(data_set, photos):
 
 def test_reading_shards_imports_neither_streaming_nor_ffcv(stored):
     code = (
-        "import sys; from pospre.data.stores.opening import open_reader;"
+        "import sys; from pospre.data.opening import open_reader;"
         "open_reader(sys.argv[1]).read(0);"
         "assert not {'streaming', 'ffcv', 'numba', 'composer'} & set(sys.modules)"
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from data_prep import convert
-from pospre.data.stores.opening import open_reader
+from pospre.data.opening import open_reader
 from pospre.errors import run_command
 from tests.data_prep.reading import FORMATS, destination
 from tests.data_prep.sample_images import encoded, odd_files, picture, write_files

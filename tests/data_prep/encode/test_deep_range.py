@@ -14,7 +14,7 @@ from data_prep.distribute.plan import difference
 from data_prep.encode.images import PreparedImage, prepare_image
 from data_prep.statistics import main as statistics
 from pospre.data.decode.deep import Decoding, DeepRange
-from pospre.data.stores.opening import open_reader
+from pospre.data.opening import open_reader
 from pospre.errors import run_command
 from tests.data.deep_files import RAMP, band_folder, bands, npy, png16, saved
 

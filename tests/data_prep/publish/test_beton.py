@@ -16,7 +16,7 @@ from ffcv.writer import DatasetWriter
 from data_prep.distribute.records import Record
 from data_prep.publish.writers.ffcv import BlockWriter, write_beton
 from data_prep.sources.source import Item
-from pospre.data.stores.opening import open_reader
+from pospre.data.opening import open_reader
 
 PAGE_SIZE = 1 << 21
 

@@ -14,7 +14,7 @@ from data_prep import verify
 from data_prep.distribute.records import Record
 from data_prep.publish import bucket as remote
 from data_prep.publish.bucket import BucketShards
-from pospre.data.stores.opening import open_reader
+from pospre.data.opening import open_reader
 from pospre.errors import run_command
 from tests.data.flaky_s3 import FlakyS3, flaky_s3
 from tests.data_prep.bucket import URI, as_in_a_folder, call, contents, keys, shard, write
