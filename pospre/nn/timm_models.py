@@ -25,12 +25,11 @@ def timm_size(name: str) -> EncoderSize:
         UserError: timm has no such model, or it is no ViT of the kind that ours is.
     """
     name = name.removeprefix(PREFIX)
-    if not timm.is_model(name):
-        hint = suggestion(name, timm.list_models("*vit*"))
-        raise UserError(f"encoder.name is '{PREFIX}{name}', but timm has no model '{name}'.{hint}")
-    with torch.device("meta"):
-        vit = timm.create_model(name, pretrained=False)
-    return _size_of(vit, name)
+    if timm.is_model(name):
+        with torch.device("meta"):
+            return _size_of(timm.create_model(name, pretrained=False), name)
+    hint = suggestion(name, timm.list_models("*vit*"))
+    raise UserError(f"encoder.name is '{PREFIX}{name}', but timm has no model '{name}'.{hint}")
 
 
 def wrap_encoder(vit: nn.Module, *, drop_path: float = 0.0, dropout: float = 0.0) -> Encoder:

@@ -1,9 +1,10 @@
 """A recipe's algorithms, and its model with them attached."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
+from pospre.data.views.plan import ViewGroup
 from pospre.model.algorithm import PretrainAlgorithm, algorithm_class
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
@@ -17,24 +18,29 @@ def build_algorithms(recipe: Recipe) -> list[PretrainAlgorithm]:
     return sorted(made, key=lambda algorithm: not algorithm.is_host)
 
 
-def build_model(
-    recipe: Recipe, algorithms: Sequence[PretrainAlgorithm] | None = None
+def build_model(recipe: Recipe) -> PretrainModel:
+    """Return a resolved recipe's model with algorithms of its own attached."""
+    return attached_model(recipe, build_views(recipe), build_algorithms(recipe))
+
+
+def attached_model(
+    recipe: Recipe, views: Mapping[str, ViewGroup], algorithms: Sequence[PretrainAlgorithm]
 ) -> PretrainModel:
-    """Return a resolved recipe's model with its algorithms attached.
+    """Return a resolved recipe's model with ``algorithms`` attached.
 
     The weights are a function of the recipe's seed: the same on every rank and at every start.
 
     Args:
         recipe: what to build.
-        algorithms: the recipe's, made by ``build_algorithms``; None makes them.
+        views: the recipe's, made by ``build_views``.
+        algorithms: the recipe's, made by ``build_algorithms``.
     """
-    algorithms = build_algorithms(recipe) if algorithms is None else algorithms
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         model = PretrainModel(
             build_encoder(**recipe.encoder.arguments()),
             seed=recipe.seed,
-            views=build_views(recipe),
+            views=views,
             mean=recipe.data.mean,
             std=recipe.data.std,
         )

@@ -12,8 +12,8 @@ from pospre.data.loader import ViewLoader
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import Recipe
-from pospre.training.build import build_algorithms, build_model
-from pospre.training.data import build_data
+from pospre.training.build import attached_model, build_algorithms
+from pospre.training.data import build_data, build_views
 from pospre.training.device import build_device
 from pospre.training.optim import build_optimizer
 from pospre.training.resolve import resolve
@@ -41,10 +41,11 @@ class Components:
 def build_components(recipe: Recipe) -> Components:
     """Return the recipe, resolved with its data, and what it is made of."""
     device = build_device(recipe)
-    loader = build_data(recipe)
+    views = build_views(recipe)
+    loader = build_data(recipe, views)
     recipe = resolve(recipe, loader.reader)
     algorithms = build_algorithms(recipe)
-    model = build_model(recipe, algorithms)
+    model = attached_model(recipe, views, algorithms)
     batch_size = recipe.data.batch_size
     optimizer = build_optimizer(model, recipe.optimizer, batch_size=batch_size)
     schedule = build_schedule(

@@ -1,5 +1,6 @@
 """The view groups of a recipe, and the loader that cuts them out of its data."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from composer.utils import dist
@@ -16,15 +17,14 @@ from pospre.recipe.sections import View
 from pospre.recipe.values import Size
 
 
-def build_data(recipe: Recipe) -> ViewLoader:
-    """Return this rank's loader."""
+def build_data(recipe: Recipe, views: Mapping[str, ViewGroup]) -> ViewLoader:
+    """Return this rank's loader of ``views``, the recipe's by name."""
     data, world = recipe.data, dist.get_world_size()
     if data.batch_size % world:
         raise UserError(
             f"data.batch_size = {data.batch_size} is the batch over all ranks and must be a "
             f"multiple of their number, {world}"
         )
-    views = build_views(recipe)
     loader = build_loader(
         data.path,
         views=list(views.values()),
