@@ -4,6 +4,7 @@ import hashlib
 import importlib
 import json
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,12 @@ class Prepared:
     source: Source
     settings: Settings
 
-    @property
+    @cached_property
     def made_from(self) -> dict[str, Any]:
-        """What tells this conversion from others, as the description notes it."""
+        """What tells this conversion from others, as the description notes it.
+
+        Once: it is a hash over every item.
+        """
         return {"settings": asdict(self.settings), "source": self.source.fingerprint()}
 
     def plan(self) -> tuple[Plan, list[Block]]:
