@@ -4,7 +4,7 @@ from typing import cast
 
 from pospre.errors import UserError, suggestion
 from pospre.nn.encoder import Encoder
-from pospre.nn.sizes import SIZES
+from pospre.nn.sizes import SIZES, pair
 from pospre.nn.swin.encoder import SWIN, SWIN_NEEDS, build_swin
 from pospre.nn.timm_models import PREFIX, timm_size
 from pospre.recipe.values import Init, PositionKind
@@ -70,8 +70,8 @@ def build_encoder(
     if window is not None:
         raise UserError(f"encoder.window = {window} is for swin_tiny; {name} has no windows.")
     size = SIZES[name] if name in SIZES else timm_size(name)
-    patch = _pair(size.patch_size if patch_size is None else patch_size)
-    height_width = _pair(image_size)
+    patch = pair(size.patch_size if patch_size is None else patch_size)
+    height_width = pair(image_size)
     blocks = size.depth if depth is None else depth
     for key, value in (
         ("patch_size", min(patch)),
@@ -114,7 +114,3 @@ def check_divides(side: int, patch: int, *, key: str) -> None:
             f"{key} = {side} is not divisible by the patch size {patch}. "
             f"Use {near}, or another encoder.patch_size."
         )
-
-
-def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else size

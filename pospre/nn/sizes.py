@@ -86,3 +86,8 @@ def _relative(size: EncoderSize, options: dict[str, Any], *, shared: bool) -> di
         "rel_pos_type": "bias",
         "shared_rel_pos": shared,
     }
+
+
+def pair(size: int | tuple[int, int]) -> tuple[int, int]:
+    """Return (height, width) of a side, or of such a pair."""
+    return (size, size) if isinstance(size, int) else (size[0], size[1])

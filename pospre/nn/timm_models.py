@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pospre.errors import UserError, suggestion
 from pospre.nn.encoder import Encoder
-from pospre.nn.sizes import SIZES, EncoderSize
+from pospre.nn.sizes import SIZES, EncoderSize, pair
 
 PREFIX = "timm:"
 _HEAD = ("head.", "fc_norm.", "attn_pool.")
@@ -47,8 +47,8 @@ def wrap_encoder(vit: nn.Module, *, drop_path: float = 0.0, dropout: float = 0.0
     assert isinstance(vit, VisionTransformer)
     encoder = Encoder(
         size,
-        image_size=_pair(vit.patch_embed.img_size),
-        patch_size=_pair(size.patch_size),
+        image_size=pair(vit.patch_embed.img_size),
+        patch_size=pair(size.patch_size),
         depth=size.depth,
         channels=vit.patch_embed.proj.in_channels,
         positions="none" if vit.pos_embed is None else "learned",
@@ -83,14 +83,10 @@ def _size_of(vit: nn.Module, name: str) -> EncoderSize:
     patch = vit.patch_embed.patch_size
     dim, depth, heads = vit.embed_dim, len(vit.blocks), block.attn.num_heads
     for size in SIZES.values():
-        same = (_pair(size.patch_size), size.embed_dim, size.depth) == (patch, dim, depth)
+        same = (pair(size.patch_size), size.embed_dim, size.depth) == (patch, dim, depth)
         if same and (size.num_heads, size.mlp_ratio) == (heads, ratio):
             return size
     return EncoderSize(_BASE, patch, dim, depth, heads, mlp_ratio=ratio)
-
-
-def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
 def _with_prefix(table: Tensor, encoder: Encoder) -> Tensor:

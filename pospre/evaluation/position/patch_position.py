@@ -20,6 +20,7 @@ from pospre.evaluation.position.predictions import predict_patches
 from pospre.evaluation.registry import Context
 from pospre.evaluation.table import format_table, percent
 from pospre.model.model import PretrainModel
+from pospre.recipe.ranges import Ratio
 
 NEEDS = "mp3"
 TOP = 5
@@ -36,7 +37,6 @@ def _listed(value: object) -> object:
     return tuple(parts) if isinstance(parts, list) else parts
 
 
-Ratio = Annotated[float, Field(ge=0, lt=1)]
 Ratios = Annotated[tuple[Ratio, ...], Field(min_length=1), BeforeValidator(_listed)]
 
 

@@ -9,12 +9,12 @@ averaged; places that no patch goes to are black.
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
-from pydantic import Field, PositiveInt
+from pydantic import PositiveInt
 from torch import Tensor
 
 from pospre import draws
@@ -27,14 +27,12 @@ from pospre.evaluation.position.predictions import predict_positions
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.table import format_table, percent
 from pospre.nn.decoder import patchify
+from pospre.recipe.ranges import PositiveShare, Ratio
 
 NEEDS = "droppos"
 VIEWS = ("original", "shuffled", "reconstructed")
 _FILE_NAME = re.compile(rf"\d{{8}}_({'|'.join(VIEWS)})\.png")
 SHORTEST_SIDE = 224  # pixels of a written picture; smaller images are enlarged in whole steps
-
-Ratio = Annotated[float, Field(ge=0, lt=1)]
-PositionRatio = Annotated[float, Field(gt=0, le=1)]
 
 
 def evaluate(
@@ -42,7 +40,7 @@ def evaluate(
     *,
     num_pictures: PositiveInt = 8,
     mask_ratio: Ratio = 0.0,
-    position_mask_ratio: PositionRatio = 0.75,
+    position_mask_ratio: PositiveShare = 0.75,
     seed: int = 0,
 ) -> dict[str, Any]:
     """Write the pictures.
