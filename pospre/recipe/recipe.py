@@ -20,7 +20,7 @@ from pydantic_core import ErrorDetails
 from pospre.errors import UserError, suggestion
 from pospre.recipe import yaml_text
 from pospre.recipe.extends import read_recipe
-from pospre.recipe.renamed import REMOVED, new_name, with_new_names
+from pospre.recipe.renamed import REMOVED, new_name, with_new_names, without_old_defaults
 from pospre.recipe.sections import (
     Data,
     Encoder,
@@ -103,7 +103,8 @@ def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
 
 def recipe_from_dict(data: dict[str, Any], source: str = "recipe") -> Recipe:
     """Return the recipe in a plain dict; ``source`` names it in errors."""
-    return _validate(Recipe, yaml_text.resolve_variables(data), source, prefix="")
+    data = without_old_defaults(yaml_text.resolve_variables(data))
+    return _validate(Recipe, data, source, prefix="")
 
 
 def recorded_recipe(data: dict[str, Any], source: str = "recipe") -> Recipe:
@@ -200,7 +201,7 @@ def _explain(model: type[BaseModel], data: dict[str, Any], error: ErrorDetails, 
         if renamed := new_name(key):
             return f"key '{key}' is called '{renamed}' now; rename it"
         if key in REMOVED:
-            return f"key '{key}' is gone; {REMOVED[key]}"
+            return f"key '{key}' is gone; {REMOVED[key][1]}"
         elsewhere = [f"{s}.{last}" for s, hint in _SECTIONS.items() if last in hint.model_fields]
         if elsewhere and key == last:
             return f"unknown key '{key}'. Did you mean '{elsewhere[0]}'?"

@@ -14,13 +14,29 @@ RENAMED = {
     "data.views.*.augment.solarise_threshold": "solarize_threshold",
 }
 
-# the dotted key of what is gone, and what to do
-REMOVED = {"data.page_cache": "leave it out: the operating system hears what will be read"}
+# the section and key of what is gone, its old default, and what to do about any other value
+REMOVED = {
+    "data.page_cache": ("os", "leave it out: the operating system hears what will be read"),
+}
 
 
 def new_name(key: str) -> str | None:
     """Return what the last part of a dotted key is called now; None where it was not renamed."""
     return next((new for old, new in RENAMED.items() if fnmatchcase(key, old)), None)
+
+
+def without_old_defaults(recipe: dict[str, Any]) -> dict[str, Any]:
+    """Return a recipe without the keys that are gone where they hold their old default.
+
+    So a recipe that a run wrote down, with all its defaults, can be used again.
+    """
+    for key, (default, _) in REMOVED.items():
+        section, _, gone = key.partition(".")
+        given = recipe.get(section)
+        if isinstance(given, dict) and given.get(gone) == default:
+            kept = {name: value for name, value in given.items() if name != gone}
+            recipe = {**recipe, section: kept}
+    return recipe
 
 
 def with_new_names(recorded: Any, key: str = "") -> Any:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from pospre.recipe.ranges import Pair, ShareRange
 from pospre.recipe.values import (
@@ -106,14 +106,6 @@ class Data(Section):
         default=None, description="of the normalisation; None: ImageNet's, or the data set's own"
     )
     std: PositiveNumbers | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_page_cache(cls, given: Any) -> Any:
-        """Let recipes that a run wrote down with this key's default be used again."""
-        if isinstance(given, dict) and given.get("page_cache") == "os":
-            return {key: value for key, value in given.items() if key != "page_cache"}
-        return given
 
 
 class Encoder(Section):
