@@ -21,6 +21,7 @@ import torch
 
 from pospre.data.loader import build_loader
 from pospre.data.order import epoch_order
+from pospre.data.stores.reader import Visits
 from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
 from tests.data.buckets import (
@@ -240,13 +241,17 @@ def test_limits_and_orders(bucket: Any) -> None:
     with pytest.raises(UserError, match=r"cache_limit = 30000 is less than two shards"):
         open_remote(cache_limit=30_000)
     reader = open_remote(cache_limit=100_000)
+
+    def visits(order: str, window: int) -> Visits:
+        return Visits(order, window, lanes=range(1), share=1.0, parts=np.arange(5))
+
     with pytest.raises(UserError, match=r"data.order = random needs all .* data.order: windows"):
-        reader.check_order("random", 16)
-    with pytest.raises(UserError, match=r"the 8 shards .* data.window = 16 needs"):
-        reader.check_order("windows", 16)
-    reader.check_order("windows", 7)
-    open_remote(cache_limit=1_000_000).check_order("random", 16)
-    open_remote().check_order("random", 16)
+        reader.prepare(visits("random", 16))
+    with pytest.raises(UserError, match=r"the 8 shards .* data.window needs, 16 samples for each"):
+        reader.prepare(visits("windows", 16))
+    reader.prepare(visits("windows", 7))
+    open_remote(cache_limit=1_000_000).prepare(visits("random", 16))
+    open_remote().prepare(visits("random", 16))
 
 
 def test_a_replaced_data_set_is_fetched_anew(bucket: Any, upload: Any, shards: Any) -> None:
