@@ -292,9 +292,9 @@ class ViewLoader(LoaderOptions):
     ) -> "_Pending":
         """Draw boxes and flips, lay the batch out, and hand its samples to the threads."""
         watch = Stopwatch()
-        rows = batch_rows(min(self._global_size, len(order) - first), self.lanes)
+        places = batch_rows(min(self._global_size, len(order) - first), self.lanes)
         begin = self.rank * self.batch_size
-        visits = first + rows[begin : begin + self.batch_size]
+        visits = first + places[begin : begin + self.batch_size]
         index = order[visits]
         # a repeat draws as if it were an epoch of its own, masks and colours included
         epochs = epoch * self.repeats + visits // self.lanes % self.repeats
