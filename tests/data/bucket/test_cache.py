@@ -111,11 +111,11 @@ def test_cut_and_vanished_shards_are_fetched_again(bucket: Any, server: FlakyS3)
     assert shard_gets(server) == [2, 3, 1, 1, 1]
 
 
-def flip_a_bit(path: Path, index: int = 2) -> None:
-    """Damage the bytes of a sample where they lie, as a bad disk would."""
+def flip_a_bit(path: Path, where: str = "image", index: int = 2) -> None:
+    """Damage the bytes of a sample, or what says where they lie, as a bad disk would."""
     content = bytearray(path.read_bytes())
     begin, end = np.frombuffer(content, "<u4", 2, 4 * (index + 1)).tolist()
-    content[(begin + end) // 2] ^= 4
+    content[{"image": (begin + end) // 2, "sizes": begin, "offset": 4 * (index + 1)}[where]] ^= 4
     path.write_bytes(content)
 
 
@@ -125,9 +125,11 @@ def loader_of(address: str | Path, **options: Any) -> Any:
     )
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    ("num_workers", "where"), [(0, "image"), (2, "image"), (2, "sizes"), (2, "offset")]
+)
 def test_a_shard_damaged_in_the_cache_is_fetched_again(
-    upload: Any, server: FlakyS3, stored: Any, num_workers: int
+    upload: Any, server: FlakyS3, stored: Any, num_workers: int, where: str
 ) -> None:
     upload(stored("mds"))
     want = list(loader_of(stored("mds")))
@@ -135,7 +137,7 @@ def test_a_shard_damaged_in_the_cache_is_fetched_again(
     list(loader)
     (shard,) = loader.reader.path.glob("*.mds")
     whole = shard.read_bytes()
-    flip_a_bit(shard)
+    flip_a_bit(shard, where)
     again = loader_of(ADDRESS, num_workers=num_workers)  # as the next run
     with pytest.warns(UserWarning, match=r"damaged in the cache .*fetched again from s3://bucket"):
         got = list(again)
