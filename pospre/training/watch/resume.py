@@ -28,7 +28,11 @@ class Resume(Callback):
         for key in [key for key in saved if key.startswith("_")]:
             del saved[key]
         saved["algorithms"] = dict(saved.get("algorithms", {}))
-        saved.setdefault("callbacks", {}).setdefault(type(self).__qualname__, {})
+        # Composer warns of what a checkpoint does not know, such as this: it begins anew
+        for kind, present in (("callbacks", state.callbacks), ("algorithms", state.algorithms)):
+            known = saved.setdefault(kind, {})
+            for each in present:
+                known.setdefault(type(each).__qualname__, {})
         state.load_state_dict(saved, logger, strict=True)
         saved.clear()
         self._content.clear()
