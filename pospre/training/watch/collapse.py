@@ -17,6 +17,7 @@ from pospre.training.watch.watcher import Watcher, is_due
 
 _ROWS = 256  # of features that are looked at, over all ranks
 _NOTHING = 1e-3  # a spread below is none, whatever it was at the start
+_ENTROPY = 0.005  # of log K: the demo runs that learn stay more than 0.02 away
 
 
 class Quantity(NamedTuple):
@@ -26,11 +27,13 @@ class Quantity(NamedTuple):
         value: now.
         ends: of a collapse.
         nothing: this near to an end, there is a collapse whatever the value was at the start.
+        is_relative: whether it is one also far nearer to an end than at the start.
     """
 
     value: float
     ends: tuple[float, ...]
-    nothing: float = 0.0
+    nothing: float
+    is_relative: bool = True
 
 
 class Collapse(Watcher):
@@ -44,11 +47,11 @@ class Collapse(Watcher):
     √D: 1 where directions are random, 0 where all are the same. ``features/<pass>_rank``: RankMe
     (Garrido et al. 2023), from 1 (all the same, up to length) to min(views, D). Beside them it
     looks at ``metric/dinov2_entropy``, of the teacher's targets: 0 where each is one prototype,
-    log K where it says nothing.
+    log K where it says nothing; within half a percent of log K, either is a collapse.
 
     Args:
-        share: a value is a collapse whose distance from its end is below this share of what it was
-            at the first look.
+        share: features have collapsed whose std, or rank beyond 1, is below this share of what it
+            was at the first look.
         every: steps between two looks.
         interval: steps between lines of metrics; it looks only when there is one.
         log: see ``Watcher``.
@@ -92,7 +95,8 @@ class Collapse(Watcher):
     def _warning(self, name: str, quantity: Quantity) -> str | None:
         value, start = quantity.value, self._start[name]
         for end in quantity.ends:
-            if abs(value - end) < max(self.share * abs(start - end), quantity.nothing):
+            share = self.share if quantity.is_relative else 0.0
+            if abs(value - end) < max(share * abs(start - end), quantity.nothing):
                 return (
                     f"the training collapses: {name} is {value:.3g}, was {start:.3g} at the start, "
                     f"and {end:.3g} is where nothing tells the images apart. Try a lower "
@@ -132,8 +136,9 @@ def _entropies(state: State, model: PretrainModel) -> dict[str, Quantity]:
     for name in model.objectives:
         objective, metric = model.objectives[name], f"metric/{name}_entropy"
         if isinstance(objective, PrototypeMatching):
-            ends = (0.0, math.log(objective.options.num_prototypes))
-            found[metric] = Quantity(state.total_loss_dict[f"loss/train/{metric}"], ends)
+            value = state.total_loss_dict[f"loss/train/{metric}"]
+            most = math.log(objective.options.num_prototypes)
+            found[metric] = Quantity(value, (0.0, most), _ENTROPY * most, is_relative=False)
     return found
 
 

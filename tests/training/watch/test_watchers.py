@@ -13,6 +13,7 @@ from composer.core import Callback
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from pospre.algorithms.dinov2.targets import Center
 from pospre.algorithms.droppos import DroppedPositions
 from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import EncoderPass
@@ -89,13 +90,14 @@ class Alike(Objective):
 
 
 def test_a_collapse_is_seen(capsys: Capture, tmp_path: Path) -> None:
-    model, algorithms = Case(()).build()
+    case = Case((), encoder={"patch_size": 8, "depth": 1})
+    model, algorithms = case.build()
     model.registry.add_pass("student", "alike", EncoderPass())
     model.add_objective("alike", Alike())
     log = tmp_path / "watch.jsonl"
     watch = Collapse(every=5, interval=1, log=log)
     built = (model, algorithms)
-    logged = fit(Case(()), steps=40, lr=3e-4, built=built, callbacks=[watch])
+    logged = fit(case, steps=40, lr=3e-4, built=built, callbacks=[watch])
     said = capsys.readouterr().err
     assert said.count("the training collapses: features/student_std is") == 1, logged
     (first, *_) = [json.loads(line) for line in log.read_text().splitlines()]
@@ -106,6 +108,21 @@ def test_a_collapse_is_seen(capsys: Capture, tmp_path: Path) -> None:
     other.load_state_dict({})
     other.load_state_dict(watch.state_dict())
     assert other.state_dict()["start"] == start
+
+
+@pytest.mark.parametrize("centers", [True, False])
+def test_targets_that_name_one_prototype_are_seen(centers: bool, capsys: Capture) -> None:
+    head = {"centering": "centering", "mask_crop_rate": 0.0, "koleo_weight": 0.0}
+    options = {"dinov2": {"momentum_start": 0.5, "freeze_epochs": 0, **head}}
+    case = Case(("dinov2",), options, {"patch_size": 8, "depth": 1})
+    model, algorithms = case.build()
+    for module in model.modules():
+        if isinstance(module, Center) and not centers:
+            module.momentum = 1.0  # it stays at 0
+    watch = Collapse(every=10, interval=1)
+    fit(case, steps=10, built=(model, algorithms), batch=case.batch(64), callbacks=[watch])
+    said = capsys.readouterr().err
+    assert said.count("the training collapses: metric/dinov2_entropy is") == (not centers)
 
 
 def test_spread_and_rank() -> None:
