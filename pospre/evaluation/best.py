@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pospre.evaluation.run import write_json
 from pospre.training.checkpoints.file import PARTIAL, manifest_of
@@ -88,7 +88,7 @@ class BestCheckpoint:
         return {checkpoint.batch: Path(checkpoint.uri) for checkpoint in found}
 
 
-def read_lines(path: Path) -> list[dict[str, object]]:
+def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the objects of a file with one per line; one that is cut short is left out."""
     lines = []
     for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():

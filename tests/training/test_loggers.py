@@ -44,7 +44,7 @@ def test_tensorboard_has_every_line_in_one_file_per_start(
             values.setdefault(name, {}).update(found)
     assert values == logged(folder)
     assert {"lr", "throughput", "memory", "samples", "loss/droppos"} <= set(values)
-    assert list(values["lr"]) == [1, 4, 6, 8, 12]
+    assert list(values["lr"]) == [1, 4, 8, 12]
     assert list(values["evaluation/knn/top1"]) == [6, 9, 12]
 
 
