@@ -83,8 +83,9 @@ class Collapse(Watcher):
         if not is_due(step, self.interval, self.every):
             return
         found: dict[str, Quantity] = {}
+        outputs: Any = state.outputs  # those of our model
         for name in _watched(model):
-            features = _gathered(state.outputs[FEATURES][name])
+            features = _gathered(outputs[FEATURES][name])
             found[f"features/{name}_std"] = Quantity(spread(features), (0.0,), _NOTHING)
             found[f"features/{name}_rank"] = Quantity(effective_rank(features), (1.0,), _NOTHING)
         logger.log_metrics({name: quantity.value for name, quantity in found.items()})

@@ -101,6 +101,7 @@ def _apart(recipe: Recipe, folder: str) -> Recipe:
             "run_folder": folder,
             "save_folder": None,
             "save_interval": "1000000000ba",
+            "keep_best": None,
             "progress_bar": False,
             "fsdp": None,
         }

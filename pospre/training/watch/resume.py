@@ -28,11 +28,12 @@ class Resume(Callback):
         for key in [key for key in saved if key.startswith("_")]:
             del saved[key]
         saved["algorithms"] = dict(saved.get("algorithms", {}))
-        # Composer warns of what a checkpoint does not know, such as this: it begins anew
+        # what this start adds and the checkpoint does not know begins anew
         for kind, present in (("callbacks", state.callbacks), ("algorithms", state.algorithms)):
-            known = saved.setdefault(kind, {})
+            states = saved.setdefault(kind, {})
             for each in present:
-                known.setdefault(type(each).__qualname__, {})
+                if not each.state_dict():
+                    states.setdefault(type(each).__qualname__, {})
         state.load_state_dict(saved, logger, strict=True)
         saved.clear()
         self._content.clear()
