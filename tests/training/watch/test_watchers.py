@@ -97,7 +97,7 @@ def test_a_collapse_is_seen(capsys: Capture, tmp_path: Path) -> None:
     log = tmp_path / "watch.jsonl"
     watch = Collapse(every=5, interval=1, log=log)
     built = (model, algorithms)
-    logged = fit(case, steps=40, lr=3e-4, built=built, callbacks=[watch])
+    logged = fit(case, steps=40, lr=2e-3, built=built, callbacks=[watch])
     said = capsys.readouterr().err
     assert said.count("the training collapses: features/student_std is") == 1, logged
     (first, *_) = [json.loads(line) for line in log.read_text().splitlines()]
