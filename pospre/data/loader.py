@@ -237,12 +237,12 @@ class ViewLoader(LoaderOptions):
         self._position = _Position(state["epoch"], state["samples"])
 
     def probe(self, num_samples: int = 4) -> None:
-        """Decode a few samples from all over the data set, to find out early that it is damaged.
+        """Decode a few samples from all over what is visited here, to find damage early.
 
         Raises:
             UserError: one of them cannot be used, and bad samples are not skipped; it is named.
         """
-        for index in np.linspace(0, self.num_samples - 1, num_samples).astype(int).tolist():
+        for index in self.spread(num_samples):
             self._filler.check_sample(index)
 
     def __len__(self) -> int:

@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 import numpy as np
 
 from pospre.data.cores import default_workers
-from pospre.data.order import check_order, deal, epoch_order, lanes_of
+from pospre.data.order import Runs, check_order, deal, epoch_order, lanes_of
 from pospre.data.stores.reader import Reader, Visits
 from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError, suggestion
@@ -113,6 +113,23 @@ class LoaderOptions:
             order = np.repeat(whole, self.repeats, axis=0).reshape(-1)[:num_samples]
         return order
 
+    def spread(self, count: int) -> list[int]:
+        """Return so many samples from all over what this machine's ranks visit."""
+        runs = self._machine_runs()
+        ends = np.cumsum(runs.size)
+        places = np.linspace(0, ends[-1] - 1, count).astype(int)
+        run = np.searchsorted(ends, places, side="right")
+        return (runs.first[run] + runs.size[run] - ends[run] + places).tolist()
+
+    def _machine_lanes(self) -> range:
+        node = self.rank // (self.world_size // self.nodes)
+        return lanes_of(node, self.nodes, self.lanes)
+
+    def _machine_runs(self) -> Runs:
+        runs, lanes = deal(self.seed, self.reader.parts, self.lanes), self._machine_lanes()
+        here = (runs.lane >= lanes.start) & (runs.lane < lanes.stop)
+        return Runs(*(values[here] for values in runs))
+
     def _check_lanes(self) -> None:
         if not self.shuffle:
             raise ValueError("lanes need shuffle=True: the stored order has none")
@@ -138,17 +155,13 @@ class LoaderOptions:
 
     def _visits(self) -> Visits:
         """Return what the ranks of this machine will visit."""
-        node = self.rank // (self.world_size // self.nodes)
-        lanes = lanes_of(node, self.nodes, self.lanes)
-        own = lanes_of(self.rank, self.world_size, self.lanes)
-        runs = deal(self.seed, self.reader.parts, self.lanes)
-        here = (runs.lane >= lanes.start) & (runs.lane < lanes.stop)
+        lanes, own = self._machine_lanes(), lanes_of(self.rank, self.world_size, self.lanes)
         return Visits(
             order=self.order,
             window=self.window // self.lanes,
             lanes=lanes,
             share=len(own) / len(lanes),
-            parts=np.unique(runs.part[here]),
+            parts=np.unique(self._machine_runs().part),
         )
 
 

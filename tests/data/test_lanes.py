@@ -258,6 +258,13 @@ def test_a_bad_sample_s_stand_in_is_the_same_on_any_rank(
     assert not (joined(whole)["index"] % 7 == 3).any()
 
 
+def test_the_samples_looked_at_first_are_the_machine_s_own(many: Path) -> None:
+    assert loader(many).spread(4) == [0, 19, 39, 59]
+    ours = loader(many, **options(batch_size=6, world_size=2, rank=1, nodes=2))
+    lane = lane_of(ours.seed, ours.reader.parts, 6)
+    assert len(set(ours.spread(30))) == 30 and min(lane[ours.spread(30)]) == 3
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [

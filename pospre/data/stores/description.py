@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pospre.data.stores.files import odd_file
 from pospre.errors import UserError
 
 SIDECAR_NAME = "pospre.json"  # in a folder of shards
@@ -36,9 +35,8 @@ def read_json(path: Path, remedy: str) -> dict[str, Any]:
     Raises:
         UserError: it cannot be read or is no JSON object.
     """
-    odd = odd_file(path)
-    if odd is not None:
-        raise UserError(f"{path} is no regular file, but {odd}. {remedy}")
+    if path.exists() and not path.is_file():  # to open a FIFO would take for ever
+        raise UserError(f"{path} is no regular file. {remedy}")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
