@@ -29,6 +29,7 @@ def build_trainer(
     resume: Resume | None = None,
     earlier: Sequence[Path] = (),
     uploads: Uploads | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Trainer:
     """Return the trainer of a run.
 
@@ -39,6 +40,7 @@ def build_trainer(
         earlier: the local checkpoints up to that one, oldest first; they take part in
             ``trainer.keep_checkpoints``.
         uploads: what carries new ones into the bucket.
+        callbacks: further ones, behind the run's own.
     """
     recipe, model, device = components.recipe, components.model, components.device
     options = recipe.trainer
@@ -47,7 +49,7 @@ def build_trainer(
         # Composer has mixed precision on GPUs only.
         model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)  # type: ignore
         precision = "fp32"
-    callbacks = _callbacks(components, earlier, uploads, signals)
+    own = _callbacks(components, earlier, uploads, signals)
     return Trainer(
         model=model,
         train_dataloader=DataSpec(
@@ -63,7 +65,7 @@ def build_trainer(
         optimizers=components.optimizer,
         schedulers=components.schedule,
         step_schedulers_every_batch=True,
-        callbacks=[*callbacks, *([resume] if resume else [])],
+        callbacks=[*own, *([resume] if resume else []), *callbacks],
         loggers=build_loggers(recipe),
         run_name=recipe.run_name,
         progress_bar=False,
