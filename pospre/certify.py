@@ -19,7 +19,9 @@ CPUs), and, for each --also, with these keys in every second life. The moments a
 --seed. Compared are, for every step: sample ids, boxes, flips, pixels, masks and all else that was
 drawn, the losses and the weights; in the end optimiser and random state. On one process all must
 be the same bits; on several ranks, and with other microbatches, losses and weights may differ by
-1e-5, in fp32 (as which a recipe of another precision is run for it).
+1e-5, in fp32 (as which a recipe of another precision is run for it). Where a method looks at all
+samples of a forward at once, as DINOv2's targets do, its losses depend on the number of ranks: it
+is killed on the greatest of --ranks and compared with a run on as many.
 
 What it runs lies in <trainer.run_folder>/<run_name>/certificate, beside the run's own checkpoints,
 which it leaves alone; certificate.json and certificate.md stay there.

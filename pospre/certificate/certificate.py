@@ -2,13 +2,13 @@
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from pospre.certificate.compare import check_lost, compare
 from pospre.certificate.kills import Kill, Pace, draw_kills
-from pospre.certificate.legs import Done, Leg, Runner
+from pospre.certificate.legs import Leg, Runner
 from pospre.certificate.lives import Lives, Order
 from pospre.certificate.page import write
 from pospre.certificate.result import Certificate, Column, Request
@@ -16,6 +16,7 @@ from pospre.recipe.recipe import Recipe, load_recipe
 
 _OTHER_SUMS = ("trainer.microbatch_size", "trainer.compile", "trainer.fsdp")
 _IN_FP32 = ("trainer.precision=fp32",)
+FIRST = Leg("undisturbed", "undisturbed")
 
 
 def certify(request: Request, live: Callable[[Order], None]) -> tuple[Certificate, Path]:
@@ -42,11 +43,11 @@ def certify(request: Request, live: Callable[[Order], None]) -> tuple[Certificat
         f"{remote}/certificate" if remote else None,
         Lives(live),
     )
-    certificate = _run(request, runner, legs(request, recipe))
+    certificate = _run(request, runner, recipe)
     write(certificate, folder)
     if certificate.is_green:  # of a red one everything may be looked at
-        for name in (leg.name for leg in legs(request, recipe)):
-            shutil.rmtree(folder / name)
+        for path in filter(Path.is_dir, folder.iterdir()):
+            shutil.rmtree(path)
     return certificate, folder
 
 
@@ -62,30 +63,39 @@ def _shortened(request: Request) -> tuple[str, ...]:
     )
 
 
-def legs(request: Request, recipe: Recipe) -> list[Leg]:
-    """Return the runs of a certificate, each behind the one it is compared with."""
+def legs(request: Request, *, coupled: str, reduced: bool) -> list[Leg]:
+    """Return the runs behind the undisturbed one, each behind the one it is compared with.
+
+    Args:
+        request: what is asked for.
+        coupled: what of the method looks at all samples of a forward at once, so that its losses
+            depend on the number of ranks; such a run is compared with one on as many.
+        reduced: the precision is not fp32, which makes more of another order of sums.
+    """
     kills = tuple(draw_kills("killed", request.kills, request.steps, request.seed))
-    first = Leg("undisturbed", "undisturbed")
-    disturbed = [Leg("killed", f"{request.kills} kills", kills=kills, reference=first.name)]
-    if len(request.ranks) > 1:
-        kills = _changes("ranks", len(request.ranks) - 1, request)
-        title = "ranks " + "→".join(map(str, request.ranks))
-        disturbed.append(Leg("ranks", title, (), kills, request.ranks, (), False, first.name))
+    found = [Leg("killed", f"{request.kills} kills", kills=kills, reference=FIRST.name)]
+    others: list[Leg] = []
     for number, keys in enumerate(request.also, 1):
-        exact = not any(key.startswith(_OTHER_SUMS) for key in keys)
         name, title = f"also{number}", f"every second life {' '.join(keys)}"
-        kills = _changes(name, 2, request)
-        disturbed.append(Leg(name, title, (), kills, (1,), keys, exact, first.name))
-    if recipe.trainer.precision == "fp32" or all(leg.exact for leg in disturbed):
-        return [first, *disturbed]
-    # rounding to 16 bits makes more of another order of sums than fp32 does
-    again = replace(first, name="undisturbed_fp32", title="undisturbed, fp32", overrides=_IN_FP32)
+        exact = not any(key.startswith(_OTHER_SUMS) for key in keys)
+        leg = Leg(name, title, (), _changes(name, 2, request), (1,), keys, exact, FIRST.name)
+        (found if exact else others).append(leg)
+    kills, most = _changes("ranks", len(request.ranks) - 1, request), max(request.ranks)
+    if kills and coupled:
+        title = f"{most} ranks beside {most}: {coupled} see all samples of a rank"
+        again = Leg("undisturbed_ranks", f"undisturbed, {most} ranks", ranks=(most,))
+        found += [again, Leg("ranks", title, (), kills, (most,), (), False, again.name)]
+    elif kills:
+        title = "ranks " + "→".join(map(str, request.ranks))
+        others.append(Leg("ranks", title, (), kills, request.ranks, (), False, FIRST.name))
+    if not others or not reduced:
+        return [*found, *others]
+    again = replace(FIRST, name="undisturbed_fp32", title="undisturbed, fp32", overrides=_IN_FP32)
     in_fp32 = [
         replace(leg, title=f"{leg.title}, fp32", overrides=_IN_FP32, reference=again.name)
-        for leg in disturbed
-        if not leg.exact
+        for leg in others
     ]
-    return [first, *(leg for leg in disturbed if leg.exact), again, *in_fp32]
+    return [*found, again, *in_fp32]
 
 
 def _changes(name: str, count: int, request: Request) -> tuple[Kill, ...]:
@@ -98,13 +108,15 @@ def _changes(name: str, count: int, request: Request) -> tuple[Kill, ...]:
     )
 
 
-def _run(request: Request, runner: Runner, plan: Sequence[Leg]) -> Certificate:
-    began, pace, done = time.monotonic(), Pace(10.0, 1.0), dict[str, Done]()
+def _run(request: Request, runner: Runner, recipe: Recipe) -> Certificate:
+    began = time.monotonic()
+    done = {FIRST.name: runner.run(FIRST, Pace(10.0, 1.0))}
+    first = done[FIRST.name]
+    reduced = recipe.trainer.precision != "fp32"
     columns = []
-    for leg in plan:
-        run = done[leg.name] = runner.run(leg, pace)
+    for leg in legs(request, coupled=first.lives[0].coupled, reduced=reduced):
+        run = done[leg.name] = runner.run(leg, first.pace)
         if leg.reference is None:
-            pace = run.pace
             continue
         reference = done[leg.reference]
         verdicts = compare(

@@ -43,8 +43,9 @@ class Observer(Callback):
         self._rows: dict[str, list[str]] = defaultdict(list)
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Note after which step this life begins."""
-        self._write(start=state.timestamp.batch.value)
+        """Note after which step this life begins, and what makes ranks matter to the losses."""
+        asked = (getattr(each, "couples_samples", lambda: None)() for each in state.algorithms)
+        self._write(start=state.timestamp.batch.value, coupled=" and ".join(filter(None, asked)))
 
     def batch_start(self, state: State, logger: Logger) -> None:
         """Note that a step begins: whoever ends this process knows where it is."""
@@ -70,12 +71,16 @@ class Observer(Callback):
         """Note the final weights, optimiser and random state; keep the weights' values."""
         model = state.get_model_state_dict()
         optimizer = state.optimizers[0].state_dict()
-        random = reproducibility.get_rng_state()
+        # Python's own generator is left out: boto draws its pauses from it
+        random = [
+            {name: value for name, value in rank.items() if name != "python"}
+            for rank in reproducibility.get_rng_state()
+        ]
         self._write(
             end=state.timestamp.batch.value,
             parameters=hash_tensors(model),
             optimiser=hash_tensors(optimizer),
-            random=hash_tensors({str(rank): each for rank, each in enumerate(random)}),
+            random=hash_tensors(random),
         )
         if dist.get_global_rank() == 0:
             arrays = {name: _local(value).float().numpy() for name, value in model.items()}

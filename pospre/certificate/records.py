@@ -49,6 +49,7 @@ class LifeRecord:
         begun: the last step that it began, 0 for none.
         steps: those that it finished.
         end: hashes of the final state, of a life that came to the end.
+        coupled: what looks at all samples of a forward at once; empty for nothing.
         first: when its first step began, in seconds of the machine's clock.
         begun_at: when its last one began.
         seconds: that each of its steps took.
@@ -58,6 +59,7 @@ class LifeRecord:
     begun: int = 0
     steps: list[Step] = field(default_factory=list)
     end: dict[str, Any] | None = None
+    coupled: str = ""
     first: float = 0.0
     begun_at: float = 0.0
     seconds: list[float] = field(default_factory=list)
@@ -85,7 +87,7 @@ def read_life(paths: Sequence[Path]) -> LifeRecord:
 
 def _take(record: LifeRecord, line: dict[str, Any]) -> None:
     if "start" in line:
-        record.start = line["start"]
+        record.start, record.coupled = line["start"], line["coupled"]
     elif "begun" in line:
         record.begun, record.begun_at = line["begun"], line["at"]
         record.first = record.first or record.begun_at

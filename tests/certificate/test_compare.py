@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from pospre.certificate.certificate import legs
 from pospre.certificate.compare import Verdict, check_lost, compare
 from pospre.certificate.kills import KINDS, draw_kills
 from pospre.certificate.observer import hash_rows, hash_tensors
 from pospre.certificate.records import LifeRecord, Step, read_life
+from pospre.certificate.result import Request
 
 END = {"end": 4, "optimiser": "o", "random": "r"}
 
@@ -82,7 +84,7 @@ def test_a_step_counts_when_all_ranks_have_written_it(tmp_path: Path) -> None:
         rows = {"masks": row}
         return {"step": number, "rows": rows, "losses": {"total": (0.5).hex()}, "parameters": None}
 
-    marks = [{"start": 0}, {"begun": 1, "at": 10.0}]
+    marks = [{"start": 0, "coupled": ""}, {"begun": 1, "at": 10.0}]
     paths = [tmp_path / "rank0", tmp_path / "rank1"]
     for path, row in zip(paths, ("aa", "bb"), strict=True):
         lines = [*marks, {**line(1, row), "at": 10.5}, {"begun": 2, "at": 10.6}]
@@ -119,3 +121,28 @@ def test_kills_are_drawn_from_the_seed_and_of_all_kinds() -> None:
     assert {kill.kind for kill in kills} == set(KINDS)
     steps = [kill.step for kill in kills]
     assert steps == sorted(steps) and steps[0] >= 1 and steps[-1] <= 11
+
+
+def test_which_runs_there_are() -> None:
+    request = Request("mae.yaml", also=(("data.num_workers=0",), ("trainer.microbatch_size=4",)))
+    plan = legs(request, coupled="", reduced=True)
+    assert [(leg.name, leg.reference, leg.exact) for leg in plan] == [
+        ("killed", "undisturbed", True),
+        ("also1", "undisturbed", True),
+        ("undisturbed_fp32", None, True),
+        ("also2", "undisturbed_fp32", False),
+        ("ranks", "undisturbed_fp32", False),
+    ]
+    assert all(leg.overrides == ("trainer.precision=fp32",) for leg in plan[2:])
+    assert plan[-1].ranks == (1, 2, 1) and [kill.step for kill in plan[-1].kills] == [4, 8]
+    plan = legs(request, coupled="", reduced=False)
+    assert {leg.reference for leg in plan} == {"undisturbed"} and len(plan) == 4
+    plan = legs(Request("mae.yaml"), coupled="the targets", reduced=True)
+    assert [(leg.name, leg.ranks, leg.reference) for leg in plan[1:]] == [
+        ("undisturbed_ranks", (2,), None),
+        ("ranks", (2,), "undisturbed_ranks"),
+    ]
+    assert "the targets" in plan[2].title
+    assert [
+        leg.name for leg in legs(Request("mae.yaml", ranks=(1,)), coupled="", reduced=True)
+    ] == ["killed"]

@@ -7,6 +7,7 @@ any request may meet a fault, drawn from a seed, and in an outage every one does
 import http.client
 import socket
 import struct
+import sys
 import threading
 import time
 from collections import Counter
@@ -68,7 +69,7 @@ class FlakyS3:
         self._always: dict[str, Fault] = {}
         self._lock = threading.Lock()
         handler = type("Handler", (_Handler,), {"flaky": self, "upstream_port": upstream_port})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server = _Server(("127.0.0.1", 0), handler)
         self._server.daemon_threads = True
         self._server.block_on_close = False
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
@@ -125,6 +126,13 @@ class FlakyS3:
         self.mute = None
         self._server.shutdown()
         self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of clients that have gone: they were killed."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -163,7 +163,7 @@ class Drill:
         """Say when a kill has struck."""
         if self._moving:
             self._moving = False
-            return f"in a {kill.kind}"
+            return {"upload": "in an upload", "download": "in a download"}[kill.kind]
         return describe(kill, life, self._checkpoints)
 
     def _moves(self, method: str) -> bool:

@@ -4,6 +4,7 @@ Run it as ``python tests/drills/s3_kills.py`` with PYTHONPATH=. (``make drill``)
 """
 
 import argparse
+import logging
 import os
 import random
 import statistics
@@ -96,6 +97,7 @@ def drill(
         silence: seconds that a request goes unanswered, if it is drawn to be.
     """
     began = time.monotonic()
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # moto's requests
     with flaky_s3() as server:
         os.environ.update(KEYS, S3_ENDPOINT_URL=server.upstream)
         boto3.client("s3", endpoint_url=server.upstream).create_bucket(Bucket="bucket")
