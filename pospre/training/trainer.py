@@ -29,7 +29,11 @@ def build_trainer(
     resume: Resume | None = None,
     earlier: Sequence[Path] = (),
     uploads: Uploads | None = None,
+<<<<<<< HEAD
     callbacks: Sequence[Callback] = (),
+=======
+    more_callbacks: Sequence[Callback] = (),
+>>>>>>> main
 ) -> Trainer:
     """Return the trainer of a run.
 
@@ -40,7 +44,11 @@ def build_trainer(
         earlier: the local checkpoints up to that one, oldest first; they take part in
             ``trainer.keep_checkpoints``.
         uploads: what carries new ones into the bucket.
+<<<<<<< HEAD
         callbacks: further ones, behind the run's own.
+=======
+        more_callbacks: further callbacks; at each event they come before the checkpoint is saved.
+>>>>>>> main
     """
     recipe, model, device = components.recipe, components.model, components.device
     options = recipe.trainer
@@ -49,7 +57,11 @@ def build_trainer(
         # Composer has mixed precision on GPUs only.
         model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)  # type: ignore
         precision = "fp32"
+<<<<<<< HEAD
     own = _callbacks(components, earlier, uploads, signals)
+=======
+    callbacks = _callbacks(components, earlier, uploads, signals, more_callbacks)
+>>>>>>> main
     return Trainer(
         model=model,
         train_dataloader=DataSpec(
@@ -84,6 +96,7 @@ def _callbacks(
     earlier: Sequence[Path],
     uploads: Uploads | None,
     signals: StopSignals,
+    more_callbacks: Sequence[Callback],
 ) -> list[Callback]:
     recipe, options = components.recipe, components.recipe.trainer
     saver = CheckpointSaver(
@@ -101,6 +114,7 @@ def _callbacks(
         LoaderPosition(components.loader),
         RecipeRecord(recipe, components.loader.num_samples),
         divergence,
+        *more_callbacks,
         saver,
     ]
     if options.progress_bar:
