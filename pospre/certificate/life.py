@@ -28,5 +28,5 @@ def _train(order: Order) -> int:
         values=order.values,
     )
     with stoppable("outside of the training steps"), hold(recipe):
-        train(recipe, callbacks=[observer])
+        train(recipe, [observer])
     return 0

@@ -32,20 +32,12 @@ from pospre.training.watch.resume import Resume
 from pospre.training.watch.stop_signals import StopSignals
 
 
-<<<<<<< HEAD
-def train(recipe: Recipe, *, callbacks: Sequence[Callback] = ()) -> bool:
-=======
 def train(recipe: Recipe, more_callbacks: Sequence[Callback] = ()) -> bool:
->>>>>>> main
     """Train a recipe to its end, or go on where it stopped; tell whether it was finished before.
 
     Args:
         recipe: what to train.
-<<<<<<< HEAD
-        callbacks: further ones, which run after all others.
-=======
         more_callbacks: see ``build_trainer``.
->>>>>>> main
     """
     folder = recipe.checkpoint_folder()
     if is_remote(folder) and dist.get_global_rank() == 0:
@@ -70,11 +62,7 @@ def train(recipe: Recipe, more_callbacks: Sequence[Callback] = ()) -> bool:
         if memory.is_tight:
             print_once(memory.describe())
         print_once(_describe(run))
-<<<<<<< HEAD
-        fit(run, start, uploads, callbacks)
-=======
         fit(run, start, uploads, more_callbacks)
->>>>>>> main
     return False
 
 
@@ -128,11 +116,7 @@ def fit(
     run: Components,
     start: Checkpoint | None,
     uploads: Uploads | None,
-<<<<<<< HEAD
-    callbacks: Sequence[Callback] = (),
-=======
     more_callbacks: Sequence[Callback] = (),
->>>>>>> main
 ) -> None:
     """Train from ``start`` (which rank 0 has read), or from nothing, to the end of the recipe."""
     earlier = [] if start is None else _earlier(run.recipe, start)
@@ -144,11 +128,7 @@ def fit(
         resume=None if content is None else Resume(content),
         earlier=earlier,
         uploads=uploads,
-<<<<<<< HEAD
-        callbacks=callbacks,
-=======
         more_callbacks=more_callbacks,
->>>>>>> main
     )
     if start is not None:
         print_once(f"going on from {start.uri}")

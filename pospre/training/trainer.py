@@ -29,11 +29,7 @@ def build_trainer(
     resume: Resume | None = None,
     earlier: Sequence[Path] = (),
     uploads: Uploads | None = None,
-<<<<<<< HEAD
-    callbacks: Sequence[Callback] = (),
-=======
     more_callbacks: Sequence[Callback] = (),
->>>>>>> main
 ) -> Trainer:
     """Return the trainer of a run.
 
@@ -44,11 +40,7 @@ def build_trainer(
         earlier: the local checkpoints up to that one, oldest first; they take part in
             ``trainer.keep_checkpoints``.
         uploads: what carries new ones into the bucket.
-<<<<<<< HEAD
-        callbacks: further ones, behind the run's own.
-=======
         more_callbacks: further callbacks; at each event they come before the checkpoint is saved.
->>>>>>> main
     """
     recipe, model, device = components.recipe, components.model, components.device
     options = recipe.trainer
@@ -57,11 +49,7 @@ def build_trainer(
         # Composer has mixed precision on GPUs only.
         model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)  # type: ignore
         precision = "fp32"
-<<<<<<< HEAD
-    own = _callbacks(components, earlier, uploads, signals)
-=======
     callbacks = _callbacks(components, earlier, uploads, signals, more_callbacks)
->>>>>>> main
     return Trainer(
         model=model,
         train_dataloader=DataSpec(
@@ -77,7 +65,7 @@ def build_trainer(
         optimizers=components.optimizer,
         schedulers=components.schedule,
         step_schedulers_every_batch=True,
-        callbacks=[*own, *([resume] if resume else []), *callbacks],
+        callbacks=[*callbacks, *([resume] if resume else [])],
         loggers=build_loggers(recipe),
         run_name=recipe.run_name,
         progress_bar=False,
