@@ -138,9 +138,8 @@ def _local(value: Tensor) -> Tensor:
     return (value.full_tensor() if isinstance(value, DTensor) else value).cpu()
 
 
-def _bytes(value: Tensor) -> memoryview:
-    flat = value.contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy())
+def _bytes(value: Tensor) -> bytes:
+    return value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def _by_property(batch: Mapping[str, Tensor]) -> dict[str, list[str]]:

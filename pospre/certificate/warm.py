@@ -8,6 +8,7 @@ import numpy as np
 from composer.utils.collect_env import get_composer_env_dict
 from PIL import Image
 
+import pospre.certificate.life
 import pospre.certificate.observer
 import pospre.training.run  # noqa: F401
 from pospre.recipe.recipe import recipe_from_dict
