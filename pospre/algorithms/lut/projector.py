@@ -1,26 +1,19 @@
 """The two-layer head with batch norm of BYOL and LUT, used as projector and as predictor."""
 
-from typing import Any, cast
-
 from torch import Tensor, nn
 
 
-class RankBatchNorm(nn.BatchNorm1d):
+class RankBatchNorm(nn.SyncBatchNorm):
     """Batch norm whose statistics are those of all GPUs' rows.
 
-    torch's ``SyncBatchNorm`` gathers them from GPUs only: on CPUs every rank normalises by its own
-    rows. It is used here without being inherited from, since DDP refuses a model on CPUs that holds
-    one.
+    torch can gather them from GPUs only: on CPUs every rank normalises by its own rows.
     """
-
-    process_group = None  # all ranks
-    _check_non_zero_input_channels = nn.SyncBatchNorm._check_non_zero_input_channels
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise (rows, D)."""
         if input.device.type == "cpu":
-            return super().forward(input)
-        return nn.SyncBatchNorm.forward(cast(Any, self), input)
+            return super(nn.SyncBatchNorm, self).forward(input)  # the plain one
+        return super().forward(input)
 
 
 class Projector(nn.Sequential):
