@@ -16,6 +16,7 @@ from pospre.training.build import attached_model, build_algorithms
 from pospre.training.data import build_data, build_views
 from pospre.training.device import build_device
 from pospre.training.optim import build_optimizer
+from pospre.training.parallel import num_copies
 from pospre.training.resolve import resolve
 from pospre.training.schedule import StepSchedule, build_schedule
 
@@ -41,6 +42,8 @@ class Components:
 def build_components(recipe: Recipe) -> Components:
     """Return the recipe, resolved with its data, and what it is made of."""
     device = build_device(recipe)
+    if recipe.trainer.fsdp is not None:
+        num_copies(recipe.trainer.fsdp)  # or an error
     views = build_views(recipe)
     loader = build_data(recipe, views)
     recipe = resolve(recipe, loader.reader)

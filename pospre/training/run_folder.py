@@ -43,6 +43,7 @@ FREE_KEYS = (
     "trainer.keep_checkpoints",
     "trainer.autoresume",
     "trainer.microbatch_size",
+    "trainer.activation_checkpointing",
     "trainer.compile",
     "trainer.fsdp",
     "trainer.log_interval",

@@ -212,6 +212,10 @@ class LUT(PretrainAlgorithm):
             twin = replace(host, group=group, keep=keep, needs_patches=True)
             model.registry.add_pass(STUDENT[group], "lut", twin)
 
+    def couples_samples(self) -> str | None:
+        """Return what looks at all samples of a forward at once."""
+        return "the batch norms"
+
     def write(self, batch: Batch, model: PretrainModel) -> None:
         """Choose what of the second view is seen, and share the crop for patch-wise targets."""
         _check_batch(batch, model)
