@@ -15,6 +15,7 @@ from pospre.recipe.recipe import Recipe
 from pospre.training.build import attached_model, build_algorithms
 from pospre.training.data import build_data, build_views
 from pospre.training.device import build_device
+from pospre.training.loggers import check_loggers
 from pospre.training.optim import build_optimizer
 from pospre.training.parallel import num_copies
 from pospre.training.resolve import resolve
@@ -41,6 +42,7 @@ class Components:
 
 def build_components(recipe: Recipe) -> Components:
     """Return the recipe, resolved with its data, and what it is made of."""
+    check_loggers(recipe)
     device = build_device(recipe)
     if recipe.trainer.fsdp is not None:
         num_copies(recipe.trainer.fsdp)  # or an error

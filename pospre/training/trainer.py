@@ -31,6 +31,7 @@ def build_trainer(
     resume: Resume | None = None,
     earlier: Sequence[Path] = (),
     uploads: Uploads | None = None,
+    more_callbacks: Sequence[Callback] = (),
 ) -> Trainer:
     """Return the trainer of a run.
 
@@ -41,6 +42,7 @@ def build_trainer(
         earlier: the local checkpoints up to that one, oldest first; they take part in
             ``trainer.keep_checkpoints``.
         uploads: what carries new ones into the bucket.
+        more_callbacks: further callbacks; at each event they come before the checkpoint is saved.
     """
     recipe, model, device = components.recipe, components.model, components.device
     options = recipe.trainer
@@ -51,7 +53,7 @@ def build_trainer(
     if options.activation_checkpointing:
         recompute_blocks(model, offload=options.activation_checkpointing == "offload")
     sharding = build_sharding(options.fsdp)
-    callbacks = _callbacks(components, earlier, uploads, signals)
+    callbacks = _callbacks(components, earlier, uploads, signals, more_callbacks)
     return Trainer(
         model=model,
         train_dataloader=DataSpec(
@@ -86,6 +88,7 @@ def _callbacks(
     earlier: Sequence[Path],
     uploads: Uploads | None,
     signals: StopSignals,
+    more_callbacks: Sequence[Callback],
 ) -> list[Callback]:
     recipe, options = components.recipe, components.recipe.trainer
     saver = CheckpointSaver(
@@ -103,6 +106,7 @@ def _callbacks(
         LoaderPosition(components.loader),
         RecipeRecord(recipe, components.loader.num_samples),
         divergence,
+        *more_callbacks,
         saver,
     ]
     if options.progress_bar:
