@@ -27,7 +27,9 @@ LEARNING_RATE = 0.1
 # KoLeo's nearest neighbours are those in the rank's own samples, as published; the other losses of
 # dinov2 see all ranks'. So neither the whole batch nor its shares can be the measure of both: the
 # others are compared without KoLeo, on the whole batch, and KoLeo without them, on the shares.
+# So with DropPos's weights, which are normalised over the rank's own samples, beside batch norm.
 WITHOUT_KOLEO: Options = {"dinov2": {"koleo_weight": 0.0}}
+BESIDE_BATCH_NORM: Options = {"droppos": {"temperature": None}}
 CENTERING: Options = {"dinov2": {"koleo_weight": 0.0, "centering": "centering"}}
 KOLEO = Case(
     ("dinov2",),
@@ -56,7 +58,7 @@ def shares(case: Case) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
 
 def coupled(case: Case) -> bool:
     """Whether its losses couple the samples of all ranks, through collectives."""
-    return "dinov2" in case.names and case is not KOLEO
+    return bool({"dinov2", "lut"} & {*case.names}) and case is not KOLEO
 
 
 def finish(model: PretrainModel, attached: list[PretrainAlgorithm]) -> None:
@@ -115,7 +117,8 @@ if __name__ == "__main__":
     shapes: list[tuple[int, ...] | None] = [(2,), None] if dist.get_world_size() == 2 else [(2, 2)]
     for shape in shapes:
         for names in sys.argv[1:]:
-            compare(Case(tuple(names.split("+")), options=WITHOUT_KOLEO), names, shape)
+            options = BESIDE_BATCH_NORM if "lut" in names else WITHOUT_KOLEO
+            compare(Case(tuple(names.split("+")), options=options), names, shape)
         compare(Case(("dinov2",), options=CENTERING), "centering", shape)
         compare(KOLEO, "KoLeo alone", shape)
         if shape != (2, 2):

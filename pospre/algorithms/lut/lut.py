@@ -333,9 +333,7 @@ def _check_late(model: PretrainModel) -> None:
 
 def _check_batch(batch: Batch, model: PretrainModel) -> None:
     """Raise ``UserError`` for a single sample, which batch norm cannot train on."""
-    index = batch[INDEX]
-    shared = index.is_cuda and dist.get_world_size() > 1
-    if len(index) == 1 and model.training and not shared:
+    if len(batch[INDEX]) == 1 and model.training and dist.get_world_size() == 1:
         raise UserError(
             "algorithms.lut has batch norm in its heads and cannot train on one sample at a time. "
             "Raise trainer.microbatch_size, or data.batch_size per device; no last microbatch may "
