@@ -32,6 +32,7 @@ FREE_KEYS = (
     "data.bad_samples",  # so that a run that met one goes on as the message says
     "data.cache_dir",
     "data.cache_limit",
+    "callbacks",
     "loggers",
     "evaluation",
     "trainer.max_duration",  # a longer run is another curve from there on, which is said
@@ -176,8 +177,8 @@ def clear(recipe: Recipe) -> None:
 
 
 def _strangers(path: Path) -> list[Path]:
-    """Return what a start that failed half-way does not leave in a run folder."""
-    remains = {path / "recipe.yaml.partial", path / LOCK}
+    """Return what neither a start that failed half-way nor a certificate leaves in a run folder."""
+    remains = {path / "recipe.yaml.partial", path / LOCK, path / "certificate"}
     checkpoints = path / "checkpoints"
     if checkpoints.is_dir() and not any(checkpoints.iterdir()):
         remains.add(checkpoints)
