@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -113,9 +114,12 @@ def flops_per_image(recipe: Recipe) -> float:
 
 def _step(training: FakeTraining, batches: list[Batch]) -> StepCounts:
     tracked: dict[int, dict[int, int]] = {}
-    for size, batch in zip(_SIZES, batches, strict=True):
-        flops = count_flops(lambda s=size, b=batch: tracked.update({s: track_step(training, b)}))
-    return StepCounts(flops / _SIZES[1], StepMemory.from_sizes(tracked))
+
+    def track(size: int, batch: Batch) -> None:
+        tracked[size] = track_step(training, batch)
+
+    flops = [count_flops(partial(track, *pair)) for pair in zip(_SIZES, batches, strict=True)]
+    return StepCounts(flops[1] / _SIZES[1], StepMemory.from_sizes(tracked))
 
 
 def _parts(training: FakeTraining) -> dict[str, int]:

@@ -1,6 +1,7 @@
 """Floating-point operations, counted operator by operator by torch."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,5 +48,5 @@ def pass_flops(model: PretrainModel, batch: Batch) -> dict[str, int]:
         for name, declared in model.registry.passes.items():
             views = model.images(batch, declared.group)
             seen = {**batch, f"{declared.group}/pixels": views}
-            counts[name] = count_flops(lambda n=name, v=views, b=seen: model.encode(n, v, b))
+            counts[name] = count_flops(partial(model.encode, name, views, seen))
     return counts

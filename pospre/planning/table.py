@@ -124,7 +124,7 @@ def _assumptions(plan: Plan) -> str:
         value = getattr(plan.assumed, one.name)
         shown = "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
         meant = f"{shown} {one.metadata['unit']}" if value is not None else shown
-        lines.append(f"  {option(one.name):<22}{meant:<26}{one.metadata['reason']}")
+        lines.append(f"  {option(one.name):<22}{meant:<29} {one.metadata['reason']}")
     lines.append("Not counted: torch.compile, evaluations, checkpoints, restarts.")
     return "\n".join(lines)
 
