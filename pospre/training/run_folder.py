@@ -32,6 +32,7 @@ FREE_KEYS = (
     "data.bad_samples",  # so that a run that met one goes on as the message says
     "data.cache_dir",
     "data.cache_limit",
+    "callbacks",
     "loggers",
     "evaluation",
     "trainer.max_duration",  # a longer run is another curve from there on, which is said
@@ -41,6 +42,7 @@ FREE_KEYS = (
     "trainer.save_folder",
     "trainer.save_interval",
     "trainer.keep_checkpoints",
+    "trainer.keep_best",
     "trainer.autoresume",
     "trainer.microbatch_size",
     "trainer.compile",

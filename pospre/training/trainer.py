@@ -14,7 +14,9 @@ from pospre.training.checkpoints.uploads import Uploads
 from pospre.training.clipping import MeanOverRanks, build_clipping
 from pospre.training.components import Components
 from pospre.training.loggers import build_loggers
+from pospre.training.watch.build import build_watchers
 from pospre.training.watch.divergence import Divergence
+from pospre.training.watch.gradients import GradientNorms
 from pospre.training.watch.position import LoaderPosition
 from pospre.training.watch.progress import ProgressBar
 from pospre.training.watch.record import RecipeRecord
@@ -29,6 +31,7 @@ def build_trainer(
     resume: Resume | None = None,
     earlier: Sequence[Path] = (),
     uploads: Uploads | None = None,
+    more_callbacks: Sequence[Callback] = (),
 ) -> Trainer:
     """Return the trainer of a run.
 
@@ -39,6 +42,7 @@ def build_trainer(
         earlier: the local checkpoints up to that one, oldest first; they take part in
             ``trainer.keep_checkpoints``.
         uploads: what carries new ones into the bucket.
+        more_callbacks: further callbacks; at each event they come before the checkpoint is saved.
     """
     recipe, model, device = components.recipe, components.model, components.device
     options = recipe.trainer
@@ -47,7 +51,7 @@ def build_trainer(
         # Composer has mixed precision on GPUs only.
         model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)  # type: ignore
         precision = "fp32"
-    callbacks = _callbacks(components, earlier, uploads, signals)
+    callbacks = _callbacks(components, earlier, uploads, signals, more_callbacks)
     return Trainer(
         model=model,
         train_dataloader=DataSpec(
@@ -58,6 +62,7 @@ def build_trainer(
             *components.algorithms,
             *build_clipping(options.clip_grad),
             # last here is first when gradients are there: Composer reverses the order then
+            *([GradientNorms(options.log_interval)] if recipe.callbacks.gradient_norms else []),
             *([MeanOverRanks()] if options.fsdp and device.dist_backend == "gloo" else []),
         ],
         optimizers=components.optimizer,
@@ -82,6 +87,7 @@ def _callbacks(
     earlier: Sequence[Path],
     uploads: Uploads | None,
     signals: StopSignals,
+    more_callbacks: Sequence[Callback],
 ) -> list[Callback]:
     recipe, options = components.recipe, components.recipe.trainer
     saver = CheckpointSaver(
@@ -96,9 +102,11 @@ def _callbacks(
     saver.before_save.append(divergence.before_save)
     callbacks: list[Callback] = [
         signals,  # first: it decides whether a step is the last one
+        *build_watchers(recipe),
         LoaderPosition(components.loader),
         RecipeRecord(recipe, components.loader.num_samples),
         divergence,
+        *more_callbacks,
         saver,
     ]
     if options.progress_bar:

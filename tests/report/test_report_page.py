@@ -41,10 +41,22 @@ def test_whole_run(tmp_path: Path) -> None:
     assert "missing" not in html.split("</style>")[1]
     for text in ("droppos_demo", "Final loss", "kNN top-1", "71.3 %", "Loss · mae", "Learning"):
         assert text in html
+    assert "<b>step 7</b> a &lt;spike&gt; of the loss" in html
+    for text in ("Gradient norm · encoder", "Share of time · data", "Memory, GiB"):
+        assert text in html
     for cell in position_grid()["cells"]:
         assert f"<b>{100 * cell['accuracy']:.1f}</b>" in html
     assert html.count("data:image/jpeg;base64,") == 12
     assert len(html) < PAGE_LIMIT
+
+
+def test_a_run_that_nobody_watched_says_nothing_of_it(tmp_path: Path) -> None:
+    folder = fabricate_run(tmp_path)
+    (folder / "watch.jsonl").unlink()
+    html = written(folder)
+    assert "No warning was written" in html
+    log(folder, '{"step": 1, "loss/total": 1.0}')
+    assert "What watched it" not in written(folder)
 
 
 def test_writing_leaves_nothing_but_the_page(tmp_path: Path) -> None:
@@ -140,6 +152,18 @@ def test_half_written_last_line_is_tolerated(tmp_path: Path) -> None:
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 21, "loss/to')
     assert written(folder) == whole
+
+
+def test_figures_measured_while_training_are_curves(tmp_path: Path) -> None:
+    folder = fabricate_run(tmp_path)
+    with (folder / "metrics.jsonl").open("a") as file:
+        for step, value in ((200, 0.25), (400, 0.5)):
+            figures = {"evaluation/knn/top1": value, "evaluation/knn/seconds": 3.0}
+            file.write(json.dumps({"step": step, "epoch": 1, "samples": 64 * step, **figures}))
+            file.write("\n")
+    html = written(folder)
+    assert re.search(r"<span>knn · top1</span><b>50\.0 %</b>", html)
+    assert "knn · seconds" not in html and "Final loss" in html
 
 
 def test_pauses_are_no_training_time(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from composer.utils import dist
 
 from pospre.errors import UserError
 
-_SKIPPED = ("time/", "trainer/")
+_SKIPPED = ("time/batch", "time/sample", "time/epoch", "time/token", "trainer/")  # Composer's
 _AXES = ("step", "time")  # every logger counts steps and notes the time by itself
 
 
@@ -31,8 +31,8 @@ class MetricsFile(LoggerDestination):
 
     ``step`` counts finished steps, ``epoch`` is the one they belong to (from 0), ``time`` is in
     seconds since 1970, ``throughput`` in samples per second since the line before, ``memory`` the
-    most that this process held so far, in GiB: of the GPU, or without one of the machine. A value
-    that is not finite is ``null``.
+    most that this process held so far, in GiB: of the GPU (``memory_reserved`` with what torch's
+    allocator keeps besides), or without one of the machine. A value that is not finite is ``null``.
 
     Args:
         path: the file; only rank 0 writes.
@@ -91,6 +91,25 @@ class MetricsFile(LoggerDestination):
             self._write(state, step)
         self.values = {}
 
+    def add_line(self, state: State, values: Mapping[str, float], seconds: float) -> None:
+        """Write a line of its own about the step that is done.
+
+        Args:
+            state: of the training.
+            values: what was measured, by name.
+            seconds: for how long training stood still meanwhile; throughput leaves them out.
+        """
+        time_now = state.timestamp
+        line = {
+            "step": time_now.batch.value,
+            "epoch": time_now.epoch.value - (time_now.batch_in_epoch.value == 0),
+            "samples": time_now.sample.value,
+            "time": round(time.time(), 3),
+            **values,
+        }
+        self.last = (self.last[0] + seconds, self.last[1])
+        self._append(line)
+
     def close(self, state: State, logger: Logger) -> None:
         """Close the other loggers."""
         for other in self.others.values():
@@ -109,23 +128,31 @@ class MetricsFile(LoggerDestination):
             "samples": samples,
             "time": round(time.time(), 3),
             "throughput": round((samples - self.last[1]) / max(now - self.last[0], 1e-9), 2),
-            "memory": round(_peak_memory(state) / 2**30, 3),
+            **_peak_memory(state),
             **self.values,
         }
         self.last = (now, samples)
+        self._append(line)
+
+    def _append(self, line: Mapping[str, Any]) -> None:
         if dist.get_global_rank() == 0:
             valid = {key: value if math.isfinite(value) else None for key, value in line.items()}
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(valid, allow_nan=False) + "\n")
         row = {key: value for key, value in line.items() if key not in _AXES}
         for other in self.others.values():
-            other.log_metrics(row, step)
+            other.log_metrics(row, line["step"])
 
 
-def _peak_memory(state: State) -> int:
+def _peak_memory(state: State) -> dict[str, float]:
     if state.device.name == "gpu":
-        return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10  # Linux counts in KiB
+        held = {
+            "memory": torch.cuda.max_memory_allocated(),
+            "memory_reserved": torch.cuda.max_memory_reserved(),
+        }
+    else:  # Linux counts in KiB
+        held = {"memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10}
+    return {name: round(num_bytes / 2**30, 3) for name, num_bytes in held.items()}
 
 
 def drop_after(path: Path, step: int) -> None:
