@@ -148,9 +148,16 @@ def plan(recipe: Recipe, machine: Machine, assumed: Assumptions) -> Plan:
 
 def keys(choice: Choice, device_batch: int) -> list[str]:
     """Return a setting as overrides of the recipe."""
-    whole = choice.microbatch == device_batch
-    given = [f"trainer.microbatch_size={'null' if whole else choice.microbatch}"]
-    return [*given, "trainer.fsdp={}" if choice.layout.shards > 1 else "trainer.fsdp=null"]
+    whole, layout = choice.microbatch == device_batch, choice.layout
+    sharding = "trainer.fsdp=null"
+    if layout.shards > 1:
+        hybrid = f"trainer.fsdp.shard_degree={layout.shards}"
+        sharding = hybrid if layout.replicas > 1 else "trainer.fsdp={}"
+    return [
+        sharding,
+        f"trainer.microbatch_size={'null' if whole else choice.microbatch}",
+        f"trainer.activation_checkpointing={str(choice.checkpointing).lower()}",
+    ]
 
 
 def _device_batch(recipe: Recipe, machine: Machine) -> int:

@@ -21,6 +21,15 @@ SMALL = [
 def test_the_command_measures_resumes_and_writes_the_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    run = gpu_report._run
+
+    def run_cells(module: str, asked: Path, ranks: int, limit: float) -> Any:
+        if module != gpu_report.TRIALS:
+            return run(module, asked, ranks, limit)
+        gpu_facts.main(asked)  # a second process would start torch once more
+        return json.loads(asked.with_suffix(".out").read_text())
+
+    monkeypatch.setattr(gpu_report, "_run", run_cells)
     given = ["--methods", "mae", "--sizes", "vit_tiny16", "--settings", "DDP", "--device", "cpu"]
     given += ["--steps", "2", "--batch", "2", "--output", str(tmp_path), "--set", *SMALL]
     assert gpu_report.main(given) == 0
@@ -34,7 +43,7 @@ def test_the_command_measures_resumes_and_writes_the_report(
     text = (tmp_path / "report.md").read_text()
     assert "| mae | vit_tiny16 | DDP | synthetic | 2 |" in text and "not seen" in text
 
-    monkeypatch.setattr(gpu_report.subprocess, "run", None)  # nothing is measured again
+    monkeypatch.setattr(gpu_report, "_run", None)  # nothing is measured again
     assert gpu_report.main(given) == 0
     assert json.loads((tmp_path / "report.json").read_text()) == report
 
