@@ -21,11 +21,15 @@ to its own file): sections are merged, other values replaced, null takes a whole
 A run writes <trainer.run_folder>/<run_name>/ : recipe.yaml, metrics.jsonl, checkpoints/,
 evaluation/ and report.html. The same command again goes on from the newest checkpoint;
 trainer.overwrite=true starts again, a greater trainer.max_duration trains longer. Checkpoints go
-to S3 with trainer.save_folder=s3://bucket/folder (endpoint from S3_ENDPOINT_URL).
+to S3 with trainer.save_folder=s3://bucket/folder (endpoint from S3_ENDPOINT_URL). Such a folder is
+one run's, by an object run.lease in it: a second run is refused, on whichever machine; after a run
+was killed the next start waits up to 45 s to be sure (not at all on the same machine).
+
+Several nodes: yamls/launch/ has files for SLURM, Kubernetes and ssh.
 
 exit codes: 0 done; 2 a mistake in the recipe, the data or the bucket, or the training diverged
-(said in one message); 75 stopped by SIGTERM, 130 by Ctrl-C, both after saving: the same command
-goes on.
+(said in one message); 75 stopped by SIGTERM, 130 by Ctrl-C, both after saving, 75 also when another
+rank was killed or answers no more: the same command goes on.
 """
 
 
@@ -71,12 +75,13 @@ def _run(arguments: argparse.Namespace) -> int:
     recipe = load_recipe(arguments.recipe, arguments.overrides)
     # Late, so that --help and a mistyped key answer at once.
     from pospre.evaluation.planned import check_evaluations
+    from pospre.training.peers import joined
     from pospre.training.ranks import print_once
     from pospre.training.run import train
     from pospre.training.run_folder import hold
 
     check_evaluations(recipe)
-    with hold(recipe):
+    with joined(recipe), hold(recipe):
         finished_before = train(recipe)
         finish(recipe, again=not finished_before)
     print_once(f"run folder: {recipe.run_path()}")

@@ -19,6 +19,7 @@ from pospre.training.checkpoints.file import manifest_of
 _NAMES = ("recipe.yaml", "metrics.jsonl", "report.html")
 _TRIES = 3
 _SILENCE = 20.0  # seconds without a byte after which a try has failed
+_GRACE = 15.0  # seconds for the last upload of a run that was stopped: SIGKILL comes after SIGTERM
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 30.0
 
@@ -50,7 +51,7 @@ class Uploads:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        missing = self.finish()
+        missing = self.finish() if error is None else self.finish(at_most=_GRACE)
         if missing is not None and error is None:
             raise UserError(missing)
         if missing is not None:
@@ -64,10 +65,11 @@ class Uploads:
                 self._thread.start()
             self._changed.notify_all()
 
-    def finish(self) -> str | None:
+    def finish(self, at_most: float = float("inf")) -> str | None:
         """Wait until the last checkpoint is up; return what to say where it is not.
 
-        It is given up when nothing has gone up for ``POSPRE_S3_PATIENCE`` seconds.
+        It is given up when nothing has gone up for ``POSPRE_S3_PATIENCE`` seconds, and after
+        ``at_most`` seconds.
         """
         start = time.monotonic()
         with self._changed:
@@ -76,11 +78,12 @@ class Uploads:
             if not self._changed.wait_for(lambda: self._waiting is None, timeout=2.0):
                 print(
                     f"waiting for {self._waiting} to be uploaded to {self.remote} (given up after "
-                    f"{self._patience:g} s without progress)",
+                    f"{min(self._patience, at_most):g} s without progress)",
                     flush=True,
                 )
             while self._waiting is not None:
-                left = max(start, self._last_progress) + self._patience - time.monotonic()
+                end = max(start, self._last_progress) + self._patience
+                left = min(end, start + at_most) - time.monotonic()
                 if left <= 0:
                     return (
                         f"the last checkpoint is not in {self.remote}: "
