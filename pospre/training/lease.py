@@ -60,7 +60,7 @@ class _Lease:
 
     def __init__(self, folder: str) -> None:
         self._bucket = Bucket(folder, patience=_TRIES, timeout=_RENEWED / 2)
-        self._owner = {
+        self._owner: dict[str, Any] = {
             "run": uuid.uuid4().hex,
             "host": socket.gethostname(),
             "process": os.getpid(),

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
@@ -67,8 +68,12 @@ def test_a_stopped_rank(rank: int, ranks: list[Heartbeat]) -> None:
 
 def test_who_was_stopped_itself_blames_nobody(ranks: list[Heartbeat]) -> None:
     missed: list[int] = []
+
+    def look(beat: Heartbeat) -> None:
+        missed.extend(beat.silent(0.8))
+
     for beat in ranks:
-        beat._each_beat = lambda beat=beat: missed.extend(beat.silent(0.8))
+        beat._each_beat = partial(look, beat)
         beat._loop.call_soon_threadsafe(time.sleep, 1.2)
     time.sleep(2)
     assert not missed
