@@ -74,6 +74,7 @@ def _print(text: str) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     recipe = load_recipe(arguments.recipe, arguments.overrides)
     # Late, so that --help and a mistyped key answer at once.
+    from pospre.evaluation.online import online_evaluations
     from pospre.evaluation.planned import check_evaluations
     from pospre.training.peers import joined
     from pospre.training.ranks import print_once
@@ -82,7 +83,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     check_evaluations(recipe)
     with joined(recipe), hold(recipe):
-        finished_before = train(recipe)
+        finished_before = train(recipe, online_evaluations(recipe))
         finish(recipe, again=not finished_before)
     print_once(f"run folder: {recipe.run_path()}")
     return 0

@@ -242,6 +242,9 @@ class Trainer(Section):
     save_folder: LocalOrS3 | None = None
     save_interval: PositiveDuration = "1ep"
     keep_checkpoints: AllOrSome = Field(default=3, description="local files kept; -1 keeps all")
+    keep_best: str | None = Field(
+        default=None, description="a figure measured in training: EVALUATION/FIGURE, as knn/top1"
+    )
     autoresume: bool = True
     microbatch_size: int | None = Field(default=None, gt=0)
     compile: bool = False

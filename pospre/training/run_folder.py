@@ -42,6 +42,7 @@ FREE_KEYS = (
     "trainer.save_folder",
     "trainer.save_interval",
     "trainer.keep_checkpoints",
+    "trainer.keep_best",
     "trainer.autoresume",
     "trainer.microbatch_size",
     "trainer.compile",
