@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -79,7 +80,7 @@ class Heartbeat:
             words: why this rank ends before its time, if it does.
             code: its exit code then.
         """
-        with suppress(TimeoutError):
+        with suppress(TimeoutError, CancelledError):
             self._do(self._leave(words, code), timeout=2 * BEAT)
         self._loop.call_soon_threadsafe(self._loop.stop)
 

@@ -28,6 +28,7 @@ _LOOK = 2.0  # seconds between two looks at a lease of another run
 _TRIES = 3
 _REFUSED = ("PreconditionFailed", "412", "ConditionalRequestConflict", "409", "NoSuchKey", "404")
 _NOT_KNOWN = ("NotImplemented", "501")
+_lost: set[str] = set()  # folders that other runs have taken over from this process
 
 
 @contextmanager
@@ -46,6 +47,12 @@ def lease(folder: str) -> Iterator[None]:
         yield
     finally:
         held.give_back()
+
+
+def check_held(folder: str) -> None:
+    """Raise a ``UserError`` if another run has taken a folder over from this process."""
+    if folder in _lost:
+        raise UserError(f"{folder} was taken over by another run")
 
 
 class _Found(NamedTuple):
@@ -85,6 +92,7 @@ class _Lease:
                     "two runs that start there at one moment are not kept apart",
                     file=sys.stderr,
                 )
+        _lost.discard(self._bucket.uri)
         self._thread.start()
 
     def give_back(self) -> None:
@@ -168,6 +176,7 @@ class _Lease:
                 other = None if self._write(IfMatch=self._tag) else self._retake()
                 self._answers = True
                 if other is not None:
+                    _lost.add(self._bucket.uri)
                     print(
                         f"{self._bucket.uri} was taken over by {_name(other.owner)} while this "
                         "machine could not write there: stopping as by SIGTERM",

@@ -18,7 +18,7 @@ from moto.server import ThreadedMotoServer
 from pospre.errors import UserError
 from pospre.object_store import Bucket
 from pospre.training import lease as leasing
-from pospre.training.lease import LEASE, lease
+from pospre.training.lease import LEASE, check_held, lease
 
 Run = Callable[..., tuple[int, str]]
 FOLDER = "s3://bucket/runs/tiny"
@@ -155,7 +155,11 @@ def test_who_was_taken_for_dead_stops_when_it_comes_back(
         with lease(FOLDER):
             until(lambda: bool(told))
             assert told == [(os.getpid(), signal.SIGTERM)]
+            with pytest.raises(UserError, match="taken over by another run"):
+                check_held(FOLDER)  # so that it uploads nothing any more
         assert "was taken over by process" in capsys.readouterr().err
+    with lease(FOLDER):
+        check_held(FOLDER)
 
 
 def test_an_outage_and_a_lost_answer_are_sat_out(

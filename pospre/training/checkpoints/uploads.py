@@ -15,6 +15,7 @@ from typing import Any
 from pospre.errors import UserError
 from pospre.object_store import Bucket, s3_patience
 from pospre.training.checkpoints.file import manifest_of
+from pospre.training.lease import check_held
 
 _NAMES = ("recipe.yaml", "metrics.jsonl", "report.html")
 _TRIES = 3
@@ -116,6 +117,7 @@ class Uploads:
 
     def _upload(self, checkpoint: Path) -> None:
         """Upload the small files, then the checkpoint, and last what says that it is whole."""
+        check_held(self.remote)
         with checkpoint.open("rb") as file:  # that name may go while this is under way
             manifest = manifest_of(checkpoint)
             noted = manifest.read_bytes() if manifest.exists() else None
