@@ -11,7 +11,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import CancelledError
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -56,6 +55,7 @@ class Heartbeat:
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._tasks: list[Any] = []  # asyncio itself holds them weakly
         self._token = ""
+        self._has_left = False
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
 
@@ -80,7 +80,10 @@ class Heartbeat:
             words: why this rank ends before its time, if it does.
             code: its exit code then.
         """
-        with suppress(TimeoutError, CancelledError):
+        if self._has_left:
+            return
+        self._has_left = True
+        with suppress(TimeoutError):
             self._do(self._leave(words, code), timeout=2 * BEAT)
         self._loop.call_soon_threadsafe(self._loop.stop)
 
@@ -94,6 +97,7 @@ class Heartbeat:
         return {rank: length for rank, length in quiet.items() if length > seconds}
 
     def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
         tasks = asyncio.all_tasks(self._loop)
         for task in tasks:

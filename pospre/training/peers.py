@@ -120,8 +120,7 @@ class Peers:
         first = self._place.rank - self._place.local_rank
         node = range(first, first + self._place.local_world_size)
         others_say_it = any(rank not in gone for rank in node if rank < self._place.rank)
-        said_it = any(rank in gone and gone[rank].code != _AGAIN for rank in node)
-        if others_say_it or said_it:
+        if others_say_it or (0 in gone and 0 in node and code != _AGAIN):  # it has said it itself
             return Lost("", code)
         kinds: dict[tuple[str, str], list[int]] = {}
         for rank, what in gone.items():
@@ -152,7 +151,7 @@ class Peers:
 
 def _is_of_a_connection(error: BaseException | None) -> bool:
     """Tell whether an operation of all ranks failed; a signal may have come on top of it."""
-    while error is not None:
+    while isinstance(error, RuntimeError | SystemExit | KeyboardInterrupt):
         if isinstance(error, RuntimeError) and _CONNECTION.search(str(error)):
             return True
         error = error.__context__

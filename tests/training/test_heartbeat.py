@@ -18,6 +18,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Heartbeat]]:
     port, token = beats[0].serve()
     for beat in beats[1:]:
         beat.call("127.0.0.1", port, token)
+    until(lambda: len(beats[0]._writers) == 2)
     yield beats
     for beat in beats:
         if beat._loop.is_running():
