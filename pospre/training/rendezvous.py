@@ -5,6 +5,7 @@ the store of rank 0 (torch's, on ``MASTER_PORT``) and leaves a note there of wha
 rank 0 reads the notes and tells all ranks what is wrong.
 """
 
+import atexit
 import json
 import os
 import socket
@@ -117,6 +118,8 @@ def _connect(place: Place, limit: float) -> Store:
     thread = threading.Thread(target=connect, daemon=True)
     thread.start()
     thread.join(limit)
+    if thread.is_alive():
+        atexit.register(os._exit, 2)  # an interpreter that ends in order would trip over the thread
     if not connected:
         raise RuntimeError("no store answers there")
     # torchrun keeps its store when it starts the ranks again

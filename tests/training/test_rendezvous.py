@@ -1,5 +1,6 @@
 """The ranks find one another, or one message says who is missing or does something else."""
 
+import os
 import socket
 import time
 from collections.abc import Callable
@@ -142,11 +143,15 @@ def test_the_port_of_another_run(
 
 
 def test_what_is_no_store_at_all(
-    places: list[Place], together: Callable[..., list[Outcome]]
+    places: list[Place], together: Callable[..., list[Outcome]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    at_exit: list[Any] = []
+    monkeypatch.setattr(rendezvous, "TCPStore", lambda *_, **__: time.sleep(2))  # torch: for ever
+    monkeypatch.setattr(rendezvous.atexit, "register", lambda *end: at_exit.append(end))
     with socket.create_server(("127.0.0.1", 0)) as server:  # takes the call and says nothing
         other = replace(places[1], port=server.getsockname()[1])
         assert "that is not the port of this run" in words(together([other], limit=0.5))
+    assert at_exit == [(os._exit, 2)]
 
 
 @pytest.mark.parametrize(
