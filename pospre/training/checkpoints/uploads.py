@@ -15,11 +15,13 @@ from typing import Any
 from pospre.errors import UserError
 from pospre.object_store import Bucket, s3_patience
 from pospre.training.checkpoints.file import manifest_of
+from pospre.training.lease import check_held
 
 _NAMES = ("recipe.yaml", "metrics.jsonl", "watch.jsonl", "report.html")
 _FOLDERS = ("evaluation", "bad_steps")
 _TRIES = 3
 _SILENCE = 20.0  # seconds without a byte after which a try has failed
+_GRACE = 15.0  # seconds for the last upload of a run that was stopped: SIGKILL comes after SIGTERM
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 30.0
 
@@ -51,7 +53,7 @@ class Uploads:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        missing = self.finish()
+        missing = self.finish() if error is None else self.finish(at_most=_GRACE)
         if missing is not None and error is None:
             raise UserError(missing)
         if missing is not None:
@@ -65,10 +67,11 @@ class Uploads:
                 self._thread.start()
             self._changed.notify_all()
 
-    def finish(self) -> str | None:
+    def finish(self, at_most: float = float("inf")) -> str | None:
         """Wait until the last checkpoint is up; return what to say where it is not.
 
-        It is given up when nothing has gone up for ``POSPRE_S3_PATIENCE`` seconds.
+        It is given up when nothing has gone up for ``POSPRE_S3_PATIENCE`` seconds, and after
+        ``at_most`` seconds.
         """
         start = time.monotonic()
         with self._changed:
@@ -77,11 +80,12 @@ class Uploads:
             if not self._changed.wait_for(lambda: self._waiting is None, timeout=2.0):
                 print(
                     f"waiting for {self._waiting} to be uploaded to {self.remote} (given up after "
-                    f"{self._patience:g} s without progress)",
+                    f"{min(self._patience, at_most):g} s without progress)",
                     flush=True,
                 )
             while self._waiting is not None:
-                left = max(start, self._last_progress) + self._patience - time.monotonic()
+                end = max(start, self._last_progress) + self._patience
+                left = min(end, start + at_most) - time.monotonic()
                 if left <= 0:
                     return (
                         f"the last checkpoint is not in {self.remote}: "
@@ -114,6 +118,7 @@ class Uploads:
 
     def _upload(self, checkpoint: Path) -> None:
         """Upload the small files, then the checkpoint, and last what says that it is whole."""
+        check_held(self.remote)
         with checkpoint.open("rb") as file:  # that name may go while this is under way
             manifest = manifest_of(checkpoint)
             noted = manifest.read_bytes() if manifest.exists() else None
