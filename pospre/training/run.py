@@ -21,6 +21,7 @@ from pospre.training.checkpoints.reading import (
     read_on_every_rank,
 )
 from pospre.training.checkpoints.uploads import Uploads, lacks, restore_metrics
+from pospre.training.checkpoints.versions import warn_of_other_versions
 from pospre.training.components import Components, build_components
 from pospre.training.ranks import from_rank_zero, print_once
 from pospre.training.run_folder import check_folder, clear, compare_recipes, write_recipe
@@ -186,6 +187,7 @@ def _check_checkpoint(run: Components, start: Checkpoint) -> None:
             f"{recipe.data.path} holds {run.loader.num_samples}; choose another run_name"
         )
     compare_tensors(run.model.state_dict(), state["model"], start.uri)
+    warn_of_other_versions(start.content, start.uri)
     _say_length(run, start, previous["trainer"]["max_duration"])
 
 

@@ -1,9 +1,9 @@
 """The file of a checkpoint: written whole, with a manifest; read only if it is what was written.
 
 ``ep1-ba4.pt`` is what ``torch.save`` makes; ``ep1-ba4.json`` beside it is written last and holds
-the file's size and SHA-256, which a reader compares before it believes a byte. Files without one
-(as older versions wrote them) are judged by the checksums of the zip archive that they are, which
-``torch.load`` does not look at.
+the file's size and SHA-256, which a reader compares before it believes a byte, and the versions
+that wrote it. Files without one (as older versions wrote them) are judged by the checksums of the
+zip archive that they are, which ``torch.load`` does not look at.
 """
 
 import contextlib
@@ -66,7 +66,12 @@ def write_checkpoint(content: dict[str, Any], path: Path) -> None:
             _flush(file)
         manifest.unlink(missing_ok=True)  # an older one would belie the new file
         os.replace(partial, path)
-        noted = {"file": path.name, "bytes": written.size, "sha256": written.hash.hexdigest()}
+        noted = {
+            "file": path.name,
+            "bytes": written.size,
+            "sha256": written.hash.hexdigest(),
+            "versions": content.get("versions", {}),
+        }
         _write_whole(manifest, json.dumps(noted).encode())
     except BaseException:
         with contextlib.suppress(OSError):

@@ -27,6 +27,7 @@ from pospre.training.checkpoints.file import (
     unpickle,
     verify,
 )
+from pospre.training.checkpoints.versions import warn_of_other_versions
 from pospre.training.ranks import from_rank_zero
 
 _NAME = re.compile(r"ep(\d+)-ba(\d+)\.pt")
@@ -221,6 +222,12 @@ def open_checkpoint(uri: str) -> Checkpoint:
     Raises:
         UserError: there is none, or none that is whole.
     """
+    checkpoint = _find(uri)
+    warn_of_other_versions(checkpoint.content, checkpoint.uri)
+    return checkpoint
+
+
+def _find(uri: str) -> Checkpoint:
     if uri.endswith(".pt") or (not is_remote(uri) and Path(uri).is_file()):
         return read_checkpoint(uri)
     folders = [uri, f"{uri.rstrip('/')}/checkpoints"]

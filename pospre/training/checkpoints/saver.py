@@ -18,6 +18,7 @@ from composer.utils import create_interval_scheduler, dist, reproducibility
 from pospre.data.memory import readable
 from pospre.errors import UserError
 from pospre.training.checkpoints.file import CHECKPOINT_NAME, PARTIAL, manifest_of, write_checkpoint
+from pospre.training.checkpoints.versions import versions
 from pospre.training.ranks import from_rank_zero
 
 
@@ -82,6 +83,7 @@ class CheckpointSaver(Callback):
         content: dict[str, Any] = {
             "state": state.state_dict(),
             "rng": reproducibility.get_rng_state(),
+            "versions": versions(),
         }
         name = CHECKPOINT_NAME.format(epoch=time.epoch.value, batch=time.batch.value)
         from_rank_zero(lambda: self._write(content, self.folder / name))
