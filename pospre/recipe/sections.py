@@ -242,6 +242,9 @@ class Trainer(Section):
     save_folder: LocalOrS3 | None = None
     save_interval: PositiveDuration = "1ep"
     keep_checkpoints: AllOrSome = Field(default=3, description="local files kept; -1 keeps all")
+    keep_remote: AllOrSome = Field(
+        default=-1, description="checkpoints kept in the bucket of save_folder; -1 keeps all"
+    )
     autoresume: bool = True
     microbatch_size: int | None = Field(default=None, gt=0)
     compile: bool = False

@@ -88,7 +88,7 @@ def _uploads(recipe: Recipe) -> Uploads | None:
     folder = recipe.checkpoint_folder()
     if not is_remote(folder) or dist.get_global_rank() > 0:
         return None
-    return Uploads(recipe.run_path(), folder)
+    return Uploads(recipe.run_path(), folder, keep=recipe.trainer.keep_remote)
 
 
 def in_bucket(start: Checkpoint, uploads: Uploads) -> Checkpoint:

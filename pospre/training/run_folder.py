@@ -41,6 +41,7 @@ FREE_KEYS = (
     "trainer.save_folder",
     "trainer.save_interval",
     "trainer.keep_checkpoints",
+    "trainer.keep_remote",
     "trainer.autoresume",
     "trainer.microbatch_size",
     "trainer.compile",

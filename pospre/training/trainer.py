@@ -94,6 +94,7 @@ def _callbacks(
         saver.after_save.append(uploads.offer)
     divergence = Divergence(recipe)
     saver.before_save.append(divergence.before_save)
+    divergence.before_stop.append(saver.wait)  # what it names as good is whole
     callbacks: list[Callback] = [
         signals,  # first: it decides whether a step is the last one
         LoaderPosition(components.loader),

@@ -46,6 +46,8 @@ class FlakyS3:
         refused_writes: how many writes of each object are answered with 503, the first ones.
         writes: PUT and POST requests, by method and path.
         mute: writes whose path holds this are taken and never answered.
+        deletes: names of the objects that were deleted one by one, in order.
+        forbids_deletes: objects whose path holds this are not deleted: 403.
     """
 
     def __init__(self, upstream_port: int) -> None:
@@ -55,6 +57,8 @@ class FlakyS3:
         self.refused_writes = 0
         self.writes: Counter[str] = Counter()
         self.mute: str | None = None
+        self.deletes: list[str] = []
+        self.forbids_deletes: str | None = None
         self._faults: dict[str, list[Fault]] = {}
         self._always: dict[str, Fault] = {}
         self._lock = threading.Lock()
@@ -76,7 +80,8 @@ class FlakyS3:
     def heal(self) -> None:
         """Behave, and count from zero."""
         self.refused_writes = 0
-        self.mute = None
+        self.mute = self.forbids_deletes = None
+        self.deletes.clear()
         for book in (self._faults, self._always, self.gets, self.writes):
             book.clear()
         self.sent = Counter()  # answers that are still under way count in the old one
@@ -129,6 +134,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def do_DELETE(self) -> None:
+        forbidden = self.flaky.forbids_deletes
+        if forbidden is not None and forbidden in self.path:
+            self._answer(403, [], b"<Error><Code>AccessDenied</Code></Error>")
+            return
+        self.flaky.deletes.append(self.path.partition("?")[0].rpartition("/")[2])
         self._answer(*self._ask_upstream())
 
     def do_PUT(self) -> None:

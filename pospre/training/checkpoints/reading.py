@@ -72,13 +72,19 @@ def checkpoints_in(*folders: str) -> list[Found]:
     for folder in folders:
         if is_remote(folder):
             with Bucket(folder) as bucket:
-                names = list(bucket.list())
+                found += _named(list(bucket.list()), folder)
         else:
-            names = [path.name for path in Path(folder).glob("*.pt")]
-        for match in filter(None, map(_NAME.fullmatch, names)):
-            uri = f"{folder.rstrip('/')}/{match[0]}"
-            found.append(Found(int(match[2]), int(match[1]), not is_remote(folder), uri))
+            found += _named([path.name for path in Path(folder).glob("*.pt")], folder)
     return sorted(found, reverse=True)
+
+
+def _named(names: list[str], folder: str) -> list[Found]:
+    return [
+        Found(
+            int(match[2]), int(match[1]), not is_remote(folder), f"{folder.rstrip('/')}/{match[0]}"
+        )
+        for match in filter(None, map(_NAME.fullmatch, names))
+    ]
 
 
 def checkpoints_of(recipe: Recipe) -> list[Found]:
@@ -111,14 +117,28 @@ def open_newest(folders: Sequence[str]) -> Checkpoint | None:
 
 def remove_checkpoints(folder: str) -> None:
     """Delete the checkpoints of a local or ``s3://`` folder."""
+    if is_remote(folder):
+        with Bucket(folder) as bucket:
+            remove_oldest(bucket, 0)
+        return
     for found in checkpoints_in(folder):
-        path = Path(found.uri.rpartition("/")[2])
-        if is_remote(folder):
-            with Bucket(folder) as bucket:
-                bucket.remove([manifest_of(path).name, path.name])
-        else:
-            manifest_of(Path(found.uri)).unlink(missing_ok=True)
-            Path(found.uri).unlink()
+        manifest_of(Path(found.uri)).unlink(missing_ok=True)
+        Path(found.uri).unlink()
+
+
+def remove_oldest(bucket: Bucket, keep: int, newest: str | None = None) -> None:
+    """Delete the oldest checkpoints of a bucket's folder, each after its manifest.
+
+    Args:
+        bucket: of the folder; in use.
+        keep: how many stay.
+        newest: the name of the one that counts as the newest; what is further stays as well.
+    """
+    found = sorted(_named(list(bucket.list()), bucket.uri), reverse=True)
+    names = [Path(checkpoint.uri).name for checkpoint in found]
+    for name in names[(names.index(newest) if newest else 0) + keep :]:
+        bucket.delete(manifest_of(Path(name)).name)
+        bucket.delete(name)
 
 
 def read_checkpoint(uri: str) -> Checkpoint:

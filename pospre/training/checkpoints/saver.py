@@ -1,12 +1,15 @@
-"""Saves checkpoints on the local disk while training.
+"""Saves checkpoints on the local disk while training goes on.
 
-Composer's own saver leaves a partial file under its final name when the disk is full, and its
-uploader takes the run down with the bucket. Here a save is a local file, whole or not there; what
-carries it into a bucket (``uploads.py``) hangs on ``after_save``.
+Composer's own saver leaves a partial file under its final name when the disk is full, its uploader
+takes the run down with the bucket, and the step waits for both. Here a step waits for a copy of the
+state in memory; a thread writes it, whole or not at all, and what carries it into a bucket
+(``uploads.py``) hangs on ``after_save``.
 """
 
 import shutil
+import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +21,11 @@ from composer.utils import create_interval_scheduler, dist, reproducibility
 from pospre.data.memory import readable
 from pospre.errors import UserError
 from pospre.training.checkpoints.file import CHECKPOINT_NAME, PARTIAL, manifest_of, write_checkpoint
+from pospre.training.checkpoints.staging import Staging
 from pospre.training.checkpoints.versions import versions
-from pospre.training.ranks import from_rank_zero
+from pospre.training.ranks import on_every_rank
+
+_WRITTEN, _WRITING, _FAILED = range(3)
 
 
 class CheckpointSaver(Callback):
@@ -27,6 +33,9 @@ class CheckpointSaver(Callback):
 
     Content and names are those of Composer's saver, whose name it bears because Composer stores
     the state of callbacks by class: old checkpoints load here, and these there.
+
+    One save is written at a time: the next one, the end of training and whoever calls ``wait``
+    wait for it. One that fails ends the run, on all ranks after the next step.
 
     Args:
         folder: local folder of the checkpoints.
@@ -37,7 +46,8 @@ class CheckpointSaver(Callback):
     Attributes:
         before_save: called on every rank with the state before anything is written; one that
             raises stops the save.
-        after_save: called on rank 0 with the path of every new checkpoint.
+        after_save: called on rank 0, in the thread that writes, with the path of every new
+            checkpoint.
     """
 
     def __init__(
@@ -50,6 +60,10 @@ class CheckpointSaver(Callback):
         self._kept = list(earlier)
         self._is_due = create_interval_scheduler(interval)
         self._last_batch = 0
+        self._staging = Staging()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writing: Future[None] | None = None
+        self._shared: tuple[torch.Tensor, Any] | None = None
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Start from the checkpoint that is loaded; remove what killed saves left."""
@@ -58,8 +72,18 @@ class CheckpointSaver(Callback):
             for partial in self.folder.glob(f"ep*-ba*{PARTIAL}"):
                 partial.unlink(missing_ok=True)
 
+    def batch_start(self, state: State, logger: Logger) -> None:
+        """Begin to compare notes on the save that is being written, beside the step."""
+        if self._writing is not None and dist.get_world_size() > 1:
+            noted = state.device.tensor_to_device(torch.tensor([self._progress()]))
+            maximum = torch.distributed.ReduceOp.MAX
+            work = torch.distributed.all_reduce(noted, op=maximum, async_op=True)
+            self._shared = noted, work
+
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
-        """Save in the middle of an epoch, when it is time."""
+        """Raise what a save has failed of; save in the middle of an epoch, when it is time."""
+        if self._writing is not None and self._progress_of_all() != _WRITING:
+            self.wait()
         if self._is_due(state, Event.BATCH_CHECKPOINT):
             self.save(state)
 
@@ -68,15 +92,27 @@ class CheckpointSaver(Callback):
         if self._is_due(state, Event.EPOCH_CHECKPOINT):
             self.save(state)
 
+    def fit_end(self, state: State, logger: Logger) -> None:
+        """Let the last checkpoint be whole when training ends."""
+        self.wait()
+
+    def close(self, state: State, logger: Logger) -> None:
+        """Let what is being written be finished, also where training ends with an error."""
+        self._thread.shutdown()
+        failure = None if self._writing is None else self._writing.exception()
+        if failure is not None:
+            print(f"warning: {failure}", file=sys.stderr)
+
     def save(self, state: State) -> None:
-        """Save now, on all ranks together; nothing happens where this step is saved already.
+        """Save this step, on all ranks together; nothing happens where it is saved already.
 
         Raises:
-            UserError: the file cannot be written. The earlier checkpoints are as they were.
+            UserError: the save before cannot be written. The earlier checkpoints are as they were.
         """
         time = state.timestamp
         if time.batch.value == self._last_batch:
             return
+        self.wait()
         for check in self.before_save:
             check(state)
         torch.cuda.empty_cache()  # room for what both gather from all ranks
@@ -85,9 +121,36 @@ class CheckpointSaver(Callback):
             "rng": reproducibility.get_rng_state(),
             "versions": versions(),
         }
-        name = CHECKPOINT_NAME.format(epoch=time.epoch.value, batch=time.batch.value)
-        from_rank_zero(lambda: self._write(content, self.folder / name))
+        path = self.folder / CHECKPOINT_NAME.format(epoch=time.epoch.value, batch=time.batch.value)
+        if dist.get_global_rank() == 0:
+            self._writing = self._thread.submit(self._write, self._staging.copy(content), path)
+        else:
+            self._writing = self._thread.submit(lambda: None)
         self._last_batch = time.batch.value
+
+    def wait(self) -> None:
+        """Wait, on all ranks together, until what was saved is whole on the disk.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            on_every_rank(writing.result)
+
+    def _progress(self) -> int:
+        assert self._writing is not None
+        if not self._writing.done():
+            return _WRITING
+        return _FAILED if self._writing.exception() else _WRITTEN
+
+    def _progress_of_all(self) -> int:
+        """Return what all ranks knew when this step began, or one rank knows now."""
+        if self._shared is None:
+            return _WRITING if dist.get_world_size() > 1 else self._progress()
+        (noted, work), self._shared = self._shared, None
+        work.wait()
+        return int(noted.item())
 
     def _write(self, content: dict[str, Any], path: Path) -> None:
         """Write a checkpoint and remove the oldest."""

@@ -15,6 +15,7 @@ from typing import Any
 from pospre.errors import UserError
 from pospre.object_store import Bucket, s3_patience
 from pospre.training.checkpoints.file import manifest_of
+from pospre.training.checkpoints.reading import remove_oldest
 
 _NAMES = ("recipe.yaml", "metrics.jsonl", "report.html")
 _TRIES = 3
@@ -31,11 +32,13 @@ class Uploads:
     Args:
         run_folder: the run's, with its small files.
         remote: ``s3://`` folder of the run's checkpoints.
+        keep: checkpoints kept there; -1 keeps all. The oldest go, once a newer one is whole there.
     """
 
-    def __init__(self, run_folder: Path, remote: str) -> None:
+    def __init__(self, run_folder: Path, remote: str, *, keep: int = -1) -> None:
         self.run_folder = run_folder
         self.remote = remote
+        self.keep = keep
         self._patience = s3_patience()
         # made once, before training: boto reads megabytes for it and holds Python's lock meanwhile
         self._bucket = Bucket(remote, patience=_TRIES, timeout=_SILENCE)
@@ -101,6 +104,7 @@ class Uploads:
             assert checkpoint is not None
             try:
                 self._upload(checkpoint)
+                self._remove_oldest(checkpoint)
             except FileNotFoundError:  # newer ones have pushed it out
                 pass
             except Exception as error:  # whatever it is: the run must not lose its uploads by it
@@ -123,6 +127,15 @@ class Uploads:
                 bucket.upload(checkpoint.name, file, self._progress)
                 if noted is not None:
                     bucket.put(manifest.name, noted)
+
+    def _remove_oldest(self, newest: Path) -> None:
+        if self.keep < 0:
+            return
+        try:
+            with self._bucket as bucket:
+                remove_oldest(bucket, self.keep, newest.name)
+        except UserError as error:  # what is new is there all the same
+            print(f"warning: old checkpoints stay in {self.remote}: {error}", file=sys.stderr)
 
     def _progress(self, count: int) -> None:
         self._sent += count

@@ -1,6 +1,7 @@
 """Ends a run whose loss or weights are not finite, before they spoil a checkpoint."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from composer.core import Callback, State
@@ -21,10 +22,14 @@ class Divergence(Callback):
     Composer averages the losses over the ranks and fetches them after every step, so all ranks
     see the same ones, and looking at them costs nothing. A gradient that is not finite is no
     reason: with loss scaling such steps are skipped. It stands before the saver.
+
+    Attributes:
+        before_stop: called on every rank before it is looked up which checkpoint is good.
     """
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
+        self.before_stop: list[Callable[[], None]] = []
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         """Look at the losses of the step that is done; its line is written by now."""
@@ -49,6 +54,8 @@ class Divergence(Callback):
             self._stop(state, f"tensor '{list(tensors)[good.index(0)]}'")
 
     def _stop(self, state: State, what: str) -> None:
+        for hook in self.before_stop:
+            hook()
         step = state.timestamp.batch.value
         options = self.recipe.trainer
         bf16 = ", trainer.precision=amp_bf16" if options.precision == "amp_fp16" else ""
