@@ -89,8 +89,11 @@ def _callbacks(
         interval=options.save_interval,
         keep=options.keep_checkpoints,
         earlier=earlier,
+        sharded=options.checkpoint == "sharded",
     )
-    if uploads is not None:
+    if uploads is not None and saver.sharded:
+        saver.after_shards.append(uploads.offer_together)
+    elif uploads is not None:
         saver.after_save.append(uploads.offer)
     divergence = Divergence(recipe)
     saver.before_save.append(divergence.before_save)

@@ -57,12 +57,17 @@ def test_a_failure_on_any_rank_is_one_on_all(monkeypatch: pytest.MonkeyPatch) ->
     """Three ranks after one another, then what all of them have sent."""
     work = [lambda: 1, fail(UserError("the disk is full")), fail(KeyError("model"))]
     sent: list[Any] = []
+
+    def send(told: Any) -> list[Any]:
+        sent.append(told)
+        return [told]
+
+    monkeypatch.setattr(dist, "all_gather_object", send)
     for rank in range(3):
         monkeypatch.setattr(dist, "get_global_rank", lambda rank=rank: rank)
-        monkeypatch.setattr(dist, "all_gather_object", lambda it: sent.append(it) or [it])
         with contextlib.suppress(UserError, KeyError):
             on_every_rank(work[rank])
-    monkeypatch.setattr(dist, "all_gather_object", lambda it: sent)
+    monkeypatch.setattr(dist, "all_gather_object", lambda _: sent)
     for rank, error in enumerate((UserError, UserError, KeyError)):
         monkeypatch.setattr(dist, "get_global_rank", lambda rank=rank: rank)
         with pytest.raises(error, match=r"^the disk is full$" if rank < 2 else "model"):

@@ -2,14 +2,18 @@
 
 Composer's own saver leaves a partial file under its final name when the disk is full, its uploader
 takes the run down with the bucket, and the step waits for both. Here a step waits for a copy of the
-state in memory; a thread writes it, whole or not at all, and what carries it into a bucket
-(``uploads.py``) hangs on ``after_save``.
+state in memory; a thread writes it, whole or not at all. Shards become a checkpoint between two
+steps, when all ranks have written theirs. What carries it into a bucket (``uploads.py``) hangs on
+``after_save``.
 """
 
+import io
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +24,18 @@ from composer.utils import create_interval_scheduler, dist, reproducibility
 
 from pospre.data.memory import readable
 from pospre.errors import UserError
-from pospre.training.checkpoints.file import CHECKPOINT_NAME, PARTIAL, manifest_of, write_checkpoint
+from pospre.training.checkpoints.file import write_checkpoint
+from pospre.training.checkpoints.finding import CHECKPOINT_NAME, incomplete, remove
+from pospre.training.checkpoints.sharded import (
+    Shard,
+    shard,
+    sharded_state,
+    write_manifest,
+    write_shards,
+)
 from pospre.training.checkpoints.staging import Staging
 from pospre.training.checkpoints.versions import versions
-from pospre.training.ranks import on_every_rank
+from pospre.training.ranks import from_rank_zero, on_every_rank
 
 _WRITTEN, _WRITING, _FAILED = range(3)
 
@@ -42,35 +54,48 @@ class CheckpointSaver(Callback):
         interval: between two saves, such as ``1ep`` or ``100ba``.
         keep: files to keep; -1 keeps all. The oldest go, and only once a newer one is whole.
         earlier: checkpoints of an earlier start, oldest first; they count for ``keep``.
+        sharded: let every rank write its part, into a folder, instead of the first one a file.
 
     Attributes:
         before_save: called on every rank with the state before anything is written; one that
             raises stops the save.
-        after_save: called on rank 0, in the thread that writes, with the path of every new
-            checkpoint.
+        after_save: called on rank 0 with the path of every new checkpoint, mostly in the thread
+            that writes.
+        after_shards: called on every rank, between two steps, with the path of a new checkpoint
+            and the files of it that this rank has written.
     """
 
     def __init__(
-        self, folder: Path, *, interval: str, keep: int, earlier: Sequence[Path] = ()
+        self,
+        folder: Path,
+        *,
+        interval: str,
+        keep: int,
+        earlier: Sequence[Path] = (),
+        sharded: bool = False,
     ) -> None:
         self.folder = folder.absolute()
         self.keep = keep
+        self.sharded = sharded
         self.before_save: list[Callable[[State], None]] = []
         self.after_save: list[Callable[[Path], None]] = []
+        self.after_shards: list[Callable[[Path, list[Path]], None]] = []
         self._kept = list(earlier)
         self._is_due = create_interval_scheduler(interval)
         self._last_batch = 0
         self._staging = Staging()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._writing: Future[None] | None = None
+        self._writing: Future[list[Shard]] | None = None
+        self._path = self.folder
         self._shared: tuple[torch.Tensor, Any] | None = None
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Start from the checkpoint that is loaded; remove what killed saves left."""
         self._last_batch = state.timestamp.batch.value
-        if dist.get_global_rank() == 0:
-            for partial in self.folder.glob(f"ep*-ba*{PARTIAL}"):
-                partial.unlink(missing_ok=True)
+        remains = from_rank_zero(lambda: incomplete(self.folder))
+        if dist.get_local_rank() == 0:
+            for name in remains:
+                remove(self.folder / name)
 
     def batch_start(self, state: State, logger: Logger) -> None:
         """Begin to compare notes on the save that is being written, beside the step."""
@@ -116,16 +141,21 @@ class CheckpointSaver(Callback):
         for check in self.before_save:
             check(state)
         torch.cuda.empty_cache()  # room for what both gather from all ranks
-        content: dict[str, Any] = {
-            "state": state.state_dict(),
-            "rng": reproducibility.get_rng_state(),
-            "versions": versions(),
-        }
-        path = self.folder / CHECKPOINT_NAME.format(epoch=time.epoch.value, batch=time.batch.value)
-        if dist.get_global_rank() == 0:
-            self._writing = self._thread.submit(self._write, self._staging.copy(content), path)
+        with sharded_state(state) if self.sharded else nullcontext():
+            content: dict[str, Any] = {
+                "state": state.state_dict(),
+                "rng": reproducibility.get_rng_state(),
+                "versions": versions(),
+            }
+        name = CHECKPOINT_NAME.format(epoch=time.epoch.value, batch=time.batch.value)
+        self._path = self.folder / (name if self.sharded else f"{name}.pt")
+        if self.sharded:
+            self._writing = self._thread.submit(self._write_shards, shard(content), self._path)
+        elif dist.get_global_rank() == 0:
+            staged = self._staging.copy(content)
+            self._writing = self._thread.submit(self._write_whole, staged, self._path)
         else:
-            self._writing = self._thread.submit(lambda: None)
+            self._writing = self._thread.submit(list)
         self._last_batch = time.batch.value
 
     def wait(self) -> None:
@@ -134,9 +164,15 @@ class CheckpointSaver(Callback):
         Raises:
             UserError: it cannot be written.
         """
-        if self._writing is not None:
-            writing, self._writing = self._writing, None
-            on_every_rank(writing.result)
+        if self._writing is None:
+            return
+        writing, self._writing = self._writing, None
+        shards, path = on_every_rank(writing.result), self._path
+        if self.sharded:
+            from_rank_zero(lambda: self._write_manifest([*chain(*shards)], path))
+            self._finish(path)
+            for hook in self.after_shards:
+                hook(path, [path / part.file for part in shards[dist.get_global_rank()]])
 
     def _progress(self) -> int:
         assert self._writing is not None
@@ -152,20 +188,37 @@ class CheckpointSaver(Callback):
         work.wait()
         return int(noted.item())
 
-    def _write(self, content: dict[str, Any], path: Path) -> None:
-        """Write a checkpoint and remove the oldest."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+    def _write_whole(self, content: dict[str, Any], path: Path) -> list[Shard]:
+        with self._explained(path):
             write_checkpoint(content, path)
-        except OSError as error:
-            raise UserError(self._explain(error, path)) from error
+        self._finish(path)
+        return []
+
+    def _write_shards(self, files: dict[str, io.BytesIO], path: Path) -> list[Shard]:
+        with self._explained(path):
+            return write_shards(files, path)
+
+    def _write_manifest(self, shards: list[Shard], path: Path) -> None:
+        with self._explained(path):
+            write_manifest(path, shards, versions())
+
+    def _finish(self, path: Path) -> None:
+        """Remove the oldest, once for each node, which may have a disk of its own; say it."""
         self._kept = [*(old for old in self._kept if old != path), path]
         while len(self._kept) > self.keep > 0:
             oldest = self._kept.pop(0)
-            manifest_of(oldest).unlink(missing_ok=True)
-            oldest.unlink(missing_ok=True)
-        for hook in self.after_save:
+            if dist.get_local_rank() == 0:
+                remove(oldest)
+        for hook in self.after_save if dist.get_global_rank() == 0 else ():
             hook(path)
+
+    @contextmanager
+    def _explained(self, path: Path) -> Iterator[None]:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            yield
+        except OSError as error:
+            raise UserError(self._explain(error, path)) from error
 
     def _explain(self, error: OSError, path: Path) -> str:
         place = next(place for place in (self.folder, *self.folder.parents) if place.exists())

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from pospre.errors import UserError
 from pospre.recipe.recipe import Recipe
-from pospre.training.checkpoints.reading import checkpoints_of
+from pospre.training.checkpoints.finding import checkpoints_of
 from pospre.training.watch.metrics import plain_name
 
 

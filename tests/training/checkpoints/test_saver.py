@@ -26,7 +26,7 @@ from pospre.training.checkpoints.reading import open_newest, read_checkpoint
 from pospre.training.checkpoints.saver import CheckpointSaver
 from pospre.training.checkpoints.staging import Staging
 from tests.processes import finished
-from tests.training.tiny_runs import curve, environment
+from tests.training.tiny_runs import curve, environment, flat
 
 Run = Callable[..., tuple[int, str]]
 OPTIONS = ("trainer.max_duration=6ba", "trainer.save_interval=2ba")
@@ -125,7 +125,7 @@ def test_the_manifest_of_an_older_file_never_belies_a_newer_one(
     def killed(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoint_file, "_write_whole", killed)
+    monkeypatch.setattr(checkpoint_file, "write_whole", killed)
     with pytest.raises(KeyboardInterrupt):
         write_checkpoint({**CONTENT, "rng": 2}, path)
     newest = open_newest([str(tmp_path)])
@@ -203,15 +203,6 @@ def test_training_goes_on_while_a_checkpoint_is_written(
         assert flat(ours["state"]["model"]) == flat(theirs["state"]["model"])
         assert flat(ours["state"]["optimizers"]) == flat(theirs["state"]["optimizers"])
         assert flat(ours["rng"]) == flat(theirs["rng"])
-
-
-def flat(value: Any) -> Any:
-    """Return nested tensors as something that ``==`` compares."""
-    if isinstance(value, dict):
-        return {key: flat(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [flat(item) for item in value]
-    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def test_a_save_that_fails_is_raised_after_the_next_step(

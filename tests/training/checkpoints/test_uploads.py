@@ -200,6 +200,25 @@ def test_an_outage_does_not_end_a_run(
     assert {"ep1-ba6.pt", "ep1-ba6.json"} <= set(names(server))
 
 
+def test_a_bucket_that_vanishes_costs_nothing(
+    server: FlakyS3, tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3 = client(server)
+    gone = "trainer.save_folder=s3://vanishing/runs/tiny"
+    s3.create_bucket(Bucket="vanishing")
+    monkeypatch.setattr(
+        "pospre.training.run.check_writable", lambda _: s3.delete_bucket(Bucket="vanishing")
+    )
+    monkeypatch.setattr("pospre.training.run.checkpoint_folders", lambda recipe: [])
+    monkeypatch.setenv("POSPRE_S3_PATIENCE", "1")
+    code, said = run(tiny, *OPTIONS, gone)
+    folder = tmp_path / "runs" / "tiny"
+    assert code == 2 and "Traceback" not in said, said
+    assert "warning: bucket 'vanishing' does not exist" in said and "training goes on" in said
+    assert f"It is whole at {folder}/checkpoints/ep1-ba6.pt; give the command again" in said
+    assert [step for step, *_ in curve(folder)] == [1, 2, 3, 4, 5, 6]
+
+
 def as_if_killed(s3: Any, run_folder: Path) -> None:
     """Leave in the bucket what a run had saved by its fifth step."""
     for ending in ("pt", "json"):

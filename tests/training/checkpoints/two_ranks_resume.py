@@ -70,5 +70,7 @@ if __name__ == "__main__":
     copy(Path(RUNS) / "whole", FOLDER.parent)
     as_if_killed()
     read_same = reading._read_same
-    reading._read_same = lambda path, *noted: read_same(path.with_name("ep0-ba2.pt"), *noted)
+    reading._read_same = lambda place, *noted: read_same(
+        str(Path(place).with_name("ep0-ba2.pt")), *noted
+    )
     sys.exit(train())
