@@ -133,7 +133,7 @@ def parse_settings(items: Sequence[str]) -> dict[str, str]:
 def run_folder_of(checkpoint: str) -> Path | None:
     """Return the local run folder that a checkpoint address lies in, None if in none."""
     path = Path(checkpoint)
-    candidates = (path, path.parent, path.parent.parent)
+    candidates = (path, *path.parents[:3])  # it may be checkpoints/best/ep1-ba4.pt
     return next((folder for folder in candidates if (folder / "recipe.yaml").is_file()), None)
 
 

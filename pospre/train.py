@@ -70,6 +70,7 @@ def _print(text: str) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     recipe = load_recipe(arguments.recipe, arguments.overrides)
     # Late, so that --help and a mistyped key answer at once.
+    from pospre.evaluation.online import online_evaluations
     from pospre.evaluation.planned import check_evaluations
     from pospre.training.ranks import print_once
     from pospre.training.run import train
@@ -77,7 +78,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     check_evaluations(recipe)
     with hold(recipe):
-        finished_before = train(recipe)
+        finished_before = train(recipe, online_evaluations(recipe))
         finish(recipe, again=not finished_before)
     print_once(f"run folder: {recipe.run_path()}")
     return 0

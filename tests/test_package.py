@@ -129,7 +129,7 @@ def test_the_wheel_holds_both_packages_and_their_data(wheel: Path) -> None:
         about = file.read(f"pospre-{pospre.__version__}.dist-info/METADATA").decode()
         assert f"pospre-{pospre.__version__}.dist-info/licenses/LICENSE" in file.namelist()
     below = [path for name in PACKAGES for path in (ROOT / name).rglob("*") if path.is_file()]
-    kinds = (".py", ".css", ".jinja")
+    kinds = (".py", ".css", ".jinja", ".typed")
     wanted = {path.relative_to(ROOT).as_posix() for path in below if path.suffix in kinds}
     assert names == wanted and "pospre/report/page.css" in names
     fields = Parser().parsestr(about)

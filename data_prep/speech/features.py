@@ -20,7 +20,6 @@ from pospre.data.cores import one_thread
 
 RATE = 16000
 NUM_COEFFICIENTS = 40
-FRAME_COUNTS = (98, 100)  # that fit into a second; the same with 20 ms of silence behind it
 
 _WINDOW, _HOP, _FFT = 480, 160, 512
 _LARGEST_RATIO = 1000  # the resampler's table grows with the ratio of the two rates

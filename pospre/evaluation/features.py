@@ -2,14 +2,15 @@
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
 from pospre.batch import Batch
-from pospre.data.loader import build_loader
+from pospre.data.loader import ViewLoader, build_loader
 from pospre.data.opening import open_reader
 from pospre.data.stores.reader import Reader
 from pospre.data.views.plan import ViewGroup
@@ -17,6 +18,9 @@ from pospre.errors import UserError
 from pospre.evaluation.registry import Context, Plan
 from pospre.model.model import PretrainModel
 from pospre.nn.swin.encoder import SWIN
+from pospre.recipe.recipe import Recipe
+from pospre.recipe.values import Size
+from pospre.training.data import storage
 
 Pooling = Literal["mean", "cls"]
 WHOLE = 48  # pixels; the short side of Tiny ImageNet is 64
@@ -48,18 +52,14 @@ def centre_batches(
     Raises:
         UserError: the data set is missing, empty or damaged.
     """
-    crop = "full" if max(context.image_size) <= WHOLE else "center"
-    loader = build_loader(
+    loader = _centre_loader(
         data,
-        views=[ViewGroup(size=context.image_size, crop=crop)],
+        context.image_size,
         batch_size=batch_size,
         seed=seed,
         shuffle=num_samples is not None,
-        drop_last=False,
         num_workers=num_workers,
-        tolerance=0.0,  # figures compare with others': nothing of the image is left out
-        channels=context.model.encoder.channels,
-        deep_range=context.deep_range,
+        **{**context.storage, "channels": context.model.encoder.channels},
     )
     left = loader.num_samples if num_samples is None else min(num_samples, loader.num_samples)
     if num_samples is not None and left < num_samples:
@@ -69,9 +69,33 @@ def centre_batches(
             size = min(left, len(batch["index"]))
             yield {key: value[:size].to(context.device) for key, value in batch.items()}
             bar.update(size)
+            context.go_on()
             left -= size
             if not left:
                 break
+
+
+def check_views(recipe: Recipe, data: str) -> None:
+    """Open a data set as it will be measured, and decode a few of its images.
+
+    Raises:
+        UserError: it is missing, damaged, or not for this recipe's encoder.
+    """
+    size = recipe.encoder.image_size
+    loader = _centre_loader(data, size, batch_size=1, num_workers=0, **storage(recipe))
+    loader.probe()
+    loader.reader.close()
+
+
+def _centre_loader(data: str, size: Size, **options: Any) -> ViewLoader:
+    crop = "full" if np.max(size) <= WHOLE else "center"
+    return build_loader(
+        data,
+        views=[ViewGroup(size=size, crop=crop)],
+        drop_last=False,
+        tolerance=0.0,  # figures compare with others': nothing of the image is left out
+        **options,
+    )
 
 
 @torch.no_grad()

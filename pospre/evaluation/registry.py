@@ -7,6 +7,8 @@ An evaluation is a module with
   ``evaluation`` section, required where they have no default;
 - ``table(results) -> str``, which renders what ``evaluate`` returned for a terminal;
 - where it needs a head, ``NEEDS``: the algorithm that trains it;
+- ``FIGURES``: which of the results are its figures, and whether the greatest or the smallest is
+  the best: ``{"top1": "max"}``; they are what a training logs that is measured in between;
 - where it can be in vain, ``check(plan)``: raises a UserError for all that can be known of that
   without a model. It is called before ``evaluate``, and by a recipe before it trains.
 """
@@ -16,11 +18,11 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -31,11 +33,14 @@ from pospre.recipe.recipe import Recipe
 if TYPE_CHECKING:  # --help and a mistyped setting do not wait for them
     import torch
 
-    from pospre.data.decode.deep import DeepRange
     from pospre.model.model import PretrainModel
 
-# what a recipe's section holds beside the settings, and a command has options for
-_ELSEWHERE = {key: f" On the command line it is --{key} …" for key in ("data", "weights")}
+# what a recipe's section holds beside the settings
+_ELSEWHERE = {
+    "data": " On the command line it is --data …",
+    "weights": " On the command line it is --weights …",
+    "every": " It belongs into a recipe: how often to measure while training.",
+}
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,8 @@ class Context:
         folder: where an evaluation may put files of its own (made by who writes there); None when
             nothing is written.
         progress: whether to draw progress bars.
-        deep_range: the values that become 0 and 255 in images of more than 8 bits, as in training.
+        storage: how data are reached and read, as in training: arguments of ``open_reader``.
+        go_on: called now and then in long work; raises what ends it early.
     """
 
     model: "PretrainModel"
@@ -76,7 +82,8 @@ class Context:
     device: "torch.device"
     folder: Path | None = None
     progress: bool = True
-    deep_range: "DeepRange | None" = None
+    storage: Mapping[str, Any] = field(default_factory=dict)
+    go_on: Callable[[], None] = lambda: None
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -104,6 +111,11 @@ def evaluation_module(name: str) -> ModuleType:
 def _import(name: str) -> ModuleType:
     path = _path(name)
     return import_module(f"{pospre.evaluation.__name__}.{path.parent.name}.{name}")
+
+
+def figures_of(name: str) -> dict[str, Literal["max", "min"]]:
+    """Return the figures of evaluation ``name``, and which value of each is the best."""
+    return dict(getattr(evaluation_module(name), "FIGURES", {}))
 
 
 def describe_settings(name: str) -> dict[str, inspect.Parameter]:

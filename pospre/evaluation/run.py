@@ -4,19 +4,19 @@ import datetime
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pospre.data.decode.deep import given_range
 from pospre.errors import UserError
+from pospre.evaluation.features import check_views
 from pospre.evaluation.registry import Context, Plan, check_settings, evaluation_module
 from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import Recipe
 from pospre.training.build import build_model
-from pospre.training.data import open_data
+from pospre.training.data import storage
 
 
 def check_evaluation(
@@ -52,7 +52,9 @@ def check_evaluation(
     folder = None if output is None else output.with_suffix("")
     if hasattr(module, "check"):
         module.check(Plan(recipe, str(data_path), checked, folder))
-    open_data(recipe, data_path)
+    banks = [checked["bank"]] if checked.get("bank") is not None else []
+    for path in (str(data_path), *banks):
+        check_views(recipe, path)
     return checked
 
 
@@ -68,6 +70,8 @@ def run_evaluation(
     weights: str = "student",
     device: str = "auto",
     progress: bool = True,
+    step: int | None = None,
+    go_on: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Evaluate ``model`` on the images at ``data_path``.
 
@@ -84,10 +88,12 @@ def run_evaluation(
         weights: ``student`` or ``teacher``: which of the checkpoint's, for the record.
         device: ``auto``, ``cpu`` or ``gpu``.
         progress: whether to draw progress bars.
+        step: how many steps the model is trained, for the record, where that is known.
+        go_on: see ``Context``.
 
     Returns:
         What the JSON holds: ``name``, ``checkpoint``, ``weights``, ``data``, ``created``,
-        ``settings``, ``results``.
+        ``settings``, ``results``, and ``step`` where it is given.
 
     Raises:
         UserError: unknown evaluation or setting, data that cannot be read, or a model that this
@@ -104,7 +110,8 @@ def run_evaluation(
         device=place,
         folder=None if output is None else output.with_suffix(""),
         progress=progress,
-        deep_range=given_range(recipe.data.deep_range),
+        storage=storage(recipe),
+        go_on=go_on,
     )
     try:
         results = evaluation_module(name).evaluate(context, **checked)
@@ -118,6 +125,7 @@ def run_evaluation(
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "settings": checked,
         "results": results,
+        **({} if step is None else {"step": step}),
     }
     if output is not None:
         write_json(output, document)

@@ -248,6 +248,9 @@ class Trainer(Section):
     keep_remote: AllOrSome = Field(
         default=-1, description="checkpoints kept in the bucket of save_folder; -1 keeps all"
     )
+    keep_best: str | None = Field(
+        default=None, description="a figure measured in training: EVALUATION/FIGURE, as knn/top1"
+    )
     autoresume: bool = True
     microbatch_size: int | None = Field(default=None, gt=0)
     compile: bool = False

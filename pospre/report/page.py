@@ -26,7 +26,7 @@ from pospre.report.evaluations import (
     parse_results,
 )
 from pospre.report.plots import Chart, draw_chart, format_value
-from pospre.report.run import Record, Run, read_run
+from pospre.report.run import Record, Run, is_number, read_run
 
 HERE = Path(__file__).parent
 # evaluations that the page knows how to show
@@ -100,7 +100,7 @@ def page_context(run: Run) -> dict[str, Any]:
 
 
 def run_charts(records: list[Record]) -> list[Chart]:
-    """Draw every loss term, every logged metric, the learning rate and the throughput."""
+    """Draw losses, metrics, what was evaluated while training, learning rate and throughput."""
     keys = list(dict.fromkeys(key for record in records for key in record))
     terms = [key for key in keys if key.startswith("loss/") and key != "loss/total"]
     charts = []
@@ -110,10 +110,22 @@ def run_charts(records: list[Record]) -> list[Chart]:
         rate = "accuracy" in key
         title = f"While training · {key.removeprefix('metric/').replace('_', ' ')}"
         charts.append(draw_chart(records, key, title=title, percent=rate, from_zero=rate))
+    for key in (key for key in keys if _is_figure(key)):
+        _, name, figure = key.split("/", 2)
+        title = f"{name} · {figure}"
+        charts.append(draw_chart(records, key, title=title, percent=_are_shares(records, key)))
     title = "Learning rate"
     charts.append(draw_chart(records, "lr", title=title, from_zero=True, smooth=False))
     charts.append(draw_chart(records, "throughput", title="Images per second", from_zero=True))
     return [chart for chart in charts if chart is not None]
+
+
+def _is_figure(key: str) -> bool:
+    return key.startswith("evaluation/") and not key.endswith("/seconds")
+
+
+def _are_shares(records: list[Record], key: str) -> bool:
+    return all(0 <= record[key] <= 1 for record in records if is_number(record.get(key)))
 
 
 def _other_evaluations(run: Run) -> dict[str, dict[str, str]]:

@@ -15,6 +15,7 @@ from pospre.recipe.recipe import Recipe
 from pospre.training.build import attached_model, build_algorithms
 from pospre.training.data import build_data, build_views
 from pospre.training.device import build_device
+from pospre.training.loggers import check_loggers
 from pospre.training.optim import build_optimizer
 from pospre.training.resolve import resolve
 from pospre.training.schedule import StepSchedule, build_schedule
@@ -40,6 +41,7 @@ class Components:
 
 def build_components(recipe: Recipe) -> Components:
     """Return the recipe, resolved with its data, and what it is made of."""
+    check_loggers(recipe)
     device = build_device(recipe)
     views = build_views(recipe)
     loader = build_data(recipe, views)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from composer.utils import dist
 
@@ -39,10 +40,7 @@ def build_data(recipe: Recipe, views: Mapping[str, ViewGroup]) -> ViewLoader:
         bad_samples=data.bad_samples,
         tolerance=data.tolerance,
         pin_memory=recipe.trainer.device != "cpu",
-        cache_dir=data.cache_dir,
-        cache_limit=data.cache_limit,
-        channels=recipe.encoder.channels,
-        deep_range=given_range(data.deep_range),
+        **storage(recipe),
     )
     loader.probe()
     return loader
@@ -50,14 +48,17 @@ def build_data(recipe: Recipe, views: Mapping[str, ViewGroup]) -> ViewLoader:
 
 def open_data(recipe: Recipe, path: str | Path | None = None) -> Reader:
     """Return a reader of the recipe's data, or of those at ``path``, read as the recipe says."""
-    data = recipe.data
-    return open_reader(
-        path or data.path,
-        cache_dir=data.cache_dir,
-        cache_limit=data.cache_limit,
-        channels=recipe.encoder.channels,
-        deep_range=given_range(data.deep_range),
-    )
+    return open_reader(path or recipe.data.path, **storage(recipe))
+
+
+def storage(recipe: Recipe) -> dict[str, Any]:
+    """Return how the recipe's data, and others beside them, are reached and read."""
+    return {
+        "cache_dir": recipe.data.cache_dir,
+        "cache_limit": recipe.data.cache_limit,
+        "channels": recipe.encoder.channels,
+        "deep_range": given_range(recipe.data.deep_range),
+    }
 
 
 def build_views(recipe: Recipe) -> dict[str, ViewGroup]:

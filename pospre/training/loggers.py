@@ -1,5 +1,6 @@
 """The loggers of a run: ``metrics.jsonl``, and those of Composer that the recipe asks for."""
 
+import re
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -26,20 +27,33 @@ class TensorBoard(TensorboardLogger):
 
 
 class _Kind(NamedTuple):
-    """A logger's class, the package that it needs, and how that is installed."""
+    """A logger's class, its package and how that is installed, and where its key belongs."""
 
     made_by: type[LoggerDestination]
     package: str
     requirement: str
+    key: str = ""
 
+
+_SECRET_NAME = re.compile(r"(?i)(api_?key|token|password|passwd|secret)$")
+_LOGIN = re.compile(r"://[^/\s]*:[^/\s]*@")  # https://name:password@host
 
 # versions that Composer's loggers work with and that live with our requirements' protobuf
 _KINDS = {
     "tensorboard": _Kind(TensorBoard, "tensorboard", "tensorboard"),
-    "wandb": _Kind(composer_loggers.WandBLogger, "wandb", "wandb>=0.20,<0.22"),
-    "mlflow": _Kind(composer_loggers.MLFlowLogger, "mlflow", "mlflow>=2.14.1"),
-    "comet": _Kind(composer_loggers.CometMLLogger, "comet_ml", "comet_ml>=3.31.12,<4"),
-    "neptune": _Kind(composer_loggers.NeptuneLogger, "neptune", "neptune>=1.6.2,<2"),
+    "wandb": _Kind(composer_loggers.WandBLogger, "wandb", "wandb>=0.20,<0.22", "WANDB_API_KEY"),
+    "mlflow": _Kind(
+        composer_loggers.MLFlowLogger,
+        "mlflow",
+        "mlflow>=2.14.1",
+        "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
+    ),
+    "comet": _Kind(
+        composer_loggers.CometMLLogger, "comet_ml", "comet_ml>=3.31.12,<4", "COMET_API_KEY"
+    ),
+    "neptune": _Kind(
+        composer_loggers.NeptuneLogger, "neptune", "neptune>=1.6.2,<2", "NEPTUNE_API_TOKEN"
+    ),
 }
 
 
@@ -47,13 +61,20 @@ def check_loggers(recipe: Recipe) -> dict[str, dict[str, Any]]:
     """Return the arguments of every logger of the recipe but the file, checked and spelled out.
 
     Raises:
-        UserError: an argument is unknown or of a wrong type, or a package is missing.
+        UserError: an argument is unknown, of a wrong type or a secret, or a package is missing.
     """
     checked = {}
     for name, given in recipe.loggers:
         if given is None:
             continue
         kind = _KINDS[name]
+        secret = _secret_in(given, f"loggers.{name}")
+        if secret is not None:
+            raise UserError(
+                f"{secret} holds a secret, which would be written into recipe.yaml and into every "
+                "checkpoint. Take it out of the recipe and set it in the environment"
+                + (f": {kind.key}" if kind.key else "")
+            )
         checked[name] = check_arguments(f"loggers.{name}", kind.made_by, given)
         if find_spec(kind.package) is None:
             raise UserError(
@@ -61,6 +82,17 @@ def check_loggers(recipe: Recipe) -> dict[str, dict[str, Any]]:
                 f"pip install '{kind.requirement}'"
             )
     return checked
+
+
+def _secret_in(given: Any, key: str) -> str | None:
+    """Return the dotted key of a password or of an API key in a logger's arguments, if any."""
+    if isinstance(given, dict):
+        pairs = ((f"{key}.{name}", value) for name, value in given.items())
+        return next(filter(None, (_secret_in(value, name) for name, value in pairs)), None)
+    if isinstance(given, list):
+        return next(filter(None, (_secret_in(value, key) for value in given)), None)
+    is_secret = _SECRET_NAME.search(key.rpartition(".")[2]) or _LOGIN.search(str(given))
+    return key if given and is_secret else None
 
 
 def build_loggers(recipe: Recipe) -> list[LoggerDestination]:

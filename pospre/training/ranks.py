@@ -1,13 +1,17 @@
 """What one rank does or prints for all, and what all do and compare."""
 
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
+import torch
+from composer.devices import Device
 from composer.utils import dist
 
 from pospre.errors import UserError
 
 Value = TypeVar("Value")
+_SIGN_OF_LIFE = 2.0  # seconds, far below any sensible trainer.dist_timeout
 
 
 class _Failure(NamedTuple):
@@ -45,6 +49,42 @@ def on_every_rank(work: Callable[[], Value]) -> list[Value]:
     return [result for result, _ in gathered]
 
 
+def while_others_wait(work: Callable[[Callable[[], None]], Value], device: Device) -> Value:
+    """Do ``work`` on rank 0, however long it takes, and return its result on every rank.
+
+    The others wait in collectives, each of which ends after ``trainer.dist_timeout``. So ``work``
+    is given a function to call every now and then: it tells them to go on waiting.
+    """
+    told = time.monotonic()
+
+    def tell(is_busy: bool) -> bool:
+        busy = device.tensor_to_device(torch.tensor([is_busy], dtype=torch.uint8))
+        dist.broadcast(busy, src=0)
+        return bool(busy.item())
+
+    def go_on() -> None:
+        nonlocal told
+        if dist.get_world_size() > 1 and time.monotonic() - told > _SIGN_OF_LIFE:
+            tell(True)
+            told = time.monotonic()
+
+    def whole() -> Value:
+        try:
+            return work(go_on)
+        finally:
+            tell(False)
+
+    while dist.get_global_rank() > 0 and tell(True):
+        pass
+    return from_rank_zero(whole)
+
+
+def print_once(text: str) -> None:
+    """Print a line, once however many ranks there are."""
+    if dist.get_global_rank() == 0:
+        print(text, flush=True)
+
+
 def _try(work: Callable[[], Any]) -> tuple[Any, _Failure | None, Exception | None]:
     try:
         return work(), None, None
@@ -61,9 +101,3 @@ def _raise(error: Exception | None, failures: list[_Failure | None]) -> None:
         if failure.is_mistake:
             raise UserError(failure.words)
         raise RuntimeError(f"rank {failure.rank} failed: {failure.named}")
-
-
-def print_once(text: str) -> None:
-    """Print a line, once however many ranks there are."""
-    if dist.get_global_rank() == 0:
-        print(text, flush=True)

@@ -31,7 +31,6 @@ def resolve(recipe: Recipe, reader: Reader | None = None) -> Recipe:
     data = recipe.data
     if reader is not None:
         data = data.model_copy(update=_statistics(recipe, reader))
-    check_loggers(recipe)
     algorithms = {}
     for name, given in recipe.algorithms.items():
         kind = algorithm_class(name)
@@ -51,6 +50,7 @@ def describe(path: Path, overrides: Sequence[str] = ()) -> str:
         UserError: the recipe cannot be trained as it is.
     """
     recipe = resolve(load_recipe(path, overrides))
+    check_loggers(recipe)
     came_from = origins(path, overrides)
     title = f"# {path}, complete; each value with where it comes from"
     try:

@@ -1,9 +1,11 @@
 """One run from start to end: where to go on, training, and what follows it."""
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from composer.core import Callback
 from composer.utils import dist
 
 from pospre.data.memory import estimate_memory
@@ -29,8 +31,13 @@ from pospre.training.watch.resume import Resume
 from pospre.training.watch.stop_signals import StopSignals
 
 
-def train(recipe: Recipe) -> bool:
-    """Train a recipe to its end, or go on where it stopped; tell whether it was finished before."""
+def train(recipe: Recipe, more_callbacks: Sequence[Callback] = ()) -> bool:
+    """Train a recipe to its end, or go on where it stopped; tell whether it was finished before.
+
+    Args:
+        recipe: what to train.
+        more_callbacks: see ``build_trainer``.
+    """
     folder = recipe.checkpoint_folder()
     if is_remote(folder) and dist.get_global_rank() == 0:
         check_writable(folder)  # before anything slow
@@ -54,7 +61,7 @@ def train(recipe: Recipe) -> bool:
         if memory.is_tight:
             print_once(memory.describe())
         print_once(_describe(run))
-        fit(run, start, uploads)
+        fit(run, start, uploads, more_callbacks)
     return False
 
 
@@ -104,7 +111,12 @@ def in_bucket(start: Checkpoint, uploads: Uploads) -> Checkpoint:
     return start._replace(uri=f"{uploads.remote.rstrip('/')}/{path.name}")
 
 
-def fit(run: Components, start: Checkpoint | None, uploads: Uploads | None) -> None:
+def fit(
+    run: Components,
+    start: Checkpoint | None,
+    uploads: Uploads | None,
+    more_callbacks: Sequence[Callback] = (),
+) -> None:
     """Train from ``start`` (which rank 0 has read), or from nothing, to the end of the recipe."""
     earlier = from_rank_zero(lambda: [] if start is None else _earlier(run.recipe, start))
     content = read_on_every_rank(start)
@@ -115,6 +127,7 @@ def fit(run: Components, start: Checkpoint | None, uploads: Uploads | None) -> N
         resume=None if content is None else Resume(content),
         earlier=earlier,
         uploads=uploads,
+        more_callbacks=more_callbacks,
     )
     if start is not None:
         print_once(f"going on from {start.uri}")

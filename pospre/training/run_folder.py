@@ -44,6 +44,7 @@ FREE_KEYS = (
     "trainer.checkpoint",
     "trainer.keep_checkpoints",
     "trainer.keep_remote",
+    "trainer.keep_best",
     "trainer.autoresume",
     "trainer.microbatch_size",
     "trainer.compile",

@@ -29,6 +29,7 @@ def build_trainer(
     resume: Resume | None = None,
     earlier: Sequence[Path] = (),
     uploads: Uploads | None = None,
+    more_callbacks: Sequence[Callback] = (),
 ) -> Trainer:
     """Return the trainer of a run.
 
@@ -39,6 +40,7 @@ def build_trainer(
         earlier: the local checkpoints up to that one, oldest first; they take part in
             ``trainer.keep_checkpoints``.
         uploads: what carries new ones into the bucket.
+        more_callbacks: further callbacks; at each event they come before the checkpoint is saved.
     """
     recipe, model, device = components.recipe, components.model, components.device
     options = recipe.trainer
@@ -47,7 +49,7 @@ def build_trainer(
         # Composer has mixed precision on GPUs only.
         model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)  # type: ignore
         precision = "fp32"
-    callbacks = _callbacks(components, earlier, uploads, signals)
+    callbacks = _callbacks(components, earlier, uploads, signals, more_callbacks)
     return Trainer(
         model=model,
         train_dataloader=DataSpec(
@@ -82,6 +84,7 @@ def _callbacks(
     earlier: Sequence[Path],
     uploads: Uploads | None,
     signals: StopSignals,
+    more_callbacks: Sequence[Callback],
 ) -> list[Callback]:
     recipe, options = components.recipe, components.recipe.trainer
     saver = CheckpointSaver(
@@ -103,6 +106,7 @@ def _callbacks(
         LoaderPosition(components.loader),
         RecipeRecord(recipe, components.loader.num_samples),
         divergence,
+        *more_callbacks,
         saver,
     ]
     if options.progress_bar:

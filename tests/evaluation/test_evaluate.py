@@ -160,6 +160,8 @@ def test_mistakes_write_nothing(droppos_checkpoint, mae_checkpoint, image_folder
             {"k": 3, "features": "cls"},
             "the encoder has no class token",
         ),
+        ("knn", {}, {"k": 3, "bank": "BROKEN"}, "cannot be decoded"),
+        ("linear", {}, {"bank": "BROKEN"}, "cannot be decoded"),
         ("linear", {}, {}, "linear needs the setting bank"),
         ("linear", {}, {"bank": "OTHER"}, "first difference: 'cow'"),
         ("linear", {}, {"bank": "BANK", "num_bank": 9}, "9 images of 2 classes"),
@@ -180,7 +182,10 @@ def test_what_would_fail_is_said_before_the_first_forward_pass(
         "FLAT": image_folder(num_images=12, classes=(), name="flat"),
         "BANK": data,
         "SAME": data,
+        "BROKEN": image_folder(num_images=12, name="broken"),
     }
+    for path in banks["BROKEN"].rglob("*.jpg"):
+        path.write_bytes(b"\xff\xd8\xff but no picture")
     given = {key: str(banks.get(value, value)) for key, value in settings.items()}
     with pytest.raises(UserError, match=re.escape(said)):
         check_evaluation(name, recipe, data, given, None)

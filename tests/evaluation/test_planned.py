@@ -29,10 +29,11 @@ def test_the_newest_whole_checkpoint_is_read_once_for_all(
     done.parent.mkdir(parents=True)
     done.touch()
     reads, measured = [], []
+    state = {"model": {}, "optimizers": {}, "timestamp": {"Timestamp": {"batch": 4}}}
 
     def open_newest(folders: list[str]) -> Checkpoint:
         reads.append(folders)
-        return Checkpoint("ep1-ba4.pt", "", {"state": {"model": {}, "optimizers": {}}})
+        return Checkpoint("ep1-ba4.pt", "", {"state": state})
 
     def run_evaluation(name: str, *arguments: Any, **options: Any) -> dict[str, Any]:
         measured.append((name, *arguments, options["checkpoint"], options["weights"]))

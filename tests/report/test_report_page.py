@@ -142,6 +142,18 @@ def test_half_written_last_line_is_tolerated(tmp_path: Path) -> None:
     assert written(folder) == whole
 
 
+def test_figures_measured_while_training_are_curves(tmp_path: Path) -> None:
+    folder = fabricate_run(tmp_path)
+    with (folder / "metrics.jsonl").open("a") as file:
+        for step, value in ((200, 0.25), (400, 0.5)):
+            figures = {"evaluation/knn/top1": value, "evaluation/knn/seconds": 3.0}
+            file.write(json.dumps({"step": step, "epoch": 1, "samples": 64 * step, **figures}))
+            file.write("\n")
+    html = written(folder)
+    assert re.search(r"<span>knn · top1</span><b>50\.0 %</b>", html)
+    assert "knn · seconds" not in html and "Final loss" in html
+
+
 def test_pauses_are_no_training_time(tmp_path: Path) -> None:
     folder = fabricate_run(tmp_path, evaluated=False)
     rows = [

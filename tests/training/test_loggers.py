@@ -15,6 +15,7 @@ from pospre.training import loggers
 Run = Callable[..., tuple[int, str]]
 Values = dict[str, dict[int, Any]]
 
+MEASURED = "evaluation={knn: {every: 3ep, k: 3, baseline: false}}"
 OPTIONS = ("trainer.log_interval=4", "trainer.save_interval=1ep", "trainer.clip_grad=null")
 
 
@@ -32,7 +33,7 @@ def test_tensorboard_has_every_line_in_one_file_per_start(
 ) -> None:
     folder = tmp_path / "runs" / "tiny"
     for starts, length in ((1, "2ep"), (2, "4ep")):
-        run(tiny, *OPTIONS, "loggers.tensorboard={}", f"trainer.max_duration={length}")
+        run(tiny, *OPTIONS, MEASURED, "loggers.tensorboard={}", f"trainer.max_duration={length}")
         files = sorted((folder / "tensorboard").rglob("events*"))
         assert len(files) == starts
     values: Values = {}
@@ -44,6 +45,7 @@ def test_tensorboard_has_every_line_in_one_file_per_start(
     assert values == logged(folder)
     assert {"lr", "throughput", "memory", "samples", "loss/droppos"} <= set(values)
     assert list(values["lr"]) == [1, 4, 8, 12]
+    assert list(values["evaluation/knn/top1"]) == [6, 9, 12]
 
 
 def wandb_records(data: bytes) -> Iterator[bytes]:
@@ -67,7 +69,8 @@ def test_wandb_offline(tiny: Path, run: Run, tmp_path: Path) -> None:
     from wandb.proto import wandb_internal_pb2
 
     place = f"{{mode: offline, dir: {tmp_path}}}"
-    code, said = run(tiny, *OPTIONS, f"loggers={{wandb: {{project: test, init_kwargs: {place}}}}}")
+    wandb = f"loggers={{wandb: {{project: test, init_kwargs: {place}}}}}"
+    code, said = run(tiny, *OPTIONS, MEASURED, wandb)
     assert code == 0, said
     (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     values: Values = {}
@@ -88,7 +91,7 @@ def test_mlflow_in_a_folder(
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # which MLflow 3 asks for
     folder = (tmp_path / "mlruns").as_uri()
     settings = f"{{experiment_name: test, tracking_uri: '{folder}', log_system_metrics: false}}"
-    code, said = run(tiny, *OPTIONS, f"loggers={{mlflow: {settings}}}")
+    code, said = run(tiny, *OPTIONS, MEASURED, f"loggers={{mlflow: {settings}}}")
     assert code == 0, said
     client = mlflow.MlflowClient(folder)
     (found,) = client.search_runs([client.get_experiment_by_name("test").experiment_id])
@@ -96,6 +99,8 @@ def test_mlflow_in_a_folder(
     assert found.info.status == "FINISHED" and set(found.data.metrics) == set(expected)
     values = {m.step: m.value for m in client.get_metric_history(found.info.run_id, "loss/total")}
     assert values == expected["loss/total"]
+    found_figures = client.get_metric_history(found.info.run_id, "evaluation/knn/top1")
+    assert {m.step: m.value for m in found_figures} == expected["evaluation/knn/top1"]
 
 
 class Tracker(LoggerDestination):
@@ -158,6 +163,32 @@ def test_a_mistake_in_a_logger_is_said_before_training(
     for word in words:
         assert word in said
     assert not (tmp_path / "runs" / "tiny" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "environment"),
+    [
+        (
+            "{wandb: {project: p, init_kwargs: {settings: {api_key: k3y}}}}",
+            "loggers.wandb.init_kwargs.settings.api_key",
+            "WANDB_API_KEY",
+        ),
+        ("{neptune: {api_token: k3y}}", "loggers.neptune.api_token", "NEPTUNE_API_TOKEN"),
+        ("{comet: {exp_kwargs: {apiKey: k3y}}}", "loggers.comet.exp_kwargs.apiKey", "COMET_API"),
+        (
+            "{mlflow: {tracking_uri: 'https://me:k3y@host/path'}}",
+            "loggers.mlflow.tracking_uri",
+            "MLFLOW_TRACKING_PASSWORD",
+        ),
+    ],
+)
+def test_a_secret_in_a_recipe_is_refused_and_not_repeated(
+    override: str, key: str, environment: str, tiny: Path, run: Run, tmp_path: Path
+) -> None:
+    for option in ((), ("--resolve",)):
+        code, said = run(tiny, f"loggers={override}", *option)
+        assert code == 2 and f"{key} holds a secret" in said and environment in said
+        assert "k3y" not in said and not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow", "comet", "neptune"])

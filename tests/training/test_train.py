@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pospre.evaluation.run import run_evaluation
+from pospre.training.checkpoints.content import load_model
 from tests.processes import LIMIT, finished, started
 from tests.training.tiny_runs import command, curve, environment
 
@@ -74,8 +76,11 @@ def test_two_ranks(options: tuple[str, ...], tiny: Path, run: Run, tmp_path: Pat
     # MAE's loss is a plain mean, so that two ranks of four are one rank of eight.
     mae = "algorithms={mae: {decoder_dim: 32, decoder_depth: 1, decoder_heads: 2}}"
     base = (mae, "trainer.max_duration=2ep", "trainer.clip_grad={mode: per_tensor, threshold: 0.1}")
-    result = finished(command(tiny, *base, *options, "run_name=two", ranks=2), env=environment())
+    often = ("evaluation={knn: {every: 1ep, k: 3, baseline: false}}", "trainer.keep_best=knn/top1")
+    two_ranks = command(tiny, *base, *options, *often, "run_name=two", ranks=2)
+    result = finished(two_ranks, env=environment())
     assert result.returncode == 0, result.stderr
+    check_figures(tmp_path / "runs" / "two", tmp_path / "images")
     assert run(tiny, *base, "run_name=one")[0] == 0
     one, two = (curve(tmp_path / "runs" / name) for name in ("one", "two"))
     for (_, loss, rate), (_, other_loss, other_rate) in zip(one, two, strict=True):
@@ -85,6 +90,20 @@ def test_two_ranks(options: tuple[str, ...], tiny: Path, run: Run, tmp_path: Pat
     code, said = run(tiny, *base, "run_name=two")
     assert code == 0 and "ep1-ba3.pt" in said
     assert curve(tmp_path / "runs" / "two")[-1][1] == pytest.approx(one[-1][1], rel=1e-4)
+
+
+def check_figures(folder: Path, data: Path) -> None:
+    """What the ranks measured together is what their checkpoints measure; one of them is kept."""
+    found = {}
+    for line in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()):
+        if "evaluation/knn/top1" in line:
+            found[line["step"]] = line["evaluation/knn/top1"]
+    for step, name in ((3, "ep1-ba3.pt"), (6, "ep2-ba6.pt")):
+        model, recipe = load_model(str(folder / "checkpoints" / name))
+        settings = {"k": 3, "baseline": False}
+        document = run_evaluation("knn", model, recipe, data, settings, progress=False)
+        assert document["results"]["top1"] == found.pop(step)
+    assert not found and len(list((folder / "checkpoints" / "best").glob("*.pt"))) == 1
 
 
 @pytest.mark.parametrize(
@@ -112,6 +131,7 @@ def test_two_ranks(options: tuple[str, ...], tiny: Path, run: Run, tmp_path: Pat
         ("evaluation={knn: {dta: val}}", ["no setting 'dta'", "'data'"]),
         ("evaluation={knn: {data: 5}}", ["evaluation.knn", "data = 5"]),
         ("evaluation={position_grid: {weights: teacher}}", ["droppos keeps one", "ema_teacher"]),
+        ("trainer.keep_best=knn/top1 evaluation={knn: {k: 3}}", ["evaluation.knn.every: 10ep"]),
         ("evaluation.knnn.data=val", ["evaluation.knnn", "Did you mean 'knn'"]),
     ],
 )

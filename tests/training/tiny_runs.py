@@ -24,7 +24,8 @@ def environment() -> dict[str, str]:
 def curve(folder: Path) -> list[tuple[int, float, float]]:
     """Return (step, total loss, learning rate) of every line of a run's metrics."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [(line["step"], line["loss/total"], line["lr"]) for line in lines]
+    steps = (line for line in lines if "loss/total" in line)  # not what was measured in between
+    return [(line["step"], line["loss/total"], line["lr"]) for line in steps]
 
 
 def flat(value: Any) -> Any:

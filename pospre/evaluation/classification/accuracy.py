@@ -23,6 +23,7 @@ from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.table import format_table, percent
 
 NEEDS = "supervised"
+FIGURES = {"top1": "max", "top5": "max"}
 
 
 def evaluate(
@@ -68,6 +69,7 @@ def evaluate(
             logits = head({"student": tokens}, batch)["logits"].float()
             labels.append(batch["label"].cpu())
             require_labels("accuracy", labels[-1], context.data)
+            require_known(labels[-1], head.num_classes, context.data)
             ranks.append(rank_of(logits, batch["label"]).cpu())
     found = torch.cat(ranks)
     return {
@@ -89,6 +91,15 @@ def check(plan: Plan) -> None:
         raise UserError(
             f"accuracy: {plan.data} has {len(data.classes)} classes and the head {expected}; "
             "labels are numbers, so the data needs one folder for each class of the training data."
+        )
+
+
+def require_known(labels: Tensor, num_classes: int, data: str) -> None:
+    """Raise a ``UserError`` if an image of ``data`` is of no class that the head knows."""
+    if int(labels.max()) >= num_classes:
+        raise UserError(
+            f"accuracy: {data} has a label {int(labels.max())}, and the head knows {num_classes} "
+            "classes, from 0; give data with the classes of the training data."
         )
 
 

@@ -21,6 +21,7 @@ from pospre.evaluation.features import Pooling, check_probe, encode_data
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.table import format_table, percent
 
+FIGURES = {"top1": "max"}
 DECAYS = (1e-4, 1e-3, 1e-2, 1e-1)
 
 

@@ -23,6 +23,7 @@ from pospre.model.model import PretrainModel
 from pospre.recipe.ranges import Ratio
 
 NEEDS = "mp3"
+FIGURES = {"mean": "max"}
 TOP = 5
 
 Prediction = tuple[Tensor, Tensor, Tensor]
@@ -62,8 +63,8 @@ def evaluate(
         baseline: measure the untrained model of the same recipe and seed as well.
 
     Returns:
-        ``ratios`` (one dict per η, accuracies in [0, 1]), ``chance``, ``chance_top5``, ``grid``
-        (rows, columns) and ``samples``.
+        ``ratios`` (one dict per η, accuracies in [0, 1]), ``mean`` (of their top-1), ``chance``,
+        ``chance_top5``, ``grid`` (rows, columns) and ``samples``.
     """
     predictors = {"trained": _predictor(context.model, seed)}
     if baseline:
@@ -145,8 +146,10 @@ def summarise(counts: Counts, grid: tuple[int, int]) -> dict[str, Any]:
                 "patches": trained["asked"],
             }
         )
+    asked = [row["top1"] for row in ratios if row["top1"] is not None]
     return {
         "ratios": ratios,
+        "mean": sum(asked) / len(asked) if asked else None,
         "chance": 1 / patches,
         "chance_top5": min(TOP / patches, 1.0),
         "grid": list(grid),

@@ -28,6 +28,7 @@ from pospre.model.model import PretrainModel
 from pospre.nn.masking import num_kept
 
 NEEDS = "droppos"
+FIGURES = {"mean": "max"}
 MASK_RATIOS = (0.0, 0.25, 0.5, 0.75)
 POSITION_MASK_RATIOS = (0.25, 0.5, 0.75, 0.95)
 

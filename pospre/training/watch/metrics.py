@@ -91,6 +91,25 @@ class MetricsFile(LoggerDestination):
             self._write(state, step)
         self.values = {}
 
+    def add_line(self, state: State, values: Mapping[str, float], seconds: float) -> None:
+        """Write a line of its own about the step that is done.
+
+        Args:
+            state: of the training.
+            values: what was measured, by name.
+            seconds: for how long training stood still meanwhile; throughput leaves them out.
+        """
+        time_now = state.timestamp
+        line = {
+            "step": time_now.batch.value,
+            "epoch": time_now.epoch.value - (time_now.batch_in_epoch.value == 0),
+            "samples": time_now.sample.value,
+            "time": round(time.time(), 3),
+            **values,
+        }
+        self.last = (self.last[0] + seconds, self.last[1])
+        self._append(line)
+
     def close(self, state: State, logger: Logger) -> None:
         """Close the other loggers."""
         for other in self.others.values():
@@ -113,13 +132,16 @@ class MetricsFile(LoggerDestination):
             **self.values,
         }
         self.last = (now, samples)
+        self._append(line)
+
+    def _append(self, line: Mapping[str, Any]) -> None:
         if dist.get_global_rank() == 0:
             valid = {key: value if math.isfinite(value) else None for key, value in line.items()}
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(valid, allow_nan=False) + "\n")
         row = {key: value for key, value in line.items() if key not in _AXES}
         for other in self.others.values():
-            other.log_metrics(row, step)
+            other.log_metrics(row, line["step"])
 
 
 def _peak_memory(state: State) -> int:

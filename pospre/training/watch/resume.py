@@ -28,7 +28,10 @@ class Resume(Callback):
         for key in [key for key in saved if key.startswith("_")]:
             del saved[key]
         saved["algorithms"] = dict(saved.get("algorithms", {}))
-        saved.setdefault("callbacks", {}).setdefault(type(self).__qualname__, {})
+        states = saved.setdefault("callbacks", {})
+        for callback in state.callbacks:  # of one that this start adds nothing is missing
+            if not callback.state_dict():
+                states.setdefault(type(callback).__qualname__, {})
         state.load_state_dict(saved, logger, strict=True)
         saved.clear()
         self._content.clear()

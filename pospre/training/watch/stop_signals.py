@@ -62,8 +62,17 @@ class StopSignals(Callback):
             work.wait()
             seen = int(shared.item())
         if seen:
-            self.stopped = _SIGNALS[seen - 1]
-            state.stop_training()  # the saver and the loggers take it for the end
+            self.follow(_SIGNALS[seen - 1], state)
+
+    @property
+    def seen(self) -> signal.Signals | None:
+        """What this rank was told, of which the others may not know yet."""
+        return _SIGNALS[self._seen - 1] if self._seen else None
+
+    def follow(self, number: signal.Signals, state: State) -> None:
+        """Let this step be the last one; on all ranks together."""
+        self.stopped = number
+        state.stop_training()  # the saver and the loggers take it for the end
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self._seen and _SIGNALS[self._seen - 1] == number:

@@ -11,7 +11,7 @@ import torch
 
 from pospre import evaluate as command
 from pospre.errors import UserError
-from pospre.evaluation.classification.accuracy import rank_of, table
+from pospre.evaluation.classification.accuracy import rank_of, require_known, table
 from pospre.evaluation.run import run_evaluation
 from pospre.exchange.export import export
 from pospre.recipe.recipe import recipe_from_dict
@@ -129,3 +129,8 @@ def test_timm_gets_the_trained_classifier(
     torch.testing.assert_close(scope["model"].eval()(images), ours, atol=1e-4, rtol=1e-4)
     bare = tmp_path / "encoder.safetensors"
     export(str(checkpoint), bare, format="safetensors")
+
+
+def test_a_label_that_the_head_does_not_know_is_said() -> None:
+    with pytest.raises(UserError, match="val has a label 5, and the head knows 2 classes"):
+        require_known(torch.tensor([0, 5]), 2, "val")

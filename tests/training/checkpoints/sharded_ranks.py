@@ -45,12 +45,11 @@ def lose_the_disk(folder: Path) -> None:
 if __name__ == "__main__":
     assert train() == 0  # from what one process has left
 
-    write_shards = saver.write_shards
-    if dist.get_global_rank() == 1:
-        saver.write_shards = full
-    with pytest.raises(UserError, match=r"ep0-ba2 cannot be written: No space left"):
-        train("run_name=full")
-    saver.write_shards = write_shards
+    with pytest.MonkeyPatch.context() as patch:
+        if dist.get_global_rank() == 1:
+            patch.setattr(saver, "write_shards", full)
+        with pytest.raises(UserError, match=r"ep0-ba2 cannot be written: No space left"):
+            train("run_name=full")
 
     assert train(BUCKET, "run_name=far") == 0
     lose_the_disk(Path(RUNS) / "far" / "checkpoints")

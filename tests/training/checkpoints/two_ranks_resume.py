@@ -54,10 +54,10 @@ def full(*_: Any) -> None:
 
 
 if __name__ == "__main__":
-    write_checkpoint, saver.write_checkpoint = saver.write_checkpoint, full
-    with pytest.raises(UserError, match=r"ep0-ba2.pt cannot be written: No space left"):
-        main([RECIPE, *OPTIONS, "run_name=full"])
-    saver.write_checkpoint = write_checkpoint
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(saver, "write_checkpoint", full)
+        with pytest.raises(UserError, match=r"ep0-ba2.pt cannot be written: No space left"):
+            main([RECIPE, *OPTIONS, "run_name=full"])
     assert train() == 0
     copy(FOLDER.parent, Path(RUNS) / "whole")
     whole = curve(FOLDER.parent)

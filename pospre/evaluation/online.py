@@ -1,0 +1,248 @@
+"""The evaluations of a recipe that say ``every``: done while it trains, with the model in memory.
+
+Each measures a whole copy of the model, in float32, as ``python -m pospre.evaluate`` would measure
+the checkpoint of that step. The copy is made on the first rank; the others give their shards to it
+and wait. Nothing that the training draws or holds is touched, so its losses are what they would be
+without. The untrained baseline, which never changes, is measured at the end only.
+"""
+
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from signal import Signals
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from composer.core import Callback, State
+from composer.loggers import Logger
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+from pospre.errors import UserError
+from pospre.evaluation.best import BestCheckpoint, read_lines
+from pospre.evaluation.planned import Planned, best_figure, planned_evaluations
+from pospre.evaluation.registry import describe_settings, figures_of
+from pospre.evaluation.run import run_evaluation
+from pospre.recipe.recipe import Recipe
+from pospre.schedules import duration_steps
+from pospre.training.checkpoints.content import model_of
+from pospre.training.checkpoints.reading import Checkpoint
+from pospre.training.checkpoints.saver import CheckpointSaver
+from pospre.training.ranks import from_rank_zero, while_others_wait
+from pospre.training.watch.metrics import MetricsFile, drop_after
+from pospre.training.watch.record import RecipeRecord
+from pospre.training.watch.stop_signals import StopSignals
+
+HISTORY = "history.jsonl"
+_FAILURES = (UserError, OSError, torch.OutOfMemoryError)
+
+Kind = TypeVar("Kind")
+
+
+class _Told(Exception):
+    """The process is told to stop: what is being measured is given up."""
+
+
+def online_evaluations(recipe: Recipe) -> list[Callback]:
+    """Return the callback of a recipe that measures while it trains; none of one that does not."""
+    entries = [entry for entry in planned_evaluations(recipe) if entry.every is not None]
+    return [OnlineEvaluations(recipe, entries)] if entries else []
+
+
+class OnlineEvaluations(Callback):
+    """Measures after every so many steps and after the last, before that step is saved.
+
+    What is due at a step follows from the recipe, and what was done from ``metrics.jsonl``: a run
+    that goes on measures nothing twice and leaves nothing out. An evaluation that fails is said,
+    and training goes on; at SIGTERM or Ctrl-C it is put off to the next start.
+
+    Args:
+        recipe: what is trained.
+        entries: its evaluations that say ``every``.
+    """
+
+    def __init__(self, recipe: Recipe, entries: Sequence[Planned]) -> None:
+        self.recipe, self.entries = recipe, entries
+        self.metrics = recipe.run_path() / "metrics.jsonl"
+        self.best: BestCheckpoint | None = None
+        figure = best_figure(recipe)
+        if figure is not None:
+            self.best = BestCheckpoint(self.metrics, recipe.local_checkpoints(), *figure)
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Do what the stop before has put off."""
+        step = state.timestamp.batch.value
+        if self.best is not None:
+            _neighbour(state, CheckpointSaver).after_save.append(self.best.settle)
+        from_rank_zero(lambda: self._go_back_to(step))
+        self._run(state)
+
+    def batch_checkpoint(self, state: State, logger: Logger) -> None:
+        """Measure in the middle of an epoch, when it is time."""
+        if state.timestamp.batch_in_epoch.value != _length(state) or _is_over(state):
+            self._run(state)
+
+    def epoch_checkpoint(self, state: State, logger: Logger) -> None:
+        """Measure at the end of an epoch, when it is time."""
+        self._run(state)
+
+    def _go_back_to(self, step: int) -> None:
+        """Forget what steps that will be trained again have left."""
+        drop_after(self.metrics, step)
+        if self.best is None:
+            return
+        if step == 0:
+            self.best.forget()
+        else:
+            self.best.settle()
+
+    def _run(self, state: State) -> None:
+        """Do what is due at this step, and keep its checkpoint if it is the best one."""
+        step, signals = state.timestamp.batch.value, _neighbour(state, StopSignals)
+        planned = [entry for entry in self.entries if self._is_due(entry, state)]
+        if not planned or signals.stopped is not None:
+            return
+        due = from_rank_zero(lambda: [entry for entry in planned if not self._is_done(entry, step)])
+        if not due:
+            return
+        whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        snapshot = self._snapshot(state, get_model_state_dict(state.model, options=whole))
+        for entry in due:
+            told = self._measure(entry, snapshot, state, signals)
+            if told is not None:
+                signals.follow(told, state)
+                return
+        if self.best is not None and from_rank_zero(lambda: self._is_best(step)):
+            _neighbour(state, CheckpointSaver).save(state)
+            from_rank_zero(self.best.settle)
+
+    def _is_due(self, entry: Planned, state: State) -> bool:
+        step, batch_size = state.timestamp.batch.value, self.recipe.data.batch_size
+        options = {"steps_per_epoch": _length(state), "batch_size": batch_size}
+        if step == duration_steps(self.recipe.trainer.max_duration, **options):
+            return True
+        assert entry.every is not None
+        count, unit = int(entry.every[:-2]), entry.every[-2:]
+        if unit == "sp":
+            return step * batch_size // count > max(step - 1, 0) * batch_size // count
+        return step > 0 and step % duration_steps(entry.every, **options) == 0
+
+    def _is_done(self, entry: Planned, step: int) -> bool:
+        start = f"{entry.prefix}/"
+        lines = (line for line in read_lines(self.metrics) if line.get("step") == step)
+        return any(name.startswith(start) for line in lines for name in line)
+
+    def _is_best(self, step: int) -> bool:
+        assert self.best is not None
+        return self.best.is_best(step)
+
+    def _snapshot(self, state: State, weights: dict[str, Any]) -> Checkpoint:
+        """Return what a checkpoint of this step would give an evaluation."""
+        record = _neighbour(state, RecipeRecord).state_dict()
+        content = {"model": weights, "callbacks": {"RecipeRecord": record}}
+        return Checkpoint(str(self.recipe.run_path()), "", {"state": content})
+
+    def _measure(
+        self, entry: Planned, snapshot: Checkpoint, state: State, signals: StopSignals
+    ) -> Signals | None:
+        """Do an evaluation and log its figures; return the signal that it was given up for."""
+        step, began = state.timestamp.batch.value, time.monotonic()
+
+        def work(go_on: Callable[[], None]) -> tuple[Signals | None, dict[str, float]]:
+            def listen() -> None:
+                go_on()
+                if signals.seen is not None:
+                    raise _Told
+
+            try:
+                results = self._evaluate(entry, snapshot, state, listen)
+            except _Told:
+                return signals.seen, {}
+            except _FAILURES as error:
+                print(
+                    f"warning: evaluation.{entry.name} after step {step} failed, and training goes "
+                    f"on: {error}",
+                    file=sys.stderr,
+                )
+                results = {}
+            figures = {key: results.get(key) for key in figures_of(entry.name)}
+            return None, {key: value for key, value in figures.items() if value is not None}
+
+        told, figures = while_others_wait(work, state.device)
+        if told is None:
+            seconds = time.monotonic() - began
+            figures = {**figures, "seconds": round(seconds, 3)}
+            values = {f"{entry.prefix}/{key}": value for key, value in figures.items()}
+            _neighbour(state, MetricsFile).add_line(state, values, seconds)
+        return told
+
+    def _evaluate(
+        self, entry: Planned, snapshot: Checkpoint, state: State, go_on: Callable[[], None]
+    ) -> dict[str, Any]:
+        """Return the results of an evaluation, which its file and the history have by then."""
+        step, settings = state.timestamp.batch.value, dict(entry.settings)
+        if not _is_over(state) and "baseline" in describe_settings(entry.name):
+            settings["baseline"] = False
+        with unchanged_random_state():
+            document = run_evaluation(
+                entry.name,
+                *model_of(snapshot, weights=entry.weights),
+                entry.data,
+                settings,
+                entry.output,
+                checkpoint=snapshot.uri,
+                weights=entry.weights,
+                device=self.recipe.trainer.device,
+                progress=False,
+                step=step,
+                go_on=go_on,
+            )
+        _note(entry.output.with_name(HISTORY), document)
+        results: dict[str, Any] = document["results"]
+        return results
+
+
+@contextmanager
+def unchanged_random_state() -> Iterator[None]:
+    """Leave Python's, numpy's and torch's random generators as they were."""
+    python, numbers = random.getstate(), np.random.get_state()
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numbers)
+
+
+def _note(path: Path, document: dict[str, Any]) -> None:
+    """Append what was measured, in the place of what an earlier start found at this step or after.
+
+    The file is new as a whole or not at all.
+    """
+    name, step = document["name"], document["step"]
+    kept = [line for line in read_lines(path) if line["name"] != name or line["step"] < step]
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text("".join(json.dumps(line) + "\n" for line in [*kept, document]))
+    os.replace(partial, path)
+
+
+def _length(state: State) -> int:
+    """Return the number of steps in an epoch."""
+    assert state.dataloader_len is not None
+    return int(state.dataloader_len)
+
+
+def _is_over(state: State) -> bool:
+    """Tell whether this step is the last one."""
+    return state.max_duration is not None and state.timestamp >= state.max_duration
+
+
+def _neighbour(state: State, kind: type[Kind]) -> Kind:
+    """Return the callback of a kind that every run has."""
+    return next(callback for callback in state.callbacks if isinstance(callback, kind))
