@@ -160,6 +160,11 @@ class PositionClassification(PositionObjective):
         hit = (outputs["logits"].detach().argmax(-1) == batch["view/keep"]) & dropped
         return {"accuracy": hit.sum() / dropped.sum()}
 
+    def chance(self, batch: Batch) -> float:
+        """Return 1/(N − S), S patches being shown their position."""
+        shown = batch["droppos/shown"][0].sum().item()
+        return 1 / (len(self.distance_NN) - shown)
+
 
 @dataclass(kw_only=True, eq=False)
 class DropPos(PretrainAlgorithm):

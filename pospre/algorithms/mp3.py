@@ -127,6 +127,12 @@ class PatchPositions(PositionObjective):
             accuracies["masked_accuracy"] = _share(hit, counting & ~context)
         return accuracies
 
+    def chance(self, batch: Batch) -> float:
+        """Return 1/(N − S), S patches being told their position; more where these count, too."""
+        patches = len(self.distance_NN)
+        told = int(batch["mp3/shown"][0, 0].sum()) if "mp3/shown" in batch else 0
+        return (told + 1) / patches if self.count_shown else 1 / (patches - told)
+
     def _counting(self, outputs: Outputs, batch: Batch) -> Tensor:
         """Return bool (B·V, N): the patches that count in loss and accuracy."""
         logits = outputs["logits"]

@@ -19,6 +19,9 @@ from pospre.nn.build import check_divides
 from pospre.nn.encoder import Edit, Encoder
 from pospre.nn.positions import resample_positions
 
+FEATURES = "features"
+"""In the outputs of a model, beside those of its objectives: the features of each pass by name."""
+
 
 class PretrainModel(ComposerModel):
     """An encoder, the passes declared over it, and the objectives that read their tokens.
@@ -195,7 +198,8 @@ class PretrainModel(ComposerModel):
             batch: see ``pospre.batch``; the algorithms have written their masks into it.
 
         Returns:
-            The outputs of each objective by name.
+            The outputs of each objective by name, and ``features``: of every pass one vector for
+            each of its views, (B·V, D), without gradient.
         """
         declared, mixes = self.registry.passes, self.registry.mixes
         groups = dict.fromkeys(each.group for each in declared.values())
@@ -208,7 +212,15 @@ class PretrainModel(ComposerModel):
         # autocast keeps the weights it casts: cast without gradient first, they would never learn
         order = sorted(declared, key=lambda name: not declared[name].has_grad)
         passes = {name: self.encode(name, pixels[declared[name].group], batch) for name in order}
-        return self.objectives(passes, batch, self.registry.readers)
+        features = {name: self._features(tokens) for name, tokens in passes.items()}
+        return {**self.objectives(passes, batch, self.registry.readers), FEATURES: features}
+
+    def _features(self, tokens_RND: Tensor) -> Tensor:
+        """Return the mean of the patch tokens, or the class token where a pass has no others."""
+        prefix = self.encoder.num_prefix_tokens
+        tokens_RND = tokens_RND.detach()
+        patches = tokens_RND[:, prefix:] if tokens_RND.shape[1] > prefix else tokens_RND[:, :1]
+        return patches.mean(1)
 
     def loss(  # type: ignore[override]  # Composer also takes a dict of terms
         self, outputs: dict[str, Outputs], batch: Batch

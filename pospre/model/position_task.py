@@ -4,12 +4,14 @@ Labels are smoothed over neighbouring positions with a width that may shrink ove
 every patch may be weighted by its similarity to the class token (Wang et al. 2023, Sec. 3.2).
 """
 
+from abc import abstractmethod
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pospre.batch import Batch
 from pospre.errors import UserError
 from pospre.model.objective import Objective
 from pospre.nn.encoder import Encoder
@@ -42,6 +44,10 @@ class PositionObjective(Objective):
     def targets(self, *, official: bool = False) -> Tensor:
         """Return the soft target of every position at today's width: (N, N)."""
         return smoothed_labels(self.distance_NN, self.sigma, official=official)
+
+    @abstractmethod
+    def chance(self, batch: Batch) -> float:
+        """Return the ``accuracy`` that guessing among the positions still free would have."""
 
     def attentive_weights(self, tokens: Tensor, keep_BK: Tensor | None = None) -> Tensor:
         """Return the share of each patch in the image's meaning (Eq. 7): (B, K), sum 1.

@@ -22,6 +22,7 @@ from pospre.recipe import yaml_text
 from pospre.recipe.extends import read_recipe
 from pospre.recipe.renamed import REMOVED, new_name, with_new_names, without_old_defaults
 from pospre.recipe.sections import (
+    Callbacks,
     Data,
     Encoder,
     Loggers,
@@ -52,6 +53,7 @@ _SECTIONS: dict[str, type[Section]] = {
     "optimizer": Optimizer,
     "schedule": Schedule,
     "trainer": Trainer,
+    "callbacks": Callbacks,
 }
 
 
@@ -66,6 +68,7 @@ class Recipe(Section):
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
     trainer: Trainer
+    callbacks: Callbacks = Callbacks()
     loggers: Loggers = Loggers()
     evaluation: dict[str, Arguments] = Field(default={})
 

@@ -261,6 +261,45 @@ class Trainer(Section):
     dist_timeout: float = Field(default=300.0, gt=0)
 
 
+class LossSpikes(Section):
+    """Arguments of ``pospre.training.watch.spikes.LossSpikes``."""
+
+    action: Literal["warn", "stop"] = "warn"
+    window: int = Field(default=100, ge=10, description="steps that a loss is compared with")
+    factor: float = Field(default=10.0, gt=0, description="deviations above their median")
+
+
+class Collapse(Section):
+    """Arguments of ``pospre.training.watch.collapse.Collapse``."""
+
+    every: int = Field(default=100, gt=0, description="steps between two looks")
+    share: float = Field(default=0.1, gt=0, lt=1, description="of what was there at the start")
+
+
+class PositionShortcut(Section):
+    """Arguments of ``pospre.training.watch.shortcut.PositionShortcut``."""
+
+    every: int = Field(default=200, gt=0, description="steps between two looks")
+
+
+class Stalls(Section):
+    """Arguments of ``pospre.training.watch.stalls.Stalls``."""
+
+    loader_share: float = Field(default=0.3, gt=0, lt=1, description="of the time, too much")
+    patience: float = Field(default=60.0, gt=0, description="seconds before that is said")
+    silence: float = Field(default=120.0, gt=0, description="seconds without the end of a step")
+
+
+class Callbacks(Section):
+    """What watches a run, besides the stop at a loss that is not finite; null: does not."""
+
+    loss_spikes: LossSpikes | None = LossSpikes()
+    collapse: Collapse | None = Collapse()
+    position_shortcut: PositionShortcut | None = PositionShortcut()
+    stalls: Stalls | None = Stalls()
+    gradient_norms: bool = True
+
+
 class Loggers(Section):
     """Where to log besides ``metrics.jsonl``: arguments of Composer's loggers, null for none."""
 

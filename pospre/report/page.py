@@ -82,6 +82,8 @@ def page_context(run: Run) -> dict[str, Any]:
         "subtitle": summary.subtitle(run),
         "headline": summary.headline(run, grid, knn),
         "charts": run_charts(run.records),
+        "watch_charts": watch_charts(run.records),
+        "warnings": [(w["step"], str(w.get("warning", ""))) for w in run.warnings],
         "grid": grid,
         "knn": knn,
         "pictures": pictures,
@@ -101,7 +103,7 @@ def page_context(run: Run) -> dict[str, Any]:
 
 def run_charts(records: list[Record]) -> list[Chart]:
     """Draw losses, metrics, what was evaluated while training, learning rate and throughput."""
-    keys = list(dict.fromkeys(key for record in records for key in record))
+    keys = _keys(records)
     terms = [key for key in keys if key.startswith("loss/") and key != "loss/total"]
     charts = []
     for key in (["loss/total"] if len(terms) != 1 else []) + terms:
@@ -126,6 +128,25 @@ def _is_figure(key: str) -> bool:
 
 def _are_shares(records: list[Record], key: str) -> bool:
     return all(0 <= record[key] <= 1 for record in records if is_number(record.get(key)))
+
+
+def watch_charts(records: list[Record]) -> list[Chart]:
+    """Draw what watches a run: gradients, features, where the time went, and memory."""
+    titles = {"gradient": "Gradient norm", "features": "Features", "time": "Share of time"}
+    charts = []
+    for key in _keys(records):
+        kind, _, name = key.partition("/")
+        if kind in titles:
+            title = f"{titles[kind]} · {name.replace('_', ' ')}"
+            charts.append(
+                draw_chart(records, key, title=title, percent=kind == "time", from_zero=True)
+            )
+    charts.append(draw_chart(records, "memory", title="Memory, GiB", from_zero=True, smooth=False))
+    return [chart for chart in charts if chart is not None]
+
+
+def _keys(records: list[Record]) -> list[str]:
+    return list(dict.fromkeys(key for record in records for key in record))
 
 
 def _other_evaluations(run: Run) -> dict[str, dict[str, str]]:

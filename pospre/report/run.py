@@ -15,7 +15,10 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Run:
-    """One run folder; what the folder lacks is empty (``recipe``, ``evaluations``, ``records``)."""
+    """One run folder; what the folder lacks is empty.
+
+    ``records`` are the lines of ``metrics.jsonl``, ``warnings`` those of ``watch.jsonl``.
+    """
 
     folder: Path
     name: str
@@ -23,6 +26,7 @@ class Run:
     recipe_text: str
     records: list[Record]
     evaluations: dict[str, dict[str, Any]]
+    warnings: list[Record]
 
     def setting(self, *keys: str) -> Any:
         """Return the recipe's value under ``keys``, None when any of them is missing."""
@@ -52,10 +56,11 @@ def read_run(folder: Path) -> Run:
             "python -m pospre.train made"
         )
     recipe, text = _read_recipe(folder / "recipe.yaml")
-    records = _read_metrics(metrics)
+    records, watch = _read_lines(metrics), folder / "watch.jsonl"
+    warnings = _read_lines(watch) if watch.is_file() else []
     name = str(recipe.get("run_name") or folder.resolve().name)
     evaluations = {p.stem: _read_object(p) for p in sorted((folder / "evaluation").glob("*.json"))}
-    return Run(folder, name, recipe, text, records, evaluations)
+    return Run(folder, name, recipe, text, records, evaluations, warnings)
 
 
 def _read_recipe(path: Path) -> tuple[dict[str, Any], str]:
@@ -75,7 +80,7 @@ def _read_recipe(path: Path) -> tuple[dict[str, Any], str]:
     return recipe, text
 
 
-def _read_metrics(path: Path) -> list[Record]:
+def _read_lines(path: Path) -> list[Record]:
     """Parse one object per line; the last line may be half-written by a run that goes on."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     records = []

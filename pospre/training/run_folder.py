@@ -33,6 +33,7 @@ FREE_KEYS = (
     "data.bad_samples",  # so that a run that met one goes on as the message says
     "data.cache_dir",
     "data.cache_limit",
+    "callbacks",
     "loggers",
     "evaluation",
     "trainer.max_duration",  # a longer run is another curve from there on, which is said

@@ -14,7 +14,9 @@ from pospre.training.checkpoints.uploads import Uploads
 from pospre.training.clipping import MeanOverRanks, build_clipping
 from pospre.training.components import Components
 from pospre.training.loggers import build_loggers
+from pospre.training.watch.build import build_watchers
 from pospre.training.watch.divergence import Divergence
+from pospre.training.watch.gradients import GradientNorms
 from pospre.training.watch.position import LoaderPosition
 from pospre.training.watch.progress import ProgressBar
 from pospre.training.watch.record import RecipeRecord
@@ -60,6 +62,7 @@ def build_trainer(
             *components.algorithms,
             *build_clipping(options.clip_grad),
             # last here is first when gradients are there: Composer reverses the order then
+            *([GradientNorms(options.log_interval)] if recipe.callbacks.gradient_norms else []),
             *([MeanOverRanks()] if options.fsdp and device.dist_backend == "gloo" else []),
         ],
         optimizers=components.optimizer,
@@ -103,6 +106,7 @@ def _callbacks(
     divergence.before_stop.append(saver.wait)  # what it names as good is whole
     callbacks: list[Callback] = [
         signals,  # first: it decides whether a step is the last one
+        *build_watchers(recipe),
         LoaderPosition(components.loader),
         RecipeRecord(recipe, components.loader.num_samples),
         divergence,

@@ -32,6 +32,8 @@ def fabricate_run(
     (folder / "recipe.yaml").write_text(recipe, encoding="utf-8")
     lines = [json.dumps(record) for record in metrics(num_steps)]
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    warning = {"step": 7, "time": 0.0, "watch": "LossSpikes", "warning": "a <spike> of the loss"}
+    (folder / "watch.jsonl").write_text(json.dumps(warning) + "\n", encoding="utf-8")
     if evaluated:
         write_evaluation(folder, "position_grid", position_grid())
         write_evaluation(folder, "knn", knn())
@@ -58,6 +60,9 @@ def metrics(num_steps: int) -> list[dict[str, Any]]:
                 "loss/total": droppos + 0.05 * mae,
                 "metric/droppos_accuracy": 0.45 * done**0.7 + abs(rng.normal(0, 0.01)),
                 "lr": 3.75e-5 * warm * (0.5 + 0.5 * np.cos(np.pi * done)),
+                "memory": 1.25,
+                "gradient/encoder": 0.8 + abs(rng.normal(0, 0.1)),
+                "time/data": 0.02,
                 "throughput": 91 + rng.normal(0, 4) - 40 * (step % 97 == 0),
             }
         )

@@ -40,7 +40,8 @@ window.onload = () => {{
     requests: frame.contentWindow.performance.getEntriesByType("resource")
       .map(request => request.name.slice(0, 60)),
     heat: [...page.querySelectorAll(".heat td b")].map(cell => cell.textContent),
-    charts: [...page.querySelectorAll(".plot svg")].map(svg => svg.getBoundingClientRect().width),
+    charts: [...page.querySelectorAll("#curves .plot svg")]
+      .map(svg => svg.getBoundingClientRect().width),
     clipped: [...page.querySelectorAll(".headline dd, .heat td, .bar-value, .chart b")]
       .filter(e => e.scrollWidth > e.clientWidth + 1 && e.clientWidth > 0).map(e => e.textContent),
     title: page.title,

@@ -41,10 +41,22 @@ def test_whole_run(tmp_path: Path) -> None:
     assert "missing" not in html.split("</style>")[1]
     for text in ("droppos_demo", "Final loss", "kNN top-1", "71.3 %", "Loss · mae", "Learning"):
         assert text in html
+    assert "<b>step 7</b> a &lt;spike&gt; of the loss" in html
+    for text in ("Gradient norm · encoder", "Share of time · data", "Memory, GiB"):
+        assert text in html
     for cell in position_grid()["cells"]:
         assert f"<b>{100 * cell['accuracy']:.1f}</b>" in html
     assert html.count("data:image/jpeg;base64,") == 12
     assert len(html) < PAGE_LIMIT
+
+
+def test_a_run_that_nobody_watched_says_nothing_of_it(tmp_path: Path) -> None:
+    folder = fabricate_run(tmp_path)
+    (folder / "watch.jsonl").unlink()
+    html = written(folder)
+    assert "No warning was written" in html
+    log(folder, '{"step": 1, "loss/total": 1.0}')
+    assert "What watched it" not in written(folder)
 
 
 def test_writing_leaves_nothing_but_the_page(tmp_path: Path) -> None:

@@ -71,11 +71,31 @@ def test_old_checkpoints_go_also_after_a_resume(tiny: Path, run: Run, tmp_path: 
     assert {path.name for path in folder.iterdir()} == kept
 
 
+def watched(folder: Path) -> dict[tuple[int, str], float]:
+    """Return what the callbacks of a run have measured, by step and name."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    found = {
+        (line["step"], name): value
+        for line in lines
+        for name, value in line.items()
+        if name.startswith(("gradient/", "features/")) or name.endswith("blank_accuracy")
+    }
+    names = {name for _, name in found}
+    assert {"gradient/encoder", "gradient/mae", "gradient/droppos"} < names
+    assert {"features/student_std", "metric/droppos_blank_accuracy"} < names
+    return found
+
+
 @pytest.mark.parametrize("options", [(), ("trainer.fsdp={}",)], ids=["ddp", "fsdp2"])
 def test_two_ranks(options: tuple[str, ...], tiny: Path, run: Run, tmp_path: Path) -> None:
-    # MAE's loss is a plain mean, so that two ranks of four are one rank of eight.
-    mae = "algorithms={mae: {decoder_dim: 32, decoder_depth: 1, decoder_heads: 2}}"
-    base = (mae, "trainer.max_duration=2ep", "trainer.clip_grad={mode: per_tensor, threshold: 0.1}")
+    # Their losses are plain means, so that two ranks of four are one rank of eight.
+    both = (
+        "algorithms.mae={decoder_dim: 32, decoder_depth: 1, decoder_heads: 2, mask_ratio: 0.5}",
+        "algorithms.droppos={decoder_dim: 32, decoder_heads: 2, temperature: null}",
+        "callbacks={collapse: {every: 2}, position_shortcut: {every: 2}}",
+    )
+    clip = "trainer.clip_grad={mode: per_tensor, threshold: 0.1}"
+    base = (*both, "trainer.max_duration=2ep", clip)
     often = ("evaluation={knn: {every: 1ep, k: 3, baseline: false}}", "trainer.keep_best=knn/top1")
     two_ranks = command(tiny, *base, *options, *often, "run_name=two", ranks=2)
     result = finished(two_ranks, env=environment())
@@ -85,6 +105,8 @@ def test_two_ranks(options: tuple[str, ...], tiny: Path, run: Run, tmp_path: Pat
     one, two = (curve(tmp_path / "runs" / name) for name in ("one", "two"))
     for (_, loss, rate), (_, other_loss, other_rate) in zip(one, two, strict=True):
         assert other_loss == pytest.approx(loss, rel=1e-4) and other_rate == rate
+    seen = watched(tmp_path / "runs" / "one")
+    assert watched(tmp_path / "runs" / "two") == pytest.approx(seen, rel=1e-4)
     # one file, which one rank takes up
     (tmp_path / "runs" / "two" / "checkpoints" / "ep2-ba6.pt").unlink()
     code, said = run(tiny, *base, "run_name=two")

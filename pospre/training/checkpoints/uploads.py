@@ -23,7 +23,8 @@ from pospre.training.checkpoints.finding import remove_oldest
 from pospre.training.checkpoints.sharded import read_manifest
 from pospre.training.ranks import on_every_rank
 
-_NAMES = ("recipe.yaml", "metrics.jsonl", "report.html")
+_NAMES = ("recipe.yaml", "metrics.jsonl", "watch.jsonl", "report.html")
+_FOLDERS = ("evaluation", "bad_steps")
 _TRIES = 3
 _SILENCE = 20.0  # seconds without a byte after which a try has failed
 _FIRST_PAUSE = 1.0
@@ -259,9 +260,10 @@ def lacks(remote: str, checkpoint: Path) -> bool:
 
 
 def mirror_run(run_folder: Path, remote: Bucket) -> None:
-    """Copy the recipe, the metrics, the report and the evaluations of a run into its bucket."""
+    """Copy a run's small files into its bucket: all but its checkpoints."""
     paths = [run_folder / name for name in _NAMES]
-    paths += sorted(path for path in (run_folder / "evaluation").rglob("*") if path.is_file())
+    for folder in _FOLDERS:
+        paths += sorted(path for path in (run_folder / folder).rglob("*") if path.is_file())
     with remote as bucket:
         for path in paths:
             if path.exists():

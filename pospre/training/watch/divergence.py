@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from composer.core import Callback, State
@@ -12,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from pospre.errors import UserError
 from pospre.recipe.recipe import Recipe
-from pospre.training.checkpoints.finding import checkpoints_of
+from pospre.training.watch.bad_step import BAD_STEPS, kept_checkpoints, note_step
 from pospre.training.watch.metrics import plain_name
 
 
@@ -23,12 +24,17 @@ class Divergence(Callback):
     see the same ones, and looking at them costs nothing. A gradient that is not finite is no
     reason: with loss scaling such steps are skipped. It stands before the saver.
 
+    Args:
+        recipe: of the run, for advice; None under a Trainer of one's own.
+        folder: where the step's samples are written; None: ``bad_steps`` in the run's folder.
+
     Attributes:
         before_stop: called on every rank before it is looked up which checkpoint is good.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe | None = None, folder: Path | None = None) -> None:
         self.recipe = recipe
+        self.folder = folder or (recipe.run_path() if recipe else Path()) / BAD_STEPS
         self.before_stop: list[Callable[[], None]] = []
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
@@ -57,24 +63,19 @@ class Divergence(Callback):
         for hook in self.before_stop:
             hook()
         step = state.timestamp.batch.value
+        noted = note_step(state, self.folder, self.recipe)
+        start = f"training diverged: after step {step} not finite: {what}."
+        if self.recipe is None:
+            raise UserError(f"{start} {noted} Lower the learning rate, or lengthen its warm-up.")
         options = self.recipe.trainer
         bf16 = ", trainer.precision=amp_bf16" if options.precision == "amp_fp16" else ""
         clip = ", set trainer.clip_grad" if options.clip_grad is None else ""
         raise UserError(
-            f"training diverged: after step {step} not finite: {what}. {self._kept(step)} Lower "
-            f"optimizer.base_lr (now {self.recipe.optimizer.base_lr:g}), lengthen "
-            f"schedule.warmup{clip}{bf16}, and start it under another run_name; or give the same "
-            "command again if the cause is gone (damaged data, a faulty GPU)."
+            f"{start} {kept_checkpoints(self.recipe, step)} {noted} Lower optimizer.base_lr (now "
+            f"{self.recipe.optimizer.base_lr:g}), lengthen schedule.warmup{clip}{bf16}, and start "
+            "it under another run_name; or give the same command again if the cause is gone "
+            "(damaged data, a faulty GPU)."
         )
-
-    def _kept(self, step: int) -> str:
-        """Say which checkpoint is good: one from which a step has given a finite loss."""
-        found = checkpoints_of(self.recipe)
-        good = next((checkpoint for checkpoint in found if checkpoint.batch < step - 1), None)
-        kept = "there is no good one" if good is None else f"the last good one is {good.uri}"
-        spoilt = [checkpoint.uri for checkpoint in found if checkpoint.batch == step - 1]
-        told = f" ({spoilt[0]}, of the step before, gave this result)" if spoilt else ""
-        return f"No checkpoint was saved since; {kept}{told}."
 
 
 def _is_float(value: object) -> bool:

@@ -16,7 +16,7 @@ from composer.utils import dist
 
 from pospre.errors import UserError
 
-_SKIPPED = ("time/", "trainer/")
+_SKIPPED = ("time/batch", "time/sample", "time/epoch", "time/token", "trainer/")  # Composer's
 _AXES = ("step", "time")  # every logger counts steps and notes the time by itself
 
 
@@ -31,8 +31,8 @@ class MetricsFile(LoggerDestination):
 
     ``step`` counts finished steps, ``epoch`` is the one they belong to (from 0), ``time`` is in
     seconds since 1970, ``throughput`` in samples per second since the line before, ``memory`` the
-    most that this process held so far, in GiB: of the GPU, or without one of the machine. A value
-    that is not finite is ``null``.
+    most that this process held so far, in GiB: of the GPU (``memory_reserved`` with what torch's
+    allocator keeps besides), or without one of the machine. A value that is not finite is ``null``.
 
     Args:
         path: the file; only rank 0 writes.
@@ -128,7 +128,7 @@ class MetricsFile(LoggerDestination):
             "samples": samples,
             "time": round(time.time(), 3),
             "throughput": round((samples - self.last[1]) / max(now - self.last[0], 1e-9), 2),
-            "memory": round(_peak_memory(state) / 2**30, 3),
+            **_peak_memory(state),
             **self.values,
         }
         self.last = (now, samples)
@@ -144,10 +144,15 @@ class MetricsFile(LoggerDestination):
             other.log_metrics(row, line["step"])
 
 
-def _peak_memory(state: State) -> int:
+def _peak_memory(state: State) -> dict[str, float]:
     if state.device.name == "gpu":
-        return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10  # Linux counts in KiB
+        held = {
+            "memory": torch.cuda.max_memory_allocated(),
+            "memory_reserved": torch.cuda.max_memory_reserved(),
+        }
+    else:  # Linux counts in KiB
+        held = {"memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10}
+    return {name: round(num_bytes / 2**30, 3) for name, num_bytes in held.items()}
 
 
 def drop_after(path: Path, step: int) -> None:
