@@ -1,90 +1,68 @@
-"""How long steps wait for a checkpoint: ``PYTHONPATH=. python tests/benchmarks/bench_saves.py``.
+"""What a step waits for at a save: ``PYTHONPATH=. python tests/benchmarks/bench_saves.py``.
 
-Trains MAE on images of noise and saves every ten steps. A save delays the step behind it, and what
-is written beside the training slows a few more; both are counted against the median step.
+The state of MAE with AdamW is copied, as a step does it now, and written with its hash, as a step
+once did and a thread does now; the same with shards, where the step makes the files in memory.
+Another encoder than vits16 is an argument.
 """
 
-import argparse
-import json
-import statistics
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-from PIL import Image
+import torch
 
-from pospre.errors import run_command
-from pospre.train import main as train
+import pospre
+from pospre.training.checkpoints.file import write_checkpoint
+from pospre.training.checkpoints.sharded import shard, write_shards
+from pospre.training.checkpoints.staging import Staging
 
-_EVERY = 10
-_BEHIND = 5  # steps behind a save in which it may still be written
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Train, and print what a save costs."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--encoder", default="vits16")
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--saves", type=int, default=4)
-    parser.add_argument("overrides", nargs="*", metavar="key=value")
-    options = parser.parse_intermixed_args(argv)
-    with tempfile.TemporaryDirectory() as folder:
-        code = train(
-            [
-                str(write_recipe(Path(folder), options)),
-                f"trainer.max_duration={_EVERY * (options.saves + 1) - 1}ba",
-                f"trainer.save_interval={_EVERY}ba",
-                *options.overrides,
-            ]
-        )
-        if code == 0:
-            print(describe(Path(folder) / "runs" / "saves"))
-        return code
+_ROUNDS = 4
 
 
-def write_recipe(folder: Path, options: argparse.Namespace) -> Path:
-    """Write images and a recipe for them."""
-    draw = np.random.default_rng(0)
-    (folder / "images").mkdir()
-    for number in range(2 * options.batch_size):
-        noise = draw.integers(0, 256, (256, 256, 3), dtype=np.uint8)
-        Image.fromarray(noise).save(folder / "images" / f"{number}.jpg")
-    recipe = {
-        "run_name": "saves",
-        "data": {"path": str(folder / "images"), "batch_size": options.batch_size},
-        "encoder": {"name": options.encoder},
-        "algorithms": {"mae": {}},
-        "schedule": {"warmup": "1ba"},
-        "trainer": {
-            "max_duration": "1ep",
-            "run_folder": str(folder / "runs"),
-            "log_interval": 1,
-            "progress_bar": False,
-        },
-    }
-    path = folder / "saves.yaml"
-    path.write_text(json.dumps(recipe))
-    return path
+def main() -> int:
+    """Print the seconds of each part, of the clock and of the processor, round by round."""
+    content = state(sys.argv[1] if len(sys.argv) > 1 else "vits16")
+    staging = Staging()
+    for number in range(_ROUNDS):
+        with tempfile.TemporaryDirectory() as folder:
+            print(f"round {number}: {measure(content, staging, Path(folder))}", flush=True)
+    return 0
 
 
-def describe(run: Path) -> str:
-    """Return what the lines of a run's metrics tell of its saves."""
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    times = {line["step"]: line["time"] for line in map(json.loads, lines)}
-    steps = {step: times[step + 1] - times[step] for step in times if step + 1 in times}
-    saves = [step for step in steps if step % _EVERY == 0]
-    quiet = [steps[step] for step in steps if step > _EVERY and step % _EVERY >= _BEHIND]
-    usual = statistics.median(quiet)
-    waits = [steps[step] - usual for step in saves]
-    totals = [sum(steps[step + i] - usual for i in range(_BEHIND)) for step in saves]
-    size = max(path.stat().st_size for path in (run / "checkpoints").glob("**/*.*"))
+def measure(content: dict[str, Any], staging: Staging, folder: Path) -> str:
+    """Return what one save takes, as a file and in shards."""
+    whole, shards = folder / "ep0-ba1.pt", folder / "ep0-ba1"
+    _, write = timed(lambda: write_checkpoint(content, whole))
+    _, copy = timed(lambda: staging.copy(content))
+    files, make = timed(lambda: shard(content))
+    _, write_files = timed(lambda: write_shards(files, shards))
     return (
-        f"checkpoint of {size / 1e6:.0f} MB, step of {usual:.2f} s: the step behind a save takes "
-        f"{statistics.median(waits):.2f} s longer ({', '.join(f'{wait:.2f}' for wait in waits)}), "
-        f"the {_BEHIND} behind it together {statistics.median(totals):.2f} s"
+        f"{whole.stat().st_size / 1e6:.0f} MB: write {write}; copy {copy}; make shards {make}; "
+        f"write shards {write_files}"
     )
 
 
+def state(encoder: str) -> dict[str, Any]:
+    """Return what a checkpoint of MAE with AdamW holds."""
+    model = pospre.PretrainModel(pospre.build_encoder(encoder), seed=0)
+    pospre.attach(model, "mae")
+    moments = {
+        name: {"exp_avg": torch.randn_like(weights), "exp_avg_sq": torch.rand_like(weights)}
+        for name, weights in model.named_parameters()
+    }
+    return {"state": {"model": model.state_dict(), "optimizers": {"AdamW": {"state": moments}}}}
+
+
+def timed(work: Callable[[], Any]) -> tuple[Any, str]:
+    """Return a result, and how long it took."""
+    start = time.perf_counter(), time.process_time()
+    result = work()
+    clock, processor = time.perf_counter() - start[0], time.process_time() - start[1]
+    return result, f"{clock:.2f} s ({processor:.2f})"
+
+
 if __name__ == "__main__":
-    sys.exit(run_command(main))
+    sys.exit(main())
