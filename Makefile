@@ -13,7 +13,7 @@ DEMO_IMAGES := 2000
 # What first-light trains: recipes sized for the machine at hand.
 FIRST_LIGHT ?= yamls/first_light/droppos.yaml yamls/first_light/mae.yaml
 
-.PHONY: help setup test test-newest lint types demo data first-light speech bench-setup bench-loader bench-methods learn clean
+.PHONY: help setup test test-newest certify certify-demo drill lint types demo data first-light speech bench-setup bench-loader bench-methods learn clean
 
 help: ## List the targets (this text).
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-14s %s\n", $$1, $$2}' Makefile
@@ -27,6 +27,15 @@ test: setup ## Run the tests on two processes (real photographs: POSPRE_TEST_DAT
 test-newest: setup ## Run the tests with the newest torch, torchvision and timm there are (.venv-newest, 8 GB).
 	@.setup/newest.sh
 	OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+certify: need-RECIPE setup ## Prove that RECIPE=<yaml> resumes exactly: killed, on other ranks (ARGS="data.path=…").
+	$(PYTHON_RUN) -m pospre.certify "$(RECIPE)" $(ARGS)
+
+certify-demo: setup ## The same of every demo recipe, on a few pictures; a quarter of an hour on 2 cores.
+	PYTHONPATH=. $(PYTHON_RUN) tests/drills/certify_demos.py $(ARGS)
+
+drill: setup ## Kill a run 200 times while its bucket misbehaves (ARGS="--kills 20 --outages 5").
+	PYTHONPATH=. $(PYTHON_RUN) tests/drills/s3_kills.py $(ARGS)
 
 lint: setup ## Check the code's style and formatting with ruff.
 	$(PYTHON_RUN) -m ruff check .

@@ -179,8 +179,8 @@ def clear(recipe: Recipe) -> None:
 
 
 def _strangers(path: Path) -> list[Path]:
-    """Return what a start that failed half-way does not leave in a run folder."""
-    remains = {path / "recipe.yaml.partial", path / LOCK}
+    """Return what neither a start that failed half-way nor a certificate leaves in a run folder."""
+    remains = {path / "recipe.yaml.partial", path / LOCK, path / "certificate"}
     checkpoints = path / "checkpoints"
     if checkpoints.is_dir() and not any(checkpoints.iterdir()):
         remains.add(checkpoints)

@@ -1,19 +1,25 @@
 """An S3 over HTTP that misbehaves on demand: a proxy before moto's server, which counts and spoils.
 
-Faults are given per object and used up one by one, in order; then the proxy behaves.
+Faults are given per object and used up one by one, in order; then the proxy behaves. In a ``Storm``
+any request may meet a fault, drawn from a seed, and in an outage every one does.
 """
 
 import http.client
+import socket
+import struct
+import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from moto.server import ThreadedMotoServer
+
+from tests.data.storm import STATUSES, Storm
 
 
 @dataclass
@@ -48,6 +54,8 @@ class FlakyS3:
         mute: writes whose path holds this are taken and never answered.
         deletes: names of the objects that were deleted one by one, in order.
         forbids_deletes: objects whose path holds this are not deleted: 403.
+        storm: troubles of all requests, if there are any.
+        under_way: requests that are being answered, by method and path.
     """
 
     def __init__(self, upstream_port: int) -> None:
@@ -59,11 +67,13 @@ class FlakyS3:
         self.mute: str | None = None
         self.deletes: list[str] = []
         self.forbids_deletes: str | None = None
+        self.storm: Storm | None = None
+        self.under_way: Counter[str] = Counter()
         self._faults: dict[str, list[Fault]] = {}
         self._always: dict[str, Fault] = {}
         self._lock = threading.Lock()
         handler = type("Handler", (_Handler,), {"flaky": self, "upstream_port": upstream_port})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server = _Server(("127.0.0.1", 0), handler)
         self._server.daemon_threads = True
         self._server.block_on_close = False
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
@@ -80,7 +90,7 @@ class FlakyS3:
     def heal(self) -> None:
         """Behave, and count from zero."""
         self.refused_writes = 0
-        self.mute = self.forbids_deletes = None
+        self.mute = self.forbids_deletes = self.storm = None
         self.deletes.clear()
         for book in (self._faults, self._always, self.gets, self.writes):
             book.clear()
@@ -99,11 +109,35 @@ class FlakyS3:
             self.writes[place] += 1
             return self.writes[place] <= self.refused_writes
 
+    @contextmanager
+    def answering(self, place: str) -> Iterator[None]:
+        """Count a request as under way."""
+        with self._lock:
+            self.under_way[place] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.under_way[place] -= 1
+                self.under_way += Counter()  # drops the zeros
+
+    def draw(self) -> str:
+        """Return the trouble that a request meets, empty for none."""
+        with self._lock:
+            return self.storm.draw() if self.storm else ""
+
     def close(self) -> None:
         """Stop listening."""
         self.mute = None
         self._server.shutdown()
         self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of clients that have gone: they were killed."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -115,6 +149,59 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing."""
 
     def do_GET(self) -> None:
+        self._do(self._get)
+
+    def do_HEAD(self) -> None:
+        self._do(self._head)
+
+    def do_DELETE(self) -> None:
+        self._do(self._delete)
+
+    def do_PUT(self) -> None:
+        self._do(self._put)
+
+    do_POST = do_PUT
+
+    def _do(self, answer: Callable[[], None]) -> None:
+        """Answer a request, or do to it what the storm has drawn."""
+        trouble, storm = self.flaky.draw(), self.flaky.storm
+        try:
+            if trouble == "silence" and storm:
+                self._read_body()
+                time.sleep(storm.silence)
+            else:
+                with self.flaky.answering(f"{self.command} {self.path}"):
+                    if trouble == "delay" and storm:
+                        time.sleep(storm.late())
+                    self._answer_or_spoil(trouble, answer)
+        except ConnectionError:  # the client has gone: S3 does not keep half a write
+            self.close_connection = True
+            return
+        if trouble in ("reset", "lost answer", "silence"):
+            self._reset()
+
+    def _answer_or_spoil(self, trouble: str, answer: Callable[[], None]) -> None:
+        if trouble in ("", "delay"):
+            answer()
+        elif trouble in STATUSES:
+            self._read_body()
+            self._answer(int(trouble), [], b"<Error><Code>Trouble</Code></Error>")
+        elif trouble == "lost answer":
+            self._ask_upstream(self._read_body())
+        elif trouble == "truncation" and self.command == "GET":
+            status, headers, body = self._ask_upstream()
+            self._answer(status, headers, body, Fault(cut_after=len(body) // 2))
+        elif trouble == "truncation":
+            self.rfile.read(int(self.headers.get("Content-Length", 0)) // 2)
+            self._reset()
+
+    def _reset(self) -> None:
+        """End the connection as a machine does that has crashed."""
+        self.close_connection = True
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.close()
+
+    def _get(self) -> None:
         name = self.path.partition("?")[0].rpartition("/")[2]
         fault = self.flaky.next_fault(name)
         if fault.status:
@@ -126,14 +213,14 @@ class _Handler(BaseHTTPRequestHandler):
             body = body[:middle] + bytes([body[middle] ^ 255]) + body[middle + 1 :]
         self._answer(status, headers, body, fault, name)
 
-    def do_HEAD(self) -> None:
+    def _head(self) -> None:
         status, headers, _ = self._ask_upstream(keep_length=True)
         self.send_response(status)
         for key, value in headers:
             self.send_header(key, value)
         self.end_headers()
 
-    def do_DELETE(self) -> None:
+    def _delete(self) -> None:
         forbidden = self.flaky.forbids_deletes
         if forbidden is not None and forbidden in self.path:
             self._answer(403, [], b"<Error><Code>AccessDenied</Code></Error>")
@@ -141,7 +228,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.flaky.deletes.append(self.path.partition("?")[0].rpartition("/")[2])
         self._answer(*self._ask_upstream())
 
-    def do_PUT(self) -> None:
+    def _put(self) -> None:
         sent = self._read_body()
         refused = self.flaky.refuses_write(f"{self.command} {self.path}")
         while self.flaky.mute is not None and self.flaky.mute in self.path:
@@ -151,15 +238,18 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._answer(*self._ask_upstream(sent))
 
-    do_POST = do_PUT
-
     def _read_body(self) -> bytes:
         if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            length = int(self.headers.get("Content-Length", 0))
+            body = self.rfile.read(length)
+            if len(body) < length:
+                raise ConnectionResetError
+            return body
         parts = []
-        while size := int(self.rfile.readline().split(b";")[0], 16):
+        while size := int(self.rfile.readline().split(b";")[0] or b"-1", 16):
             parts.append(self.rfile.read(size))
-            self.rfile.readline()
+            if size < 0 or not self.rfile.readline():
+                raise ConnectionResetError
         self.rfile.readline()
         return b"".join(parts)
 

@@ -1,0 +1,42 @@
+"""Imported by the fork server alone: what training imports and prepares, in a single thread."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from composer.utils.collect_env import get_composer_env_dict
+from PIL import Image
+
+import pospre.certificate.life
+import pospre.certificate.observer
+import pospre.training.run  # noqa: F401
+from pospre.recipe.recipe import recipe_from_dict
+from pospre.training.components import build_components
+
+
+def warm_up() -> None:
+    """Do once what every life would do again: late imports, numba's cache, the machine's name.
+
+    Raises:
+        RuntimeError: a thread was started. A fork has the thread that forks only: what others had
+            locked would stay locked for good.
+    """
+    with tempfile.TemporaryDirectory(prefix="pospre-") as folder:
+        Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(Path(folder) / "black.jpg")
+        recipe = {
+            "run_name": "warm",
+            "data": {"path": folder, "batch_size": 1, "num_workers": 0},
+            "encoder": {"name": "vit_tiny16", "image_size": 32, "depth": 1},
+            "algorithms": {"mae": {"decoder_dim": 16, "decoder_depth": 1, "decoder_heads": 2}},
+            "schedule": {"warmup": "0ba"},
+            "trainer": {"max_duration": "1ba", "device": "cpu"},
+        }
+        next(iter(build_components(recipe_from_dict(recipe)).loader))
+    get_composer_env_dict()  # asks a process of its own, and goes into every checkpoint
+    threads = len(os.listdir("/proc/self/task"))
+    if threads > 1:
+        raise RuntimeError(f"preparing to train has started {threads - 1} threads: no fork is safe")
+
+
+warm_up()

@@ -1,0 +1,40 @@
+"""Lives that are not what they should be, for certificates that must be red."""
+
+import os
+from typing import Any
+
+from composer.core import State
+
+from pospre.algorithms.mae import MAE
+from pospre.batch import INDEX, Batch
+from pospre.certificate import life
+from pospre.certificate.lives import Order
+from pospre.model.model import PretrainModel
+from pospre.training.watch.resume import Resume
+
+
+def draw_by_process(order: Order) -> None:
+    """Draw masks that depend on the process, from the fifth step on."""
+    write = MAE.write
+
+    def impure(self: MAE, batch: Batch, model: PretrainModel) -> None:
+        late = bool((batch["epoch"] > 0).any())
+        index = batch[INDEX]
+        batch[INDEX] = index + os.getpid() if late else index
+        write(self, batch, model)
+        batch[INDEX] = index
+
+    MAE.write = impure  # type: ignore[method-assign]
+    life.live(order)
+
+
+def forget_the_momenta(order: Order) -> None:
+    """Go on without what the optimiser had noted."""
+    load = Resume.before_load
+
+    def forgetful(self: Resume, state: State, logger: Any) -> None:
+        self._content["state"]["optimizers"]["AdamW"]["state"].clear()
+        load(self, state, logger)
+
+    Resume.before_load = forgetful  # type: ignore[method-assign]
+    life.live(order)

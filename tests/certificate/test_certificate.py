@@ -1,0 +1,105 @@
+"""Certificates of small recipes: green where a run goes on exactly, red where it does not."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pospre import certify as command
+from pospre.certificate.certificate import certify
+from pospre.certificate.lives import Order
+from pospre.certificate.page import headline, table
+from pospre.certificate.result import Certificate, Request
+from pospre.errors import run_command
+from tests.certificate import impure
+from tests.drills.certify_demos import YAMLS, small, write_pictures
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_pictures(tmp_path_factory.mktemp("pictures"))
+
+
+def overrides(name: str, pictures: Path, folder: Path) -> tuple[Path, tuple[str, ...]]:
+    path = YAMLS / "demo" / f"{name}.yaml"
+    return path, (*small(path, pictures), f"trainer.run_folder={folder}/runs")
+
+
+@pytest.mark.parametrize(
+    ("name", "more"), [("dinov2", ()), ("mae", ("encoder.dropout=0.1", "trainer.precision=fp32"))]
+)
+def test_a_green_certificate(
+    name: str,
+    more: tuple[str, ...],
+    pictures: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path, small_keys = overrides(name, pictures, tmp_path)
+    ranks = ("--ranks", "1,2,1") if more else ("--ranks", "1")
+    options = ("--steps", "6", "--kills", "3", *ranks)
+    assert command.main([str(path), *small_keys, *more, *options]) == 0
+    said = capsys.readouterr()
+    folder = tmp_path / "runs" / name / "certificate"
+    assert f"certificate of {path}: green" in said.out and f"{folder}/certificate.md" in said.out
+    assert "3 kills, life 4 of 4: came to the end, at step 6" in said.err
+    assert {entry.name for entry in folder.iterdir()} == {"certificate.json", "certificate.md"}
+    document = json.loads((folder / "certificate.json").read_text())
+    killed = document["columns"][0]
+    assert document["green"] and len(killed["ends"]) == 3
+    found = {verdict["property"]: verdict["text"] for verdict in killed["verdicts"]}
+    equal = ("sample ids", "boxes", "flips", "masks", "pixels", "losses", "parameters")
+    assert {found[name] for name in (*equal, "optimiser", "random")} == {"equal"}
+    if more:
+        on_ranks = {v["property"]: v["text"] for v in document["columns"][1]["verdicts"]}
+        assert on_ranks["masks"] == "equal" and on_ranks["losses"].startswith("within")
+
+
+def red(live: Callable[[Order], None], pictures: Path, folder: Path) -> Certificate:
+    path, keys = overrides("mae", pictures, folder)
+    request = Request(str(path), keys, steps=6, kills=2, ranks=(1,))
+    certificate, written = certify(request, live)
+    assert not certificate.is_green and "RED" in (written / "certificate.md").read_text()
+    assert (written / "killed" / "life0-rank0.jsonl").exists()  # to look into
+    return certificate
+
+
+def test_an_impure_draw_is_named_with_its_step(pictures: Path, tmp_path: Path) -> None:
+    certificate = red(impure.draw_by_process, pictures, tmp_path)
+    verdicts = {verdict.property: verdict for verdict in certificate.columns[0].verdicts}
+    assert verdicts["masks"].step == verdicts["losses"].step == 5  # the first of the second epoch
+    assert "2 kills: masks differ from step 5 on" in headline(certificate)
+    assert "**differ from step 5 on**" in table(certificate)
+    for name in ("sample ids", "boxes", "flips", "pixels"):
+        assert verdicts[name].holds
+
+
+def test_a_forgotten_state_is_named_with_its_step(pictures: Path, tmp_path: Path) -> None:
+    certificate = red(impure.forget_the_momenta, pictures, tmp_path)
+    verdicts = {verdict.property: verdict for verdict in certificate.columns[0].verdicts}
+    assert verdicts["masks"].holds
+    assert not verdicts["parameters"].holds and not verdicts["optimiser"].holds
+    assert verdicts["parameters"].step is not None and verdicts["parameters"].step > 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--kills", "0"), "--kills is 0; give at least 1"),
+        (("--ranks", "1,two"), "--ranks is '1,two'; give numbers of ranks such as 1,2,1"),
+        (("data.path=nowhere",), "run 'undisturbed' of the certificate ended with exit code 2"),
+        (("encoder.deptg=1",), "encoder.deptg"),
+    ],
+)
+def test_mistakes(
+    arguments: tuple[str, ...],
+    message: str,
+    pictures: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path, keys = overrides("mae", pictures, tmp_path)
+    assert run_command(lambda: command.main([str(path), *keys, *arguments])) == 2
+    said = capsys.readouterr().err
+    assert message in said and "Traceback" not in said

@@ -1,0 +1,18 @@
+"""The drill of 200 kills, small: what it promises holds at five."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.drills.s3_kills import KEYS, drill
+
+
+def test_five_kills_with_a_bucket_that_misbehaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {**KEYS, "S3_ENDPOINT_URL": ""}.items():  # put back in the end
+        monkeypatch.setenv(name, value)
+    tally, verdicts = drill(tmp_path, 5, 10, outages=[2.0], seed=1, silence=3.0)
+    assert not tally.faults
+    assert sum(tally.ends.values()) >= 4
+    assert all(verdict.holds for verdict in verdicts)
