@@ -4,6 +4,7 @@ The endpoint comes from ``S3_ENDPOINT_URL`` or boto's ``AWS_ENDPOINT_URL``; key,
 from boto's own variables and files.
 """
 
+import io
 import os
 import re
 import uuid
@@ -102,11 +103,11 @@ class Bucket:
         """Return the key of an object of this folder."""
         return f"{self.key}/{name}".lstrip("/")
 
-    def list(self) -> dict[str, int]:
-        """Return the size in bytes of every object in this folder (not below), by name."""
+    def list(self, *, below: bool = False) -> dict[str, int]:
+        """Return the size in bytes of every object in this folder (and ``below``), by name."""
         prefix = f"{self.key}/" if self.key else ""
         pages = self.client.get_paginator("list_objects_v2").paginate(
-            Bucket=self.name, Prefix=prefix, Delimiter="/"
+            Bucket=self.name, Prefix=prefix, **({} if below else {"Delimiter": "/"})
         )
         found = [item for page in pages for item in page.get("Contents", [])]
         return {item["Key"].removeprefix(prefix): item["Size"] for item in found}
@@ -114,6 +115,12 @@ class Bucket:
     def download(self, target: BinaryIO) -> None:
         """Write this object into an open file: in several pieces at once, of its full size."""
         self.client.download_fileobj(self.name, self.key, target)
+
+    def fetch(self, name: str) -> bytes:
+        """Return a large object of this folder: in several pieces at once."""
+        target = io.BytesIO()
+        self.client.download_fileobj(self.name, self.path(name), target)
+        return target.getvalue()
 
     def read(self, name: str) -> bytes:
         """Return a small object of this folder."""

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from pospre.evaluation.run import write_json
 from pospre.training.checkpoints.file import PARTIAL, manifest_of
-from pospre.training.checkpoints.reading import checkpoints_in, remove_checkpoints
+from pospre.training.checkpoints.finding import checkpoints_in, remove, remove_checkpoints
 
 FOLDER = "best"
 NOTE = "figure.json"
@@ -55,13 +55,11 @@ class BestCheckpoint:
             source = files[best]
             if source.parent != self.folder:
                 self.folder.mkdir(exist_ok=True)
-                with suppress(FileNotFoundError):  # it has just gone its way for a newer one
-                    for path in (manifest_of(source), source):  # the file last: then all is there
-                        _link(path, self.folder / path.name)
+                with suppress(FileNotFoundError, shutil.Error):  # it has just gone for a newer one
+                    _link_checkpoint(source, self.folder / source.name)
             for other in checkpoints_in(str(self.folder)):
                 if other.batch != best:
-                    Path(other.uri).unlink(missing_ok=True)
-                    manifest_of(Path(other.uri)).unlink(missing_ok=True)
+                    remove(Path(other.uri))
             kept = {"step": best, "figure": self.figure, "value": figures[best]}
             write_json(self.folder / NOTE, {**kept, "checkpoint": source.name})
 
@@ -95,6 +93,17 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         with suppress(ValueError):  # half-written
             lines.append(json.loads(text))
     return lines
+
+
+def _link_checkpoint(source: Path, target: Path) -> None:
+    if source.is_dir():
+        partial = target.with_name(target.name + PARTIAL)
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.copytree(source, partial, copy_function=lambda a, b: _link(Path(a), Path(b)))
+        os.replace(partial, target)
+    else:
+        _link(manifest_of(source), manifest_of(target))
+        _link(source, target)  # last: then all is there
 
 
 def _link(source: Path, target: Path) -> None:

@@ -16,7 +16,8 @@ from pospre.evaluation.run import check_evaluation, run_evaluation
 from pospre.recipe.recipe import Recipe
 from pospre.training.build import build_model
 from pospre.training.checkpoints.content import model_of
-from pospre.training.checkpoints.reading import checkpoint_folders, open_newest
+from pospre.training.checkpoints.finding import checkpoint_folders
+from pospre.training.checkpoints.reading import open_newest
 from pospre.training.data import open_data
 from pospre.training.resolve import resolve
 

@@ -250,7 +250,13 @@ class Trainer(Section):
     overwrite: bool = False
     save_folder: LocalOrS3 | None = None
     save_interval: PositiveDuration = "1ep"
+    checkpoint: Literal["whole", "sharded"] = Field(
+        default="whole", description="sharded: a folder to which every rank writes its part"
+    )
     keep_checkpoints: AllOrSome = Field(default=3, description="local files kept; -1 keeps all")
+    keep_remote: AllOrSome = Field(
+        default=-1, description="checkpoints kept in the bucket of save_folder; -1 keeps all"
+    )
     keep_best: str | None = Field(
         default=None, description="a figure measured in training: EVALUATION/FIGURE, as knn/top1"
     )

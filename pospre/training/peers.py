@@ -22,7 +22,7 @@ from composer.utils import dist
 from pospre.errors import Lost, Stopped, UserError
 from pospre.recipe.recipe import Recipe
 from pospre.training.agreement import name_ranks
-from pospre.training.checkpoints.reading import checkpoints_in
+from pospre.training.checkpoints.finding import checkpoints_in
 from pospre.training.device import build_device
 from pospre.training.heartbeat import BEAT, Gone, Heartbeat
 from pospre.training.place import Place, read_place

@@ -17,15 +17,14 @@ from pospre.recipe.recipe import Recipe
 from pospre.schedules import duration_steps
 from pospre.training.agreement import check_data
 from pospre.training.checkpoints.content import compare_tensors, recorded
-from pospre.training.checkpoints.reading import (
-    Checkpoint,
+from pospre.training.checkpoints.finding import (
     checkpoint_folders,
     checkpoints_in,
     checkpoints_of,
-    open_newest,
-    read_on_every_rank,
 )
-from pospre.training.checkpoints.uploads import Uploads, lacks, restore_metrics
+from pospre.training.checkpoints.reading import Checkpoint, open_newest, read_on_every_rank
+from pospre.training.checkpoints.uploads import Uploads, files_of, lacks, restore_metrics
+from pospre.training.checkpoints.versions import warn_of_other_versions
 from pospre.training.components import Components, build_components
 from pospre.training.microbatch import out_of_memory
 from pospre.training.ranks import from_rank_zero, print_once
@@ -96,11 +95,11 @@ def _start_weights(run: Components) -> None:
 
 
 def _uploads(recipe: Recipe) -> Uploads | None:
-    """Return what carries checkpoints into the run's bucket, on rank 0 of a run that has one."""
-    folder = recipe.checkpoint_folder()
-    if not is_remote(folder) or dist.get_global_rank() > 0:
+    """Return what carries checkpoints into the run's bucket, on the ranks that write them."""
+    folder, sharded = recipe.checkpoint_folder(), recipe.trainer.checkpoint == "sharded"
+    if not is_remote(folder) or (dist.get_global_rank() > 0 and not sharded):
         return None
-    return Uploads(recipe.run_path(), folder)
+    return Uploads(recipe.run_path(), folder, keep=recipe.trainer.keep_remote)
 
 
 def in_bucket(start: Checkpoint, uploads: Uploads) -> Checkpoint:
@@ -109,7 +108,7 @@ def in_bucket(start: Checkpoint, uploads: Uploads) -> Checkpoint:
         return start
     path = Path(start.uri)
     if lacks(uploads.remote, path):
-        uploads.offer(path)
+        uploads.offer(path, files_of(path))
     if dist.get_world_size() == dist.get_local_world_size():
         return start
     missing = uploads.finish()
@@ -125,7 +124,7 @@ def fit(
     more_callbacks: Sequence[Callback] = (),
 ) -> None:
     """Train from ``start`` (which rank 0 has read), or from nothing, to the end of the recipe."""
-    earlier = [] if start is None else _earlier(run.recipe, start)
+    earlier = from_rank_zero(lambda: [] if start is None else _earlier(run.recipe, start))
     content = read_on_every_rank(start)
     signals = StopSignals()
     trainer = build_trainer(
@@ -211,6 +210,7 @@ def _check_checkpoint(run: Components, start: Checkpoint) -> None:
             f"{recipe.data.path} holds {run.loader.num_samples}; choose another run_name"
         )
     compare_tensors(run.model.state_dict(), state["model"], start.uri)
+    warn_of_other_versions(start.content, start.uri)
     _say_length(run, start, previous["trainer"]["max_duration"])
 
 

@@ -21,7 +21,8 @@ from pospre.object_store import is_remote
 from pospre.recipe.recipe import Recipe
 from pospre.recipe.yaml_text import read_mapping
 from pospre.training.checkpoints.content import recorded
-from pospre.training.checkpoints.reading import open_newest, remove_checkpoints
+from pospre.training.checkpoints.finding import remove_checkpoints
+from pospre.training.checkpoints.reading import open_newest
 from pospre.training.lease import lease
 from pospre.training.resolve import with_defaults
 
@@ -42,7 +43,9 @@ FREE_KEYS = (
     "trainer.overwrite",
     "trainer.save_folder",
     "trainer.save_interval",
+    "trainer.checkpoint",
     "trainer.keep_checkpoints",
+    "trainer.keep_remote",
     "trainer.keep_best",
     "trainer.autoresume",
     "trainer.microbatch_size",

@@ -99,11 +99,15 @@ def _callbacks(
         interval=options.save_interval,
         keep=options.keep_checkpoints,
         earlier=earlier,
+        sharded=options.checkpoint == "sharded",
     )
-    if uploads is not None:
+    if uploads is not None and saver.sharded:
+        saver.after_shards.append(uploads.offer_together)
+    elif uploads is not None:
         saver.after_save.append(uploads.offer)
     divergence = Divergence(recipe)
     saver.before_save.append(divergence.before_save)
+    divergence.before_stop.append(saver.wait)  # what it names as good is whole
     callbacks: list[Callback] = [
         signals,  # first: it decides whether a step is the last one
         *build_watchers(recipe),

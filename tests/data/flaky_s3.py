@@ -52,6 +52,8 @@ class FlakyS3:
         refused_writes: how many writes of each object are answered with 503, the first ones.
         writes: PUT and POST requests, by method and path.
         mute: writes whose path holds this are taken and never answered.
+        deletes: names of the objects that were deleted one by one, in order.
+        forbids_deletes: objects whose path holds this are not deleted: 403.
         storm: troubles of all requests, if there are any.
         under_way: requests that are being answered, by method and path.
     """
@@ -63,6 +65,8 @@ class FlakyS3:
         self.refused_writes = 0
         self.writes: Counter[str] = Counter()
         self.mute: str | None = None
+        self.deletes: list[str] = []
+        self.forbids_deletes: str | None = None
         self.storm: Storm | None = None
         self.under_way: Counter[str] = Counter()
         self._faults: dict[str, list[Fault]] = {}
@@ -86,7 +90,8 @@ class FlakyS3:
     def heal(self) -> None:
         """Behave, and count from zero."""
         self.refused_writes = 0
-        self.mute = self.storm = None
+        self.mute = self.forbids_deletes = self.storm = None
+        self.deletes.clear()
         for book in (self._faults, self._always, self.gets, self.writes):
             book.clear()
         self.sent = Counter()  # answers that are still under way count in the old one
@@ -150,7 +155,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._do(self._head)
 
     def do_DELETE(self) -> None:
-        self._do(lambda: self._answer(*self._ask_upstream()))
+        self._do(self._delete)
 
     def do_PUT(self) -> None:
         self._do(self._put)
@@ -214,6 +219,14 @@ class _Handler(BaseHTTPRequestHandler):
         for key, value in headers:
             self.send_header(key, value)
         self.end_headers()
+
+    def _delete(self) -> None:
+        forbidden = self.flaky.forbids_deletes
+        if forbidden is not None and forbidden in self.path:
+            self._answer(403, [], b"<Error><Code>AccessDenied</Code></Error>")
+            return
+        self.flaky.deletes.append(self.path.partition("?")[0].rpartition("/")[2])
+        self._answer(*self._ask_upstream())
 
     def _put(self) -> None:
         sent = self._read_body()

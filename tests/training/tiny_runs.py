@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,3 +26,12 @@ def curve(folder: Path) -> list[tuple[int, float, float]]:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps = (line for line in lines if "loss/total" in line)  # not what was measured in between
     return [(line["step"], line["loss/total"], line["lr"]) for line in steps]
+
+
+def flat(value: Any) -> Any:
+    """Return nested tensors as something that ``==`` compares."""
+    if isinstance(value, dict):
+        return {key: flat(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [flat(item) for item in value]
+    return value.tolist() if hasattr(value, "tolist") else value

@@ -1,9 +1,9 @@
 """The file of a checkpoint: written whole, with a manifest; read only if it is what was written.
 
 ``ep1-ba4.pt`` is what ``torch.save`` makes; ``ep1-ba4.json`` beside it is written last and holds
-the file's size and SHA-256, which a reader compares before it believes a byte. Files without one
-(as older versions wrote them) are judged by the checksums of the zip archive that they are, which
-``torch.load`` does not look at.
+the file's size and SHA-256, which a reader compares before it believes a byte, and the versions
+that wrote it. Files without one (as older versions wrote them) are judged by the checksums of the
+zip archive that they are, which ``torch.load`` does not look at.
 """
 
 import contextlib
@@ -23,7 +23,6 @@ import torch
 
 from pospre.errors import UserError
 
-CHECKPOINT_NAME = "ep{epoch}-ba{batch}.pt"
 PARTIAL = ".partial"
 
 # What torch.load may build besides tensors and plain values: Composer's clock, torch's version
@@ -43,8 +42,8 @@ class DamagedCheckpoint(UserError):
 
 
 def manifest_of(path: Path) -> Path:
-    """Return where the manifest of a checkpoint file lies."""
-    return path.with_suffix(".json")
+    """Return where the manifest of a checkpoint lies: beside a file, or in a folder of shards."""
+    return path.with_suffix(".json") if path.suffix == ".pt" else path / "manifest.json"
 
 
 def write_checkpoint(content: dict[str, Any], path: Path) -> None:
@@ -66,12 +65,40 @@ def write_checkpoint(content: dict[str, Any], path: Path) -> None:
             _flush(file)
         manifest.unlink(missing_ok=True)  # an older one would belie the new file
         os.replace(partial, path)
-        noted = {"file": path.name, "bytes": written.size, "sha256": written.hash.hexdigest()}
-        _write_whole(manifest, json.dumps(noted).encode())
+        noted = {
+            "file": path.name,
+            "bytes": written.size,
+            "sha256": written.hash.hexdigest(),
+            "versions": content.get("versions", {}),
+        }
+        write_whole(manifest, json.dumps(noted).encode())
     except BaseException:
         with contextlib.suppress(OSError):
             partial.unlink()
         raise
+
+
+def write_whole(path: Path, content: bytes | memoryview) -> None:
+    """Write a file that shows under its name when it is complete, also after a power cut.
+
+    Raises:
+        OSError: the disk is full, or not writable; an earlier file of this name is as it was.
+    """
+    partial = path.with_name(path.name + PARTIAL)
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            _flush(file)
+        os.replace(partial, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)  # the new names, too, outlive a power cut
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def verify(data: io.BytesIO, manifest: bytes | None, name: str) -> str:
@@ -161,24 +188,6 @@ class _Hashing:
 
     def flush(self) -> None:
         self.file.flush()
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    partial = path.with_name(path.name + PARTIAL)
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            _flush(file)
-        os.replace(partial, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)  # the new names, too, outlive a power cut
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _flush(file: BinaryIO) -> None:

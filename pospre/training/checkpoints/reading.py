@@ -1,7 +1,8 @@
-"""Which checkpoint is the newest that is whole, and its content.
+"""The content of a checkpoint: of the newest that is whole, or of one by its name.
 
-A checkpoint is one file ``ep<epoch>-ba<batch>.pt``, locally or on S3. It is read once, into memory:
-the bytes that were checked are the bytes that are loaded, whatever becomes of the file meanwhile.
+A checkpoint is one file ``ep<epoch>-ba<batch>.pt`` or a folder ``ep<epoch>-ba<batch>`` of shards,
+locally or on S3. It is read once, into memory: the bytes that were checked are the bytes that are
+loaded, whatever becomes of the file meanwhile.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ from composer.utils import dist
 
 from pospre.errors import UserError
 from pospre.object_store import Bucket, is_remote
-from pospre.recipe.recipe import Recipe, recorded_recipe
+from pospre.recipe.recipe import recorded_recipe
 from pospre.recipe.yaml_text import read_mapping
 from pospre.training.checkpoints.file import (
     DamagedCheckpoint,
@@ -27,18 +28,13 @@ from pospre.training.checkpoints.file import (
     unpickle,
     verify,
 )
-from pospre.training.ranks import from_rank_zero
+from pospre.training.checkpoints.finding import checkpoint_folders, checkpoints_in
+from pospre.training.checkpoints.sharded import assemble, read_manifest
+from pospre.training.checkpoints.versions import warn_of_other_versions
+from pospre.training.ranks import from_rank_zero, on_every_rank
 
-_NAME = re.compile(r"ep(\d+)-ba(\d+)\.pt")
-
-
-class Found(NamedTuple):
-    """A checkpoint file by progress: the greater, the newer; a local one before the same on S3."""
-
-    batch: int
-    epoch: int
-    is_local: bool
-    uri: str
+_MANIFEST = "manifest.json"
+_FOLDER = re.compile(r"(.*/)?ep\d+-ba\d+/?")
 
 
 class Checkpoint(NamedTuple):
@@ -46,7 +42,7 @@ class Checkpoint(NamedTuple):
 
     Attributes:
         uri: where it came from.
-        sha256: of the bytes that were read.
+        sha256: of the bytes that were read; of shards, that of their manifest.
         content: what they hold.
     """
 
@@ -58,31 +54,6 @@ class Checkpoint(NamedTuple):
     def batch(self) -> int:
         """How many steps it has been trained."""
         return int(self.content["state"]["timestamp"]["Timestamp"]["batch"])
-
-
-def checkpoint_folders(recipe: Recipe) -> list[str]:
-    """Return the folders of a run's checkpoints: on this machine and, if it has one, its bucket."""
-    return list(dict.fromkeys([str(recipe.local_checkpoints()), recipe.checkpoint_folder()]))
-
-
-def checkpoints_in(*folders: str) -> list[Found]:
-    """Return the checkpoints of local or ``s3://`` folders, newest first."""
-    found = []
-    for folder in folders:
-        if is_remote(folder):
-            with Bucket(folder) as bucket:
-                names = list(bucket.list())
-        else:
-            names = [path.name for path in Path(folder).glob("*.pt")]
-        for match in filter(None, map(_NAME.fullmatch, names)):
-            uri = f"{folder.rstrip('/')}/{match[0]}"
-            found.append(Found(int(match[2]), int(match[1]), not is_remote(folder), uri))
-    return sorted(found, reverse=True)
-
-
-def checkpoints_of(recipe: Recipe) -> list[Found]:
-    """Return the checkpoints of a run, wherever they are, newest first."""
-    return checkpoints_in(*checkpoint_folders(recipe))
 
 
 def open_newest(folders: Sequence[str]) -> Checkpoint | None:
@@ -108,25 +79,15 @@ def open_newest(folders: Sequence[str]) -> Checkpoint | None:
     return None
 
 
-def remove_checkpoints(folder: str) -> None:
-    """Delete the checkpoints of a local or ``s3://`` folder."""
-    for found in checkpoints_in(folder):
-        path = Path(found.uri.rpartition("/")[2])
-        if is_remote(folder):
-            with Bucket(folder) as bucket:
-                bucket.remove([manifest_of(path).name, path.name])
-        else:
-            manifest_of(Path(found.uri)).unlink(missing_ok=True)
-            Path(found.uri).unlink()
-
-
 def read_checkpoint(uri: str) -> Checkpoint:
-    """Return one checkpoint file, verified; nothing in it is ever executed.
+    """Return one checkpoint, verified; nothing in it is ever executed.
 
     Raises:
         DamagedCheckpoint: it is not what training wrote.
         UserError: it is missing, cannot be fetched, or is not one of this package.
     """
+    if _FOLDER.fullmatch(uri):
+        return _read_shards(uri)
     data, manifest = _read(uri)
     sha256 = verify(data, manifest, uri)
     return Checkpoint(uri, sha256, unpickle(data, uri))
@@ -147,53 +108,98 @@ def read_on_every_rank(start: Checkpoint | None) -> dict[str, Any] | None:
     noted = from_rank_zero(lambda: None if start is None else (start.uri, start.sha256))
     if noted is None:
         return None
-    content, failure = None if start is None else start.content, ""
-    with _on_this_node(noted[0]) as path:
-        try:
-            content = content or _read_same(path, *noted)
-        except UserError as error:
-            failure = str(error)
-        failures: list[Any] = list(filter(None, dist.all_gather_object(failure)))
-    if failures:
-        raise UserError(failures[0])
+    content = {} if start is None else start.content
+
+    def read_here() -> None:
+        if not content:
+            content.update(_read_same(place, *noted))
+
+    with _on_this_node(noted[0]) as place:
+        on_every_rank(read_here)
     return content
 
 
 @contextlib.contextmanager
-def _on_this_node(uri: str) -> Iterator[Path]:
-    """Give the ranks of a node one local file; a download is deleted in the end."""
+def _on_this_node(uri: str) -> Iterator[str]:
+    """Give the ranks of a node one local copy; a download is deleted in the end."""
     if not is_remote(uri):
-        yield Path(uri)
+        yield uri
     elif dist.get_world_size() == 1:
-        yield Path()  # it was read already
+        yield ""  # it was read already
     else:
         with contextlib.ExitStack() as stack:
-            folder = None
+            copy = None
             if dist.get_local_rank() == 0:
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="pospre-"))
-                with Bucket(uri) as bucket, (Path(folder) / "checkpoint").open("wb") as file:
-                    bucket.download(file)
+                copy = f"{folder}/{Path(uri).name}"
+                _download(uri, Path(copy))
             first = dist.get_global_rank() - dist.get_local_rank()
-            folders: list[Any] = dist.all_gather_object(folder)
-            yield Path(folders[first]) / "checkpoint"
+            copies: list[Any] = dist.all_gather_object(copy)
+            yield copies[first]
 
 
-def _read_same(path: Path, uri: str, sha256: str) -> dict[str, Any]:
+def _download(uri: str, target: Path) -> None:
+    if _FOLDER.fullmatch(uri):
+        target.mkdir()
+        (manifest,) = _read_files(uri, [_MANIFEST])
+        names = [part.file for part in read_manifest(manifest, uri)]
+        (target / _MANIFEST).write_bytes(manifest)
+        for name in names:
+            (target / name).write_bytes(*_read_files(uri, [name]))
+    else:
+        with Bucket(uri) as bucket, target.open("wb") as file:
+            bucket.download(file)
+
+
+def _read_same(place: str, uri: str, sha256: str) -> dict[str, Any]:
+    """Return the content of a local copy, if it is what the first rank has read at ``uri``."""
+    path = Path(place)
     try:
-        data = io.BytesIO(path.read_bytes())
+        data = (path / _MANIFEST if path.is_dir() else path).read_bytes()
     except OSError as error:
         raise UserError(
             f"{uri}, from which the first rank goes on, cannot be read on {socket.gethostname()} "
             f"({error.strerror}). All nodes must see one trainer.save_folder, or use a bucket"
         ) from error
-    found = hashlib.sha256(data.getbuffer()).hexdigest()
+    found = hashlib.sha256(data).hexdigest()
     if found != sha256:
         raise UserError(
             f"{uri} holds other bytes on {socket.gethostname()} than the first rank has read "
             f"(SHA-256 {found[:12]}…, there {sha256[:12]}…). All nodes must see one "
             "trainer.save_folder, or use a bucket"
         )
-    return unpickle(data, uri)
+    return _read_shards(place).content if path.is_dir() else unpickle(io.BytesIO(data), uri)
+
+
+def _read_shards(uri: str) -> Checkpoint:
+    (manifest,) = _read_files(uri, [_MANIFEST])
+    shards = read_manifest(manifest, uri)
+    names = [part.file for part in shards]
+    files = dict(zip(names, _read_files(uri, names), strict=True))
+    return Checkpoint(uri, hashlib.sha256(manifest).hexdigest(), assemble(files, shards, uri))
+
+
+def _read_files(folder: str, names: list[str]) -> list[bytes]:
+    """Return files of a checkpoint's folder.
+
+    Raises:
+        DamagedCheckpoint: one is missing.
+        UserError: they cannot be fetched.
+    """
+    if is_remote(folder):
+        with Bucket(folder) as bucket:
+            there = bucket.list()
+            missing = [name for name in names if name not in there]
+            if not missing:
+                return [bucket.fetch(name) for name in names]
+    else:
+        missing = [name for name in names if not (Path(folder) / name).is_file()]
+        if not missing:
+            try:
+                return [(Path(folder) / name).read_bytes() for name in names]
+            except OSError as error:
+                raise DamagedCheckpoint(f"{folder} cannot be read: {error}") from error
+    raise DamagedCheckpoint(f"{folder} is no whole checkpoint: it lacks {missing[0]}")
 
 
 def _read(uri: str) -> tuple[io.BytesIO, bytes | None]:
@@ -221,7 +227,14 @@ def open_checkpoint(uri: str) -> Checkpoint:
     Raises:
         UserError: there is none, or none that is whole.
     """
-    if uri.endswith(".pt") or (not is_remote(uri) and Path(uri).is_file()):
+    checkpoint = _find(uri)
+    warn_of_other_versions(checkpoint.content, checkpoint.uri)
+    return checkpoint
+
+
+def _find(uri: str) -> Checkpoint:
+    is_file = not is_remote(uri) and Path(uri).is_file()
+    if uri.endswith(".pt") or is_file or _FOLDER.fullmatch(uri):
         return read_checkpoint(uri)
     folders = [uri, f"{uri.rstrip('/')}/checkpoints"]
     recipe_file = Path(uri) / "recipe.yaml"
@@ -232,4 +245,4 @@ def open_checkpoint(uri: str) -> Checkpoint:
         return newest
     if not is_remote(uri) and not Path(uri).exists():
         raise UserError(f"checkpoint {uri} does not exist")
-    raise UserError(f"{uri} holds no checkpoint (ep<epoch>-ba<batch>.pt)")
+    raise UserError(f"{uri} holds no checkpoint (ep<epoch>-ba<batch>.pt, or a folder of that name)")

@@ -1,12 +1,19 @@
-"""Saves checkpoints on the local disk while training.
+"""Saves checkpoints on the local disk while training goes on.
 
-Composer's own saver leaves a partial file under its final name when the disk is full, and its
-uploader takes the run down with the bucket. Here a save is a local file, whole or not there; what
-carries it into a bucket (``uploads.py``) hangs on ``after_save``.
+Composer's own saver leaves a partial file under its final name when the disk is full, its uploader
+takes the run down with the bucket, and the step waits for both. Here a step waits for a copy of the
+state in memory; a thread writes it, whole or not at all. Shards become a checkpoint between two
+steps, when all ranks have written theirs. What carries it into a bucket (``uploads.py``) hangs on
+``after_save``.
 """
 
+import io
 import shutil
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +24,20 @@ from composer.utils import create_interval_scheduler, dist, reproducibility
 
 from pospre.data.memory import readable
 from pospre.errors import UserError
-from pospre.training.checkpoints.file import CHECKPOINT_NAME, PARTIAL, manifest_of, write_checkpoint
-from pospre.training.ranks import from_rank_zero
+from pospre.training.checkpoints.file import write_checkpoint
+from pospre.training.checkpoints.finding import CHECKPOINT_NAME, incomplete, remove
+from pospre.training.checkpoints.sharded import (
+    Shard,
+    shard,
+    sharded_state,
+    write_manifest,
+    write_shards,
+)
+from pospre.training.checkpoints.staging import Staging
+from pospre.training.checkpoints.versions import versions
+from pospre.training.ranks import from_rank_zero, on_every_rank
+
+_WRITTEN, _WRITING, _FAILED = range(3)
 
 
 class CheckpointSaver(Callback):
@@ -27,38 +46,69 @@ class CheckpointSaver(Callback):
     Content and names are those of Composer's saver, whose name it bears because Composer stores
     the state of callbacks by class: old checkpoints load here, and these there.
 
+    One save is written at a time: the next one, the end of training and whoever calls ``wait``
+    wait for it. One that fails ends the run, on all ranks after the next step.
+
     Args:
         folder: local folder of the checkpoints.
         interval: between two saves, such as ``1ep`` or ``100ba``.
         keep: files to keep; -1 keeps all. The oldest go, and only once a newer one is whole.
         earlier: checkpoints of an earlier start, oldest first; they count for ``keep``.
+        sharded: let every rank write its part, into a folder, instead of the first one a file.
 
     Attributes:
         before_save: called on every rank with the state before anything is written; one that
             raises stops the save.
-        after_save: called on rank 0 with the path of every new checkpoint.
+        after_save: called on rank 0 with the path of every new checkpoint, mostly in the thread
+            that writes.
+        after_shards: called on every rank, between two steps, with the path of a new checkpoint
+            and the files of it that this rank has written.
     """
 
     def __init__(
-        self, folder: Path, *, interval: str, keep: int, earlier: Sequence[Path] = ()
+        self,
+        folder: Path,
+        *,
+        interval: str,
+        keep: int,
+        earlier: Sequence[Path] = (),
+        sharded: bool = False,
     ) -> None:
         self.folder = folder.absolute()
         self.keep = keep
+        self.sharded = sharded
         self.before_save: list[Callable[[State], None]] = []
         self.after_save: list[Callable[[Path], None]] = []
+        self.after_shards: list[Callable[[Path, list[Path]], None]] = []
         self._kept = list(earlier)
         self._is_due = create_interval_scheduler(interval)
         self._last_batch = 0
+        self._staging = Staging()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writing: Future[list[Shard]] | None = None
+        self._path = self.folder
+        self._shared: tuple[torch.Tensor, Any] | None = None
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Start from the checkpoint that is loaded; remove what killed saves left."""
         self._last_batch = state.timestamp.batch.value
-        if dist.get_global_rank() == 0:
-            for partial in self.folder.glob(f"ep*-ba*{PARTIAL}"):
-                partial.unlink(missing_ok=True)
+        remains = from_rank_zero(lambda: incomplete(self.folder))
+        if dist.get_local_rank() == 0:
+            for name in remains:
+                remove(self.folder / name)
+
+    def batch_start(self, state: State, logger: Logger) -> None:
+        """Begin to compare notes on the save that is being written, beside the step."""
+        if self._writing is not None and dist.get_world_size() > 1:
+            noted = state.device.tensor_to_device(torch.tensor([self._progress()]))
+            maximum = torch.distributed.ReduceOp.MAX
+            work = torch.distributed.all_reduce(noted, op=maximum, async_op=True)
+            self._shared = noted, work
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
-        """Save in the middle of an epoch, when it is time."""
+        """Raise what a save has failed of; save in the middle of an epoch, when it is time."""
+        if self._writing is not None and self._progress_of_all() != _WRITING:
+            self.wait()
         if self._is_due(state, Event.BATCH_CHECKPOINT):
             self.save(state)
 
@@ -67,40 +117,108 @@ class CheckpointSaver(Callback):
         if self._is_due(state, Event.EPOCH_CHECKPOINT):
             self.save(state)
 
+    def fit_end(self, state: State, logger: Logger) -> None:
+        """Let the last checkpoint be whole when training ends."""
+        self.wait()
+
+    def close(self, state: State, logger: Logger) -> None:
+        """Let what is being written be finished, also where training ends with an error."""
+        self._thread.shutdown()
+        failure = None if self._writing is None else self._writing.exception()
+        if failure is not None:
+            print(f"warning: {failure}", file=sys.stderr)
+
     def save(self, state: State) -> None:
-        """Save now, on all ranks together; nothing happens where this step is saved already.
+        """Save this step, on all ranks together; nothing happens where it is saved already.
 
         Raises:
-            UserError: the file cannot be written. The earlier checkpoints are as they were.
+            UserError: the save before cannot be written. The earlier checkpoints are as they were.
         """
         time = state.timestamp
         if time.batch.value == self._last_batch:
             return
+        self.wait()
         for check in self.before_save:
             check(state)
         torch.cuda.empty_cache()  # room for what both gather from all ranks
-        content: dict[str, Any] = {
-            "state": state.state_dict(),
-            "rng": reproducibility.get_rng_state(),
-        }
+        with sharded_state(state) if self.sharded else nullcontext():
+            content: dict[str, Any] = {
+                "state": state.state_dict(),
+                "rng": reproducibility.get_rng_state(),
+                "versions": versions(),
+            }
         name = CHECKPOINT_NAME.format(epoch=time.epoch.value, batch=time.batch.value)
-        from_rank_zero(lambda: self._write(content, self.folder / name))
+        self._path = self.folder / (name if self.sharded else f"{name}.pt")
+        if self.sharded:
+            self._writing = self._thread.submit(self._write_shards, shard(content), self._path)
+        elif dist.get_global_rank() == 0:
+            staged = self._staging.copy(content)
+            self._writing = self._thread.submit(self._write_whole, staged, self._path)
+        else:
+            self._writing = self._thread.submit(list)
         self._last_batch = time.batch.value
 
-    def _write(self, content: dict[str, Any], path: Path) -> None:
-        """Write a checkpoint and remove the oldest."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+    def wait(self) -> None:
+        """Wait, on all ranks together, until what was saved is whole on the disk.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        if self._writing is None:
+            return
+        writing, self._writing = self._writing, None
+        shards, path = on_every_rank(writing.result), self._path
+        if self.sharded:
+            from_rank_zero(lambda: self._write_manifest([*chain(*shards)], path))
+            self._finish(path)
+            for hook in self.after_shards:
+                hook(path, [path / part.file for part in shards[dist.get_global_rank()]])
+
+    def _progress(self) -> int:
+        assert self._writing is not None
+        if not self._writing.done():
+            return _WRITING
+        return _FAILED if self._writing.exception() else _WRITTEN
+
+    def _progress_of_all(self) -> int:
+        """Return what all ranks knew when this step began, or one rank knows now."""
+        if self._shared is None:
+            return _WRITING if dist.get_world_size() > 1 else self._progress()
+        (noted, work), self._shared = self._shared, None
+        work.wait()
+        return int(noted.item())
+
+    def _write_whole(self, content: dict[str, Any], path: Path) -> list[Shard]:
+        with self._explained(path):
             write_checkpoint(content, path)
-        except OSError as error:
-            raise UserError(self._explain(error, path)) from error
+        self._finish(path)
+        return []
+
+    def _write_shards(self, files: dict[str, io.BytesIO], path: Path) -> list[Shard]:
+        with self._explained(path):
+            return write_shards(files, path)
+
+    def _write_manifest(self, shards: list[Shard], path: Path) -> None:
+        with self._explained(path):
+            write_manifest(path, shards, versions())
+
+    def _finish(self, path: Path) -> None:
+        """Remove the oldest, once for each node, which may have a disk of its own; say it."""
         self._kept = [*(old for old in self._kept if old != path), path]
         while len(self._kept) > self.keep > 0:
             oldest = self._kept.pop(0)
-            manifest_of(oldest).unlink(missing_ok=True)
-            oldest.unlink(missing_ok=True)
-        for hook in self.after_save:
+            if dist.get_local_rank() == 0:
+                remove(oldest)
+        for hook in self.after_save if dist.get_global_rank() == 0 else ():
             hook(path)
+
+    @contextmanager
+    def _explained(self, path: Path) -> Iterator[None]:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            yield
+        except OSError as error:
+            raise UserError(self._explain(error, path)) from error
 
     def _explain(self, error: OSError, path: Path) -> str:
         place = next(place for place in (self.folder, *self.folder.parents) if place.exists())

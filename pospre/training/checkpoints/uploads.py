@@ -5,17 +5,24 @@ the bucket is away for a minute. Here the checkpoint lies on the local disk firs
 carries the newest one up, for as long as that takes, and no step waits for it.
 """
 
+import contextlib
 import json
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from composer.utils import dist
 
 from pospre.errors import UserError
 from pospre.object_store import Bucket, s3_patience
 from pospre.training.checkpoints.file import manifest_of
+from pospre.training.checkpoints.finding import remove_oldest
+from pospre.training.checkpoints.sharded import read_manifest
 from pospre.training.lease import check_held
+from pospre.training.ranks import on_every_rank
 
 _NAMES = ("recipe.yaml", "metrics.jsonl", "watch.jsonl", "report.html")
 _FOLDERS = ("evaluation", "bad_steps")
@@ -26,26 +33,38 @@ _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 30.0
 
 
+class _Upload(NamedTuple):
+    """What this rank uploads of a checkpoint."""
+
+    checkpoint: Path
+    files: tuple[Path, ...]
+
+
 class Uploads:
     """Uploads the newest checkpoint of a run and its small files, in a thread of its own.
 
-    Where the bucket is slower than the run saves, checkpoints between are left out.
+    Where the bucket is slower than the run saves, checkpoints between are left out. Of shards every
+    rank uploads its own; the first one adds the manifest when it sees all of them in the bucket.
 
     Args:
         run_folder: the run's, with its small files.
         remote: ``s3://`` folder of the run's checkpoints.
+        keep: checkpoints kept there; -1 keeps all. The oldest go, once a newer one is whole there.
     """
 
-    def __init__(self, run_folder: Path, remote: str) -> None:
+    def __init__(self, run_folder: Path, remote: str, *, keep: int = -1) -> None:
         self.run_folder = run_folder
         self.remote = remote
+        self.keep = keep
         self._patience = s3_patience()
         # made once, before training: boto reads megabytes for it and holds Python's lock meanwhile
         self._bucket = Bucket(remote, patience=_TRIES, timeout=_SILENCE)
         self._changed = threading.Condition()
-        self._waiting: Path | None = None
+        self._waiting: _Upload | None = None
+        self._left_out: _Upload | None = None
+        self._leads = dist.get_global_rank() == 0
         self._hurry = False
-        self._failure = ""
+        self._failure, self._warned = "", False
         self._sent, self._most, self._last_progress = 0, 0, 0.0
         self._thread = threading.Thread(target=self._work, name="uploads", daemon=True)
 
@@ -59,13 +78,29 @@ class Uploads:
         if missing is not None:
             print(f"warning: {missing}", file=sys.stderr)
 
-    def offer(self, checkpoint: Path) -> None:
-        """Upload a checkpoint file as soon as may be, instead of an older one that still waits."""
+    def offer(self, checkpoint: Path, files: Sequence[Path] = ()) -> None:
+        """Upload a checkpoint as soon as may be, instead of an older one that still waits.
+
+        Args:
+            checkpoint: the file or folder.
+            files: those to upload, by default the checkpoint itself; the manifest goes along.
+        """
         with self._changed:
-            self._waiting = checkpoint
+            self._waiting = _Upload(checkpoint, tuple(files) or (checkpoint,))
             if not self._thread.is_alive():
                 self._thread.start()
             self._changed.notify_all()
+
+    def offer_together(self, checkpoint: Path, files: Sequence[Path]) -> None:
+        """Do the same on all ranks, or on none while one of them is busy with an older one.
+
+        So all carry the same ones up, and none waits for what another has left out.
+        """
+        self._left_out = None
+        if any(on_every_rank(lambda: self._waiting is not None)):
+            self._left_out = _Upload(checkpoint, tuple(files))
+        else:
+            self.offer(checkpoint, files)
 
     def finish(self, at_most: float = float("inf")) -> str | None:
         """Wait until the last checkpoint is up; return what to say where it is not.
@@ -74,13 +109,17 @@ class Uploads:
         ``at_most`` seconds.
         """
         start = time.monotonic()
+        if self._left_out is not None:
+            self.offer(*self._left_out)
+            self._left_out = None
         with self._changed:
             self._hurry = True
             self._changed.notify_all()
-            if not self._changed.wait_for(lambda: self._waiting is None, timeout=2.0):
+            self._changed.wait_for(lambda: self._waiting is None, timeout=2.0)
+            if self._waiting is not None:
                 print(
-                    f"waiting for {self._waiting} to be uploaded to {self.remote} (given up after "
-                    f"{min(self._patience, at_most):g} s without progress)",
+                    f"waiting for {self._waiting.checkpoint} to be uploaded to {self.remote} "
+                    f"(given up after {min(self._patience, at_most):g} s without progress)",
                     flush=True,
                 )
             while self._waiting is not None:
@@ -90,7 +129,7 @@ class Uploads:
                     return (
                         f"the last checkpoint is not in {self.remote}: "
                         f"{self._failure or 'the server does not answer'}. It is whole at "
-                        f"{self._waiting}; give the command again to upload it "
+                        f"{self._waiting.checkpoint}; give the command again to upload it "
                         "(POSPRE_S3_PATIENCE sets for how many seconds that is tried)"
                     )
                 self._changed.wait(left)
@@ -102,10 +141,11 @@ class Uploads:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting is not None)
-                checkpoint = self._waiting
-            assert checkpoint is not None
+                upload = self._waiting
+            assert upload is not None
             try:
-                self._upload(checkpoint)
+                self._upload(upload)
+                self._remove_oldest(upload.checkpoint)
             except FileNotFoundError:  # newer ones have pushed it out
                 pass
             except Exception as error:  # whatever it is: the run must not lose its uploads by it
@@ -114,21 +154,63 @@ class Uploads:
                 pause = min(2 * pause, _LONGEST_PAUSE)
                 continue
             pause = _FIRST_PAUSE
-            self._done(checkpoint)
+            self._done(upload)
 
-    def _upload(self, checkpoint: Path) -> None:
+    def _upload(self, upload: _Upload) -> None:
         """Upload the small files, then the checkpoint, and last what says that it is whole."""
         check_held(self.remote)
-        with checkpoint.open("rb") as file:  # that name may go while this is under way
-            manifest = manifest_of(checkpoint)
-            noted = manifest.read_bytes() if manifest.exists() else None
-            mirror_run(self.run_folder, self._bucket)
+        manifest = manifest_of(upload.checkpoint)
+        folder = upload.checkpoint.parent
+        with contextlib.ExitStack() as stack:  # the names may go while this is under way
+            opened = {
+                path.relative_to(folder).as_posix(): stack.enter_context(path.open("rb"))
+                for path in upload.files
+            }
+            noted = manifest.read_bytes() if self._leads and manifest.exists() else None
             self._sent = 0
+            if self._leads:
+                mirror_run(self.run_folder, self._bucket)
             with self._bucket as bucket:
-                bucket.delete(manifest.name)  # of an earlier file of this name
-                bucket.upload(checkpoint.name, file, self._progress)
+                name = manifest.relative_to(folder).as_posix()
+                if self._leads:
+                    bucket.delete(name)  # of an earlier file of this name
+                for key, file in opened.items():
+                    bucket.upload(key, file, self._progress)
                 if noted is not None:
-                    bucket.put(manifest.name, noted)
+                    self._wait_for_others(upload.checkpoint, noted, bucket)
+                    bucket.put(name, noted)
+
+    def _wait_for_others(self, checkpoint: Path, manifest: bytes, bucket: Bucket) -> None:
+        """Wait until what other ranks upload is there.
+
+        Raises:
+            FileNotFoundError: the checkpoint has gone, so the others may have left it out.
+        """
+        expected = {
+            f"{checkpoint.name}/{part.file}": part.bytes
+            for part in (read_manifest(manifest, checkpoint.name) if checkpoint.is_dir() else [])
+        }
+        missing = len(expected)
+        while expected:
+            there = bucket.list(below=True)
+            left = sum(there.get(name) != size for name, size in expected.items())
+            if left == 0:
+                return
+            if left < missing:
+                missing, self._last_progress = left, time.monotonic()
+            self._failure = f"{left} files of other ranks are not there yet"
+            if not checkpoint.is_dir():
+                raise FileNotFoundError(checkpoint)
+            time.sleep(_FIRST_PAUSE)
+
+    def _remove_oldest(self, newest: Path) -> None:
+        if self.keep < 0 or not self._leads:
+            return
+        try:
+            with self._bucket as bucket:
+                remove_oldest(bucket, self.keep, newest.name)
+        except UserError as error:  # what is new is there all the same
+            print(f"warning: old checkpoints stay in {self.remote}: {error}", file=sys.stderr)
 
     def _progress(self, count: int) -> None:
         self._sent += count
@@ -136,13 +218,13 @@ class Uploads:
             self._most, self._last_progress = self._sent, time.monotonic()
 
     def _warn(self, error: Exception) -> None:
-        if not self._failure:
+        if not self._warned:
             print(
                 f"warning: {error}; training goes on, its checkpoints are in "
                 f"{self.run_folder} and are uploaded when the bucket answers again",
                 file=sys.stderr,
             )
-        self._failure = str(error)
+        self._failure, self._warned = str(error), True
 
     def _rest(self, pause: float) -> None:
         """Wait before the next try, not long when somebody waits for it."""
@@ -151,23 +233,35 @@ class Uploads:
             pause = min(pause, 2 * _FIRST_PAUSE) if hurried else pause
             self._changed.wait_for(lambda: self._hurry and not hurried, timeout=pause)
 
-    def _done(self, checkpoint: Path) -> None:
-        if self._failure:
-            print(f"{self.remote} answers again: {checkpoint.name} is there", file=sys.stderr)
+    def _done(self, upload: _Upload) -> None:
+        if self._warned:
+            name = upload.checkpoint.name
+            print(f"{self.remote} answers again: {name} is there", file=sys.stderr)
         with self._changed:
-            self._failure, self._most = "", 0
-            if self._waiting == checkpoint:
+            self._failure, self._warned, self._most = "", False, 0
+            if self._waiting == upload:
                 self._waiting = None
             self._changed.notify_all()
 
 
+def files_of(checkpoint: Path) -> list[Path]:
+    """Return the files of a local checkpoint, but for its manifest."""
+    if not checkpoint.is_dir():
+        return [checkpoint]
+    shards = read_manifest(manifest_of(checkpoint).read_bytes(), str(checkpoint))
+    return [checkpoint / part.file for part in shards]
+
+
 def lacks(remote: str, checkpoint: Path) -> bool:
-    """Tell whether a bucket has not, or not as a whole, what a local checkpoint file holds."""
+    """Tell whether a bucket has not, or not as a whole, what a local checkpoint holds."""
     manifest = manifest_of(checkpoint)
     noted = manifest.read_bytes() if manifest.exists() else None
     with Bucket(remote) as bucket:
-        there = bucket.list().get(checkpoint.name) == checkpoint.stat().st_size
-        return not there or bucket.find(manifest.name) != noted
+        there = bucket.list(below=True)
+        for path in files_of(checkpoint):
+            if there.get(path.relative_to(checkpoint.parent).as_posix()) != path.stat().st_size:
+                return True
+        return bucket.find(manifest.relative_to(checkpoint.parent).as_posix()) != noted
 
 
 def mirror_run(run_folder: Path, remote: Bucket) -> None:

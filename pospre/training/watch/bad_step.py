@@ -14,7 +14,7 @@ from composer.utils import dist
 from pospre.batch import EPOCH, INDEX
 from pospre.model.algorithm import pretrain_model
 from pospre.recipe.recipe import Recipe
-from pospre.training.checkpoints.reading import checkpoints_of
+from pospre.training.checkpoints.finding import checkpoints_of
 from pospre.training.watch.metrics import plain_name
 
 BAD_STEPS = "bad_steps"

@@ -1,6 +1,7 @@
 """Ends a run whose loss or weights are not finite, before they spoil a checkpoint."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -26,11 +27,15 @@ class Divergence(Callback):
     Args:
         recipe: of the run, for advice; None under a Trainer of one's own.
         folder: where the step's samples are written; None: ``bad_steps`` in the run's folder.
+
+    Attributes:
+        before_stop: called on every rank before it is looked up which checkpoint is good.
     """
 
     def __init__(self, recipe: Recipe | None = None, folder: Path | None = None) -> None:
         self.recipe = recipe
         self.folder = folder or (recipe.run_path() if recipe else Path()) / BAD_STEPS
+        self.before_stop: list[Callable[[], None]] = []
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         """Look at the losses of the step that is done; its line is written by now."""
@@ -55,6 +60,8 @@ class Divergence(Callback):
             self._stop(state, f"tensor '{list(tensors)[good.index(0)]}'")
 
     def _stop(self, state: State, what: str) -> None:
+        for hook in self.before_stop:
+            hook()
         step = state.timestamp.batch.value
         noted = note_step(state, self.folder, self.recipe)
         start = f"training diverged: after step {step} not finite: {what}."

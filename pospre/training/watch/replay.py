@@ -16,12 +16,8 @@ from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import Recipe, recorded_recipe
 from pospre.recipe.sections import Callbacks, Loggers
 from pospre.training.checkpoints.file import DamagedCheckpoint
-from pospre.training.checkpoints.reading import (
-    Checkpoint,
-    checkpoint_folders,
-    checkpoints_in,
-    read_checkpoint,
-)
+from pospre.training.checkpoints.finding import checkpoint_folders, checkpoints_in
+from pospre.training.checkpoints.reading import Checkpoint, read_checkpoint
 from pospre.training.components import build_components
 from pospre.training.start import load_weights
 from pospre.training.trainer import build_trainer

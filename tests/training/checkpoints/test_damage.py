@@ -1,5 +1,6 @@
 """Damaged, swapped and malicious checkpoints: named, passed over, never executed, never step 0."""
 
+import hashlib
 import json
 import os
 import pickle
@@ -15,6 +16,7 @@ import torch
 from pospre.errors import UserError
 from pospre.training.checkpoints import reading as checkpoint_reading
 from pospre.training.checkpoints.content import load_model
+from pospre.training.checkpoints.file import write_checkpoint
 from pospre.training.checkpoints.reading import open_newest, read_checkpoint
 from tests.training.tiny_runs import curve
 
@@ -118,6 +120,33 @@ def spoil(path: Path, kind: str, proof: Path) -> None:
         torch.save({"state": Payload(proof)}, path)
     else:
         path.write_bytes(content[: len(content) // 2] if kind == "cut" else b"")
+
+
+@pytest.mark.parametrize("has_manifest", [True, False])
+@pytest.mark.parametrize("form", ["zip", "legacy", "plain"])
+def test_no_form_of_pickle_is_executed(
+    form: str, has_manifest: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    good, path, proof = tmp_path / "ep0-ba2.pt", tmp_path / "ep1-ba4.pt", tmp_path / "executed"
+    write_checkpoint({"state": {"callbacks": {"RecipeRecord": {}}}}, good)
+    content = {"state": {"callbacks": {"RecipeRecord": Payload(proof)}}}
+    if form == "plain":
+        path.write_bytes(pickle.dumps(content))
+    else:
+        torch.save(content, path, _use_new_zipfile_serialization=form == "zip")
+    if has_manifest:  # whoever swaps the file can swap this as well
+        noted = {"bytes": 0, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+        path.with_suffix(".json").write_text(json.dumps(noted))
+    newest = open_newest([str(tmp_path)])
+    assert newest is not None and newest.uri == str(good)
+    said = capfd.readouterr().err
+    assert f"warning: {path} is" in said and "weights_only" not in said
+    assert not proof.exists()
+    if form == "plain":
+        pickle.loads(path.read_bytes())
+    else:
+        torch.load(path, weights_only=False)
+    assert proof.exists()  # it would have been
 
 
 def everything(folder: Path) -> dict[Path, bytes]:

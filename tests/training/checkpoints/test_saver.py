@@ -1,10 +1,13 @@
 """Saving: whole or not at all, once for each step, and never at the cost of what is there."""
 
+import concurrent.futures
 import contextlib
 import json
 import resource
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +20,13 @@ from composer.loggers import Logger
 from pospre.errors import UserError
 from pospre.training import trainer
 from pospre.training.checkpoints import file as checkpoint_file
+from pospre.training.checkpoints import saver as checkpoint_saver
 from pospre.training.checkpoints.file import manifest_of, write_checkpoint
-from pospre.training.checkpoints.reading import open_newest
+from pospre.training.checkpoints.reading import open_newest, read_checkpoint
 from pospre.training.checkpoints.saver import CheckpointSaver
+from pospre.training.checkpoints.staging import Staging
 from tests.processes import finished
-from tests.training.tiny_runs import curve, environment
+from tests.training.tiny_runs import curve, environment, flat
 
 Run = Callable[..., tuple[int, str]]
 OPTIONS = ("trainer.max_duration=6ba", "trainer.save_interval=2ba")
@@ -120,7 +125,7 @@ def test_the_manifest_of_an_older_file_never_belies_a_newer_one(
     def killed(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoint_file, "_write_whole", killed)
+    monkeypatch.setattr(checkpoint_file, "write_whole", killed)
     with pytest.raises(KeyboardInterrupt):
         write_checkpoint({**CONTENT, "rng": 2}, path)
     newest = open_newest([str(tmp_path)])
@@ -170,3 +175,79 @@ def test_a_save_can_be_vetoed(
     folder = tmp_path / "runs" / "tiny" / "checkpoints"
     assert {path.name for path in folder.glob("*.pt")} == {"ep0-ba1.pt", "ep0-ba2.pt"}
     assert json.loads((folder / "ep0-ba2.json").read_text())["file"] == "ep0-ba2.pt"
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(
+    tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(tiny, *OPTIONS, "run_name=whole")[0] == 0
+    trained = threading.Event()
+
+    def slow(content: Any, path: Path) -> None:
+        assert path.name != "ep0-ba2.pt" or trained.wait(30)
+        write_checkpoint(content, path)
+
+    class Watching(CheckpointSaver):
+        def batch_end(self, state: State, logger: Logger) -> None:
+            if state.timestamp.batch == 3:
+                trained.set()
+
+    monkeypatch.setattr(checkpoint_saver, "write_checkpoint", slow)
+    monkeypatch.setattr(trainer, "CheckpointSaver", Watching)
+    assert run(tiny, *OPTIONS)[0] == 0
+    for name in ("ep0-ba2.pt", "ep1-ba4.pt", "ep1-ba6.pt"):  # the step's state, not a later one
+        ours, theirs = (
+            read_checkpoint(str(tmp_path / "runs" / run_name / "checkpoints" / name)).content
+            for run_name in ("tiny", "whole")
+        )
+        assert flat(ours["state"]["model"]) == flat(theirs["state"]["model"])
+        assert flat(ours["state"]["optimizers"]) == flat(theirs["state"]["optimizers"])
+        assert flat(ours["rng"][0]["torch"]) == flat(theirs["rng"][0]["torch"])
+
+
+def test_a_save_that_fails_is_raised_after_the_next_step(
+    tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    class Patient(CheckpointSaver):
+        def batch_end(self, state: State, logger: Logger) -> None:
+            concurrent.futures.wait([self._writing] if self._writing else [])
+
+    monkeypatch.setattr(checkpoint_saver, "write_checkpoint", full)
+    monkeypatch.setattr(trainer, "CheckpointSaver", Patient)
+    code, said = run(tiny, *OPTIONS)
+    folder = tmp_path / "runs" / "tiny"
+    assert code == 2 and "Traceback" not in said
+    assert f"{folder}/checkpoints/ep0-ba2.pt cannot be written: No space left on device" in said
+    assert "it goes on from the start" in said and said.count("cannot be written") == 1
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3]
+
+
+def test_what_diverges_names_the_checkpoint_that_is_being_written(
+    tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(content: Any, path: Path) -> None:
+        time.sleep(1)
+        write_checkpoint(content, path)
+
+    monkeypatch.setattr(checkpoint_saver, "write_checkpoint", slow)
+    mae = "algorithms={mae: {decoder_dim: 32, decoder_depth: 1, decoder_heads: 2}}"
+    code, said = run(tiny, mae, "optimizer.base_lr=1.0e30", "trainer.save_interval=2ba")
+    assert code == 2 and "training diverged: after step 3" in said
+    assert f"({tmp_path}/runs/tiny/checkpoints/ep0-ba2.pt, of the step before, gave this" in said
+
+
+def test_a_staged_state_is_a_copy_in_the_same_memory() -> None:
+    staging, weights = Staging(), torch.arange(6.0).reshape(2, 3)
+    state = {"model": {"a": weights, "b": weights.T}, "rest": [1, ("x", weights), None, {2: "y"}]}
+    first = staging.copy(state)
+    memory = first["model"]["a"].data_ptr()
+    weights += 1
+    assert flat(first["model"]["a"]) == [[0, 1, 2], [3, 4, 5]]
+    second = staging.copy({**state, "new": torch.ones(1)})
+    assert flat(second) == flat({**state, "new": torch.ones(1)})
+    assert second["model"]["a"].data_ptr() == memory != weights.data_ptr()
+    assert flat(staging.copy({"model": {"a": torch.ones(7)}})) == {"model": {"a": [1] * 7}}

@@ -118,6 +118,36 @@ def test_a_checkpoint_that_has_gone_holds_nobody_up(server: FlakyS3, tmp_path: P
     assert uploads.finish() is None and names(server) == []
 
 
+def test_the_oldest_go_once_a_newer_one_is_whole(
+    server: FlakyS3, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    s3 = client(server)
+    for name in ("ep0-ba1.pt", "ep0-ba10.pt", "ep0-ba10.json", "ep9-ba99.pt", "metrics.jsonl"):
+        s3.put_object(Bucket="bucket", Key=f"runs/tiny/{name}", Body=b"of earlier starts")
+    path = checkpoint(tmp_path, 11)
+    uploads = Uploads(tmp_path, REMOTE, keep=2)
+    server.mute = "ep0-ba11.json"  # the bytes are up, what says that they are whole is not
+    uploads.offer(path)
+    wait_for(lambda: any(place.endswith("ep0-ba11.json") for place in server.writes))
+    assert {"ep0-ba1.pt", "ep0-ba10.pt", "ep0-ba10.json", "ep0-ba11.pt"} <= set(names(server))
+    server.mute = None
+    assert uploads.finish() is None
+    kept = ["ep0-ba10.json", "ep0-ba10.pt", "ep0-ba11.json", "ep0-ba11.pt", "ep9-ba99.pt"]
+    assert names(server) == [*kept, "metrics.jsonl"]
+    # in the order in which nothing is ever without what says that it is whole
+    server.deletes.clear()
+    uploads.offer(checkpoint(tmp_path, 12))
+    assert uploads.finish() is None
+    assert server.deletes == ["ep0-ba12.json", "ep0-ba10.json", "ep0-ba10.pt"]
+    assert "warning" not in capfd.readouterr().err
+    # a bucket from which nothing may be deleted is no reason to do without the new one
+    server.forbids_deletes = "ep0-ba11"
+    uploads.offer(checkpoint(tmp_path, 13))
+    assert uploads.finish() is None
+    assert {"ep0-ba11.pt", "ep0-ba11.json", "ep0-ba13.pt", "ep0-ba13.json"} <= set(names(server))
+    assert f"warning: old checkpoints stay in {REMOTE}" in capfd.readouterr().err
+
+
 def wait_for(condition: Callable[[], Any]) -> None:
     give_up = time.monotonic() + 30
     while not condition():
@@ -168,6 +198,25 @@ def test_an_outage_does_not_end_a_run(
     assert code == 0 and said.count("warning:") == 1, said
     assert f"{REMOTE} answers again: ep1-ba6.pt is there" in said
     assert {"ep1-ba6.pt", "ep1-ba6.json"} <= set(names(server))
+
+
+def test_a_bucket_that_vanishes_costs_nothing(
+    server: FlakyS3, tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3 = client(server)
+    gone = "trainer.save_folder=s3://vanishing/runs/tiny"
+    s3.create_bucket(Bucket="vanishing")
+    monkeypatch.setattr(
+        "pospre.training.run.check_writable", lambda _: s3.delete_bucket(Bucket="vanishing")
+    )
+    monkeypatch.setattr("pospre.training.run.checkpoint_folders", lambda recipe: [])
+    monkeypatch.setenv("POSPRE_S3_PATIENCE", "1")
+    code, said = run(tiny, *OPTIONS, gone)
+    folder = tmp_path / "runs" / "tiny"
+    assert code == 2 and "Traceback" not in said, said
+    assert "warning: bucket 'vanishing' does not exist" in said and "training goes on" in said
+    assert f"It is whole at {folder}/checkpoints/ep1-ba6.pt; give the command again" in said
+    assert [step for step, *_ in curve(folder)] == [1, 2, 3, 4, 5, 6]
 
 
 def as_if_killed(s3: Any, run_folder: Path) -> None:

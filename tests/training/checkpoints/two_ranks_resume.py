@@ -1,4 +1,4 @@
-"""Run by ``composer -n 2``: a run that goes on from the disk, from a bucket, and that must not.
+"""Run by ``composer -n 2``: a full disk, and a run that goes on from the disk and from a bucket.
 
 In the end the second rank sees another file than the first; the exit code is that of this start.
 """
@@ -7,13 +7,15 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import boto3
+import pytest
 from composer.utils import dist
 
-from pospre.errors import run_command
+from pospre.errors import UserError, run_command
 from pospre.train import main
-from pospre.training.checkpoints import reading
+from pospre.training.checkpoints import reading, saver
 from tests.training.tiny_runs import curve
 
 RECIPE, RUNS, *OPTIONS = sys.argv[1:]
@@ -46,7 +48,16 @@ def as_if_killed(*, disk_lost: bool = False) -> None:
     dist.barrier()
 
 
+def full(*_: Any) -> None:
+    """Stand for the disk of the first rank, which alone writes."""
+    raise OSError(28, "No space left on device")
+
+
 if __name__ == "__main__":
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(saver, "write_checkpoint", full)
+        with pytest.raises(UserError, match=r"ep0-ba2.pt cannot be written: No space left"):
+            main([RECIPE, *OPTIONS, "run_name=full"])
     assert train() == 0
     copy(FOLDER.parent, Path(RUNS) / "whole")
     whole = curve(FOLDER.parent)
@@ -59,5 +70,7 @@ if __name__ == "__main__":
     copy(Path(RUNS) / "whole", FOLDER.parent)
     as_if_killed()
     read_same = reading._read_same
-    reading._read_same = lambda path, *noted: read_same(path.with_name("ep0-ba2.pt"), *noted)
+    reading._read_same = lambda place, *noted: read_same(
+        str(Path(place).with_name("ep0-ba2.pt")), *noted
+    )
     sys.exit(train())

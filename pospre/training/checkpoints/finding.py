@@ -1,0 +1,99 @@
+"""Which checkpoints there are, on the disk and in the bucket, and removing old ones."""
+
+import re
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+from pospre.object_store import Bucket, is_remote
+from pospre.recipe.recipe import Recipe
+from pospre.training.checkpoints.file import PARTIAL, manifest_of
+
+CHECKPOINT_NAME = "ep{epoch}-ba{batch}"
+_NAME = re.compile(r"(ep(\d+)-ba(\d+))(\.pt|/manifest\.json)")
+
+
+class Found(NamedTuple):
+    """A checkpoint by progress: the greater, the newer; a local one before the same on S3."""
+
+    batch: int
+    epoch: int
+    is_local: bool
+    uri: str
+
+
+def checkpoint_folders(recipe: Recipe) -> list[str]:
+    """Return the folders of a run's checkpoints: on this machine and, if it has one, its bucket."""
+    return list(dict.fromkeys([str(recipe.local_checkpoints()), recipe.checkpoint_folder()]))
+
+
+def checkpoints_in(*folders: str) -> list[Found]:
+    """Return the checkpoints of local or ``s3://`` folders, newest first."""
+    found = []
+    for folder in folders:
+        if is_remote(folder):
+            with Bucket(folder) as bucket:
+                found += _named(list(bucket.list(below=True)), folder)
+        else:
+            paths = [*Path(folder).glob("*.pt"), *Path(folder).glob("*/manifest.json")]
+            found += _named([path.relative_to(folder).as_posix() for path in paths], folder)
+    return sorted(found, reverse=True)
+
+
+def _named(names: list[str], folder: str) -> list[Found]:
+    found = []
+    for match in filter(None, map(_NAME.fullmatch, names)):
+        uri = f"{folder.rstrip('/')}/{match[1]}{'.pt' if match[4] == '.pt' else ''}"
+        found.append(Found(int(match[3]), int(match[2]), not is_remote(folder), uri))
+    return found
+
+
+def checkpoints_of(recipe: Recipe) -> list[Found]:
+    """Return the checkpoints of a run, wherever they are, newest first."""
+    return checkpoints_in(*checkpoint_folders(recipe))
+
+
+def remove_checkpoints(folder: str) -> None:
+    """Delete the checkpoints of a local or ``s3://`` folder."""
+    if is_remote(folder):
+        with Bucket(folder) as bucket:
+            remove_oldest(bucket, 0)
+        return
+    for found in checkpoints_in(folder):
+        remove(Path(found.uri))
+
+
+def incomplete(folder: Path) -> list[str]:
+    """Return the names of what killed saves have left in a local folder."""
+    paths = [path for path in folder.glob("ep*-ba*") if path.is_dir()]
+    shards = [path for path in paths if not manifest_of(path).exists()]
+    return [path.name for path in [*shards, *folder.glob(f"ep*-ba*{PARTIAL}")]]
+
+
+def remove(path: Path) -> None:
+    """Delete a local checkpoint, or what there is of it: its manifest first."""
+    if path.is_dir():
+        manifest_of(path).unlink(missing_ok=True)
+        shutil.rmtree(path, ignore_errors=True)  # other nodes may be at it
+    else:
+        path.with_suffix(".json").unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+
+
+def remove_oldest(bucket: Bucket, keep: int, newest: str | None = None) -> None:
+    """Delete the oldest checkpoints of a bucket's folder, each after its manifest.
+
+    Args:
+        bucket: of the folder; in use.
+        keep: how many stay.
+        newest: the name of the one that counts as the newest; what is further stays as well.
+    """
+    objects = list(bucket.list(below=True))
+    found = sorted(_named(objects, bucket.uri), reverse=True)
+    names = [Path(checkpoint.uri).name for checkpoint in found]
+    for name in names[(names.index(newest) if newest else 0) + keep :]:
+        manifest = str(manifest_of(Path(name)))
+        bucket.delete(manifest)
+        for part in objects:
+            if part != manifest and (part == name or part.startswith(f"{name}/")):
+                bucket.delete(part)

@@ -1,0 +1,68 @@
+"""What a step waits for at a save: ``PYTHONPATH=. python tests/benchmarks/bench_saves.py``.
+
+The state of MAE with AdamW is copied, as a step does it now, and written with its hash, as a step
+once did and a thread does now; the same with shards, where the step makes the files in memory.
+Another encoder than vits16 is an argument.
+"""
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import pospre
+from pospre.training.checkpoints.file import write_checkpoint
+from pospre.training.checkpoints.sharded import shard, write_shards
+from pospre.training.checkpoints.staging import Staging
+
+_ROUNDS = 4
+
+
+def main() -> int:
+    """Print the seconds of each part, of the clock and of the processor, round by round."""
+    content = state(sys.argv[1] if len(sys.argv) > 1 else "vits16")
+    staging = Staging()
+    for number in range(_ROUNDS):
+        with tempfile.TemporaryDirectory() as folder:
+            print(f"round {number}: {measure(content, staging, Path(folder))}", flush=True)
+    return 0
+
+
+def measure(content: dict[str, Any], staging: Staging, folder: Path) -> str:
+    """Return what one save takes, as a file and in shards."""
+    whole, shards = folder / "ep0-ba1.pt", folder / "ep0-ba1"
+    _, write = timed(lambda: write_checkpoint(content, whole))
+    _, copy = timed(lambda: staging.copy(content))
+    files, make = timed(lambda: shard(content))
+    _, write_files = timed(lambda: write_shards(files, shards))
+    return (
+        f"{whole.stat().st_size / 1e6:.0f} MB: write {write}; copy {copy}; make shards {make}; "
+        f"write shards {write_files}"
+    )
+
+
+def state(encoder: str) -> dict[str, Any]:
+    """Return what a checkpoint of MAE with AdamW holds."""
+    model = pospre.PretrainModel(pospre.build_encoder(encoder), seed=0)
+    pospre.attach(model, "mae")
+    moments = {
+        name: {"exp_avg": torch.randn_like(weights), "exp_avg_sq": torch.rand_like(weights)}
+        for name, weights in model.named_parameters()
+    }
+    return {"state": {"model": model.state_dict(), "optimizers": {"AdamW": {"state": moments}}}}
+
+
+def timed(work: Callable[[], Any]) -> tuple[Any, str]:
+    """Return a result, and how long it took."""
+    start = time.perf_counter(), time.process_time()
+    result = work()
+    clock, processor = time.perf_counter() - start[0], time.process_time() - start[1]
+    return result, f"{clock:.2f} s ({processor:.2f})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
