@@ -10,7 +10,7 @@ whole.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from pospre.data.buffers import BatchMemory
 from pospre.data.cores import default_workers, one_thread, thread_pool
 from pospre.data.opening import open_reader
 from pospre.data.options import LoaderOptions
-from pospre.data.order import epoch_order, rank_samples
+from pospre.data.order import batch_rows, rank_samples
 from pospre.data.timing import LoaderTiming, Stopwatch
 from pospre.data.views.plan import ViewGroup, plan_views
 from pospre.errors import UserError
@@ -49,6 +49,8 @@ def build_loader(
     world_size: int = 1,
     order: str = "random",
     window: int = 16384,
+    lanes: int = 1,
+    nodes: int = 1,
     bad_samples: str = "fail",
     tolerance: float = 1.0,
     pin_memory: bool = True,
@@ -89,6 +91,9 @@ def build_loader(
         order: of a shuffled epoch: ``"random"``, or ``"windows"`` for data that come in parts; see
             ``pospre.data.order``.
         window: samples that are shuffled together in windows.
+        lanes: that a shuffled epoch is dealt to, so that machines with caches of their own need not
+            fetch everything; they divide the batch of all ranks; see ``pospre.data.order``.
+        nodes: machines that the ranks are on, as many on each, one machine's after another's.
         bad_samples: ``"fail"`` stops at a sample that cannot be decoded and names it; ``"skip"``
             warns, counts it and takes the next one in its place.
         tolerance: how much views may differ from the same boxes of the full-size image, RMS in
@@ -113,6 +118,8 @@ def build_loader(
         world_size=world_size,
         order=order,
         window=window,
+        lanes=lanes,
+        nodes=nodes,
         bad_samples=bad_samples,
         tolerance=tolerance,
         pin_memory=pin_memory,
@@ -207,28 +214,35 @@ class ViewLoader(LoaderOptions):
     def epoch(self, epoch: int) -> None:
         self._position = _Position(epoch)
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """Return where the loader is: the epoch, and how many samples of it all ranks were given.
 
-        It holds for any number of ranks, batch size and storage format.
+        It holds for any number of ranks, batch size (a multiple of ``lanes``) and storage format:
+        where the order follows the parts of the data set, it says where these end.
         """
-        return {"epoch": self._position.epoch, "samples": self._position.samples}
+        state = {"epoch": self._position.epoch, "samples": self._position.samples}
+        return {**state, "parts": self.parts.tolist()} if self.follows_parts else state
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on at the sample after those that ``state_dict`` counted, without reading them.
 
         Of an epoch that was given whole, the next iteration gives nothing, and the one after it the
-        next epoch.
+        next epoch. Where the state names parts, their order goes on, whatever this data set's are.
+
+        Raises:
+            UserError: it is of a data set of another size.
         """
+        if self.follows_parts and "parts" in state:
+            self.keep_parts(np.array(state["parts"], dtype=np.int64))
         self._position = _Position(state["epoch"], state["samples"])
 
     def probe(self, num_samples: int = 4) -> None:
-        """Decode a few samples from all over the data set, to find out early that it is damaged.
+        """Decode a few samples from all over what is visited here, to find damage early.
 
         Raises:
             UserError: one of them cannot be used, and bad samples are not skipped; it is named.
         """
-        for index in np.linspace(0, self.num_samples - 1, num_samples).astype(int).tolist():
+        for index in self.spread(num_samples):
             self._filler.check_sample(index)
 
     def __len__(self) -> int:
@@ -245,15 +259,11 @@ class ViewLoader(LoaderOptions):
 
     def _batches(self, position: _Position) -> Iterator[Batch]:
         epoch, start, global_size = position.epoch, position.samples, self._global_size
-        order = np.arange(self.num_samples)
-        if self.shuffle:
-            order = epoch_order(self.seed, epoch, self.reader.parts, self.order, self.window)
-        if self.repeats > 1:
-            order = np.repeat(order, self.repeats)[: self.num_samples]
+        order = self.epoch_samples(epoch)
         stop = len(order) - (global_size - 1 if self.drop_last else 0)
         firsts = range(start, stop, global_size)
         coming = order[start : start + len(firsts) * global_size]
-        own = rank_samples(coming, self.rank, self.world_size, self.batch_size)
+        own = rank_samples(coming, self.rank, self.world_size, self.batch_size, self.lanes)
         # the reader is closed first: a thread that waits for a download would not end otherwise
         with thread_pool(self.num_workers) as pool, self._expecting(own, position):
             pending = deque[_Pending]()
@@ -282,10 +292,12 @@ class ViewLoader(LoaderOptions):
     ) -> "_Pending":
         """Draw boxes and flips, lay the batch out, and hand its samples to the threads."""
         watch = Stopwatch()
-        first += self.rank * self.batch_size
-        index = order[first : first + self.batch_size]
+        places = batch_rows(min(self._global_size, len(order) - first), self.lanes)
+        begin = self.rank * self.batch_size
+        visits = first + places[begin : begin + self.batch_size]
+        index = order[visits]
         # a repeat draws as if it were an epoch of its own, masks and colours included
-        epochs = epoch * self.repeats + np.arange(first, first + len(index)) % self.repeats
+        epochs = epoch * self.repeats + visits // self.lanes % self.repeats
         plans = plan_views(self.views, seed=self.seed, epoch=epochs, index=index)
         batch = empty_batch(plans, epochs, index, self.reader, self._memory)
         watch.lap("plan")

@@ -5,6 +5,7 @@ from pathlib import Path
 from pospre.data.decode.deep import Decoding, DeepRange, parse_range
 from pospre.data.stores.description import Noted
 from pospre.data.stores.ffcv import FfcvReader
+from pospre.data.stores.files import odd_file
 from pospre.data.stores.folder import FolderReader
 from pospre.data.stores.mds import MdsReader, is_mds
 from pospre.data.stores.mds_index import INDEX_NAME
@@ -76,6 +77,11 @@ def _open(path: str | Path, cache_dir: str | Path | None, cache_limit: int | Non
     if not path.exists():
         raise UserError(
             f"{path} does not exist; give an image folder, a .beton file or an MDS directory."
+        )
+    odd = odd_file(path)
+    if odd is not None:
+        raise UserError(
+            f"{path} is {odd}; give an image folder, a .beton file or an MDS directory."
         )
     if path.is_file():
         if path.suffix != ".beton":

@@ -1,11 +1,14 @@
 """What a loader is asked for: refused where it cannot be, with what would do."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 
+import numpy as np
+
 from pospre.data.cores import default_workers
-from pospre.data.order import check_order
-from pospre.data.stores.reader import Reader
+from pospre.data.order import Runs, check_order, deal, epoch_order, lanes_of
+from pospre.data.stores.reader import Reader, Visits
 from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError, suggestion
 
@@ -40,6 +43,8 @@ class LoaderOptions:
     world_size: int = 1
     order: str = "random"
     window: int = 16384
+    lanes: int = 1
+    nodes: int = 1
     bad_samples: str = "fail"
     tolerance: float = 1.0
     pin_memory: bool = True
@@ -47,6 +52,8 @@ class LoaderOptions:
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
             raise ValueError(f"rank {self.rank} of {self.world_size}")
+        if self.nodes < 1 or self.world_size % self.nodes:
+            raise ValueError(f"{self.world_size} ranks cannot be shared by {self.nodes} nodes")
         if not self.drop_last and self.world_size > 1:
             raise ValueError("drop_last=False needs world_size=1: ranks would differ in batches")
         if len({group.name for group in self.views}) != len(self.views) or not self.views:
@@ -58,11 +65,104 @@ class LoaderOptions:
         if self.bad_samples not in _BAD_SAMPLES:
             hint = suggestion(self.bad_samples, _BAD_SAMPLES)
             raise UserError(f"bad_samples '{self.bad_samples}' is unknown.{hint}")
-        check_order(self.order, self.window)
+        check_order(self.order, self.window, self.lanes)
+        if self.lanes > 1:
+            self._check_lanes()
+        self.parts = self.reader.parts
         if self.shuffle:
-            self.reader.check_order(self.order, self.window)
+            self.reader.prepare(self._visits())
         if self.reader.features is not None:
             self.views = [_whole_view(group, self.reader) for group in self.views]
+
+    @property
+    def follows_parts(self) -> bool:
+        """Whether the order of the samples depends on how the data set is cut into parts."""
+        return self.shuffle and (self.order == "windows" or self.lanes > 1)
+
+    def keep_parts(self, ends: np.ndarray) -> None:
+        """Go on with the order that another storage of the same samples began.
+
+        Args:
+            ends: of that one's parts, int64, ascending.
+
+        Raises:
+            UserError: it has another number of samples.
+        """
+        if len(ends) == 0 or ends[-1] != len(self.reader):
+            raise UserError(
+                f"{self.reader.address} holds {len(self.reader)} samples, but the loader's state "
+                f"is of {ends[-1] if len(ends) else 0}; give the data set that it is of."
+            )
+        if "://" in self.reader.address and not np.array_equal(ends, self.parts):
+            warnings.warn(
+                f"The order stays that of the {len(ends)} parts that the run began with; "
+                f"{self.reader.address} has {len(self.reader.parts)}, so more may be fetched.",
+                stacklevel=2,
+            )
+        self.parts = ends
+
+    def epoch_samples(self, epoch: int) -> np.ndarray:
+        """Return an epoch's samples in the order in which all ranks together visit them, (N,)."""
+        num_samples = len(self.reader)
+        if not self.shuffle:
+            order = np.arange(num_samples)
+        else:
+            order = epoch_order(self.seed, epoch, self.parts, self.order, self.window, self.lanes)
+        if self.repeats > 1:  # in a row within their lane
+            whole = order[: num_samples - num_samples % self.lanes].reshape(-1, self.lanes)
+            order = np.repeat(whole, self.repeats, axis=0).reshape(-1)[:num_samples]
+        return order
+
+    def spread(self, count: int) -> list[int]:
+        """Return so many samples from all over what this machine's ranks visit."""
+        runs = self._machine_runs()
+        ends = np.cumsum(runs.size)
+        places = np.linspace(0, ends[-1] - 1, count).astype(int)
+        run = np.searchsorted(ends, places, side="right")
+        return (runs.first[run] + runs.size[run] - ends[run] + places).tolist()
+
+    def _machine_lanes(self) -> range:
+        node = self.rank // (self.world_size // self.nodes)
+        return lanes_of(node, self.nodes, self.lanes)
+
+    def _machine_runs(self) -> Runs:
+        runs, lanes = deal(self.seed, self.reader.parts, self.lanes), self._machine_lanes()
+        here = (runs.lane >= lanes.start) & (runs.lane < lanes.stop)
+        return Runs(*(values[here] for values in runs))
+
+    def _check_lanes(self) -> None:
+        if not self.shuffle:
+            raise ValueError("lanes need shuffle=True: the stored order has none")
+        global_size = self.batch_size * self.world_size
+        if global_size % self.lanes:
+            raise UserError(
+                f"data.lanes = {self.lanes} does not divide the batch of {global_size} samples, "
+                "which holds as many of each lane; change one of them."
+            )
+        if "://" not in self.reader.address:
+            return  # nothing is fetched
+        if len(self.reader.parts) < self.lanes:
+            raise UserError(
+                f"data.lanes = {self.lanes}, but {self.reader.address} comes in only "
+                f"{len(self.reader.parts)} shards to deal to them; set fewer lanes."
+            )
+        if self.lanes % self.nodes and self.rank == 0:
+            warnings.warn(
+                f"{self.nodes} machines share data.lanes = {self.lanes}, so some shards are "
+                f"fetched by several: a multiple of {self.nodes} would give each its own.",
+                stacklevel=2,
+            )
+
+    def _visits(self) -> Visits:
+        """Return what the ranks of this machine will visit."""
+        lanes, own = self._machine_lanes(), lanes_of(self.rank, self.world_size, self.lanes)
+        return Visits(
+            order=self.order,
+            window=self.window // self.lanes,
+            lanes=lanes,
+            share=len(own) / len(lanes),
+            parts=np.unique(self._machine_runs().part),
+        )
 
 
 def _whole_view(group: ViewGroup, reader: Reader) -> ViewGroup:

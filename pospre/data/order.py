@@ -14,8 +14,19 @@ windows of that sequence. So
 - a part is needed from its first window to its last. It is fetched once in an epoch as long as the
   cache holds the parts of two windows, that of the last and of the next batch.
 
-Ranks share every batch, so every machine needs the same parts at the same time.
+``lanes`` are for several machines, each with a cache of its own; with one lane all machines need
+the same parts at the same time. The seed deals the parts to L lanes, once for all epochs: in an
+order that it draws, they are cut into L runs of as many samples; so up to L − 1 parts are cut
+through. Within each lane an epoch goes as above, in windows of ``window`` / L. Visit i of the epoch
+is visit i // L of lane i % L: every batch takes as many samples of each lane, and lists them lane
+by lane. So a rank, which has a run of every batch's rows, visits few lanes, in every epoch the
+same. K machines visit L / K lanes each if K divides L, and train on the same batches for every K.
+
+The lanes stay the same, as a machine then finds its own in its cache from the second epoch on; and
+samples of any two parts meet all the same, since every batch holds samples of all lanes.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,7 +38,12 @@ _BLOCK = 1 << 18  # samples at a time: few calls, little memory
 
 
 def epoch_order(
-    seed: int, epoch: int, part_ends: np.ndarray, order: str = "random", window: int = 16384
+    seed: int,
+    epoch: int,
+    part_ends: np.ndarray,
+    order: str = "random",
+    window: int = 16384,
+    lanes: int = 1,
 ) -> np.ndarray:
     """Return the samples in the order in which all ranks together visit them, int64 (N,).
 
@@ -36,18 +52,32 @@ def epoch_order(
         epoch: number of the epoch.
         part_ends: where each part of the data set ends, int64, ascending; the last is N.
         order: ``"random"`` or ``"windows"``.
-        window: samples that are shuffled together in windows.
+        window: samples that are shuffled together in windows, those of all lanes.
+        lanes: that the parts are dealt to.
 
     Raises:
-        UserError: the order is unknown or the window is empty.
+        UserError: the order is unknown, or the window too small.
     """
-    check_order(order, window)
-    if order == "random":
-        return draws.order(seed, epoch, int(part_ends[-1]))
-    return _shuffle_windows(seed, epoch, _shuffle_parts(seed, epoch, part_ends), window)
+    check_order(order, window, lanes)
+    num_samples = int(part_ends[-1])
+    if order == "random" and lanes == 1:
+        return draws.order(seed, epoch, num_samples)
+    runs = deal(seed, part_ends, lanes)
+    sequence = _shuffle_runs(seed, epoch, runs)
+    window = window // lanes if order == "windows" else num_samples
+    samples = np.empty_like(sequence)
+    start = 0
+    for lane in range(lanes):
+        places = samples[lane::lanes]
+        own = sequence[start : start + len(places)]
+        places[:] = _shuffle_windows(seed, epoch, own, window)
+        start += len(places)
+    return samples
 
 
-def rank_samples(samples: np.ndarray, rank: int, world_size: int, batch_size: int) -> np.ndarray:
+def rank_samples(
+    samples: np.ndarray, rank: int, world_size: int, batch_size: int, lanes: int = 1
+) -> np.ndarray:
     """Return those of an epoch's samples that a rank gets, in order: int64.
 
     Args:
@@ -55,28 +85,84 @@ def rank_samples(samples: np.ndarray, rank: int, world_size: int, batch_size: in
         rank: number of the rank.
         world_size: number of ranks.
         batch_size: samples per batch of one rank.
+        lanes: that the parts are dealt to.
     """
-    if world_size == 1:
-        return samples
-    num_batches = len(samples) // (world_size * batch_size)
-    return samples.reshape(num_batches, world_size, batch_size)[:, rank].reshape(-1)
+    global_size = world_size * batch_size
+    whole = len(samples) - len(samples) % global_size
+    rows = batch_rows(global_size, lanes)[rank * batch_size : (rank + 1) * batch_size]
+    own = samples[:whole].reshape(-1, global_size)[:, rows].reshape(-1)
+    rest = samples[whole:]
+    return np.concatenate([own, rest[batch_rows(len(rest), lanes)]])
 
 
-def check_order(order: str, window: int) -> None:
-    """Raise a UserError where there is no such order or window."""
+def batch_rows(size: int, lanes: int) -> np.ndarray:
+    """Return which of a batch's visits its rows hold, int64 (size,): lane by lane."""
+    return np.argsort(np.arange(size) % lanes, kind="stable")
+
+
+class Runs(NamedTuple):
+    """Consecutive samples of a part that lie in one lane; arrays int64 (runs,), lane after lane.
+
+    Attributes:
+        lane: where each lies.
+        part: that it is of.
+        first: its first sample.
+        size: how many samples it has.
+    """
+
+    lane: np.ndarray
+    part: np.ndarray
+    first: np.ndarray
+    size: np.ndarray
+
+
+def deal(seed: int, part_ends: np.ndarray, lanes: int) -> Runs:
+    """Deal the parts of a data set to lanes that differ by a sample at most."""
+    sizes = np.diff(part_ends, prepend=0)
+    parts = np.arange(len(sizes), dtype=np.int64)
+    if lanes > 1:
+        parts = np.argsort(draws.sample_keys(seed, 0, parts, 0, "shuffle/lanes"))
+    ends = np.cumsum(sizes[parts])
+    lane_sizes = [len(range(lane, int(ends[-1]), lanes)) for lane in range(lanes)]
+    lane_ends = np.cumsum(np.array(lane_sizes, dtype=np.int64))
+    cuts = np.union1d(ends, lane_ends)
+    cuts = cuts[cuts > 0]
+    starts = np.concatenate([[0], cuts[:-1]])
+    places = np.searchsorted(ends, starts, side="right")
+    dealt = parts[places]
+    return Runs(
+        lane=np.searchsorted(lane_ends, starts, side="right"),
+        part=dealt,
+        first=part_ends[dealt] - ends[places] + starts,
+        size=cuts - starts,
+    )
+
+
+def lanes_of(number: int, count: int, lanes: int) -> range:
+    """Return the lanes that one of ``count`` equal shares of every batch is of."""
+    return range(number * lanes // count, -(-(number + 1) * lanes // count))
+
+
+def check_order(order: str, window: int, lanes: int) -> None:
+    """Raise a UserError where there is no such order, window, or number of lanes."""
     if order not in ORDERS:
         raise UserError(f"order '{order}' is unknown.{suggestion(order, ORDERS)}")
-    if window < 1:
-        raise UserError(f"window is {window}; it counts samples that are shuffled together, 1 up.")
+    if lanes < 1:
+        raise UserError(f"lanes is {lanes}; the data are dealt to 1 lane or more.")
+    if window < lanes:
+        at_least = f"{lanes} for as many lanes" if lanes > 1 else "1"
+        raise UserError(
+            f"window is {window}; it counts samples that are shuffled together, at least "
+            f"{at_least}."
+        )
 
 
-def _shuffle_parts(seed: int, epoch: int, part_ends: np.ndarray) -> np.ndarray:
-    """Return the samples of all parts, in their own order, the parts in a random one."""
-    sizes = np.diff(part_ends, prepend=0)
-    numbers = np.arange(len(sizes), dtype=np.int64)
-    parts = np.argsort(draws.sample_keys(seed, epoch, numbers, 0, "shuffle/parts"))
-    ends = np.cumsum(sizes[parts])
-    sequence = np.repeat(part_ends[parts] - ends, sizes[parts])
+def _shuffle_runs(seed: int, epoch: int, runs: Runs) -> np.ndarray:
+    """Return the samples of all runs, in their own order, the runs of each lane in a random one."""
+    keys = draws.sample_keys(seed, epoch, runs.part, 0, "shuffle/parts")
+    shuffled = np.lexsort((keys, runs.lane))
+    sizes = runs.size[shuffled]
+    sequence = np.repeat(runs.first[shuffled] - np.cumsum(sizes) + sizes, sizes)
     sequence += np.arange(len(sequence))
     return sequence
 

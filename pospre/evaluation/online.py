@@ -159,8 +159,10 @@ class OnlineEvaluations(Callback):
                 if signals.seen is not None:
                     raise _Told
 
+            figures: dict[str, Any] = {}
             try:
                 results = self._evaluate(entry, snapshot, state, listen)
+                figures = {key: results[key] for key in figures_of(entry.name)}
             except _Told:
                 return signals.seen, {}
             except _FAILURES as error:
@@ -169,8 +171,6 @@ class OnlineEvaluations(Callback):
                     f"on: {error}",
                     file=sys.stderr,
                 )
-                results = {}
-            figures = {key: results.get(key) for key in figures_of(entry.name)}
             return None, {key: value for key, value in figures.items() if value is not None}
 
         told, figures = while_others_wait(work, state.device)

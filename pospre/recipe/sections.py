@@ -87,6 +87,9 @@ class Data(Section):
         default="random", description="windows: for data that come in parts, such as s3:// shards"
     )
     window: int = Field(default=16384, gt=0, description="samples shuffled together in windows")
+    lanes: int = Field(
+        default=1, gt=0, description="K machines that divide it fetch 1/K of s3:// shards each"
+    )
     bad_samples: Literal["fail", "skip"] = Field(
         default="fail", description="skip: warn, count, and take the next sample"
     )

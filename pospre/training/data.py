@@ -20,7 +20,7 @@ from pospre.recipe.values import Size
 
 def build_data(recipe: Recipe, views: Mapping[str, ViewGroup]) -> ViewLoader:
     """Return this rank's loader of ``views``, the recipe's by name."""
-    data, world = recipe.data, dist.get_world_size()
+    data, world, local = recipe.data, dist.get_world_size(), dist.get_local_world_size()
     if data.batch_size % world:
         raise UserError(
             f"data.batch_size = {data.batch_size} is the batch over all ranks and must be a "
@@ -37,6 +37,8 @@ def build_data(recipe: Recipe, views: Mapping[str, ViewGroup]) -> ViewLoader:
         repeats=data.repeats,
         order=data.order,
         window=data.window,
+        lanes=data.lanes,
+        nodes=world // local if world % local == 0 else world,  # an uneven last one: not known
         bad_samples=data.bad_samples,
         tolerance=data.tolerance,
         pin_memory=recipe.trainer.device != "cpu",

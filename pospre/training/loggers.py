@@ -26,6 +26,18 @@ class TensorBoard(TensorboardLogger):
             self.writer.close()
 
 
+class WandB(composer_loggers.WandBLogger):
+    """Composer's, which asks a run for ``get_url()``; since wandb 0.22 it is called ``url``."""
+
+    def init(self, state: State, logger: Logger) -> None:
+        """Start the run."""
+        import wandb
+
+        if not hasattr(wandb.Run, "get_url"):
+            wandb.Run.get_url = lambda run: run.url
+        super().init(state, logger)
+
+
 class _Kind(NamedTuple):
     """A logger's class, its package and how that is installed, and where its key belongs."""
 
@@ -41,11 +53,11 @@ _LOGIN = re.compile(r"://[^/\s]*:[^/\s]*@")  # https://name:password@host
 # versions that Composer's loggers work with and that live with our requirements' protobuf
 _KINDS = {
     "tensorboard": _Kind(TensorBoard, "tensorboard", "tensorboard"),
-    "wandb": _Kind(composer_loggers.WandBLogger, "wandb", "wandb>=0.20,<0.22", "WANDB_API_KEY"),
+    "wandb": _Kind(WandB, "wandb", "wandb>=0.26.1", "WANDB_API_KEY"),
     "mlflow": _Kind(
         composer_loggers.MLFlowLogger,
         "mlflow",
-        "mlflow>=2.14.1",
+        "mlflow>=3.17",
         "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
     ),
     "comet": _Kind(

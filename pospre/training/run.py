@@ -9,6 +9,7 @@ from composer.core import Callback
 from composer.utils import dist
 
 from pospre.data.memory import estimate_memory
+from pospre.data.traffic import describe_traffic
 from pospre.errors import Stopped, UserError
 from pospre.object_store import check_writable, is_remote
 from pospre.recipe.recipe import Recipe
@@ -59,6 +60,9 @@ def train(recipe: Recipe, more_callbacks: Sequence[Callback] = ()) -> bool:
                 f"{recipe.run_name} is already finished ({start and start.uri}); nothing to train"
             )
             return True
+        traffic = describe_traffic(run.loader)
+        if traffic is not None and dist.get_local_rank() == 0:
+            print(traffic, flush=True)
         if memory.is_tight:
             print_once(memory.describe())
         print_once(_describe(run))

@@ -1,6 +1,7 @@
 """The same photographs as an image folder, an MDS directory and a .beton file."""
 
 import contextlib
+import functools
 import io
 from collections.abc import Callable
 from pathlib import Path
@@ -52,6 +53,28 @@ def stored(photos: Path) -> Callable[[str], Path]:
         return target
 
     return path
+
+
+@pytest.fixture(scope="session")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return ``sharded(number, shard_mb)``: so many small pictures in MDS shards.
+
+    The pictures lie beside them, in ``photos``.
+    """
+
+    @functools.cache
+    def make(number: int, shard_mb: float) -> Path:
+        root = tmp_path_factory.mktemp("sharded")
+        (root / "photos").mkdir()
+        for name in range(number):
+            picture(name).resize((24, 24)).save(root / f"photos/{name:03d}.jpg", quality=92)
+        target = root / "mds"
+        command = [str(root / "photos"), str(target), "--format", "mds"]
+        with contextlib.redirect_stdout(io.StringIO()):
+            assert convert.main([*command, "--shard-mb", str(shard_mb)]) == 0
+        return target
+
+    return make
 
 
 @pytest.fixture(params=FORMATS)

@@ -29,6 +29,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from pospre.data.bucket.checks import difference
 from pospre.data.stores.mds_index import FileEntry
 from pospre.errors import UserError
 
@@ -162,6 +163,18 @@ class ShardCache:
         with path.open("rb") as file:
             os.fsync(file.fileno())  # after a power cut it should not be full of zeros
         path.replace(self.file(name))
+
+    def remove_damaged(self, entry: FileEntry, patience: float, stop: threading.Event) -> str:
+        """Compare a shard with its hashes; remove it, and say what is wrong, if it is another."""
+        path = self.file(entry.name)
+        with self.downloading(entry.name, patience, stop):
+            try:
+                problem = difference(path, entry)
+            except FileNotFoundError:  # evicted, or found by another rank before
+                return ""
+            if problem:
+                path.unlink(missing_ok=True)
+            return problem
 
     def touch(self, name: str) -> None:
         """Note that a shard was used just now."""

@@ -13,16 +13,16 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
 from tqdm import tqdm
 
+from pospre.data.bucket.arrival import Arrival, NotNow
 from pospre.data.bucket.cache import ShardCache, allow_many_files
-from pospre.data.bucket.checks import difference, unpack
-from pospre.data.bucket.download import PATIENCE_HINT, Download, Stopped
+from pospre.data.bucket.download import PATIENCE_HINT, Stopped
+from pospre.data.bucket.plan import ReadingPlan
 from pospre.data.stores.mds import Shard, load_shard
 from pospre.data.stores.mds_index import ShardEntry
 from pospre.errors import UserError
@@ -38,24 +38,6 @@ _TICK = 0.1  # seconds: how soon a lock or room that other processes hold is loo
 _GOODBYE = 1.0  # seconds that ``close`` gives the threads; a silent server may hold them longer
 
 
-@dataclass
-class _Coming:
-    """A shard that a thread brings."""
-
-    place: int
-    download: Download
-    thread: threading.Thread | None = None
-    error: Exception | None = None
-    is_over: bool = False
-
-
-class _NotNow(Exception):
-    """Another process is at a shard, or there is no room for it: nor for those after it."""
-
-    def __init__(self, places: Sequence[int]) -> None:
-        self.places = places
-
-
 class Fetcher:
     """The shards of a remote data set, brought to this machine when they are needed.
 
@@ -67,12 +49,14 @@ class Fetcher:
 
     Attributes:
         downloaded: bytes that came over the network for this object.
+        share: of the cache's limit, which this object's plan may take; others fetch, too.
     """
 
     def __init__(
         self, bucket: Bucket, entries: Sequence[ShardEntry], cache: ShardCache, patience: float
     ) -> None:
         self.downloaded = 0
+        self.share = 1.0
         self._bucket = bucket
         self._entries = entries
         self._cache = cache
@@ -88,19 +72,12 @@ class Fetcher:
 
     def _follow(self, places: np.ndarray) -> None:
         """Forget the old plan and what was coming for it."""
+        self._plan = ReadingPlan(places)
         self._stop = threading.Event()
-        self._coming: dict[int, _Coming] = {}
+        self._coming: dict[int, Arrival] = {}
         self._failed: set[int] = set()  # until somebody waits for them
         self._later: set[int] = set()  # there was no room, or another process is at it
         self._retry = np.inf  # when to look at these again
-        found, first, count = np.unique(places, return_index=True, return_counts=True)
-        order = np.argsort(first)
-        self._plan: list[int] = found[order].tolist()
-        self._position = {place: number for number, place in enumerate(self._plan)}
-        self._begun: set[int] = set()  # of the plan: read from, and not for the last time
-        self._next = 0  # what nobody has asked for so far starts here in the plan
-        # reads that are still to come
-        self._left = Counter(dict(zip(self._plan, count[order].tolist(), strict=True)))
 
     def expect(self, places: np.ndarray) -> None:
         """Bring ahead the shards of the samples that will be read, int64 (n,), in this order."""
@@ -158,54 +135,44 @@ class Fetcher:
             if self._looks[place] > _LOOKS:
                 return False
         entry = self._entries[place].raw
-        path = self._cache.file(entry.name)
-        with self._cache.downloading(entry.name, self._patience, self._stop):
-            try:
-                problem = difference(path, entry)
-            except FileNotFoundError:  # evicted, or found by another rank before
-                return True
-            if problem:
-                path.unlink(missing_ok=True)
-                self._here.pop(place, None)
-                warnings.warn(
-                    f"{path} was damaged in the cache ({problem}): it is fetched again from "
-                    f"{self._address(place)}",
-                    stacklevel=2,
-                )
+        problem = self._cache.remove_damaged(entry, self._patience, self._stop)
+        if problem:
+            self._here.pop(place, None)
+            warnings.warn(
+                f"{self._cache.file(entry.name)} was damaged in the cache ({problem}): it is "
+                f"fetched again from {self._address(place)}",
+                stacklevel=2,
+            )
         return True
 
-    # the plan
+    # the plan, and what comes ahead
 
     def _advance(self, place: int) -> None:
         """Note how far in the plan the reading has come."""
         with self._changed:
-            position = self._position.get(place, -1)
-            if position >= self._next or time.monotonic() > self._retry:
-                self._begun.update(self._plan[self._next : position + 1])
-                self._next = max(self._next, position + 1)
+            if self._plan.ask(place) or time.monotonic() > self._retry:
                 self._later.clear()
                 self._fetch_ahead()
 
     def _release(self, place: int) -> None:
         """Let others evict a shard that has been read for the last time."""
         with self._changed:
-            self._left[place] -= 1
-            if self._left[place] > 0:
+            left = self._plan.count_read(place)
+            if left > 0:
                 return
-            self._begun.discard(place)
             self._cache.touch(self._entries[place].raw.name)
             if self._cache.limit is not None:
                 self._here.pop(place, None)
-            if self._left[place] == 0:
+            if left == 0:
                 self._later.clear()
                 self._fetch_ahead()
 
     def _fetch_ahead(self) -> None:
         """Have the next shards of the plan come; the lock is held."""
         self._retry = np.inf
-        room = self._cache.limit or np.inf
-        room -= sum(self._entries[place].raw.size for place in self._begun)
-        for place in self._plan[self._next : self._next + _AHEAD]:
+        room = self.share * (self._cache.limit or np.inf)
+        room -= sum(self._entries[place].raw.size for place in self._plan.begun)
+        for place in self._plan.ahead(_AHEAD):
             room -= self._entries[place].raw.size
             if room < 0 or len(self._coming) >= _AT_ONCE or not self._is_open:
                 return  # what comes without room takes it from what is needed before it
@@ -215,14 +182,53 @@ class Fetcher:
             if not self._cache.holds(self._entries[place].raw):
                 self._fetch(place, urgent=False)
 
-    def _needs(self) -> dict[str, float]:
-        """Tell when shards will be needed: their positions in the plan."""
+    def _fetch(self, place: int, *, urgent: bool) -> Arrival:
+        """Have a shard come; the lock is held."""
+        entry = self._entries[place]
+        self._coming[place] = coming = Arrival(
+            place, entry, self._bucket, self._patience, urgent=urgent, stop=self._stop
+        )
+        coming.start(self._work)
+        return coming
+
+    def _work(self, coming: Arrival) -> None:
+        """Bring a shard, in a thread."""
+        place = coming.place
+        later: Sequence[int] = ()
+        try:
+            self._bring(coming)
+            if self._load(place) is None:  # it was evicted at once
+                later = [place]
+        except Stopped:
+            pass
+        except NotNow as error:
+            later = self._plan.shards if error.no_room else [place]
+        except Exception as error:  # raised by whoever waits for this shard
+            coming.error = error
         with self._changed:
-            return {
-                self._entries[place].raw.name: float(self._position[place])
-                for place, number in self._left.items()
-                if number > 0
-            }
+            coming.is_over = True
+            if self._coming.get(place) is coming:  # the plan is still the same
+                del self._coming[place]
+                if coming.error is not None:
+                    self._failed.add(place)
+                self._later.update(later)
+                self._fetch_ahead()
+                if later:
+                    self._retry = time.monotonic() + _TICK
+            self._changed.notify_all()
+
+    def _bring(self, coming: Arrival) -> None:
+        try:
+            coming.bring(self._cache, self._needs)
+        finally:
+            with self._changed:
+                self.downloaded += coming.received
+
+    def _needs(self) -> dict[str, float]:
+        """Tell when shards will be needed, by their names."""
+        with self._changed:
+            needs = self._plan.needs()
+        return {self._entries[place].raw.name: need for place, need in needs.items()}
 
     # those who read
 
@@ -232,7 +238,7 @@ class Fetcher:
         if shard is not None:
             return shard
         start = time.monotonic()
-        coming: _Coming | None = None
+        coming: Arrival | None = None
         with self._changed, self._line(place) as line:
             while (shard := self._here.get(place)) is None:
                 self._check(place, coming, time.monotonic() - start)
@@ -245,7 +251,7 @@ class Fetcher:
                 line.update(coming.download.done - line.n)
             return shard
 
-    def _check(self, place: int, coming: _Coming | None, seconds: float) -> None:
+    def _check(self, place: int, coming: Arrival | None, seconds: float) -> None:
         """Raise an error if there is nothing more to wait for."""
         error = None if coming is None else coming.error
         if error is not None and not isinstance(error, UserError):
@@ -294,87 +300,6 @@ class Fetcher:
         with self._changed:
             self._here[place] = shard = replace(shard, file=file)
         return shard
-
-    # the threads
-
-    def _fetch(self, place: int, *, urgent: bool) -> _Coming:
-        """Have a shard come; the lock is held.
-
-        What is not ``urgent`` is left where another process is at it, or where there is no room.
-        """
-        coming = _Coming(place, Download(self._bucket, self._entries[place].stored.name))
-        coming.thread = threading.Thread(
-            target=self._work,
-            args=(coming, urgent, self._stop),
-            daemon=True,
-            name=f"pospre-fetch-{place}",
-        )
-        self._coming[place] = coming
-        coming.thread.start()
-        return coming
-
-    def _work(self, coming: _Coming, urgent: bool, stop: threading.Event) -> None:
-        place = coming.place
-        later: Sequence[int] = ()
-        try:
-            self._bring(coming, urgent, stop)
-            if self._load(place) is None:  # it was evicted at once
-                later = [place]
-        except Stopped:
-            pass
-        except _NotNow as error:
-            later = error.places
-        except Exception as error:  # raised by whoever waits for this shard
-            coming.error = error
-        with self._changed:
-            coming.is_over = True
-            if self._coming.get(place) is coming:  # the plan is still the same
-                del self._coming[place]
-                if coming.error is not None:
-                    self._failed.add(place)
-                self._later.update(later)
-                self._fetch_ahead()
-                if later:
-                    self._retry = time.monotonic() + _TICK
-            self._changed.notify_all()
-
-    def _bring(self, coming: _Coming, urgent: bool, stop: threading.Event) -> None:
-        """Make a shard lie in the cache, whole."""
-        entry = self._entries[coming.place]
-        name, size = entry.raw.name, max(entry.raw.size, entry.stored.size)
-        patience = self._patience if urgent else 0
-        with self._cache.downloading(name, patience, stop) as is_mine:
-            if not is_mine and urgent and not stop.is_set():
-                raise UserError(f"another process has been downloading it for {patience:.0f} s")
-            if not is_mine:
-                raise _NotNow([coming.place])
-            if self._cache.holds(entry.raw):
-                return
-            for _ in range(2):
-                with self._cache.incoming(name, size, self._needs, urgent=urgent) as path:
-                    if path is None:
-                        raise _NotNow(self._plan)
-                    problem = self._download(coming, path, stop)
-                    if not problem:
-                        self._cache.publish(name)
-                        return
-        raise UserError(
-            f"{coming.download.address} is not what the data set's description says: {problem}; it "
-            "was downloaded twice"
-        )
-
-    def _download(self, coming: _Coming, path: Path, stop: threading.Event) -> str:
-        """Fill a shard's file; return what is wrong with what came."""
-        entry = self._entries[coming.place]
-        coming.download = download = Download(self._bucket, entry.stored.name)
-        with path.open("r+b") as file:
-            try:
-                problem = download.run(file, patience=self._patience, stop=stop)
-            finally:
-                with self._changed:
-                    self.downloaded += download.received
-            file.truncate(download.done)
-        return problem or unpack(path, entry)
 
 
 def _rank() -> int:

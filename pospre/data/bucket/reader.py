@@ -7,9 +7,11 @@ and stops the next, and its workers wait for each other without bound.
 """
 
 import io
+import math
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from botocore.exceptions import BotoCoreError, ClientError
@@ -21,11 +23,28 @@ from pospre.data.bucket.fetcher import Fetcher
 from pospre.data.stores.description import SIDECAR_NAME
 from pospre.data.stores.mds import MdsReader
 from pospre.data.stores.mds_index import INDEX_NAME, ShardEntry
+from pospre.data.stores.reader import Visits
 from pospre.errors import UserError
 from pospre.object_store import Bucket, s3_patience
 
 _OPENING_PATIENCE = 20.0  # seconds for each of the small files at the start
 _LONGEST_SILENCE = 20.0  # seconds without a byte after which a try has failed
+
+
+class Traffic(NamedTuple):
+    """What a machine's ranks need of a data set in an epoch.
+
+    Attributes:
+        num_shards: they visit.
+        num_bytes: of these as they lie in the bucket.
+        here: bytes of those that lie in the cache.
+        stays: whether all of them may stay there.
+    """
+
+    num_shards: int
+    num_bytes: int
+    here: int
+    stays: bool
 
 
 class RemoteMdsReader(MdsReader):
@@ -40,7 +59,10 @@ class RemoteMdsReader(MdsReader):
     Attributes:
         path: the local folder of the shards.
         address: the data set.
+        visits: what this machine's ranks read in every epoch.
     """
+
+    visits: Visits
 
     def __init__(
         self,
@@ -57,7 +79,7 @@ class RemoteMdsReader(MdsReader):
         patience = s3_patience()
         bucket = Bucket(self.address, patience=1, timeout=min(_LONGEST_SILENCE, patience / 4))
         contents = _small_files(bucket, min(_OPENING_PATIENCE, patience))
-        cache = ShardCache(cache_root(cache_dir), self.address, contents, cache_limit)
+        self._cache = cache = ShardCache(cache_root(cache_dir), self.address, contents, cache_limit)
         self.path = cache.path
         self._describe(cache.path)
         self._entries = [self._with_manifest(entry) for entry in self._entries]
@@ -100,30 +122,49 @@ class RemoteMdsReader(MdsReader):
         """Have a shard fetched anew if it changed in the cache since it came."""
         return self._fetcher.heal(self._locate(index)[0])
 
-    def check_order(self, order: str, window: int) -> None:
+    def prepare(self, visits: Visits) -> None:
         """Refuse an order that would download most shards many times in an epoch.
 
         Raises:
             UserError: the shards that such an order needs at once do not fit into the cache.
         """
-        if self._cache_limit is None or self.unpacked_bytes <= self._cache_limit:
+        self.visits = visits
+        self._fetcher.share = visits.share
+        all_bytes = sum(entry.raw.size for entry in self._visited)
+        if self._cache_limit is None or all_bytes <= self._cache_limit:
             return
-        if order == "random":
+        if visits.order == "random":
             raise UserError(
-                f"data.cache_limit = {self._cache_limit} is less than the {self.unpacked_bytes} "
-                f"bytes of {self.address}, and data.order = random needs all of them all the time. "
-                "Set data.order: windows, or a higher limit."
+                f"data.cache_limit = {self._cache_limit} is less than the {all_bytes} bytes of "
+                f"{self.address} that are visited here, and data.order = random needs all of them "
+                "all the time. Set data.order: windows, or a higher limit."
             )
         # two windows, as the next one is fetched while one is read; see pospre.data.order
         mean_samples = len(self) / len(self._entries)
-        num_shards = 2 * (int(window // mean_samples) + 2)
+        num_shards = 2 * (int(visits.window // mean_samples) + 2) * len(visits.lanes)
         needed = num_shards * self._largest
         if needed > self._cache_limit:
             raise UserError(
                 f"data.cache_limit = {self._cache_limit} is less than the {num_shards} shards of "
-                f"up to {self._largest} bytes that data.window = {window} needs: {needed}. Set a "
-                "smaller window or a higher limit."
+                f"up to {self._largest} bytes that data.window needs, {visits.window} samples for "
+                f"each lane read here: {needed}. Set a smaller window or a higher limit."
             )
+
+    def traffic(self) -> Traffic:
+        """Return what this machine will need in every epoch, and what of it is there."""
+        entries = self._visited
+        limit = math.inf if self._cache_limit is None else self._cache_limit
+        return Traffic(
+            num_shards=len(entries),
+            num_bytes=sum(entry.stored.size for entry in entries),
+            here=sum(entry.stored.size for entry in entries if self._cache.holds(entry.raw)),
+            stays=sum(entry.raw.size for entry in entries) <= limit,
+        )
+
+    @property
+    def _visited(self) -> list[ShardEntry]:
+        """The shards that are visited on this machine."""
+        return [self._entries[place] for place in self.visits.parts]
 
     @property
     def _sizes(self) -> list[int]:

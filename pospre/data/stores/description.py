@@ -35,6 +35,8 @@ def read_json(path: Path, remedy: str) -> dict[str, Any]:
     Raises:
         UserError: it cannot be read or is no JSON object.
     """
+    if path.exists() and not path.is_file():  # to open a FIFO would take for ever
+        raise UserError(f"{path} is no regular file. {remedy}")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -22,7 +22,7 @@ from pospre.data.stores.description import (
     unpack_noted,
     unpack_sums,
 )
-from pospre.data.stores.files import Place, SampleBytes, read_bytes
+from pospre.data.stores.files import Place, SampleBytes, odd_file, read_bytes
 from pospre.data.stores.mds_index import INDEX_NAME, ShardEntry, read_index
 from pospre.data.stores.reader import DamagedSample, Features, Reader, Sample
 from pospre.errors import UserError
@@ -63,6 +63,8 @@ def is_mds(path: Path) -> bool:
     """
     if (path / SIDECAR_NAME).exists() or next(path.glob(f"*{_SHARD_SUFFIX}"), None) is not None:
         return True
+    if odd_file(path / INDEX_NAME) is not None:
+        return False
     try:
         index = json.loads((path / INDEX_NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError):

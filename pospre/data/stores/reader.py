@@ -43,6 +43,24 @@ class Features(NamedTuple):
     std: tuple[float, ...]
 
 
+class Visits(NamedTuple):
+    """What the ranks of a machine read in every epoch; see ``pospre.data.order``.
+
+    Attributes:
+        order: ``"random"`` or ``"windows"``.
+        window: samples of a lane that are shuffled together in windows.
+        lanes: that they visit.
+        share: of these lanes, which one rank visits.
+        parts: numbers of the parts that lie in these lanes, int64.
+    """
+
+    order: str
+    window: int
+    lanes: range
+    share: float
+    parts: np.ndarray
+
+
 class Reader(ABC):
     """Random access to the samples of a data set; safe to use from several threads.
 
@@ -97,8 +115,8 @@ class Reader(ABC):
         """Ends of the parts that are fetched whole, int64 (P,): here one, the data set."""
         return np.array([len(self)])
 
-    def check_order(self, order: str, window: int) -> None:  # noqa: B027 (most can do any)
-        """Raise a UserError where the samples cannot well be read in this order of an epoch."""
+    def prepare(self, visits: Visits) -> None:  # noqa: B027 (most can read in any order)
+        """Hear what is read in every epoch; raise a UserError where that cannot go well."""
 
     def expect(self, indices: np.ndarray) -> None:  # noqa: B027 (most readers need not know)
         """Hear which samples will be read from now on, in order: int64 (n,); replaces the last."""

@@ -69,6 +69,7 @@ class LoaderCosts:
         feed: images per second that ``consumer`` takes if it never waits; None: as many as it can.
         consumer: who copies and augments what the recipe's threads load.
         bytes_per_image: encoded.
+        lanes: that the samples are dealt to, as in the recipe.
         left_out: bad samples left out while measuring.
         sizes: of the images; None for features.
         remote: None for data on this machine's disks.
@@ -91,6 +92,7 @@ class LoaderCosts:
     feed: float | None
     consumer: StageTimes
     bytes_per_image: float
+    lanes: int = 1
     left_out: int = 0
     sizes: ImageSizes | None = None
     remote: RemoteCosts | None = None

@@ -66,6 +66,7 @@ def measure(recipe: Recipe, num_images: int, feed: float | None = None) -> Loade
         feed=feed,
         consumer=consumer,
         bytes_per_image=loader.timing.num_bytes / loader.timing.num_images,
+        lanes=loader.lanes,
         left_out=len(loader.bad),
         sizes=look_at_sizes(loader.reader, loader.views),
         remote=None if remote is None else _remote_costs(recipe, remote, fetched_per_s),

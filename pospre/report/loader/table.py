@@ -86,11 +86,13 @@ def _egress(costs: LoaderCosts) -> list[tuple[str, str]]:
     if remote is None:
         return []
     size = gigabytes(remote.num_bytes)
-    here = " (this recipe)"
+    here, each = " (this recipe)", "each machine"
+    if costs.lanes > 1:
+        each += f" (1/K of it on K machines, if K divides data.lanes = {costs.lanes})"
     return [
         (
             "egress",
-            f"{size} for each machine in the first epoch, 0 in every other, with data.cache_limit "
+            f"{size} for {each} in the first epoch, 0 in every other, with data.cache_limit "
             f"from {gigabytes(remote.unpacked_bytes)}{here if remote.cache_suffices else ''}",
         ),
         (

@@ -1,5 +1,7 @@
 """Keeps the loader where the run is, so that resuming neither replays nor skips a sample."""
 
+from typing import Any
+
 from composer.core import Callback, State
 from composer.loggers import Logger
 from composer.utils import dist
@@ -13,6 +15,15 @@ class LoaderPosition(Callback):
     def __init__(self, loader: ViewLoader) -> None:
         self.loader = loader
         self._bad: set[int] = set()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the order needs on another storage of the data set."""
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with that order; older checkpoints say nothing, as theirs is this storage's."""
+        if state:
+            self.loader.load_state_dict(state)
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Go to the sample after the last one trained; Composer must not replay those before."""

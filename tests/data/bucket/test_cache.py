@@ -21,6 +21,7 @@ import torch
 
 from pospre.data.loader import build_loader
 from pospre.data.order import epoch_order
+from pospre.data.stores.reader import Visits
 from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
 from tests.data.buckets import (
@@ -110,11 +111,11 @@ def test_cut_and_vanished_shards_are_fetched_again(bucket: Any, server: FlakyS3)
     assert shard_gets(server) == [2, 3, 1, 1, 1]
 
 
-def flip_a_bit(path: Path, index: int = 2) -> None:
-    """Damage the bytes of a sample where they lie, as a bad disk would."""
+def flip_a_bit(path: Path, where: str = "image", index: int = 2) -> None:
+    """Damage the bytes of a sample, or what says where they lie, as a bad disk would."""
     content = bytearray(path.read_bytes())
     begin, end = np.frombuffer(content, "<u4", 2, 4 * (index + 1)).tolist()
-    content[(begin + end) // 2] ^= 4
+    content[{"image": (begin + end) // 2, "sizes": begin, "offset": 4 * (index + 1)}[where]] ^= 4
     path.write_bytes(content)
 
 
@@ -124,9 +125,11 @@ def loader_of(address: str | Path, **options: Any) -> Any:
     )
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    ("num_workers", "where"), [(0, "image"), (2, "image"), (2, "sizes"), (2, "offset")]
+)
 def test_a_shard_damaged_in_the_cache_is_fetched_again(
-    upload: Any, server: FlakyS3, stored: Any, num_workers: int
+    upload: Any, server: FlakyS3, stored: Any, num_workers: int, where: str
 ) -> None:
     upload(stored("mds"))
     want = list(loader_of(stored("mds")))
@@ -134,7 +137,7 @@ def test_a_shard_damaged_in_the_cache_is_fetched_again(
     list(loader)
     (shard,) = loader.reader.path.glob("*.mds")
     whole = shard.read_bytes()
-    flip_a_bit(shard)
+    flip_a_bit(shard, where)
     again = loader_of(ADDRESS, num_workers=num_workers)  # as the next run
     with pytest.warns(UserWarning, match=r"damaged in the cache .*fetched again from s3://bucket"):
         got = list(again)
@@ -240,13 +243,17 @@ def test_limits_and_orders(bucket: Any) -> None:
     with pytest.raises(UserError, match=r"cache_limit = 30000 is less than two shards"):
         open_remote(cache_limit=30_000)
     reader = open_remote(cache_limit=100_000)
+
+    def visits(order: str, window: int) -> Visits:
+        return Visits(order, window, lanes=range(1), share=1.0, parts=np.arange(5))
+
     with pytest.raises(UserError, match=r"data.order = random needs all .* data.order: windows"):
-        reader.check_order("random", 16)
-    with pytest.raises(UserError, match=r"the 8 shards .* data.window = 16 needs"):
-        reader.check_order("windows", 16)
-    reader.check_order("windows", 7)
-    open_remote(cache_limit=1_000_000).check_order("random", 16)
-    open_remote().check_order("random", 16)
+        reader.prepare(visits("random", 16))
+    with pytest.raises(UserError, match=r"the 8 shards .* data.window needs, 16 samples for each"):
+        reader.prepare(visits("windows", 16))
+    reader.prepare(visits("windows", 7))
+    open_remote(cache_limit=1_000_000).prepare(visits("random", 16))
+    open_remote().prepare(visits("random", 16))
 
 
 def test_a_replaced_data_set_is_fetched_anew(bucket: Any, upload: Any, shards: Any) -> None:

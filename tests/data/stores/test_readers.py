@@ -1,6 +1,7 @@
 """Readers: what they find in a data set, and what they say about a bad one."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,21 @@ def test_formats_are_recognised(stored: Callable[[str], Path]):
     for name in ("folder", "mds", "ffcv"):
         reader = open_reader(str(stored(name)))
         assert (reader.format, len(reader)) == (name, NUM_IMAGES)
+
+
+@pytest.mark.timeout(60)
+def test_a_fifo_in_the_place_of_a_file_hangs_nothing(stored, photos, tmp_path):
+    """Neither training nor a conversion, which both ask whether a folder holds shards."""
+    folder = Path(shutil.copytree(photos, tmp_path / "photos"))
+    os.mkfifo(folder / "index.json")
+    assert len(open_reader(folder)) == NUM_IMAGES
+    for name in ("index.json", "pospre.json"):
+        shards = Path(shutil.copytree(stored("mds"), tmp_path / f"mds {name}"))
+        (shards / name).unlink()
+        os.mkfifo(shards / name)
+        refuses(shards, f"{name} is no regular file")
+    os.mkfifo(tmp_path / "fifo.beton")
+    refuses(tmp_path / "fifo.beton", "is a FIFO; give an image folder")
 
 
 def test_every_format_returns_the_files_bytes(data_set, photos):

@@ -11,7 +11,7 @@ import torch
 
 from pospre import evaluate as command
 from pospre.errors import UserError
-from pospre.evaluation.classification.accuracy import rank_of, require_known, table
+from pospre.evaluation.classification.accuracy import FIGURES, rank_of, require_known, table
 from pospre.evaluation.run import run_evaluation
 from pospre.exchange.export import export
 from pospre.recipe.recipe import recipe_from_dict
@@ -62,6 +62,7 @@ def test_accuracy_is_counted_over_the_images(tmp_path: Path, image_folder: Image
     content["state"]["model"][key] = torch.tensor([100.0, -100.0]).to(bias.dtype)  # type: ignore[arg-type]
     torch.save(content, checkpoint)
     results = measure(checkpoint, data, batch_size=4)
+    assert set(FIGURES) <= set(results)
     assert results == {"top1": 0.5, "top5": None, "samples": 10, "classes": 2, "chance": 0.5}
     assert "50.00" in table(results) and "10 images of 2 classes" in table(results)
     assert "10.00" in table({**results, "top5": 0.1, "classes": 50, "chance": 0.02})

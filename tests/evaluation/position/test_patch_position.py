@@ -13,7 +13,7 @@ from torch import Tensor
 from pospre.batch import Batch
 from pospre.errors import UserError
 from pospre.evaluation.position.patch_position import Predictor, measure, summarise, table
-from pospre.evaluation.registry import check_settings
+from pospre.evaluation.registry import check_settings, figures_of
 from pospre.evaluation.run import run_evaluation
 from pospre.recipe.recipe import Recipe, recipe_from_dict
 from pospre.train import main
@@ -57,6 +57,7 @@ def test_perfect_predictor_is_always_right() -> None:
     assert [row["context"] for row in results["ratios"]] == [16, 4]
     assert all(row["top1"] == row["top5"] == row["context_top1"] == 1 for row in results["ratios"])
     assert [row["masked_top1"] for row in results["ratios"]] == [None, 1]
+    assert results["mean"] == 1 and set(figures_of("patch_position")) <= set(results)
     assert results["samples"] == 15 and results["ratios"][0]["patches"] == 15 * 16
     assert results["chance"] == 1 / 16 and results["chance_top5"] == 5 / 16
     assert results["ratios"][0]["initial_top1"] is None

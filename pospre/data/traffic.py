@@ -1,0 +1,36 @@
+"""What a machine will fetch of a data set in a bucket: known before the start."""
+
+from pospre.data.loader import ViewLoader
+from pospre.data.memory import readable
+
+
+def describe_traffic(loader: ViewLoader) -> str | None:
+    """Return a line to print at the start; None where the data are on this machine's disks."""
+    if "://" not in loader.reader.address:
+        return None
+    from pospre.data.bucket.reader import RemoteMdsReader  # boto3 is for remote data alone
+
+    reader = loader.reader
+    assert isinstance(reader, RemoteMdsReader)
+    visits, traffic = reader.visits, reader.traffic()
+    node = loader.rank * loader.nodes // loader.world_size + 1
+    who = "this machine" if loader.nodes == 1 else f"machine {node} of {loader.nodes}"
+    what = "reads "
+    if loader.lanes > 1:
+        first, last = visits.lanes[0] + 1, visits.lanes[-1] + 1
+        lanes = f"lane {first}" if first == last else f"lanes {first} to {last}"
+        what += f"{lanes} of {loader.lanes}: "
+    here = "all" if traffic.here == traffic.num_bytes else readable(traffic.here)
+    text = (
+        f"{who} {what}{traffic.num_shards} of {len(reader.parts)} shards in every epoch, "
+        f"{readable(traffic.num_bytes)}, of which {here if traffic.here else 'none'} is in its "
+        "cache"
+    )
+    if not traffic.stays:
+        text += "; they do not fit within data.cache_limit, so every epoch fetches again"
+    if loader.lanes == 1 and loader.nodes > 1:
+        text += (
+            f"; in a new run data.lanes: {loader.nodes} would have each machine fetch "
+            f"1/{loader.nodes}"
+        )
+    return text

@@ -1,0 +1,284 @@
+"""Lanes: the order of an epoch for machines that fetch their own parts, the same for any number."""
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from pospre import draws
+from pospre.data.order import batch_rows, deal, epoch_order, lanes_of, rank_samples
+from pospre.errors import UserError
+from tests.data.loading import joined, loader, same
+
+SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=20).filter(sum)
+LANES = st.integers(1, 8)
+SEEDS = st.integers(-(2**63), 2**64)
+ORDERS = st.sampled_from(["random", "windows"])
+
+
+def ends_of(sizes: list[int]) -> np.ndarray:
+    return np.cumsum(np.array(sizes, dtype=np.int64))
+
+
+def lane_of(seed: int, ends: np.ndarray, lanes: int) -> np.ndarray:
+    """Return the lane of every sample."""
+    lane = np.full(ends[-1], -1)
+    for number, _, first, size in zip(*deal(seed, ends, lanes), strict=True):
+        assert (lane[first : first + size] == -1).all()
+        lane[first : first + size] = number
+    return lane
+
+
+@given(seed=SEEDS, sizes=SIZES, lanes=LANES)
+def test_the_deal_is_even_and_cuts_few_parts(seed: int, sizes: list[int], lanes: int) -> None:
+    ends = ends_of(sizes)
+    runs = deal(seed, ends, lanes)
+    counts = np.bincount(lane_of(seed, ends, lanes), minlength=lanes)
+    assert counts.sum() == ends[-1] and np.ptp(counts) <= 1 and (np.diff(counts) <= 0).all()
+    assert len(runs.part) <= np.count_nonzero(sizes) + lanes - 1
+    of_part = np.searchsorted(ends, runs.first, side="right")
+    assert np.array_equal(of_part, runs.part) and (np.diff(runs.lane) >= 0).all()
+
+
+@given(
+    seed=SEEDS,
+    epoch=st.integers(0, 10**6),
+    sizes=SIZES,
+    window=st.integers(1, 900),
+    lanes=LANES,
+    order=ORDERS,
+)
+def test_an_epoch_visits_every_sample_once_and_the_lanes_in_turn(
+    seed: int, epoch: int, sizes: list[int], window: int, lanes: int, order: str
+) -> None:
+    assume(window >= lanes)
+    ends = ends_of(sizes)
+    visits = epoch_order(seed, epoch, ends, order, window, lanes)
+    assert visits.dtype == np.int64
+    assert np.array_equal(np.sort(visits), np.arange(ends[-1]))
+    assert np.array_equal(visits, epoch_order(seed, epoch, ends, order, window, lanes))
+    assert np.array_equal(lane_of(seed, ends, lanes)[visits], np.arange(ends[-1]) % lanes)
+
+
+@given(seed=SEEDS, sizes=SIZES, window=st.integers(1, 90), lanes=LANES)
+def test_a_lane_is_shuffled_in_windows_of_its_parts(
+    seed: int, sizes: list[int], window: int, lanes: int
+) -> None:
+    assume(window >= lanes)
+    ends = ends_of(sizes)
+    visits = epoch_order(seed, 1, ends, "windows", window, lanes)
+    sequence = epoch_order(seed, 1, ends, "windows", lanes, lanes)  # windows of 1
+    for lane in range(lanes):
+        own, parts = visits[lane::lanes], sequence[lane::lanes]
+        for start in range(0, len(own), window // lanes):
+            piece = slice(start, start + window // lanes)
+            keys = draws.sample_keys(seed, 1, own[piece], 0, "shuffle")
+            assert set(own[piece]) == set(parts[piece]) and (keys[1:] > keys[:-1]).all()
+        of = np.searchsorted(ends, parts, side="right")  # every part comes in one piece
+        assert np.count_nonzero(of[1:] != of[:-1]) == max(0, len(set(of)) - 1)
+
+
+@given(
+    sizes=SIZES,
+    lanes=LANES,
+    per_lane=st.integers(1, 6),
+    world=st.integers(1, 8),
+    done=st.integers(0, 3),
+)
+def test_ranks_share_the_same_batches_however_many_they_are(
+    sizes: list[int], lanes: int, per_lane: int, world: int, done: int
+) -> None:
+    """Also from the middle of an epoch on: ``done`` batches were trained by others."""
+    size = lanes * per_lane
+    assume(size % world == 0)
+    visits = epoch_order(0, 0, ends_of(sizes), "windows", 64, lanes)
+    batches = len(visits) // size
+    assume(done < batches)
+    rows = batch_rows(size, lanes)
+    assert sorted(rows) == list(range(size)) and (np.diff(rows % lanes) >= 0).all()
+    coming = visits[done * size : batches * size]
+    whole = coming.reshape(-1, size)[:, rows]
+    ranks = [rank_samples(coming, rank, world, size // world, lanes) for rank in range(world)]
+    shares = [own.reshape(-1, size // world) for own in ranks]
+    assert np.array_equal(np.concatenate(shares, axis=1), whole)
+
+
+@given(
+    seed=SEEDS, sizes=SIZES, lanes=LANES, nodes=st.integers(1, 6), ranks_per_node=st.integers(1, 3)
+)
+def test_a_node_visits_the_parts_of_its_lanes_only(
+    seed: int, sizes: list[int], lanes: int, nodes: int, ranks_per_node: int
+) -> None:
+    ends, world = ends_of(sizes), nodes * ranks_per_node
+    size = int(np.lcm(lanes, world))
+    visits = epoch_order(seed, 3, ends, "windows", 64, lanes)
+    visits = visits[: len(visits) - len(visits) % size]
+    runs = deal(seed, ends, lanes)
+    for node in range(nodes):
+        own = lanes_of(node, nodes, lanes)
+        if lanes % nodes == 0:
+            assert len(own) == lanes // nodes
+        allowed = set(runs.part[np.isin(runs.lane, own)].tolist())
+        seen: set[int] = set()
+        for rank in range(node * ranks_per_node, (node + 1) * ranks_per_node):
+            samples = rank_samples(visits, rank, world, size // world, lanes)
+            assert set(lanes_of(rank, world, lanes)) <= set(own)
+            seen |= set(np.searchsorted(ends, samples, side="right").tolist())
+        assert seen <= allowed
+
+
+def test_the_deal_differs_between_seeds_and_stays_over_epochs() -> None:
+    ends = np.arange(1, 101, dtype=np.int64) * 7
+    first, other = (lane_of(seed, ends, 4) for seed in (0, 1))
+    assert 0.1 < (first == other).mean() < 0.45
+    orders = [epoch_order(0, epoch, ends, "windows", 64, 4) for epoch in (0, 1)]
+    assert (orders[0] == orders[1]).mean() < 0.05
+    assert set(orders[0][0::4]) == set(orders[1][0::4])
+
+
+def test_golden_lanes_never_change() -> None:
+    visits = epoch_order(0, 2, ends_of([3, 3, 3]), "windows", 4, 2)
+    assert visits.tolist() == GOLDEN
+
+
+GOLDEN = [0, 7, 1, 6, 3, 5, 2, 8, 4]
+
+
+# Loaders
+
+
+@pytest.fixture(scope="module")
+def many(sharded: Callable[..., Path]) -> Path:
+    return sharded(number=60, shard_mb=0.006)
+
+
+def options(**others: Any) -> dict[str, Any]:
+    return {"batch_size": 12, "order": "windows", "window": 24, "lanes": 6, **others}
+
+
+@pytest.mark.parametrize("repeats", [1, 2, 3])
+@pytest.mark.parametrize("world", [2, 3, 4, 6, 12])
+def test_any_number_of_ranks_gets_the_same_batches(many: Path, world: int, repeats: int) -> None:
+    whole = list(loader(many, **options(repeats=repeats)))
+    assert len(whole) == 5
+    for batch in whole:  # a sample's views are its own
+        pairs = zip(batch["index"].tolist(), batch["epoch"].tolist(), strict=True)
+        assert len(set(pairs)) == 12
+    ranks = [
+        loader(many, **options(repeats=repeats, batch_size=12 // world, rank=r, world_size=world))
+        for r in range(world)
+    ]
+    for rank in ranks[: world // 2]:  # those of a lost node come back in mid-epoch
+        list(itertools.islice(rank, 2))
+        rank.load_state_dict({"epoch": 0, "samples": 0})
+    for batch, *parts in zip(whole, *ranks, strict=True):
+        assert same(joined(parts), batch)
+
+
+def test_a_resumed_epoch_loses_and_doubles_nothing(many: Path) -> None:
+    whole = list(loader(many, **options()))
+    begun = loader(many, **options(batch_size=6, world_size=2, rank=1))
+    seen = list(itertools.islice(begun, 2))
+    state = begun.state_dict()
+    rest = [loader(many, **options(batch_size=4, world_size=3, rank=rank)) for rank in range(3)]
+    for other in rest:
+        other.load_state_dict(state)
+    assert all(
+        same(part, {key: rows[6:] for key, rows in batch.items()})
+        for part, batch in zip(seen, whole, strict=False)
+    )
+    for batch, *parts in zip(whole[2:], *rest, strict=True):
+        assert same(joined(parts), batch)
+
+
+@pytest.mark.parametrize("lanes", [1, 6])
+@pytest.mark.parametrize("order", ["windows", "random"])
+def test_an_epoch_goes_on_from_another_storage(many: Path, order: str, lanes: int) -> None:
+    """A folder is one part; its samples still come in the order that the shards began."""
+    began = loader(many, **options(order=order, lanes=lanes))
+    whole = list(itertools.chain(began, began))
+    began.epoch = 0
+    list(itertools.islice(began, 2))
+    other = loader(many.parent / "photos", **options(order=order, lanes=lanes))
+    other.load_state_dict(json.loads(json.dumps(began.state_dict())))
+    got = list(itertools.chain(other, other))
+    assert len(got) == 8 and all(map(same, got, whole[2:]))
+
+
+def test_a_state_of_other_data_is_refused(many: Path) -> None:
+    ours = loader(many, **options())
+    with pytest.raises(UserError, match=r"holds 60 samples, but the loader's state is of 61"):
+        ours.load_state_dict({"epoch": 0, "samples": 0, "parts": [30, 61]})
+
+
+def test_repeats_come_in_a_row_within_their_lane(many: Path) -> None:
+    ours = loader(many, **options(repeats=2, lanes=2))
+    whole = joined(list(ours))
+    rows = whole["index"].reshape(-1, 2, 6).transpose(0, 1).reshape(2, -1, 2)  # lane, pair, repeat
+    epochs = whole["epoch"].reshape(-1, 2, 6).transpose(0, 1).reshape(2, -1, 2)
+    assert (rows[..., 0] == rows[..., 1]).all()
+    assert (epochs[..., 0] == 0).all() and (epochs[..., 1] == 1).all()
+    assert len(set(rows[..., 0].flatten().tolist())) == 30
+
+
+def test_the_tail_is_kept_on_one_rank(many: Path) -> None:
+    batches = list(loader(many, **options(batch_size=18, drop_last=False)))
+    assert [len(batch["index"]) for batch in batches] == [18, 18, 18, 6]
+    assert sorted(joined(batches)["index"].tolist()) == list(range(60))
+
+
+def test_a_bad_sample_s_stand_in_is_the_same_on_any_rank(
+    many: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pospre.data.stores.mds import MdsReader
+    from pospre.data.stores.reader import DamagedSample, Sample
+
+    read = MdsReader.read
+
+    def fail(self: MdsReader, index: int) -> Sample:
+        if index % 7 == 3:
+            raise DamagedSample(f"sample {index} is bad.")
+        return read(self, index)
+
+    monkeypatch.setattr(MdsReader, "read", fail)
+    with pytest.warns(UserWarning, match="takes its place"):
+        whole = list(loader(many, **options(bad_samples="skip")))
+        ranks = [
+            loader(many, **options(bad_samples="skip", batch_size=4, rank=rank, world_size=3))
+            for rank in range(3)
+        ]
+        for batch, *parts in zip(whole, *ranks, strict=True):
+            assert same(joined(parts), batch)
+    assert not (joined(whole)["index"] % 7 == 3).any()
+
+
+def test_the_samples_looked_at_first_are_the_machine_s_own(many: Path) -> None:
+    assert loader(many).spread(4) == [0, 19, 39, 59]
+    ours = loader(many, **options(batch_size=6, world_size=2, rank=1, nodes=2))
+    lane = lane_of(ours.seed, ours.reader.parts, 6)
+    assert len(set(ours.spread(30))) == 30 and min(lane[ours.spread(30)]) == 3
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"lanes": 0}, r"lanes is 0; the data are dealt to 1 lane or more"),
+        ({"lanes": 5}, r"data\.lanes = 5 does not divide the batch of 12 samples"),
+        ({"window": 5}, r"window is 5; .* at least 6 for as many lanes"),
+    ],
+)
+def test_impossible_lanes_are_refused(many: Path, wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        loader(many, **options(**wrong))
+
+
+@pytest.mark.parametrize("wrong", [{"shuffle": False}, {"nodes": 2}, {"nodes": 0}])
+def test_lanes_without_sense_in_code_are_refused(many: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"lanes need shuffle|1 ranks cannot be shared"):
+        loader(many, **options(**wrong))
