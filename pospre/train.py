@@ -18,10 +18,10 @@ examples:
 A recipe may extend another one and say only what differs (extends: other.yaml, one level, relative
 to its own file): sections are merged, other values replaced, null takes a whole section away.
 
-A run writes <trainer.run_folder>/<run_name>/ : recipe.yaml, metrics.jsonl, checkpoints/,
-evaluation/ and report.html. The same command again goes on from the newest checkpoint;
-trainer.overwrite=true starts again, a greater trainer.max_duration trains longer. Checkpoints go
-to S3 with trainer.save_folder=s3://bucket/folder (endpoint from S3_ENDPOINT_URL).
+A run writes <trainer.run_folder>/<run_name>/ : recipe.yaml, metrics.jsonl, watch.jsonl (warnings),
+checkpoints/, evaluation/ and report.html. The same command again goes on from the newest
+checkpoint; trainer.overwrite=true starts again, a greater trainer.max_duration trains longer.
+Checkpoints go to S3 with trainer.save_folder=s3://bucket/folder (endpoint from S3_ENDPOINT_URL).
 
 exit codes: 0 done; 2 a mistake in the recipe, the data or the bucket, or the training diverged
 (said in one message); 75 stopped by SIGTERM, 130 by Ctrl-C, both after saving: the same command

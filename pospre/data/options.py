@@ -93,7 +93,8 @@ class LoaderOptions:
                 f"{self.reader.address} holds {len(self.reader)} samples, but the loader's state "
                 f"is of {ends[-1] if len(ends) else 0}; give the data set that it is of."
             )
-        if "://" in self.reader.address and not np.array_equal(ends, self.parts):
+        is_other = not np.array_equal(ends, self.parts)
+        if is_other and self.rank == 0 and "://" in self.reader.address:
             warnings.warn(
                 f"The order stays that of the {len(ends)} parts that the run began with; "
                 f"{self.reader.address} has {len(self.reader.parts)}, so more may be fetched.",

@@ -80,7 +80,7 @@ class OnlineEvaluations(Callback):
         if self.best is not None:
             _neighbour(state, CheckpointSaver).after_save.append(self.best.settle)
         from_rank_zero(lambda: self._go_back_to(step))
-        self._run(state)
+        self._run(state, is_saved=True)
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         """Measure in the middle of an epoch, when it is time."""
@@ -101,8 +101,12 @@ class OnlineEvaluations(Callback):
         else:
             self.best.settle()
 
-    def _run(self, state: State) -> None:
-        """Do what is due at this step, and keep its checkpoint if it is the best one."""
+    def _run(self, state: State, *, is_saved: bool = False) -> None:
+        """Do what is due at this step, and keep its checkpoint if it is the best one.
+
+        Of the step that a start goes on from there is one, which nothing may take the place of:
+        the random state that belongs to it comes back only with the first batch.
+        """
         step, signals = state.timestamp.batch.value, _neighbour(state, StopSignals)
         planned = [entry for entry in self.entries if self._is_due(entry, state)]
         if not planned or signals.stopped is not None:
@@ -118,7 +122,8 @@ class OnlineEvaluations(Callback):
                 signals.follow(told, state)
                 return
         if self.best is not None and from_rank_zero(lambda: self._is_best(step)):
-            _neighbour(state, CheckpointSaver).save(state)
+            if not is_saved:
+                _neighbour(state, CheckpointSaver).save(state)
             from_rank_zero(self.best.settle)
 
     def _is_due(self, entry: Planned, state: State) -> bool:

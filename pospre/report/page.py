@@ -132,15 +132,14 @@ def _are_shares(records: list[Record], key: str) -> bool:
 
 def watch_charts(records: list[Record]) -> list[Chart]:
     """Draw what watches a run: gradients, features, where the time went, and memory."""
-    titles = {"gradient": "Gradient norm", "features": "Features", "time": "Share of time"}
+    titles = {"gradient/": "Gradient norm", "features/": "Features", "time/": "Share of time"}
     charts = []
-    for key in _keys(records):
-        kind, _, name = key.partition("/")
-        if kind in titles:
-            title = f"{titles[kind]} · {name.replace('_', ' ')}"
-            charts.append(
-                draw_chart(records, key, title=title, percent=kind == "time", from_zero=True)
-            )
+    for kind, title in titles.items():
+        found = [key for key in _keys(records) if key.startswith(kind)]
+        for key in (key for key in found if any(record.get(key) for record in records)):
+            name = f"{title} · {key.removeprefix(kind).replace('_', ' ')}"
+            share = kind == "time/"
+            charts.append(draw_chart(records, key, title=name, percent=share, from_zero=True))
     charts.append(draw_chart(records, "memory", title="Memory, GiB", from_zero=True, smooth=False))
     return [chart for chart in charts if chart is not None]
 

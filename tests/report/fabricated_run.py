@@ -63,6 +63,7 @@ def metrics(num_steps: int) -> list[dict[str, Any]]:
                 "memory": 1.25,
                 "gradient/encoder": 0.8 + abs(rng.normal(0, 0.1)),
                 "time/data": 0.02,
+                "time/save": 0.0,
                 "throughput": 91 + rng.normal(0, 4) - 40 * (step % 97 == 0),
             }
         )

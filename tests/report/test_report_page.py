@@ -44,6 +44,7 @@ def test_whole_run(tmp_path: Path) -> None:
     assert "<b>step 7</b> a &lt;spike&gt; of the loss" in html
     for text in ("Gradient norm · encoder", "Share of time · data", "Memory, GiB"):
         assert text in html
+    assert html.count("Share of time") == 2  # a title, also for those who do not see
     for cell in position_grid()["cells"]:
         assert f"<b>{100 * cell['accuracy']:.1f}</b>" in html
     assert html.count("data:image/jpeg;base64,") == 12

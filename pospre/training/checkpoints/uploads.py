@@ -177,15 +177,18 @@ def mirror_run(run_folder: Path, remote: Bucket) -> None:
 
 
 def restore_metrics(run_folder: Path, remote: str) -> None:
-    """Fetch the metrics of a run whose bucket is further than its local folder."""
+    """Fetch the metrics of a run whose bucket is further than its local folder; warnings, too."""
     target = run_folder / "metrics.jsonl"
     with Bucket(remote) as bucket:
-        if target.name not in bucket.list():
+        names = bucket.list()
+        if target.name not in names:
             return
         theirs = bucket.read(target.name)
-    ours = target.read_bytes() if target.exists() else b""
-    if _last_step(theirs) > _last_step(ours):
-        target.write_bytes(theirs)
+        ours = target.read_bytes() if target.exists() else b""
+        if _last_step(theirs) > _last_step(ours):
+            target.write_bytes(theirs)
+            if "watch.jsonl" in names:
+                target.with_name("watch.jsonl").write_bytes(bucket.read("watch.jsonl"))
 
 
 def _last_step(metrics: bytes) -> int:

@@ -28,12 +28,12 @@ class Resume(Callback):
         for key in [key for key in saved if key.startswith("_")]:
             del saved[key]
         saved["algorithms"] = dict(saved.get("algorithms", {}))
-        # what this start adds and the checkpoint does not know begins anew
-        for kind, present in (("callbacks", state.callbacks), ("algorithms", state.algorithms)):
-            states = saved.setdefault(kind, {})
-            for each in present:
-                if not each.state_dict():
-                    states.setdefault(type(each).__qualname__, {})
+        states = saved.setdefault("callbacks", {})
+        for callback in state.callbacks:  # of one that this start adds nothing is missing
+            if not callback.state_dict():
+                states.setdefault(type(callback).__qualname__, {})
+        for algorithm in state.algorithms:  # none keeps anything that would be read
+            saved["algorithms"].setdefault(type(algorithm).__qualname__, {})
         state.load_state_dict(saved, logger, strict=True)
         saved.clear()
         self._content.clear()

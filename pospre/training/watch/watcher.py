@@ -1,5 +1,6 @@
 """What callbacks that watch a run share: when they look, and how they warn."""
 
+import contextlib
 import json
 import sys
 import time
@@ -49,9 +50,11 @@ class Watcher(Callback):
 
 
 def note(log: Path | None, step: int, watch: str, warning: str) -> None:
-    """Add a warning to a file, if there is one."""
-    if log is not None:
-        line = {"step": step, "time": round(time.time(), 3), "watch": watch, "warning": warning}
+    """Add a warning to a file, if there is one; it was said, so a full disk is another's matter."""
+    if log is None:
+        return
+    line = {"step": step, "time": round(time.time(), 3), "watch": watch, "warning": warning}
+    with contextlib.suppress(OSError):
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")

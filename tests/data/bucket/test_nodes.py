@@ -5,9 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pospre.data.loader import ViewLoader, build_loader
+from pospre.data.order import epoch_order
 from pospre.data.traffic import describe_traffic
 from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
@@ -115,6 +117,15 @@ def test_more_lanes_than_shards_are_refused(bucket: Any, tmp_path: Path) -> None
 def test_machines_that_share_lanes_are_told(many: list[int], tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"4 machines share data\.lanes = 2, .* multiple of 4"):
         node_loaders(tmp_path, 0, 4, lanes=2)
+
+
+def test_an_order_of_other_shards_goes_on(many: list[int], tmp_path: Path) -> None:
+    (loader,) = node_loaders(tmp_path, 0, 1)
+    with pytest.warns(UserWarning, match=r"stays that of the 2 parts .* has \d+, so more may be"):
+        loader.load_state_dict({"epoch": 1, "samples": 0, "parts": [50, 160]})
+    assert np.array_equal(
+        loader.epoch_samples(1), epoch_order(1, 1, np.array([50, 160]), "windows", 32)
+    )
 
 
 def test_the_first_lines_say_what_will_be_fetched(many: list[int], tmp_path: Path) -> None:

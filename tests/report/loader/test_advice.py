@@ -13,6 +13,7 @@ from pospre.data.views.plan import ViewGroup
 from pospre.report.loader.advice import advise
 from pospre.report.loader.costs import STAGES, WAITING, LoaderCosts, RemoteCosts, StageTimes
 from pospre.report.loader.image_sizes import ImageSizes, look_at_sizes, shorter_side
+from pospre.report.loader.table import table
 
 SIZES = ImageSizes(
     pixels=200e3, pixels_needed=100e3, max_side=384, bits_per_pixel=2.0, other_than_jpeg=0.0,
@@ -106,3 +107,9 @@ def test_the_side_that_is_recommended_keeps_all_detail(tmp_path):
     assert found.pixels == (2 * 1200 * 900 + 1200 * 800 + 300 * 200) / 4
     shrunk = [352 * 264, 352 * 264, 352 * 352 / 1.5, 300 * 200]
     assert found.pixels_needed == pytest.approx(np.mean(shrunk))
+
+
+def test_machines_share_what_lanes_deal():
+    said = table(costs(lanes=8, **remote()))
+    assert "for each machine (1/K of it on K machines, if K divides data.lanes = 8) in the" in said
+    assert "1/K" not in table(costs(**remote()))

@@ -69,7 +69,10 @@ def test_resume_from_the_bucket(bucket: Any, tiny: Path, run: Run, tmp_path: Pat
     # the run's small files are there as well, and take up the curve where the local ones are gone
     assert {"recipe.yaml", "metrics.jsonl", "report.html"} <= set(names(bucket))
     bucket.delete_object(Bucket="bucket", Key="runs/tiny/ep1-ba6.pt")
+    warning = b'{"step": 2, "warning": "of its first start"}\n'
+    bucket.put_object(Bucket="bucket", Key="runs/tiny/watch.jsonl", Body=warning)
     assert run(tiny, *short, FOLDER, f"trainer.run_folder={tmp_path}/fresh")[0] == 0
+    assert (tmp_path / "fresh" / "tiny" / "watch.jsonl").read_bytes() == warning
     assert curve(tmp_path / "fresh" / "tiny") == curve(tmp_path / "runs" / "local")
     # on a machine that has not seen this run
     code, said = run(tiny, *short, FOLDER, f"trainer.run_folder={tmp_path}/elsewhere", "seed=1")

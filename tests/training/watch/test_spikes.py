@@ -2,12 +2,15 @@
 
 import json
 import random
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pospre.errors import UserError
+from pospre.training.checkpoints.file import callback_states
+from pospre.training.checkpoints.reading import read_checkpoint
 from pospre.training.watch.replay import replay
 from pospre.training.watch.spikes import LossSpikes
 
@@ -58,12 +61,33 @@ def test_a_spike_is_noted_and_made_again(
     path = folder / "bad_steps" / f"ba{step}.json"
     assert warning["watch"] == "LossSpikes" and str(path) in warning["warning"]
     noted = json.loads(path.read_text())
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["time/save"] > 0] == [4, 7, 10]
     assert len(noted["ranks"]) == 1 and len(noted["ranks"][0]["index"]) == 8
     before = sorted(path.read_bytes() for path in folder.rglob("*") if path.is_file())
     again = replay(path)
     assert again.losses == noted["losses"]
     assert again.batch["index"].tolist() == noted["ranks"][0]["index"]
     assert sorted(path.read_bytes() for path in folder.rglob("*") if path.is_file()) == before
+
+
+def test_the_start_is_kept_and_an_older_checkpoint_has_none(
+    tiny: Path, run: Run, tmp_path: Path
+) -> None:
+    off = "callbacks={loss_spikes: null, collapse: null, stalls: null, gradient_norms: false}"
+    assert run(tiny, off, "trainer.max_duration=1ep")[0] == 0
+    for length in ("2ep", "3ep"):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*not in the state_dict")
+            assert run(tiny, "callbacks.collapse.every=2", f"trainer.max_duration={length}")[0] == 0
+    lines = [json.loads(line) for line in (tmp_path / "runs/tiny/metrics.jsonl").open()]
+    looks = [line for line in lines if "features/student_std" in line]
+    assert [line["step"] for line in looks] == [4, 6, 8]
+    assert not any("gradient/encoder" in line for line in lines[:3])
+    newest = read_checkpoint(f"{tmp_path}/runs/tiny/checkpoints/ep3-ba9.pt")
+    names = ("features/student_std", "features/student_rank")
+    start = callback_states(newest.content)["Collapse"]["start"]
+    assert start == {name: looks[0][name] for name in names}
 
 
 def test_a_spike_stops_before_it_is_saved(tiny: Path, run: Run, tmp_path: Path) -> None:

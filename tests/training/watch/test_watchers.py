@@ -17,6 +17,7 @@ from pospre.algorithms.dinov2.targets import Center
 from pospre.algorithms.droppos import DroppedPositions
 from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import EncoderPass
+from pospre.model.position_task import PositionObjective
 from pospre.training.watch.collapse import Collapse, effective_rank, spread
 from pospre.training.watch.divergence import Divergence
 from pospre.training.watch.gradients import GradientNorms
@@ -159,6 +160,36 @@ def test_a_position_that_is_not_dropped_is_seen(
     assert max(accuracies(80)) > 0.4
     said = capsys.readouterr().err
     assert said.count("droppos knows where patches are without looking at them") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("droppos", {"mask_ratio": 0.0}, 1 / 12),
+        ("droppos", {"mask_ratio": 0.5}, 1 / 14),
+        ("mp3", {}, 1 / 16),
+        ("mp3", {"position_rate": 0.25}, 1 / 12),
+        ("mp3", {"position_rate": 0.25, "count_shown": True}, 5 / 16),
+    ],
+)
+def test_chance_is_what_those_reach_who_see_no_image(
+    name: str, options: dict[str, Any], expected: float
+) -> None:
+    """Who knows the positions that are told, and else guesses among the others."""
+    case = Case((name,), {name: {"temperature": None, **options}}, {"patch_size": 8, "depth": 1})
+    model, algorithms = case.build()
+    batch = written(model, algorithms, case.batch(256))
+    head = model.objectives[name]
+    assert isinstance(head, PositionObjective)
+    torch.manual_seed(0)
+    places = batch["view/keep"] if name == "droppos" else torch.arange(16).expand(256, 16)
+    told = batch.get(f"{name}/shown", torch.zeros(256, 16, dtype=torch.bool)).view(places.shape)
+    taken = torch.zeros(256, 16).scatter_add(1, places, told.float())
+    logits = torch.rand(*places.shape, 16) - 9 * taken.unsqueeze(1)
+    right = torch.nn.functional.one_hot(places, 16) * told.unsqueeze(-1)
+    accuracy = head.metrics({"logits": logits + 99 * right}, batch)["accuracy"]
+    assert head.chance(batch) == pytest.approx(expected)
+    assert accuracy.item() == pytest.approx(expected, abs=0.02)
 
 
 class Slow(Dataset[dict[str, Tensor]]):
