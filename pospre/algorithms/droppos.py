@@ -255,6 +255,11 @@ class DropPos(PretrainAlgorithm):
     def _ratio(self) -> float:
         return 0.75 if self.mask_ratio is None else self.mask_ratio
 
+    def couples_samples(self) -> str | None:
+        """Return what looks at all samples of a forward at once."""
+        whole = self.temperature is not None or self.ignore_confident
+        return "the weights of patches" if whole else None
+
     def write(self, batch: Batch, model: PretrainModel) -> None:
         """Draw the visible patches (unless a host did) and which of them keep their position."""
         _check_teacher(self, model)

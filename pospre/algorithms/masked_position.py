@@ -175,6 +175,10 @@ class MaskedPosition(PretrainAlgorithm):
         model.registry.join_pass("teacher", "masked_position")
         model.add_objective("masked_position", PositionMatching(model, self))
 
+    def couples_samples(self) -> str | None:
+        """Return what looks at all samples of a forward at once."""
+        return "the targets"
+
     def write(self, batch: Batch, model: PretrainModel) -> None:
         """Draw which positions of the student's global crops are masked."""
         grid = model.grid("global")

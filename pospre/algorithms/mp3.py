@@ -203,6 +203,10 @@ class MP3(PretrainAlgorithm):
             model.registry.add_pass("affinity", "mp3", EncoderPass(grad=False))
         model.add_objective("mp3", PatchPositions(model.encoder, self))
 
+    def couples_samples(self) -> str | None:
+        """Return what looks at all samples of a forward at once."""
+        return None if self.temperature is None else "the weights of patches"
+
     def write(self, batch: Batch, model: PretrainModel) -> None:
         """Draw the context, and which patches are told their position."""
         patches = model.encoder.num_patches

@@ -173,6 +173,9 @@ class BatchFiller:
         # a flipped bit mostly gives an image all the same
         if sums is not None and crc32c(sample.encoded.numpy().data) != sums[index]:
             raise DecodeError("its bytes are not those that were written")
+        classes = self.reader.classes
+        if classes is not None and not -1 <= sample.label < len(classes):
+            raise DecodeError(f"its label {sample.label} is none of the {len(classes)} classes")
         watch.lap("read")
         image = OpenedImage(sample.encoded, self.reader.decoding)
         watch.lap("decode")  # of what is no JPEG, all of it

@@ -103,6 +103,13 @@ class PretrainAlgorithm(Algorithm):
         """Move the teacher if this algorithm's momentum counts; ``progress`` began the step."""
         model.teachers.update(progress.step, owner=self.module_name())
 
+    def couples_samples(self) -> str | None:
+        """Return what of it looks at all samples of a forward at once, as a plural; None: nothing.
+
+        The gradients of several microbatches, or of several ranks, are then not those of one batch.
+        """
+        return None
+
     def match(self, event: Event, state: State) -> bool:
         """Run at INIT, at the start of training, before every forward, and when a step is done."""
         return event in (Event.INIT, Event.FIT_START, Event.BEFORE_FORWARD, Event.BATCH_END)

@@ -58,6 +58,11 @@ class Frozen(nn.Module):
         with torch.no_grad():
             return self.module(*arguments, **options)
 
+    def fsdp_wrap_fn(self, module: nn.Module) -> bool:
+        """Tell Composer's FSDP2 to shard the copy as the original is sharded."""
+        original = getattr(self.module, "fsdp_wrap_fn", None)
+        return original is not None and original(module)
+
 
 class TeacherManager:
     """Who follows whom by momentum, and how fast.

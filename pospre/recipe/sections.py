@@ -215,6 +215,12 @@ class Schedule(Section):
 class Fsdp(Section):
     """Options of FSDP2; checkpoints stay single files, whatever the number of ranks."""
 
+    shard_degree: int | None = Field(
+        default=None,
+        gt=0,
+        description="ranks that share one copy of the model, further ranks have further copies "
+        "(hybrid sharding); None: all share one",
+    )
     reshard_after_forward: bool = True
     mixed_precision: Literal["FULL", "DEFAULT", "PURE"] = Field(
         default="FULL",
@@ -255,8 +261,19 @@ class Trainer(Section):
         default=None, description="a figure measured in training: EVALUATION/FIGURE, as knn/top1"
     )
     autoresume: bool = True
-    microbatch_size: int | None = Field(default=None, gt=0)
-    compile: bool = False
+    microbatch_size: Annotated[int, Field(gt=0)] | Literal["auto"] | None = Field(
+        default=None,
+        description="samples of a rank's batch that are on the device at once; auto: as many as "
+        "fit, found before the first step; None: all",
+    )
+    activation_checkpointing: bool | Literal["offload"] = Field(
+        default=False,
+        description="true: blocks keep their inputs alone and are computed again in the backward "
+        "pass; offload: and the inputs wait in the CPU's memory",
+    )
+    compile: bool | Literal["blocks"] = Field(
+        default=False, description="true: the model's forward as one; blocks: every block alone"
+    )
     fsdp: Fsdp | None = None
     clip_grad: ClipGrad | None = None
     log_interval: int = Field(default=10, gt=0, description="steps between lines of metrics.jsonl")

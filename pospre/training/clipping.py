@@ -1,4 +1,4 @@
-"""Gradient clipping by the three norms in use, and gradients that are means over the ranks."""
+"""Gradient clipping by the three norms in use."""
 
 from collections.abc import Callable, Iterable
 
@@ -6,43 +6,11 @@ import torch
 from composer.algorithms import GradientClipping
 from composer.core import Algorithm, Event, State
 from composer.loggers import Logger
-from composer.utils import dist
-from torch import Tensor, distributed
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from pospre.model.algorithm import pretrain_model
 from pospre.recipe.sections import ClipGrad
-
-
-class MeanOverRanks(Algorithm):
-    """Divide FSDP2's gradients by the number of ranks where gloo returned their sum.
-
-    FSDP2 asks for the mean over ranks; gloo's reduce-scatter gives the sum without a word (torch
-    2.7) or the mean (2.14): a number of its own tells which. AdamW hardly shows a sum, clipping
-    does. NCCL averages.
-    """
-
-    divisor: float = 1.0
-
-    def match(self, event: Event, state: State) -> bool:
-        """Run once at the start, and when a step's gradients are there, before they are clipped."""
-        return event in (Event.FIT_START, Event.AFTER_TRAIN_BATCH)
-
-    def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Turn every sum into a mean."""
-        if event == Event.FIT_START:
-            self.divisor = mean_of_ones()
-        elif self.divisor != 1:
-            for parameter in state.model.parameters():
-                if parameter.grad is not None:
-                    parameter.grad.div_(self.divisor)
-
-
-def mean_of_ones() -> float:
-    """Return what this backend makes of the mean over ranks of 1."""
-    ones, mean = torch.ones(dist.get_world_size()), torch.empty(1)
-    distributed.reduce_scatter_tensor(mean, ones, op=distributed.ReduceOp.AVG)
-    return mean.item()
 
 
 class PerTensorClipping(Algorithm):

@@ -17,6 +17,7 @@ from pospre.training.data import build_data, build_views
 from pospre.training.device import build_device
 from pospre.training.loggers import check_loggers
 from pospre.training.optim import build_optimizer
+from pospre.training.parallel import num_copies
 from pospre.training.resolve import resolve
 from pospre.training.schedule import StepSchedule, build_schedule
 
@@ -43,6 +44,8 @@ def build_components(recipe: Recipe) -> Components:
     """Return the recipe, resolved with its data, and what it is made of."""
     check_loggers(recipe)
     device = build_device(recipe)
+    if recipe.trainer.fsdp is not None:
+        num_copies(recipe.trainer.fsdp)  # or an error
     views = build_views(recipe)
     loader = build_data(recipe, views)
     recipe = resolve(recipe, loader.reader)

@@ -1,7 +1,8 @@
-"""The device of a recipe."""
+"""The device of a recipe, and the precision there."""
 
 import torch
 from composer.devices import Device
+from composer.models import ComposerModel
 from composer.utils import get_device
 
 from pospre.errors import UserError
@@ -21,10 +22,22 @@ def build_device(recipe: Recipe) -> Device:
     if device.name == "cpu" and precision == "amp_fp16":
         raise UserError("trainer.precision = amp_fp16 needs a GPU; on the CPU use fp32 or amp_bf16")
     for name, view in recipe.data.views.items():
-        if device.name == "cpu" and recipe.trainer.compile and view.augment.erase_rate:
+        if device.name == "cpu" and recipe.trainer.compile is True and view.augment.erase_rate:
             # torch 2.7's inductor frees memory twice in the C++ that it writes for this
             raise UserError(
                 f"trainer.compile on the CPU crashes with data.views.{name}.augment.erase_rate > 0 "
                 "(torch 2.7); leave one of them out, or use a GPU"
             )
     return device
+
+
+def cast_as_told(model: ComposerModel, recipe: Recipe, device: Device) -> str:
+    """Return the precision for Composer, which has mixed ones on GPUs only.
+
+    On the CPU the model casts by itself: its forward is replaced.
+    """
+    precision = recipe.trainer.precision
+    if precision != "amp_bf16" or device.name != "cpu":
+        return precision
+    model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)  # type: ignore
+    return "fp32"

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
 from composer.core import Callback
 from composer.utils import dist
 
@@ -24,6 +25,7 @@ from pospre.training.checkpoints.reading import Checkpoint, open_newest, read_on
 from pospre.training.checkpoints.uploads import Uploads, files_of, lacks, restore_metrics
 from pospre.training.checkpoints.versions import warn_of_other_versions
 from pospre.training.components import Components, build_components
+from pospre.training.microbatch import out_of_memory
 from pospre.training.ranks import from_rank_zero, print_once
 from pospre.training.run_folder import check_folder, clear, compare_recipes, write_recipe
 from pospre.training.start import load_weights
@@ -137,6 +139,12 @@ def fit(
         print_once(f"going on from {start.uri}")
     try:
         trainer.fit()
+    except torch.OutOfMemoryError as error:
+        raise UserError(
+            f"the device ran out of memory in step {trainer.state.timestamp.batch.value + 1} "
+            f"({error}). Use {out_of_memory(run.recipe)}; the same command goes on from the last "
+            "checkpoint"
+        ) from error
     finally:
         signals.give_back()
         trainer.engine.close()  # trainer.close() would also wait for ranks, and one may have failed

@@ -48,6 +48,7 @@ FREE_KEYS = (
     "trainer.keep_best",
     "trainer.autoresume",
     "trainer.microbatch_size",
+    "trainer.activation_checkpointing",
     "trainer.compile",
     "trainer.fsdp",
     "trainer.log_interval",

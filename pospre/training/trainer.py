@@ -3,17 +3,19 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from composer import Trainer
 from composer.core import Callback, DataSpec
-from composer.utils import FSDP2Config, ParallelismConfig
+from composer.utils import ParallelismConfig
 
-from pospre.recipe.recipe import Recipe
+from pospre.training.blocks import compile_blocks, recompute_blocks
 from pospre.training.checkpoints.saver import CheckpointSaver
 from pospre.training.checkpoints.uploads import Uploads
-from pospre.training.clipping import MeanOverRanks, build_clipping
+from pospre.training.clipping import build_clipping
 from pospre.training.components import Components
+from pospre.training.device import cast_as_told
 from pospre.training.loggers import build_loggers
+from pospre.training.microbatch import microbatch_size
+from pospre.training.parallel import MeanOverRanks, build_sharding
 from pospre.training.watch.build import build_watchers
 from pospre.training.watch.divergence import Divergence
 from pospre.training.watch.gradients import GradientNorms
@@ -46,11 +48,13 @@ def build_trainer(
     """
     recipe, model, device = components.recipe, components.model, components.device
     options = recipe.trainer
-    precision = options.precision
-    if precision == "amp_bf16" and device.name == "cpu":
-        # Composer has mixed precision on GPUs only.
-        model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)  # type: ignore
-        precision = "fp32"
+    microbatch = microbatch_size(components)  # before anything below changes the model
+    precision = cast_as_told(model, recipe, device)
+    if options.compile == "blocks":
+        compile_blocks(model)
+    if options.activation_checkpointing:
+        recompute_blocks(model, offload=options.activation_checkpointing == "offload")
+    sharding = build_sharding(options.fsdp)
     callbacks = _callbacks(components, earlier, uploads, signals, more_callbacks)
     return Trainer(
         model=model,
@@ -63,7 +67,7 @@ def build_trainer(
             *build_clipping(options.clip_grad),
             # last here is first when gradients are there: Composer reverses the order then
             *([GradientNorms(options.log_interval)] if recipe.callbacks.gradient_norms else []),
-            *([MeanOverRanks()] if options.fsdp and device.dist_backend == "gloo" else []),
+            *([MeanOverRanks()] if sharding and device.dist_backend == "gloo" else []),
         ],
         optimizers=components.optimizer,
         schedulers=components.schedule,
@@ -72,13 +76,13 @@ def build_trainer(
         loggers=build_loggers(recipe),
         run_name=recipe.run_name,
         progress_bar=False,
-        parallelism_config=_parallelism(recipe),
+        parallelism_config=None if sharding is None else ParallelismConfig(fsdp2=sharding),
         device=device,
         precision=precision,
-        device_train_microbatch_size=options.microbatch_size,
+        device_train_microbatch_size=microbatch,
         seed=recipe.seed,
         dist_timeout=options.dist_timeout,
-        compile_config={} if options.compile else None,
+        compile_config={} if options.compile is True else None,
     )
 
 
@@ -116,10 +120,3 @@ def _callbacks(
     if options.progress_bar:
         callbacks.append(ProgressBar(components.total_steps))
     return callbacks
-
-
-def _parallelism(recipe: Recipe) -> ParallelismConfig | None:
-    if recipe.trainer.fsdp is None:
-        return None
-    options = recipe.trainer.fsdp.model_dump()
-    return ParallelismConfig(fsdp2=FSDP2Config(state_dict_type="full", **options))

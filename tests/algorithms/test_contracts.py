@@ -10,14 +10,6 @@ from pospre import attach
 from pospre.model.algorithm import algorithm_class, algorithm_names
 from tests.algorithms.cases import HOST_OF, OPTIONS, Case, Options, make_optimizer, train, written
 
-COUPLED = {
-    "dinov2": "Sinkhorn and KoLeo see the whole batch",
-    "masked_position": "Sinkhorn sees the whole batch",
-    "lut": "batch norm sees the whole batch",
-    "droppos": "attentive weights are normalised over the batch, as published",
-}
-"""Losses that depend on the other samples by definition; the others must not."""
-
 DRAWING: Options = {
     "mp3": {"position_rate": 0.5},
     "lut": {"symmetric": True, "target_mask_ratio": 0.5},
@@ -128,17 +120,35 @@ def test_bf16_loss_is_finite_and_near_fp32(name: str) -> None:
     torch.testing.assert_close(half, full, rtol=0.05, atol=0.05)
 
 
-def test_loss_is_the_mean_over_any_split_of_the_batch(name: str) -> None:
-    if name in COUPLED and name != "droppos":
-        pytest.skip(COUPLED[name])
-    case = case_of(name, **({"temperature": None} if name == "droppos" else {}))
+def test_microbatches_sum_to_the_batch_unless_it_says_that_samples_are_coupled(name: str) -> None:
+    options: list[dict[str, object]] = [{}]
+    if name == "droppos":
+        options.append({"temperature": None})
+    split = [slice(0, 3), slice(3, 4)]
+    if name == "lut":  # whose batch norm takes no single sample
+        split = [slice(0, 2), slice(2, 4)]
+    for chosen in options:
+        case = case_of(name, **chosen)
+        says = any(algorithm.couples_samples() for algorithm in case.build()[1])
+        whole, parts = _gradients(case, [slice(0, 4)]), _gradients(case, split)
+        assert whole.keys() == parts.keys()
+        near = all(torch.allclose(parts[key], whole[key], 1e-3, 1e-5) for key in whole)
+        assert near != says
+
+
+def _gradients(case: Case, microbatches: list[slice]) -> dict[str, torch.Tensor]:
+    """Return the loss and all gradients as Composer sums them over microbatches of four samples."""
     model, algorithms = case.build()
-    parts = []
-    for rows in (slice(0, 4), slice(0, 2), slice(2, 4)):
-        part = {key: value[rows] for key, value in case.batch().items()}
-        inputs = written(model, algorithms, part)
-        parts.append(model.loss(model(inputs), inputs)["total"])
-    torch.testing.assert_close(parts[0], (parts[1] + parts[2]) / 2, rtol=1e-4, atol=1e-5)
+    total = torch.zeros(())
+    for rows in microbatches:
+        inputs = written(
+            model, algorithms, {key: value[rows] for key, value in case.batch().items()}
+        )
+        loss = model.loss(model(inputs), inputs)["total"] * ((rows.stop - rows.start) / 4)
+        loss.backward()
+        total += loss.detach()
+    gradients = {k: p.grad for k, p in model.named_parameters() if p.grad is not None}
+    return {"total": total, **gradients}
 
 
 def test_what_is_written_depends_on_seed_epoch_and_index_alone(name: str) -> None:

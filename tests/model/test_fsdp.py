@@ -1,4 +1,4 @@
-"""FSDP2 on two gloo ranks is the unwrapped model."""
+"""FSDP2, whole and in copies, and DDP on gloo ranks are the unwrapped model."""
 
 import os
 import sys
@@ -20,11 +20,20 @@ CASES = (*("+".join((*HOST_OF.get(name, ()), name)) for name in algorithm_names(
 
 
 @pytest.mark.timeout(900)
-def test_two_ranks_equal_one_process():
-    script = Path(__file__).with_name("two_ranks.py")
+@pytest.mark.parametrize(
+    ("ranks", "cases", "shapes"),
+    [(2, CASES, ("2", "DDP")), (4, TOGETHER, ("2x2",))],
+    ids=["two", "four"],
+)
+def test_several_ranks_equal_one_process(
+    ranks: int, cases: tuple[str, ...], shapes: tuple[str, ...]
+) -> None:
+    script = Path(__file__).with_name("sharded_step.py")
     environment = os.environ | {"PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1"}
-    launcher = [sys.executable, "-m", "composer.cli.launcher", "-n", "2"]
-    done = finished([*launcher, str(script), *CASES], limit=600, env=environment)
+    launcher = [sys.executable, "-m", "composer.cli.launcher", "-n", str(ranks)]
+    done = finished([*launcher, str(script), *cases], limit=600, env=environment)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    for case in (*CASES, "KoLeo alone"):
-        assert f"{case}: loss" in done.stdout
+    compiled = ["compiled blocks"] if ranks == 2 else []
+    for case in (*cases, "centering", "KoLeo alone", *compiled):
+        for shape in shapes:
+            assert f"{case} on {shape}: loss" in done.stdout

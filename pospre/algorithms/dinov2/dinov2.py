@@ -270,6 +270,10 @@ class DINOv2(PretrainAlgorithm):
         """How global crops are masked."""
         return CropMasking(self.mask_crop_rate, self.mask_ratio, stratified=self.official)
 
+    def couples_samples(self) -> str | None:
+        """Return what looks at all samples of a forward at once."""
+        return "the targets and KoLeo" if self.koleo_weight else "the targets"
+
     def write(self, batch: Batch, model: PretrainModel) -> None:
         """Draw which patches of the student's global crops are masked."""
         batch[MASK_KEY] = self.masking.draw(batch, model.grid("global"), model.seed)

@@ -218,6 +218,10 @@ class IJEPA(PretrainAlgorithm):
             return None
         return Momentum(self.momentum_start, self.momentum_end, self.momentum_shape)
 
+    def couples_samples(self) -> str | None:
+        """Return what looks at all samples of a forward at once."""
+        return "the sizes of masks" if self.official else None
+
     def write(self, batch: Batch, model: PretrainModel) -> None:
         """Draw the context and the target blocks."""
         keys = draws.sample_keys(model.seed, batch[EPOCH], batch[INDEX], 0, "ijepa/blocks")

@@ -212,6 +212,10 @@ class LUT(PretrainAlgorithm):
             twin = replace(host, group=group, keep=keep, needs_patches=True)
             model.registry.add_pass(STUDENT[group], "lut", twin)
 
+    def couples_samples(self) -> str | None:
+        """Return what looks at all samples of a forward at once."""
+        return "the batch norms"
+
     def write(self, batch: Batch, model: PretrainModel) -> None:
         """Choose what of the second view is seen, and share the crop for patch-wise targets."""
         _check_batch(batch, model)
@@ -329,9 +333,7 @@ def _check_late(model: PretrainModel) -> None:
 
 def _check_batch(batch: Batch, model: PretrainModel) -> None:
     """Raise ``UserError`` for a single sample, which batch norm cannot train on."""
-    index = batch[INDEX]
-    shared = index.is_cuda and dist.get_world_size() > 1
-    if len(index) == 1 and model.training and not shared:
+    if len(batch[INDEX]) == 1 and model.training and dist.get_world_size() == 1:
         raise UserError(
             "algorithms.lut has batch norm in its heads and cannot train on one sample at a time. "
             "Raise trainer.microbatch_size, or data.batch_size per device; no last microbatch may "

@@ -1,19 +1,37 @@
 """The two-layer head with batch norm of BYOL and LUT, used as projector and as predictor."""
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.nn.functional import all_reduce
 
 
-class RankBatchNorm(nn.SyncBatchNorm):
-    """Batch norm whose statistics are those of all GPUs' rows.
+class RankBatchNorm(nn.BatchNorm1d):
+    """Batch norm whose statistics are those of all ranks' rows, of which each has as many.
 
-    torch can gather them from GPUs only: on CPUs every rank normalises by its own rows.
+    As torch's ``SyncBatchNorm``, which is for GPUs only and which DDP refuses on CPUs.
     """
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise (rows, D)."""
-        if input.device.type == "cpu":
-            return super(nn.SyncBatchNorm, self).forward(input)  # the plain one
-        return super().forward(input)
+        if not (self.training and dist.is_available() and dist.is_initialized()):
+            return super().forward(input)
+        with torch.autocast(input.device.type, enabled=False):
+            rows, count = input.float(), len(input) * dist.get_world_size()
+            mean = all_reduce(rows.sum(0)) / count
+            centred = rows - mean
+            variance = all_reduce(centred.square().sum(0)) / count
+            self._follow(mean.detach(), variance.detach() * (count / (count - 1)))
+            normalised = centred * (variance + self.eps).rsqrt() * self.weight + self.bias
+        return normalised.to(input.dtype)
+
+    @torch.no_grad()
+    def _follow(self, mean: Tensor, variance: Tensor) -> None:
+        assert self.running_mean is not None and self.running_var is not None
+        assert self.num_batches_tracked is not None and self.momentum is not None
+        self.num_batches_tracked += 1
+        self.running_mean.lerp_(mean, self.momentum)
+        self.running_var.lerp_(variance, self.momentum)
 
 
 class Projector(nn.Sequential):

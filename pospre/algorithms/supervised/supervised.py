@@ -197,6 +197,10 @@ class Supervised(PretrainAlgorithm):
     def _mixes(self) -> bool:
         return bool(self.mix_rate and (self.mixup or self.cutmix))
 
+    def couples_samples(self) -> str | None:
+        """Return what looks at all samples of a forward at once."""
+        return "the pairs that are mixed" if self._mixes else None
+
     def write(self, batch: Batch, model: PretrainModel) -> None:
         """Draw who is mixed how, and the visible patches."""
         if self._mixes:

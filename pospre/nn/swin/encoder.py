@@ -249,6 +249,10 @@ class SwinEncoder(PatchEncoder):
         side = round(num_visible**0.5)
         return side * side == num_visible and side % MERGED == 0
 
+    def fsdp_wrap_fn(self, module: nn.Module) -> bool:
+        """Tell Composer's FSDP2 to shard block by block."""
+        return isinstance(module, SwinBlock)
+
     def block_of(self, name: str) -> int | None:
         """Count through the stages; the merging that opens one is a part of its first block."""
         found = re.match(r"layers\.(\d+)\.(?:blocks\.(\d+)|downsample)\.", name)

@@ -1,8 +1,10 @@
-"""The head of LUT: shapes, names, statistics, devices."""
+"""The head of LUT: shapes, names, statistics, ranks."""
 
+import pytest
 import torch
 from torch import nn
 
+from pospre.algorithms.lut import projector
 from pospre.algorithms.lut.projector import Projector
 from pospre.model.teacher import Frozen
 
@@ -38,8 +40,21 @@ def test_a_frozen_copy_keeps_its_statistics() -> None:
     assert all(torch.equal(frozen.state_dict()[key], value) for key, value in before.items())
 
 
-def test_on_gpus_the_statistics_are_shared() -> None:
-    norms = [part for part in Projector(6, 8, 5).modules() if isinstance(part, nn.SyncBatchNorm)]
-    assert len(norms) == 1
-    with torch.device("meta"):
-        assert Projector(6, 8, 5)(torch.empty(7, 6)).shape == (7, 5)
+def test_among_ranks_it_is_the_plain_head_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = Projector(6, 8, 5)
+    twin, rows = plain(head), torch.randn(7, 6)
+    expected = twin(rows)
+    expected.square().sum().backward()
+    monkeypatch.setattr(projector.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(projector.dist, "get_world_size", lambda: 3)  # with the same rows each
+    monkeypatch.setattr(projector, "all_reduce", lambda value: 3 * value)
+    found = head(rows)
+    found.square().sum().backward()
+    torch.testing.assert_close(found, expected)
+    for name, parameter in twin.named_parameters():
+        torch.testing.assert_close(head.get_parameter(name).grad, parameter.grad)
+    state = head.state_dict()
+    unbiased = (twin[1].running_var - 0.9) * (6 / 7) * (21 / 20) + 0.9  # of 21 rows, not of 7
+    torch.testing.assert_close(state.pop("1.running_var"), unbiased)
+    for name, value in state.items():
+        torch.testing.assert_close(value, twin.state_dict()[name])

@@ -115,7 +115,10 @@ def flip_a_bit(path: Path, where: str = "image", index: int = 2) -> None:
     """Damage the bytes of a sample, or what says where they lie, as a bad disk would."""
     content = bytearray(path.read_bytes())
     begin, end = np.frombuffer(content, "<u4", 2, 4 * (index + 1)).tolist()
-    content[{"image": (begin + end) // 2, "sizes": begin, "offset": 4 * (index + 1)}[where]] ^= 4
+    (image_size,) = np.frombuffer(content, "<u4", 1, begin).tolist()
+    places = {"image": (begin + end) // 2, "sizes": begin, "offset": 4 * (index + 1)}
+    places["label"] = begin + 8 + image_size  # behind the sizes of image and path
+    content[places[where]] ^= 4
     path.write_bytes(content)
 
 
@@ -126,7 +129,8 @@ def loader_of(address: str | Path, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("num_workers", "where"), [(0, "image"), (2, "image"), (2, "sizes"), (2, "offset")]
+    ("num_workers", "where"),
+    [(0, "image"), (2, "image"), (2, "sizes"), (2, "offset"), (2, "label")],
 )
 def test_a_shard_damaged_in_the_cache_is_fetched_again(
     upload: Any, server: FlakyS3, stored: Any, num_workers: int, where: str

@@ -1,0 +1,184 @@
+"""How many samples of a rank's batch are on the device at once, and whether that changes the loss.
+
+``trainer.microbatch_size: auto`` tries steps before training, on a copy of the model that is thrown
+away. Meanwhile no rank talks to another: what others would send is made up, at its true size. So a
+rank that runs out of memory keeps nobody waiting, and the training that follows is the one that the
+size gives from the start.
+"""
+
+import copy
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from composer.core import Precision, get_precision_context
+from composer.distributed.prepare_distributed import parallelize_composer_model
+from composer.utils import dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+from pospre.batch import EPOCH, INDEX, LABEL, Batch, box_key, flip_key, image_key
+from pospre.errors import UserError
+from pospre.model.algorithm import prepare
+from pospre.model.model import PretrainModel
+from pospre.recipe.recipe import Recipe
+from pospre.training.blocks import recompute_blocks
+from pospre.training.components import Components
+from pospre.training.device import cast_as_told
+from pospre.training.optim import build_optimizer
+from pospre.training.parallel import build_sharding
+from pospre.training.ranks import print_once
+
+_SHARE = 0.9  # of a GPU's memory that a trial may take: training has collectives' buffers as well
+
+
+def microbatch_size(run: Components) -> int | None:
+    """Return the samples of a rank that are on the device at once; None: all of them.
+
+    Raises:
+        UserError: the recipe leaves it open, and not even one sample fits.
+    """
+    asked, whole = run.recipe.trainer.microbatch_size, run.loader.batch_size
+    size = _largest(run) if asked == "auto" else asked
+    if size is not None and size < whole:
+        for algorithm in run.algorithms:
+            coupled = algorithm.couples_samples()
+            if coupled is not None:
+                print_once(
+                    f"trainer.microbatch_size = {size} of a rank's {whole}: {coupled} of "
+                    f"{algorithm.module_name()} see {size} samples at once, so the losses are not "
+                    "those of the whole batch"
+                )
+    return size
+
+
+def out_of_memory(recipe: Recipe) -> str:
+    """Return what to do about a model that does not fit on its device."""
+    used, options = recipe.trainer, []
+    if used.microbatch_size != 1:
+        options.append("a smaller trainer.microbatch_size (or auto)")
+    if not used.activation_checkpointing:
+        options.append("trainer.activation_checkpointing=true")
+    if used.fsdp is None:
+        options.append("trainer.fsdp={} on several GPUs")
+    return ", ".join([*options, "more GPUs, or a smaller encoder"])
+
+
+def _largest(run: Components) -> int:
+    """Return the largest of the batch, its half, its quarter … that fits on every rank."""
+    whole = size = run.loader.batch_size
+    while _failed_anywhere(run, size):
+        if size == 1:
+            raise UserError(
+                "trainer.microbatch_size = auto: the device runs out of memory with one sample at "
+                f"a time. Use {out_of_memory(run.recipe)}"
+            )
+        size = size // 2
+    print_once(f"trainer.microbatch_size = auto: {size} of a rank's {whole} samples at a time")
+    return size
+
+
+def _failed_anywhere(run: Components, size: int) -> bool:
+    """Try ``size`` samples on every rank; all ranks return the same."""
+    on_gpu = run.device.name == "gpu"
+    if on_gpu:
+        torch.cuda.set_per_process_memory_fraction(_SHARE)
+    try:
+        _try(run, size)
+        failed = 0
+    except torch.OutOfMemoryError:
+        failed = 1
+    gc.collect()
+    if on_gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    found = run.device.tensor_to_device(torch.tensor(failed))
+    if dist.get_world_size() > 1:
+        dist.all_reduce(found, "MAX")
+    return bool(found)
+
+
+def _try(run: Components, size: int) -> None:
+    """Take two steps on a copy of the model; the second has the optimiser's state beside it."""
+    recipe, options = run.recipe, run.recipe.trainer
+    model = copy.deepcopy(run.model)
+    precision = cast_as_told(model, recipe, run.device)
+    if options.activation_checkpointing:
+        recompute_blocks(model, offload=options.activation_checkpointing == "offload")
+    optimizer = build_optimizer(model, recipe.optimizer, batch_size=recipe.data.batch_size)
+    buckets = _place(run, model, optimizer, precision)
+    batch = run.device.batch_to_device(_made_up(run, size))
+    with _alone():
+        for _ in range(2):
+            inputs = prepare(model, run.algorithms, dict(batch), 0.0)
+            with get_precision_context(precision):
+                loss = model.loss(model(inputs), inputs)["total"]
+            loss.backward()
+            optimizer.step()
+    del buckets
+
+
+def _place(
+    run: Components, model: PretrainModel, optimizer: torch.optim.Optimizer, precision: str
+) -> list[Tensor]:
+    """Put the model where the training has it; return what DDP would keep besides."""
+    config = build_sharding(run.recipe.trainer.fsdp)
+    if config is None:
+        run.device.module_to_device(model)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        return [torch.empty_like(p) for p in trained] if dist.get_world_size() > 1 else []
+    kind = "cuda" if run.device.name == "gpu" else run.device.name
+    shape = (config.num_copies or 1, dist.get_world_size() // (config.num_copies or 1))
+    mesh = init_device_mesh(kind, shape, mesh_dim_names=("copies", "shards"))
+    config.device_mesh = mesh if config.num_copies else mesh["shards"]
+    parallelize_composer_model(model, optimizer, config, Precision(precision))
+    return []
+
+
+def _made_up(run: Components, size: int) -> Batch:
+    """Return a batch of black views of the sizes that the loader's have."""
+    reader = run.loader.reader
+    channels, dtype = reader.decoding.channels, torch.uint8
+    if reader.features is not None:
+        channels, dtype = 1, torch.float32
+    batch = {
+        INDEX: torch.arange(size),
+        EPOCH: torch.zeros(size, dtype=torch.int64),
+        LABEL: torch.zeros(size, dtype=torch.int64),
+    }
+    for name, group in run.model.views.items():
+        pixels = torch.zeros(size, group.count, *group.shape, channels, dtype=dtype)
+        batch[image_key(name)] = pixels.movedim(-1, 2)
+        batch[box_key(name)] = torch.tensor([0.0, 0.0, 1.0, 1.0]).repeat(size, group.count, 1)
+        batch[flip_key(name)] = torch.zeros(size, group.count, dtype=torch.bool)
+    return batch
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Let collectives return at once: gathered are copies of what this rank has."""
+
+    def all_gather_into_tensor(
+        output_tensor: Tensor, input_tensor: Tensor, *_: Any, **__: Any
+    ) -> None:
+        own = input_tensor.clone()  # which may be a part of the output
+        output_tensor.view(-1, own.numel()).copy_(own.view(1, -1))
+
+    def all_gather(tensor_list: list[Tensor], tensor: Tensor, *_: Any, **__: Any) -> None:
+        for part in tensor_list:
+            part.copy_(tensor)
+
+    def reduce_scatter_tensor(output: Tensor, input: Tensor, *_: Any, **__: Any) -> None:
+        output.copy_(input.flatten()[: output.numel()].view_as(output))
+
+    with mock.patch.multiple(
+        "torch.distributed",
+        all_gather=all_gather,
+        all_gather_into_tensor=all_gather_into_tensor,
+        all_reduce=lambda *_, **__: None,
+        reduce_scatter_tensor=reduce_scatter_tensor,
+    ):
+        yield

@@ -1,0 +1,125 @@
+"""Run by ``composer -n 2`` or ``-n 4``: a step on all ranks beside the same step of one process.
+
+Every rank trains on its share of the batch; the mean of the losses, and the weights after the step,
+must be those of one process that saw the whole batch. On two ranks the model is sharded by FSDP2,
+and wrapped by DDP; on four it is in two copies of two shards.
+"""
+
+import sys
+
+import torch
+from composer.core import Precision
+from composer.distributed.prepare_distributed import parallelize_composer_model
+from composer.utils import dist
+from composer.utils.parallelism import FSDP2Config
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from pospre.model.algorithm import PretrainAlgorithm, Progress
+from pospre.model.model import PretrainModel
+from pospre.training.blocks import compile_blocks, recompute_blocks
+from pospre.training.parallel import gradient_of_ones, suit_gloo
+from tests.algorithms.cases import Case, Options, written
+
+LEARNING_RATE = 0.1
+# KoLeo's nearest neighbours are those in the rank's own samples, as published; the other losses of
+# dinov2 see all ranks'. So neither the whole batch nor its shares can be the measure of both: the
+# others are compared without KoLeo, on the whole batch, and KoLeo without them, on the shares.
+# So with DropPos's weights, which are normalised over the rank's own samples, beside batch norm.
+WITHOUT_KOLEO: Options = {"dinov2": {"koleo_weight": 0.0}}
+BESIDE_BATCH_NORM: Options = {"droppos": {"temperature": None}}
+CENTERING: Options = {"dinov2": {"koleo_weight": 0.0, "centering": "centering"}}
+KOLEO = Case(
+    ("dinov2",),
+    options={"dinov2": {"koleo_weight": 1.0, "dino_weight": 0.0, "ibot_weight": 0.0}},
+)
+
+
+def backward(
+    model: nn.Module,
+    bare: PretrainModel,
+    attached: list[PretrainAlgorithm],
+    batch: dict[str, Tensor],
+) -> Tensor:
+    inputs = written(bare, attached, batch)
+    loss = bare.loss(model(inputs), inputs)["total"]
+    loss.backward()
+    return loss.detach()
+
+
+def shares(case: Case) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
+    """Return the batch, and the two samples of each rank."""
+    ranks = range(dist.get_world_size())
+    batch = case.batch(2 * len(ranks))
+    return batch, [{k: v[2 * r : 2 * r + 2] for k, v in batch.items()} for r in ranks]
+
+
+def coupled(case: Case) -> bool:
+    """Whether its losses couple the samples of all ranks, through collectives."""
+    return bool({"dinov2", "lut"} & {*case.names}) and case is not KOLEO
+
+
+def finish(model: PretrainModel, attached: list[PretrainAlgorithm]) -> None:
+    """Let the teacher follow, as the end of a step does."""
+    for algorithm in attached:
+        algorithm.after_step(model, Progress(0.5, 0.5))
+
+
+def compare(
+    case: Case, title: str, shape: tuple[int, ...] | None, *, compiled: bool = False
+) -> None:
+    """Compare a step on a mesh of ranks of this shape, None for DDP, with that of one process.
+
+    With ``compiled`` blocks are also compiled alone and computed again in the backward pass.
+    """
+    world = dist.get_world_size()
+    alone, attached = case.build()
+    batch, parts = shares(case)
+    seen, rate = ([batch], LEARNING_RATE) if coupled(case) else (parts, LEARNING_RATE / world)
+    expected = torch.stack([backward(alone, alone, attached, part) for part in seen]).mean()
+    torch.optim.SGD(alone.parameters(), lr=rate).step()  # the mean of the gradients
+    finish(alone, attached)
+
+    spread, attached = case.build()
+    wrapped: nn.Module = spread
+    if compiled:
+        compile_blocks(spread, backend="aot_eager", fullgraph=True)
+        recompute_blocks(spread, offload=False)
+    divisor = 1.0
+    if shape is None:
+        wrapped = DistributedDataParallel(spread)
+    else:
+        names = ("copies", "shards")[-len(shape) :]
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+        config, divisor = FSDP2Config(device_mesh=mesh), gradient_of_ones(mesh)
+        parallelize_composer_model(spread, None, config, Precision.FP32)
+    loss = backward(wrapped, spread, attached, parts[dist.get_global_rank()])
+    torch.distributed.all_reduce(loss)
+    torch.optim.SGD(spread.parameters(), lr=LEARNING_RATE / divisor).step()
+    finish(spread, attached)
+    torch.testing.assert_close(loss / world, expected, rtol=1e-5, atol=1e-6)
+    weights = dict(alone.named_parameters())
+    for name, parameter in spread.named_parameters():
+        assert isinstance(parameter, DTensor) == (shape is not None), f"{name} is not sharded"
+        whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+        # measured: the same bits, but with dinov2, where one process sums over the whole batch what
+        # the ranks sum over shares and add; there 6e-7 of a tensor's largest weight at most
+        torch.testing.assert_close(whole, weights[name], rtol=1e-5, atol=1e-6)
+    how = "DDP" if shape is None else "x".join(map(str, shape))
+    print(f"{title} on {how}: loss {float(loss / world):.6f} equals {float(expected):.6f}")
+
+
+if __name__ == "__main__":
+    dist.initialize_dist("cpu", timeout=60)
+    suit_gloo()
+    shapes: list[tuple[int, ...] | None] = [(2,), None] if dist.get_world_size() == 2 else [(2, 2)]
+    for shape in shapes:
+        for names in sys.argv[1:]:
+            options = BESIDE_BATCH_NORM if "lut" in names else WITHOUT_KOLEO
+            compare(Case(tuple(names.split("+")), options=options), names, shape)
+        compare(Case(("dinov2",), options=CENTERING), "centering", shape)
+        compare(KOLEO, "KoLeo alone", shape)
+        if shape != (2, 2):
+            compare(Case(("ijepa",)), "compiled blocks", shape, compiled=True)

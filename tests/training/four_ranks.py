@@ -1,0 +1,45 @@
+"""Run by ``composer -n 4``: a run in two copies of two shards, and that run taken up in other ways.
+
+First the last rank runs out of memory with two samples, alone and in the middle of a step.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from composer.utils import dist
+
+from pospre.errors import run_command
+from pospre.nn.attention import EncoderBlock
+from pospre.train import main
+from tests.training.tiny_runs import curve
+
+RECIPE, RUNS, *OPTIONS = sys.argv[1:]
+FOLDER = Path(RUNS) / "four"
+forward = EncoderBlock.forward
+
+
+def train(*options: str) -> list[tuple[int, float, float]]:
+    """Train and return the curve, as rank 0 wrote it."""
+    assert run_command(lambda: main([RECIPE, *OPTIONS, "run_name=four", *options])) == 0
+    dist.barrier()
+    return curve(FOLDER)
+
+
+def run_out_of_memory(self: EncoderBlock, x: torch.Tensor, *arguments: Any) -> torch.Tensor:
+    if len(x) > 1 and dist.get_global_rank() == 3:
+        raise torch.OutOfMemoryError("two samples")
+    return forward(self, x, *arguments)
+
+
+if __name__ == "__main__":
+    EncoderBlock.forward = run_out_of_memory  # type: ignore
+    whole = train("trainer.fsdp={shard_degree: 2}", "trainer.microbatch_size=auto")
+    EncoderBlock.forward = forward  # type: ignore[method-assign]
+    if dist.get_global_rank() == 0:  # as if it had been killed
+        (FOLDER / "checkpoints" / "ep1-ba4.pt").unlink()
+    dist.barrier()
+    again = train("trainer.fsdp={shard_degree: 2}", "trainer.activation_checkpointing=offload")
+    for (_, loss, rate), (_, other_loss, other_rate) in zip(whole, again, strict=True):
+        assert abs(other_loss - loss) <= 1e-5 * loss and other_rate == rate, (whole, again)
