@@ -13,7 +13,7 @@ DEMO_IMAGES := 2000
 # What first-light trains: recipes sized for the machine at hand.
 FIRST_LIGHT ?= yamls/first_light/droppos.yaml yamls/first_light/mae.yaml
 
-.PHONY: help setup test test-newest certify certify-demo drill lint types demo data first-light speech bench-setup bench-loader bench-methods learn clean
+.PHONY: help setup test test-newest certify certify-demo drill lint types demo data first-light speech bench-setup bench-loader bench-methods check-plan gpu-report learn clean
 
 help: ## List the targets (this text).
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-14s %s\n", $$1, $$2}' Makefile
@@ -65,6 +65,12 @@ bench-loader: need-DATA setup ## Time our loader beside its peers on DATA=<folde
 
 bench-methods: setup ## Time a step of every method beside its peer, with FLOPs and peak memory.
 	PYTHONPATH=. $(PYTHON_RUN) tests/benchmarks/bench_methods.py $(ARGS)
+
+check-plan: setup ## How far `python -m pospre.plan` is off: its FLOPs and memory beside measured ones.
+	PYTHONPATH=. $(PYTHON_RUN) tests/benchmarks/check_plan.py $(ARGS)
+
+gpu-report: setup ## On a machine with GPUs: speed, memory and proofs of every method (images: DATA=…).
+	PYTHONPATH=. $(PYTHON_RUN) tests/benchmarks/gpu_report.py $(if $(DATA),--data "$(DATA)") $(ARGS)
 
 learn: need-DATA setup ## Pre-train every method on DATA=<class folders> in minutes each; kNN and linear accuracy.
 	PYTHONPATH=. $(PYTHON_RUN) tests/benchmarks/learn.py "$(DATA)" $(ARGS)

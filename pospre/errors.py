@@ -27,6 +27,19 @@ class Stopped(Exception):
         self.code = 130 if number == signal.SIGINT else 75
 
 
+class Lost(Exception):
+    """A command that ends because another rank of it has ended or does not answer.
+
+    Args:
+        text: which one, why, and how it goes on; empty where another rank says it.
+        code: the exit code.
+    """
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.code = code
+
+
 @contextmanager
 def stoppable(text: str) -> Iterator[None]:
     """Make ``Stopped`` of a signal that ends what is done here; ``text`` says what is kept.
@@ -76,7 +89,8 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 def run_command(main: Callable[[], int]) -> int:
     """Run a command-line entry and return its exit code.
 
-    2 for a ``UserError``, 75 or 130 for ``Stopped``, 130 for another Ctrl-C.
+    2 for a ``UserError``, 75 or 130 for ``Stopped``, 130 for another Ctrl-C; for ``Lost`` 75 or the
+    code of the rank that ended.
     """
     try:
         return main()
@@ -93,6 +107,10 @@ def run_command(main: Callable[[], int]) -> int:
         if int(os.environ.get("RANK", "0")) == 0:
             print(stop, file=sys.stderr)
         return stop.code
+    except Lost as lost:
+        if str(lost):
+            print(f"error: {lost}", file=sys.stderr)
+        return lost.code
     except KeyboardInterrupt:
         print("stopped by Ctrl-C", file=sys.stderr)
         return 130

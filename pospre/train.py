@@ -22,10 +22,14 @@ A run writes <trainer.run_folder>/<run_name>/ : recipe.yaml, metrics.jsonl, watc
 checkpoints/, evaluation/ and report.html. The same command again goes on from the newest
 checkpoint; trainer.overwrite=true starts again, a greater trainer.max_duration trains longer.
 Checkpoints go to S3 with trainer.save_folder=s3://bucket/folder (endpoint from S3_ENDPOINT_URL).
+Such a folder is one run's, by an object run.lease in it: a second run is refused, on whichever
+machine; after a kill the next start waits up to 45 s to be sure (not at all on the same machine).
+
+Several nodes: yamls/launch/ has files for SLURM, Kubernetes and ssh.
 
 exit codes: 0 done; 2 a mistake in the recipe, the data or the bucket, or the training diverged
-(said in one message); 75 stopped by SIGTERM, 130 by Ctrl-C, both after saving: the same command
-goes on.
+(said in one message); 75 stopped by SIGTERM, 130 by Ctrl-C, both after saving, 75 also when another
+rank was killed or answers no more: the same command goes on.
 """
 
 
@@ -72,12 +76,13 @@ def _run(arguments: argparse.Namespace) -> int:
     # Late, so that --help and a mistyped key answer at once.
     from pospre.evaluation.online import online_evaluations
     from pospre.evaluation.planned import check_evaluations
+    from pospre.training.peers import joined
     from pospre.training.ranks import print_once
     from pospre.training.run import train
     from pospre.training.run_folder import hold
 
     check_evaluations(recipe)
-    with hold(recipe):
+    with joined(recipe), hold(recipe):
         finished_before = train(recipe, online_evaluations(recipe))
         finish(recipe, again=not finished_before)
     print_once(f"run folder: {recipe.run_path()}")

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 WHITE = 255.0
@@ -31,8 +32,9 @@ def change_some(
         chosen_N: bool.
         change: returns images changed, given some of them and which rows of all they are.
     """
-    if torch.compiler.is_compiling() or images_N3HW.device.type != "cpu":
-        # fixed shapes for the compiler, and no wait for the accelerator to tell how many
+    fixed = torch.compiler.is_compiling() or isinstance(images_N3HW, FakeTensor)
+    if fixed or images_N3HW.device.type != "cpu":
+        # fixed shapes for the compiler and a plan, and no wait for the accelerator to tell how many
         return torch.where(spread(chosen_N), change(images_N3HW, slice(None)), images_N3HW)
     rows = chosen_N.nonzero()[:, 0]
     if len(rows) == 0:

@@ -70,6 +70,7 @@ class OnlineEvaluations(Callback):
         self.recipe, self.entries = recipe, entries
         self.metrics = recipe.run_path() / "metrics.jsonl"
         self.best: BestCheckpoint | None = None
+        self._waits_for_epoch = False
         figure = best_figure(recipe)
         if figure is not None:
             self.best = BestCheckpoint(self.metrics, recipe.local_checkpoints(), *figure)
@@ -83,13 +84,13 @@ class OnlineEvaluations(Callback):
         self._run(state, is_saved=True)
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
-        """Measure in the middle of an epoch, when it is time."""
-        if state.timestamp.batch_in_epoch.value != _length(state) or _is_over(state):
-            self._run(state)
+        """Measure when it is time; always before this step is saved."""
+        self._run(state)
 
     def epoch_checkpoint(self, state: State, logger: Logger) -> None:
-        """Measure at the end of an epoch, when it is time."""
-        self._run(state)
+        """Keep the best of an epoch's end, whose checkpoint counts the epoch."""
+        if self._waits_for_epoch:
+            self._keep(state)
 
     def _go_back_to(self, step: int) -> None:
         """Forget what steps that will be trained again have left."""
@@ -122,20 +123,36 @@ class OnlineEvaluations(Callback):
                 signals.follow(told, state)
                 return
         if self.best is not None and from_rank_zero(lambda: self._is_best(step)):
-            if not is_saved:
-                _neighbour(state, CheckpointSaver).save(state)
-            from_rank_zero(self.best.settle)
+            if is_saved:
+                from_rank_zero(self.best.settle)
+            elif state.timestamp.batch_in_epoch.value == _length(state):
+                self._waits_for_epoch = True
+            else:
+                self._keep(state)
+
+    def _keep(self, state: State) -> None:
+        assert self.best is not None
+        self._waits_for_epoch = False
+        _neighbour(state, CheckpointSaver).save(state)
+        from_rank_zero(self.best.settle)
 
     def _is_due(self, entry: Planned, state: State) -> bool:
         step, batch_size = state.timestamp.batch.value, self.recipe.data.batch_size
-        options = {"steps_per_epoch": _length(state), "batch_size": batch_size}
-        if step == duration_steps(self.recipe.trainer.max_duration, **options):
+        if self._is_last(state):
             return True
         assert entry.every is not None
         count, unit = int(entry.every[:-2]), entry.every[-2:]
         if unit == "sp":
             return step * batch_size // count > max(step - 1, 0) * batch_size // count
-        return step > 0 and step % duration_steps(entry.every, **options) == 0
+        return step > 0 and step % self._steps(entry.every, state) == 0
+
+    def _is_last(self, state: State) -> bool:
+        last = self._steps(self.recipe.trainer.max_duration, state)
+        return bool(state.timestamp.batch.value == last)
+
+    def _steps(self, duration: str, state: State) -> int:
+        batch_size = self.recipe.data.batch_size
+        return duration_steps(duration, steps_per_epoch=_length(state), batch_size=batch_size)
 
     def _is_done(self, entry: Planned, step: int) -> bool:
         start = f"{entry.prefix}/"
@@ -191,7 +208,7 @@ class OnlineEvaluations(Callback):
     ) -> dict[str, Any]:
         """Return the results of an evaluation, which its file and the history have by then."""
         step, settings = state.timestamp.batch.value, dict(entry.settings)
-        if not _is_over(state) and "baseline" in describe_settings(entry.name):
+        if not self._is_last(state) and "baseline" in describe_settings(entry.name):
             settings["baseline"] = False
         with unchanged_random_state():
             document = run_evaluation(
@@ -241,11 +258,6 @@ def _length(state: State) -> int:
     """Return the number of steps in an epoch."""
     assert state.dataloader_len is not None
     return int(state.dataloader_len)
-
-
-def _is_over(state: State) -> bool:
-    """Tell whether this step is the last one."""
-    return state.max_duration is not None and state.timestamp >= state.max_duration
 
 
 def _neighbour(state: State, kind: type[Kind]) -> Kind:

@@ -278,7 +278,13 @@ class Trainer(Section):
     clip_grad: ClipGrad | None = None
     log_interval: int = Field(default=10, gt=0, description="steps between lines of metrics.jsonl")
     progress_bar: bool = True
-    dist_timeout: float = Field(default=300.0, gt=0)
+    dist_timeout: float = Field(default=300.0, gt=0, description="seconds for a collective call")
+    rendezvous_timeout: float = Field(
+        default=60.0, gt=0, description="seconds in which all ranks must have come"
+    )
+    peer_timeout: float = Field(
+        default=120.0, ge=5, description="seconds of silence after which a rank is taken for lost"
+    )
 
 
 class LossSpikes(Section):

@@ -15,6 +15,7 @@ from pospre.errors import Stopped, UserError
 from pospre.object_store import check_writable, is_remote
 from pospre.recipe.recipe import Recipe
 from pospre.schedules import duration_steps
+from pospre.training.agreement import check_data
 from pospre.training.checkpoints.content import compare_tensors, recorded
 from pospre.training.checkpoints.finding import (
     checkpoint_folders,
@@ -47,8 +48,7 @@ def train(recipe: Recipe, more_callbacks: Sequence[Callback] = ()) -> bool:
     run = build_components(recipe)
     memory = estimate_memory(run.loader)
     memory.check()
-    if dist.get_world_size() > 1:
-        dist.initialize_dist(run.device, recipe.trainer.dist_timeout)
+    check_data(run.recipe, run.loader.num_samples)
     _start_weights(run)
     start = open_run(run) if dist.get_global_rank() == 0 else None
     uploads = _uploads(recipe)

@@ -23,6 +23,7 @@ from pospre.recipe.yaml_text import read_mapping
 from pospre.training.checkpoints.content import recorded
 from pospre.training.checkpoints.finding import remove_checkpoints
 from pospre.training.checkpoints.reading import open_newest
+from pospre.training.lease import lease
 from pospre.training.resolve import with_defaults
 
 # What may differ when a run goes on: where things are and how fast they go, not what is learned
@@ -54,6 +55,8 @@ FREE_KEYS = (
     "trainer.log_interval",
     "trainer.progress_bar",
     "trainer.dist_timeout",
+    "trainer.rendezvous_timeout",
+    "trainer.peer_timeout",
 )
 
 
@@ -68,6 +71,7 @@ def hold(recipe: Recipe) -> Iterator[None]:
     The lock is the system's: it goes with the process, however that ends, and the file that stays
     behind after ``kill -9`` blocks nobody. On NFS the server keeps it, so other machines are kept
     out as well (where the mount says ``nolock`` or ``local_lock``, only this machine's processes).
+    A bucket's folder is kept by a lease (``lease.py``).
 
     Raises:
         UserError: another run is in one of the folders, or the disk is full.
@@ -83,6 +87,8 @@ def hold(recipe: Recipe) -> Iterator[None]:
         try:
             for folder in dict.fromkeys(folders):
                 stack.enter_context(_locked(folder))
+            if is_remote(recipe.checkpoint_folder()):
+                stack.enter_context(lease(recipe.checkpoint_folder()))
             yield
         except OSError as error:
             if error.errno not in _DISK_ERRORS:

@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from pospre.augment.device import IMAGENET_MEAN, IMAGENET_STD
 from pospre.data.views.plan import ViewGroup
@@ -34,6 +33,7 @@ from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.nn.positions import grid_distances, smoothed_labels
 from pospre.nn.sizes import SIZES
+from pospre.planning.flops import step_flops
 from tests.benchmarks import plain_hosts, plain_steps
 
 Step = Callable[[], None]
@@ -116,7 +116,9 @@ def views_of(name: str) -> dict[str, ViewGroup]:
     return groups
 
 
-def make_batch(views: dict[str, ViewGroup], size: int, device: str) -> dict[str, Tensor]:
+def make_batch(
+    views: dict[str, ViewGroup], size: int, device: str, *, channels: int = 3
+) -> dict[str, Tensor]:
     """Return random samples with all views."""
     batch = {
         "index": torch.arange(size),
@@ -124,16 +126,12 @@ def make_batch(views: dict[str, ViewGroup], size: int, device: str) -> dict[str,
         "label": torch.arange(size),
     }
     for name, group in views.items():
-        shape = (size, group.count, 3, *_sides(group))
+        shape = (size, group.count, channels, *group.shape)
         batch[f"{name}/image"] = torch.randint(0, 256, shape, dtype=torch.uint8)
         batch[f"{name}/flip"] = torch.rand(size, group.count) < 0.5
         corner = torch.rand(size, group.count, 2) * 0.5
         batch[f"{name}/box"] = torch.cat([corner, corner + 0.4], dim=-1)
     return {key: value.to(device) for key, value in batch.items()}
-
-
-def _sides(group: ViewGroup) -> tuple[int, int]:
-    return (group.size, group.size) if isinstance(group.size, int) else group.size
 
 
 def training_step(
@@ -264,9 +262,7 @@ def count_flops(name: str, size: str) -> float:
     batch = make_batch(model.views, 2, "cpu")
     for algorithm in algorithms:
         algorithm.write(batch, model)
-    with FlopCounterMode(display=False) as counter:
-        model.loss(model(batch), batch)["total"].backward()
-    return counter.get_total_flops() / 2
+    return step_flops(model, batch) / 2
 
 
 @cache
@@ -292,9 +288,14 @@ def print_peak(name: str, settings: tuple[Any, ...]) -> None:
     if settings[-1] == "cuda":
         print(torch.cuda.max_memory_allocated())
         return
+    print(process_peak())
+
+
+def process_peak() -> int:
+    """Return the most bytes that this process has had."""
     # not getrusage: a child inherits the peak of the process that started it
     status = Path("/proc/self/status").read_text()
-    print(int(status.partition("VmHWM:")[2].split()[0]) * 1024)
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
 def main() -> int:

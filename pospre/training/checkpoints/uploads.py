@@ -21,12 +21,14 @@ from pospre.object_store import Bucket, s3_patience
 from pospre.training.checkpoints.file import manifest_of
 from pospre.training.checkpoints.finding import remove_oldest
 from pospre.training.checkpoints.sharded import read_manifest
+from pospre.training.lease import check_held
 from pospre.training.ranks import on_every_rank
 
 _NAMES = ("recipe.yaml", "metrics.jsonl", "watch.jsonl", "report.html")
 _FOLDERS = ("evaluation", "bad_steps")
 _TRIES = 3
 _SILENCE = 20.0  # seconds without a byte after which a try has failed
+_GRACE = 15.0  # seconds for the last upload of a run that was stopped: SIGKILL comes after SIGTERM
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 30.0
 
@@ -70,7 +72,7 @@ class Uploads:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        missing = self.finish()
+        missing = self.finish() if error is None else self.finish(at_most=_GRACE)
         if missing is not None and error is None:
             raise UserError(missing)
         if missing is not None:
@@ -100,10 +102,11 @@ class Uploads:
         else:
             self.offer(checkpoint, files)
 
-    def finish(self) -> str | None:
+    def finish(self, at_most: float = float("inf")) -> str | None:
         """Wait until the last checkpoint is up; return what to say where it is not.
 
-        It is given up when nothing has gone up for ``POSPRE_S3_PATIENCE`` seconds.
+        It is given up when nothing has gone up for ``POSPRE_S3_PATIENCE`` seconds, and after
+        ``at_most`` seconds.
         """
         start = time.monotonic()
         if self._left_out is not None:
@@ -116,11 +119,12 @@ class Uploads:
             if self._waiting is not None:
                 print(
                     f"waiting for {self._waiting.checkpoint} to be uploaded to {self.remote} "
-                    f"(given up after {self._patience:g} s without progress)",
+                    f"(given up after {min(self._patience, at_most):g} s without progress)",
                     flush=True,
                 )
             while self._waiting is not None:
-                left = max(start, self._last_progress) + self._patience - time.monotonic()
+                end = max(start, self._last_progress) + self._patience
+                left = min(end, start + at_most) - time.monotonic()
                 if left <= 0:
                     return (
                         f"the last checkpoint is not in {self.remote}: "
@@ -154,6 +158,8 @@ class Uploads:
 
     def _upload(self, upload: _Upload) -> None:
         """Upload the small files, then the checkpoint, and last what says that it is whole."""
+        if self._leads:
+            check_held(self.remote)
         manifest = manifest_of(upload.checkpoint)
         folder = upload.checkpoint.parent
         with contextlib.ExitStack() as stack:  # the names may go while this is under way

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -78,5 +79,6 @@ class StopSignals(Callback):
         if number == signal.SIGINT and self._seen and _SIGNALS[self._seen - 1] == number:
             os._exit(128 + number)
         if not self._seen and dist.get_global_rank() == 0:
-            os.write(2, _NOTICE)  # print may be in the middle of a line
+            with suppress(OSError):  # whoever read this may be gone, and is why we stop
+                os.write(2, _NOTICE)  # print may be in the middle of a line
         self._seen = max(self._seen, 1 + _SIGNALS.index(signal.Signals(number)))

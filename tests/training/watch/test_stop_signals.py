@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ import psutil
 import pytest
 
 from pospre.errors import Stopped, run_command, stoppable
+from pospre.training.checkpoints import uploads as uploading
 from pospre.training.watch.stop_signals import StopSignals
 from tests.processes import LIMIT, started
 from tests.training.tiny_runs import command, curve, environment
@@ -119,6 +121,27 @@ def test_a_signal_outside_of_the_training(
     finally:
         signal.signal(signal.SIGTERM, before)
     assert capsys.readouterr().err == f"{words}\n"
+
+
+def test_a_stopped_run_does_not_wait_long_for_a_bucket_that_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as nobody:  # takes calls, and never answers
+        monkeypatch.setenv("S3_ENDPOINT_URL", f"http://127.0.0.1:{nobody.getsockname()[1]}")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        monkeypatch.setattr(uploading, "_GRACE", 3.0)
+        checkpoint = tmp_path / "ep0-ba2.pt"
+        checkpoint.touch()
+        with pytest.raises(Stopped), uploading.Uploads(tmp_path, "s3://bucket/run") as uploads:
+            uploads.offer(checkpoint)
+            start = time.monotonic()
+            raise Stopped(signal.SIGTERM, "")
+        assert 2.5 < time.monotonic() - start < 10
+    said = capsys.readouterr()
+    assert "given up after 3 s" in said.out
+    assert "warning: the last checkpoint is not in s3://bucket/run" in said.err
+    assert f"It is whole at {checkpoint}; give the command again to upload it" in said.err
 
 
 def test_another_exit_is_left_alone() -> None:

@@ -1,0 +1,110 @@
+"""``python -m pospre.plan RECIPE [key=value …] --gpus N --gpu KIND``: what it costs, before."""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from pospre.errors import UserError, run_command
+from pospre.planning.assumptions import Assumptions, option
+from pospre.planning.gpus import GIB, GIGA, GPUS, TERA, gpu_named
+from pospre.recipe.recipe import load_recipe
+
+_NODE = 8  # GPUs of a node, where nothing else is said
+_TABLE = "\n".join(
+    f"  {name:<9}{gpu.name:<23}{gpu.bf16 / TERA:>6g} TFLOP/s bf16, {gpu.fp32 / TERA:>4g} fp32, "
+    f"{gpu.memory / GIB:>5g} GiB, {gpu.memory_bandwidth / GIGA:>4g} GB/s, link {gpu.link / GIGA:g}"
+    for name, gpu in GPUS.items()
+)
+_EPILOG = f"""\
+examples:
+  python -m pospre.plan yamls/pretrain/mae_vitb16.yaml --gpus 8 --gpu a100-80
+  python -m pospre.plan yamls/pretrain/dinov2_vitl14.yaml --gpus 64 --gpu h200 --nodes 8 \\
+      --images 14197122 --price-per-gpu-hour 3 --output plan.json
+  python -m pospre.plan yamls/pretrain/ijepa_vith14.yaml encoder.image_size=448 --gpus 16 --gpu h100
+
+Needs no GPU and no data. It builds the recipe's model over tensors without memory and counts, by
+torch's own counters: parameters, FLOPs of every pass, and what is alive at each moment of a step.
+From that and the assumptions, all printed and each an option, follow: what fits on a GPU under DDP,
+FSDP2 and HSDP (sharded within a node, a replica on each), with and without activation
+checkpointing, at which microbatch; the time of a step, days, GPU hours, cost; what the loader of a
+node must give. The best setting comes as keys of the recipe, to be pasted behind it.
+
+GPUs (the vendor's dense figures; link: GB/s to the others of a node, one way):
+{_TABLE}
+
+exit codes: 0 done; 2 a mistake in the recipe or an option, or nothing fits (it says what would).
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m pospre.plan",
+        description="What a recipe needs of GPUs: memory, time, cost, cores and bandwidth.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("recipe", help="YAML file; see yamls/")
+    add("overrides", nargs="*", metavar="key=value", help="changes of the recipe")
+    add("--gpus", type=int, required=True, help="how many, on all nodes together")
+    add("--gpu", required=True, metavar="KIND", help=f"one of {', '.join(GPUS)}")
+    add("--nodes", type=int, help=f"nodes that they stand in ({_NODE} GPUs each)")
+    add("--output", type=Path, metavar="FILE", help="where to write JSON")
+    assumed = parser.add_argument_group("assumptions")
+    for one in fields(Assumptions):
+        meta, default = one.metadata, one.default
+        shown = "" if default is None else f" ({default})"
+        assumed.add_argument(
+            option(one.name),
+            type=int if one.name == "images" else float,
+            default=default,
+            metavar="N",
+            help=f"{meta['unit']}: {meta['reason']}{shown}".replace("%", "%%"),
+        )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    given = _parser().parse_intermixed_args(argv)
+    assumed = Assumptions(**{one.name: getattr(given, one.name) for one in fields(Assumptions)})
+    gpu, nodes = gpu_named(given.gpu), _nodes(given.gpus, given.nodes)
+    if given.output is not None and not given.output.absolute().parent.is_dir():
+        raise UserError(f"--output {given.output}: {given.output.parent} is no folder.")
+    recipe = load_recipe(given.recipe, given.overrides)
+    # Late, so that --help and a mistyped key answer at once.
+    from pospre.planning.estimate import plan
+    from pospre.planning.speed import Machine
+    from pospre.planning.table import render
+
+    result = plan(recipe, Machine(gpu, given.gpus, nodes), assumed)
+    print(render(result), end="")
+    if given.output is not None:
+        text = json.dumps(result.as_json(), indent=1) + "\n"
+        try:
+            given.output.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{given.output} cannot be written: {error.strerror}.") from error
+    return 0
+
+
+def _nodes(gpus: int, nodes: int | None) -> int:
+    """Return the number of nodes, checked with that of the GPUs."""
+    for name, value in (("gpus", gpus), ("nodes", nodes)):
+        if value is not None and value < 1:
+            raise UserError(f"--{name} is {value}; give a number above 0.")
+    count = math.ceil(gpus / _NODE) if nodes is None else nodes
+    if gpus % count:
+        raise UserError(
+            f"--gpus {gpus} are not evenly spread over {count} nodes; give --nodes so that every "
+            "node has as many."
+        )
+    return count
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

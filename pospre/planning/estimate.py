@@ -1,0 +1,251 @@
+"""From a recipe and GPUs to a plan: what fits, how long it takes, and what has to be fed."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pospre.errors import UserError
+from pospre.planning.assumptions import IMAGENET, Assumptions
+from pospre.planning.counts import Counts, count
+from pospre.planning.gpus import GIB, GPUS, Gpu
+from pospre.planning.layouts import Held, Layout, layouts
+from pospre.planning.speed import Machine, StepTime, decode_rate, step_time
+from pospre.recipe.recipe import Recipe
+from pospre.schedules import duration_steps
+from pospre.training.data import open_data
+
+_NEAR = 1.01  # step times that differ by less count as equal
+_MOST_GPUS = 4096
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One setting on one GPU.
+
+    Attributes:
+        layout: how the step is spread over the GPUs.
+        checkpointing: whether blocks compute their activations again in the backward.
+        microbatch: samples.
+        held: bytes by what they are.
+        time: of a step.
+    """
+
+    layout: Layout
+    checkpointing: bool
+    microbatch: int
+    held: Held
+    time: StepTime
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a recipe costs on some GPUs.
+
+    Attributes:
+        counts: parameters, FLOPs and bytes of the recipe.
+        machine: the GPUs.
+        assumed: what is assumed.
+        images: of the data set, and where the number is from.
+        steps: of the whole run.
+        device_batch: samples of a step on one GPU.
+        choices: every layout, with and without checkpointing, at every microbatch.
+        best: the fastest that fits.
+    """
+
+    recipe: Recipe
+    counts: Counts
+    machine: Machine
+    assumed: Assumptions
+    images: tuple[int, str]
+    steps: int
+    device_batch: int
+    choices: list[Choice]
+    best: Choice
+
+    def fits(self, choice: Choice) -> bool:
+        """Return whether a setting fits on the GPU."""
+        return choice.held.total <= self.machine.gpu.memory
+
+    def images_per_s(self, choice: Choice) -> float:
+        """Return the images/s of all GPUs."""
+        return self.recipe.data.batch_size / choice.time.total
+
+    def days(self, choice: Choice) -> float:
+        """Return the length of the run."""
+        return self.steps * choice.time.total / 86400
+
+    def gpu_hours(self, choice: Choice) -> float:
+        """Return the hours of all GPUs together."""
+        return 24 * self.days(choice) * self.machine.gpus
+
+    def feed(self) -> dict[str, float]:
+        """Return what a node's loader must give to the best setting: rates, cores and bytes/s."""
+        rate = self.images_per_s(self.best) / self.machine.nodes
+        one = decode_rate(self.assumed, self.counts.pixels)
+        return {
+            "images_per_s": rate,
+            "decode_rate": one,
+            "cores": rate / one,
+            "bytes_per_s": 1e3 * rate * self.assumed.image_kb,
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything as plain values; bytes, seconds and FLOPs."""
+        return {
+            "recipe": self.recipe.run_name,
+            "machine": asdict(self.machine),
+            "assumptions": asdict(self.assumed),
+            "images": self.images[0],
+            "images_from": self.images[1],
+            "steps": self.steps,
+            "counts": self.counts.as_json(),
+            "choices": [self._choice(choice) for choice in self.choices],
+            "best": self._choice(self.best),
+            "keys": keys(self.best, self.device_batch),
+            "loader_of_a_node": self.feed(),
+        }
+
+    def _choice(self, choice: Choice) -> dict[str, Any]:
+        cost = self.assumed.price_per_gpu_hour
+        return {
+            "layout": choice.layout.name,
+            "activation_checkpointing": choice.checkpointing,
+            "microbatch": choice.microbatch,
+            "bytes": {**choice.held._asdict(), "total": choice.held.total},
+            "fits": self.fits(choice),
+            "seconds": {**asdict(choice.time), "total": choice.time.total},
+            "images_per_s": self.images_per_s(choice),
+            "days": self.days(choice),
+            "gpu_hours": self.gpu_hours(choice),
+            "cost": None if cost is None else cost * self.gpu_hours(choice),
+        }
+
+
+def plan(recipe: Recipe, machine: Machine, assumed: Assumptions) -> Plan:
+    """Return the plan of a recipe on some GPUs.
+
+    Raises:
+        UserError: the batch cannot be split so, or nothing fits; it says what would.
+    """
+    device_batch = _device_batch(recipe, machine)
+    counts = count(recipe)
+    choices = list(_choices(recipe, counts, machine, assumed, device_batch))
+    fitting = [choice for choice in choices if choice.held.total <= machine.gpu.memory]
+    if not fitting:
+        raise UserError(_nothing_fits(recipe, counts, machine, assumed, choices))
+    fastest = min(choice.time.total for choice in fitting)
+    best = next(choice for choice in fitting if choice.time.total <= _NEAR * fastest)
+    images = _images(recipe, assumed)
+    batch = recipe.data.batch_size
+    steps = duration_steps(
+        recipe.trainer.max_duration,
+        steps_per_epoch=max(1, images[0] // batch),
+        batch_size=batch,
+    )
+    return Plan(recipe, counts, machine, assumed, images, steps, device_batch, choices, best)
+
+
+def keys(choice: Choice, device_batch: int) -> list[str]:
+    """Return a setting as overrides of the recipe."""
+    whole, layout = choice.microbatch == device_batch, choice.layout
+    sharding = "trainer.fsdp=null"
+    if layout.shards > 1:
+        hybrid = f"trainer.fsdp.shard_degree={layout.shards}"
+        sharding = hybrid if layout.replicas > 1 else "trainer.fsdp={}"
+    return [
+        sharding,
+        f"trainer.microbatch_size={'null' if whole else choice.microbatch}",
+        f"trainer.activation_checkpointing={str(choice.checkpointing).lower()}",
+    ]
+
+
+def _device_batch(recipe: Recipe, machine: Machine) -> int:
+    batch = recipe.data.batch_size
+    if batch % machine.gpus:
+        near = sorted({max(1, batch // machine.gpus), batch // machine.gpus + 1})
+        raise UserError(
+            f"data.batch_size = {batch} is the batch over all GPUs and must be a multiple of "
+            f"--gpus {machine.gpus}; use data.batch_size="
+            f"{' or '.join(str(one * machine.gpus) for one in near)}, or another number of GPUs."
+        )
+    return batch // machine.gpus
+
+
+def _choices(
+    recipe: Recipe, counts: Counts, machine: Machine, assumed: Assumptions, device_batch: int
+) -> Iterator[Choice]:
+    """Yield every setting, the plainest first, larger microbatches before smaller ones."""
+    sizes = [size for size in range(device_batch, 0, -1) if device_batch % size == 0]
+    for checkpointing, step in counts.steps.items():
+        for layout in layouts(machine.gpus, machine.nodes):
+            for size in [size for size in sizes if size > 1] or sizes:
+                held = layout.held(
+                    counts.parameters,
+                    step.memory,
+                    counts.optimizer_bytes,
+                    microbatch=size,
+                    accumulates=size < device_batch,
+                    batch_bytes=device_batch * counts.sample_bytes,
+                    fragmentation=assumed.fragmentation,
+                    reserve=assumed.reserve_gib * GIB,
+                )
+                time = step_time(
+                    machine,
+                    layout,
+                    counts.parameters,
+                    assumed,
+                    flops=device_batch * step.flops,
+                    precision=recipe.trainer.precision,
+                    microbatches=device_batch // size,
+                    optimizer_bytes=counts.optimizer_bytes,
+                )
+                yield Choice(layout, checkpointing, size, held, time)
+
+
+def _images(recipe: Recipe, assumed: Assumptions) -> tuple[int, str]:
+    """Return how many images there are, and who says so."""
+    if assumed.images is not None:
+        return assumed.images, "--images"
+    try:
+        return len(open_data(recipe)), f"data.path = {recipe.data.path}"
+    except UserError:
+        return IMAGENET, f"assumed, ImageNet-1k's: data.path = {recipe.data.path} is not here"
+
+
+def _nothing_fits(
+    recipe: Recipe,
+    counts: Counts,
+    machine: Machine,
+    assumed: Assumptions,
+    choices: list[Choice],
+) -> str:
+    """Say how much is missing, and what would be enough."""
+    least = min(choices, key=lambda choice: choice.held.total)
+    batch = recipe.data.batch_size
+
+    def is_enough(other: Machine) -> bool:
+        found = _choices(recipe, counts, other, assumed, batch // other.gpus)
+        return any(choice.held.total <= other.gpu.memory for choice in found)
+
+    def same_number(gpu: Gpu) -> Machine:
+        return Machine(gpu, machine.gpus, machine.nodes)
+
+    names = [name for name, gpu in GPUS.items() if is_enough(same_number(gpu))]
+    more = machine.gpus * 2
+    while more <= _MOST_GPUS and batch % more == 0:
+        nodes = math.ceil(more / machine.per_node)
+        if is_enough(Machine(machine.gpu, more, nodes)):
+            break
+        more *= 2
+    else:
+        more = 0
+    ways = [f"--gpu {', '.join(names)}"] if names else []
+    ways += [f"--gpus {more}"] if more else []
+    ways += ["a smaller encoder.name, encoder.image_size or view"]
+    return (
+        f"{recipe.run_name} fits on no {machine.gpu.name}: with {least.layout.name}, a microbatch "
+        f"of {least.microbatch} and activation checkpointing a GPU needs "
+        f"{least.held.total / GIB:.1f} GiB, and has {machine.gpu.memory / GIB:.1f}. What would "
+        f"fit: {'; '.join(ways)}."
+    )

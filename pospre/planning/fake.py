@@ -1,0 +1,139 @@
+"""A recipe's training step over fake tensors: shapes and operators, no memory and no arithmetic.
+
+They are tensors of the CPU. A GPU's step has the same operators and sizes: attention is fused on
+both, and autocast casts the same products.
+"""
+
+from contextlib import AbstractContextManager, suppress
+from typing import Any
+
+import torch
+from timm.models.vision_transformer import Block
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+)
+
+from pospre.batch import EPOCH, INDEX, LABEL, Batch, box_key, flip_key, image_key
+from pospre.errors import UserError
+from pospre.model.algorithm import PretrainAlgorithm, after_step, algorithm_class
+from pospre.model.model import PretrainModel
+from pospre.recipe.recipe import Recipe
+from pospre.training.build import attached_model, build_algorithms
+from pospre.training.data import build_views
+from pospre.training.optim import build_optimizer
+from pospre.training.resolve import resolve
+
+_AUTOCAST = {"amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
+_CLASSES = [str(number) for number in range(1000)]  # ImageNet's, where the recipe leaves it open
+
+
+class FakeTraining:
+    """A recipe's model, algorithms and optimiser, whose tensors are fake.
+
+    Args:
+        recipe: what would be trained; its data need not be there.
+
+    Attributes:
+        mode: the fake mode; nothing here may run outside of it.
+        model: with the algorithms attached, in training.
+        optimizer: over the trained parameters.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = _with_classes(resolve(recipe))
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.algorithms = build_algorithms(self.recipe)
+        with torch.device("meta"):
+            views = build_views(self.recipe)
+            self.model = attached_model(self.recipe, views, self.algorithms)
+        with self.mode:
+            self.model.to_empty(device="cpu").train()
+            self.optimizer = build_optimizer(
+                self.model, recipe.optimizer, batch_size=recipe.data.batch_size
+            )
+
+    def batch(self, size: int) -> Batch:
+        """Return a fake batch of ``size`` samples with all views and the algorithms' draws."""
+        batch = _samples(self.model, size)
+        images = {
+            image_key(name): (size, group.count, self.model.encoder.channels, *group.shape)
+            for name, group in self.model.views.items()
+        }
+        with self.mode:
+            for key, shape in images.items():
+                batch[key] = torch.empty(shape, dtype=torch.uint8)
+        for algorithm in self.algorithms:
+            self._write(algorithm, batch)
+        return {key: _fake(self.mode, value) for key, value in batch.items()}
+
+    def _write(self, algorithm: PretrainAlgorithm, batch: Batch) -> None:
+        """Let an algorithm draw; for real where its shapes depend on what is drawn."""
+        written = dict(batch)
+        try:
+            with self.mode:
+                algorithm.write(written, self.model)
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            written = dict(batch)
+            algorithm.write(written, self.model)
+        batch.update(written)
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """Return the recipe's mixed precision."""
+        dtype = _AUTOCAST.get(self.recipe.trainer.precision)
+        return torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None)
+
+    def checkpoint(self) -> None:
+        """Let trained blocks compute their activations again in the backward."""
+        apply_activation_checkpointing(
+            self.model,
+            check_fn=lambda module: (
+                isinstance(module, Block) and any(one.requires_grad for one in module.parameters())
+            ),
+        )
+
+    def forward_backward(self, batch: Batch) -> None:
+        """Run forward and backward of a microbatch."""
+        with self.mode:
+            with self.autocast():
+                loss = self.model.loss(self.model(batch), batch)["total"]
+            loss.backward()
+
+    def step(self, batch: Batch) -> None:
+        """Run a whole training step: gradients, optimiser, teacher."""
+        self.forward_backward(batch)
+        with self.mode:
+            self.optimizer.step()
+            after_step(self.model, self.algorithms, 0.5)
+
+
+def _with_classes(recipe: Recipe) -> Recipe:
+    """Return the recipe with ImageNet's number of classes where only the data could tell it."""
+    algorithms: dict[str, Any] = dict(recipe.algorithms)
+    for name, given in algorithms.items():
+        with suppress(UserError):  # it says how many
+            kind = algorithm_class(name)
+            algorithms[name] = kind.for_classes(given, _CLASSES, recipe.data.path)
+    return recipe.model_copy(update={"algorithms": algorithms})
+
+
+def _samples(model: PretrainModel, size: int) -> Batch:
+    """Return what a loader says of samples, without their images."""
+    batch = {
+        INDEX: torch.arange(size),
+        EPOCH: torch.zeros(size, dtype=torch.int64),
+        LABEL: torch.zeros(size, dtype=torch.int64),
+    }
+    for name, group in model.views.items():
+        batch[flip_key(name)] = torch.zeros(size, group.count, dtype=torch.bool)
+        whole = torch.tensor([0.0, 0.0, 1.0, 1.0])
+        batch[box_key(name)] = whole.repeat(size, group.count, 1)
+    return batch
+
+
+def _fake(mode: FakeTensorMode, value: torch.Tensor) -> torch.Tensor:
+    return value if mode.is_our_fake(value) else mode.from_tensor(value)

@@ -1,0 +1,126 @@
+"""What all ranks of a run must have in common, and the words for what they have not."""
+
+import hashlib
+import os
+import socket
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from composer.utils import dist
+
+import pospre
+from pospre.errors import UserError
+from pospre.recipe.recipe import Recipe
+
+# What may differ between the nodes of one run: where things are there, and how fast they go.
+NODE_KEYS = (
+    "data.path",
+    "data.num_workers",
+    "data.cache_dir",
+    "data.cache_limit",
+    "trainer.run_folder",
+    "trainer.progress_bar",
+)
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a rank says of itself: where it runs and, by dotted key, what it is about to do."""
+
+    host: str
+    process: int
+    facts: dict[str, Any]
+
+
+def facts_of(recipe: Recipe, world_size: int, device: str) -> dict[str, Any]:
+    """Return by key what must be the same on all ranks, before their data are opened."""
+    return {
+        "pospre's version": pospre.__version__,
+        "pospre's git revision": _git_revision(),
+        "the SHA-256 of pospre's sources": _hash_of_sources(),
+        "torch's version": torch.__version__,
+        "WORLD_SIZE": world_size,
+        "the device": device,
+        **_shared_keys(recipe),
+    }
+
+
+def check_data(recipe: Recipe, num_samples: int) -> None:
+    """Raise a ``UserError`` on all ranks if they have opened other data.
+
+    Args:
+        recipe: of this rank, with what the data decide in it.
+        num_samples: in its training data.
+    """
+    if dist.get_world_size() > 1:
+        facts = {"the number of images in data.path": num_samples, **_shared_keys(recipe)}
+        note = Note(socket.gethostname(), os.getpid(), facts)
+        error = name_difference(dict(enumerate(dist.all_gather_object(note))))
+        if error:
+            raise UserError(error)
+
+
+def name_difference(notes: Mapping[int, Note]) -> str:
+    """Return in which fact which ranks differ from rank 0, an empty text where none does."""
+    first = notes[0]
+    for key in dict.fromkeys(key for note in notes.values() for key in note.facts):
+        value = first.facts.get(key)
+        others = [rank for rank, note in notes.items() if note.facts.get(key) != value]
+        if others:
+            other = notes[others[0]]
+            return (
+                f"the nodes are not about to do the same: {key} is {other.facts.get(key)} on "
+                f"{other.host} ({name_ranks(others)}), {value} on {first.host} (rank 0). Give all "
+                "nodes one recipe, the same key=value, the same data and the same versions"
+            )
+    return ""
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """Return ranks as a person writes them: ``rank 3``, ``ranks 0 to 7, 12``."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    texts = [f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    return f"{'ranks' if sum(map(len, runs)) > 1 else 'rank'} {', '.join(texts)}"
+
+
+def _shared_keys(recipe: Recipe) -> dict[str, Any]:
+    keys = _flat(recipe.dump())
+    return {key: value for key, value in keys.items() if key not in NODE_KEYS}
+
+
+def _flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in section.items():
+        is_section = isinstance(value, dict) and value
+        flat |= _flat(value, f"{prefix}{key}.") if is_section else {f"{prefix}{key}": value}
+    return flat
+
+
+def _git_revision() -> str | None:
+    """Return the last commit of the package's folder, None where it is under no version control."""
+    command = ["git", "-C", str(_sources()), "log", "-1", "--format=%h", "--", "."]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return said.stdout.strip() or None
+
+
+def _hash_of_sources() -> str:
+    total = hashlib.sha256()
+    for path in sorted(_sources().rglob("*.py")):
+        total.update(path.read_bytes())
+    return total.hexdigest()[:12]
+
+
+def _sources() -> Path:
+    return Path(pospre.__file__).parent

@@ -1,0 +1,232 @@
+"""Keeps a bucket folder to one run, whichever machines the runs are on.
+
+An object ``run.lease`` says who has the folder. It is written by conditional puts, so that of two
+starts at once one gets it, and written anew every few seconds: one that changes no more is of a
+run that is dead. Clocks are never compared: who comes later looks for a while, by its own.
+"""
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pospre.errors import UserError
+from pospre.object_store import Bucket
+
+LEASE = "run.lease"
+EXPIRES = 45.0  # seconds without a change after which the owner is taken for dead
+_RENEWED = 10.0  # seconds between two writes of the owner
+_LOOK = 2.0  # seconds between two looks at a lease of another run
+_TRIES = 3
+_REFUSED = ("PreconditionFailed", "412", "ConditionalRequestConflict", "409", "NoSuchKey", "404")
+_NOT_KNOWN = ("NotImplemented", "501")
+_lost: set[str] = set()  # folders that other runs have taken over from this process
+
+
+@contextmanager
+def lease(folder: str) -> Iterator[None]:
+    """Hold an ``s3://`` folder while the body of ``with`` runs.
+
+    If another machine has taken it over meanwhile (this one could not write for ``EXPIRES``
+    seconds, the other one could), this process is told to stop as by SIGTERM.
+
+    Raises:
+        UserError: another run has it, or the bucket does not work.
+    """
+    held = _Lease(folder)
+    held.take()
+    try:
+        yield
+    finally:
+        held.give_back()
+
+
+def check_held(folder: str) -> None:
+    """Raise a ``UserError`` if another run has taken a folder over from this process."""
+    if folder in _lost:
+        raise UserError(f"{folder} was taken over by another run")
+
+
+class _Found(NamedTuple):
+    """A lease in the bucket: who wrote it, and the tag of this very write."""
+
+    owner: dict[str, Any]
+    tag: str
+
+
+class _Lease:
+    """The lease of this run on the folder ``folder``."""
+
+    def __init__(self, folder: str) -> None:
+        self._bucket = Bucket(folder, patience=_TRIES, timeout=_RENEWED / 2)
+        self._owner: dict[str, Any] = {
+            "run": uuid.uuid4().hex,
+            "host": socket.gethostname(),
+            "process": os.getpid(),
+            "machine": _machine(),
+            "started": _started(os.getpid()),
+            "writes": 0,
+        }
+        self._tag = ""
+        self._answers = True
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
+
+    def take(self) -> None:
+        """Write the lease where there is none, or only that of a dead run; then keep it."""
+        with self._bucket:
+            old = self._wait_for_death(self._find())
+            if not self._write(**_as(old)):
+                raise self._refusal(self._find())
+            if self._write(IfNoneMatch="*") or self._write(IfMatch='"0"'):
+                print(
+                    f"warning: the S3 endpoint of {self._bucket.uri} ignores conditions of writes: "
+                    "two runs that start there at one moment are not kept apart",
+                    file=sys.stderr,
+                )
+        _lost.discard(self._bucket.uri)
+        self._thread.start()
+
+    def give_back(self) -> None:
+        """Remove the lease; where the bucket is away, it expires."""
+        self._over.set()
+        self._thread.join(_RENEWED / 2)
+        if self._thread.is_alive() or not self._answers:  # whoever stopped the run does not wait
+            return
+        with suppress(UserError), self._bucket:
+            if self._is_ours(self._find()):
+                self._bucket.delete(LEASE)
+
+    def _find(self) -> _Found | None:
+        client = self._bucket.client
+        try:
+            answer = client.get_object(Bucket=self._bucket.name, Key=self._bucket.path(LEASE))
+            written = answer["Body"].read()
+        except client.exceptions.NoSuchKey:
+            return None
+        try:
+            owner = json.loads(written)
+        except ValueError:
+            owner = {}
+        return _Found(owner if isinstance(owner, dict) else {}, answer["ETag"])
+
+    def _write(self, **condition: str) -> bool:
+        """Write the lease if the condition holds; tell whether it was written."""
+        client = self._bucket.client
+        self._owner["writes"] += 1
+        place = {"Bucket": self._bucket.name, "Key": self._bucket.path(LEASE)}
+        content = json.dumps(self._owner).encode()
+        try:
+            self._tag = client.put_object(**place, Body=content, **condition)["ETag"]
+        except client.exceptions.ClientError as error:
+            code = error.response["Error"]["Code"]
+            if code in _REFUSED:
+                return False
+            if code not in _NOT_KNOWN:
+                raise
+            self._tag = client.put_object(**place, Body=content)["ETag"]
+        return True
+
+    def _wait_for_death(self, found: _Found | None) -> _Found | None:
+        """Return the lease of a dead run, None where there is none (any more).
+
+        Raises:
+            UserError: it is renewed: that run lives.
+        """
+        if found is None or _has_ended(found.owner):
+            return found
+        print(
+            f"{self._bucket.uri} was left, or is held, by {_name(found.owner)}: waiting for "
+            f"{EXPIRES:g} s to see whether that run lives",
+            flush=True,
+        )
+        end = time.monotonic() + EXPIRES
+        while time.monotonic() < end:
+            time.sleep(_LOOK)
+            now = self._find()
+            if now is None:
+                return None
+            if now.tag != found.tag:
+                raise self._refusal(now)
+        return found
+
+    def _refusal(self, found: _Found | None) -> UserError:
+        return UserError(
+            f"{self._bucket.uri} is in use by another run ({_name(found.owner if found else {})}). "
+            "Wait until it has ended, stop it, or choose another trainer.save_folder"
+        )
+
+    def _is_ours(self, found: _Found | None) -> bool:
+        return found is not None and found.owner.get("run") == self._owner["run"]
+
+    def _keep(self) -> None:
+        """Write the lease anew until it is over, or lost."""
+        while not self._over.wait(_RENEWED):
+            self._answers = False
+            # an outage is no loss: until it is over nobody else can write either
+            with suppress(UserError), self._bucket:
+                other = None if self._write(IfMatch=self._tag) else self._retake()
+                self._answers = True
+                if other is not None:
+                    _lost.add(self._bucket.uri)
+                    print(
+                        f"{self._bucket.uri} was taken over by {_name(other.owner)} while this "
+                        "machine could not write there: stopping as by SIGTERM",
+                        file=sys.stderr,
+                        flush=True,
+                    )
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    return
+
+    def _retake(self) -> _Found | None:
+        """Return the lease of another run, None where it is still ours."""
+        found = self._find()
+        if found is None:  # somebody deleted it
+            return None if self._write(IfNoneMatch="*") else self._find()
+        if not self._is_ours(found):
+            return found
+        self._tag = found.tag  # of a write of ours, the answer to which was lost
+        return None
+
+
+def _as(old: _Found | None) -> dict[str, str]:
+    return {"IfNoneMatch": "*"} if old is None else {"IfMatch": old.tag}
+
+
+def _name(owner: dict[str, Any]) -> str:
+    return f"process {owner.get('process', '?')} on {owner.get('host', 'an unknown host')}"
+
+
+def _has_ended(owner: dict[str, Any]) -> bool:
+    """Tell whether a process is known to have ended: it was of this machine and is not here."""
+    process = owner.get("process")
+    if owner.get("machine") != _machine() or not isinstance(process, int):
+        return False
+    return _started(process) != owner.get("started")
+
+
+def _machine() -> str:
+    """Return what names this boot of this machine, and the processes that are seen from here."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return uuid.uuid4().hex  # unlike any
+
+
+def _started(process: int) -> int | None:
+    """Return when a process was started, in ticks since the boot; None for one that has ended."""
+    try:
+        status = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    fields = status.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else int(fields[19])

@@ -1,0 +1,182 @@
+"""What is to be proved on GPUs: from the cells of ``gpu_report.py``, and by small trials.
+
+    python -m tests.benchmarks.gpu_facts ASKED      # JSON: [[recipe, [key=value, …]], …]
+
+tries out what cells do not show, in a process of its own.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pospre.model.algorithm import after_step, prepare
+from pospre.recipe.recipe import load_recipe
+from tests.benchmarks.gpu_cell import synthetic
+
+Fact = dict[str, Any]
+NEAR = 0.02  # of a loss in bf16, where a single product is off by 0.4 %
+_OVERLAP = 0.8  # of the time that copying and computing take one after the other
+_NO_GPU = "needs a GPU"
+
+
+def from_cells(results: Sequence[dict[str, Any]]) -> list[Fact]:
+    """Return what the losses of the cells show."""
+    losses: dict[str, dict[str, list[float]]] = {}
+    worlds = set()
+    for result in results:
+        if "losses" in result:
+            cell = result["cell"]
+            run = f"{cell['method']} {cell['size']}{' on images' if cell['real'] else ''}"
+            losses.setdefault(run, {})[cell["setting"]] = result["losses"]
+            worlds.add(result["world"])
+    bad = [
+        f"{run}, {setting}"
+        for run, settings in losses.items()
+        for setting, values in settings.items()
+        if not all(map(math.isfinite, values))
+    ]
+    several = max(worlds, default=1) > 1
+    return [
+        fact("losses in bf16 are finite", not bad if losses else None, ", ".join(bad)),
+        _same(losses, [("DDP", "DDP, compiled"), ("FSDP2", "FSDP2, compiled")], "compiled = eager"),
+        _same(losses, [("DDP", "FSDP2")], "FSDP2 = DDP")
+        if several
+        else fact("FSDP2 = DDP", None, "needs two GPUs"),
+    ]
+
+
+def fact(what: str, holds: bool | None, why: str) -> Fact:
+    """Return whether something holds; None: that could not be seen here."""
+    return {"fact": what, "holds": holds, "why": why}
+
+
+def _same(
+    losses: dict[str, dict[str, list[float]]], pairs: list[tuple[str, str]], what: str
+) -> Fact:
+    """Return whether two settings of every run have the same losses, and where they differ most."""
+    apart = {
+        f"{run}, {second}": max(
+            abs(a - b) / max(abs(a), 1e-6)
+            for a, b in zip(settings[first], settings[second], strict=True)
+        )
+        for run, settings in losses.items()
+        for first, second in pairs
+        if first in settings and second in settings
+    }
+    if not apart:
+        return fact(what, None, "no two cells of one run")
+    worst = max(apart, key=lambda name: apart[name])
+    return fact(
+        f"{what}, losses to {NEAR:.0%}",
+        apart[worst] <= NEAR,
+        f"at most {apart[worst]:.2%} ({worst}); {len(apart)} pairs",
+    )
+
+
+def table(found: Sequence[Fact]) -> str:
+    """Return facts as a table in Markdown."""
+    words = {True: "pass", False: "FAIL", None: "not seen"}
+    rows = [f"| {one['fact']} | {words[one['holds']]} | {one['why']} |" for one in found]
+    return "\n".join(["| to be proved | here | |", "|---|---|---|", *rows])
+
+
+def step_without_sync(recipe: Path, overrides: Sequence[str]) -> Fact:
+    """Try whether a step, from the masks to the teacher, never waits for the GPU."""
+    run = synthetic(load_recipe(recipe, overrides))
+    device = torch.device("cuda" if run.device.name == "gpu" else "cpu")
+    model = run.model.to(device).train()
+    batch = {key: value.to(device) for key, value in next(iter(run.loader)).items()}
+    what = f"no host sync in a step of {', '.join(run.recipe.algorithms)}"
+
+    def step() -> None:
+        run.optimizer.zero_grad()
+        written = prepare(model, run.algorithms, dict(batch), 0.5)
+        with torch.autocast(device.type, torch.bfloat16):
+            loss = model.loss(model(written), written)["total"]
+        loss.backward()
+        run.optimizer.step()
+        after_step(model, run.algorithms, 0.5)
+
+    step()
+    try:
+        with _no_sync(device):
+            step()
+    except RuntimeError as error:
+        if "synchroniz" not in str(error):
+            raise
+        return fact(what, False, str(error).splitlines()[0])
+    return fact(what, True, "") if device.type == "cuda" else fact(what, None, _NO_GPU)
+
+
+@contextmanager
+def _no_sync(device: torch.device) -> Iterator[None]:
+    """Raise where the GPU is waited for."""
+    if device.type != "cuda":
+        yield
+        return
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def copies_overlap() -> Fact:
+    """Try whether images in pinned memory are copied while the GPU computes."""
+    what = f"copies from pinned memory take place beside computing, in ≤ {_OVERLAP:.0%} of the time"
+    if not torch.cuda.is_available():
+        return fact(what, None, _NO_GPU)
+    images = torch.empty(256, 3, 224, 224, dtype=torch.uint8).pin_memory()
+    matrix = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    side = torch.cuda.Stream()
+
+    def copy() -> None:
+        with torch.cuda.stream(side):
+            for _ in range(20):
+                images.to("cuda", non_blocking=True)
+
+    def compute() -> None:
+        for _ in range(20):
+            matrix @ matrix
+
+    def both() -> None:
+        copy()
+        compute()
+
+    alone = _seconds(copy) + _seconds(compute)
+    share = _seconds(both) / alone
+    return fact(what, share <= _OVERLAP, f"{share:.0%}")
+
+
+def _seconds(work: Callable[[], None]) -> float:
+    """Return how long the GPU takes, of three times the shortest."""
+    times = []
+    for _ in range(4):
+        torch.cuda.synchronize()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        work()
+        torch.cuda.synchronize()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end) / 1e3)
+    return min(times[1:])
+
+
+def main(asked: Path) -> int:
+    """Try out the recipes in a file, and write what came of it beside it."""
+    found = [copies_overlap()]
+    for recipe, overrides in json.loads(asked.read_text()):
+        found.append(step_without_sync(recipe, overrides))
+    asked.with_suffix(".out").write_text(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

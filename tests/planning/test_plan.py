@@ -1,0 +1,148 @@
+"""``python -m pospre.plan``: the whole command, what follows from more GPUs, and bad input."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pospre.errors import run_command
+from pospre.plan import main
+from pospre.planning.assumptions import IMAGENET, Assumptions
+from pospre.planning.gpus import GIB, GPUS
+from pospre.planning.layouts import Layout, Parameters
+from pospre.planning.speed import Machine, bus_bandwidth, step_time
+
+YAMLS = Path(__file__).parents[2] / "yamls"
+SMALL = [str(YAMLS / "demo/ijepa.yaml"), "data.path=nowhere", "encoder.depth=1"]
+Command = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def plan(capsys: pytest.CaptureFixture[str]) -> Command:
+    def run(*arguments: str) -> tuple[int, str]:
+        code = run_command(lambda: main(arguments))
+        captured = capsys.readouterr()
+        return code, captured.out + captured.err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    output = tmp_path_factory.mktemp("plan") / "plan.json"
+    given = ["--gpus", "16", "--gpu", "a10g", "--nodes", "2", "--price-per-gpu-hour", "2"]
+    assert main([*SMALL, "data.batch_size=256", *given, "--output", str(output)]) == 0
+    found: dict[str, Any] = json.loads(output.read_text())
+    return found
+
+
+def test_the_text_says_everything(plan: Command) -> None:
+    code, said = plan(*SMALL, "data.batch_size=64", "--gpus", "8", "--gpu", "h100")
+    assert code == 0
+    for words in ("FLOPs per image", "teacher", "Memory by microbatch", "trainer.microbatch_size="):
+        assert words in said
+    assert f"{IMAGENET} images (assumed" in said and "--decode-rate" in said
+
+
+def test_what_is_best_fits_and_is_not_slower_than_others(planned: dict[str, Any]) -> None:
+    best = planned["best"]
+    assert best["fits"] and best in planned["choices"]
+    fitting = [one for one in planned["choices"] if one["fits"]]
+    fastest = min(one["seconds"]["total"] for one in fitting)
+    assert best["seconds"]["total"] <= 1.01 * fastest
+    assert {one["layout"] for one in planned["choices"]} == {"DDP", "HSDP", "FSDP2"}
+    for one in planned["choices"]:
+        parts = {name: value for name, value in one["bytes"].items() if name != "total"}
+        assert one["bytes"]["total"] == pytest.approx(sum(parts.values()))
+        assert min(parts.values()) >= 0
+        assert one["fits"] == (one["bytes"]["total"] <= GPUS["a10g"].memory)
+
+
+def test_length_and_cost_follow_from_the_step(planned: dict[str, Any]) -> None:
+    best, steps = planned["best"], planned["steps"]
+    seconds = steps * best["seconds"]["total"]
+    assert best["gpu_hours"] == pytest.approx(16 * seconds / 3600)
+    assert best["cost"] == pytest.approx(2 * best["gpu_hours"])
+    node = planned["loader_of_a_node"]
+    assert node["images_per_s"] == pytest.approx(best["images_per_s"] / 2)
+    assert node["cores"] == pytest.approx(node["images_per_s"] / node["decode_rate"])
+
+
+def test_sharding_divides_what_is_held_and_smaller_microbatches_hold_less(
+    planned: dict[str, Any],
+) -> None:
+    by = {
+        (one["layout"], one["activation_checkpointing"], one["microbatch"]): one["bytes"]
+        for one in planned["choices"]
+    }
+    for kind in ("weights", "teacher", "gradients", "optimizer"):
+        whole = by["DDP", False, 16][kind]
+        assert by["FSDP2", False, 16][kind] == pytest.approx(whole / 16)
+        assert by["HSDP", False, 16][kind] == pytest.approx(whole / 8)
+    assert by["DDP", False, 16]["total"] > by["DDP", False, 4]["total"]
+    assert by["DDP", False, 16]["total"] > by["DDP", True, 16]["total"]
+
+
+def test_communication_is_what_rings_send() -> None:
+    parameters = Parameters(trained=1000, frozen=500, unit=10, unit_trained=10)
+    assert Layout("DDP", 1, 8).traffic(parameters, 4) == (0, 2 * 4000 * 7 / 8)
+    assert Layout("FSDP2", 8, 1).traffic(parameters, 4) == (4 * (3 * 4000 + 2000) * 7 / 8, 0)
+    among, between = Layout("HSDP", 4, 2).traffic(parameters, 1)
+    assert among == (3 * 4000 + 2000) * 3 / 4 and between == 2 * 1000 / 2
+
+
+def test_a_ring_over_nodes_is_as_fast_as_their_ports_together() -> None:
+    h100, assumed = GPUS["h100"], Assumptions()
+    assert bus_bandwidth(Machine(h100, 8, 1), assumed, whole_nodes=True) == 0.75 * 450e9
+    assert bus_bandwidth(Machine(h100, 16, 2), assumed, whole_nodes=False) == 0.75 * 400e9
+    given = Assumptions(bandwidth=10)
+    assert bus_bandwidth(Machine(h100, 16, 2), given, whole_nodes=False) == 10e9
+
+
+def test_communication_hides_behind_computing_as_far_as_there_is_some() -> None:
+    parameters = Parameters(trained=10**9, frozen=0, unit=10, unit_trained=10)
+    shared = {"precision": "amp_bf16", "microbatches": 1, "optimizer_bytes": 0.0}
+    machine, assumed = Machine(GPUS["h100"], 8, 1), Assumptions()
+    layout = Layout("DDP", 1, 8)
+    long, short = (
+        step_time(machine, layout, parameters, assumed, flops=flops, **shared)  # type: ignore
+        for flops in (1e15, 1e9)
+    )
+    assert long.communication == short.communication == pytest.approx(7e9 / (0.75 * 450e9))
+    assert long.exposed == pytest.approx(0.2 * long.communication)
+    assert short.exposed == pytest.approx(short.communication, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--gpus", "8", "--gpu", "h10"], "--gpu h10 is not known. Did you mean 'h100'?"),
+        (["--gpus", "0", "--gpu", "h100"], "--gpus is 0; give a number above 0"),
+        (["--gpus", "12", "--gpu", "h100", "--nodes", "5"], "not evenly spread over 5 nodes"),
+        (["--gpus", "7", "--gpu", "h100"], "must be a multiple of --gpus 7; use data.batch_size="),
+        (["--gpus", "8", "--gpu", "h100", "--utilisation", "40"], "--utilisation is 40.0; give"),
+        (["--gpus", "8", "--gpu", "h100", "--images", "0"], "--images is 0; give a number above 0"),
+        (["--gpus", "8", "--gpu", "h100", "--output", "no/such/plan.json"], "no/such is no folder"),
+        (["encoder.nam=x", "--gpus", "8", "--gpu", "h100"], "unknown key 'encoder.nam'"),
+    ],
+)
+def test_mistakes_are_one_message(plan: Command, given: list[str], said: str) -> None:
+    code, text = plan(*SMALL, "data.batch_size=64", *given)
+    assert code == 2 and said in text and "Traceback" not in text
+
+
+def test_what_fits_nowhere_says_what_would(plan: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = GPUS["a10g"].__class__("a tiny one", 1e12, 1e12, 2.51 * GIB, 1e11, 1e10)
+    monkeypatch.setitem(GPUS, "tiny", tiny)
+    code, text = plan(*SMALL, "data.batch_size=64", "--gpus", "2", "--gpu", "tiny")
+    assert code == 2 and "fits on no a tiny one" in text
+    assert "GiB, and has 2.5. What would fit: --gpu a100-40" in text
+
+
+def test_images_of_the_data_are_counted(plan: Command, image_folder: Callable[..., Path]) -> None:
+    path = image_folder(num_images=24)
+    data = [f"data.path={path}", "data.batch_size=8", "trainer.max_duration=5ep"]
+    code, text = plan(*SMALL, *data, "--gpus", "2", "--gpu", "4090")
+    assert code == 0 and "5ep = 15 steps of 8 samples, 4 on each GPU; 24 images" in text

@@ -1,0 +1,54 @@
+#!/bin/bash
+# Plain ssh: the same command on every host, the first of which is the master.
+#
+#   HOSTS="node0 node1" RANKS=8 DIR=/shared/pospre yamls/launch/ssh.sh RECIPE [key=value …]
+#
+# HOSTS are names that ssh logs in to without a password and by which the nodes reach one another;
+# RANKS is how many processes (GPUs) each has, DIR the folder there with .venv and the recipe.
+# Ctrl-C or SIGTERM here stops all of them: they finish the step, save and exit 75, and so do those
+# that outlive a lost node. After 75 the same command goes on. To repeat it by itself:
+#
+#   until HOSTS=… yamls/launch/ssh.sh …; [ $? -ne 75 ]; do sleep 10; done
+set -u
+: "${HOSTS:?the nodes, the master first}" "${RANKS:=1}" "${DIR:=$PWD}" "${MASTER_PORT:=29400}"
+read -ra hosts <<<"$HOSTS"
+
+# A node trains until its input ends: so it stops with this script, whatever becomes of that.
+# The ranks are told, not their launcher, which would give them 30 s.
+on_a_node='
+    cd "$1" && shift || exit 2
+    .venv/bin/composer "$@" </dev/null &
+    launcher=$!
+    { cat >/dev/null; pkill -TERM -P "$launcher"; } <&0 &
+    watcher=$!
+    wait "$launcher"
+    code=$?
+    pkill -P "$watcher"
+    exit "$code"'
+
+folder=$(mktemp -d)
+mkfifo "$folder/input"
+exec 9<>"$folder/input"
+rm -r "$folder"
+trap 'exec 9>&-' INT TERM
+
+nodes=()
+for node_rank in "${!hosts[@]}"; do
+    command=(bash -c "$on_a_node" node "$DIR" -n "$RANKS" --world_size $((RANKS * ${#hosts[@]}))
+        --node_rank "$node_rank" --master_addr "${hosts[0]}" --master_port "$MASTER_PORT"
+        -m pospre.train "$@")
+    ssh "${hosts[node_rank]}" "$(printf '%q ' "${command[@]}")" </dev/fd/9 9>&- &
+    nodes+=($!)
+done
+
+code=0
+for node in "${nodes[@]}"; do
+    wait "$node"
+    status=$?
+    if [ "$status" -gt 128 ]; then # perhaps a signal to this script: ask once more
+        wait "$node"
+        status=$?
+    fi
+    if [ "$code" -eq 0 ] || [ "$status" -eq 75 ]; then code=$status; fi
+done
+exit "$code"
