@@ -213,7 +213,7 @@ class Schedule(Section):
 
 
 class Fsdp(Section):
-    """Options of FSDP2; checkpoints stay single files, whatever the number of ranks."""
+    """Options of FSDP2; a checkpoint has the same content, whatever the number of ranks."""
 
     shard_degree: int | None = Field(
         default=None,

@@ -158,7 +158,8 @@ class Uploads:
 
     def _upload(self, upload: _Upload) -> None:
         """Upload the small files, then the checkpoint, and last what says that it is whole."""
-        check_held(self.remote)
+        if self._leads:
+            check_held(self.remote)
         manifest = manifest_of(upload.checkpoint)
         folder = upload.checkpoint.parent
         with contextlib.ExitStack() as stack:  # the names may go while this is under way
