@@ -3,7 +3,6 @@
 import hashlib
 import os
 import socket
-import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from composer.utils import dist
 import pospre
 from pospre.errors import UserError
 from pospre.recipe.recipe import Recipe
+from pospre.training.checkpoints.versions import revision
 
 # What may differ between the nodes of one run: where things are there, and how fast they go.
 NODE_KEYS = (
@@ -40,7 +40,7 @@ def facts_of(recipe: Recipe, world_size: int, device: str) -> dict[str, Any]:
     """Return by key what must be the same on all ranks, before their data are opened."""
     return {
         "pospre's version": pospre.__version__,
-        "pospre's git revision": _git_revision(),
+        "pospre's git revision": revision(_sources()),
         "the SHA-256 of pospre's sources": _hash_of_sources(),
         "torch's version": torch.__version__,
         "WORLD_SIZE": world_size,
@@ -103,16 +103,6 @@ def _flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         is_section = isinstance(value, dict) and value
         flat |= _flat(value, f"{prefix}{key}.") if is_section else {f"{prefix}{key}": value}
     return flat
-
-
-def _git_revision() -> str | None:
-    """Return the last commit of the package's folder, None where it is under no version control."""
-    command = ["git", "-C", str(_sources()), "log", "-1", "--format=%h", "--", "."]
-    try:
-        said = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return said.stdout.strip() or None
 
 
 def _hash_of_sources() -> str:
