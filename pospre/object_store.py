@@ -7,6 +7,8 @@ from boto's own variables and files.
 import io
 import os
 import re
+import sys
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
@@ -22,6 +24,10 @@ _PATIENCE = 300.0
 _CHECKED = 3  # tries of a check: a server that is busy once is no mistake
 _DELETED_AT_ONCE = 1000  # what S3 takes
 CREDENTIAL_FAULTS = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken")
+
+
+class Unreachable(UserError):
+    """The server does not answer, or says that it cannot now; later it may."""
 
 
 def is_remote(uri: str) -> bool:
@@ -89,14 +95,15 @@ class Bucket:
     def __enter__(self) -> "Bucket":
         return self
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+    def __exit__(self, _: Any, error: BaseException | None, trace: Any) -> None:
         from boto3.exceptions import Boto3Error
         from botocore.exceptions import BotoCoreError, ClientError
 
         if isinstance(error, Boto3Error | OSError):
             raise UserError(f"{self.uri}: {_without_passwords(error)}") from error
         if isinstance(error, BotoCoreError | ClientError):
-            raise UserError(self.explain(error)) from error
+            kind = Unreachable if _may_pass(error) else UserError
+            raise kind(self.explain(error)) from error
         self.client.close()
 
     def path(self, name: str) -> str:
@@ -247,6 +254,37 @@ def _without_passwords(error: BaseException) -> str:
     for endpoint in filter(None, map(os.environ.get, _ENDPOINTS)):
         text = text.replace(endpoint, _shown(endpoint))
     return text
+
+
+def _may_pass(error: Exception) -> bool:
+    """Tell whether an error of boto's is of the server or the network, not of what was asked."""
+    from botocore import exceptions as boto
+
+    if isinstance(error, boto.ClientError):
+        return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)) >= 500
+    return isinstance(error, boto.EndpointConnectionError | boto.HTTPClientError)
+
+
+def wait_until_writable(folder: str, patience: float) -> None:
+    """Try ``check_writable`` again while the server does not answer, for ``patience`` seconds.
+
+    Raises:
+        UserError: it does not work, or has not answered by then.
+    """
+    end, pause, has_told = time.monotonic() + patience, 1.0, False
+    while True:
+        try:
+            check_writable(folder)
+        except Unreachable as error:
+            if time.monotonic() + pause > end:
+                raise
+            if not has_told:
+                print(f"warning: {error}; trying again for {patience:g} s", file=sys.stderr)
+            has_told = True
+        else:
+            return
+        time.sleep(pause)
+        pause = min(2 * pause, 10.0)
 
 
 def check_writable(folder: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from pospre.errors import UserError
-from pospre.object_store import Bucket, check_writable
+from pospre.object_store import Bucket, Unreachable, check_writable, wait_until_writable
 
 
 @pytest.fixture(autouse=True)
@@ -76,3 +76,35 @@ def test_what_the_bucket_does_not_remove_is_said(monkeypatch: pytest.MonkeyPatch
     assert sizes == [1000, 500]
     with pytest.raises(UserError, match=r"s3://bucket/n1999 cannot be removed \(Locked\)"):
         bucket.remove(["n1999"])
+
+
+def test_an_outage_is_sat_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Answers(list[Exception | None]):
+        def check(self, _: str) -> None:
+            error = self.pop(0)
+            if error is not None:
+                raise error
+
+    answers = Answers([Unreachable("no answer"), Unreachable("no answer"), None])
+    monkeypatch.setattr("pospre.object_store.check_writable", answers.check)
+    monkeypatch.setattr("pospre.object_store.time.sleep", lambda _: None)
+    wait_until_writable("s3://bucket/run", patience=60)
+    assert not answers and capsys.readouterr().err.count("no answer; trying again for 60 s") == 1
+    answers[:] = [UserError("no such bucket")]
+    with pytest.raises(UserError, match="no such bucket"):  # waiting would not help
+        wait_until_writable("s3://bucket/run", patience=60)
+    answers[:] = [Unreachable("no answer")]
+    with pytest.raises(Unreachable):
+        wait_until_writable("s3://bucket/run", patience=0.5)
+
+
+@pytest.mark.parametrize(("status", "kind"), [(503, Unreachable), (404, UserError)])
+def test_only_what_may_pass_is_called_unreachable(status: int, kind: type[UserError]) -> None:
+    answer: Any = {"Error": {"Code": "x"}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    with pytest.raises(UserError) as caught, Bucket("s3://bucket/run"):
+        raise ClientError(answer, "PutObject")
+    assert type(caught.value) is kind
+    with pytest.raises(Unreachable):
+        check_writable("s3://bucket/run")  # nobody listens there
