@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pospre.certificate.compare import check_lost, compare
 from pospre.certificate.kills import Kill, Pace, draw_kills
-from pospre.certificate.legs import Leg, Runner
+from pospre.certificate.legs import Leg, Runner, check_ends
 from pospre.certificate.lives import Lives, Order
 from pospre.certificate.page import write
 from pospre.certificate.result import Certificate, Column, Request
@@ -126,5 +126,6 @@ def _run(request: Request, runner: Runner, recipe: Recipe) -> Certificate:
             values=(reference.values, run.values),
         )
         verdicts.append(check_lost(run.lives, run.ends, run.whole))
+        verdicts.append(check_ends(leg, run))
         columns.append(Column(leg, run.ends, round(run.seconds, 1), verdicts))
     return Certificate(request, columns, round(time.monotonic() - began, 1))

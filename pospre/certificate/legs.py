@@ -6,10 +6,12 @@ import signal
 import statistics
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from pospre.certificate.compare import Verdict
 from pospre.certificate.kills import Kill, Pace, describe, is_due, strike
 from pospre.certificate.lives import Life, Lives, Order
 from pospre.certificate.records import LifeRecord, read_life
@@ -17,6 +19,7 @@ from pospre.errors import UserError
 
 _SAVED = re.compile(r"ep\d+-ba(\d+)")
 _STOPPED = 75
+_TRIES = 3
 _KILLED = -9
 
 
@@ -43,6 +46,11 @@ class Leg:
     elsewhere: tuple[str, ...] = ()
     exact: bool = True
     reference: str | None = None
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether its lives differ in more than their ends."""
+        return len(set(self.ranks)) > 1 or bool(self.elsewhere)
 
 
 @dataclass
@@ -89,7 +97,7 @@ class Runner:
     environment: dict[str, str] = field(default_factory=dict)
 
     def run(self, leg: Leg, pace: Pace) -> Done:
-        """Run a leg to its end.
+        """Run a leg to its end; once more from the start where a kill came too late.
 
         Args:
             leg: what to run.
@@ -98,6 +106,14 @@ class Runner:
         Raises:
             UserError: a life ended by itself before the end.
         """
+        done = self._try(leg, pace)
+        for _ in range(_TRIES - 1):
+            if check_ends(leg, done).holds:
+                break
+            done = self._try(leg, pace)
+        return done
+
+    def _try(self, leg: Leg, pace: Pace) -> Done:
         folder, began = self.folder / leg.name, time.monotonic()
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -165,6 +181,18 @@ class Runner:
             every_weight=leg.exact,
             environment=self.environment,
         )
+
+
+def check_ends(leg: Leg, done: Done) -> Verdict:
+    """Return a verdict about how lives ended: a run that was not disturbed proves nothing."""
+    text = ", ".join(f"{count} {end}" for end, count in Counter(done.ends).items())
+    missed = len(leg.kills) - len(done.ends)
+    if missed:
+        text = f"{missed} of {len(leg.kills)} kills came too late; give more --steps"
+    idle = leg.is_changing and not all(life.steps for life in done.lives)
+    if idle and not missed:
+        text = "a life that was to train otherwise finished no step; give more --steps"
+    return Verdict("ended", not (missed or idle), text)
 
 
 def _newest(folder: Path) -> int:

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from pospre.certificate.records import property_of
 from pospre.training.watch.metrics import plain_name
 
+_BREATH = 0.05  # seconds that a step takes at least, so that whoever kills can strike in it
 _ROW_BYTES = 8  # of a sample's hash: enough to tell a few thousand samples apart
 
 
@@ -51,6 +52,7 @@ class Observer(Callback):
         """Note that a step begins: whoever ends this process knows where it is."""
         self._rows.clear()
         self._write(begun=state.timestamp.batch.value + 1)
+        time.sleep(_BREATH)
 
     def after_forward(self, state: State, logger: Logger) -> None:
         """Hash the samples of a microbatch with all that was drawn for them."""

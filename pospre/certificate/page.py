@@ -2,7 +2,6 @@
 
 import json
 import platform
-from collections import Counter
 from pathlib import Path
 
 from pospre.certificate.compare import TOLERANCE
@@ -18,7 +17,6 @@ def table(certificate: Certificate) -> str:
     for name in names:
         cells = [verdicts.get(name) for verdicts in found]
         rows.append([name, *(_cell(cell.text, cell.holds) if cell else "–" for cell in cells)])
-    rows.append(["ended", *(_count(column.ends) for column in columns)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
@@ -69,7 +67,3 @@ of at most {TOLERANCE:g}. {platform.machine()}, {platform.system()}.
 
 def _cell(text: str, holds: bool) -> str:
     return text if holds else f"**{text}**"
-
-
-def _count(ends: list[str]) -> str:
-    return ", ".join(f"{count} {end}" for end, count in Counter(ends).items()) or "at the end"

@@ -1,6 +1,7 @@
 """Reading and comparing what lives wrote down."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 
 from pospre.certificate.certificate import legs
 from pospre.certificate.compare import Verdict, check_lost, compare
-from pospre.certificate.kills import KINDS, draw_kills
+from pospre.certificate.kills import KINDS, Pace, draw_kills
+from pospre.certificate.legs import Done, Leg, check_ends
 from pospre.certificate.observer import hash_rows, hash_tensors
 from pospre.certificate.records import LifeRecord, Step, read_life
 from pospre.certificate.result import Request
@@ -77,6 +79,21 @@ def test_lost_steps() -> None:
     found = check_lost(lives, ["in a save"], [3])
     assert not found.holds
     assert found.text == "1 of 3, where a life ended in a save; 3 were saved"
+
+
+def test_a_run_that_was_not_disturbed_proves_nothing(tmp_path: Path) -> None:
+    kills = tuple(draw_kills("killed", 2, 8, seed=0))
+    leg, pace = Leg("ranks", "ranks", kills=kills, ranks=(1, 2, 1)), Pace(1.0, 1.0)
+    lives = [life(0, 1, 2), life(2, 3), life(2, 3, 4)]
+    done = Done(lives, ["in a step", "in a save"], [2, 2], tmp_path, 1.0, pace)
+    assert check_ends(leg, done) == Verdict("ended", True, "1 in a step, 1 in a save")
+    done.lives[1] = life(2)
+    found = check_ends(leg, done)
+    assert not found.holds and "finished no step" in found.text
+    assert check_ends(replace(leg, ranks=(1,)), done).holds  # it may be killed before a step
+    done.ends.pop()
+    found = check_ends(leg, done)
+    assert found.text == "1 of 2 kills came too late; give more --steps" and not found.holds
 
 
 def test_a_step_counts_when_all_ranks_have_written_it(tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ from pospre.certificate.lives import Life, Lives, Order
 from pospre.certificate.records import LifeRecord, read_life
 from pospre.errors import UserError
 from pospre.training.checkpoints.file import DamagedCheckpoint
-from pospre.training.checkpoints.reading import checkpoints_in, read_checkpoint
+from pospre.training.checkpoints.finding import checkpoints_in
+from pospre.training.checkpoints.reading import read_checkpoint
 from tests.conftest import draw_image
 from tests.data.flaky_s3 import FlakyS3
 
