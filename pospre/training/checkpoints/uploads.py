@@ -158,12 +158,7 @@ class Uploads:
 
     def _upload(self, upload: _Upload) -> None:
         """Upload the small files, then the checkpoint, and last what says that it is whole."""
-<<<<<<< HEAD
-        if self._leads:
-            check_held(self.remote)
-=======
         check_held(self.remote)
->>>>>>> main
         manifest = manifest_of(upload.checkpoint)
         folder = upload.checkpoint.parent
         with contextlib.ExitStack() as stack:  # the names may go while this is under way
