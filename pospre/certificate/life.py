@@ -17,6 +17,7 @@ def _train(order: Order) -> int:
 
     from pospre.certificate.observer import Observer
     from pospre.recipe.recipe import load_recipe
+    from pospre.training.peers import joined
     from pospre.training.run import train
     from pospre.training.run_folder import hold
 
@@ -27,6 +28,6 @@ def _train(order: Order) -> int:
         every_weight=order.every_weight,
         values=order.values,
     )
-    with stoppable("outside of the training steps"), hold(recipe):
+    with stoppable("outside of the training steps"), joined(recipe), hold(recipe):
         train(recipe, [observer])
     return 0

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from pospre.certificate.records import property_of
+from pospre.model.algorithm import PretrainAlgorithm
 from pospre.training.watch.metrics import plain_name
 
 _BREATH = 0.05  # seconds that a step takes at least, so that whoever kills can strike in it
@@ -45,7 +46,8 @@ class Observer(Callback):
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Note after which step this life begins, and what makes ranks matter to the losses."""
-        asked = (getattr(each, "couples_samples", lambda: None)() for each in state.algorithms)
+        algorithms = (each for each in state.algorithms if isinstance(each, PretrainAlgorithm))
+        asked = (algorithm.couples_samples() for algorithm in algorithms)
         self._write(start=state.timestamp.batch.value, coupled=" and ".join(filter(None, asked)))
 
     def batch_start(self, state: State, logger: Logger) -> None:
