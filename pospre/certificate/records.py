@@ -30,7 +30,7 @@ class Step:
     Attributes:
         number: counted from 1.
         rows: a hash for each sample of the batch over all ranks, in order, by property.
-        losses: averages over the ranks.
+        losses: averages over the ranks, with the metrics of the training step.
         parameters: a hash of the weights after it, if it was taken.
     """
 

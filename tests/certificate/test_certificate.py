@@ -27,33 +27,45 @@ def overrides(name: str, pictures: Path, folder: Path) -> tuple[Path, tuple[str,
 
 
 @pytest.mark.parametrize(
-    ("name", "more"), [("dinov2", ()), ("mae", ("encoder.dropout=0.1", "trainer.precision=fp32"))]
+    ("name", "more", "options", "title"),
+    [
+        ("dinov2", (), ("--ranks", "1,2"), "2 ranks beside 2: the targets and KoLeo see"),
+        (
+            "mae",
+            ("encoder.dropout=0.1", "trainer.precision=fp32"),
+            ("--ranks", "1,2,1", "--also", "trainer.microbatch_size=4"),
+            "ranks 1→2→1",
+        ),
+    ],
 )
 def test_a_green_certificate(
     name: str,
     more: tuple[str, ...],
+    options: tuple[str, ...],
+    title: str,
     pictures: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     path, small_keys = overrides(name, pictures, tmp_path)
-    ranks = ("--ranks", "1,2,1") if more else ("--ranks", "1")
-    options = ("--steps", "6", "--kills", "3", *ranks)
-    assert command.main([str(path), *small_keys, *more, *options]) == 0
+    given = [str(path), *small_keys, *more, "--steps", "6", "--kills", "3", *options]
+    assert command.main(given) == 0
     said = capsys.readouterr()
     folder = tmp_path / "runs" / name / "certificate"
     assert f"certificate of {path}: green" in said.out and f"{folder}/certificate.md" in said.out
     assert "3 kills, life 4 of 4: came to the end, at step 6" in said.err
     assert {entry.name for entry in folder.iterdir()} == {"certificate.json", "certificate.md"}
     document = json.loads((folder / "certificate.json").read_text())
-    killed = document["columns"][0]
+    killed, *others = document["columns"]
     assert document["green"] and len(killed["ends"]) == 3
     found = {verdict["property"]: verdict["text"] for verdict in killed["verdicts"]}
     equal = ("sample ids", "boxes", "flips", "masks", "pixels", "losses", "parameters")
     assert {found[name] for name in (*equal, "optimiser", "random")} == {"equal"}
-    if more:
-        on_ranks = {v["property"]: v["text"] for v in document["columns"][1]["verdicts"]}
-        assert on_ranks["masks"] == "equal" and on_ranks["losses"].startswith("within")
+    assert others[-1]["leg"]["title"].startswith(title)
+    assert len(others) == len(options) // 2  # a run for each option
+    for column in others:
+        found = {verdict["property"]: verdict["text"] for verdict in column["verdicts"]}
+        assert found["masks"] == "equal" and found["losses"].startswith("within")
 
 
 def red(live: Callable[[Order], None], pictures: Path, folder: Path) -> Certificate:

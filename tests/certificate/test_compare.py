@@ -63,6 +63,11 @@ def test_tolerance(values: tuple[Path, Path]) -> None:
         assert found["parameters"].text == "within 5.0e-06"
         assert "optimiser" not in found
         assert not named(compare(whole, lives, exact=True, values=values))["losses"].holds
+    lives = [life(0, 1, 2)]
+    lives[0].steps[1].losses["metric/cosine"] = 0.5
+    whole.steps[1].losses["metric/cosine"] = 0.25  # of a rank's samples, and of the batch
+    assert named(compare(whole, lives, exact=False, values=values))["losses"].holds
+    assert not named(compare(whole, lives, exact=True, values=values))["losses"].holds
     np.savez(values[1], weight=np.full(10, 1.1))
     found = named(compare(whole, [whole], exact=False, values=values))
     assert found["parameters"].text == "differ by 1.0e-01" and not found["parameters"].holds
