@@ -17,7 +17,7 @@ def _train(order: Order) -> int:
 
     from pospre.certificate.observer import Observer
     from pospre.recipe.recipe import load_recipe
-    from pospre.training.peers import joined
+    from pospre.training.nodes.peers import joined
     from pospre.training.run import train
     from pospre.training.run_folder import hold
 
