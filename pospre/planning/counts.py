@@ -14,7 +14,7 @@ from pospre.planning.flops import count_flops, pass_flops
 from pospre.planning.layouts import Parameters, count_parameters
 from pospre.planning.memory import StepMemory, track_step
 from pospre.recipe.recipe import Recipe
-from pospre.training.blocks import recompute_blocks
+from pospre.training.scale.blocks import recompute_blocks
 
 _SIZES = 8, 16  # microbatches that are tracked; bytes grow linearly with them
 

@@ -14,7 +14,7 @@ from pospre.planning.speed import Machine, StepTime, decode_rate, step_time
 from pospre.recipe.recipe import Recipe
 from pospre.schedules import duration_steps
 from pospre.training.data import open_data
-from pospre.training.microbatch import loss_change
+from pospre.training.scale.microbatch import loss_change
 
 _NEAR = 1.01  # step times that differ by less count as equal
 _MOST_GPUS = 4096
