@@ -8,11 +8,13 @@ from typing import Any
 from torch import nn
 
 from pospre.batch import Batch, image_key
+from pospre.model.algorithm import PretrainAlgorithm
 from pospre.planning.fake import FakeTraining
 from pospre.planning.flops import count_flops, pass_flops
 from pospre.planning.layouts import Parameters, count_parameters
 from pospre.planning.memory import StepMemory, track_step
 from pospre.recipe.recipe import Recipe
+from pospre.training.scale.blocks import recompute_blocks
 
 _SIZES = 8, 16  # microbatches that are tracked; bytes grow linearly with them
 
@@ -46,6 +48,7 @@ class Counts:
     """Everything that is counted.
 
     Attributes:
+        algorithms: that were counted.
         parts: parameters by part: encoder, teachers, heads and so on.
         parameters: in all.
         passes: the encoder's, by name.
@@ -55,6 +58,7 @@ class Counts:
         pixels: of a sample's views.
     """
 
+    algorithms: list[PretrainAlgorithm]
     parts: dict[str, int]
     parameters: Parameters
     passes: dict[str, PassCounts]
@@ -90,11 +94,12 @@ def count(recipe: Recipe) -> Counts:
             declared.group, views, declared.count, declared.teacher, flops[name] / large
         )
     steps = {False: _step(training, batches)}
-    training.checkpoint()
+    recompute_blocks(model, offload=False)
     steps[True] = _step(training, batches)
     state = [value for each in training.optimizer.state.values() for value in each.values()]
     groups = model.views.values()
     return Counts(
+        algorithms=training.algorithms,
         parts=_parts(training),
         parameters=count_parameters(model),
         passes=passes,

@@ -14,6 +14,7 @@ from pospre.planning.speed import Machine, StepTime, decode_rate, step_time
 from pospre.recipe.recipe import Recipe
 from pospre.schedules import duration_steps
 from pospre.training.data import open_data
+from pospre.training.scale.microbatch import loss_change
 
 _NEAR = 1.01  # step times that differ by less count as equal
 _MOST_GPUS = 4096
@@ -79,6 +80,10 @@ class Plan:
         """Return the hours of all GPUs together."""
         return 24 * self.days(choice) * self.machine.gpus
 
+    def warning(self) -> str | None:
+        """Return what the best setting's microbatches change of the losses; None: nothing."""
+        return loss_change(self.counts.algorithms, self.best.microbatch, self.device_batch)
+
     def feed(self) -> dict[str, float]:
         """Return what a node's loader must give to the best setting: rates, cores and bytes/s."""
         rate = self.images_per_s(self.best) / self.machine.nodes
@@ -103,6 +108,7 @@ class Plan:
             "choices": [self._choice(choice) for choice in self.choices],
             "best": self._choice(self.best),
             "keys": keys(self.best, self.device_batch),
+            "warning": self.warning(),
             "loader_of_a_node": self.feed(),
         }
 

@@ -8,14 +8,10 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import torch
-from timm.models.vision_transformer import Block
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensorMode,
-)
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
-    apply_activation_checkpointing,
 )
 
 from pospre.batch import EPOCH, INDEX, LABEL, Batch, box_key, flip_key, image_key
@@ -86,15 +82,6 @@ class FakeTraining:
         """Return the recipe's mixed precision."""
         dtype = _AUTOCAST.get(self.recipe.trainer.precision)
         return torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None)
-
-    def checkpoint(self) -> None:
-        """Let trained blocks compute their activations again in the backward."""
-        apply_activation_checkpointing(
-            self.model,
-            check_fn=lambda module: (
-                isinstance(module, Block) and any(one.requires_grad for one in module.parameters())
-            ),
-        )
 
     def forward_backward(self, batch: Batch) -> None:
         """Run forward and backward of a microbatch."""

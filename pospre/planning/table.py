@@ -87,7 +87,7 @@ def _microbatches(plan: Plan) -> str:
 
 
 def _best(plan: Plan) -> str:
-    best, feed = plan.best, plan.feed()
+    best, feed, warning = plan.best, plan.feed(), plan.warning()
     held = [f"{name} {_gib(getattr(best.held, kind))}" for kind, name in _KINDS.items()]
     among, between = best.layout.traffic(
         plan.counts.parameters, plan.device_batch // best.microbatch
@@ -97,6 +97,7 @@ def _best(plan: Plan) -> str:
         f"Best: {_name(best)}, microbatch {best.microbatch}",
         "",
         f"  {' '.join(keys(best, plan.device_batch))}",
+        *([] if warning is None else [f"  warning: {warning}"]),
         "",
         f"memory             {_gib(best.held.total)} GiB: {', '.join(held)}",
         f"step               {1e3 * seconds.total:.0f} ms: {1e3 * seconds.compute:.0f} forward and "

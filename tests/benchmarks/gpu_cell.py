@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -20,6 +21,7 @@ from composer.loggers import Logger
 from composer.utils import dist
 
 from pospre.batch import Batch
+from pospre.data.decode.deep import Decoding
 from pospre.data.loader import ViewLoader
 from pospre.data.views.plan import ViewGroup
 from pospre.planning.counts import flops_per_image
@@ -48,6 +50,8 @@ class Synthetic:
         batch = make_batch(views, size, "cpu", channels=channels)
         self.batch = {key: value.pin_memory() if pinned else value for key, value in batch.items()}
         self.batch_size, self.bad = size, dict[int, str]()
+        # of which trainer.microbatch_size: auto makes its batch
+        self.reader = SimpleNamespace(decoding=Decoding(channels=channels), features=None)
 
     def __len__(self) -> int:
         return _MANY
@@ -126,6 +130,7 @@ def measure(recipe: Recipe, *, real: bool, warm_up: int) -> dict[str, Any]:
         "peak_bytes": int(peak),
         "data_wait": meter.waited / meter.seconds,
         "losses": meter.losses,
+        "microbatch": trainer.state.device_train_microbatch_size,
         "flops_per_image": flops_per_image(recipe),
         "world": dist.get_world_size(),
         "device": torch.cuda.get_device_name() if on_gpu else "cpu",

@@ -8,6 +8,7 @@ tries out what cells do not show, in a process of its own.
 import json
 import math
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,12 +17,14 @@ from typing import Any
 import torch
 
 from pospre.model.algorithm import after_step, prepare
+from pospre.planning.gpus import GIB
 from pospre.recipe.recipe import load_recipe
-from tests.benchmarks.gpu_cell import synthetic
+from tests.benchmarks.gpu_cell import measure, synthetic
 
 Fact = dict[str, Any]
 NEAR = 0.02  # of a loss in bf16, where a single product is off by 0.4 %
 _OVERLAP = 0.8  # of the time that copying and computing take one after the other
+_TOO_MANY = 4096  # images for any GPU of today at once
 _NO_GPU = "needs a GPU"
 
 
@@ -114,6 +117,24 @@ def step_without_sync(recipe: Path, overrides: Sequence[str]) -> Fact:
     return fact(what, True, "") if device.type == "cuda" else fact(what, None, _NO_GPU)
 
 
+def auto_microbatch(recipe: Path, overrides: Sequence[str]) -> Fact:
+    """Try whether ``trainer.microbatch_size: auto`` finds what fits, and the training does fit."""
+    what = "trainer.microbatch_size: auto finds what fits of too large a batch, and trains"
+    on_gpu = torch.cuda.is_available()
+    size = _TOO_MANY if on_gpu else 4
+    with tempfile.TemporaryDirectory(prefix="pospre-auto-") as folder:
+        more = ["trainer.microbatch_size=auto", "trainer.max_duration=3ba", "trainer.fsdp=null"]
+        more += [f"data.batch_size={size}", f"trainer.run_folder={folder}", "trainer.compile=false"]
+        try:
+            found = measure(load_recipe(recipe, [*overrides, *more]), real=False, warm_up=1)
+        except torch.OutOfMemoryError as error:
+            return fact(what, False, str(error).splitlines()[0])
+    why = f"{found['microbatch']} of {size} at a time, {found['peak_bytes'] / GIB:.1f} GiB"
+    return (
+        fact(what, True, why) if found["microbatch"] < size else fact(what, None, f"all {size} fit")
+    )
+
+
 @contextmanager
 def _no_sync(device: torch.device) -> Iterator[None]:
     """Raise where the GPU is waited for."""
@@ -172,8 +193,11 @@ def _seconds(work: Callable[[], None]) -> float:
 def main(asked: Path) -> int:
     """Try out the recipes in a file, and write what came of it beside it."""
     found = [copies_overlap()]
-    for recipe, overrides in json.loads(asked.read_text()):
+    asked_for = json.loads(asked.read_text())
+    for recipe, overrides in asked_for:
         found.append(step_without_sync(recipe, overrides))
+    if asked_for:
+        found.append(auto_microbatch(*asked_for[0]))
     asked.with_suffix(".out").write_text(json.dumps(found))
     return 0
 

@@ -6,9 +6,10 @@
 
 A cell is a recipe of ``yamls/pretrain`` trained for some steps by the recipe's own trainer, on a
 random batch that is always there or, with DATA, on images, over all GPUs that are there: DDP and
-FSDP2, compiled and not. Each runs in a process of its own, so that one without memory is a cell
-that says so. Cells that were measured are not measured again: remove them from the output folder
-for that. ``--set key=value`` changes every recipe, ``--list`` shows what would be run.
+FSDP2, compiled (under FSDP2 block by block) and not. Each runs in a process of its own, so that one
+without memory is a cell that says so. Cells that were measured are not measured again: remove them
+from the output folder for that. ``--set key=value`` changes every recipe, ``--list`` shows what
+would be run.
 """
 
 import argparse
@@ -25,6 +26,7 @@ import torch
 
 from pospre.planning.gpus import GIB, GPUS, Gpu
 from tests.benchmarks import gpu_facts
+from tests.processes import started
 
 ROOT = Path(__file__).parents[2]
 CELL, TRIALS = "tests.benchmarks.gpu_cell", "tests.benchmarks.gpu_facts"
@@ -46,7 +48,7 @@ SETTINGS = {
     "DDP": ["trainer.fsdp=null", "trainer.compile=false"],
     "DDP, compiled": ["trainer.fsdp=null", "trainer.compile=true"],
     "FSDP2": ["trainer.fsdp={}", "trainer.compile=false"],
-    "FSDP2, compiled": ["trainer.fsdp={}", "trainer.compile=true"],
+    "FSDP2, compiled": ["trainer.fsdp={}", "trainer.compile=blocks"],
 }
 _GUESS = 90.0  # seconds of a cell, before one was measured
 
@@ -132,13 +134,14 @@ def _run(module: str, asked: Path, ranks: int, limit: float) -> Any:
     written.unlink(missing_ok=True)
     launcher = ["-m", "composer.cli.launcher", "-n", str(ranks)] if ranks > 1 else []
     command = [sys.executable, *launcher, "-m", module, str(asked)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, cwd=ROOT)
-    except subprocess.TimeoutExpired:
-        return {"failed": f"took longer than {limit:g} s"}
+    with started(command, cwd=ROOT) as process:  # what it has started ends with it
+        try:
+            output, errors = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            return {"failed": f"took longer than {limit:g} s"}
     if written.exists():
         return json.loads(written.read_text())
-    said = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    said = [line for line in (output + errors).splitlines() if line.strip()]
     asked.with_suffix(".log").write_text("\n".join(said))
     short = any("OutOfMemoryError" in line for line in said)
     return {"failed": "out of memory" if short else said[-1][:200] if said else "nothing was said"}

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,21 @@ import pytest
 from pospre.errors import run_command
 from pospre.plan import main
 from pospre.planning.assumptions import IMAGENET, Assumptions
+from pospre.planning.estimate import Choice, keys
+from pospre.planning.estimate import plan as estimate
 from pospre.planning.gpus import GIB, GPUS
-from pospre.planning.layouts import Layout, Parameters
-from pospre.planning.speed import Machine, bus_bandwidth, step_time
+from pospre.planning.layouts import Held, Layout, Parameters, layouts
+from pospre.planning.speed import Machine, StepTime, bus_bandwidth, step_time
+from pospre.planning.table import render
+from pospre.recipe.recipe import load_recipe
+from pospre.training.components import build_components
+from pospre.training.scale.parallel import build_sharding
+from pospre.training.trainer import build_trainer
+from pospre.training.watch.stop_signals import StopSignals
 
 YAMLS = Path(__file__).parents[2] / "yamls"
 SMALL = [str(YAMLS / "demo/ijepa.yaml"), "data.path=nowhere", "encoder.depth=1"]
+NO_TIME = StepTime(0, 0, 0, 0)
 Command = Callable[..., tuple[int, str]]
 
 
@@ -58,6 +68,42 @@ def test_what_is_best_fits_and_is_not_slower_than_others(planned: dict[str, Any]
         assert one["bytes"]["total"] == pytest.approx(sum(parts.values()))
         assert min(parts.values()) >= 0
         assert one["fits"] == (one["bytes"]["total"] <= GPUS["a10g"].memory)
+
+
+def test_a_microbatch_that_changes_the_loss_is_warned_of_in_one_line() -> None:
+    given = [*SMALL[1:], "data.batch_size=64", "algorithms.droppos.temperature=0.1"]
+    recipe = load_recipe(YAMLS / "demo/droppos.yaml", given)
+    whole = estimate(recipe, Machine(GPUS["a10g"], 1, 1), Assumptions())
+    assert whole.best.microbatch == 64 and "warning" not in render(whole)
+    part = replace(whole, best=next(one for one in whole.choices if one.microbatch == 16))
+    (warning,) = [line for line in render(part).splitlines() if "warning" in line]
+    assert (
+        "= 16 of a rank's 64: the weights of patches of droppos see 16 samples at once" in warning
+    )
+    assert part.as_json()["warning"] in warning
+
+
+@pytest.mark.parametrize("fsdp", ["null", "{shard_degree: 4}"])
+def test_keys_of_every_setting_load_and_are_what_is_trained(
+    image_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fsdp: str
+) -> None:
+    given = [*SMALL[2:], f"data.path={image_folder()}", "data.batch_size=8", "trainer.device=cpu"]
+    given += [f"trainer.run_folder={tmp_path}", f"trainer.fsdp={fsdp}"]
+    for layout in layouts(8, 2):
+        for checkpointing, microbatch in ((False, 8), (True, 2)):
+            choice = Choice(layout, checkpointing, microbatch, Held(*[0.0] * 8), NO_TIME)
+            recipe = load_recipe(SMALL[0], [*given, *keys(choice, 8)])
+            assert recipe.trainer.activation_checkpointing is checkpointing
+            with monkeypatch.context() as patched:
+                patched.setattr("pospre.training.scale.parallel.dist.get_world_size", lambda: 8)
+                sharding = build_sharding(recipe.trainer.fsdp)
+            assert (sharding is not None) == (layout.shards > 1)
+            if sharding is not None:
+                assert (sharding.num_copies or 1) == layout.replicas
+            if layout.name != "HSDP":  # which one rank cannot be
+                trainer = build_trainer(build_components(recipe), signals=StopSignals())
+                trainer.engine.close()
+                assert trainer.state.device_train_microbatch_size == microbatch
 
 
 def test_length_and_cost_follow_from_the_step(planned: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ size gives from the start.
 
 import copy
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from pospre.batch import EPOCH, INDEX, LABEL, Batch, box_key, flip_key, image_key
 from pospre.errors import UserError
-from pospre.model.algorithm import prepare
+from pospre.model.algorithm import PretrainAlgorithm, prepare
 from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import Recipe
 from pospre.training.components import Components
@@ -43,16 +43,28 @@ def microbatch_size(run: Components) -> int | None:
     """
     asked, whole = run.recipe.trainer.microbatch_size, run.loader.batch_size
     size = _largest(run) if asked == "auto" else asked
-    if size is not None and size < whole:
-        for algorithm in run.algorithms:
-            coupled = algorithm.couples_samples()
-            if coupled is not None:
-                print_once(
-                    f"trainer.microbatch_size = {size} of a rank's {whole}: {coupled} of "
-                    f"{algorithm.module_name()} see {size} samples at once, so the losses are not "
-                    "those of the whole batch"
-                )
+    changed = None if size is None else loss_change(run.algorithms, size, whole)
+    if changed is not None:
+        print_once(changed)
     return size
+
+
+def loss_change(algorithms: Sequence[PretrainAlgorithm], size: int, whole: int) -> str | None:
+    """Return what ``size`` samples at a time change of the losses, as one line; None: nothing.
+
+    Args:
+        algorithms: that train the model.
+        size: samples of a microbatch.
+        whole: samples of a rank's batch.
+    """
+    seen = [(each.couples_samples(), each.module_name()) for each in algorithms]
+    coupled = " and ".join(f"{what} of {name}" for what, name in seen if what is not None)
+    if size >= whole or not coupled:
+        return None
+    return (
+        f"trainer.microbatch_size = {size} of a rank's {whole}: {coupled} see {size} samples at "
+        "once, so the losses are not those of the whole batch"
+    )
 
 
 def out_of_memory(recipe: Recipe) -> str:
