@@ -76,7 +76,7 @@ def _run(arguments: argparse.Namespace) -> int:
     # Late, so that --help and a mistyped key answer at once.
     from pospre.evaluation.online import online_evaluations
     from pospre.evaluation.planned import check_evaluations
-    from pospre.training.peers import joined
+    from pospre.training.nodes.peers import joined
     from pospre.training.ranks import print_once
     from pospre.training.run import train
     from pospre.training.run_folder import hold

@@ -11,8 +11,8 @@ from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import load_recipe
 from pospre.train import main
 from pospre.training.build import build_model
-from pospre.training.groups import parameter_groups
-from pospre.training.optim import batch_peak
+from pospre.training.optimizer.groups import parameter_groups
+from pospre.training.optimizer.optim import batch_peak
 
 YAMLS = Path(__file__).parents[1] / "yamls"
 RECIPES = sorted(YAMLS.glob("**/*.yaml"))

@@ -25,7 +25,7 @@ from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import Recipe
 from pospre.training.build import attached_model, build_algorithms
 from pospre.training.data import build_views
-from pospre.training.optim import build_optimizer
+from pospre.training.optimizer.optim import build_optimizer
 from pospre.training.resolve import resolve
 
 _AUTOCAST = {"amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}

@@ -16,10 +16,10 @@ from pospre.training.build import attached_model, build_algorithms
 from pospre.training.data import build_data, build_views
 from pospre.training.device import build_device
 from pospre.training.loggers import check_loggers
-from pospre.training.optim import build_optimizer
-from pospre.training.parallel import num_copies
+from pospre.training.optimizer.optim import build_optimizer
+from pospre.training.optimizer.schedule import StepSchedule, build_schedule
 from pospre.training.resolve import resolve
-from pospre.training.schedule import StepSchedule, build_schedule
+from pospre.training.scale.parallel import num_copies
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,15 @@ from composer import Trainer
 from composer.core import Callback, DataSpec
 from composer.utils import ParallelismConfig
 
-from pospre.training.blocks import compile_blocks, recompute_blocks
 from pospre.training.checkpoints.saver import CheckpointSaver
 from pospre.training.checkpoints.uploads import Uploads
-from pospre.training.clipping import build_clipping
 from pospre.training.components import Components
 from pospre.training.device import cast_as_told
 from pospre.training.loggers import build_loggers
-from pospre.training.microbatch import microbatch_size
-from pospre.training.parallel import MeanOverRanks, build_sharding
+from pospre.training.optimizer.clipping import build_clipping
+from pospre.training.scale.blocks import compile_blocks, recompute_blocks
+from pospre.training.scale.microbatch import microbatch_size
+from pospre.training.scale.parallel import MeanOverRanks, build_sharding
 from pospre.training.watch.build import build_watchers
 from pospre.training.watch.divergence import Divergence
 from pospre.training.watch.gradients import GradientNorms

@@ -29,9 +29,9 @@ from pospre.training.checkpoints.saver import CheckpointSaver
 from pospre.training.components import Components, build_components
 from pospre.training.data import build_views
 from pospre.training.device import build_device
-from pospre.training.optim import build_optimizer
+from pospre.training.optimizer.optim import build_optimizer
+from pospre.training.optimizer.schedule import build_schedule
 from pospre.training.resolve import resolve
-from pospre.training.schedule import build_schedule
 from pospre.training.trainer import build_trainer
 from pospre.training.watch.stop_signals import StopSignals
 from tests.benchmarks.bench_methods import make_batch, process_peak

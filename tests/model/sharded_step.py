@@ -19,8 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pospre.model.algorithm import PretrainAlgorithm, Progress
 from pospre.model.model import PretrainModel
-from pospre.training.blocks import compile_blocks, recompute_blocks
-from pospre.training.parallel import gradient_of_ones, suit_gloo
+from pospre.training.scale.blocks import compile_blocks, recompute_blocks
+from pospre.training.scale.parallel import gradient_of_ones, suit_gloo
 from tests.algorithms.cases import Case, Options, written
 
 LEARNING_RATE = 0.1

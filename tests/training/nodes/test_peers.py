@@ -10,11 +10,11 @@ from torch.distributed import HashStore
 
 from pospre.errors import Lost, Stopped, UserError, run_command
 from pospre.recipe.recipe import load_recipe
-from pospre.training import peers as joining
-from pospre.training.heartbeat import Gone
-from pospre.training.peers import Peers
-from pospre.training.place import Place
-from pospre.training.rendezvous import Meeting
+from pospre.training.nodes import peers as joining
+from pospre.training.nodes.heartbeat import Gone
+from pospre.training.nodes.peers import Peers
+from pospre.training.nodes.place import Place
+from pospre.training.nodes.rendezvous import Meeting
 
 KILLED, FAILED = Gone("was killed", 75, 0.0), Gone("failed: no such file", 2, 0.0)
 GLOO = RuntimeError("[pair.cc:534] Connection closed by peer [127.0.0.1]:1234")

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.processes import LIMIT, started
-from tests.training.test_rendezvous import free_port
+from tests.training.nodes.test_rendezvous import free_port
 from tests.training.tiny_runs import ROOT, command, curve, environment
 
 MAE = "algorithms={mae: {decoder_dim: 32, decoder_depth: 1, decoder_heads: 2}}"

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from pospre.recipe.sections import Optimizer
-from pospre.training.groups import parameter_groups
+from pospre.training.optimizer.groups import parameter_groups
 
 
 def build_optimizer(

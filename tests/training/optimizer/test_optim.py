@@ -9,8 +9,8 @@ from torch import nn
 from pospre.errors import UserError
 from pospre.recipe.sections import Optimizer, Schedule
 from pospre.schedules import cosine_warmup
-from pospre.training.optim import batch_peak, build_optimizer
-from pospre.training.schedule import StepSchedule, build_schedule
+from pospre.training.optimizer.optim import batch_peak, build_optimizer
+from pospre.training.optimizer.schedule import StepSchedule, build_schedule
 
 
 def curve(

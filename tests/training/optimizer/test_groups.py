@@ -14,9 +14,9 @@ from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective
 from pospre.nn.build import build_encoder
 from pospre.recipe.sections import Optimizer, Schedule
-from pospre.training.groups import parameter_groups, rate_scale
-from pospre.training.optim import build_optimizer
-from pospre.training.schedule import build_schedule
+from pospre.training.optimizer.groups import parameter_groups, rate_scale
+from pospre.training.optimizer.optim import build_optimizer
+from pospre.training.optimizer.schedule import build_schedule
 
 
 def small_model(**options: Any) -> PretrainModel:

@@ -21,12 +21,12 @@ from composer.utils import dist
 
 from pospre.errors import Lost, Stopped, UserError
 from pospre.recipe.recipe import Recipe
-from pospre.training.agreement import name_ranks
 from pospre.training.checkpoints.finding import checkpoints_in
 from pospre.training.device import build_device
-from pospre.training.heartbeat import BEAT, Gone, Heartbeat
-from pospre.training.place import Place, read_place
-from pospre.training.rendezvous import Meeting, meet
+from pospre.training.nodes.agreement import name_ranks
+from pospre.training.nodes.heartbeat import BEAT, Gone, Heartbeat
+from pospre.training.nodes.place import Place, read_place
+from pospre.training.nodes.rendezvous import Meeting, meet
 
 _SILENT = 5.0  # seconds of silence from which on a failed operation is laid to a rank
 _LEAVE = 30.0  # seconds in which a rank should have noticed itself that another has ended

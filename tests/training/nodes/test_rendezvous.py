@@ -13,10 +13,10 @@ import pytest
 
 from pospre.errors import UserError
 from pospre.recipe.recipe import Recipe, load_recipe
-from pospre.training import rendezvous
-from pospre.training.agreement import name_ranks
-from pospre.training.place import Place, read_place
-from pospre.training.rendezvous import Meeting, meet
+from pospre.training.nodes import rendezvous
+from pospre.training.nodes.agreement import name_ranks
+from pospre.training.nodes.place import Place, read_place
+from pospre.training.nodes.rendezvous import Meeting, meet
 
 Outcome = Meeting | UserError
 FOUR = {

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pospre.errors import UserError
 from pospre.recipe.sections import Fsdp
-from pospre.training.parallel import build_sharding, num_copies
+from pospre.training.scale.parallel import build_sharding, num_copies
 from tests.processes import finished
 from tests.training.tiny_runs import curve, environment
 

@@ -11,7 +11,7 @@ from pospre import attach
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.recipe.sections import ClipGrad
-from pospre.training.clipping import (
+from pospre.training.optimizer.clipping import (
     PerModuleClipping,
     PerTensorClipping,
     build_clipping,

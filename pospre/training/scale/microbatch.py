@@ -25,12 +25,12 @@ from pospre.errors import UserError
 from pospre.model.algorithm import prepare
 from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import Recipe
-from pospre.training.blocks import recompute_blocks
 from pospre.training.components import Components
 from pospre.training.device import cast_as_told
-from pospre.training.optim import build_optimizer
-from pospre.training.parallel import build_sharding
+from pospre.training.optimizer.optim import build_optimizer
 from pospre.training.ranks import print_once
+from pospre.training.scale.blocks import recompute_blocks
+from pospre.training.scale.parallel import build_sharding
 
 _SHARE = 0.9  # of a GPU's memory that a trial may take: training has collectives' buffers as well
 

@@ -7,7 +7,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
-from pospre.training.blocks import blocks_of, compile_blocks, recompute_blocks
+from pospre.training.scale.blocks import blocks_of, compile_blocks, recompute_blocks
 from tests.algorithms.cases import Case, written
 
 DROPPING = Case(("supervised",), encoder={"drop_path": 0.5, "dropout": 0.3})

@@ -22,8 +22,8 @@ from torch.distributed import PrefixStore, Store, TCPStore
 
 from pospre.errors import UserError
 from pospre.recipe.recipe import Recipe
-from pospre.training.agreement import NODE_KEYS, Note, facts_of, name_difference, name_ranks
-from pospre.training.place import Place
+from pospre.training.nodes.agreement import NODE_KEYS, Note, facts_of, name_difference, name_ranks
+from pospre.training.nodes.place import Place
 
 _LONGER = "trainer.rendezvous_timeout waits longer"
 _PAUSE = 0.1  # seconds between two looks

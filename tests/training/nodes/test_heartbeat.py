@@ -6,8 +6,8 @@ from functools import partial
 
 import pytest
 
-from pospre.training import heartbeat
-from pospre.training.heartbeat import Heartbeat
+from pospre.training.nodes import heartbeat
+from pospre.training.nodes.heartbeat import Heartbeat
 
 
 @pytest.fixture
