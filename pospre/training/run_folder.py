@@ -97,7 +97,8 @@ def hold(recipe: Recipe) -> Iterator[None]:
             free = readable(shutil.disk_usage(folders[0]).free)
             raise UserError(
                 f"run folder {folders[0]} cannot be written: {error} ({free} free). Make room "
-                "there and give the command again: it goes on from the last checkpoint"
+                "there, or make it writable, and give the command again: it goes on from the last "
+                "checkpoint"
             ) from error
 
 

@@ -137,9 +137,9 @@ class CheckpointSaver(Callback):
         time = state.timestamp
         if time.batch.value == self._last_batch:
             return
-        self.wait()
         for check in self.before_save:
             check(state)
+        self.wait()  # after the checks: the first of them is told that the time of saving begins
         torch.cuda.empty_cache()  # room for what both gather from all ranks
         with sharded_state(state) if self.sharded else nullcontext():
             content: dict[str, Any] = {
