@@ -93,3 +93,10 @@ def test_utilisation_is_of_the_gpu_that_was_found() -> None:
     assert gpu_report.utilisation(found) == pytest.approx(0.5)
     assert gpu_report.gpu_of("NVIDIA A100-SXM4-40GB", 42e9).memory < 45e9  # type: ignore
     assert gpu_report.utilisation({**found, "device": "cpu"}) is None
+
+
+def test_a_cell_that_takes_too_long_is_ended_and_says_so(tmp_path: Path) -> None:
+    asked = tmp_path / "one.cell"
+    asked.write_text("{}")
+    found = gpu_report._run(gpu_report.CELL, asked, 1, 0.1)
+    assert found == {"failed": "took longer than 0.1 s"}
