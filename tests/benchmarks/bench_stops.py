@@ -106,4 +106,5 @@ if __name__ == "__main__":
         sys.exit(timed_training(Path(sys.argv[2]), sys.argv[3:]))
     numbers = [int(value) for value in sys.argv[1:] if "=" not in value]
     overrides = [value for value in sys.argv[1:] if "=" in value]
-    sys.exit(main(*(numbers + [36, 12, 16, 2][len(numbers) :]), *overrides))
+    steps, every, batch, rounds = numbers + [36, 12, 16, 2][len(numbers) :]
+    sys.exit(main(steps, every, batch, rounds, *overrides))
