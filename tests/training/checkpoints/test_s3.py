@@ -133,8 +133,8 @@ def test_the_small_files_of_a_run_are_not_worth_it(
     calls = []
 
     def fails_once(*place: Any) -> None:
-        calls.append(place)
-        if len(calls) == 1:
+        calls.extend([place] * (tiny.parent in place[0].parents))  # not other tests' threads
+        if calls == [place]:
             raise UserError("the endpoint does not answer")
         mirror_run(*place)
 

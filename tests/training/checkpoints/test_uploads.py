@@ -206,9 +206,12 @@ def test_a_bucket_that_vanishes_costs_nothing(
     s3 = client(server)
     gone = "trainer.save_folder=s3://vanishing/runs/tiny"
     s3.create_bucket(Bucket="vanishing")
-    monkeypatch.setattr(
-        "pospre.training.run.check_writable", lambda _: s3.delete_bucket(Bucket="vanishing")
-    )
+
+    def vanishes(_: str) -> None:
+        s3.delete_object(Bucket="vanishing", Key="runs/tiny/run.lease")
+        s3.delete_bucket(Bucket="vanishing")
+
+    monkeypatch.setattr("pospre.training.run.check_writable", vanishes)
     monkeypatch.setattr("pospre.training.run.checkpoint_folders", lambda recipe: [])
     monkeypatch.setenv("POSPRE_S3_PATIENCE", "1")
     code, said = run(tiny, *OPTIONS, gone)
