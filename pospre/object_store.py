@@ -99,11 +99,11 @@ class Bucket:
         from boto3.exceptions import Boto3Error
         from botocore.exceptions import BotoCoreError, ClientError
 
-        if isinstance(error, Boto3Error | OSError):
-            raise UserError(f"{self.uri}: {_without_passwords(error)}") from error
-        if isinstance(error, BotoCoreError | ClientError):
+        if isinstance(error, BotoCoreError | ClientError):  # boto's timeouts are OSErrors as well
             kind = Unreachable if _may_pass(error) else UserError
             raise kind(self.explain(error)) from error
+        if isinstance(error, Boto3Error | OSError):
+            raise UserError(f"{self.uri}: {_without_passwords(error)}") from error
         self.client.close()
 
     def path(self, name: str) -> str:

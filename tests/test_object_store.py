@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, ReadTimeoutError
 
 from pospre.errors import UserError
 from pospre.object_store import Bucket, Unreachable, check_writable, wait_until_writable
@@ -108,3 +108,5 @@ def test_only_what_may_pass_is_called_unreachable(status: int, kind: type[UserEr
     assert type(caught.value) is kind
     with pytest.raises(Unreachable):
         check_writable("s3://bucket/run")  # nobody listens there
+    with pytest.raises(Unreachable, match="does not answer"), Bucket("s3://bucket/run"):
+        raise ReadTimeoutError(endpoint_url="http://127.0.0.1:9")
