@@ -168,18 +168,26 @@ class Bucket:
 
         Where the server cannot decide that, it is written.
         """
+        return self.put_if(name, content, IfNoneMatch="*") is not None
+
+    def put_if(self, name: str, content: bytes, **condition: str) -> str | None:
+        """Write a small object if ``IfMatch`` or ``IfNoneMatch`` holds; return its tag, or None.
+
+        Where the server cannot decide that, it is written.
+        """
+        place = {"Bucket": self.name, "Key": self.path(name), "Body": content}
+        refusals = (*_THERE_ALREADY, *(_MISSING if "IfMatch" in condition else ()))
         try:
-            self.client.put_object(
-                Bucket=self.name, Key=self.path(name), Body=content, IfNoneMatch="*"
-            )
+            answer = self.client.put_object(**place, **condition)
         except self.client.exceptions.ClientError as error:
             code = error.response["Error"]["Code"]
-            if code in _THERE_ALREADY:
-                return False
+            if code in refusals:
+                return None
             if code not in _NOT_KNOWN:
                 raise
-            self.put(name, content)
-        return True
+            answer = self.client.put_object(**place)
+        tag: str = answer["ETag"]
+        return tag
 
     def delete(self, name: str) -> None:
         """Remove an object of this folder."""
@@ -265,24 +273,22 @@ def _may_pass(error: Exception) -> bool:
     return isinstance(error, boto.EndpointConnectionError | boto.HTTPClientError)
 
 
-def wait_until_writable(folder: str, patience: float) -> None:
-    """Try ``check_writable`` again while the server does not answer, for ``patience`` seconds.
+def patiently(work: Callable[[], None], patience: float) -> None:
+    """Do ``work``, and again while the server does not answer, for ``patience`` seconds.
 
     Raises:
-        UserError: it does not work, or has not answered by then.
+        UserError: what ``work`` raises; that the server does not answer only then.
     """
     end, pause, has_told = time.monotonic() + patience, 1.0, False
     while True:
         try:
-            check_writable(folder)
+            return work()
         except Unreachable as error:
             if time.monotonic() + pause > end:
                 raise
             if not has_told:
                 print(f"warning: {error}; trying again for {patience:g} s", file=sys.stderr)
             has_told = True
-        else:
-            return
         time.sleep(pause)
         pause = min(2 * pause, 10.0)
 

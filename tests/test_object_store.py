@@ -6,7 +6,7 @@ import pytest
 from botocore.exceptions import ClientError, ReadTimeoutError
 
 from pospre.errors import UserError
-from pospre.object_store import Bucket, Unreachable, check_writable, wait_until_writable
+from pospre.object_store import Bucket, Unreachable, check_writable, patiently
 
 
 @pytest.fixture(autouse=True)
@@ -45,10 +45,11 @@ def test_put_new(monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[dict[str, Any]] = []
     code = ""
 
-    def put(**arguments: Any) -> None:
+    def put(**arguments: Any) -> dict[str, str]:
         if code and "IfNoneMatch" in arguments:
             raise ClientError({"Error": {"Code": code}}, "PutObject")
         written.append(arguments)
+        return {"ETag": '"1"'}
 
     monkeypatch.setattr(bucket.client, "put_object", put)
     assert bucket.put_new("plan", b"x") and written[0]["IfNoneMatch"] == "*"
@@ -82,22 +83,21 @@ def test_an_outage_is_sat_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Answers(list[Exception | None]):
-        def check(self, _: str) -> None:
+        def check(self) -> None:
             error = self.pop(0)
             if error is not None:
                 raise error
 
     answers = Answers([Unreachable("no answer"), Unreachable("no answer"), None])
-    monkeypatch.setattr("pospre.object_store.check_writable", answers.check)
     monkeypatch.setattr("pospre.object_store.time.sleep", lambda _: None)
-    wait_until_writable("s3://bucket/run", patience=60)
+    patiently(answers.check, patience=60)
     assert not answers and capsys.readouterr().err.count("no answer; trying again for 60 s") == 1
     answers[:] = [UserError("no such bucket")]
     with pytest.raises(UserError, match="no such bucket"):  # waiting would not help
-        wait_until_writable("s3://bucket/run", patience=60)
+        patiently(answers.check, patience=60)
     answers[:] = [Unreachable("no answer")]
     with pytest.raises(Unreachable):
-        wait_until_writable("s3://bucket/run", patience=0.5)
+        patiently(answers.check, patience=0.5)
 
 
 @pytest.mark.parametrize(("status", "kind"), [(503, Unreachable), (404, UserError)])

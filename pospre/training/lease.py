@@ -19,30 +19,32 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pospre.errors import UserError
-from pospre.object_store import Bucket
+from pospre.object_store import Bucket, patiently
 
 LEASE = "run.lease"
 EXPIRES = 45.0  # seconds without a change after which the owner is taken for dead
 _RENEWED = 10.0  # seconds between two writes of the owner
 _LOOK = 2.0  # seconds between two looks at a lease of another run
 _TRIES = 3
-_REFUSED = ("PreconditionFailed", "412", "ConditionalRequestConflict", "409", "NoSuchKey", "404")
-_NOT_KNOWN = ("NotImplemented", "501")
 _lost: set[str] = set()  # folders that other runs have taken over from this process
 
 
 @contextmanager
-def lease(folder: str) -> Iterator[None]:
+def lease(folder: str, patience: float = 0.0) -> Iterator[None]:
     """Hold an ``s3://`` folder while the body of ``with`` runs.
 
     If another machine has taken it over meanwhile (this one could not write for ``EXPIRES``
     seconds, the other one could), this process is told to stop as by SIGTERM.
 
+    Args:
+        folder: of one run.
+        patience: seconds for which a bucket that does not answer is tried again.
+
     Raises:
         UserError: another run has it, or the bucket does not work.
     """
     held = _Lease(folder)
-    held.take()
+    patiently(held.take, patience)
     try:
         yield
     finally:
@@ -84,8 +86,9 @@ class _Lease:
         """Write the lease where there is none, or only that of a dead run; then keep it."""
         with self._bucket:
             old = self._wait_for_death(self._find())
-            if not self._write(**_as(old)):
-                raise self._refusal(self._find())
+            other = None if self._write(**_as(old)) else self._retake()
+            if other is not None:
+                raise self._refusal(other)
             if self._write(IfNoneMatch="*") or self._write(IfMatch='"0"'):
                 print(
                     f"warning: the S3 endpoint of {self._bucket.uri} ignores conditions of writes: "
@@ -120,20 +123,10 @@ class _Lease:
 
     def _write(self, **condition: str) -> bool:
         """Write the lease if the condition holds; tell whether it was written."""
-        client = self._bucket.client
         self._owner["writes"] += 1
-        place = {"Bucket": self._bucket.name, "Key": self._bucket.path(LEASE)}
-        content = json.dumps(self._owner).encode()
-        try:
-            self._tag = client.put_object(**place, Body=content, **condition)["ETag"]
-        except client.exceptions.ClientError as error:
-            code = error.response["Error"]["Code"]
-            if code in _REFUSED:
-                return False
-            if code not in _NOT_KNOWN:
-                raise
-            self._tag = client.put_object(**place, Body=content)["ETag"]
-        return True
+        tag = self._bucket.put_if(LEASE, json.dumps(self._owner).encode(), **condition)
+        self._tag = tag or self._tag
+        return tag is not None
 
     def _wait_for_death(self, found: _Found | None) -> _Found | None:
         """Return the lease of a dead run, None where there is none (any more).
@@ -141,7 +134,7 @@ class _Lease:
         Raises:
             UserError: it is renewed: that run lives.
         """
-        if found is None or _has_ended(found.owner):
+        if found is None or self._is_ours(found) or _has_ended(found.owner):
             return found
         print(
             f"{self._bucket.uri} was left, or is held, by {_name(found.owner)}: waiting for "
@@ -158,10 +151,10 @@ class _Lease:
                 raise self._refusal(now)
         return found
 
-    def _refusal(self, found: _Found | None) -> UserError:
+    def _refusal(self, found: _Found) -> UserError:
         return UserError(
-            f"{self._bucket.uri} is in use by another run ({_name(found.owner if found else {})}). "
-            "Wait until it has ended, stop it, or choose another trainer.save_folder"
+            f"{self._bucket.uri} is in use by another run ({_name(found.owner)}). Wait until it "
+            "has ended, stop it, or choose another trainer.save_folder"
         )
 
     def _is_ours(self, found: _Found | None) -> bool:

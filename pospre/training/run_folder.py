@@ -17,7 +17,7 @@ from composer.utils import dist
 
 from pospre.data.memory import readable
 from pospre.errors import UserError
-from pospre.object_store import is_remote, s3_patience, wait_until_writable
+from pospre.object_store import is_remote, s3_patience
 from pospre.recipe.recipe import Recipe
 from pospre.recipe.yaml_text import read_mapping
 from pospre.training.checkpoints.content import recorded
@@ -88,8 +88,7 @@ def hold(recipe: Recipe) -> Iterator[None]:
             for folder in dict.fromkeys(folders):
                 stack.enter_context(_locked(folder))
             if is_remote(recipe.checkpoint_folder()):
-                _wait_for_bucket(recipe)
-                stack.enter_context(lease(recipe.checkpoint_folder()))
+                stack.enter_context(lease(recipe.checkpoint_folder(), _patience(recipe)))
             yield
         except OSError as error:
             if error.errno not in _DISK_ERRORS:
@@ -102,14 +101,16 @@ def hold(recipe: Recipe) -> Iterator[None]:
             ) from error
 
 
-def _wait_for_bucket(recipe: Recipe) -> None:
-    """Sit an outage out where a run is to go on: nobody may be there to give the command again."""
+def _patience(recipe: Recipe) -> float:
+    """Return for how many seconds a bucket that does not answer is waited for at the start.
+
+    A run that goes on sits an outage out: nobody may be there to give the command again.
+    """
     if not (recipe.run_path() / "recipe.yaml").exists():
-        return  # a new run: somebody is there, and the address may be wrong
-    patience = s3_patience()
+        return 0.0  # a new run: somebody is there, and the address may be wrong
     if dist.get_world_size() > 1:  # the other ranks wait
-        patience = min(patience, recipe.trainer.dist_timeout / 2)
-    wait_until_writable(recipe.checkpoint_folder(), patience)
+        return min(s3_patience(), recipe.trainer.dist_timeout / 2)
+    return s3_patience()
 
 
 @contextlib.contextmanager

@@ -77,6 +77,21 @@ def until(what: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+def test_a_write_whose_answer_was_lost_is_no_other_run(
+    bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_if, lost = Bucket.put_if, ["the answer to the first write"]
+
+    def put_again(self: Bucket, name: str, content: bytes, **condition: str) -> str | None:
+        tag = put_if(self, name, content, **condition)
+        return put_if(self, name, content, **condition) if lost and lost.pop() else tag
+
+    monkeypatch.setattr(Bucket, "put_if", put_again)  # as boto does when it hears nothing
+    with lease(FOLDER):
+        assert not lost and there(bucket)["process"] == os.getpid()  # type: ignore[index]
+    assert there(bucket) is None
+
+
 def test_a_second_run_is_refused_as_long_as_the_first_one_lives(
     bucket: Any, tiny: Path, run: Run, tmp_path: Path
 ) -> None:
