@@ -79,6 +79,32 @@ def while_others_wait(work: Callable[[Callable[[], None]], Value], device: Devic
     return from_rank_zero(whole)
 
 
+class Greatest:
+    """The greatest of the ranks' numbers, found beside a step.
+
+    The all-reduce is begun when the step begins and looked at after it, when Composer has waited
+    for the losses anyway.
+    """
+
+    def __init__(self) -> None:
+        self._begun: tuple[torch.Tensor, Any] | None = None
+
+    def begin(self, number: int, device: Device) -> None:
+        """Give this rank's number; nothing is done on one rank."""
+        if dist.get_world_size() > 1:
+            shared = device.tensor_to_device(torch.tensor([number]))
+            maximum = torch.distributed.ReduceOp.MAX
+            self._begun = shared, torch.distributed.all_reduce(shared, op=maximum, async_op=True)
+
+    def end(self) -> int | None:
+        """Return the greatest; None where nothing was begun since the last time."""
+        if self._begun is None:
+            return None
+        (shared, work), self._begun = self._begun, None
+        work.wait()
+        return int(shared.item())
+
+
 def print_once(text: str) -> None:
     """Print a line, once however many ranks there are."""
     if dist.get_global_rank() == 0:

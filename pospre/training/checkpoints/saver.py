@@ -35,7 +35,7 @@ from pospre.training.checkpoints.sharded import (
 )
 from pospre.training.checkpoints.staging import Staging
 from pospre.training.checkpoints.versions import versions
-from pospre.training.ranks import from_rank_zero, on_every_rank
+from pospre.training.ranks import Greatest, from_rank_zero, on_every_rank
 
 _WRITTEN, _WRITING, _FAILED = range(3)
 
@@ -87,7 +87,7 @@ class CheckpointSaver(Callback):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[list[Shard]] | None = None
         self._path = self.folder
-        self._shared: tuple[torch.Tensor, Any] | None = None
+        self._shared = Greatest()
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Start from the checkpoint that is loaded; remove what killed saves left."""
@@ -99,11 +99,8 @@ class CheckpointSaver(Callback):
 
     def batch_start(self, state: State, logger: Logger) -> None:
         """Begin to compare notes on the save that is being written, beside the step."""
-        if self._writing is not None and dist.get_world_size() > 1:
-            noted = state.device.tensor_to_device(torch.tensor([self._progress()]))
-            maximum = torch.distributed.ReduceOp.MAX
-            work = torch.distributed.all_reduce(noted, op=maximum, async_op=True)
-            self._shared = noted, work
+        if self._writing is not None:
+            self._shared.begin(self._progress(), state.device)
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         """Raise what a save has failed of; save in the middle of an epoch, when it is time."""
@@ -182,11 +179,10 @@ class CheckpointSaver(Callback):
 
     def _progress_of_all(self) -> int:
         """Return what all ranks knew when this step began, or one rank knows now."""
-        if self._shared is None:
-            return _WRITING if dist.get_world_size() > 1 else self._progress()
-        (noted, work), self._shared = self._shared, None
-        work.wait()
-        return int(noted.item())
+        progress = self._shared.end()
+        if progress is not None:
+            return progress
+        return _WRITING if dist.get_world_size() > 1 else self._progress()
 
     def _write_whole(self, content: dict[str, Any], path: Path) -> list[Shard]:
         with self._explained(path):

@@ -6,10 +6,11 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-import torch
 from composer.core import Callback, State
 from composer.loggers import Logger
 from composer.utils import dist
+
+from pospre.training.ranks import Greatest
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)  # of two at once the later one here counts
 _NOTICE = b"\nfinishing this step and saving; Ctrl-C once more stops at once\n"
@@ -31,7 +32,7 @@ class StopSignals(Callback):
         self.stopped: signal.Signals | None = None
         self._seen = 0  # 1 + its place in _SIGNALS
         self._before: dict[signal.Signals, Any] = {}
-        self._shared: tuple[torch.Tensor, Any] | None = None
+        self._shared = Greatest()
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Take the signals over."""
@@ -49,19 +50,12 @@ class StopSignals(Callback):
 
     def batch_start(self, state: State, logger: Logger) -> None:
         """Begin to compare notes."""
-        if dist.get_world_size() > 1:
-            seen = state.device.tensor_to_device(torch.tensor([self._seen]))
-            maximum = torch.distributed.ReduceOp.MAX
-            work = torch.distributed.all_reduce(seen, op=maximum, async_op=True)
-            self._shared = seen, work
+        self._shared.begin(self._seen, state.device)
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Let this step be the last one, if any rank was told to stop when it began."""
-        seen = self._seen
-        if self._shared is not None:
-            shared, work = self._shared
-            work.wait()
-            seen = int(shared.item())
+        shared = self._shared.end()
+        seen = self._seen if shared is None else shared
         if seen:
             self.follow(_SIGNALS[seen - 1], state)
 
