@@ -13,6 +13,7 @@ from composer.utils import dist
 
 import pospre
 from pospre.errors import UserError
+from pospre.recipe.provenance import values
 from pospre.recipe.recipe import Recipe
 from pospre.training.checkpoints.versions import revision
 
@@ -93,16 +94,7 @@ def name_ranks(ranks: Iterable[int]) -> str:
 
 
 def _shared_keys(recipe: Recipe) -> dict[str, Any]:
-    keys = _flat(recipe.dump())
-    return {key: value for key, value in keys.items() if key not in NODE_KEYS}
-
-
-def _flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in section.items():
-        is_section = isinstance(value, dict) and value
-        flat |= _flat(value, f"{prefix}{key}.") if is_section else {f"{prefix}{key}": value}
-    return flat
+    return {key: value for key, value in values(recipe.dump()) if key not in NODE_KEYS}
 
 
 def _hash_of_sources() -> str:
