@@ -39,6 +39,8 @@ Every value has the batch first and nothing is nested, so Composer's own splitti
 microbatches and moving to the device work on it as they are.
 """
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -91,6 +93,24 @@ def from_images(
         flip_key(group): views.new_zeros(rows, count, dtype=torch.bool),
     }
     return batch if epoch is None else numbered(batch, epoch=epoch)
+
+
+def without_images(size: int, views: Mapping[str, int]) -> Batch:
+    """Return a batch of ``size`` whole and upright samples but for their images, for a trial.
+
+    Args:
+        size: samples.
+        views: how many of each view group there are, by name.
+    """
+    batch = {
+        INDEX: torch.arange(size),
+        EPOCH: torch.zeros(size, dtype=torch.int64),
+        LABEL: torch.zeros(size, dtype=torch.int64),
+    }
+    for name, count in views.items():
+        batch[box_key(name)] = torch.tensor([0.0, 0.0, 1.0, 1.0]).repeat(size, count, 1)
+        batch[flip_key(name)] = torch.zeros(size, count, dtype=torch.bool)
+    return batch
 
 
 def numbered(batch: Batch, *, epoch: int) -> Batch:

@@ -14,10 +14,9 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 
-from pospre.batch import EPOCH, INDEX, LABEL, Batch, box_key, flip_key, image_key
+from pospre.batch import Batch, image_key, without_images
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm, after_step, algorithm_class
-from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import Recipe
 from pospre.training.build import attached_model, build_algorithms
 from pospre.training.data import build_views
@@ -55,10 +54,11 @@ class FakeTraining:
 
     def batch(self, size: int) -> Batch:
         """Return a fake batch of ``size`` samples with all views and the algorithms' draws."""
-        batch = _samples(self.model, size)
+        views = self.model.views
+        batch = without_images(size, {name: group.count for name, group in views.items()})
         images = {
             image_key(name): (size, group.count, self.model.encoder.channels, *group.shape)
-            for name, group in self.model.views.items()
+            for name, group in views.items()
         }
         with self.mode:
             for key, shape in images.items():
@@ -106,20 +106,6 @@ def _with_classes(recipe: Recipe) -> Recipe:
             kind = algorithm_class(name)
             algorithms[name] = kind.for_classes(given, _CLASSES, recipe.data.path)
     return recipe.model_copy(update={"algorithms": algorithms})
-
-
-def _samples(model: PretrainModel, size: int) -> Batch:
-    """Return what a loader says of samples, without their images."""
-    batch = {
-        INDEX: torch.arange(size),
-        EPOCH: torch.zeros(size, dtype=torch.int64),
-        LABEL: torch.zeros(size, dtype=torch.int64),
-    }
-    for name, group in model.views.items():
-        batch[flip_key(name)] = torch.zeros(size, group.count, dtype=torch.bool)
-        whole = torch.tensor([0.0, 0.0, 1.0, 1.0])
-        batch[box_key(name)] = whole.repeat(size, group.count, 1)
-    return batch
 
 
 def _fake(mode: FakeTensorMode, value: torch.Tensor) -> torch.Tensor:

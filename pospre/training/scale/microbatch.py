@@ -20,7 +20,7 @@ from composer.utils import dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
-from pospre.batch import EPOCH, INDEX, LABEL, Batch, box_key, flip_key, image_key
+from pospre.batch import Batch, image_key, without_images
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm, prepare
 from pospre.model.model import PretrainModel
@@ -156,16 +156,11 @@ def _made_up(run: Components, size: int) -> Batch:
     channels, dtype = reader.decoding.channels, torch.uint8
     if reader.features is not None:
         channels, dtype = 1, torch.float32
-    batch = {
-        INDEX: torch.arange(size),
-        EPOCH: torch.zeros(size, dtype=torch.int64),
-        LABEL: torch.zeros(size, dtype=torch.int64),
-    }
-    for name, group in run.model.views.items():
+    views = run.model.views
+    batch = without_images(size, {name: group.count for name, group in views.items()})
+    for name, group in views.items():
         pixels = torch.zeros(size, group.count, *group.shape, channels, dtype=dtype)
         batch[image_key(name)] = pixels.movedim(-1, 2)
-        batch[box_key(name)] = torch.tensor([0.0, 0.0, 1.0, 1.0]).repeat(size, group.count, 1)
-        batch[flip_key(name)] = torch.zeros(size, group.count, dtype=torch.bool)
     return batch
 
 
