@@ -7,7 +7,6 @@ without. The untrained baseline, which never changes, is measured at the end onl
 """
 
 import json
-import os
 import random
 import sys
 import time
@@ -31,6 +30,7 @@ from pospre.evaluation.run import run_evaluation
 from pospre.recipe.recipe import Recipe
 from pospre.schedules import duration_steps
 from pospre.training.checkpoints.content import model_of
+from pospre.training.checkpoints.file import write_whole
 from pospre.training.checkpoints.reading import Checkpoint
 from pospre.training.checkpoints.saver import CheckpointSaver
 from pospre.training.ranks import from_rank_zero, while_others_wait
@@ -249,9 +249,7 @@ def _note(path: Path, document: dict[str, Any]) -> None:
     """
     name, step = document["name"], document["step"]
     kept = [line for line in read_lines(path) if line["name"] != name or line["step"] < step]
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text("".join(json.dumps(line) + "\n" for line in [*kept, document]))
-    os.replace(partial, path)
+    write_whole(path, "".join(json.dumps(line) + "\n" for line in [*kept, document]).encode())
 
 
 def _length(state: State) -> int:

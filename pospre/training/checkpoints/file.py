@@ -15,6 +15,7 @@ import os
 import pickle
 import warnings
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,6 +25,8 @@ import torch
 from pospre.errors import UserError
 
 PARTIAL = ".partial"
+MANIFEST = "manifest.json"
+"""The manifest in a folder of shards."""
 
 # What torch.load may build besides tensors and plain values: Composer's clock, torch's version
 # and numpy's random state.
@@ -43,7 +46,7 @@ class DamagedCheckpoint(UserError):
 
 def manifest_of(path: Path) -> Path:
     """Return where the manifest of a checkpoint lies: beside a file, or in a folder of shards."""
-    return path.with_suffix(".json") if path.suffix == ".pt" else path / "manifest.json"
+    return path.with_suffix(".json") if path.suffix == ".pt" else path / MANIFEST
 
 
 def write_checkpoint(content: dict[str, Any], path: Path) -> None:
@@ -52,30 +55,24 @@ def write_checkpoint(content: dict[str, Any], path: Path) -> None:
     Raises:
         OSError: the disk is full, or not writable; an earlier file of this name is as it was.
     """
-    partial, manifest = path.with_name(path.name + PARTIAL), manifest_of(path)
-    try:
-        with partial.open("wb") as file:
-            written = _Hashing(file)
-            try:
-                torch.save(content, written)  # type: ignore[arg-type]
-            except RuntimeError:  # how torch ends when the disk was full, without saying so
-                if written.failure is None:
-                    raise
-                raise written.failure from None
-            _flush(file)
+    manifest = manifest_of(path)
+    with _shown_when_whole(path) as file:
+        written = _Hashing(file)
+        try:
+            torch.save(content, written)  # type: ignore[arg-type]
+        except RuntimeError:  # how torch ends when the disk was full, without saying so
+            if written.failure is None:
+                raise
+            raise written.failure from None
+        _flush(file)
         manifest.unlink(missing_ok=True)  # an older one would belie the new file
-        os.replace(partial, path)
-        noted = {
-            "file": path.name,
-            "bytes": written.size,
-            "sha256": written.hash.hexdigest(),
-            "versions": content.get("versions", {}),
-        }
-        write_whole(manifest, json.dumps(noted).encode())
-    except BaseException:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise
+    noted = {
+        "file": path.name,
+        "bytes": written.size,
+        "sha256": written.hash.hexdigest(),
+        "versions": content.get("versions", {}),
+    }
+    write_whole(manifest, json.dumps(noted).encode())
 
 
 def write_whole(path: Path, content: bytes | memoryview) -> None:
@@ -84,16 +81,9 @@ def write_whole(path: Path, content: bytes | memoryview) -> None:
     Raises:
         OSError: the disk is full, or not writable; an earlier file of this name is as it was.
     """
-    partial = path.with_name(path.name + PARTIAL)
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            _flush(file)
-        os.replace(partial, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise
+    with _shown_when_whole(path) as file:
+        file.write(content)
+        _flush(file)
     folder = os.open(path.parent, os.O_RDONLY)  # the new names, too, outlive a power cut
     try:
         os.fsync(folder)
@@ -188,6 +178,20 @@ class _Hashing:
 
     def flush(self) -> None:
         self.file.flush()
+
+
+@contextlib.contextmanager
+def _shown_when_whole(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that gets its name when it is written; nothing stays of one that fails."""
+    partial = path.with_name(path.name + PARTIAL)
+    try:
+        with partial.open("wb") as file:
+            yield file
+        os.replace(partial, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
 
 
 def _flush(file: BinaryIO) -> None:

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from pospre.object_store import Bucket, is_remote
 from pospre.recipe.recipe import Recipe
-from pospre.training.checkpoints.file import PARTIAL, manifest_of
+from pospre.training.checkpoints.file import MANIFEST, PARTIAL, manifest_of
 
 CHECKPOINT_NAME = "ep{epoch}-ba{batch}"
-_NAME = re.compile(r"(ep(\d+)-ba(\d+))(\.pt|/manifest\.json)")
+_NAME = re.compile(rf"(ep(\d+)-ba(\d+))(\.pt|/{re.escape(MANIFEST)})")
 
 
 class Found(NamedTuple):
@@ -35,7 +35,7 @@ def checkpoints_in(*folders: str) -> list[Found]:
             with Bucket(folder) as bucket:
                 found += _named(list(bucket.list(below=True)), folder)
         else:
-            paths = [*Path(folder).glob("*.pt"), *Path(folder).glob("*/manifest.json")]
+            paths = [*Path(folder).glob("*.pt"), *Path(folder).glob(f"*/{MANIFEST}")]
             found += _named([path.relative_to(folder).as_posix() for path in paths], folder)
     return sorted(found, reverse=True)
 

@@ -23,6 +23,7 @@ from pospre.object_store import Bucket, is_remote
 from pospre.recipe.recipe import recorded_recipe
 from pospre.recipe.yaml_text import read_mapping
 from pospre.training.checkpoints.file import (
+    MANIFEST,
     DamagedCheckpoint,
     manifest_of,
     unpickle,
@@ -33,7 +34,6 @@ from pospre.training.checkpoints.sharded import assemble, read_manifest
 from pospre.training.checkpoints.versions import warn_of_other_versions
 from pospre.training.ranks import from_rank_zero, on_every_rank
 
-_MANIFEST = "manifest.json"
 _FOLDER = re.compile(r"(.*/)?ep\d+-ba\d+/?")
 
 
@@ -141,11 +141,11 @@ def _on_this_node(uri: str) -> Iterator[str]:
 def _download(uri: str, target: Path) -> None:
     if _FOLDER.fullmatch(uri):
         target.mkdir()
-        (manifest,) = _read_files(uri, [_MANIFEST])
+        (manifest,) = _read_files(uri, [MANIFEST])
         names = [part.file for part in read_manifest(manifest, uri)]
-        (target / _MANIFEST).write_bytes(manifest)
-        for name in names:
-            (target / name).write_bytes(*_read_files(uri, [name]))
+        (target / MANIFEST).write_bytes(manifest)
+        for name, content in zip(names, _read_files(uri, names), strict=True):
+            (target / name).write_bytes(content)
     else:
         with Bucket(uri) as bucket, target.open("wb") as file:
             bucket.download(file)
@@ -155,7 +155,7 @@ def _read_same(place: str, uri: str, sha256: str) -> dict[str, Any]:
     """Return the content of a local copy, if it is what the first rank has read at ``uri``."""
     path = Path(place)
     try:
-        data = (path / _MANIFEST if path.is_dir() else path).read_bytes()
+        data = (path / MANIFEST if path.is_dir() else path).read_bytes()
     except OSError as error:
         raise UserError(
             f"{uri}, from which the first rank goes on, cannot be read on {socket.gethostname()} "
@@ -172,15 +172,15 @@ def _read_same(place: str, uri: str, sha256: str) -> dict[str, Any]:
 
 
 def _read_shards(uri: str) -> Checkpoint:
-    (manifest,) = _read_files(uri, [_MANIFEST])
+    (manifest,) = _read_files(uri, [MANIFEST])
     shards = read_manifest(manifest, uri)
     names = [part.file for part in shards]
     files = dict(zip(names, _read_files(uri, names), strict=True))
     return Checkpoint(uri, hashlib.sha256(manifest).hexdigest(), assemble(files, shards, uri))
 
 
-def _read_files(folder: str, names: list[str]) -> list[bytes]:
-    """Return files of a checkpoint's folder.
+def _read_files(folder: str, names: list[str]) -> Iterator[bytes]:
+    """Yield files of a checkpoint's folder, one after another.
 
     Raises:
         DamagedCheckpoint: one is missing.
@@ -191,15 +191,16 @@ def _read_files(folder: str, names: list[str]) -> list[bytes]:
             there = bucket.list()
             missing = [name for name in names if name not in there]
             if not missing:
-                return [bucket.fetch(name) for name in names]
+                yield from map(bucket.fetch, names)
     else:
         missing = [name for name in names if not (Path(folder) / name).is_file()]
         if not missing:
             try:
-                return [(Path(folder) / name).read_bytes() for name in names]
+                yield from (path.read_bytes() for path in (Path(folder) / name for name in names))
             except OSError as error:
                 raise DamagedCheckpoint(f"{folder} cannot be read: {error}") from error
-    raise DamagedCheckpoint(f"{folder} is no whole checkpoint: it lacks {missing[0]}")
+    if missing:
+        raise DamagedCheckpoint(f"{folder} is no whole checkpoint: it lacks {missing[0]}")
 
 
 def _read(uri: str) -> tuple[io.BytesIO, bytes | None]:

@@ -1,12 +1,9 @@
 """Which samples a bad step has trained on, written down so that the step can be made again."""
 
-import contextlib
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from composer.core import State
 from composer.utils import dist
@@ -14,6 +11,7 @@ from composer.utils import dist
 from pospre.batch import EPOCH, INDEX
 from pospre.model.algorithm import pretrain_model
 from pospre.recipe.recipe import Recipe
+from pospre.training.checkpoints.file import write_whole
 from pospre.training.checkpoints.finding import checkpoints_of
 from pospre.training.watch.metrics import plain_name
 
@@ -21,11 +19,16 @@ BAD_STEPS = "bad_steps"
 """The folder in a run's that holds them."""
 
 
-def note_step(state: State, folder: Path, recipe: Recipe | None) -> str:
+def note_step(state: State, folder: Path | None, recipe: Recipe | None) -> str:
     """Write ``ba<step>.json`` about the step that is just done; all ranks call it together.
 
     It holds ``step``, ``seed``, the ``losses`` (as text where not finite), of each rank the
     ``index`` and ``epoch`` of every sample (``ranks``), and the ``recipe``.
+
+    Args:
+        state: of the training.
+        folder: where to; None: ``bad_steps`` in the run's folder, or here.
+        recipe: of the run; None under a Trainer of one's own.
 
     Returns:
         A sentence that says where it is; of the failure, where it cannot be written.
@@ -35,6 +38,7 @@ def note_step(state: State, folder: Path, recipe: Recipe | None) -> str:
         own = {key: state.batch[key].tolist() for key in (INDEX, EPOCH) if key in state.batch}
     ranks = dist.all_gather_object(own)
     step = state.timestamp.batch.value
+    folder = folder or (recipe.run_path() if recipe else Path()) / BAD_STEPS
     path = folder / f"ba{step}.json"
     if dist.get_global_rank() > 0:
         return ""
@@ -47,7 +51,8 @@ def note_step(state: State, folder: Path, recipe: Recipe | None) -> str:
         "recipe": None if recipe is None else recipe.dump(),
     }
     try:
-        _write(path, noted)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(noted, allow_nan=False).encode())
     except OSError as error:
         return f"Its samples could not be written down ({error})."
     return f"Its samples are in {path}, from which pospre.training.watch.replay makes it again."
@@ -61,15 +66,3 @@ def kept_checkpoints(recipe: Recipe, step: int) -> str:
     spoilt = [checkpoint.uri for checkpoint in found if checkpoint.batch == step - 1]
     told = f" ({spoilt[0]}, of the step before, gave this result)" if spoilt else ""
     return f"No checkpoint was saved since; {kept}{told}."
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    partial = path.with_name(path.name + ".partial")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        partial.write_text(json.dumps(content, allow_nan=False), encoding="utf-8")
-        os.replace(partial, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise

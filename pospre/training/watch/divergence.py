@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from pospre.errors import UserError
 from pospre.recipe.recipe import Recipe
-from pospre.training.watch.bad_step import BAD_STEPS, kept_checkpoints, note_step
+from pospre.training.watch.bad_step import kept_checkpoints, note_step
 from pospre.training.watch.metrics import plain_name
 
 
@@ -34,7 +34,7 @@ class Divergence(Callback):
 
     def __init__(self, recipe: Recipe | None = None, folder: Path | None = None) -> None:
         self.recipe = recipe
-        self.folder = folder or (recipe.run_path() if recipe else Path()) / BAD_STEPS
+        self.folder = folder
         self.before_stop: list[Callable[[], None]] = []
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import resource
 import time
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from composer.loggers import Logger, LoggerDestination
 from composer.utils import dist
 
 from pospre.errors import UserError
+from pospre.training.checkpoints.file import write_whole
 
 _SKIPPED = ("time/batch", "time/sample", "time/epoch", "time/token", "trainer/")  # Composer's
 _AXES = ("step", "time")  # every logger counts steps and notes the time by itself
@@ -166,6 +166,4 @@ def drop_after(path: Path, step: int) -> None:
                 kept.append(line + "\n")
         except ValueError:  # the kill came in the middle of this line
             continue
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text("".join(kept), encoding="utf-8")
-    os.replace(partial, path)
+    write_whole(path, "".join(kept).encode())

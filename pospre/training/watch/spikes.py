@@ -11,7 +11,7 @@ from composer.loggers import Logger
 
 from pospre.errors import UserError
 from pospre.recipe.recipe import Recipe
-from pospre.training.watch.bad_step import BAD_STEPS, kept_checkpoints, note_step
+from pospre.training.watch.bad_step import kept_checkpoints, note_step
 from pospre.training.watch.watcher import Watcher
 
 _NORMAL = 1.4826  # times the median distance from the median: a normal distribution's deviation
@@ -47,7 +47,7 @@ class LossSpikes(Watcher):
         super().__init__(log)
         self.action, self.window, self.factor = action, window, factor
         self.recipe = recipe
-        self.folder = folder or (recipe.run_path() if recipe else Path()) / BAD_STEPS
+        self.folder = folder
         self._losses: deque[float] = deque(maxlen=window)
         self._last = 0
 
