@@ -1,9 +1,9 @@
 """``python -m pospre.certify RECIPE [key=value …]``: is a run that was killed the same run?"""
 
-import argparse
 import sys
 
 from pospre.errors import UserError, run_command
+from pospre.recipe.command_line import recipe_parser
 
 _EPILOG = """\
 examples:
@@ -33,15 +33,9 @@ mistake in the recipe or the data, or a run that ended by itself (said in one me
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m pospre.certify",
-        description="Prove that a recipe gives the same model however often it is killed.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    description = "Prove that a recipe gives the same model however often it is killed."
+    parser = recipe_parser("pospre.certify", description, _EPILOG)
     add = parser.add_argument
-    add("recipe", help="YAML file; see yamls/")
-    add("overrides", nargs="*", metavar="key=value", help="changes of the recipe")
     add("--kills", type=int, default=4, help="of the killed run (4)")
     add("--steps", type=int, default=12, help="that the runs have (12)")
     add("--save-every", type=int, default=2, metavar="STEPS", help="between checkpoints (2)")

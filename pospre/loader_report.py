@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 from pospre.errors import UserError, needing, run_command
+from pospre.recipe.command_line import recipe_parser, write_output
 from pospre.recipe.recipe import load_recipe
 
 _EPILOG = """\
@@ -42,16 +43,13 @@ def _check_file(option: str, path: Path | None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m pospre.loader_report",
-        description="Where the loader's time goes for a recipe, what it takes to feed a trainer, "
-        "and what would make it cheaper.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = recipe_parser(
+        "pospre.loader_report",
+        "Where the loader's time goes for a recipe, what it takes to feed a trainer, and what "
+        "would make it cheaper.",
+        _EPILOG,
     )
     add = parser.add_argument
-    add("recipe", help="YAML file; see yamls/")
-    add("overrides", nargs="*", metavar="key=value", help="changes of the recipe")
     add("--images", type=int, default=500, help="samples to time (500)")
     add("--feed", type=float, help="images/s that the GPUs of a machine take")
     add("--output", type=Path, metavar="FILE", help="where to write JSON")
@@ -77,10 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     costs.advice = advise(costs)
     print(table(costs))
     if arguments.output:
-        try:
-            arguments.output.write_text(as_json(costs), encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"{arguments.output} cannot be written: {error.strerror}.") from error
+        write_output(arguments.output, as_json(costs))
     if arguments.plot:
         draw(costs, arguments.plot)
     return 0

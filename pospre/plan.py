@@ -11,6 +11,7 @@ from pathlib import Path
 from pospre.errors import UserError, run_command
 from pospre.planning.assumptions import Assumptions, option
 from pospre.planning.gpus import GIB, GIGA, GPUS, TERA, gpu_named
+from pospre.recipe.command_line import recipe_parser, write_output
 from pospre.recipe.recipe import load_recipe
 
 _NODE = 8  # GPUs of a node, where nothing else is said
@@ -41,15 +42,9 @@ exit codes: 0 done; 2 a mistake in the recipe or an option, or nothing fits (it 
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m pospre.plan",
-        description="What a recipe needs of GPUs: memory, time, cost, cores and bandwidth.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    description = "What a recipe needs of GPUs: memory, time, cost, cores and bandwidth."
+    parser = recipe_parser("pospre.plan", description, _EPILOG)
     add = parser.add_argument
-    add("recipe", help="YAML file; see yamls/")
-    add("overrides", nargs="*", metavar="key=value", help="changes of the recipe")
     add("--gpus", type=int, required=True, help="how many, on all nodes together")
     add("--gpu", required=True, metavar="KIND", help=f"one of {', '.join(GPUS)}")
     add("--nodes", type=int, help=f"nodes that they stand in ({_NODE} GPUs each)")
@@ -84,11 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     result = plan(recipe, Machine(gpu, given.gpus, nodes), assumed)
     print(render(result), end="")
     if given.output is not None:
-        text = json.dumps(result.as_json(), indent=1) + "\n"
-        try:
-            given.output.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"{given.output} cannot be written: {error.strerror}.") from error
+        write_output(given.output, json.dumps(result.as_json(), indent=1) + "\n")
     return 0
 
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from pospre.errors import run_command, stoppable
+from pospre.recipe.command_line import recipe_parser
 from pospre.recipe.recipe import Recipe, load_recipe
 
 _EPILOG = """\
@@ -35,19 +36,8 @@ rank was killed or answers no more: the same command goes on.
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m pospre.train",
-        description="Pre-train an encoder from a YAML recipe, or go on where the run stopped.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("recipe", help="YAML file; see yamls/")
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        metavar="key=value",
-        help="change a value of the recipe, for instance trainer.max_duration=2ep",
-    )
+    description = "Pre-train an encoder from a YAML recipe, or go on where the run stopped."
+    parser = recipe_parser("pospre.train", description, _EPILOG)
     parser.add_argument(
         "--resolve",
         action="store_true",
