@@ -3,7 +3,8 @@
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -45,3 +46,11 @@ def finished(
             output, errors = process.communicate()
             pytest.fail(f"ran for more than {limit} s:\n{output[-2000:]}{errors[-4000:]}")
     return subprocess.CompletedProcess(command, process.returncode, output, errors)
+
+
+def until(is_so: Callable[[], Any], limit: float = 30) -> None:
+    """Wait until something is so; where that takes longer than ``limit`` s, the test fails."""
+    give_up = time.monotonic() + limit
+    while not is_so():
+        assert time.monotonic() < give_up
+        time.sleep(0.01)

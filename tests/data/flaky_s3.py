@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import pytest
 from moto.server import ThreadedMotoServer
 
 from tests.data.storm import STATUSES, Storm
@@ -309,3 +310,15 @@ def flaky_s3() -> Iterator[FlakyS3]:
     finally:
         flaky.close()
         moto.stop()
+
+
+def use_bucket(
+    monkeypatch: pytest.MonkeyPatch, endpoint: str, patience: float | None = None
+) -> None:
+    """Let a test, and what it starts, use the S3 at ``endpoint``."""
+    monkeypatch.setenv("S3_ENDPOINT_URL", endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    if patience is not None:
+        monkeypatch.setenv("POSPRE_S3_PATIENCE", f"{patience:g}")

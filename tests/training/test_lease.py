@@ -19,6 +19,8 @@ from pospre.errors import UserError
 from pospre.object_store import Bucket
 from pospre.training import lease as leasing
 from pospre.training.lease import LEASE, check_held, lease
+from tests.data.flaky_s3 import use_bucket
+from tests.processes import until
 
 Run = Callable[..., tuple[int, str]]
 FOLDER = "s3://bucket/runs/tiny"
@@ -36,13 +38,7 @@ def server() -> Iterator[str]:
 @pytest.fixture
 def bucket(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Give boto's client, with an empty bucket, and a lease that is renewed ten times a second."""
-    for name, value in {
-        "S3_ENDPOINT_URL": server,
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }.items():
-        monkeypatch.setenv(name, value)
+    use_bucket(monkeypatch, server)
     monkeypatch.setattr(leasing, "EXPIRES", 5.0)
     monkeypatch.setattr(leasing, "_RENEWED", 0.1)
     monkeypatch.setattr(leasing, "_LOOK", 0.05)
@@ -68,13 +64,6 @@ def left_behind(bucket: Any, **changes: Any) -> None:
     owner = {"run": "a", "host": "elsewhere", "process": process.pid, "started": started}
     owner |= {"machine": leasing._machine()} | changes
     bucket.put_object(**KEY, Body=json.dumps(owner).encode())
-
-
-def until(what: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + 20
-    while not what():
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
 
 
 def test_a_write_whose_answer_was_lost_is_no_other_run(

@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +11,8 @@ import yaml
 
 from pospre.evaluation.run import run_evaluation
 from pospre.training.checkpoints.content import load_model
-from tests.processes import LIMIT, finished, started
-from tests.training.tiny_runs import command, curve, environment
+from tests.processes import finished, started
+from tests.training.tiny_runs import command, curve, environment, wait_for_step
 
 Run = Callable[..., tuple[int, str]]
 
@@ -47,12 +46,8 @@ def test_killed_and_resumed_is_the_same_curve(tiny: Path, run: Run, tmp_path: Pa
     options = ("trainer.max_duration=40ep", "trainer.save_interval=4ba")
     assert run(tiny, *options, "run_name=whole")[0] == 0
     killed = tmp_path / "runs" / "tiny"
-    metrics = killed / "metrics.jsonl"
-    give_up = time.monotonic() + LIMIT
     with started(command(tiny, *options), env=environment()) as process:
-        while not (metrics.exists() and len(metrics.read_text().splitlines()) >= 6):
-            assert process.poll() is None and time.monotonic() < give_up
-            time.sleep(0.01)
+        wait_for_step(6, killed, process)
     trained = curve(killed)[-1][0]
     assert trained < 120
     # microbatches, loggers and where it is measured may change in the middle of a run

@@ -2,9 +2,12 @@
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from tests.processes import LIMIT, until
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,3 +38,14 @@ def flat(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [flat(item) for item in value]
     return value.tolist() if hasattr(value, "tolist") else value
+
+
+def wait_for_step(step: int, folder: Path, process: "subprocess.Popen[str]") -> None:
+    """Wait until a run in a process of its own has logged a step."""
+    metrics = folder / "metrics.jsonl"
+
+    def has_logged() -> bool:
+        assert process.poll() is None
+        return metrics.exists() and metrics.read_text().count("\n") >= step
+
+    until(has_logged, LIMIT)

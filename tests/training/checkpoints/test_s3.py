@@ -18,6 +18,7 @@ from pospre.errors import UserError
 from pospre.training.build import build_model
 from pospre.training.checkpoints.uploads import mirror_run
 from pospre.training.start import load_weights
+from tests.data.flaky_s3 import use_bucket
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
 from tests.training.tiny_runs import curve
 
@@ -31,13 +32,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     server = ThreadedMotoServer(port=0, verbose=False)
     server.start()
     _, port = server.get_host_and_port()
-    for name, value in {
-        "S3_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }.items():
-        monkeypatch.setenv(name, value)
+    use_bucket(monkeypatch, f"http://127.0.0.1:{port}")
     client: Any = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{port}")
     client.create_bucket(Bucket="bucket")
     yield client

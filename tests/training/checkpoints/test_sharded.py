@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import pickle
 import shutil
 from collections.abc import Callable, Iterator
@@ -19,8 +18,9 @@ from pospre.training.checkpoints.file import DamagedCheckpoint
 from pospre.training.checkpoints.finding import checkpoints_in
 from pospre.training.checkpoints.reading import open_newest, read_checkpoint
 from pospre.training.checkpoints.uploads import Uploads, files_of, lacks
-from tests.data.flaky_s3 import FlakyS3, flaky_s3
+from tests.data.flaky_s3 import FlakyS3, flaky_s3, use_bucket
 from tests.processes import finished
+from tests.training.checkpoints.test_damage import Payload
 from tests.training.checkpoints.test_saver import full_disk
 from tests.training.tiny_runs import command, curve, environment, flat
 
@@ -28,16 +28,6 @@ Run = Callable[..., tuple[int, str]]
 MAE = "algorithms={mae: {decoder_dim: 32, decoder_depth: 1, decoder_heads: 2}}"
 SHORT = ("trainer.max_duration=6ba", "trainer.save_interval=2ba", MAE)
 SHARDED = (*SHORT, "trainer.checkpoint=sharded")
-
-
-class Payload:
-    """Makes a file when it is unpickled."""
-
-    def __init__(self, proof: Path) -> None:
-        self.proof = proof
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.proof),)
 
 
 @pytest.fixture
@@ -210,14 +200,7 @@ def proxy() -> Iterator[FlakyS3]:
 @pytest.fixture
 def bucket(proxy: FlakyS3, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Give a client of an S3 with the bucket ``bucket``."""
-    for name, value in {
-        "S3_ENDPOINT_URL": proxy.url,
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "POSPRE_S3_PATIENCE": "60",
-    }.items():
-        monkeypatch.setenv(name, value)
+    use_bucket(monkeypatch, proxy.url, patience=60)
     client = boto3.client("s3", endpoint_url=proxy.upstream)
     client.create_bucket(Bucket="bucket")
     return client

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,8 +17,8 @@ from pospre.training.checkpoints.file import write_checkpoint
 from pospre.training.checkpoints.reading import Checkpoint
 from pospre.training.checkpoints.uploads import Uploads, lacks
 from pospre.training.run import in_bucket
-from tests.data.flaky_s3 import FlakyS3, flaky_s3
-from tests.processes import finished
+from tests.data.flaky_s3 import FlakyS3, flaky_s3, use_bucket
+from tests.processes import finished, until
 from tests.training.tiny_runs import command, curve, environment
 
 Run = Callable[..., tuple[int, str]]
@@ -36,14 +35,7 @@ def proxy() -> Iterator[FlakyS3]:
 @pytest.fixture
 def server(proxy: FlakyS3, monkeypatch: pytest.MonkeyPatch) -> Iterator[FlakyS3]:
     """Give an S3 that misbehaves on demand, with an empty bucket ``bucket``."""
-    for name, value in {
-        "S3_ENDPOINT_URL": proxy.url,
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "POSPRE_S3_PATIENCE": "60",
-    }.items():
-        monkeypatch.setenv(name, value)
+    use_bucket(monkeypatch, proxy.url, patience=60)
     monkeypatch.setattr(uploading, "_FIRST_PAUSE", 0.1)
     client(proxy).create_bucket(Bucket="bucket")
     yield proxy
@@ -97,7 +89,7 @@ def test_a_slow_bucket_gets_the_newest_only(server: FlakyS3, tmp_path: Path) -> 
     uploads = Uploads(tmp_path, REMOTE)
     server.mute = "ep0-ba1.pt"
     uploads.offer(checkpoint(tmp_path, 1))
-    wait_for(lambda: any(place.endswith("ep0-ba1.pt") for place in server.writes))
+    until(lambda: any(place.endswith("ep0-ba1.pt") for place in server.writes))
     for batch in (2, 3):
         uploads.offer(checkpoint(tmp_path, batch))
     first = (tmp_path / "ep0-ba1.pt").read_bytes()
@@ -128,7 +120,7 @@ def test_the_oldest_go_once_a_newer_one_is_whole(
     uploads = Uploads(tmp_path, REMOTE, keep=2)
     server.mute = "ep0-ba11.json"  # the bytes are up, what says that they are whole is not
     uploads.offer(path)
-    wait_for(lambda: any(place.endswith("ep0-ba11.json") for place in server.writes))
+    until(lambda: any(place.endswith("ep0-ba11.json") for place in server.writes))
     assert {"ep0-ba1.pt", "ep0-ba10.pt", "ep0-ba10.json", "ep0-ba11.pt"} <= set(names(server))
     server.mute = None
     assert uploads.finish() is None
@@ -146,13 +138,6 @@ def test_the_oldest_go_once_a_newer_one_is_whole(
     assert uploads.finish() is None
     assert {"ep0-ba11.pt", "ep0-ba11.json", "ep0-ba13.pt", "ep0-ba13.json"} <= set(names(server))
     assert f"warning: old checkpoints stay in {REMOTE}" in capfd.readouterr().err
-
-
-def wait_for(condition: Callable[[], Any]) -> None:
-    give_up = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < give_up
-        time.sleep(0.02)
 
 
 def test_a_silent_server_holds_no_step(

@@ -1,13 +1,14 @@
 """A rank that ends is known to all at once, and how; a silent one by its silence."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import pytest
 
 from pospre.training.nodes import heartbeat
 from pospre.training.nodes.heartbeat import Heartbeat
+from tests.processes import until
 
 
 @pytest.fixture
@@ -23,13 +24,6 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Heartbeat]]:
     for beat in beats:
         if beat._loop.is_running():
             beat.leave()
-
-
-def until(what: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + 20
-    while not what():
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
 
 
 def test_nobody_is_missed_while_all_live_and_after_an_orderly_end(ranks: list[Heartbeat]) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from tests.processes import LIMIT, started
 from tests.training.nodes.test_rendezvous import free_port
-from tests.training.tiny_runs import ROOT, command, curve, environment
+from tests.training.tiny_runs import ROOT, command, curve, environment, wait_for_step
 
 MAE = "algorithms={mae: {decoder_dim: 32, decoder_depth: 1, decoder_heads: 2}}"
 LONG = (
@@ -33,13 +33,6 @@ Run = Callable[..., tuple[int, str]]
 
 def ranks(launcher: "subprocess.Popen[str]") -> list[psutil.Process]:
     return sorted(psutil.Process(launcher.pid).children(), key=lambda child: child.pid)
-
-
-def wait_for_step(step: int, folder: Path, process: "subprocess.Popen[str]") -> None:
-    metrics, give_up = folder / "metrics.jsonl", time.monotonic() + LIMIT
-    while not (metrics.exists() and metrics.read_text().count("\n") >= step):
-        assert process.poll() is None and time.monotonic() < give_up
-        time.sleep(0.02)
 
 
 def kill_it(rank: psutil.Process) -> None:

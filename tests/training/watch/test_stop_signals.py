@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from pospre.errors import Stopped, run_command, stoppable
 from pospre.training.checkpoints import uploads as uploading
 from pospre.training.watch.stop_signals import StopSignals
 from tests.processes import LIMIT, started
-from tests.training.tiny_runs import command, curve, environment
+from tests.training.tiny_runs import command, curve, environment, wait_for_step
 
 Run = Callable[..., tuple[int, str]]
 LONG = (
@@ -26,14 +25,6 @@ LONG = (
     "trainer.keep_checkpoints=1",
     "schedule={warmup: 2ba, length: 200ep}",  # nothing here depends on the run's own length
 )
-
-
-def wait_for_step(step: int, folder: Path, process: "subprocess.Popen[str]") -> None:
-    """Wait until a run in a process of its own has logged a step."""
-    metrics, give_up = folder / "metrics.jsonl", time.monotonic() + LIMIT
-    while not (metrics.exists() and metrics.read_text().count("\n") >= step):
-        assert process.poll() is None and time.monotonic() < give_up
-        time.sleep(0.01)
 
 
 def saved_steps(folder: Path) -> list[int]:
