@@ -100,7 +100,7 @@ def test_reading_takes_as_long_as_it_does(photographs, slow_reads, monkeypatch):
     costs = measured(photographs, "data.repeats=2")
     check_sum(costs.alone, STAGES)
     took = sum(slow_reads[-costs.alone.images :])
-    assert took <= costs.alone.stages["read"] == pytest.approx(took, rel=0.2, abs=0.005)
+    assert took <= costs.alone.stages["read"] == pytest.approx(took, rel=0.05, abs=0.005)
     assert costs.loaded_per_s < 1 / SLOW and costs.per_core < 1 / SLOW
     assert costs.bytes_per_epoch == pytest.approx(12 * costs.bytes_per_image)
 

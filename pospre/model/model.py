@@ -130,13 +130,18 @@ class PretrainModel(ComposerModel):
         source = ViewDraws(self.seed, batch[EPOCH], batch[INDEX], first, chosen.count)
         return self.augment(views, flips, chosen.augment, source)
 
-    def tokens(self, images_BCHW: Tensor) -> Tensor:
-        """Encode whole images as whoever uses the exported encoder does: (B, P+N, D)."""
+    def tokens(self, images_BCHW: Tensor, positions: Edit | None = None) -> Tensor:
+        """Encode whole images as whoever uses the exported encoder does: (B, P+N, D).
+
+        ``positions`` maps the positions of the patches to the ones to add instead.
+        """
         if self.position_source is None:
-            return self.encoder(images_BCHW)
+            return self.encoder(images_BCHW, positions=positions)
         whole = EncoderPass(grid=self.encoder.grid_of(*images_BCHW.shape[-2:]))
         source = partial(self.positions, (self.position_source,), {}, whole)
-        return self.encoder(images_BCHW, positions=source)
+        if positions is None:
+            return self.encoder(images_BCHW, positions=source)
+        return self.encoder(images_BCHW, positions=lambda own: positions(source(own)))
 
     @torch.no_grad()
     def position_table(self, grid: tuple[int, int]) -> Tensor:

@@ -39,17 +39,35 @@ class EncoderAttention(Attention):
                 projected, so that the cost falls with their number.
             num_queries: how many tokens attend, the first; None is all. The others get no result.
         """
-        if self.rel_pos is not None:
-            bias = self.rel_pos.get_bias()
-            attn_mask = bias if attn_mask is None else attn_mask + bias
-        query, key, value = (
-            part.unflatten(2, (self.num_heads, self.head_dim)).transpose(1, 2)
-            for part in self._project(x, context_BM, num_queries)
-        )
+        attn_mask = self._with_relative(attn_mask)
+        query, key, value = self._heads(x, context_BM, num_queries)
         if attn_mask is not None:
             attn_mask = attn_mask[..., :num_queries, :].to(query.dtype)
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask)
         return self.proj(mixed.transpose(1, 2).flatten(2))
+
+    def weights(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        """Return how much each token attends to each: (B, heads, T, T), rows that sum to 1."""
+        query, key, _ = self._heads(x, None, None)
+        logits = query @ key.transpose(-2, -1) / self.head_dim**0.5
+        attn_mask = self._with_relative(attn_mask)
+        return (logits if attn_mask is None else logits + attn_mask).softmax(dim=-1)
+
+    def _with_relative(self, attn_mask: Tensor | None) -> Tensor | None:
+        """Add this layer's bias by relative position, if it has one."""
+        if self.rel_pos is None:
+            return attn_mask
+        bias = self.rel_pos.get_bias()
+        return bias if attn_mask is None else attn_mask + bias
+
+    def _heads(
+        self, x: Tensor, context_BM: Tensor | None, num_queries: int | None
+    ) -> tuple[Tensor, ...]:
+        """Return queries, keys and values, (B, heads, tokens, width) each."""
+        return tuple(
+            part.unflatten(2, (self.num_heads, self.head_dim)).transpose(1, 2)
+            for part in self._project(x, context_BM, num_queries)
+        )
 
     def _project(
         self, x: Tensor, context_BM: Tensor | None, num_queries: int | None

@@ -19,7 +19,7 @@ import boto3
 from pospre.certificate.compare import Verdict
 from tests.data.flaky_s3 import flaky_s3
 from tests.data.storm import Storm
-from tests.drills.drill import Drill, Tally
+from tests.drills.drill import KEYS, Drill, Tally
 
 RATES = {
     "500": 0.02,
@@ -29,12 +29,6 @@ RATES = {
     "truncation": 0.015,
     "delay": 0.03,
     "silence": 0.004,
-}
-KEYS = {
-    "AWS_ACCESS_KEY_ID": "key",
-    "AWS_SECRET_ACCESS_KEY": "secret",
-    "AWS_DEFAULT_REGION": "us-east-1",
-    "POSPRE_S3_PATIENCE": "60",
 }
 _EPILOG = """\
 examples:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.drills.s3_kills import KEYS, drill
+from tests.drills.drill import KEYS
+from tests.drills.s3_kills import drill
 
 
 def test_five_kills_with_a_bucket_that_misbehaves(

@@ -63,7 +63,7 @@ class Uploads:
         self._waiting: _Upload | None = None
         self._left_out: _Upload | None = None
         self._leads = dist.get_global_rank() == 0
-        self._hurry = False
+        self._hurry = self._over = False
         self._failure, self._warned = "", False
         self._sent, self._most, self._last_progress = 0, 0, 0.0
         self._thread = threading.Thread(target=self._work, name="uploads", daemon=True)
@@ -73,6 +73,7 @@ class Uploads:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         missing = self.finish() if error is None else self.finish(at_most=_GRACE)
+        self._end()
         if missing is not None and error is None:
             raise UserError(missing)
         if missing is not None:
@@ -105,8 +106,8 @@ class Uploads:
     def finish(self, at_most: float = float("inf")) -> str | None:
         """Wait until the last checkpoint is up; return what to say where it is not.
 
-        It is given up when nothing has gone up for ``POSPRE_S3_PATIENCE`` seconds, and after
-        ``at_most`` seconds.
+        It is given up, and nothing is uploaded any more, when nothing has gone up for
+        ``POSPRE_S3_PATIENCE`` seconds, and after ``at_most`` seconds.
         """
         start = time.monotonic()
         if self._left_out is not None:
@@ -126,6 +127,7 @@ class Uploads:
                 end = max(start, self._last_progress) + self._patience
                 left = min(end, start + at_most) - time.monotonic()
                 if left <= 0:
+                    self._end()
                     return (
                         f"the last checkpoint is not in {self.remote}: "
                         f"{self._failure or 'the server does not answer'}. It is whole at "
@@ -136,19 +138,28 @@ class Uploads:
             self._hurry = False
         return None
 
+    def _end(self) -> None:
+        """Let the thread end; one that waits for an answer tries no more after it."""
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+
     def _work(self) -> None:
         pause = _FIRST_PAUSE
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting is not None)
+                self._changed.wait_for(lambda: self._waiting is not None or self._over)
                 upload = self._waiting
-            assert upload is not None
+            if upload is None or self._over:
+                return
             try:
                 self._upload(upload)
                 self._remove_oldest(upload.checkpoint)
             except FileNotFoundError:  # newer ones have pushed it out
                 pass
             except Exception as error:  # whatever it is: the run must not lose its uploads by it
+                if self._over:
+                    return
                 self._warn(error)
                 self._rest(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)

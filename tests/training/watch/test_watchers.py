@@ -231,11 +231,11 @@ def test_a_training_that_stands_is_told_where(mae: Case, capsys: Capture) -> Non
 
         def batch_checkpoint(self, state: Any, logger: Any) -> None:
             if state.timestamp.batch.value == 3:
-                time.sleep(2.0)
+                time.sleep(1.5)  # a third word would come after 2 s, on a slow machine too
 
     fit(mae, steps=4, loader=slow, callbacks=[Stalls(interval=1, silence=0.5), Hangs()])
     said = capsys.readouterr().err.splitlines()
     told = [line for line in said if "no step has ended" in line]
-    assert 1 <= len(told) <= 3  # after 0.5 s, then ever more seldom
+    assert 1 <= len(told) <= 2  # after 0.5 s, and at most once more after 1 s
     assert told[0].startswith("warning: step 3: ") and "the training is in save:" in told[0]
     assert "batch_checkpoint (watch/test_watchers.py:" in told[0]

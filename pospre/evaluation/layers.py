@@ -1,0 +1,108 @@
+"""What goes on inside an encoder: the tokens after every block, and who attends to whom."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pospre.errors import UserError
+from pospre.model.model import PretrainModel
+from pospre.nn.encoder import Edit
+from pospre.nn.swin.encoder import SWIN
+
+
+def check_layers(owner: str, encoder_name: str, depth: int, layers: Sequence[int]) -> None:
+    """Raise a ``UserError`` of evaluation ``owner`` for layers that an encoder does not have."""
+    if encoder_name == SWIN:
+        raise UserError(f"{owner} looks into the blocks of a ViT, and the encoder is {SWIN}")
+    wrong = [layer for layer in layers if not 0 <= layer <= depth]
+    if wrong:
+        raise UserError(
+            f"{owner}: layer {wrong[0]}, but the encoder has {depth} blocks; 0 is the embedding, "
+            f"{depth} the last block"
+        )
+
+
+@torch.no_grad()
+def layer_tokens(
+    model: PretrainModel,
+    images_BCHW: Tensor,
+    layers: Sequence[int],
+    *,
+    norm: bool = True,
+    positions: Edit | None = None,
+) -> list[Tensor]:
+    """Return the tokens (B, P+N, D) after each of ``layers``, the P prefix tokens first.
+
+    Args:
+        model: of a ViT, in eval mode.
+        images_BCHW: normalised images.
+        layers: 0 is what goes into the first block (patches and positions), 1 what comes out of it,
+            and so on.
+        norm: apply the encoder's final norm to each of them, as DINO and DINOv2 do.
+        positions: see ``PretrainModel.tokens``.
+    """
+    found: dict[int, Tensor] = {}
+    blocks = list(model.encoder.blocks)
+
+    def before(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        found[0] = arguments[0]
+
+    def after(layer: int) -> Any:
+        def keep(_: nn.Module, __: Any, output: Tensor) -> None:
+            found[layer] = output
+
+        return keep
+
+    hooks = [
+        blocks[0].register_forward_pre_hook(before)
+        if layer == 0
+        else blocks[layer - 1].register_forward_hook(after(layer))
+        for layer in layers
+    ]
+    with _removed(hooks):
+        model.tokens(images_BCHW, positions)
+    return [model.encoder.norm(found[layer]) if norm else found[layer] for layer in layers]
+
+
+@torch.no_grad()
+def attention_maps(
+    model: PretrainModel,
+    images_BCHW: Tensor,
+    layers: Sequence[int],
+    *,
+    positions: Edit | None = None,
+) -> list[Tensor]:
+    """Return the attention (B, heads, T, T) of each of ``layers``: rows are queries and sum to 1.
+
+    Args:
+        model: of a ViT, in eval mode.
+        images_BCHW: normalised images.
+        layers: blocks, the first is 1.
+        positions: see ``PretrainModel.tokens``.
+    """
+    found: dict[int, Tensor] = {}
+
+    def keep_of(layer: int) -> Any:
+        def keep(attention: Any, arguments: tuple[Any, ...]) -> None:
+            found[layer] = attention.weights(arguments[0], arguments[1])
+
+        return keep
+
+    attentions = [block.attn for block in model.encoder.blocks]
+    hooks = [attentions[layer - 1].register_forward_pre_hook(keep_of(layer)) for layer in layers]
+    with _removed(hooks):
+        model.tokens(images_BCHW, positions)
+    return [found[layer] for layer in layers]
+
+
+@contextmanager
+def _removed(hooks: Sequence[Any]) -> Iterator[None]:
+    """Remove hooks in the end."""
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,79 @@
+"""The tokens after every block and the attention are those of the forward pass itself."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from pospre.errors import UserError
+from pospre.evaluation.layers import attention_maps, check_layers, layer_tokens
+from pospre.model.model import PretrainModel
+from pospre.nn.build import build_encoder
+from pospre.recipe.values import PositionKind
+
+IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+def model_of(positions: PositionKind = "learned", *, num_registers: int = 0) -> PretrainModel:
+    encoder = build_encoder(
+        "vit_tiny16",
+        image_size=32,
+        patch_size=8,
+        depth=3,
+        positions=positions,
+        num_registers=num_registers,
+    )
+    return PretrainModel(encoder, seed=0).eval()
+
+
+def test_the_last_layer_is_what_the_encoder_returns() -> None:
+    model = model_of(num_registers=2)
+    first, last = layer_tokens(model, IMAGES, [0, 3])
+    assert torch.equal(last, model.tokens(IMAGES))
+    assert first.shape == last.shape == (2, 3 + 16, 192)
+    (raw,) = layer_tokens(model, IMAGES, [3], norm=False)
+    assert torch.equal(model.encoder.norm(raw), last)
+
+
+def test_positions_are_what_the_embedding_has_beside_the_patches() -> None:
+    model = model_of()
+    (own,) = layer_tokens(model, IMAGES, [0], norm=False)
+    (without,) = layer_tokens(model, IMAGES, [0], norm=False, positions=torch.zeros_like)
+    table = model.encoder.pos_embed
+    assert table is not None
+    torch.testing.assert_close((own - without)[:, 1:], table[:, 1:].expand(2, -1, -1))
+
+
+@pytest.mark.parametrize("positions", ["learned", "relative", "shared_relative"])
+def test_attention_is_what_the_block_uses(positions: PositionKind) -> None:
+    model = model_of(positions)
+    for part in model.encoder.parameters():
+        part.data.add_(0.1 * torch.randn_like(part))  # biases of positions are 0 at first
+    block, found = model.encoder.blocks[1].attn, {}
+
+    def keep(_: torch.nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
+        found["in"], found["out"] = arguments[0], output
+
+    hook = block.register_forward_hook(keep)
+    (maps,) = attention_maps(model, IMAGES, [2])
+    hook.remove()
+    torch.testing.assert_close(maps.sum(-1), torch.ones_like(maps[..., 0]))
+    value = block.qkv(found["in"]).chunk(3, dim=-1)[2].unflatten(2, (3, 64)).transpose(1, 2)
+    mixed = block.proj((maps @ value).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(mixed, found["out"], atol=1e-5, rtol=1e-5)
+
+
+def test_no_hook_is_left() -> None:
+    model = model_of()
+    layer_tokens(model, IMAGES, [0, 1])
+    attention_maps(model, IMAGES, [1])
+    assert not any(
+        part._forward_hooks or part._forward_pre_hooks for part in model.encoder.modules()
+    )
+
+
+def test_layers_that_are_not_there() -> None:
+    check_layers("probe", "vit_tiny16", 3, [0, 3])
+    with pytest.raises(UserError, match="probe: layer 4, but the encoder has 3 blocks"):
+        check_layers("probe", "vit_tiny16", 3, [1, 4])
+    with pytest.raises(UserError, match="looks into the blocks of a ViT"):
+        check_layers("probe", "swin_tiny", 12, [1])
