@@ -25,9 +25,10 @@ difference, marked where it is beyond two standard errors), and which keys of th
 --output writes a page of its own with the curves on common axes.
 
 A reference is made of at least three runs that differ in nothing but the seed. Its steps are cut
-into five windows; a run stays in the band if the mean of every loss and metric in every window is
-within five deviations of the seeds' mean (the deviation between seeds, of the window or of the
-whole curve, whichever is larger). A wrong learning rate, mask or loss does not stay there.
+into five windows, and the deviation of each loss and metric between the seeds is taken in each. A
+run with one of these seeds stays in the band if all its windows are within half a deviation of that
+seed's own: rounding alone may tell them apart. A run with another seed may be five deviations from
+the seeds' mean. tests/benchmarks/reference has those of the demo recipes, at a small size.
 
 exit codes: 0 done; 1 the run leaves the band of --reference; 2 a mistake in the command, a folder
 that is no run, or runs with nothing in common (said in one message).

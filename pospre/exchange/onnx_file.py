@@ -3,6 +3,7 @@
 import io
 import warnings
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
@@ -43,7 +44,8 @@ def _traced(parts: Parts) -> bytes:
     """Return the bytes of the exported graph."""
     vit = timm.create_model(parts.timm_name, **parts.kwargs)
     vit.load_state_dict(parts.tensors)
-    names, buffer = parts.output_names, io.BytesIO()
+    names = parts.output_names
+    buffer: Any = io.BytesIO()  # the type of the argument knows paths alone
     with warnings.catch_warnings(action="ignore"):  # the sizes that it takes for constants are
         torch.onnx.export(
             TimmOutputs(vit, names),

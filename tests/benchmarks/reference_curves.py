@@ -1,9 +1,10 @@
 """Reference curves of the demo recipes: what they are made of, and that they find mistakes.
 
 ``python -m tests.benchmarks.reference_curves [NAME …]`` trains every recipe of ``yamls/demo`` for
-some steps on rendered scenes with a seed that its reference does not know, which must stay in the
-band of ``tests/benchmarks/reference/<name>.json``, and with two mistakes, which must not: ten times
-the learning rate, and another mask ratio. ``--write`` makes the references anew first.
+some steps on rendered scenes, small and shallow: with a seed of its reference,
+``tests/benchmarks/reference/<name>.json``, on two threads, and with a seed that it does not know;
+both must stay in the band. With two mistakes they must not: ten times the learning rate, and
+another mask ratio. ``--write`` makes the references anew first, on one thread.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import torch
 from tqdm import tqdm
 
 from data_prep import scenes
@@ -28,10 +30,11 @@ from pospre.report.compare.reference import (
 )
 from pospre.report.compare.runs import read_runs
 from pospre.training.run import train
+from pospre.training.run_folder import hold
 
 RECIPES = Path(__file__).parents[2] / "yamls" / "demo"
 REFERENCES = Path(__file__).parent / "reference"
-SEEDS = (0, 1, 2, 3, 4)
+SEEDS = (0, 1, 2, 3)
 FRESH = 100
 STEPS = 25
 SCENES = ("--num-images", "256", "--size", "96")
@@ -44,6 +47,7 @@ SHORT = (
     "trainer.progress_bar=false",
     "schedule.warmup=5ba",
     "data.batch_size=16",
+    "optimizer.lr_batch=64",  # the rate that the demos have
     "evaluation={}",
 )
 SHALLOW = "encoder.depth=2"  # of all but Swin, whose depth is fixed
@@ -73,6 +77,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}")
     parser.add_argument("--write", action="store_true", help="make the references first")
     given = parser.parse_args(argv)
+    torch.set_num_threads(1)
     rows = []
     with tempfile.TemporaryDirectory(prefix="pospre-") as folder:
         work = Path(folder)
@@ -82,9 +87,9 @@ def main(argv: list[str] | None = None) -> int:
                 write(name, data, work)
             rows.append(row(name, data, work))
             tqdm.write("  ".join(rows[-1]))
-    header = ["recipe", "windows", "fresh seed", "rate × 10", "other mask"]
+    header = ["recipe", "windows", "same seed", "other seed", "rate × 10", "other mask"]
     print(format_table("Windows outside the band", header, rows))
-    return 1 if any(each[2] != "0" or "0" in each[3:] for each in rows) else 0
+    return 1 if any(each[2:4] != ["0", "0"] or "0" in each[4:] for each in rows) else 0
 
 
 def render(work: Path) -> Path:
@@ -105,12 +110,14 @@ def row(name: str, data: Path, work: Path) -> list[str]:
     """Return how many windows are outside for a fresh seed and for the mistakes."""
     rate = 10 * load_recipe(RECIPES / f"{name}.yaml").optimizer.base_lr
     mistakes = [f"optimizer.base_lr={rate}", *([MASKS[name]] if name in MASKS else [])]
-    checks = [
-        beside(name, short_run(name, data, work, FRESH, *changes))
-        for changes in ([], *([mistake] for mistake in mistakes))
-    ]
+    torch.set_num_threads(2)
+    again = short_run(name, data, work, SEEDS[0])
+    checks = [beside(name, again)]
+    torch.set_num_threads(1)
+    checks.append(beside(name, short_run(name, data, work, FRESH)))
+    checks += [beside(name, short_run(name, data, work, SEEDS[0], each)) for each in mistakes]
     outside = [str(sum(not each.is_inside for each in found)) for found in checks]
-    return [name, str(len(checks[0])), *outside, *["–"] * (3 - len(outside))]
+    return [name, str(len(checks[0])), *outside, *["–"] * (4 - len(outside))]
 
 
 def beside(name: str, run: Path) -> list[Check]:
@@ -126,7 +133,8 @@ def short_run(name: str, data: Path, work: Path, seed: int, *changes: str) -> Pa
     overrides = [*SHORT, *own, *shallow, *grey, f"trainer.run_folder={work}", *changes]
     recipe = load_recipe(RECIPES / f"{name}.yaml", overrides)
     shutil.rmtree(recipe.run_path(), ignore_errors=True)  # with a mistake it has the same name
-    train(recipe)
+    with hold(recipe):
+        train(recipe)
     return recipe.run_path()
 
 

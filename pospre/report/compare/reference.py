@@ -1,9 +1,11 @@
 """Reference curves: where seeded short runs of a recipe go, and whether another run stays there.
 
-The steps are cut into equal windows. In each, the band of a curve is the mean over the reference's
-seeds of the window's mean ± ``width`` deviations. The deviation is that between seeds (n − 1 in the
-denominator), the larger of the window's own and of the root mean square over the curve's windows:
-a few seeds can agree by chance in one window. Every value of a band is in the file.
+The steps are cut into equal windows; a curve's value in a window is the mean of what was logged
+there. Its deviation is that between the reference's seeds (n − 1 in the denominator), the larger of
+the window's own and of the root mean square over the curve's windows: a few seeds can agree by
+chance in one. A run with a seed of the reference must stay within half a deviation of that seed's
+own values: its data, masks and initial weights are the same, so that only how sums are rounded may
+tell it apart. A run with another seed must stay within five deviations of the seeds' mean.
 """
 
 import json
@@ -14,24 +16,17 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, stdev
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from pospre.errors import UserError
 from pospre.report.compare.runs import curve_keys, mean_between, recipe_rows
 from pospre.report.run import Run
 
 WINDOWS = 5
-WIDTH = 5.0
+SAME_SEED, OTHER_SEED = 0.5, 5.0  # half the width of the bands, in deviations
 LEAST_RUNS = 3
 _DIGITS = 5
 _OWN = ("run_name", "seed", "trainer.run_folder", "trainer.save_folder")  # what each run has
-
-
-class Band(BaseModel):
-    """A curve's mean and deviation between seeds in every window."""
-
-    mean: list[float] = Field(min_length=1)
-    deviation: list[float] = Field(min_length=1)
 
 
 class Reference(BaseModel):
@@ -40,14 +35,30 @@ class Reference(BaseModel):
     Attributes:
         seeds: of the runs.
         edges: steps between which the windows lie: after the first of two, up to the second.
-        width: of the band, in deviations.
-        curves: losses and metrics.
+        curves: of each loss and metric the values in every window, for each seed.
     """
 
-    seeds: list[int]
+    seeds: list[int] = Field(min_length=LEAST_RUNS)
     edges: list[int] = Field(min_length=2)
-    width: float
-    curves: dict[str, Band]
+    curves: dict[str, list[list[float]]]
+
+    @model_validator(mode="after")
+    def _check_shapes(self) -> "Reference":
+        for key, rows in self.curves.items():
+            if [len(row) for row in rows] != [len(self.edges) - 1] * len(self.seeds):
+                raise ValueError(f"{key} has not one value for each seed and window")
+        return self
+
+    def bands(self, key: str, seed: int) -> list[tuple[float, float]]:
+        """Return the lowest and the highest value of a curve in every window."""
+        windows = list(zip(*self.curves[key], strict=True))
+        deviations = [stdev(values) for values in windows]
+        spread = math.sqrt(fmean(deviation**2 for deviation in deviations))
+        known = seed in self.seeds
+        middles = self.curves[key][self.seeds.index(seed)] if known else map(fmean, windows)
+        width = SAME_SEED if known else OTHER_SEED
+        reaches = (width * max(deviation, spread) for deviation in deviations)
+        return [(m - r, m + r) for m, r in zip(middles, reaches, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -94,8 +105,11 @@ def make_reference(runs: Sequence[Run]) -> Reference:
         )
     (last,) = lasts
     edges = [round(last * number / WINDOWS) for number in range(WINDOWS + 1)]
-    curves = {key: _band(runs, key, edges) for key in curve_keys(runs[0].records)}
-    return Reference(seeds=seeds, edges=edges, width=WIDTH, curves=curves)
+    keys = curve_keys(runs[0].records)
+    if sum(key.startswith("loss/") for key in keys) == 2:  # one term is the total
+        keys.remove("loss/total")
+    curves = {key: [_values(run, key, edges) for run in runs] for key in keys}
+    return Reference(seeds=seeds, edges=edges, curves=curves)
 
 
 def check_run(run: Run, reference: Reference) -> list[Check]:
@@ -115,16 +129,14 @@ def check_run(run: Run, reference: Reference) -> list[Check]:
             f"{run.folder} has nothing in common with the reference: it logged "
             f"{', '.join(logged) or 'no loss'}, the reference is of {', '.join(reference.curves)}."
         )
-    checks = []
-    for key, band in reference.curves.items():
-        spread = math.sqrt(fmean(value**2 for value in band.deviation))
-        for (first, end), mean, own in zip(
-            pairwise(reference.edges), band.mean, band.deviation, strict=True
-        ):
-            reach = reference.width * max(own, spread)
-            value = mean_between(run.records, key, first, end)
-            checks.append(Check(key, first, end, value, mean - reach, mean + reach))
-    return checks
+    seed = int(run.setting("seed") or 0)
+    return [
+        Check(key, first, end, mean_between(run.records, key, first, end), low, high)
+        for key in reference.curves
+        for (first, end), (low, high) in zip(
+            pairwise(reference.edges), reference.bands(key, seed), strict=True
+        )
+    ]
 
 
 def read_reference(path: Path) -> Reference:
@@ -146,35 +158,28 @@ def read_reference(path: Path) -> Reference:
 
 
 def to_text(reference: Reference) -> str:
-    """Return a reference as JSON, a line for each list."""
-    plain = reference.model_dump()
+    """Return a reference as JSON, a line for each seed."""
     curves = ",\n".join(
-        f'  "{key}": {{"mean": {json.dumps(band["mean"])},\n'
-        f'   "deviation": {json.dumps(band["deviation"])}}}'
-        for key, band in plain.pop("curves").items()
+        f'  "{key}": [\n' + ",\n".join(f"   {json.dumps(values)}" for values in rows) + "]"
+        for key, rows in reference.curves.items()
     )
-    head = ",\n ".join(f'"{key}": {json.dumps(value)}' for key, value in plain.items())
-    return f'{{{head},\n "curves": {{\n{curves}}}}}\n'
+    head = f'{{"seeds": {reference.seeds},\n "edges": {reference.edges},\n "curves": {{\n'
+    return f"{head}{curves}}}}}\n"
 
 
-def _band(runs: Sequence[Run], key: str, edges: Sequence[int]) -> Band:
-    band = Band.model_construct(mean=[], deviation=[])
+def _values(run: Run, key: str, edges: Sequence[int]) -> list[float]:
+    """Return a curve's values in the windows, all of them finite."""
+    values = []
     for first, last in pairwise(edges):
-        found = [mean_between(run.records, key, first, last) for run in runs]
-        values = [math.nan if value is None else value for value in found]
-        if not all(map(math.isfinite, values)):
+        value = mean_between(run.records, key, first, last)
+        if value is None or not math.isfinite(value):
             raise UserError(
-                f"a reference needs finite values; {key} of a run has none at steps {first + 1} "
-                f"to {last} (is trainer.log_interval larger than a window?)"
+                f"a reference needs finite values; {key} of {run.folder} has none at steps "
+                f"{first + 1} to {last} (is trainer.log_interval larger than a window?)"
             )
-        band.mean.append(_rounded(fmean(values)))
-        band.deviation.append(_rounded(stdev(values)))
-    return band
+        values.append(float(f"{value:.{_DIGITS}g}"))
+    return values
 
 
 def _last_step(run: Run) -> int:
     return int(run.records[-1]["step"]) if run.records else 0
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.{_DIGITS}g}")

@@ -1,7 +1,6 @@
 """The band of a reference: who stays in it, who does not, and what no reference is made of."""
 
 import json
-import statistics
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 
 from pospre.compare import main
 from pospre.errors import run_command
+from pospre.report.compare.reference import read_reference
 
 RECIPE = """\
 run_name: {name}
@@ -23,7 +23,7 @@ trainer: {{max_duration: 20ba}}
 def made(root: Path, seed: int, *, shift: float = 0.0, mask: float = 0.75, steps: int = 20) -> Path:
     """Fabricate a run whose loss falls from 2 to 1, with noise of its seed."""
     folder = root / f"run{seed}_{shift}_{mask}_{steps}"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     (folder / "recipe.yaml").write_text(RECIPE.format(name=folder.name, seed=seed, mask=mask))
     noise = np.random.default_rng(seed).normal(0, 0.02, steps)
     lines = [
@@ -46,13 +46,20 @@ def test_the_band_is_mean_and_deviation_of_the_windows(reference: Path, tmp_path
     plain = json.loads(reference.read_text())
     assert plain["seeds"] == [0, 1, 2, 3] and plain["edges"] == [0, 4, 8, 12, 16, 20]
     assert list(plain["curves"]) == ["loss/mae"]
-    means = []
+    values = np.zeros((4, 5))
     for seed in range(4):
         lines = (tmp_path / f"run{seed}_0.0_0.75_20" / "metrics.jsonl").read_text().splitlines()
-        means.append(statistics.fmean(json.loads(line)["loss/mae"] for line in lines[4:8]))
-    band = plain["curves"]["loss/mae"]
-    assert band["mean"][1] == pytest.approx(statistics.fmean(means), rel=1e-4)
-    assert band["deviation"][1] == pytest.approx(statistics.stdev(means), rel=1e-4)
+        losses = [json.loads(line)["loss/mae"] for line in lines]
+        values[seed] = np.reshape(losses, (5, 4)).mean(1)
+    assert np.allclose(plain["curves"]["loss/mae"], values, rtol=1e-4)
+    deviations = values.std(0, ddof=1)
+    reach = np.maximum(deviations, np.sqrt(np.mean(deviations**2)))
+    found = read_reference(reference)
+    middle = values.mean(0)
+    other = np.stack([middle - 5 * reach, middle + 5 * reach], axis=1)
+    assert np.allclose(found.bands("loss/mae", 99), other, rtol=1e-3)
+    same = np.stack([values[2] - reach / 2, values[2] + reach / 2], axis=1)
+    assert np.allclose(found.bands("loss/mae", 2), same, rtol=1e-3)
 
 
 def test_another_seed_stays_and_a_shift_does_not(
@@ -61,6 +68,9 @@ def test_another_seed_stays_and_a_shift_does_not(
     capsys.readouterr()
     assert main([str(made(tmp_path, 11)), "--reference", str(reference)]) == 0
     assert "stays in the band: 5 of 5 windows" in capsys.readouterr().out
+    assert main([str(made(tmp_path, 2)), "--reference", str(reference)]) == 0
+    assert main([str(made(tmp_path, 2, shift=0.02)), "--reference", str(reference)]) == 1
+    capsys.readouterr()
     assert main([str(made(tmp_path, 12, shift=0.3)), "--reference", str(reference)]) == 1
     assert "leaves the band in 5 of 5 windows, first loss/mae at steps 1–4" in (
         capsys.readouterr().out
@@ -84,7 +94,9 @@ def test_mistakes(reference: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     broken, short = tmp_path / "broken.json", made(tmp_path, 20, steps=12)
     broken.write_text('{"seeds": [1]}')
     run = made(tmp_path, 11)
-    assert "edges: Field required" in fails(capsys, run, "--reference", broken)
+    assert "none: seeds: List should have at least 3" in fails(capsys, run, "--reference", broken)
+    broken.write_text('{"seeds": [1, 2, 3], "edges": [0, 5], "curves": {"loss/mae": [[1.0]]}}')
+    assert "loss/mae has not one value for each" in fails(capsys, run, "--reference", broken)
     assert "cannot be read" in fails(capsys, run, "--reference", tmp_path / "no.json")
     assert "has 12 steps, the reference 20" in fails(capsys, short, "--reference", reference)
     (run / "metrics.jsonl").write_text('{"step": 20, "loss/droppos": 1.0}\n')
