@@ -2,9 +2,9 @@
 
 ``python -m tests.benchmarks.reference_curves [NAME …]`` trains every recipe of ``yamls/demo`` for
 some steps on rendered scenes, small and shallow: with a seed of its reference,
-``tests/benchmarks/reference/<name>.json``, on two threads, and with a seed that it does not know;
-both must stay in the band. With two mistakes they must not: ten times the learning rate, and
-another mask ratio. ``--write`` makes the references anew first, on one thread.
+``tests/benchmarks/reference/<name>.json``, and with a seed that it does not know; both must stay in
+the band. With two mistakes they must not: ten times the learning rate, and another mask ratio.
+``--write`` makes the references anew first.
 """
 
 import argparse
@@ -110,12 +110,8 @@ def row(name: str, data: Path, work: Path) -> list[str]:
     """Return how many windows are outside for a fresh seed and for the mistakes."""
     rate = 10 * load_recipe(RECIPES / f"{name}.yaml").optimizer.base_lr
     mistakes = [f"optimizer.base_lr={rate}", *([MASKS[name]] if name in MASKS else [])]
-    torch.set_num_threads(2)
-    again = short_run(name, data, work, SEEDS[0])
-    checks = [beside(name, again)]
-    torch.set_num_threads(1)
-    checks.append(beside(name, short_run(name, data, work, FRESH)))
-    checks += [beside(name, short_run(name, data, work, SEEDS[0], each)) for each in mistakes]
+    runs = [(SEEDS[0], []), (FRESH, []), *((SEEDS[0], [mistake]) for mistake in mistakes)]
+    checks = [beside(name, short_run(name, data, work, seed, *more)) for seed, more in runs]
     outside = [str(sum(not each.is_inside for each in found)) for found in checks]
     return [name, str(len(checks[0])), *outside, *["–"] * (4 - len(outside))]
 
