@@ -45,7 +45,7 @@ def check_evaluation(
     if needed is not None and needed not in recipe.algorithms:
         raise UserError(
             f"{name} measures the head that algorithms.{needed} trains, and this recipe has "
-            f"{', '.join(recipe.algorithms)}; knn and linear measure the features of any encoder."
+            f"{', '.join(recipe.algorithms)}; knn and logistic measure the features of any encoder."
         )
     if output is not None:
         _check_output(output)
