@@ -47,7 +47,7 @@ def check_evaluation(
         there = f"this recipe has {has}" if has else "these are weights without heads, no run's"
         raise UserError(
             f"{name} measures the head that algorithms.{needed} trains, and {there}; knn and "
-            "linear measure the features of any encoder."
+            "logistic measure the features of any encoder."
         )
     if output is not None:
         _check_output(output)

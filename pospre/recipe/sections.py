@@ -78,6 +78,12 @@ class Data(Section):
 
     path: str
     batch_size: int = Field(gt=0, description="samples per step, over all ranks")
+    label_fraction: float = Field(
+        default=1.0, gt=0, le=1, description="of the images, as many of each class, by the seed"
+    )
+    labels: str | None = Field(
+        default=None, description="text file that names the images to take, one in each line"
+    )
     views: dict[str, View] = Field(default={"view": View()}, min_length=1)
     num_workers: int | None = Field(
         default=None, ge=0, description="decoding threads; None: one per core; 0: none of their own"

@@ -30,7 +30,8 @@ def fails(capsys):
 
 
 def test_registry_finds_evaluations_by_module_name():
-    assert {"knn", "linear", "position_grid", "position_pictures"} <= set(evaluation_names())
+    known = {"knn", "linear", "logistic", "position_grid", "position_pictures"}
+    assert known <= set(evaluation_names())
 
 
 def test_settings_are_typed_and_completed():
@@ -47,9 +48,9 @@ def test_settings_are_typed_and_completed():
         ("registry", {}, "unknown evaluation 'registry'"),
         ("../knn", {}, "unknown evaluation"),
         (
-            "linear",
+            "logistic",
             {},
-            "linear needs the setting bank=…: data set that the classifier is",
+            "logistic needs the setting bank=…: data set that the classifier is",
         ),
         ("knn", {"kk": "3"}, "no setting 'kk'. Did you mean 'k'"),
         ("knn", {"context": "3"}, "no setting 'context'"),
@@ -161,11 +162,11 @@ def test_mistakes_write_nothing(droppos_checkpoint, mae_checkpoint, image_folder
             "the encoder has no class token",
         ),
         ("knn", {}, {"k": 3, "bank": "BROKEN"}, "cannot be decoded"),
-        ("linear", {}, {"bank": "BROKEN"}, "cannot be decoded"),
-        ("linear", {}, {}, "linear needs the setting bank"),
-        ("linear", {}, {"bank": "OTHER"}, "first difference: 'cow'"),
-        ("linear", {}, {"bank": "BANK", "num_bank": 9}, "9 images of 2 classes"),
-        ("linear", {"classes": ("a",)}, {"bank": "SAME"}, "12 images of 1 classes"),
+        ("logistic", {}, {"bank": "BROKEN"}, "cannot be decoded"),
+        ("logistic", {}, {}, "logistic needs the setting bank"),
+        ("logistic", {}, {"bank": "OTHER"}, "first difference: 'cow'"),
+        ("logistic", {}, {"bank": "BANK", "num_bank": 9}, "9 images of 2 classes"),
+        ("logistic", {"classes": ("a",)}, {"bank": "SAME"}, "12 images of 1 classes"),
         ("position_grid", {}, {}, "algorithms.droppos trains, and this recipe has mae"),
         ("accuracy", {}, {}, "algorithms.supervised trains, and this recipe has mae"),
         ("patch_position", {}, {}, "algorithms.mp3 trains, and this recipe has mae"),
