@@ -35,6 +35,7 @@ examples:
   python -m pospre.export s3://bucket/mae/checkpoints mae.safetensors --format safetensors
   python -m pospre.export runs/dinov2_vits16 dinov2_vits16 --format hf --license cc-by-4.0
   python -m pospre.export runs/droppos_vits16 droppos_vits16.onnx --format onnx
+  python -m pospre.export dinov2_vits14_pretrain.pth dinov2_vits14.onnx --format onnx --grid 16x16
   python -m pospre.export runs/intertwined_vits16 for_1024.pth --format timm --grid 64x64
 
 exit codes: 0 done, 2 a mistake in the command or the checkpoint (said in one message).
@@ -50,7 +51,10 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "checkpoint", metavar="URI", help="checkpoint file or run folder; also s3://"
+        "checkpoint",
+        metavar="URI",
+        help="checkpoint file or run folder; or weights of others: a file, or timm:NAME,FILE; also "
+        "s3://",
     )
     parser.add_argument("out", metavar="OUT", type=Path, help="file, or folder, to write")
     parser.add_argument("--format", required=True, choices=FORMATS, help="see below")

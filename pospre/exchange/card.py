@@ -51,11 +51,15 @@ def make_card(
         "Training": _training(parts, checkpoint, weights),
         "Figures": _figures(checkpoint, parts, weights),
         "Licence": _licence(parts, license),
-        "Recipe": _code([yaml.safe_dump(recipe.dump(), sort_keys=False).rstrip()], "yaml"),
     }
+    name = Path(checkpoint).name
+    if recipe.algorithms:
+        name = recipe.run_name
+        text = yaml.safe_dump(recipe.dump(), sort_keys=False).rstrip()
+        sections["Recipe"] = _code([text], "yaml")
     text = "\n\n".join(f"## {title}\n\n{body}" for title, body in sections.items())
     front = yaml.safe_dump(header, sort_keys=False)
-    return f"---\n{front}---\n\n# {recipe.run_name}\n\n{text}\n"
+    return f"---\n{front}---\n\n# {name}\n\n{text}\n"
 
 
 def run_folder_of(checkpoint: str, parts: Parts) -> Path | None:
@@ -91,6 +95,8 @@ def _encoder(parts: Parts) -> str:
 
 def _training(parts: Parts, checkpoint: str, weights: str) -> str:
     recipe = parts.recipe
+    if not recipe.algorithms:
+        return f"By others: the weights are those of `{checkpoint}`, converted by pospre."
     methods = [f"- `{name}`: {_summary(name)}" for name in recipe.algorithms]
     start = recipe.encoder.weights
     lines = [
@@ -135,6 +141,8 @@ def _untrained(figure: Figure) -> str:
 
 def _licence(parts: Parts, license: str | None) -> str:
     start = parts.recipe.encoder.weights
+    if not parts.recipe.algorithms:
+        return f"- weights: {license or 'that of their authors; not stated by who converted them'}"
     return "\n".join(
         [
             f"- weights: {license or 'not stated by who exported them'}",

@@ -11,15 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pospre.errors import UserError
+from pospre.evaluation.models import open_model
 from pospre.evaluation.run import require_finite
 from pospre.exchange import hf_folder, hub_folder, onnx_file, timm_file
 from pospre.exchange.card import make_card
 from pospre.exchange.parts import take_parts
 from pospre.exchange.target import CACHE, CARD, FOLDERS, card_of, check_target, parse_grid
-from pospre.training.checkpoints.content import load_model
 from pospre.training.checkpoints.file import write_whole
-from pospre.training.start import refuse_export
+from pospre.training.weight_files import Keys
 
+_KEYS = Keys("URI = ", "--weights")
 COSINE = 0.99999
 """The least that a token's or a logit vector's cosine with ours may be, whatever reads it."""
 _FORMATS: dict[str, ModuleType] = {
@@ -45,7 +46,8 @@ def export(
     """Write the encoder of ``checkpoint`` to ``out``, with a card, whole or not at all.
 
     Args:
-        checkpoint: a checkpoint file, a folder of them or a run folder.
+        checkpoint: a checkpoint file, a folder of them or a run folder; or a file of weights or
+            ``timm:NAME,FILE``, see ``open_model``.
         out: the file to write; of ``hf`` and ``torchhub`` the folder.
         format: ``timm``, ``safetensors``, ``hf``, ``onnx`` or ``torchhub``.
         num_classes: of timm's classifier, see ``--help``.
@@ -63,17 +65,17 @@ def export(
     """
     check_target(out, format, num_classes, overwrite)
     wanted = None if grid is None else parse_grid(grid)
-    refuse_export(checkpoint)
-    model, recipe = load_model(checkpoint, weights=weights)
-    require_finite(model, checkpoint)
+    found = open_model(checkpoint, weights=weights, keys=_KEYS)
+    require_finite(found.model, checkpoint)
+    model, recipe = found.model, found.recipe
     parts = take_parts(model, recipe, format=format, num_classes=num_classes, grid=wanted)
     kind = _FORMATS[format]
     partial, card = out.with_name(f".partial-{os.getpid()}-{out.name}"), card_of(out, format)
     try:
         kind.write(parts, partial)
         images = parts.sample_images(2)
-        reader, found = kind.compute(parts, partial, images)
-        agreement = _compare(reader, parts.outputs(images), found, kind.TOLERANCE)
+        reader, outputs = kind.compute(parts, partial, images)
+        agreement = _compare(reader, parts.outputs(images), outputs, kind.TOLERANCE)
         checked, loading = f"{reader}; {agreement}", kind.usage(parts, out)
         text = make_card(
             parts,
@@ -96,6 +98,7 @@ def export(
         _clear(partial)
     mean, std = (tuple(round(value, 4) for value in each) for each in (parts.mean, parts.std))
     return [
+        *([found.origin] if found.origin else []),
         f"written: {out}; its card: {card}",
         f"checked: {checked}",
         "",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timm.layers import Mlp
+from timm.layers import GluMlp
 from torch import Tensor, nn
 
 from pospre.errors import UserError, needing
@@ -43,12 +43,10 @@ _DINOV2 = _EMBEDDING | {
     r"blocks\.(\d+)\.(norm\d|mlp\.fc\d)\.(\w+)": r"encoder.layer.\1.\2.\3",
     r"blocks\.(\d+)\.ls(\d)\.gamma": r"encoder.layer.\1.layer_scale\2.lambda1",
 }
-_NAMES = {
-    "ViTModel": _VIT,
-    "IJepaModel": _VIT,
-    "Dinov2Model": _DINOV2,
-    "Dinov2WithRegistersModel": _DINOV2,
-}
+_GATED = {
+    r"blocks\.(\d+)\.mlp\.fc1\.(\w+)": r"encoder.layer.\1.mlp.weights_in.\2",
+    r"blocks\.(\d+)\.mlp\.fc2\.(\w+)": r"encoder.layer.\1.mlp.weights_out.\2",
+} | _DINOV2
 
 
 def write(parts: Parts, path: Path) -> None:
@@ -106,7 +104,7 @@ def _network(parts: Parts) -> str:
     """
     encoder = parts.model.encoder
     kind = "ViTModel" if encoder.has_class_token else "IJepaModel"
-    if "blocks.0.ls1.gamma" in parts.tensors:
+    if "blocks.0.ls1.gamma" in parts.tensors or _is_gated(encoder):
         kind = "Dinov2Model"
     if "reg_token" in parts.tensors:
         kind = "Dinov2WithRegistersModel"
@@ -124,12 +122,10 @@ def _lacking(encoder: PatchEncoder, parts: Parts, kind: str) -> str:
         return f"encoder.positions = {encoder.position_kind}"
     if isinstance(encoder.norm, nn.Identity):
         return "encoder.final_norm = false"
-    if type(encoder.blocks[0].mlp) is not Mlp:
-        return f"the MLP of {parts.timm_name}"
     if kind.startswith("Dinov2") and not encoder.has_class_token:
-        return "layer scale or registers without a class token"
+        return "layer scale, registers or SwiGLU without a class token"
     if kind.startswith("Dinov2") and len({*parts.image_size}) + len({*encoder.patch_size}) > 2:
-        return "layer scale or registers on images that are not square"
+        return "layer scale, registers or SwiGLU on images that are not square"
     return ""
 
 
@@ -148,7 +144,9 @@ def _config(parts: Parts, kind: str) -> dict[str, Any]:
         "num_channels": encoder.channels,
     }
     if kind.startswith("Dinov2"):
-        config["mlp_ratio"] = hidden / encoder.embed_dim
+        gated = _is_gated(encoder)  # each half of their first layer has two thirds of the ratio
+        config["mlp_ratio"] = hidden * (0.75 if gated else 1) / encoder.embed_dim
+        config["use_swiglu_ffn"] = gated
         if kind == "Dinov2Model":
             config["use_mask_token"] = False
         else:
@@ -175,21 +173,23 @@ def _tensors(parts: Parts, kind: str) -> dict[str, Tensor]:
     elif kind == "Dinov2WithRegistersModel":
         own["reg_token"] = own["reg_token"] + table[:, registers]  # theirs have no positions
         added = {"embeddings.mask_token": torch.zeros(1, dim)}  # for masks, which nobody gives
-        if "blocks.0.ls1.gamma" not in own:
-            own |= {
-                f"blocks.{i}.ls{j}.gamma": torch.ones(dim)
-                for i in range(encoder.depth)
-                for j in (1, 2)
-            }
-    return {_renamed(key, kind): value for key, value in own.items()} | added
+    if kind.startswith("Dinov2") and "blocks.0.ls1.gamma" not in own:
+        own |= {
+            f"blocks.{i}.ls{j}.gamma": torch.ones(dim) for i in range(encoder.depth) for j in (1, 2)
+        }
+    names = _GATED if _is_gated(encoder) else _DINOV2 if kind.startswith("Dinov2") else _VIT
+    return {_renamed(key, names): value for key, value in own.items()} | added
 
 
-def _renamed(key: str, kind: str) -> str:
-    for pattern, name in _NAMES[kind].items():
-        found = re.fullmatch(pattern, key)
-        if found:
-            return found.expand(name)
-    raise RuntimeError(f"{kind} has no place for the tensor '{key}'")
+def _is_gated(encoder: PatchEncoder) -> bool:
+    """Return whether the MLPs are SwiGLU."""
+    return isinstance(encoder, Encoder) and isinstance(encoder.blocks[0].mlp, GluMlp)
+
+
+def _renamed(key: str, names: dict[str, str]) -> str:
+    """Return their name of a tensor by the first of ``names`` that matches ours."""
+    matches = ((re.fullmatch(pattern, key), name) for pattern, name in names.items())
+    return next(found.expand(name) for found, name in matches if found)
 
 
 def _processor(parts: Parts) -> dict[str, Any]:

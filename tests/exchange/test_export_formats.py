@@ -33,6 +33,7 @@ NETWORKS: list[tuple[str, dict[str, Any]]] = [
     ("ViTModel", {"image_size": [48, 80], "positions": "learned"}),
     ("IJepaModel", {"class_token": False}),
     ("Dinov2Model", SCALED),
+    ("Dinov2Model", {"name": "vitg14", "image_size": 28, "patch_size": 14, "depth": 1}),
     ("Dinov2WithRegistersModel", REGISTERS),
     ("Dinov2WithRegistersModel", {**SCALED, **REGISTERS, "positions": "learned"}),
 ]
