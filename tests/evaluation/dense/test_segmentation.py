@@ -126,7 +126,9 @@ def test_the_linear_decoder_is_batch_norm_and_a_linear_layer():
     found = decoder(maps)
     joined = torch.cat(maps, 1).permute(0, 2, 3, 1)
     scaled = (joined - joined.mean((0, 1, 2))) / (joined.var((0, 1, 2), correction=0) + 1e-5).sqrt()
-    wanted = scaled @ decoder.classify.weight[:, :, 0, 0].T
+    wanted = torch.nn.functional.linear(
+        scaled, decoder.classify.weight[:, :, 0, 0], decoder.classify.bias
+    )
     torch.testing.assert_close(found.permute(0, 2, 3, 1), wanted, atol=1e-5, rtol=1e-5)
 
 
