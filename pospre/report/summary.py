@@ -133,13 +133,16 @@ def evaluate_command(run: Run, name: str) -> str:
     """Return the command that makes ``evaluation/<name>.json``, as it was or as it could be."""
     made = run.evaluations.get(name, {})
     checkpoint = str(made.get("checkpoint") or short_path(run.folder))
+    planned = run.setting("evaluation", name) or {}
     trained_on = None if name == "knn" else run.setting("data", "path")  # which may have no labels
-    data = str(made.get("data") or trained_on or ("LABELLED" if name == "knn" else "DATA"))
-    given = made.get("settings") or {}
+    found = made.get("data") or planned.get("data") or trained_on
+    data = str(found or ("LABELLED" if name == "knn" else "DATA"))
+    elsewhere = ("data", "weights", "every")
+    given = made.get("settings") or {k: v for k, v in planned.items() if k not in elsewhere}
     settings = [f"{key}={_plain(value)}" for key, value in given.items() if value is not None]
     kind = str(made.get("name") or name)
     words = ["pospre.evaluate", kind, "--checkpoint", checkpoint, "--data", data]
-    if made.get("weights") == "teacher":
+    if (made or planned).get("weights") == "teacher":
         words += ["--weights", "teacher"]
     if kind != name:
         words += ["--output", f"{short_path(run.folder)}/evaluation/{name}.json"]
