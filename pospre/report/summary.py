@@ -132,7 +132,8 @@ def environment(run: Run) -> list[tuple[str, str]]:
 def evaluate_command(run: Run, name: str) -> str:
     """Return the command that makes ``evaluation/<name>.json``, as it was or as it could be."""
     made = run.evaluations.get(name, {})
-    checkpoint = str(made.get("checkpoint") or short_path(run.folder))
+    # earlier versions called the model the checkpoint
+    model = str(made.get("model") or made.get("checkpoint") or short_path(run.folder))
     planned = run.setting("evaluation", name) or {}
     trained_on = None if name == "knn" else run.setting("data", "path")  # which may have no labels
     found = made.get("data") or planned.get("data") or trained_on
@@ -141,7 +142,7 @@ def evaluate_command(run: Run, name: str) -> str:
     given = made.get("settings") or {k: v for k, v in planned.items() if k not in elsewhere}
     settings = [f"{key}={_plain(value)}" for key, value in given.items() if value is not None]
     kind = str(made.get("name") or name)
-    words = ["pospre.evaluate", kind, "--checkpoint", checkpoint, "--data", data]
+    words = ["pospre.evaluate", kind, "--model", model, "--data", data]
     if (made or planned).get("weights") == "teacher":
         words += ["--weights", "teacher"]
     if kind != name:
