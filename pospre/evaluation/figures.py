@@ -10,7 +10,6 @@ from pospre.errors import UserError
 from pospre.evaluation.registry import evaluation_names, figures_of
 
 _UNTRAINED = "initial_"
-_ERROR = "_se"
 
 
 @dataclass(frozen=True)
@@ -20,7 +19,8 @@ class Figure:
     Attributes:
         name: as results call it.
         value: what was measured.
-        error: its standard error, where the evaluation gives one (``<name>_se``).
+        error: its standard error, where the evaluation gives one (``<name>_se``; of
+            ``top1`` also ``standard_error``).
         untrained: the same of the untrained encoder (``initial_<name>``), where it was measured.
         best: whether the greatest or the smallest value is the best.
     """
@@ -41,7 +41,7 @@ def figures_in(document: Mapping[str, Any]) -> list[Figure]:
         Figure(
             name=key,
             value=results[key],
-            error=results.get(f"{key}{_ERROR}"),
+            error=results.get(f"{key}_se", results.get("standard_error") if key == "top1" else None),
             untrained=results.get(f"{_UNTRAINED}{key}"),
             best=best,
         )

@@ -27,7 +27,7 @@ def pair(tmp_path: Path) -> tuple[Path, Path]:
     recipe = recipe.replace("base_lr: 1.5e-4", "base_lr: 1.5e-3").replace("seed: 0", "seed: 7")
     (second / "recipe.yaml").write_text(recipe)
     write_evaluation(first, "knn", {**knn(), "top1": 0.70, "top1_se": 0.03})
-    write_evaluation(second, "knn", {**knn(), "top1": 0.79, "top1_se": 0.04})
+    write_evaluation(second, "knn", {**knn(), "top1": 0.79, "standard_error": 0.04})
     shutil.rmtree(second / "evaluation" / "position_pictures")
     (second / "evaluation" / "position_grid.json").unlink()
     return first, second
