@@ -37,11 +37,12 @@ def figures_in(document: Mapping[str, Any]) -> list[Figure]:
     name, results = str(document.get("name")), document["results"]
     if name not in evaluation_names():
         return []
+    alone = results.get("standard_error")
     return [
         Figure(
             name=key,
             value=results[key],
-            error=results.get(f"{key}_se", results.get("standard_error") if key == "top1" else None),
+            error=results.get(f"{key}_se", alone if key == "top1" else None),
             untrained=results.get(f"{_UNTRAINED}{key}"),
             best=best,
         )
