@@ -30,7 +30,6 @@ from pospre.training.resolve import resolve
 from tests.benchmarks.learn import RESULTS, YAMLS, call, convert
 
 LINES = RESULTS / "position_table.jsonl"
-LINEAR = next(name for name in ("logistic", "linear") if name in evaluation_names())
 METHODS = {
     "MAE": "mae",
     "DropPos": "droppos",
@@ -53,7 +52,7 @@ FIGURES = {
     "position_probe/top1": "position, top-1 %",
     "position_probe/content_top1": "position, none added, top-1 %",
     "knn/top1": "kNN %",
-    f"{LINEAR}/top1": "linear %",
+    "logistic/top1": "linear %",
     "segmentation/miou": "CamVid mIoU %",
     "detection/ap50": "BCCD AP50 %",
 }
@@ -150,7 +149,7 @@ def run(
     settings: dict[str, Iterable[str]] = {
         "position_probe": ("num_samples=600", "layers=[0, 2, 4]"),
         "knn": bank,
-        LINEAR: bank,
+        "logistic": bank,
     }
     places = dict.fromkeys(settings, test)
     for name, data in dense.items():
@@ -164,7 +163,7 @@ def run(
     path = runs / f"{cell.name}.yaml"
     path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
     call("pospre.train", str(path))
-    figures = {}
+    figures: dict[str, float | None] = {}
     for figure in FIGURES:
         name, _, key = figure.partition("/")
         if name in settings:
@@ -226,12 +225,12 @@ def table(lines: list[dict[str, Any]], duration: str) -> str:
         if not values:
             continue
         parts.append(_grid(title, values, lines))
-        untrained = [
-            v for cell in by_cell(lines, figure.split("/")[0] + "/initial").values() for v in cell
-        ]
-        if untrained and figure.endswith("/top1"):
-            parts.append(f"Untrained: {100 * min(untrained):.1f} to {100 * max(untrained):.1f}.")
-        parts.append(" ".join(differences(title, values)))
+        initial = by_cell(lines, figure.replace("top1", "initial"))
+        untrained = [100 * value for found in initial.values() for value in found]
+        if figure.endswith("top1") and untrained:
+            parts.append(f"Untrained: {min(untrained):.1f} to {max(untrained):.1f}.")
+        chances = by_cell(lines, figure.partition("/")[0] + "/chance")
+        parts.append(differences(values, chances))
     reasons = {line["refused"]: line["method"] for line in lines if "refused" in line}
     parts += [f"- {method}: {reason}" for reason, method in reasons.items()]
     return "\n\n".join(parts)

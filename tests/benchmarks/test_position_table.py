@@ -9,7 +9,6 @@ import pytest
 
 from tests.benchmarks import position_table
 from tests.benchmarks.position_table import (
-    LINEAR,
     Cell,
     append,
     differences,
@@ -29,8 +28,8 @@ SMALL = [
     "evaluation.knn.num_bank=8",
     "evaluation.knn.num_samples=8",
     "evaluation.knn.k=2",
-    f"evaluation.{LINEAR}.num_bank=12",
-    f"evaluation.{LINEAR}.num_samples=8",
+    "evaluation.logistic.num_bank=12",
+    "evaluation.logistic.num_samples=8",
 ]
 
 
@@ -62,9 +61,9 @@ def test_a_cell_is_measured_once_and_a_cut_line_again(
     lines.write_text(lines.read_text()[:-1] + '\n{"method": "MA')
     assert position_table.main(given) == 0
     _, trained, refused = read_lines(lines)
-    assert set(trained["figures"]) >= {"position_probe/top1", "knn/top1", f"{LINEAR}/top1"}
+    assert set(trained["figures"]) >= {"position_probe/top1", "knn/top1", "logistic/top1"}
     assert trained["figures"]["position_probe/chance"] == 1 / 64
-    assert 0 <= trained["figures"][f"{LINEAR}/initial"] <= 1
+    assert 0 <= trained["figures"]["logistic/initial"] <= 1
     assert "relative" in refused["refused"] and "figures" not in refused
     text = capsys.readouterr().out
     assert "| sin-cos |" in text and f"- MAE: {refused['refused']}" in text

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from pospre import draws
 from pospre.batch import INDEX, Batch
-from pospre.evaluation.features import centre_batches
+from pospre.data.views.plan import ViewGroup
+from pospre.evaluation.features import WHOLE, centre_batches
 from pospre.evaluation.layers import layer_tokens
 from pospre.evaluation.registry import Context
 from pospre.model.model import PretrainModel
@@ -61,6 +62,8 @@ def load_images(
         num_workers: decoding threads; None lets the loader choose.
         seed: draws the images.
     """
+    # the same part of each image at every size, and where the encoder's is small, all of it
+    crop = "full" if max(context.image_size) <= WHOLE else "center"
     batches = [
         {key: value.cpu() for key, value in batch.items()}
         for batch in centre_batches(
@@ -71,7 +74,7 @@ def load_images(
             batch_size=BATCH,
             num_workers=num_workers,
             seed=seed,
-            size=size,
+            view=ViewGroup(size=size, crop=crop),
         )
     ]
     order = torch.cat([batch[INDEX] for batch in batches]).argsort()

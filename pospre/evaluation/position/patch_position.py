@@ -16,8 +16,8 @@ from torch import Tensor
 from pospre.algorithms.mp3 import num_context
 from pospre.batch import Batch
 from pospre.evaluation.features import centre_batches
+from pospre.evaluation.listed import listed
 from pospre.evaluation.position.predictions import predict_patches
-from pospre.evaluation.position.settings import listed
 from pospre.evaluation.registry import Context
 from pospre.evaluation.table import format_table, percent
 from pospre.model.model import PretrainModel

@@ -11,14 +11,18 @@ the probe of ordinary images then names the place of either.
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import PositiveFloat, PositiveInt
 from tqdm import tqdm
 
 from pospre.batch import INDEX, Batch
 from pospre.errors import UserError
+from pospre.evaluation.classification.knn import all_layers
+from pospre.evaluation.classification.vectors import blank_encoder
 from pospre.evaluation.layers import check_layers
+from pospre.evaluation.listed import Numbers
+from pospre.evaluation.models import open_model
 from pospre.evaluation.position.layer_features import (
     Features,
     Input,
@@ -35,11 +39,10 @@ from pospre.evaluation.position.probes import (
     r_squared,
     top1,
 )
-from pospre.evaluation.position.settings import Grids, Images, Layers, check_images, depth_of
+from pospre.evaluation.position.settings import Grids, Images, check_images
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.table import format_table
 from pospre.model.model import PretrainModel
-from pospre.training.checkpoints.content import load_model
 
 FIGURES = {"top1": "max", "content_top1": "max", "r2": "max", "content_r2": "max"}
 HELD_OUT = 0.25
@@ -97,7 +100,7 @@ class Work(NamedTuple):
 def evaluate(
     context: Context,
     *,
-    layers: Layers = "all",
+    layers: Numbers | Literal["all"] = "all",
     grids: Grids = (),
     versus: str | None = None,
     num_samples: Images = 400,
@@ -114,7 +117,7 @@ def evaluate(
         context: model, data, device and the folder for the picture.
         layers: all, or such as 0,6,12: 0 is the embedding, the others are blocks.
         grids: further grids of patches, such as 7,20x28: the image is taken at that size.
-        versus: checkpoint or run of the same encoder, to stand beside: after fine-tuning, say.
+        versus: another --model of the same encoder, to stand beside: after fine-tuning, say.
         num_samples: images, drawn by the seed; a quarter of them is measured on.
         num_tokens: so many patches of each image at most, drawn by the seed.
         weight_decay: of both probes.
@@ -130,11 +133,11 @@ def evaluate(
     """
     models = {"trained": context.model}
     if versus is not None:
-        models["versus"] = load_model(versus)[0].to(context.device)
+        models["versus"] = open_model(versus).model.eval().to(context.device)
     if baseline:
         models["untrained"] = context.initial()
     encoder = context.model.encoder
-    chosen = tuple(range(encoder.depth + 1)) if layers == "all" else tuple(sorted(set(layers)))
+    chosen = all_layers(layers, encoder.depth) or ()
     rows: list[dict[str, Any]] = []
     counts: list[int] = []
     for grid in dict.fromkeys([encoder.grid, *grids]):
@@ -172,8 +175,10 @@ def evaluate(
 def check(plan: Plan) -> None:
     """Raise a ``UserError`` for layers, grids, images or another model that cannot be probed."""
     recipe, settings = plan.recipe, plan.settings
-    layers = () if settings["layers"] == "all" else settings["layers"]
-    check_layers("position_probe", recipe.encoder.name, depth_of(recipe), layers)
+    check_layers("position_probe", recipe.encoder.name, 0, ())
+    depth = blank_encoder(recipe).depth
+    layers = all_layers(settings["layers"], depth) or ()
+    check_layers("position_probe", recipe.encoder.name, depth, layers)
     kind = recipe.encoder.positions
     if settings["grids"] and kind in ("relative", "shared_relative"):
         raise UserError(
@@ -182,8 +187,7 @@ def check(plan: Plan) -> None:
         )
     check_images("position_probe", plan)
     if settings["versus"] is not None:
-        other, own = load_model(settings["versus"])[1], recipe
-        check_layers("position_probe: versus", other.encoder.name, depth_of(other), ())
+        other, own = open_model(settings["versus"]).recipe, recipe
         for key in ("name", "image_size", "patch_size", "depth"):
             theirs, ours = getattr(other.encoder, key), getattr(own.encoder, key)
             if theirs != ours:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from pospre.errors import UserError
 from pospre.evaluation.layers import check_layers
+from pospre.evaluation.listed import listed
 from pospre.evaluation.position.layer_features import (
     Features,
     hold_out,
@@ -35,7 +36,7 @@ from pospre.evaluation.position.probes import (
     ridge,
     top1,
 )
-from pospre.evaluation.position.settings import Images, check_images, depth_of, listed
+from pospre.evaluation.position.settings import Images, check_images
 from pospre.evaluation.registry import (
     Context,
     Plan,
@@ -157,7 +158,7 @@ def evaluate(
 
 def check(plan: Plan) -> None:
     """Raise a ``UserError`` where there are no planes to find, or another evaluation would fail."""
-    check_layers("position_removal", plan.recipe.encoder.name, depth_of(plan.recipe), ())
+    check_layers("position_removal", plan.recipe.encoder.name, 0, ())
     check_images("position_removal", plan)
     if plan.settings["by"] == "covariance" and plan.settings["planes"] not in (None, 1):
         raise UserError(

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pospre.evaluation.classification.linear import classify, logistic
+from pospre.evaluation.classification.logistic import classify, logistic
 
 SHRINKAGE = 1e-3
 

@@ -1,29 +1,16 @@
-"""Settings of the evaluations that look at layers, grids and held-out images; their checks."""
+"""Settings of the evaluations that learn from some images and measure on others."""
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated
 
-from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt
+from pydantic import BeforeValidator, Field, PositiveInt
 
 from pospre.data.opening import open_reader
 from pospre.errors import UserError
+from pospre.evaluation.listed import listed
 from pospre.evaluation.registry import Plan
-from pospre.nn.sizes import SIZES
-from pospre.nn.swin.encoder import SWIN
-from pospre.nn.timm_models import timm_size
-from pospre.recipe.recipe import Recipe
 
 LEAST_IMAGES = 8
-
-
-def listed(value: object) -> object:
-    """Return the parts of a command line's ``0,6,12``, or of a recipe's list, as a tuple."""
-    parts = value.strip("[]()").split(",") if isinstance(value, str) else value
-    return tuple(parts) if isinstance(parts, list) else parts
-
-
-def _layers(value: object) -> object:
-    return value if value == "all" else listed(value)
 
 
 def _grids(value: object) -> object:
@@ -39,10 +26,6 @@ def _whole(side: object) -> object:
     return int(side) if isinstance(side, str) and side.strip().isdecimal() else side
 
 
-Layers = Annotated[
-    Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] | Literal["all"],
-    BeforeValidator(_layers),
-]
 Grid = Annotated[tuple[PositiveInt, PositiveInt], Field(strict=False)]
 Grids = Annotated[tuple[Grid, ...], BeforeValidator(_grids)]
 Images = Annotated[int, Field(ge=LEAST_IMAGES)]
@@ -56,12 +39,3 @@ def check_images(owner: str, plan: Plan) -> None:
             f"{owner}: {plan.data} has {found} images; most of them are learned from and the "
             f"others measured on, so give at least {LEAST_IMAGES}."
         )
-
-
-def depth_of(recipe: Recipe) -> int:
-    """Return the number of blocks of a recipe's encoder; of Swin 0: it is not for layers."""
-    encoder = recipe.encoder
-    if encoder.name == SWIN:
-        return 0
-    size = SIZES[encoder.name] if encoder.name in SIZES else timm_size(encoder.name)
-    return size.depth if encoder.depth is None else encoder.depth

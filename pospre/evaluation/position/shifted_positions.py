@@ -23,8 +23,8 @@ from pospre.errors import UserError
 from pospre.evaluation.classification.knn import nearest_class
 from pospre.evaluation.features import Pooling
 from pospre.evaluation.layers import check_layers
+from pospre.evaluation.listed import listed
 from pospre.evaluation.position.layer_features import BATCH, load_images
-from pospre.evaluation.position.settings import depth_of, listed
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.table import format_table
 from pospre.model.model import PretrainModel
@@ -118,7 +118,7 @@ def evaluate(
 def check(plan: Plan) -> None:
     """Raise a ``UserError`` for an encoder without positions to disturb, or none to disturb."""
     encoder, settings = plan.recipe.encoder, plan.settings
-    check_layers("shifted_positions", encoder.name, depth_of(plan.recipe), ())
+    check_layers("shifted_positions", encoder.name, 0, ())
     if settings["features"] == "cls" and not encoder.class_token:
         raise UserError(
             "shifted_positions: features=cls, but the encoder has no class token; use mean."

@@ -79,7 +79,7 @@ def test_the_evaluation_says_what_is_left_and_what_knn_becomes(
     recipe: Any, image_folder: Callable[..., Path]
 ) -> None:
     data, model = image_folder(num_images=60, size=(40, 40)), build_model(recipe)
-    settings = {"planes": 2, "num_samples": 60, "evaluations": ["linear"], "bank": str(data)}
+    settings = {"planes": 2, "num_samples": 60, "evaluations": ["logistic"], "bank": str(data)}
     results = run_evaluation("position_removal", model, recipe, data, settings, progress=False)
     found = results["results"]
     assert [step["planes"] for step in found["steps"]] == [0, 1, 2]
@@ -88,11 +88,11 @@ def test_the_evaluation_says_what_is_left_and_what_knn_becomes(
     assert set(figures_of("position_removal")) <= set(found)
     assert found["r2_left"] == found["steps"][2]["r2"]
     alone = run_evaluation(
-        "linear", model, recipe, data, {"bank": str(data), "baseline": False}, progress=False
+        "logistic", model, recipe, data, {"bank": str(data), "baseline": False}, progress=False
     )
-    before, after = found["evaluations"]["linear"]["top1"]
+    before, after = found["evaluations"]["logistic"]["top1"]
     assert before == alone["results"]["top1"] and 0 <= after <= 1
-    assert "linear: top1" in table(found) and "6.25" in table(found)
+    assert "logistic: top1" in table(found) and "6.25" in table(found)
     settings = {"by": "covariance", "num_samples": 60}
     results = run_evaluation("position_removal", model, recipe, data, settings, progress=False)
     assert len(results["results"]["steps"]) == 2
@@ -115,7 +115,7 @@ def test_mistakes_are_said_before_any_work(recipe: Any, image_folder: Callable[.
     for settings, wanted in (
         ({"evaluations": "knnn"}, "unknown evaluation 'knnn'"),
         ({"evaluations": "position_pictures"}, "has no figures to compare"),
-        ({"evaluations": "linear"}, "evaluations=linear: linear needs the setting bank"),
+        ({"evaluations": "logistic"}, "evaluations=logistic: logistic needs the setting bank"),
         ({"evaluations": "knn"}, "evaluations=knn: knn: k=20, but only 8 images can vote"),
         ({"planes": "16"}, "planes=16"),
         ({"planes": "2", "by": "covariance"}, "nothing of row and column is left"),
