@@ -67,7 +67,7 @@ def test_header_commands_parse(path: Path) -> None:
         if module == "train":
             trained(arguments)
         else:
-            assert module == "evaluate" and arguments[1::2] == ["--checkpoint", "--data"]
+            assert module == "evaluate" and arguments[1::2] == ["--model", "--data"]
             check_settings(arguments[0], {})
 
 

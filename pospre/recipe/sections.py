@@ -136,10 +136,12 @@ class Encoder(Section):
     init: Init = "xavier"
     window: int | None = Field(default=None, gt=0, description="swin_tiny: side in tokens")
     weights: str | None = Field(
-        default=None, description="checkpoint, run folder, .pth or .safetensors; local or s3://"
+        default=None,
+        description="run folder, checkpoint, or a file of weights: ours, timm's, MAE's, DINOv2's, "
+        "I-JEPA's, …; local or s3://",
     )
     weights_from: Literal["student", "teacher"] = Field(
-        default="student", description="which encoder of a checkpoint: the trained one, or its EMA"
+        default="student", description="which encoder of a file: the trained one, or its EMA"
     )
 
     def arguments(self) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def run(method: str, seed: int, train: Path, test: Path, runs: Path) -> dict[str
         output = folder / "evaluation" / f"{evaluation}.json"
         if not output.exists():
             call(
-                "pospre.evaluate", evaluation, "--checkpoint", str(folder), "--data", str(test),
+                "pospre.evaluate", evaluation, "--model", str(folder), "--data", str(test),
                 f"bank={train}", "batch_size=256", *SETTINGS,
             )  # fmt: skip
         results = json.loads(output.read_text())["results"]

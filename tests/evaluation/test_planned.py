@@ -36,7 +36,7 @@ def test_the_newest_whole_checkpoint_is_read_once_for_all(
         return Checkpoint("ep1-ba4.pt", "", {"state": state})
 
     def run_evaluation(name: str, *arguments: Any, **options: Any) -> dict[str, Any]:
-        measured.append((name, *arguments, options["checkpoint"], options["weights"]))
+        measured.append((name, *arguments, options["address"], options["weights"]))
         if name == "knn":
             raise UserError("no labels")
         return {"results": {"top1": 0.5}}

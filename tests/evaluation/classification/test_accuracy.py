@@ -107,7 +107,7 @@ def test_the_teacher_is_measured_and_exported(
         head,  # type: ignore[arg-type]
         saved["objectives.named.supervised.teacher_head.module.linear.weight"],
     )
-    arguments = ["accuracy", "--checkpoint", str(checkpoint), "--data", str(image_folder())]
+    arguments = ["accuracy", "--model", str(checkpoint), "--data", str(image_folder())]
     assert command.main([*arguments, "--weights", "teacher"]) == 0
     document = json.loads((checkpoint.parents[1] / "evaluation/accuracy_teacher.json").read_text())
     assert document["weights"] == "teacher" and document["name"] == "accuracy"
