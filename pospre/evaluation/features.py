@@ -35,6 +35,7 @@ def centre_batches(
     batch_size: int,
     num_workers: int | None,
     seed: int,
+    size: Size | None = None,
 ) -> Iterator[Batch]:
     """Yield batches of centre views (short side to 256/224 of the size, then the middle; no flip).
 
@@ -48,13 +49,14 @@ def centre_batches(
         batch_size: images per batch; the last one may be smaller.
         num_workers: decoding threads; None lets the loader choose.
         seed: draws the images when ``num_samples`` asks for fewer than there are.
+        size: of the views; None takes the encoder's.
 
     Raises:
         UserError: the data set is missing, empty or damaged.
     """
     loader = _centre_loader(
         data,
-        context.image_size,
+        size or context.image_size,
         batch_size=batch_size,
         seed=seed,
         shuffle=num_samples is not None,
