@@ -83,13 +83,18 @@ def evaluate(
 
 def check(plan: Plan) -> None:
     """Raise a ``UserError`` for data without labels, or of other classes than the head's."""
-    data = open_labelled("accuracy", plan.data)
+    check_classes("accuracy", plan)
+
+
+def check_classes(owner: str, plan: Plan) -> None:
+    """Raise a ``UserError`` of evaluation ``owner`` unless the data has labels of the head's."""
+    data = open_labelled(owner, plan.data)
     expected = plan.recipe.algorithms[NEEDS].get("num_classes")
     if expected is None:  # before training: those of its data
-        compare_classes("accuracy", data, open_reader(plan.recipe.data.path))
+        compare_classes(owner, data, open_reader(plan.recipe.data.path))
     elif data.classes is not None and len(data.classes) != expected:
         raise UserError(
-            f"accuracy: {plan.data} has {len(data.classes)} classes and the head {expected}; "
+            f"{owner}: {plan.data} has {len(data.classes)} classes and the head {expected}; "
             "labels are numbers, so the data needs one folder for each class of the training data."
         )
 
