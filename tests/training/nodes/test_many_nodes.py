@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tests.processes import LIMIT, started
+from tests.training.nodes.networks import two_networks
 from tests.training.nodes.test_rendezvous import free_port
 from tests.training.tiny_runs import ROOT, command, curve, environment, wait_for_step
 
@@ -74,21 +75,30 @@ def nodes(recipe: Path, *overrides: str, ssh: Path) -> tuple[list[str], dict[str
     return launch, {
         **environment(),
         "PATH": f"{ssh}:{os.environ['PATH']}",
-        "HOSTS": "127.0.0.1 localhost",
+        "HOSTS": (ssh / "hosts").read_text(),
         "DIR": str(ssh),
         "MASTER_PORT": str(free_port()),
     }
 
 
 @pytest.fixture
-def ssh(tmp_path: Path) -> Path:
-    """Return a folder with an ``ssh`` that stays on this machine, and what a node needs."""
+def ssh(tmp_path: Path) -> Iterator[Path]:
+    """Give a folder with an ``ssh`` that stays on this machine, and what a node needs.
+
+    Where that is allowed, each node is in a network of its own.
+    """
     folder = tmp_path / "node"
     (folder / ".venv").mkdir(parents=True)
     (folder / ".venv/bin").symlink_to(Path(sys.executable).parent)
-    (folder / "ssh").write_text('#!/bin/bash\nshift\nexec bash -c "$*"\n')
-    (folder / "ssh").chmod(0o755)
-    return folder
+    with two_networks() as networks:
+        (folder / "hosts").write_text(" ".join(networks) or "127.0.0.1 localhost")
+        enter = "\n".join(
+            f'[ "$host" = {host} ] && exec ip netns exec {name} bash -c "$*"'
+            for host, name in networks.items()
+        )
+        (folder / "ssh").write_text(f'#!/bin/bash\nhost=$1\nshift\n{enter}\nexec bash -c "$*"\n')
+        (folder / "ssh").chmod(0o755)
+        yield folder
 
 
 def test_two_nodes_of_a_script_that_is_stopped_are_one_process(
