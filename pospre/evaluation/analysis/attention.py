@@ -213,11 +213,20 @@ def _summarise(found: Mapping[str, list[Tensor]], chosen: Sequence[int]) -> dict
 
 def _cells(view: Any, map_NN: Tensor, queries: Sequence[int], grid: tuple[int, int]) -> list[Cell]:
     """Return the image with its queries, and over it the map of each of them."""
+    points = [f"C{number}" for number in range(len(queries))]
     maps = [
-        Cell(grid, as_map(map_NN[query], grid), view, f"patch {query}", [query], colours="inferno")
-        for query in queries
+        Cell(
+            grid,
+            as_map(map_NN[query], grid),
+            view,
+            f"patch {query}",
+            [query],
+            [point],
+            colours="inferno",
+        )
+        for query, point in zip(queries, points, strict=True)
     ]
-    return [Cell(grid, image=view, marks=queries), *maps]
+    return [Cell(grid, image=view, marks=queries, mark_colours=points), *maps]
 
 
 def _draw(results: Mapping[str, Any], cells: list[list[Cell]], folder: Path | None) -> list[str]:
@@ -226,13 +235,14 @@ def _draw(results: Mapping[str, Any], cells: list[list[Cell]], folder: Path | No
         return []
     rows = results["layers"]
     numbers = [row["layer"] for row in rows]
-    figure = new_figure(12, 3)
+    figure = new_figure(12, 3.2)
     *axes, last = figure.subplots(1, len(PER_HEAD) + 1)
     for axis, (name, label) in zip(axes, PER_HEAD.items(), strict=True):
         draw_depth(axis, rows, name, label, heads=True)
         axis.axhline(results["uniform"][name], color="0.6", linestyle=":")
     for name in LINES:
         draw_depth(last, rows, name, "share of variance")
+    figure.suptitle("dots: heads; bars: two standard errors; dotted: uniform attention", fontsize=9)
     last.legend(["between columns", "between rows"], fontsize=8)
     names = [save_figure(figure, folder, "attention.png")]
     if cells:

@@ -1,5 +1,7 @@
 """What the analyses draw: grids of maps, alone or over images, and curves over the layers."""
 
+import itertools
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +31,7 @@ class Cell:
         image: uint8 (H, W, 3) under it, see ``as_picture``; None shows the values alone.
         title: above it.
         marks: flat numbers of patches that get a point.
+        mark_colours: of the points in turn.
         limits: values of the first and the last colour; None takes the map's own.
         colours: matplotlib's name of a colour map.
     """
@@ -38,6 +41,7 @@ class Cell:
     image: np.ndarray | None = None
     title: str = ""
     marks: Sequence[int] = ()
+    mark_colours: Sequence[str] = ("red",)
     limits: tuple[float, float] | None = None
     colours: str = "viridis"
 
@@ -114,7 +118,7 @@ def draw_cells(
             axis.remove()
     for line, label in zip(axes, labels, strict=False):
         line[0].set_ylabel(label, fontsize=8)
-    figure.suptitle(title, fontsize=9)
+    figure.suptitle(textwrap.fill(title, int(14 * figure.get_figwidth())), fontsize=9)
     return figure
 
 
@@ -136,9 +140,8 @@ def _show(axis: "Axes", cell: Cell) -> None:
             alpha=0.6 if over else 1.0,
             interpolation="bilinear" if over else "nearest",
         )
-    for number, mark in enumerate(cell.marks):
+    for mark, colour in zip(cell.marks, itertools.cycle(cell.mark_colours), strict=False):
         row, column = divmod(mark, columns)
-        colour = f"C{number}" if len(cell.marks) > 1 else "red"
         axis.plot(column, row, "o", color=colour, markeredgecolor="white", markersize=5)
     axis.set_title(cell.title, fontsize=7, pad=2)
     axis.set_xticks([])

@@ -5,7 +5,7 @@ components as colours. With ``crop_field`` the learned field itself, at its own 
 encoder's table (learned or sin-cos). No image is looked at.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -118,18 +118,11 @@ def _draw(
         Cell(grid, norms, title=f"norms, {norms.min():.3g} to {norms.max():.3g}"),
         Cell(grid, as_map(colours_N3, grid), title="three components"),
     ]
-    similar: Sequence[Cell] = [
-        Cell(
-            grid,
-            as_map(unit_ND @ unit_ND[place], grid),
-            title=f"similarity to {place}",
-            marks=[place],
-            limits=(-1.0, 1.0),
-            colours="RdBu_r",
-        )
-        for place in three_patches(grid)
-    ]
-    figure = draw_cells([[*cells, *similar]], title="table of positions", side=2.2)
+    for place in three_patches(grid):
+        similar = as_map(unit_ND @ unit_ND[place], grid)
+        title = f"cosine to {place}, {similar.min():.2f} to 1"
+        cells.append(Cell(grid, similar, title=title, marks=[place]))
+    figure = draw_cells([cells], title="table of positions", side=2.2)
     return [save_figure(figure, folder, "field.png")]
 
 

@@ -187,8 +187,9 @@ def _draw(maps: Mapping[str, Tensor], grid: tuple[int, int], folder: Path | None
     figure = new_figure(13, 6.2)
     titles = {"within": "within an image", "across": "across images"}
     for axis, (name, map_NN) in zip(figure.subplots(1, 2), maps.items(), strict=True):
-        top = float(map_NN.masked_fill(torch.eye(len(map_NN), dtype=torch.bool), 0).abs().max())
-        shown = axis.imshow(mosaic(map_NN, grid), cmap="RdBu_r", vmin=-top, vmax=top)
+        others = map_NN[~torch.eye(len(map_NN), dtype=torch.bool)]
+        low, high = float(others.min()), float(others.max())
+        shown = axis.imshow(mosaic(map_NN, grid), vmin=low, vmax=high)
         figure.colorbar(shown, ax=axis, shrink=0.8)
         axis.set_title(f"{titles[name]}: each position's correlation with all")
         axis.set_axis_off()

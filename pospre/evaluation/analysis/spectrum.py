@@ -25,6 +25,7 @@ from pospre.evaluation.analysis.drawing import (
     check_pictures,
     draw_cells,
     draw_depth,
+    in_rows,
     new_figure,
     save_figure,
 )
@@ -38,6 +39,7 @@ from pospre.evaluation.table import format_table, percent
 
 FIGURES = {"rankme": "max", "artefacts": "min"}
 Source = Literal["mean", "cls", "patches"]
+IN_A_ROW = 2  # pictures
 LENGTHS = ("length", "longest", "artefacts")
 
 
@@ -196,14 +198,13 @@ def rank_of(singular_values: Tensor) -> float:
 def _cells(
     view: np.ndarray, lengths_N: Tensor, grid: tuple[int, int], artefact: float
 ) -> list[Cell]:
-    """Return an image, the lengths of its tokens, and which are artefacts."""
+    """Return an image, and the lengths of its tokens with a point on every artefact."""
     median = float(lengths_N.quantile(0.5))
-    found_N = lengths_N > artefact * median
-    over = f"{int(found_N.sum())} artefacts"
+    found = (lengths_N > artefact * median).nonzero().flatten().tolist()
+    title = f"median {median:.3g}, longest {lengths_N.max():.3g}"
     return [
         Cell(grid, image=view),
-        Cell(grid, as_map(lengths_N, grid), title=f"median {median:.3g}"),
-        Cell(grid, as_map(found_N, grid), view, over, limits=(0.0, 1.0), colours="inferno"),
+        Cell(grid, as_map(lengths_N, grid), title=title, marks=found),
     ]
 
 
@@ -234,8 +235,10 @@ def _draw(
     lengths.legend(["mean", "longest of an image"], fontsize=8)
     names = [save_figure(figure, folder, "spectrum.png")]
     if cells:
-        title = f"lengths of patch tokens, layer {numbers[-1]}"
-        names.append(save_figure(draw_cells(cells, title=title), folder, "lengths.png"))
+        title = f"lengths of patch tokens, layer {numbers[-1]}; points: artefacts"
+        names.append(
+            save_figure(draw_cells(in_rows(cells, IN_A_ROW), title=title), folder, "lengths.png")
+        )
     return names
 
 

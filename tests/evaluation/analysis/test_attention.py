@@ -132,7 +132,7 @@ def test_evaluation_measures_every_layer_and_draws(analyse: Analyse, tmp_path: P
 
 
 def test_larger_views_have_more_patches(analyse: Analyse) -> None:
-    results = analyse("attention", small_recipe(), image_size=64, num_pictures=1, queries=[63])
+    results = analyse("attention", small_recipe(), image_size=64, queries=[63], folder=False)
     assert (results["grid"], results["image_size"], results["queries"]) == ([8, 8], [64, 64], [63])
     assert results["uniform"]["entropy"] == pytest.approx(math.log(64))
 

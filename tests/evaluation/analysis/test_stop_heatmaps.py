@@ -63,9 +63,9 @@ def test_a_predictor_that_is_right_is_at_its_place(
         "pospre.evaluation.analysis.stop_heatmaps.predicted_similarity",
         lambda _, batch: F.one_hot(batch["ijepa/targets"].flatten(1), 16).float(),
     )
-    results = analyse("stop_heatmaps", small_recipe(STOP), temperature=1e-3)
+    results = analyse("stop_heatmaps", small_recipe(STOP), temperature=1e-3, num_pictures=1)
     assert results["nearest"] == 1 and results["distance"] == pytest.approx(0, abs=1e-6)
-    flat = analyse("stop_heatmaps", small_recipe(STOP), temperature=1e6)
+    flat = analyse("stop_heatmaps", small_recipe(STOP), temperature=1e6, num_pictures=1)
     assert flat["distance"] == pytest.approx(flat["uniform_distance"], rel=1e-4)
 
 
@@ -77,11 +77,11 @@ def test_a_predictor_that_is_right_is_at_its_place(
     ],
 )
 def test_evaluation_measures_and_draws(analyse: Analyse, algorithms: dict[str, Any]) -> None:
-    results = analyse("stop_heatmaps", small_recipe(algorithms), batch_size=4, num_pictures=4)
+    results = analyse("stop_heatmaps", small_recipe(algorithms), batch_size=4, num_pictures=2)
     assert results["pictures"] == ["stop_heatmaps.png"] and results["samples"] == 6
     assert 0 <= results["nearest"] <= 1 and results["distance"] > 0
     assert set(figures_of("stop_heatmaps")) <= set(results) and "6 images" in table(results)
-    again = analyse("stop_heatmaps", small_recipe(algorithms), batch_size=6, num_pictures=4)
+    again = analyse("stop_heatmaps", small_recipe(algorithms), batch_size=6, num_pictures=1)
     assert again["distance"] == pytest.approx(results["distance"], rel=1e-5)
 
 

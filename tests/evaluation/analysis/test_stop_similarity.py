@@ -62,12 +62,12 @@ def test_similarity_is_scipys() -> None:
 
 
 def test_evaluation_compares_and_draws(analyse: Analyse) -> None:
-    recipe = small_recipe({"ijepa": IJEPA, "stop": {"noise_std": 0.5}})
+    recipe = small_recipe({"ijepa": IJEPA, "stop": {"noise_std": 5.0}})
     results = analyse("stop_similarity", recipe, num_draws=8)
     assert results["pictures"] == ["stop_similarity.png"] and results["queries"] == [10, 5, 15]
     assert 0 < results["own"] < 1 and results["own_se"] > 0
     assert 0 < results["nearest"] < 1 and results["distance"] > 0
-    assert set(figures_of("stop_similarity")) <= set(results) and "s = 0.5" in table(results)
+    assert set(figures_of("stop_similarity")) <= set(results) and "s = 5" in table(results)
     still = small_recipe({"ijepa": IJEPA, "stop": {"noise_std": 0.0}})
     found = analyse("stop_similarity", still, num_draws=2, queries=[3], folder=False)
     assert (found["nearest"], found["distance"]) == (1, 0)
