@@ -14,7 +14,6 @@ import torch
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
-from pospre.algorithms.supervised.supervised import Classification
 from pospre.batch import LABEL, Batch
 from pospre.data.opening import open_reader
 from pospre.evaluation.analysis.drawing import (
@@ -28,8 +27,9 @@ from pospre.evaluation.analysis.drawing import (
 )
 from pospre.evaluation.analysis.estimates import mean_and_error
 from pospre.evaluation.analysis.settings import planned_encoder
-from pospre.evaluation.classification.accuracy import check_classes
-from pospre.evaluation.features import centre_batches
+from pospre.evaluation.classification.accuracy import check_classes, require_known
+from pospre.evaluation.classification.predictions import class_head
+from pospre.evaluation.features import centre_batches, require_labels
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.table import format_table, percent
 from pospre.model.model import PretrainModel
@@ -66,8 +66,12 @@ def evaluate(
         ``area``: share of an image's patches with at least half its greatest value, mean over
         images with standard error ``area_se``; ``empty``: share of images without a positive value,
         which are left out of it.
+
+    Raises:
+        UserError: an image has no label, or one that the head does not know.
     """
     layer = layer or context.model.encoder.depth
+    num_classes = class_head(context.model).num_classes
     batches = centre_batches(
         context,
         context.data,
@@ -82,6 +86,9 @@ def evaluate(
     names = open_reader(context.data).classes
     for batch in batches:
         label_B = batch[LABEL] if target == "label" else None
+        if label_B is not None:
+            require_labels("grad_cam", label_B, context.data)
+            require_known("grad_cam", label_B, num_classes, context.data)
         images = context.model.images(batch)[:, 0]
         maps_BN, asked_B = class_maps(context.model, images, layer, label_B)
         areas.append(covered(maps_BN).cpu())
@@ -125,8 +132,7 @@ def class_maps(
         layer: the block, the first is 1.
         class_B: int64 classes; None takes the predicted ones.
     """
-    head = model.objectives[NEEDS]
-    assert isinstance(head, Classification)
+    head = class_head(model)
     found: dict[str, Tensor] = {}
 
     def hold(_: nn.Module, __: Any, output: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import scipy.stats
 import torch
 from sklearn.metrics import normalized_mutual_info_score
 
+from pospre import evaluate
 from pospre.errors import UserError
 from pospre.evaluation.analysis import patch_attention as module
 from pospre.evaluation.analysis.attention import (
@@ -25,7 +26,7 @@ from pospre.evaluation.registry import figures_of
 from pospre.evaluation.run import check_evaluation
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
-from tests.evaluation.analysis.small import Analyse, small_recipe
+from tests.evaluation.analysis.small import Analyse, require_drawn, small_recipe
 
 
 @pytest.mark.parametrize(("grid", "pixels"), [((14, 14), 116.5), ((30, 30), 250.1)])
@@ -161,3 +162,17 @@ def test_a_file_where_the_pictures_go(image_folder: Any, tmp_path: Path) -> None
     (tmp_path / "out").write_text("")
     with pytest.raises(UserError, match="which is a file"):
         check_evaluation("attention", small_recipe(), image_folder(2), {}, tmp_path / "out.json")
+
+
+def test_the_command_writes_numbers_and_pictures(
+    mae_checkpoint: Path, image_folder: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out" / "attention.json"
+    arguments = ["--model", mae_checkpoint, "--data", image_folder(3), "--output", output]
+    settings = ["layers=2", "queries=0,15", "num_pictures=1"]
+    assert evaluate.main(["attention", *map(str, arguments), *settings]) == 0
+    document = json.loads(output.read_text())
+    assert (document["settings"]["layers"], document["results"]["queries"]) == ([2], [0, 15])
+    for name in document["results"]["pictures"]:
+        require_drawn(output.with_suffix("") / name)
+    assert "3 images of 64 × 64 pixels" in capsys.readouterr().out
