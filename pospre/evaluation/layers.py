@@ -25,7 +25,6 @@ def check_layers(owner: str, encoder_name: str, depth: int, layers: Sequence[int
         )
 
 
-@torch.no_grad()
 def layer_tokens(
     model: PretrainModel,
     images_BCHW: Tensor,
@@ -33,6 +32,7 @@ def layer_tokens(
     *,
     norm: bool = True,
     positions: Edit | None = None,
+    grad: bool = False,
 ) -> list[Tensor]:
     """Return the tokens (B, P+N, D) after each of ``layers``, the P prefix tokens first.
 
@@ -43,6 +43,7 @@ def layer_tokens(
             and so on.
         norm: apply the encoder's final norm to each of them, as DINO and DINOv2 do.
         positions: see ``PretrainModel.tokens``.
+        grad: whether the encoder learns through them.
     """
     found: dict[int, Tensor] = {}
     blocks = list(model.encoder.blocks)
@@ -62,9 +63,9 @@ def layer_tokens(
         else blocks[layer - 1].register_forward_hook(after(layer))
         for layer in layers
     ]
-    with _removed(hooks):
+    with _removed(hooks), torch.set_grad_enabled(grad and torch.is_grad_enabled()):
         model.tokens(images_BCHW, positions)
-    return [model.encoder.norm(found[layer]) if norm else found[layer] for layer in layers]
+        return [model.encoder.norm(found[layer]) if norm else found[layer] for layer in layers]
 
 
 @torch.no_grad()

@@ -10,7 +10,8 @@ An evaluation is a module with
 - ``FIGURES``: which of the results are its figures, and whether the greatest or the smallest is
   the best: ``{"top1": "max"}``; they are what a training logs that is measured in between;
 - where it can be in vain, ``check(plan)``: raises a UserError for all that can be known of that
-  without a model. It is called before ``evaluate``, and by a recipe before it trains.
+  without a model. It is called before ``evaluate``, and by a recipe before it trains;
+- ``OWN_DATA = True`` where the data are no images with a label each, so that ``check`` opens them.
 """
 
 import ast

@@ -54,6 +54,8 @@ def check_evaluation(
     folder = None if output is None else output.with_suffix("")
     if hasattr(module, "check"):
         module.check(Plan(recipe, str(data_path), checked, folder))
+    if getattr(module, "OWN_DATA", False):
+        return checked
     banks = [checked["bank"]] if checked.get("bank") is not None else []
     for path in (str(data_path), *banks):
         check_views(recipe, path)

@@ -1,0 +1,295 @@
+"""Images with boxes, and masks where there are some: the layouts, and what is wrong with one.
+
+Known are COCO's (``annotations/instances_<split>.json`` beside ``<split>/`` or ``images/``; the
+year may follow the split's name), Pascal VOC's (``ImageSets/Main/<split>.txt``,
+``Annotations/*.xml``, ``JPEGImages/``), and rendered scenes (``data_prep.scenes``).
+"""
+
+import json
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy import ndarray
+from pycocotools import mask as coco_mask
+
+from pospre.errors import UserError
+from pospre.evaluation.dense.maps import image_sides
+from pospre.evaluation.dense.scene_labels import LABELS, SCENE_CLASSES, scene_lines
+
+_IMAGES = (".jpg", ".jpeg", ".png", ".JPEG", ".JPG")
+
+
+@dataclass(frozen=True)
+class Item:
+    """An object on an image.
+
+    Attributes:
+        box: x0, y0, x1, y1 in pixels, inside of the image.
+        label: class, from 1.
+        crowd: it is a region of many (COCO), or difficult (VOC): nobody learns it, and whether it
+            is found does not count.
+        area: in pixels, of the mask where there is one.
+        mask: compressed run lengths as pycocotools has them, or None.
+    """
+
+    box: tuple[float, float, float, float]
+    label: int
+    crowd: bool
+    area: float
+    mask: Mapping[str, Any] | None
+
+    def read_mask(self) -> ndarray:
+        """Return the mask, uint8 (H, W)."""
+        assert self.mask is not None
+        mask: ndarray = coco_mask.decode(self.mask)
+        return mask
+
+
+@dataclass(frozen=True)
+class BoxSet:
+    """A split of a data set.
+
+    Attributes:
+        address: for messages.
+        images: files.
+        sides: height and width of each.
+        items: the objects of each.
+        classes: names; label 1 is the first.
+        dropped: how many boxes had no area inside of their image, and are left out.
+    """
+
+    address: str
+    images: Sequence[Path]
+    sides: Sequence[tuple[int, int]]
+    items: Sequence[Sequence[Item]]
+    classes: Sequence[str]
+    dropped: int
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether every object has a mask."""
+        return all(item.mask is not None for items in self.items for item in items)
+
+    def coco(self) -> dict[str, Any]:
+        """Return it all as COCO's annotations: ids count from 1, images in their order."""
+        annotations = [
+            {
+                "id": 0,
+                "image_id": number,
+                "category_id": item.label,
+                "bbox": [*item.box[:2], item.box[2] - item.box[0], item.box[3] - item.box[1]],
+                "area": item.area,
+                "iscrowd": int(item.crowd),
+                **({} if item.mask is None else {"segmentation": item.mask}),
+            }
+            for number, items in enumerate(self.items, start=1)
+            for item in items
+        ]
+        for number, annotation in enumerate(annotations, start=1):
+            annotation["id"] = number
+        return {
+            "images": [
+                {"id": number, "height": height, "width": width}
+                for number, (height, width) in enumerate(self.sides, start=1)
+            ],
+            "categories": [
+                {"id": label, "name": name} for label, name in enumerate(self.classes, start=1)
+            ],
+            "annotations": annotations,
+        }
+
+
+def open_boxes(owner: str, root: str, split: str, classes: Sequence[str] | None = None) -> BoxSet:
+    """Find a split of a data set, and open its images and annotations.
+
+    Args:
+        owner: the evaluation, for messages.
+        root: folder of the data set.
+        split: its name.
+        classes: those of the split that is learned from; None takes what this split has.
+
+    Raises:
+        UserError: there is none of a known layout, an image or an annotation is missing or wrong,
+            or the classes are not ``classes``.
+    """
+    base = Path(root)
+    listed = sorted((base / "annotations").glob(f"instances_{split}*.json"))
+    if listed:
+        found = _coco(owner, base, listed[0])
+    elif (base / "ImageSets" / "Main" / f"{split}.txt").is_file():
+        found = _voc(owner, base, split, classes)
+    else:
+        folders = [folder for folder in (base / split, base) if (folder / LABELS).is_file()]
+        if not folders:
+            raise UserError(
+                f"{owner}: {root} holds no split '{split}' of images with boxes; give a folder "
+                f"with annotations/instances_{split}.json (COCO), with ImageSets/Main/{split}.txt, "
+                "Annotations and JPEGImages (Pascal VOC), or rendered scenes."
+            )
+        found = _scenes(folders[0])
+    if classes is not None and list(found.classes) != list(classes):
+        different = sorted(set(found.classes) ^ set(classes)) or ["their order"]
+        raise UserError(
+            f"{owner}: {found.address} has other classes than what is learned from (first "
+            f"difference: '{different[0]}'); both need the same."
+        )
+    if not any(found.items):
+        raise UserError(f"{owner}: {found.address} has no boxes at all.")
+    return found
+
+
+def _coco(owner: str, base: Path, path: Path) -> BoxSet:
+    name = path.stem.removeprefix("instances_")
+    folder = next((base / part for part in (name, "images") if (base / part).is_dir()), None)
+    if folder is None:
+        raise UserError(f"{owner}: {path} needs its images in {base / name} or {base / 'images'}.")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        categories = sorted(content["categories"], key=lambda each: each["id"])
+        images = sorted(content["images"], key=lambda each: each["id"])
+        annotations = content["annotations"]
+        labels = {each["id"]: label for label, each in enumerate(categories, start=1)}
+        places = {each["id"]: place for place, each in enumerate(images)}
+        files = [folder / each["file_name"] for each in images]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{owner}: {path} is no COCO annotation file ({error!r}).") from error
+    sides = [_sides(owner, file, path) for file in files]
+    items: list[list[Item | None]] = [[] for _ in images]
+    for each in annotations:
+        where = f"{path}: annotation {each.get('id')}"
+        if each.get("category_id") not in labels:
+            raise UserError(
+                f"{owner}: {where} has the category {each.get('category_id')}; known are "
+                f"{', '.join(map(str, labels))}."
+            )
+        if each.get("image_id") not in places:
+            raise UserError(f"{owner}: {where} is on the image {each.get('image_id')}, not listed.")
+        if len(each.get("bbox") or ()) != 4:
+            raise UserError(f"{owner}: {where} has no bbox of four numbers; add it.")
+        place = places[each["image_id"]]
+        x, y, width, height = each["bbox"]
+        mask = _coco_mask(each.get("segmentation"), *sides[place])
+        label, crowd = labels[each["category_id"]], bool(each.get("iscrowd", 0))
+        box = (x, y, x + width, y + height)
+        items[place].append(_item(box, label, crowd, sides[place], mask, each.get("area")))
+    return _set(str(path), files, sides, items, [each["name"] for each in categories])
+
+
+def _coco_mask(given: Any, height: int, width: int) -> Mapping[str, Any] | None:
+    """Return compressed run lengths of polygons, or of run lengths of either kind."""
+    if not given:
+        return None
+    runs = given if isinstance(given, dict) and isinstance(given["counts"], str | bytes) else None
+    if runs is None:
+        runs = coco_mask.frPyObjects(given, height, width)
+    merged: Mapping[str, Any] = coco_mask.merge(runs) if isinstance(runs, list) else runs
+    return merged
+
+
+def _voc(owner: str, base: Path, split: str, classes: Sequence[str] | None) -> BoxSet:
+    listed = base / "ImageSets" / "Main" / f"{split}.txt"
+    names = [line.split()[0] for line in listed.read_text(encoding="utf-8").splitlines() if line]
+    paths = [base / "Annotations" / f"{name}.xml" for name in names]
+    objects = [_voc_objects(owner, path) for path in paths]
+    known = list(classes or sorted({name for found in objects for name, *_ in found}))
+    files, sides, items = [], [], []
+    for name, path, found in zip(names, paths, objects, strict=True):
+        images = [base / "JPEGImages" / f"{name}{suffix}" for suffix in _IMAGES]
+        file = next((image for image in images if image.is_file()), images[0])
+        side = _sides(owner, file, path)
+        row = []
+        for kind, box, difficult in found:
+            if kind not in known:
+                raise UserError(
+                    f"{owner}: {path} has the class '{kind}'; known are {', '.join(known)}."
+                )
+            row.append(_item(box, known.index(kind) + 1, difficult, side, None, None))
+        files.append(file)
+        sides.append(side)
+        items.append(row)
+    return _set(f"{base} ({split})", files, sides, items, known)
+
+
+def _voc_objects(
+    owner: str, path: Path
+) -> list[tuple[str, tuple[float, float, float, float], bool]]:
+    """Return class, box and whether it is difficult of every object of an annotation."""
+    try:
+        tree = ElementTree.parse(path)
+    except (OSError, ElementTree.ParseError) as error:
+        raise UserError(f"{owner}: {path} is no annotation that can be read ({error}).") from error
+    found = []
+    for number, item in enumerate(tree.iter("object"), start=1):
+        texts = [item.findtext(f"bndbox/{key}") for key in ("xmin", "ymin", "xmax", "ymax")]
+        try:
+            x0, y0, x1, y1 = (float(str(text)) for text in texts)
+        except ValueError:
+            raise UserError(
+                f"{owner}: {path}, object {number}, has no bndbox of four numbers; add it."
+            ) from None
+        difficult = (item.findtext("difficult") or "0").strip() == "1"
+        # VOC counts pixels from 1, and x1, y1 are the last pixel of the box
+        found.append(((item.findtext("name") or "").strip(), (x0 - 1, y0 - 1, x1, y1), difficult))
+    return found
+
+
+def _scenes(folder: Path) -> BoxSet:
+    lines = scene_lines(folder)
+    files = [folder / line["path"] for line in lines]
+    sides = [image_sides(file) for file in files]
+    items = [
+        [
+            _item(
+                tuple(item["box"]),
+                SCENE_CLASSES.index(item["class"]) + 1,
+                False,
+                side,
+                _coco_mask(item["mask"], *side),
+                item["area"],
+            )
+            for item in line["objects"]
+        ]
+        for line, side in zip(lines, sides, strict=True)
+    ]
+    return _set(str(folder), files, sides, items, SCENE_CLASSES)
+
+
+def _sides(owner: str, file: Path, annotation: Path) -> tuple[int, int]:
+    if not file.is_file():
+        raise UserError(f"{owner}: {annotation} is about {file}, which is not there.")
+    return image_sides(file)
+
+
+def _item(
+    box: Sequence[float],
+    label: int,
+    crowd: bool,
+    sides: tuple[int, int],
+    mask: Mapping[str, Any] | None,
+    area: float | None,
+) -> Item | None:
+    """Return an object with its box inside of the image; None where nothing is left of it."""
+    x0, x1 = (min(max(float(x), 0.0), float(sides[1])) for x in box[::2])
+    y0, y1 = (min(max(float(y), 0.0), float(sides[0])) for y in box[1::2])
+    if x1 <= x0 or y1 <= y0:
+        return None
+    return Item((x0, y0, x1, y1), label, crowd, area or (x1 - x0) * (y1 - y0), mask)
+
+
+def _set(
+    address: str,
+    files: Sequence[Path],
+    sides: Sequence[tuple[int, int]],
+    items: Iterable[Sequence[Item | None]],
+    classes: Sequence[str],
+) -> BoxSet:
+    rows = [list(row) for row in items]
+    kept = [[item for item in row if item is not None] for row in rows]
+    dropped = sum(map(len, rows)) - sum(map(len, kept))
+    return BoxSet(address, files, sides, kept, classes, dropped)

@@ -1,0 +1,121 @@
+"""What a decoder of segmentation learns from: random crops, or windows that are encoded once."""
+
+import psutil
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.data import Dataset
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+from tqdm import tqdm
+
+from pospre.errors import UserError
+from pospre.evaluation.dense.fitting import seeded
+from pospre.evaluation.dense.maps import FeatureMaps, read_image
+from pospre.evaluation.dense.mask_data import IGNORED, MaskSet
+from pospre.evaluation.dense.windows import Showing, show
+from pospre.evaluation.registry import Context
+
+SCALES = (0.5, 2.0)
+
+
+class Crops(Dataset[tuple[Tensor, Tensor]]):
+    """Random crops by (epoch, index): uint8 (3, H, W) and int64 classes (H, W).
+
+    Args:
+        masks: the images.
+        num_classes: of the masks.
+        size: short side of an image before it is scaled at random; None: its own.
+        crop: height and width; smaller images are padded with ``fill`` and ignored pixels.
+        fill: levels of the three channels.
+        seed: of the draws, which depend on nothing but (seed, epoch, index).
+    """
+
+    def __init__(
+        self,
+        masks: MaskSet,
+        num_classes: int,
+        size: int | None,
+        crop: tuple[int, int],
+        fill: tuple[int, ...],
+        seed: int,
+    ) -> None:
+        self.masks, self.num_classes, self.size, self.seed = masks, num_classes, size, seed
+        fills = {tv_tensors.Image: fill, tv_tensors.Mask: IGNORED}
+        self.cut = v2.Compose(
+            [v2.RandomCrop(crop, pad_if_needed=True, fill=fills), v2.RandomHorizontalFlip()]
+        )
+
+    def __len__(self) -> int:
+        return len(self.masks)
+
+    def __getitem__(self, place: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        """Return the crop of (epoch, index)."""
+        epoch, index = place
+        pixels = torch.tensor(read_image(self.masks.images[index])).permute(2, 0, 1)
+        mask = tv_tensors.Mask(torch.from_numpy(self.masks.read(index, self.num_classes)))
+        short = min(mask.shape) if self.size is None else self.size
+        least, most = (round(short * scale) for scale in SCALES)
+        with seeded(self.seed, epoch, index, "segmentation/crop"):
+            scaled = v2.RandomResize(least, most + 1)(tv_tensors.Image(pixels), mask)
+            image, classes = self.cut(*scaled)
+        return image.as_subclass(Tensor), classes.as_subclass(Tensor)
+
+
+class Encoded(Dataset[tuple[Tensor, Tensor]]):
+    """Windows that a frozen encoder has seen: maps (L, D, h, w) and int64 classes (H, W).
+
+    Args:
+        maps: of every window.
+        classes: of every window.
+    """
+
+    def __init__(self, maps: list[Tensor], classes: list[Tensor]) -> None:
+        self.maps, self.classes = maps, classes
+
+    def __len__(self) -> int:
+        return len(self.maps)
+
+    def __getitem__(self, place: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        """Return the window of (epoch, index), the same in every epoch."""
+        return self.maps[place[1]], self.classes[place[1]]
+
+    @classmethod
+    @torch.no_grad()
+    def of(
+        cls,
+        context: Context,
+        masks: MaskSet,
+        num_classes: int,
+        showing: Showing,
+        maps: FeatureMaps,
+    ) -> "Encoded":
+        """Encode all windows of a set, and keep them in memory.
+
+        Raises:
+            UserError: they do not fit.
+        """
+        found, classes = [], []
+        paths = tqdm(masks.images, "windows", unit="img", disable=not context.progress)
+        for index, path in enumerate(paths):
+            image = show(maps.model, read_image(path), showing)
+            labels = torch.from_numpy(masks.read(index, num_classes)).float()[None, None]
+            rows, columns = showing.scaled(*labels.shape[-2:])
+            labels = F.interpolate(labels, (rows, columns), mode="nearest-exact")
+            height, width = image.shape[-2:]
+            labels = F.pad(labels, (0, width - columns, 0, height - rows), value=IGNORED)
+            for window in showing.windows(height, width):
+                joined = torch.cat(maps(image[:, :, *window])).cpu()
+                found.append(joined)
+                classes.append(labels[0, 0, *window].long())
+                _check_memory(masks, joined.nbytes + classes[-1].nbytes)
+            context.go_on()
+        return cls(found, classes)
+
+
+def _check_memory(masks: MaskSet, wanted: int) -> None:
+    if psutil.virtual_memory().available < 4 * wanted:
+        raise UserError(
+            f"segmentation: the windows of {masks.address} do not fit into memory once encoded; "
+            "give augment=true, or a smaller size=…."
+        )

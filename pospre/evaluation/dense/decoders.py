@@ -1,0 +1,139 @@
+"""Decoders of semantic segmentation on a plain ViT: a linear one, and UperNet."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+_POOLS = (1, 2, 3, 6)
+_AUXILIARY_LEVEL, _AUXILIARY_WEIGHT, _AUXILIARY_CHANNELS = 2, 0.4, 256
+
+
+class LinearDecoder(nn.Module):
+    """Batch norm and a 1×1 convolution on the patch tokens of some layers, as DINOv2 probes them.
+
+    Args:
+        dim: width of the encoder.
+        num_layers: how many layers' maps are joined.
+        num_classes: of the logits.
+    """
+
+    def __init__(self, dim: int, num_layers: int, num_classes: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(dim * num_layers)
+        self.classify = nn.Conv2d(dim * num_layers, num_classes, 1)
+
+    def forward(self, maps: Sequence[Tensor]) -> Tensor:
+        """Return logits (B, C, h, w) of maps (B, D, h, w)."""
+        logits: Tensor = self.classify(self.norm(torch.cat(list(maps), dim=1)))
+        return logits
+
+    def loss(self, maps: Sequence[Tensor], classes_BHW: Tensor) -> Tensor:
+        """Return the cross-entropy of the pixels that have a class."""
+        return _cross_entropy(self(maps), classes_BHW)
+
+
+class UperNet(nn.Module):
+    """UperNet (Xiao et al. 2018) on four layers of a ViT at four scales, as in BEiT and MAE.
+
+    The pooled top level is joined with three lateral ones from top to bottom; all four are
+    smoothed, joined and classified at 4 × the tokens' resolution. In training a convolution on the
+    third level classifies too, with weight 0.4.
+
+    Args:
+        dim: width of the encoder.
+        num_classes: of the logits.
+        channels: width of the decoder; 512 as published for ViT-B.
+        dropout: rate before the classifiers.
+    """
+
+    def __init__(
+        self, dim: int, num_classes: int, channels: int = 512, dropout: float = 0.1
+    ) -> None:
+        super().__init__()
+        self.scales, dims = four_scales(dim, nn.BatchNorm2d, halve=False)
+        self.pools = nn.ModuleList(
+            [nn.Sequential(nn.AdaptiveAvgPool2d(side), _block(dim, channels, 1)) for side in _POOLS]
+        )
+        self.top = _block(dim + len(_POOLS) * channels, channels, 3)
+        self.lateral = nn.ModuleList([_block(width, channels, 1) for width in dims[:-1]])
+        self.smooth = nn.ModuleList([_block(channels, channels, 3) for _ in dims[:-1]])
+        self.fuse = _block(len(dims) * channels, channels, 3)
+        self.classify = nn.Sequential(nn.Dropout2d(dropout), nn.Conv2d(channels, num_classes, 1))
+        self.auxiliary = nn.Sequential(
+            _block(dim, _AUXILIARY_CHANNELS, 3),
+            nn.Dropout2d(dropout),
+            nn.Conv2d(_AUXILIARY_CHANNELS, num_classes, 1),
+        )
+
+    def forward(self, maps: Sequence[Tensor]) -> Tensor:
+        """Return logits (B, C, 4h, 4w) of four maps (B, D, h, w)."""
+        return self.decode(self.rescale(maps))
+
+    def loss(self, maps: Sequence[Tensor], classes_BHW: Tensor) -> Tensor:
+        """Return the cross-entropy of the pixels that have a class, of both classifiers."""
+        levels = self.rescale(maps)
+        auxiliary = _cross_entropy(self.auxiliary(levels[_AUXILIARY_LEVEL]), classes_BHW)
+        return _cross_entropy(self.decode(levels), classes_BHW) + _AUXILIARY_WEIGHT * auxiliary
+
+    def rescale(self, maps: Sequence[Tensor]) -> list[Tensor]:
+        """Return the maps at 4, 2, 1 and 1/2 times their size."""
+        return [scale(each) for scale, each in zip(self.scales, maps, strict=True)]
+
+    def decode(self, levels: Sequence[Tensor]) -> Tensor:
+        """Return logits at the size of the first of four levels."""
+        last = levels[-1]
+        pooled = [_resize(pool(last), last) for pool in self.pools]
+        found = [lateral(level) for lateral, level in zip(self.lateral, levels, strict=False)]
+        found.append(self.top(torch.cat([last, *pooled], dim=1)))
+        for place in range(len(found) - 1, 0, -1):
+            found[place - 1] = found[place - 1] + _resize(found[place], found[place - 1])
+        smooth = [*map(_apply, self.smooth, found), found[-1]]
+        logits: Tensor = self.classify(
+            self.fuse(torch.cat([_resize(each, smooth[0]) for each in smooth], dim=1))
+        )
+        return logits
+
+
+def four_scales(
+    dim: int, norm: Callable[[int], nn.Module], *, halve: bool
+) -> tuple[nn.ModuleList, tuple[int, int, int, int]]:
+    """Return what makes maps of 4, 2, 1 and 1/2 times the size out of maps, and their widths.
+
+    Args:
+        dim: width of the encoder.
+        norm: between the two deconvolutions of the first.
+        halve: every deconvolution halves the width, as in ViTDet (Li et al. 2022); else all keep
+            it, as in BEiT and MAE.
+    """
+    half, quarter = (dim // 2, dim // 4) if halve else (dim, dim)
+    first = nn.Sequential(
+        nn.ConvTranspose2d(dim, half, 2, 2),
+        norm(half),
+        nn.GELU(),
+        nn.ConvTranspose2d(half, quarter, 2, 2),
+    )
+    scales = [first, nn.ConvTranspose2d(dim, half, 2, 2), nn.Identity(), nn.MaxPool2d(2)]
+    return nn.ModuleList(scales), (quarter, half, dim, dim)
+
+
+def _block(dim: int, channels: int, side: int) -> nn.Sequential:
+    convolution = nn.Conv2d(dim, channels, side, padding=side // 2, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(channels), nn.ReLU())
+
+
+def _apply(module: nn.Module, tensor: Tensor) -> Tensor:
+    result: Tensor = module(tensor)
+    return result
+
+
+def _resize(maps: Tensor, like: Tensor) -> Tensor:
+    return F.interpolate(maps, like.shape[-2:], mode="bilinear", align_corners=False)
+
+
+def _cross_entropy(logits_BChw: Tensor, classes_BHW: Tensor) -> Tensor:
+    """Return the mean over the pixels of class 0 and above; 0 where there is none."""
+    logits = F.interpolate(logits_BChw, classes_BHW.shape[-2:], mode="bilinear")
+    total = F.cross_entropy(logits, classes_BHW, ignore_index=-1, reduction="sum")
+    return total / (classes_BHW >= 0).sum().clamp_min(1)

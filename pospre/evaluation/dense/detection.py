@@ -1,0 +1,276 @@
+"""Detection and instance segmentation: Mask R-CNN on a plain ViT, frozen or fine-tuned.
+
+ViTDet's simple feature pyramid and heads on the last layer of the encoder (see ``mask_rcnn``),
+without windows and relative positions, as DropPos and Intertwined measure (published:
+finetune=true, size=1024, 22 128 iterations of 64 images or 88 750 of 16, lr=1e-4 to 3e-4). Boxes,
+and masks where all objects have one; AP, AP50 and AP75 are pycocotools'. Images are scaled so that
+their long side is ``size``, in training times ``jitter``, and padded to a square.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pycocotools import mask as coco_mask
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from torch import Tensor
+from torchvision.models.detection import FasterRCNN
+from tqdm import tqdm
+
+from pospre.errors import UserError
+from pospre.evaluation.dense.average_precision import average_precision
+from pospre.evaluation.dense.box_data import BoxSet, open_boxes
+from pospre.evaluation.dense.fitting import batches, fit, seeded, trained_groups
+from pospre.evaluation.dense.jittered import Jittered
+from pospre.evaluation.dense.maps import (
+    FeatureMaps,
+    check_encoder,
+    check_not_smaller,
+    check_side,
+    read_image,
+)
+from pospre.evaluation.dense.mask_rcnn import build_detector, stride_of
+from pospre.evaluation.registry import Context, Plan
+from pospre.evaluation.table import format_table, percent
+from pospre.model.model import PretrainModel
+from pospre.nn.encoder import Encoder
+from pospre.recipe.ranges import PositiveRange, PositiveShare
+from pospre.schedules import linear, staircase
+
+FIGURES = {"AP": "max", "AP50": "max", "mask_AP": "max"}
+OWN_DATA = True
+_RISE = 0.01  # share of the training, as 250 of 22 128
+_MILESTONES = (8 / 9, 26 / 27)
+
+
+class Setup(NamedTuple):
+    """The data, and the side of the squares that images are padded to."""
+
+    train: BoxSet
+    val: BoxSet
+    size: int
+
+
+def evaluate(
+    context: Context,
+    *,
+    bank: str | None = None,
+    split: str = "val",
+    train_split: str = "train",
+    finetune: bool = False,
+    size: PositiveInt | None = None,
+    jitter: PositiveRange = (0.1, 2.0),
+    channels: PositiveInt = 256,
+    regions: PositiveInt = 512,
+    iterations: PositiveInt = 1000,
+    batch_size: PositiveInt = 8,
+    lr: PositiveFloat = 1e-4,
+    weight_decay: NonNegativeFloat = 0.1,
+    layer_decay: PositiveShare = 0.7,
+    num_workers: NonNegativeInt = 0,
+    seed: int = 0,
+    baseline: bool = True,
+) -> dict[str, Any]:
+    """Train a detector and measure it.
+
+    Args:
+        context: model, data and device.
+        bank: folder of the images to learn from, where that is another one than the data's.
+        split: what is measured, such as val; scenes in one folder have none.
+        train_split: what is learned from.
+        finetune: let the encoder learn, too.
+        size: pixels of the long side of images, a multiple of two patches (of 32 where the patch is
+            14); without it as many patches as the encoder was made for.
+        jitter: in training the long side is that times a factor from this range, such as 0.5,1.5;
+            1,1 leaves it.
+        channels: of pyramid and heads; 64 is about ten times faster on a CPU.
+        regions: how many per image the heads learn from; twice as many are looked at in the end.
+        iterations: steps of AdamW; the rate falls to a tenth after 8/9 and 26/27 of them.
+        batch_size: images per step.
+        lr: peak rate.
+        weight_decay: of all but vectors.
+        layer_decay: factor of the encoder's rate from each block to the one below.
+        num_workers: processes that read images; 0 reads in between.
+        seed: of the detector's weights, of the jitter and of the regions.
+        baseline: train and measure on the untrained encoder of the same recipe as well.
+
+    Returns:
+        ``AP``, ``AP50``, ``AP75`` and AP by size, in [0, 1], with standard errors over images
+        (``_se``), and ``classes``; the same of masks (``mask_…``; None without masks) and of the
+        untrained encoder (``initial_…``); and what it was measured with.
+    """
+    given = dict(locals())
+    setup = _setup("detection", context.data, given, context.model.encoder)
+    learn = {"": context.model, **({"initial_": context.initial()} if baseline else {})}
+    results: dict[str, Any] = dict.fromkeys(("initial_AP", "mask_AP", "initial_mask_AP"))
+    for prefix, model in learn.items():
+        with seeded(seed, 0, 0, "detection/detector", context.device):
+            title = f"detection, {'trained' if not prefix else 'initial'}"
+            detector, loss = _train(context, setup, model, given, title)
+        truth, detections = setup.val.coco(), _detect(context, setup, detector)
+        found = {"loss": loss, **average_precision(truth, detections)}
+        if _has_masks(setup):
+            masks = average_precision(truth, detections, "segm")
+            found |= {f"mask_{key}": value for key, value in masks.items()}
+        results |= {f"{prefix}{key}": value for key, value in found.items()}
+    return {
+        **results,
+        "finetune": finetune,
+        "size": setup.size,
+        "iterations": iterations,
+        "train_images": len(setup.train),
+        "images": len(setup.val),
+        "boxes": sum(map(len, setup.val.items)),
+        "dropped_boxes": setup.train.dropped + setup.val.dropped,
+        "empty_classes": _empty(setup),
+    }
+
+
+def check(plan: Plan) -> None:
+    """Raise a ``UserError`` for data, annotations, classes or sizes that will not do."""
+    encoder = check_encoder("detection", plan.recipe)
+    setup = _setup("detection", plan.data, plan.settings, encoder)
+    patch = encoder.patch_size[0]
+    unit = 2 * stride_of(patch)
+    if setup.size % unit:
+        near = max(unit, round(setup.size / unit) * unit)
+        raise UserError(f"detection: size={setup.size} is no multiple of {unit}; use {near}.")
+    side = setup.size * patch // stride_of(patch)
+    check_side("detection", "size", (side, side), encoder)
+    both = {file.resolve() for file in setup.train.images}
+    if both & {file.resolve() for file in setup.val.images}:
+        raise UserError(
+            f"detection: {setup.val.address} would be measured on images that the detector learns "
+            "from; give another split=…, train_split=… or bank=…."
+        )
+    for part in (setup.train, setup.val):
+        for path, sides in zip(part.images, part.sides, strict=True):
+            factor = setup.size / max(sides)
+            check_not_smaller("detection", path, [each * factor for each in sides], patch)
+
+
+def _setup(owner: str, data: str, settings: Mapping[str, Any], encoder: Encoder) -> Setup:
+    """Open the data, and decide the size where it is left open."""
+    train = open_boxes(owner, settings["bank"] or data, settings["train_split"])
+    val = open_boxes(owner, data, settings["split"], train.classes)
+    usual = max(encoder.grid) * stride_of(encoder.patch_size[0])
+    return Setup(train, val, settings["size"] or usual)
+
+
+def _has_masks(setup: Setup) -> bool:
+    return setup.train.has_masks and setup.val.has_masks
+
+
+def _empty(setup: Setup) -> list[str]:
+    """Return the classes that the images to learn from do not show."""
+    shown = {item.label for items in setup.train.items for item in items if not item.crowd}
+    return [name for label, name in enumerate(setup.train.classes, 1) if label not in shown]
+
+
+def _train(
+    context: Context, setup: Setup, model: PretrainModel, settings: Mapping[str, Any], title: str
+) -> tuple[FasterRCNN, float]:
+    """Return a detector that has learned, in eval mode, and the loss at the end."""
+    layers = (model.encoder.depth,)
+    maps = FeatureMaps(model, layers, norm=True, finetune=settings["finetune"])
+    detector = build_detector(
+        maps,
+        len(setup.train.classes),
+        size=setup.size,
+        channels=settings["channels"],
+        regions=settings["regions"],
+        has_masks=_has_masks(setup),
+    ).to(context.device)
+    rates = {key: settings[key] for key in ("lr", "weight_decay", "layer_decay")}
+    fill = tuple((255 * model.augment.mean.flatten()).round().int().tolist())
+    samples = Jittered(
+        setup.train, setup.size, settings["jitter"], fill, settings["seed"], _has_masks(setup)
+    )
+    steps = {key: settings[key] for key in ("iterations", "batch_size", "num_workers", "seed")}
+
+    def loss(batch: list[tuple[Tensor, dict[str, Tensor]]]) -> Tensor:
+        images = [image.to(context.device) / 255 for image, _ in batch]
+        wanted = [{key: each.to(context.device) for key, each in t.items()} for _, t in batch]
+        return torch.stack(list(detector(images, wanted).values())).sum()
+
+    last = fit(
+        context,
+        title,
+        batches(samples, collate=list, **steps),
+        loss,
+        trained_groups(maps, detector, **rates),
+        lambda share: (
+            staircase(share, milestones=_MILESTONES, gamma=0.1) * linear(0.001, 1.0, share / _RISE)
+        ),
+        settings["iterations"],
+    )
+    return detector.eval(), last
+
+
+@torch.no_grad()
+def _detect(context: Context, setup: Setup, detector: FasterRCNN) -> list[dict[str, Any]]:
+    """Return what is found, as COCO's results, in pixels of the images."""
+    results = []
+    indices = tqdm(range(len(setup.val)), "detection", unit="img", disable=not context.progress)
+    for index in indices:
+        pixels = torch.tensor(read_image(setup.val.images[index])).permute(2, 0, 1)[None]
+        height, width = setup.val.sides[index]
+        factor = setup.size / max(height, width)
+        scaled = round(height * factor), round(width * factor)
+        image = pixels.to(context.device) / 255
+        image = F.interpolate(image, scaled, mode="bilinear", antialias=True)
+        (found,) = detector([image[0]])
+        unit = found["boxes"].new_tensor([width / scaled[1], height / scaled[0]] * 2)
+        boxes = found["boxes"] * unit
+        boxes[:, 2:] -= boxes[:, :2]
+        for place, (box, label, score) in enumerate(
+            zip(boxes.tolist(), found["labels"].tolist(), found["scores"].tolist(), strict=True)
+        ):
+            line = {"image_id": index + 1, "category_id": label, "bbox": box, "score": score}
+            if "masks" in found:
+                mask = F.interpolate(found["masks"][place][None], (height, width), mode="bilinear")
+                line["segmentation"] = coco_mask.encode(
+                    np.asfortranarray((mask[0, 0] > 0.5).byte().cpu().numpy())
+                )
+            results.append(line)
+        context.go_on()
+    return results
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """Return the figures as text, in percent, with standard errors over images."""
+    kinds = [("boxes", "")] + ([("masks", "mask_")] if results["mask_AP"] is not None else [])
+    who = [("trained", "")] + (
+        [("untrained", "initial_")] if results["initial_AP"] is not None else []
+    )
+    rows = [
+        [f"{name}, {kind}", *(_cell(results, f"{first}{second}{key}") for key in _COLUMNS)]
+        for kind, second in kinds
+        for name, first in who
+    ]
+    classes = ", ".join(f"{key} {percent(value or 0)}" for key, value in results["classes"].items())
+    notes = [
+        f"Mask R-CNN with a simple feature pyramid, encoder "
+        f"{'fine-tuned' if results['finetune'] else 'frozen'}; {results['iterations']} iterations, "
+        f"long side {results['size']}",
+        f"{results['images']} images with {results['boxes']} boxes, learned from "
+        f"{results['train_images']}; AP by class: {classes}",
+    ]
+    if results["dropped_boxes"]:
+        notes.append(f"{results['dropped_boxes']} boxes without area are left out")
+    if results["empty_classes"]:
+        notes.append(f"nothing to learn from for: {', '.join(results['empty_classes'])}")
+    return format_table("Detection, average precision in %", ["encoder", *_COLUMNS], rows, notes)
+
+
+_COLUMNS = ("AP", "AP50", "AP75")
+
+
+def _cell(results: Mapping[str, Any], key: str) -> str:
+    return (
+        "–"
+        if results[key] is None
+        else f"{percent(results[key])} ± {percent(results[f'{key}_se'])}"
+    )

@@ -1,0 +1,123 @@
+"""Training of what the dense evaluations put on an encoder."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from tqdm import tqdm
+
+from pospre import draws
+from pospre.errors import UserError
+from pospre.evaluation.dense.maps import FeatureMaps
+from pospre.evaluation.registry import Context
+from pospre.recipe.sections import Optimizer
+from pospre.training.optimizer.groups import parameter_groups
+
+
+def fit(
+    context: Context,
+    title: str,
+    batches: Iterable[Any],
+    loss: Callable[[Any], Tensor],
+    groups: Sequence[dict[str, Any]],
+    rate: Callable[[float], float],
+    iterations: int,
+) -> float:
+    """Train with AdamW; return the mean loss of the last tenth.
+
+    Args:
+        context: says whether to draw a progress bar, and ends long work early.
+        title: of the bar.
+        batches: one for every iteration.
+        loss: of a batch.
+        groups: see ``trained_groups``.
+        rate: the learning rate at a share of the training in [0, 1), as a share of its peak.
+        iterations: how many.
+
+    Raises:
+        UserError: the loss is not finite.
+    """
+    optimizer = torch.optim.AdamW(list(groups), betas=(0.9, 0.999))
+    peaks = [group["lr"] for group in optimizer.param_groups]
+    losses: list[float] = []
+    bar = tqdm(total=iterations, desc=title, unit="it", disable=not context.progress)
+    with bar, torch.enable_grad():
+        for step, batch in enumerate(batches):
+            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+                group["lr"] = peak * rate(step / iterations)
+            value = loss(batch)
+            losses.append(float(value.detach()))
+            if not np.isfinite(losses[-1]):
+                raise UserError(f"{title}: the loss is {losses[-1]} after {step} steps; lower lr=…")
+            optimizer.zero_grad()
+            value.backward()
+            optimizer.step()
+            bar.set_postfix(loss=f"{losses[-1]:.3f}", refresh=False)
+            bar.update()
+            context.go_on()
+    return float(np.mean(losses[-max(1, iterations // 10) :]))
+
+
+def trained_groups(
+    maps: FeatureMaps, head: nn.Module, *, lr: float, weight_decay: float, layer_decay: float
+) -> list[dict[str, Any]]:
+    """Return what learns: a head, and the encoder where it is fine-tuned.
+
+    Args:
+        maps: of the encoder.
+        head: what is put on it.
+        lr: the peak rate of the head.
+        weight_decay: of all but vectors.
+        layer_decay: factor of the rate from each block of the encoder to the one below.
+    """
+    options = Optimizer(weight_decay=weight_decay, layer_decay=layer_decay)
+    modules = [head, maps.model] if maps.finetune else [head]
+    return [group for module in modules for group in parameter_groups(module, options, lr)]
+
+
+def batches(
+    samples: Dataset[Any],
+    *,
+    iterations: int,
+    batch_size: int,
+    num_workers: int,
+    seed: int,
+    collate: Callable[[list[Any]], Any] | None = None,
+) -> DataLoader[Any]:
+    """Return the batches of a training: all samples in an order, then in another, and so on.
+
+    Args:
+        samples: by (epoch, index).
+        iterations: how many batches.
+        batch_size: samples in each.
+        num_workers: processes that read; 0 reads in between.
+        seed: of the orders.
+        collate: makes a batch of samples; None stacks their tensors.
+    """
+    size: int = len(samples)  # type: ignore[arg-type]  # ours have a length
+    count = iterations * batch_size
+    epochs = range(-(-count // size))
+    places = [(epoch, int(index)) for epoch in epochs for index in draws.order(seed, epoch, size)]
+    chunks = [places[at : at + batch_size] for at in range(0, count, batch_size)]
+    return DataLoader(
+        samples,
+        batch_sampler=chunks,
+        num_workers=num_workers,
+        collate_fn=collate,
+    )
+
+
+@contextmanager
+def seeded(
+    seed: int, epoch: int, index: int, purpose: str, device: torch.device | None = None
+) -> Iterator[None]:
+    """Let torch draw by (seed, epoch, index, purpose), and go on afterwards as if nothing was."""
+    key = draws.sample_keys(seed, epoch, torch.tensor([index]), 0, purpose)
+    devices = [device] if device is not None and device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(int(draws.bits(key, 1)[0, 0]))
+        yield

@@ -1,0 +1,68 @@
+"""What a detector learns from: images scaled at random and cut to a square, with their objects."""
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from pospre.evaluation.dense.box_data import BoxSet
+from pospre.evaluation.dense.fitting import seeded
+from pospre.evaluation.dense.maps import read_image
+
+
+class Jittered(Dataset[tuple[Tensor, dict[str, Tensor]]]):
+    """Squares by (epoch, index): large-scale jitter (Ghiasi et al. 2021) and mirroring.
+
+    Args:
+        boxes: the images and objects; crowds are left out.
+        size: side of the squares.
+        jitter: range of the factor to the scale at which an image just fits.
+        fill: levels of the three channels where there is no image.
+        seed: of the draws, which depend on nothing but (seed, epoch, index).
+        has_masks: whether masks are learned.
+    """
+
+    def __init__(
+        self,
+        boxes: BoxSet,
+        size: int,
+        jitter: tuple[float, float],
+        fill: tuple[int, ...],
+        seed: int,
+        has_masks: bool,
+    ) -> None:
+        self.boxes, self.seed, self.has_masks = boxes, seed, has_masks
+        fills = {tv_tensors.Image: fill, tv_tensors.Mask: 0}
+        self.cut = v2.Compose(
+            [
+                v2.ScaleJitter((size, size), jitter),
+                v2.RandomCrop((size, size), pad_if_needed=True, fill=fills),
+                v2.RandomHorizontalFlip(),
+                v2.SanitizeBoundingBoxes(),
+            ]
+        )
+
+    def __len__(self) -> int:
+        return len(self.boxes)
+
+    def __getitem__(self, place: tuple[int, int]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return uint8 (3, S, S), and boxes (x0, y0, x1, y1), labels and masks."""
+        epoch, index = place
+        pixels = torch.tensor(read_image(self.boxes.images[index])).permute(2, 0, 1)
+        items = [item for item in self.boxes.items[index] if not item.crowd]
+        sides = self.boxes.sides[index]
+        corners = torch.tensor([item.box for item in items]).reshape(-1, 4)
+        target: dict[str, Tensor] = {
+            "boxes": tv_tensors.BoundingBoxes(corners, format="XYXY", canvas_size=sides),
+            "labels": torch.tensor([item.label for item in items], dtype=torch.int64),
+        }
+        if self.has_masks:
+            masks = np.zeros((len(items), *sides), np.uint8)
+            for number, item in enumerate(items):
+                masks[number] = item.read_mask()
+            target["masks"] = tv_tensors.Mask(torch.from_numpy(masks))
+        with seeded(self.seed, epoch, index, "detection/jitter"):
+            image, target = self.cut(tv_tensors.Image(pixels), target)
+        return image.as_subclass(Tensor), {k: v.as_subclass(Tensor) for k, v in target.items()}

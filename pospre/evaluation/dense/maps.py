@@ -1,0 +1,127 @@
+"""What the dense evaluations share of an encoder: its tokens as maps, frozen or fine-tuned."""
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy import ndarray
+from PIL import Image
+from torch import Tensor
+
+from pospre.errors import UserError
+from pospre.evaluation.layers import check_layers, layer_tokens
+from pospre.model.model import PretrainModel
+from pospre.nn.build import build_encoder
+from pospre.nn.encoder import Encoder
+from pospre.recipe.recipe import Recipe
+
+
+class FeatureMaps:
+    """An encoder's patch tokens after some layers, as maps.
+
+    Args:
+        model: of a ViT. It is left as it is: what is fine-tuned is a copy.
+        layers: see ``layer_tokens``.
+        norm: likewise.
+        finetune: whether the encoder is to learn.
+
+    Attributes:
+        model: the model or its copy; of that only the encoder and what makes its positions learn.
+    """
+
+    def __init__(
+        self, model: PretrainModel, layers: Sequence[int], *, norm: bool, finetune: bool
+    ) -> None:
+        self.layers, self.norm, self.finetune = layers, norm, finetune
+        self.model = copy.deepcopy(model) if finetune else model
+        if finetune:
+            self.model.objectives.requires_grad_(False)
+            self.model.contents.requires_grad_(False)
+
+    def __call__(self, images_BCHW: Tensor) -> list[Tensor]:
+        """Return a map (B, D, rows, columns) of each layer.
+
+        Args:
+            images_BCHW: normalised; the patch divides their sides.
+        """
+        encoder = self.model.encoder
+        tokens = layer_tokens(
+            self.model, images_BCHW, self.layers, norm=self.norm, grad=self.finetune
+        )
+        grid = encoder.grid_of(*images_BCHW.shape[-2:])
+        patches = [each[:, encoder.num_prefix_tokens :].float() for each in tokens]
+        return [each.transpose(1, 2).unflatten(2, grid) for each in patches]
+
+
+def check_encoder(owner: str, recipe: Recipe, layers: Sequence[int] | None = None) -> Encoder:
+    """Return a recipe's encoder without memory, after a look at what maps need of it.
+
+    Raises:
+        UserError: of evaluation ``owner``: it is no ViT of square patches of colour images, or has
+            fewer layers.
+    """
+    with torch.device("meta"):
+        encoder = build_encoder(**recipe.encoder.arguments())
+    check_layers(owner, recipe.encoder.name, encoder.depth, layers or ())
+    if encoder.channels != 3 or encoder.patch_size[0] != encoder.patch_size[1]:
+        raise UserError(
+            f"{owner} shows RGB images to square patches; this encoder has {encoder.channels} "
+            f"channels and patches of {encoder.patch_size[0]}×{encoder.patch_size[1]}."
+        )
+    return encoder
+
+
+def check_side(owner: str, key: str, sides: tuple[int, int], encoder: Encoder) -> None:
+    """Raise a ``UserError`` of ``owner`` unless the encoder takes images of setting ``key``."""
+    patch = encoder.patch_size[0]
+    if any(side < patch or side % patch for side in sides):
+        near = max(patch, round(sides[0] / patch) * patch)
+        raise UserError(
+            f"{owner}: {key}={sides[0]} is no multiple of the patch size {patch}; use {near}."
+        )
+    if encoder.is_relative and sides != encoder.image_size:
+        raise UserError(
+            f"{owner}: {key}={sides[0]}, but relative positions know the encoder's own size only; "
+            f"use {encoder.image_size[0]}."
+        )
+
+
+def read_image(path: Path) -> ndarray:
+    """Return the pixels of an image file, uint8 RGB (H, W, 3).
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        with Image.open(path) as image:
+            return np.asarray(image.convert("RGB"))
+    except (OSError, ValueError, Image.DecompressionBombError) as error:
+        raise _unreadable(path, error) from error
+
+
+def image_sides(path: Path) -> tuple[int, int]:
+    """Return height and width of an image file, of which only the head is read.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        with Image.open(path) as image:
+            return image.height, image.width
+    except (OSError, ValueError, Image.DecompressionBombError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> UserError:
+    return UserError(f"{path} is no image that can be read ({error}); replace it, or leave it out.")
+
+
+def check_not_smaller(owner: str, path: Path, sides: Sequence[float], patch: int) -> None:
+    """Raise a ``UserError`` of ``owner`` for an image that is smaller than a patch."""
+    if min(sides) < patch:
+        raise UserError(
+            f"{owner}: {path} has {sides[0]:.0f}×{sides[1]:.0f} pixels as it is shown, less than a "
+            f"patch of {patch}; give a greater size=…, or leave it out."
+        )

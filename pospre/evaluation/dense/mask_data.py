@@ -1,0 +1,233 @@
+"""Images with a class for every pixel: the layouts of data sets, and what is wrong with one.
+
+Known are ``<split>/images/*`` with ``<split>/masks/*.png`` (names of classes, one a line, may stand
+in ``classes.txt``); ADE20K's ``images/<split>/*`` with ``annotations/<split>/*.png``; and rendered
+scenes (``data_prep.scenes``), whose folder is one split, or has one sub-folder per split.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+from PIL import Image
+
+from pospre.data.stores.folder import list_images
+from pospre.errors import UserError
+from pospre.evaluation.dense.maps import image_sides
+from pospre.evaluation.dense.scene_labels import LABELS, SCENE_CLASSES, run_length_mask, scene_lines
+
+IGNORED = -1
+_ALIASES = {"train": ("train", "training"), "val": ("val", "validation")}
+_ADE_CLASSES = 150
+
+
+@dataclass(frozen=True)
+class MaskSet:
+    """A split of a data set.
+
+    Attributes:
+        address: for messages.
+        images: files, sorted.
+        masks: of each image the file of its mask, or the line of the scene's labels.
+        first: the value of class 0 in a mask; lower ones are ignored.
+        ignored: values that have no class.
+        classes: names, where the layout has them.
+    """
+
+    address: str
+    images: Sequence[Path]
+    masks: Sequence[Any]
+    first: int
+    ignored: frozenset[int]
+    classes: Sequence[str] | None
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def read(self, index: int, num_classes: int) -> ndarray:
+        """Return the classes of an image's pixels, int64 (H, W), ``IGNORED`` where there is none.
+
+        Raises:
+            UserError: the mask cannot be read, or has a value that is no class.
+        """
+        values = self._values(index)
+        found = np.flatnonzero(np.bincount(values.ravel()))
+        table = np.full(int(found[-1]) + 1, IGNORED, np.int64)
+        for value in found.tolist():
+            if value in self.ignored or value < self.first:
+                continue
+            if value - self.first >= num_classes:
+                raise UserError(
+                    f"{self.name(index)} holds the id {value}; known are {self.first} to "
+                    f"{self.first + num_classes - 1}, and ignored "
+                    f"{', '.join(map(str, sorted(self.ignored))) or 'none'}. "
+                    "Give num_classes=… or ignore=…, or mend the mask."
+                )
+            table[value] = value - self.first
+        classes: ndarray = table[values]
+        return classes
+
+    def greatest(self) -> int:
+        """Return the greatest class that a mask shows; −1 where none does."""
+        values = (np.unique(self._values(index)) for index in range(len(self)))
+        kept = (set(found.tolist()) - self.ignored for found in values)
+        return max((max(found) for found in kept if found), default=self.first - 1) - self.first
+
+    def name(self, index: int) -> str:
+        """Return what a message calls a mask."""
+        mask = self.masks[index]
+        return str(mask) if isinstance(mask, Path) else f"{self.address}/{LABELS}: {mask['path']}"
+
+    def _values(self, index: int) -> ndarray:
+        mask = self.masks[index]
+        if isinstance(mask, Path):
+            return read_mask(mask)
+        values = np.zeros(image_sides(self.images[index]), np.int64)
+        for item in mask["objects"]:
+            place = run_length_mask(item["mask"]).astype(bool)
+            values[place] = 1 + SCENE_CLASSES.index(item["class"])
+        return values
+
+
+def open_masks(owner: str, root: str, split: str, ignore: int | None) -> MaskSet:
+    """Find a split of a data set.
+
+    Args:
+        owner: the evaluation, for messages.
+        root: folder of the data set.
+        split: its name; ``train`` and ``val`` also stand for ADE20K's longer ones.
+        ignore: the value of pixels without a class; ADE20K's is 0, whatever is given.
+
+    Raises:
+        UserError: there is none of a known layout, or an image or a mask lacks the other.
+    """
+    base, names = Path(root), _ALIASES.get(split, (split,))
+    ignored = frozenset() if ignore is None else frozenset([ignore])
+    for name in names:
+        if (base / name / "masks").is_dir():
+            classes = _class_names(base / "classes.txt")
+            pairs = _pairs(owner, base / name / "images", base / name / "masks")
+            return MaskSet(str(base / name), *pairs, 0, ignored, classes)
+        if (base / "annotations" / name).is_dir():
+            names_150 = _ade_names(base / "objectInfo150.txt")
+            pairs = _pairs(owner, base / "images" / name, base / "annotations" / name)
+            return MaskSet(str(base / "images" / name), *pairs, 1, ignored, names_150)
+        for folder in (base / name, base):
+            if (folder / LABELS).is_file():
+                lines = scene_lines(folder)
+                images = [folder / line["path"] for line in lines]
+                names_all = ("ground and sky", *SCENE_CLASSES)
+                return MaskSet(str(folder), images, lines, 0, ignored, names_all)
+    raise UserError(
+        f"{owner}: {root} holds no split '{split}' of images with masks; give a folder with "
+        f"{split}/images and {split}/masks, with images/{split} and annotations/{split} (ADE20K), "
+        "or rendered scenes."
+    )
+
+
+def _pairs(owner: str, images: Path, masks: Path) -> tuple[list[Path], list[Path]]:
+    """Return the images and their masks, which have their names."""
+    if not images.is_dir():
+        raise UserError(f"{owner}: {masks} holds masks, but there is no folder {images}.")
+    files = [images / name for name in list_images(images)]
+    wanted = [(masks / path.relative_to(images)).with_suffix(".png") for path in files]
+    lone = next(
+        (path for path, mask in zip(files, wanted, strict=True) if not mask.is_file()), None
+    )
+    if lone is not None:
+        raise UserError(f"{owner}: {lone} has no mask in {masks}; add it, or take the image away.")
+    left = sorted(set(masks.rglob("*.png")) - set(wanted))
+    if left:
+        raise UserError(f"{owner}: {left[0]} is the mask of no image in {images}; take it away.")
+    return files, wanted
+
+
+def check_masks(owner: str, train: MaskSet, val: MaskSet, num_classes: int | None) -> None:
+    """Read all masks; say which classes are measured and cannot be learned.
+
+    Args:
+        owner: the evaluation, for messages.
+        train: what is learned from.
+        val: what is measured.
+        num_classes: as given; None takes the layout's, or as many as the first part's masks show.
+
+    Raises:
+        UserError: a mask has an unknown id or is not of its image's size, a part has no labelled
+            pixel, or both show the same files.
+    """
+    if {path.resolve() for path in train.images} & {path.resolve() for path in val.images}:
+        raise UserError(
+            f"{owner}: {val.address} would be measured on images that the decoder learns from; "
+            "give another split=…, train_split=… or bank=…."
+        )
+    count = count_classes(train, num_classes)
+    named = train.classes is not None and len(train.classes) != count
+    if named or train.classes != val.classes:
+        raise UserError(
+            f"{owner}: {train.address} names {len(train.classes or ())} classes, {val.address} "
+            f"{len(val.classes or ())}, and num_classes is {count}; all three must agree."
+        )
+    learned, measured = (_count_pixels(owner, part, count) for part in (train, val))
+    for number in np.flatnonzero((learned == 0) & (measured > 0)).tolist():
+        name = f"class {number}" if train.classes is None else train.classes[number]
+        print(
+            f"{owner}: {val.address} shows '{name}', but no mask of {train.address} does: it "
+            "cannot be learned, and counts as IoU 0",
+            file=sys.stderr,
+        )
+
+
+def count_classes(train: MaskSet, num_classes: int | None) -> int:
+    """Return the number of classes: as given, the layout's, or what the masks show."""
+    if num_classes is not None:
+        return num_classes
+    return train.greatest() + 1 if train.classes is None else len(train.classes)
+
+
+def _count_pixels(owner: str, part: MaskSet, num_classes: int) -> ndarray:
+    counts = np.zeros(num_classes, np.int64)
+    for index, path in enumerate(part.images):
+        classes = part.read(index, num_classes)
+        if classes.shape != image_sides(path):
+            raise UserError(
+                f"{owner}: {part.name(index)} is {classes.shape[1]}×{classes.shape[0]}, and "
+                f"{path} has another size; a mask needs a value for every pixel."
+            )
+        counts += np.bincount(classes[classes >= 0], minlength=num_classes)
+    if not counts.any():
+        raise UserError(f"{owner}: no pixel of {part.address} has a class; look at ignore=….")
+    return counts
+
+
+def read_mask(path: Path) -> ndarray:
+    """Return the values of a mask file, int64 (H, W).
+
+    Raises:
+        UserError: it cannot be read, or has colours.
+    """
+    try:
+        with Image.open(path) as image:
+            values = np.asarray(image)
+    except (OSError, ValueError, Image.DecompressionBombError) as error:
+        raise UserError(f"{path} is no mask that can be read ({error}).") from error
+    if values.ndim != 2:
+        raise UserError(
+            f"{path} has {values.shape[2]} channels; a mask is a grey or indexed PNG of class ids."
+        )
+    return values.astype(np.int64)
+
+
+def _class_names(path: Path) -> list[str] | None:
+    return path.read_text(encoding="utf-8").splitlines() if path.is_file() else None
+
+
+def _ade_names(path: Path) -> list[str]:
+    """Return the names of ADE20K's 150 classes, or their numbers where the list is not there."""
+    if not path.is_file():
+        return [f"class {number}" for number in range(1, _ADE_CLASSES + 1)]
+    lines = path.read_text(encoding="utf-8").splitlines()[1:]
+    return [line.split("\t")[-1] for line in lines]

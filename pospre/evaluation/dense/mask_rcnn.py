@@ -1,0 +1,118 @@
+"""Mask R-CNN on a plain ViT with a simple feature pyramid (ViTDet, Li et al. 2022).
+
+All but the pyramid is torchvision's; heads, norms and levels are ViTDet's: two convolutions in the
+region proposals, four and a linear layer for boxes, four for masks, layer norms, anchors of 1/32 to
+1/2 of the image. Without windows, every block attends to the whole image.
+"""
+
+import math
+
+import torch.nn.functional as F
+from timm.layers import LayerNorm2d
+from torch import Tensor, nn
+from torchvision.models.detection import FasterRCNN, MaskRCNN
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCNNPredictor
+from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
+from torchvision.models.detection.rpn import RPNHead
+from torchvision.ops import MultiScaleRoIAlign
+
+from pospre.evaluation.dense.decoders import four_scales
+from pospre.evaluation.dense.maps import FeatureMaps
+
+_LEVELS = ("0", "1", "2", "3")
+
+
+def stride_of(patch: int) -> int:
+    """Return the power of two next to a patch: what it stands for, after scaling, in pixels."""
+    return int(2 ** round(math.log2(patch)))
+
+
+class Pyramid(nn.Module):
+    """The backbone: maps of 1/4, 1/2, 1, 2 and 4 strides out of an encoder's last one.
+
+    torchvision counts strides in powers of two, so where the patch is none (14), images are scaled
+    by patch / stride on their way into the encoder.
+
+    Args:
+        maps: of the encoder's last layer.
+        channels: of every level.
+    """
+
+    def __init__(self, maps: FeatureMaps, channels: int) -> None:
+        super().__init__()
+        self.maps, self.out_channels = maps, channels
+        self.scales, dims = four_scales(maps.model.encoder.embed_dim, LayerNorm2d, halve=True)
+        self.smooth = nn.ModuleList([_smooth(dim, channels) for dim in dims])
+
+    def forward(self, images_BCHW: Tensor) -> dict[str, Tensor]:
+        """Return the levels by name, from fine to coarse."""
+        patch = self.maps.model.encoder.patch_size[0]
+        height, width = (side * patch // stride_of(patch) for side in images_BCHW.shape[-2:])
+        if (height, width) != images_BCHW.shape[-2:]:
+            images_BCHW = F.interpolate(
+                images_BCHW, (height, width), mode="bilinear", antialias=True
+            )
+        (tokens_BDhw,) = self.maps(images_BCHW)
+        parts = zip(_LEVELS, self.scales, self.smooth, strict=True)
+        levels = {name: smooth(scale(tokens_BDhw)) for name, scale, smooth in parts}
+        return {**levels, "pool": F.max_pool2d(levels[_LEVELS[-1]], 1, 2)}
+
+
+def build_detector(
+    maps: FeatureMaps,
+    num_classes: int,
+    *,
+    size: int,
+    channels: int,
+    regions: int,
+    has_masks: bool,
+) -> FasterRCNN:
+    """Return the detector; it takes images in [0, 1] whose long side is ``size``.
+
+    Args:
+        maps: of the encoder's last layer.
+        num_classes: without the background.
+        size: side of the squares that images are padded to.
+        channels: of pyramid and heads, 256 as published.
+        regions: how many per image the heads learn from; twice as many are looked at in the end.
+        has_masks: Mask R-CNN; else Faster R-CNN, its boxes alone.
+    """
+    augment = maps.model.augment
+    options = {
+        "min_size": size,
+        "max_size": size,
+        "size_divisible": size,
+        "image_mean": augment.mean.flatten().tolist(),
+        "image_std": augment.std.flatten().tolist(),
+        "rpn_anchor_generator": AnchorGenerator(
+            tuple((size / 32 * 2**level,) for level in range(5)), ((0.5, 1.0, 2.0),) * 5
+        ),
+        "rpn_head": RPNHead(channels, 3, conv_depth=2),
+        "rpn_post_nms_top_n_train": 4 * regions,
+        "rpn_post_nms_top_n_test": 2 * regions,
+        "box_batch_size_per_image": regions,
+        "box_roi_pool": MultiScaleRoIAlign(list(_LEVELS), 7, 2),
+        "box_head": FastRCNNConvFCHead(
+            (channels, 7, 7), [channels] * 4, [4 * channels], LayerNorm2d
+        ),
+        "box_predictor": FastRCNNPredictor(4 * channels, num_classes + 1),
+    }
+    if has_masks:
+        options |= {
+            "mask_roi_pool": MultiScaleRoIAlign(list(_LEVELS), 14, 2),
+            "mask_head": MaskRCNNHeads(channels, [channels] * 4, 1, LayerNorm2d),
+            "mask_predictor": MaskRCNNPredictor(channels, channels, num_classes + 1),
+        }
+    kind = MaskRCNN if has_masks else FasterRCNN
+    detector: FasterRCNN = kind(Pyramid(maps, channels), **options)
+    return detector
+
+
+def _smooth(dim: int, channels: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(dim, channels, 1, bias=False),
+        LayerNorm2d(channels),
+        nn.Conv2d(channels, channels, 3, padding=1, bias=False),
+        LayerNorm2d(channels),
+    )

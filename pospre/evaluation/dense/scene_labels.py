@@ -1,0 +1,48 @@
+"""What ``data_prep.scenes`` writes beside its pictures: classes, boxes, masks and tracks."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from pospre.errors import UserError
+
+LABELS = "labels.jsonl"
+SCENE_CLASSES = ("ball", "box", "cone", "cylinder", "ring", "tree")
+
+
+def scene_lines(folder: Path) -> list[dict[str, Any]]:
+    """Return the label lines of rendered scenes.
+
+    Raises:
+        UserError: a line cannot be read, or a picture is missing.
+    """
+    lines = []
+    text = (folder / LABELS).read_text(encoding="utf-8").splitlines()
+    for number, row in enumerate(text, start=1):
+        try:
+            line = json.loads(row)
+            items = line["objects"]
+            known = all(item["class"] in SCENE_CLASSES and "mask" in item for item in items)
+            path = folder / line["path"]
+        except (ValueError, KeyError, TypeError) as error:
+            known, path = False, folder / str(error)
+        if not known:
+            raise UserError(
+                f"{folder / LABELS}, line {number}, is no line of rendered scenes with the classes "
+                f"{', '.join(SCENE_CLASSES)}; render them again: python -m data_prep.scenes."
+            )
+        if not path.is_file():
+            raise UserError(f"{folder / LABELS}, line {number}: there is no picture {path}.")
+        lines.append(line)
+    return lines
+
+
+def run_length_mask(run_lengths: dict[str, Any]) -> ndarray:
+    """Return the mask, uint8 (H, W), of COCO's uncompressed run lengths (columns, zeros first)."""
+    height, width = run_lengths["size"]
+    counts = np.asarray(run_lengths["counts"])
+    flat = np.repeat(np.arange(len(counts)) % 2, counts).astype(np.uint8)
+    return flat.reshape(width, height).T

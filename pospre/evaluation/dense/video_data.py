@@ -1,0 +1,138 @@
+"""Videos with a mask of objects for every frame: DAVIS's layout, and rendered tracks.
+
+DAVIS's is ``ImageSets/<split>.txt`` with the names of sequences, ``JPEGImages/480p/<name>/*.jpg``
+and ``Annotations/480p/<name>/*.png``, whose values are objects (0 is the background, 255 counts for
+nothing). Rendered tracks are ``data_prep.scenes … --frames N``.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from pospre.errors import UserError
+from pospre.evaluation.dense.maps import image_sides
+from pospre.evaluation.dense.mask_data import read_mask
+from pospre.evaluation.dense.scene_labels import LABELS, run_length_mask, scene_lines
+
+VOID = 255
+_RESOLUTION = "480p"
+
+
+@dataclass(frozen=True)
+class Video:
+    """A sequence.
+
+    Attributes:
+        name: for messages and results.
+        frames: image files in order.
+        masks: of every frame its file, or the line of rendered labels.
+    """
+
+    name: str
+    frames: Sequence[Path]
+    masks: Sequence[Any]
+
+    def objects(self, index: int) -> ndarray:
+        """Return the objects of a frame, int64 (H, W): 0 the background, ``VOID`` nothing.
+
+        Raises:
+            UserError: the mask cannot be read.
+        """
+        mask = self.masks[index]
+        if isinstance(mask, Path):
+            return read_mask(mask)
+        values = np.zeros(image_sides(self.frames[index]), np.int64)
+        for item in mask["objects"]:
+            values[run_length_mask(item["mask"]).astype(bool)] = item["id"] + 1
+        return values
+
+    def first_objects(self) -> list[int]:
+        """Return the ids in the first frame: these are followed."""
+        return sorted(set(np.unique(self.objects(0)).tolist()) - {0, VOID})
+
+
+def open_videos(owner: str, root: str, split: str) -> list[Video]:
+    """Find the sequences of a data set.
+
+    Args:
+        owner: the evaluation, for messages.
+        root: folder of the data set.
+        split: a list of DAVIS, such as ``2017/val``; rendered tracks have none.
+
+    Raises:
+        UserError: there are none of a known layout, or a frame lacks its mask.
+    """
+    base = Path(root)
+    listed = base / "ImageSets" / f"{split}.txt"
+    if listed.is_file():
+        names = [line.split()[0] for line in listed.read_text().splitlines() if line.strip()]
+        videos = [_davis(owner, base, name) for name in names]
+    elif (base / LABELS).is_file():
+        videos = _tracks(base)
+    else:
+        raise UserError(
+            f"{owner}: {root} holds no list ImageSets/{split}.txt beside JPEGImages and "
+            "Annotations (DAVIS), and no rendered tracks (data_prep.scenes … --frames 4)."
+        )
+    short = next((video for video in videos if len(video.frames) < 3), None)
+    if short is not None or not videos:
+        raise UserError(
+            f"{owner}: {short.name if short else listed} has "
+            f"{len(short.frames) if short else 'no'} frames; the first one is given and the last "
+            "one does not count, so a video needs at least 3."
+        )
+    return videos
+
+
+def check_video(owner: str, video: Video) -> None:
+    """Read all masks of a video.
+
+    Raises:
+        UserError: of evaluation ``owner``: the first frame has no object, a later one has another,
+            or a mask is not of its frame's size.
+    """
+    known = video.first_objects()
+    if not known:
+        raise UserError(f"{owner}: {video.name}: the first mask has no object to follow.")
+    for index, frame in enumerate(video.frames):
+        objects = video.objects(index)
+        if objects.shape != image_sides(frame):
+            raise UserError(
+                f"{owner}: the mask of {frame} is {objects.shape[1]}×{objects.shape[0]}, and the "
+                "frame has another size."
+            )
+        other = sorted(set(np.unique(objects).tolist()) - {0, VOID, *known})
+        if other and isinstance(video.masks[index], Path):
+            raise UserError(
+                f"{owner}: {video.masks[index]} holds the id {other[0]}; known from the first "
+                f"frame are {', '.join(map(str, known))}, and {VOID} for what does not count."
+            )
+
+
+def _davis(owner: str, base: Path, name: str) -> Video:
+    folders = [base / part / _RESOLUTION / name for part in ("JPEGImages", "Annotations")]
+    frames, masks = sorted(folders[0].glob("*.jpg")), sorted(folders[1].glob("*.png"))
+    lone = sorted({path.stem for path in frames} ^ {path.stem for path in masks})
+    if lone or not frames:
+        raise UserError(
+            f"{owner}: {folders[0]} has {len(frames)} frames and {folders[1]} {len(masks)} masks"
+            f"{f'; only one of both has {lone[0]}' if lone else ''}. Every frame needs one."
+        )
+    return Video(name, frames, masks)
+
+
+def _tracks(base: Path) -> list[Video]:
+    scenes: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
+    for line in scene_lines(base):
+        scenes[line["scene"]].append(line)
+    videos = []
+    for number, lines in sorted(scenes.items()):
+        lines.sort(key=lambda line: line["frame"])
+        frames = [base / line["path"] for line in lines]
+        videos.append(Video(f"scene {number}", frames, lines))
+    return videos

@@ -1,0 +1,231 @@
+"""Video object segmentation on DAVIS by label propagation of frozen features (DINO, StoP).
+
+The objects of a video's first frame are followed without training: every patch takes over the
+labels of its most similar patches in the first frame and in the last few. J (intersection over
+union) and F (contour), mean and recall (share of frames above 0.5) over the frames but the first
+and the last of every object, then over objects. Published: size=480, 5 neighbours, 7 frames, radius
+12, T = 0.1, on the list 2017/val.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy import ndarray
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+from torch import Tensor
+from tqdm import tqdm
+
+from pospre.errors import UserError
+from pospre.evaluation.dense.maps import (
+    FeatureMaps,
+    check_encoder,
+    check_not_smaller,
+    image_sides,
+    read_image,
+)
+from pospre.evaluation.dense.propagation import propagate
+from pospre.evaluation.dense.region_measures import contour_accuracy, region_similarity
+from pospre.evaluation.dense.video_data import VOID, Video, check_video, open_videos
+from pospre.evaluation.registry import Context, Plan
+from pospre.evaluation.table import format_table, percent
+from pospre.model.model import PretrainModel
+
+FIGURES = {"JF": "max", "J": "max", "F": "max"}
+OWN_DATA = True
+_ENOUGH = 0.5
+_MEASURES = {"J": region_similarity, "F": contour_accuracy}
+
+
+def evaluate(
+    context: Context,
+    *,
+    split: str = "2017/val",
+    size: PositiveInt | None = 480,
+    neighbours: PositiveInt = 5,
+    context_frames: NonNegativeInt = 7,
+    radius: NonNegativeInt = 12,
+    temperature: PositiveFloat = 0.1,
+    num_videos: PositiveInt | None = None,
+    baseline: bool = True,
+) -> dict[str, Any]:
+    """Follow objects through videos.
+
+    Args:
+        context: model, data and device.
+        split: a list of DAVIS, such as 2017/val; rendered tracks have none.
+        size: pixels of the short side that frames are scaled to, each side then to whole patches;
+            null leaves them as they are but for that.
+        neighbours: how many patches of earlier frames a patch takes its label from.
+        context_frames: how many of the last frames, besides the first one.
+        radius: patches in either direction within which they lie.
+        temperature: T of the weights exp(cosine / T).
+        num_videos: take so many, in their order; all without it.
+        baseline: measure the untrained encoder of the same recipe as well.
+
+    Returns:
+        ``J``, ``F``, their recalls (``…_recall``) and ``JF``, the mean of J and F, over objects, in
+        [0, 1], with standard errors over objects (``_se``); all of it for the untrained encoder
+        (``initial_…``) and for leaving the first mask where it is (``still_…``); ``videos``: J and
+        F of each; and what it was measured with.
+    """
+    videos = open_videos("video_segmentation", context.data, split)[:num_videos]
+    models = {"": context.model, **({"initial_": context.initial()} if baseline else {})}
+    options = {
+        "neighbours": neighbours,
+        "context_frames": context_frames,
+        "radius": radius,
+        "temperature": temperature,
+    }
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in [*models, "still_"]}
+    rows = []
+    bar = tqdm(videos, "video_segmentation", unit="video", disable=not context.progress)
+    for video in bar:
+        true = [video.objects(index) for index in range(len(video.frames))]
+        for name, model in models.items():
+            predicted = follow(context, model, video, size, options)
+            found[name] += score(list(predicted), true)
+        found["still_"] += score([true[0]] * (len(true) - 1), true)
+        own = found[""][-len(video.first_objects()) :]
+        rows.append({"name": video.name, **{key: _mean(own, key) for key in _MEASURES}})
+    results: dict[str, Any] = dict.fromkeys(f"initial_{key}" for key in FIGURES)
+    for name, objects in found.items():
+        results |= {f"{name}{key}": value for key, value in _summary(objects).items()}
+    return {
+        **results,
+        **options,
+        "size": size,
+        "videos": rows,
+        "objects": len(found[""]),
+        "frames": sum(len(video.frames) for video in videos),
+    }
+
+
+def check(plan: Plan) -> None:
+    """Raise a ``UserError`` for videos, masks or frames that will not do."""
+    encoder = check_encoder("video_segmentation", plan.recipe)
+    if encoder.is_relative:
+        raise UserError(
+            "video_segmentation shows frames of their own size, and relative positions know the "
+            f"{encoder.image_size[0]}×{encoder.image_size[1]} of the encoder only."
+        )
+    settings = plan.settings
+    videos = open_videos("video_segmentation", plan.data, settings["split"])
+    for video in videos[: settings["num_videos"]]:
+        check_video("video_segmentation", video)
+        height, width = image_sides(video.frames[0])
+        factor = 1.0 if settings["size"] is None else settings["size"] / min(height, width)
+        sides = (height * factor, width * factor)
+        check_not_smaller("video_segmentation", video.frames[0], sides, encoder.patch_size[0])
+
+
+@torch.no_grad()
+def follow(
+    context: Context,
+    model: PretrainModel,
+    video: Video,
+    size: int | None,
+    options: Mapping[str, Any],
+) -> Iterator[ndarray]:
+    """Yield the objects, int64 (H, W), that are found in every frame after the first."""
+    objects, ids = video.objects(0), [0, *video.first_objects()]
+    maps = FeatureMaps(model, (model.encoder.depth,), norm=True, finetune=False)
+    features = (_features(context, maps, video, index, size) for index in range(len(video.frames)))
+    first = next(features)
+    one_hot = torch.from_numpy(np.stack([objects == value for value in ids], axis=-1)).float()
+    labels = F.interpolate(one_hot.permute(2, 0, 1)[None], first.shape[:2], mode="nearest")
+    labels_hwC = labels[0].permute(1, 2, 0).to(first)
+    for shares_hwC in propagate(_chain(first, features), labels_hwC, **options):
+        yield np.array(ids)[_decide(shares_hwC, objects.shape)]
+
+
+def _chain(first: Tensor, rest: Iterator[Tensor]) -> Iterator[Tensor]:
+    yield first
+    yield from rest
+
+
+def _features(
+    context: Context, maps: FeatureMaps, video: Video, index: int, size: int | None
+) -> Tensor:
+    """Return the features (h, w, D) of a frame, scaled to whole patches."""
+    pixels = torch.tensor(read_image(video.frames[index])).permute(2, 0, 1)[None]
+    height, width = pixels.shape[-2:]
+    factor = 1.0 if size is None else size / min(height, width)
+    patch = maps.model.encoder.patch_size[0]
+    sides = [max(1, round(side * factor / patch)) * patch for side in (height, width)]
+    levels = F.interpolate(
+        pixels.to(context.device).float(), sides, mode="bilinear", antialias=True
+    )
+    (tokens_1Dhw,) = maps(maps.model.augment.normalise(levels))
+    context.go_on()
+    return tokens_1Dhw[0].permute(1, 2, 0)
+
+
+def _decide(shares_hwC: Tensor, sides: tuple[int, ...]) -> ndarray:
+    """Return the class (H, W) of the greatest share, every class stretched to [0, 1] before."""
+    shares = shares_hwC.permute(2, 0, 1)[None]
+    shares = F.interpolate(shares, sides, mode="bilinear")[0]
+    low, high = shares.amin((1, 2), keepdim=True), shares.amax((1, 2), keepdim=True)
+    stretched = torch.where(high > 0, (shares - low) / (high - low).clamp_min(1e-12), shares)
+    return stretched.argmax(0).cpu().numpy()
+
+
+def score(predicted: list[ndarray], true: list[ndarray]) -> list[dict[str, float]]:
+    """Return J, F and their recalls of every object, over all frames but the first and the last.
+
+    Args:
+        predicted: objects (H, W) of every frame after the first.
+        true: those of all frames; what is ``VOID`` there counts for nothing.
+    """
+    results = []
+    for number in sorted(set(np.unique(true[0]).tolist()) - {0, VOID}):
+        values: dict[str, list[float]] = {name: [] for name in _MEASURES}
+        for found, wanted in zip(predicted[:-1], true[1:-1], strict=True):
+            counts = wanted != VOID
+            for name, measure in _MEASURES.items():
+                values[name].append(measure((found == number) & counts, wanted == number))
+        means = {name: float(np.mean(each)) for name, each in values.items()}
+        recalls = {f"{n}_recall": float(np.mean(np.array(v) > _ENOUGH)) for n, v in values.items()}
+        results.append({**means, **recalls, "JF": (means["J"] + means["F"]) / 2})
+    return results
+
+
+def _summary(objects: list[dict[str, float]]) -> dict[str, float]:
+    """Return the means over objects, and the standard errors of three of them."""
+    means = {key: _mean(objects, key) for key in objects[0]}
+    errors = {}
+    for key in FIGURES:
+        values = [each[key] for each in objects]
+        spread = np.std(values, ddof=1) if len(values) > 1 else 0.0
+        errors[f"{key}_se"] = float(spread / np.sqrt(len(values)))
+    return {**means, **errors}
+
+
+def _mean(objects: list[dict[str, float]], key: str) -> float:
+    return float(np.mean([each[key] for each in objects]))
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """Return the figures as text, in percent, with standard errors over objects."""
+    names = {"trained": "", "untrained": "initial_", "first mask": "still_"}
+    columns = ("JF", "J", "J_recall", "F", "F_recall")
+    rows = [
+        [name, *(_cell(results, prefix, column) for column in columns)]
+        for name, prefix in names.items()
+        if results[f"{prefix}JF"] is not None
+    ]
+    notes = [
+        f"{results['neighbours']} neighbours in the first and the last {results['context_frames']} "
+        f"frames, radius {results['radius']} patches, T = {results['temperature']}",
+        f"{results['objects']} objects in {len(results['videos'])} videos of {results['frames']} "
+        "frames",
+    ]
+    header = ["encoder", "J&F", "J", "J recall", "F", "F recall"]
+    return format_table("Video object segmentation in %", header, rows, notes)
+
+
+def _cell(results: Mapping[str, Any], prefix: str, column: str) -> str:
+    error = results.get(f"{prefix}{column}_se")
+    return percent(results[f"{prefix}{column}"]) + ("" if error is None else f" ± {percent(error)}")

@@ -1,0 +1,34 @@
+"""A small model for the dense evaluations."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pospre.evaluation.run import run_evaluation
+from pospre.recipe.recipe import Recipe
+from pospre.training.build import build_model
+from tests.evaluation.checkpoints import tiny_recipe
+
+Run = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="package")
+def dense_recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    """Return a recipe of one block on patches of 8 in images of 32."""
+    runs = tmp_path_factory.mktemp("runs")
+    return tiny_recipe(runs, "mae", image_size=32, patch_size=8, depth=1)
+
+
+@pytest.fixture(scope="package")
+def measure(dense_recipe: Recipe) -> Run:
+    """Return ``measure(name, data, **settings)``: results of the recipe's untrained model."""
+
+    def run(name: str, data: Path, **settings: Any) -> dict[str, Any]:
+        model = build_model(dense_recipe)
+        document = run_evaluation(name, model, dense_recipe, data, settings, progress=False)
+        results: dict[str, Any] = document["results"]
+        return results
+
+    return run

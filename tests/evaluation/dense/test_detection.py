@@ -1,0 +1,307 @@
+"""Detection: its figures against torchmetrics, its data, its network, a whole evaluation."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torchmetrics.detection import MeanAveragePrecision
+from torchvision.models.detection import FasterRCNN, MaskRCNN
+
+from data_prep.scenes import Settings, render_scenes
+from pospre.errors import UserError
+from pospre.evaluation.dense import detection
+from pospre.evaluation.dense.average_precision import average_precision
+from pospre.evaluation.dense.box_data import BoxSet, open_boxes
+from pospre.evaluation.dense.jittered import Jittered
+from pospre.evaluation.dense.maps import FeatureMaps
+from pospre.evaluation.dense.mask_rcnn import build_detector, stride_of
+from pospre.model.model import PretrainModel
+from pospre.nn.build import build_encoder
+from pospre.recipe.recipe import Recipe
+from pospre.training.build import build_model
+from tests.evaluation.dense.pictures import COLOURS, coco_folder, rectangles, voc_folder
+
+Run = Callable[..., dict[str, Any]]
+SMALL = {"size": 64, "channels": 16, "regions": 16, "batch_size": 2}
+
+
+@pytest.fixture(scope="module")
+def voc(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return voc_folder(tmp_path_factory.mktemp("voc"), {"train": 8, "val": 4})
+
+
+@pytest.fixture(scope="module")
+def coco(tmp_path_factory: pytest.TempPathFactory) -> BoxSet:
+    folder = coco_folder(tmp_path_factory.mktemp("coco"), {"train": 2, "val": 12})
+    return open_boxes("detection", str(folder), "val")
+
+
+# -- figures --------------------------------------------------------------------------------------
+
+
+def noisy(boxes: BoxSet, seed: int) -> list[dict[str, Any]]:
+    """Return detections that are near the truth, some of a wrong class, and a few of nothing."""
+    generator, found = np.random.default_rng(seed), []
+    for number, items in enumerate(boxes.items, start=1):
+        for item in items:
+            x0, y0, x1, y1 = np.array(item.box) + generator.normal(0, 2.0, 4)
+            label = item.label if generator.random() < 0.8 else 3 - item.label
+            line = {"image_id": number, "category_id": label, "score": float(generator.random())}
+            found.append({**line, "bbox": [x0, y0, x1 - x0, y1 - y0], "segmentation": item.mask})
+    return found
+
+
+def test_figures_are_those_of_torchmetrics(coco: BoxSet):
+    detections = noisy(coco, 0)
+    theirs = MeanAveragePrecision(class_metrics=True, backend="pycocotools")
+    for number, items in enumerate(coco.items, start=1):
+        mine = [line for line in detections if line["image_id"] == number]
+        corners = torch.tensor([line["bbox"] for line in mine], dtype=torch.float64)
+        corners[:, 2:] += corners[:, :2]
+        found = {
+            "boxes": corners,
+            "scores": torch.tensor([line["score"] for line in mine]),
+            "labels": torch.tensor([line["category_id"] for line in mine]),
+        }
+        wanted = {
+            "boxes": torch.tensor([item.box for item in items]),
+            "labels": torch.tensor([item.label for item in items]),
+        }
+        theirs.update([found], [wanted])
+    ours, wanted = average_precision(coco.coco(), detections), theirs.compute()
+    for name, key in {"AP": "map", "AP50": "map_50", "AP75": "map_75"}.items():
+        assert ours[name] == pytest.approx(float(wanted[key]), abs=1e-6)
+    assert 0.1 < ours["AP"] < ours["AP50"] < 1
+    assert list(ours["classes"].values()) == pytest.approx(wanted["map_per_class"].tolist())
+    assert ours["AP_large"] is None  # no rectangle has 96² pixels
+    assert 0 < ours["AP_se"] < 0.2
+
+
+def test_standard_errors_leave_out_every_tenth_image(coco: BoxSet):
+    detections, truth = noisy(coco, 1), coco.coco()
+    without = []
+    for group in range(10):
+        kept = [number for number in range(1, 13) if (number - 1) % 10 != group]
+        rest = {
+            **truth,
+            "images": [each for each in truth["images"] if each["id"] in kept],
+            "annotations": [each for each in truth["annotations"] if each["image_id"] in kept],
+        }
+        lines = [line for line in detections if line["image_id"] in kept]
+        without.append(average_precision(rest, lines)["AP50"])
+    wanted = np.sqrt(9 / 10 * ((np.array(without) - np.mean(without)) ** 2).sum())
+    assert average_precision(truth, detections)["AP50_se"] == pytest.approx(wanted, rel=1e-9)
+
+
+def test_perfect_masks_and_nothing_at_all(coco: BoxSet):
+    perfect = [{**line, "category_id": item.label} for line, item in _with_items(coco)]
+    assert average_precision(coco.coco(), perfect, "segm")["AP"] == 1.0
+    nothing = average_precision(coco.coco(), [])
+    assert (nothing["AP"], nothing["AP50_se"]) == (0.0, 0.0)
+
+
+def _with_items(coco: BoxSet) -> list[tuple[dict[str, Any], Any]]:
+    items = [item for row in coco.items for item in row]
+    return list(zip(noisy(coco, 2), items, strict=True))
+
+
+# -- data -----------------------------------------------------------------------------------------
+
+
+def test_coco_voc_and_scenes_are_read(coco: BoxSet, voc: Path, tmp_path: Path):
+    assert list(coco.classes) == ["red", "green"]  # by their ids, 3 and 7
+    pascal = open_boxes("detection", str(voc), "val")
+    assert list(pascal.classes) == ["green", "red"]
+    for index in range(4):
+        wanted = [tuple(map(float, each[:4])) for each in rectangles(100 + index, 64, 64)]
+        assert [item.box for item in coco.items[index]] == wanted
+        assert [item.box for item in pascal.items[index]] == wanted
+        for item in coco.items[index]:
+            assert item.read_mask().sum() == item.area
+    assert coco.has_masks and not pascal.has_masks
+    settings = Settings(num_images=3, size=48, seed=0, split="val", frames=1)
+    render_scenes(tmp_path / "scenes", settings, num_workers=1)
+    scenes = open_boxes("detection", str(tmp_path / "scenes"), "val")
+    lines = (tmp_path / "scenes" / "labels.jsonl").read_text().splitlines()
+    first = json.loads(lines[0])["objects"]
+    assert [item.box for item in scenes.items[0]] == [tuple(map(float, o["box"])) for o in first]
+    assert [item.read_mask().sum() for item in scenes.items[0]] == [o["area"] for o in first]
+
+
+def test_jittered_squares_keep_boxes_masks_and_pixels_together(coco: BoxSet):
+    samples = Jittered(coco, 48, (0.6, 1.5), (0, 0, 0), seed=1, has_masks=True)
+    seen = 0
+    for index in range(6):
+        image, target = samples[0, index]
+        assert image.shape == (3, 48, 48) and image.dtype == torch.uint8
+        for box, label, mask in zip(
+            *(target[k] for k in ("boxes", "labels", "masks")), strict=True
+        ):
+            x0, y0, x1, y1 = box.round().int().tolist()
+            inside = image[:, y0 + 2 : y1 - 2, x0 + 2 : x1 - 2].flatten(1).float()
+            if inside.shape[1] > 20:
+                wanted = torch.from_numpy(COLOURS[int(label)]).float()
+                assert float((inside.median(1).values - wanted).abs().max()) < 16
+                assert float(mask[y0 + 1 : y1 - 1, x0 + 1 : x1 - 1].float().mean()) > 0.95
+                seen += 1
+    assert seen > 4
+    assert torch.equal(samples[0, 0][0], samples[0, 0][0])
+    assert not torch.equal(samples[0, 0][0], samples[1, 0][0])
+
+
+# -- network --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("patch", "stride", "side"), [(8, 8, 64), (14, 16, 56)])
+def test_levels_have_the_strides_that_torchvision_counts(patch: int, stride: int, side: int):
+    encoder = build_encoder("vit_tiny16", image_size=2 * patch, patch_size=patch, depth=1)
+    maps = FeatureMaps(PretrainModel(encoder, seed=0).eval(), (1,), norm=True, finetune=False)
+    detector = build_detector(maps, 2, size=64, channels=8, regions=4, has_masks=True)
+    shown: list[tuple[int, ...]] = []
+    encoder.register_forward_pre_hook(lambda _, args: shown.append(tuple(args[0].shape[-2:])))
+    levels = detector.backbone(torch.zeros(1, 3, 64, 64))
+    assert shown == [(side, side)] and stride_of(patch) == stride
+    assert [64 // level.shape[-1] for level in levels.values()] == [
+        stride // 4, stride // 2, stride, 2 * stride, 4 * stride,
+    ]  # fmt: skip
+    assert isinstance(detector, MaskRCNN)
+    boxes_alone = build_detector(maps, 2, size=64, channels=8, regions=4, has_masks=False)
+    assert isinstance(boxes_alone, FasterRCNN) and not isinstance(boxes_alone, MaskRCNN)
+
+
+def test_what_is_found_is_in_pixels_of_the_image(
+    dense_recipe: Recipe, coco: BoxSet, monkeypatch: pytest.MonkeyPatch
+):
+    """A detector that gives the truth in its own pixels, of twice the size, measures AP 1."""
+
+    def perfect(images: list[torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+        assert images[0].shape == (3, 128, 128)
+        items = coco.items[len(calls)]
+        calls.append(0)
+        masks = torch.stack([torch.from_numpy(item.read_mask()) for item in items])
+        return [
+            {
+                "boxes": 2 * torch.tensor([item.box for item in items]),
+                "labels": torch.tensor([item.label for item in items]),
+                "scores": torch.ones(len(items)),
+                "masks": masks.float().repeat_interleave(2, 1).repeat_interleave(2, 2)[:, None],
+            }
+        ]
+
+    calls: list[int] = []
+    setup = detection.Setup(coco, coco, 128)
+    context = detection.Context(
+        model=build_model(dense_recipe),
+        initial=lambda: pytest.fail("not asked for"),
+        data="",
+        device=torch.device("cpu"),
+        progress=False,
+    )
+    lines = detection._detect(context, setup, perfect)
+    for kind in ("bbox", "segm"):
+        assert average_precision(coco.coco(), lines, kind)["AP"] == 1.0
+
+
+# -- a whole evaluation ---------------------------------------------------------------------------
+
+
+def test_rectangles_are_found_by_a_frozen_encoder(measure: Run, voc: Path):
+    settings = {**SMALL, "iterations": 60, "lr": 0.003, "jitter": (0.8, 1.2), "baseline": False}
+    results = measure("detection", voc, **settings)
+    assert results["AP50"] > 0.3
+    assert results["mask_AP"] is None and results["initial_AP"] is None
+    assert (results["images"], results["boxes"], results["train_images"]) == (4, 8, 8)
+    assert set(detection.FIGURES) <= set(results)
+    assert "encoder frozen; 60 iterations, long side 64" in detection.table(results)
+
+
+def test_masks_are_learned_too_and_what_is_fine_tuned_is_a_copy(measure: Run, tmp_path: Path):
+    data = coco_folder(tmp_path, {"train": 2, "val": 2})
+    settings = {**SMALL, "iterations": 2, "finetune": True}
+    results = measure("detection", data, **settings)
+    assert results["mask_AP"] is not None
+    assert results["initial_AP"] == results["AP"] and results["initial_loss"] == results["loss"]
+    text = detection.table(json.loads(json.dumps(results)))
+    assert "untrained, masks" in text and "fine-tuned" in text
+    assert measure("detection", data, **settings)["loss"] == results["loss"]
+
+
+# -- bad input ------------------------------------------------------------------------------------
+
+
+def spoil(folder: Path, what: str) -> None:
+    """Make one mistake in a data set of Pascal VOC's layout."""
+    annotation = folder / "Annotations" / "val001.xml"
+    text = annotation.read_text()
+    if what == "image":
+        (folder / "JPEGImages" / "val001.jpg").unlink()
+    elif what == "class":
+        annotation.write_text(text.replace("green", "blue"))
+    elif what == "box":
+        annotation.write_text(text.replace("xmin", "left"))
+    elif what == "xml":
+        annotation.write_text(text[:40])
+    elif what == "none":
+        for path in (folder / "Annotations").glob("val*.xml"):
+            path.write_text("<annotation></annotation>")
+
+
+@pytest.mark.parametrize(
+    ("what", "settings", "message"),
+    [
+        ("image", {}, r"val001\.xml is about .*val001\.jpg, which is not there"),
+        ("class", {}, r"val001\.xml has the class 'blue'; known are green, red"),
+        ("box", {}, r"val001\.xml, object 1, has no bndbox of four numbers; add it"),
+        ("xml", {}, r"val001\.xml is no annotation that can be read"),
+        ("none", {}, r"\(val\) has no boxes at all"),
+        ("", {"split": "test"}, r"holds no split 'test' of images with boxes; give a folder"),
+        ("", {"train_split": "val"}, r"measured on images that the detector learns from"),
+        ("", {"size": 40}, r"size=40 is no multiple of 16; use 32"),
+    ],
+)
+def test_mistakes_are_said_before_any_forward_pass(
+    measure: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what, settings, message
+):
+    monkeypatch.setattr(detection, "_train", lambda *_: pytest.fail("it began"))
+    data = voc_folder(tmp_path, {"train": 2, "val": 2})
+    spoil(data, what)
+    with pytest.raises(UserError, match=message):
+        measure("detection", data, **settings)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"category_id": 4}, r"annotation 1 has the category 4; known are 3, 7"),
+        ({"image_id": 99}, r"annotation 1 is on the image 99, not listed"),
+        ({"bbox": [1, 2]}, r"annotation 1 has no bbox of four numbers"),
+    ],
+)
+def test_annotations_of_nothing_are_refused(tmp_path: Path, change, message):
+    data = coco_folder(tmp_path, {"val": 1})
+    path = data / "annotations" / "instances_val2017.json"
+    content = json.loads(path.read_text())
+    content["annotations"][0] |= change
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=message):
+        open_boxes("detection", str(data), "val")
+
+
+def test_boxes_without_area_are_counted_and_other_classes_refused(tmp_path: Path):
+    data = coco_folder(tmp_path, {"train": 1, "val": 1})
+    path = data / "annotations" / "instances_val2017.json"
+    content = json.loads(path.read_text())
+    content["annotations"][0]["bbox"] = [70, 2, 5, 5]  # right of the image
+    content["categories"].append({"id": 9, "name": "blue"})
+    path.write_text(json.dumps(content))
+    found = open_boxes("detection", str(data), "val")
+    assert found.dropped == 1 and len(found.items[0]) == 1
+    with pytest.raises(UserError, match=r"other classes than what is learned from .*'blue'"):
+        open_boxes("detection", str(data), "val", ["red", "green"])
+    path.write_text("[]")
+    with pytest.raises(UserError, match=r"instances_val2017\.json is no COCO annotation file"):
+        open_boxes("detection", str(data), "val")

@@ -1,0 +1,265 @@
+"""Segmentation: its measures against libraries, its decoders, a whole evaluation, bad input."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.metrics import accuracy_score, balanced_accuracy_score, jaccard_score
+from torchmetrics.classification import MulticlassJaccardIndex
+
+from data_prep.scenes import Settings, render_scenes
+from pospre.errors import UserError
+from pospre.evaluation.dense import segmentation
+from pospre.evaluation.dense.crops import Crops
+from pospre.evaluation.dense.decoders import LinearDecoder
+from pospre.evaluation.dense.iou import class_iou, constant, summarise
+from pospre.evaluation.dense.mask_data import IGNORED, open_masks
+from pospre.evaluation.dense.windows import Showing, predict
+from pospre.evaluation.run import run_evaluation
+from pospre.recipe.recipe import Recipe
+from pospre.training.build import build_model
+from tests.evaluation.dense.pictures import COLOURS, mask_folder, save
+
+Run = Callable[..., dict[str, Any]]
+QUICK = {"iterations": 25, "batch_size": 4, "lr": 0.01}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return mask_folder(tmp_path_factory.mktemp("masks"), {"train": 6, "val": 3})
+
+
+# -- measures -------------------------------------------------------------------------------------
+
+
+def drawn_confusions() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return predictions and truths (5, 400) of four classes, one of which is never there."""
+    generator = np.random.default_rng(0)
+    true = generator.integers(0, 3, (5, 400))
+    predicted = np.where(generator.random((5, 400)) < 0.6, true, generator.integers(0, 3, (5, 400)))
+    matrices = np.zeros((5, 4, 4), np.int64)
+    for image in range(5):
+        np.add.at(matrices[image], (true[image], predicted[image]), 1)
+    return predicted, true, matrices
+
+
+def test_figures_are_those_of_torchmetrics_and_scikit_learn():
+    predicted, true, matrices = drawn_confusions()
+    found, flat = summarise(matrices), (true.ravel(), predicted.ravel())
+    index = MulticlassJaccardIndex(4, average="none")
+    theirs = index(torch.from_numpy(predicted), torch.from_numpy(true))[:3]
+    iou = class_iou(matrices.sum(0))
+    np.testing.assert_allclose(iou[:3], theirs, rtol=1e-6)
+    assert np.isnan(iou[3])
+    assert found["mIoU"] == pytest.approx(jaccard_score(*flat, average="macro"), abs=1e-12)
+    assert found["aAcc"] == pytest.approx(accuracy_score(*flat), abs=1e-12)
+    assert found["mAcc"] == pytest.approx(balanced_accuracy_score(*flat), abs=1e-12)
+
+
+def test_standard_errors_of_a_mean_over_images_of_one_size_are_the_usual_ones():
+    predicted, true, matrices = drawn_confusions()
+    shares = (predicted == true).mean(1)
+    usual = shares.std(ddof=1) / np.sqrt(len(shares))
+    assert summarise(matrices)["aAcc_se"] == pytest.approx(usual, rel=1e-9)
+
+
+def test_the_commonest_class_is_what_a_constant_answer_measures():
+    pixels = np.array([10, 70, 20, 0])
+    matrix = np.zeros((4, 4), np.int64)
+    matrix[:, 1] = pixels
+    found = summarise(matrix[None])
+    assert {key: found[key.removeprefix("constant_")] for key in constant(pixels)} == pytest.approx(
+        constant(pixels)
+    )
+
+
+# -- what is shown --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [(32, 32), (41, 75), (96, 33)])
+def test_windows_that_overlap_give_back_a_function_of_pixels(size):
+    showing = Showing(None, (32, 32), 8)
+    image = torch.randn(1, 3, *size, generator=torch.Generator().manual_seed(0))
+    found = predict(lambda some: 2 * some[:, :2] + 1, image, showing, batch_size=3)
+    torch.testing.assert_close(found, 2 * image[:, :2] + 1)
+
+
+def test_whole_images_are_padded_to_patches():
+    showing = Showing(60, None, 8)
+    assert showing.scaled(90, 120) == (60, 80)
+    assert showing.padded(60, 80) == (64, 80)
+    assert showing.windows(64, 80) == [(slice(0, 64), slice(0, 80))]
+
+
+def test_crops_keep_image_and_mask_together_and_follow_their_seed(data):
+    masks = open_masks("segmentation", str(data), "train", 255)
+    crops = Crops(masks, 3, 40, (32, 40), (0, 0, 0), seed=3)
+    image, classes = crops[2, 1]
+    assert image.shape == (3, 32, 40) and classes.shape == (32, 40)
+    again, _ = crops[2, 1]
+    other, _ = crops[3, 1]
+    assert torch.equal(image, again) and not torch.equal(image, other)
+    seen = 0
+    for index in range(6):
+        image, classes = crops[0, index]
+        for kind in range(3):
+            levels = image[:, classes == kind].float()
+            seen += levels.shape[1]
+            if levels.shape[1] > 50:
+                wanted = torch.from_numpy(COLOURS[kind]).float()
+                assert float((levels.median(1).values - wanted).abs().max()) < 16
+    assert seen > 2000
+    assert bool((torch.stack([crops[0, i][1] for i in range(6)]) == IGNORED).any())
+
+
+# -- decoders -------------------------------------------------------------------------------------
+
+
+def test_the_linear_decoder_is_batch_norm_and_a_linear_layer():
+    torch.manual_seed(0)
+    decoder, maps = LinearDecoder(4, 2, 3), [torch.randn(2, 4, 5, 6) for _ in range(2)]
+    found = decoder(maps)
+    joined = torch.cat(maps, 1).permute(0, 2, 3, 1)
+    scaled = (joined - joined.mean((0, 1, 2))) / (joined.var((0, 1, 2), correction=0) + 1e-5).sqrt()
+    wanted = torch.nn.functional.linear(
+        scaled, decoder.classify.weight[:, :, 0, 0], decoder.classify.bias
+    )
+    torch.testing.assert_close(found.permute(0, 2, 3, 1), wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_pixels_without_a_class_teach_nothing():
+    decoder, maps = LinearDecoder(4, 1, 3), [torch.randn(2, 4, 2, 2)]
+    classes = torch.randint(0, 3, (2, 8, 8))
+    classes[:, 4:] = IGNORED
+    logits = torch.nn.functional.interpolate(decoder(maps), (8, 8), mode="bilinear")
+    wanted = torch.nn.functional.cross_entropy(logits[:, :, :4], classes[:, :4])
+    torch.testing.assert_close(decoder.loss(maps, classes), wanted)
+
+
+# -- a whole evaluation ---------------------------------------------------------------------------
+
+
+def test_colours_are_learned_from_a_frozen_encoder(measure: Run, data: Path):
+    results = measure("segmentation", data, **QUICK, size=32)
+    assert results["mIoU"] > 0.6 > results["constant_mIoU"]
+    assert results["initial_mIoU"] == results["mIoU"]  # the model is untrained itself
+    assert (results["classes"], results["images"], results["train_images"]) == (3, 3, 6)
+    assert set(results["IoU"]) == {"class 0", "class 1", "class 2"}
+    assert set(segmentation.FIGURES) <= set(results)
+    text = segmentation.table(json.loads(json.dumps(results)))
+    assert "commonest class" in text and "linear decoder on layers [1], frozen" in text
+
+
+def test_windows_that_are_encoded_once_are_learned_from(measure: Run, data: Path):
+    results = measure("segmentation", data, **QUICK, augment=False, baseline=False)
+    assert results["mIoU"] > 0.6 and results["initial_mIoU"] is None
+
+
+def test_what_is_fine_tuned_is_a_copy(dense_recipe: Recipe, data: Path):
+    model = build_model(dense_recipe)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    settings: dict[str, Any] = {**QUICK, "iterations": 3, "finetune": True, "baseline": False}
+    settings |= {"inference": "whole", "lr": 0.003}
+    frozen = {**settings, "finetune": False}
+    found = [
+        run_evaluation("segmentation", model, dense_recipe, data, each, progress=False)["results"]
+        for each in (settings, frozen)
+    ]
+    assert found[0]["loss"] != found[1]["loss"]
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert all(value.grad is None for value in model.parameters())
+
+
+def test_scenes_and_ade20k_are_read(measure: Run, tmp_path: Path):
+    for split in ("train", "val"):
+        settings = Settings(num_images=3, size=32, seed=0, split=split, frames=1)
+        render_scenes(tmp_path / split, settings, num_workers=1)
+    results = measure("segmentation", tmp_path, iterations=2, batch_size=2, baseline=False)
+    assert results["classes"] == 7 and "ground and sky" in results["IoU"]
+    for split in ("training", "validation"):
+        for index in range(2):
+            values = np.full((32, 32), 150, np.uint8)
+            values[:8] = 0
+            save(tmp_path / "ade" / "annotations" / split / f"{index}.png", values)
+            save(tmp_path / "ade" / "images" / split / f"{index}.jpg", COLOURS[values // 150])
+    masks = open_masks("segmentation", str(tmp_path / "ade"), "val", None)
+    classes = masks.read(0, 150)
+    assert set(np.unique(classes[:8])) == {IGNORED} and set(np.unique(classes[8:])) == {149}
+    scenes = open_masks("segmentation", str(tmp_path), "val", None)
+    line = json.loads((tmp_path / "val" / "labels.jsonl").read_text().splitlines()[1])
+    areas = sum(item["area"] for item in line["objects"])
+    assert (scenes.read(1, 7) > 0).sum() == areas > 0
+
+
+def test_a_class_that_cannot_be_learned_is_said(
+    measure: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    data = mask_folder(tmp_path, {"train": 2, "val": 1})
+    save(data / "val" / "masks" / "000.png", np.full((40, 48), 3, np.uint8))
+    measure("segmentation", data, num_classes=4, iterations=1, batch_size=2, baseline=False)
+    assert "shows 'class 3', but no mask of" in capsys.readouterr().err
+
+
+# -- bad input ------------------------------------------------------------------------------------
+
+
+def spoil(data: Path, what: str) -> None:
+    """Make one mistake in a data set."""
+    masks, images = data / "val" / "masks", data / "val" / "images"
+    if what == "id":
+        values = np.array(Image.open(masks / "001.png"))
+        values[3, 4] = 9
+        save(masks / "001.png", values)
+    elif what == "size":
+        save(masks / "001.png", np.zeros((10, 10), np.uint8))
+    elif what == "mask":
+        (masks / "001.png").unlink()
+    elif what == "image":
+        (images / "001.jpg").unlink()
+    elif what == "colour":
+        save(masks / "001.png", np.zeros((40, 48, 3), np.uint8))
+    elif what == "damaged":
+        (images / "001.jpg").write_bytes(b"no image")
+    elif what == "names":
+        (data / "classes.txt").write_text("sky\ncar\n")
+    elif what == "empty":
+        for path in masks.iterdir():
+            save(path, np.full((40, 48), 255, np.uint8))
+    elif what == "tiny":
+        save(images / "001.jpg", np.zeros((4, 9, 3), np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("what", "settings", "message"),
+    [
+        ("id", {}, r"masks/001\.png holds the id 9; known are 0 to 2, and ignored 255"),
+        ("size", {}, r"001\.png is 10×10, and .*001\.jpg has another size"),
+        ("mask", {}, r"001\.jpg has no mask in .*val/masks; add it"),
+        ("image", {}, r"001\.png is the mask of no image"),
+        ("colour", {}, r"001\.png has 3 channels; a mask is a grey or indexed PNG"),
+        ("damaged", {}, r"001\.jpg is no image that can be read"),
+        ("names", {"num_classes": 3}, r"names 2 classes, .* 2, and num_classes is 3"),
+        ("empty", {}, r"no pixel of .*val has a class; look at ignore"),
+        ("tiny", {}, r"001\.jpg has 4×9 pixels as it is shown, less than a patch of 8"),
+        ("", {"split": "test"}, r"holds no split 'test' of images with masks; give a folder"),
+        ("", {"train_split": "val"}, r"measured on images that the decoder learns from"),
+        ("", {"crop": 30}, r"crop=30 is no multiple of the patch size 8; use 32"),
+        ("", {"layers": (1, 2)}, r"segmentation: layer 2, but the encoder has 1 blocks"),
+        ("", {"augment": False, "finetune": True}, r"augment=false is for a frozen encoder"),
+        ("", {"decoder": "upernet", "layers": (1,)}, r"upernet takes four layers, not \[1\]"),
+        ("", {"decoder": "upernet", "crop": 8}, r"upernet needs crops of two patches"),
+    ],
+)
+def test_mistakes_are_said_before_any_forward_pass(
+    measure: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what, settings, message
+):
+    monkeypatch.setattr(segmentation, "_measure", lambda *_: pytest.fail("it began"))
+    data = mask_folder(tmp_path, {"train": 2, "val": 2})
+    spoil(data, what)
+    with pytest.raises(UserError, match=message):
+        measure("segmentation", data, **settings)

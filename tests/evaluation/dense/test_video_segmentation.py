@@ -1,0 +1,206 @@
+"""Video: J, F and propagation against plain formulas, a whole evaluation, bad input."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy import ndarray
+from sklearn.metrics import jaccard_score
+
+from data_prep.scenes import Settings, render_scenes
+from pospre.errors import UserError
+from pospre.evaluation.dense import propagation, video_segmentation
+from pospre.evaluation.dense.region_measures import contour, contour_accuracy, region_similarity
+from pospre.evaluation.dense.video_data import open_videos
+from tests.evaluation.dense.pictures import davis_folder, save
+
+Run = Callable[..., dict[str, Any]]
+
+
+# -- measures -------------------------------------------------------------------------------------
+
+
+def plain_contour(mask: ndarray) -> list[tuple[int, int]]:
+    """Return the pixels unlike the one to the right, below or both, as DAVIS's code finds them."""
+    height, width = mask.shape
+    found = []
+    for y in range(height):
+        for x in range(width):
+            others = [(y, x + 1), (y + 1, x), (y + 1, x + 1)]
+            if y == height - 1 or x == width - 1:
+                others = others[:2]
+            inside = [(b, a) for b, a in others if b < height and a < width]
+            if any(mask[y, x] != mask[b, a] for b, a in inside):
+                found.append((y, x))
+    return found
+
+
+def plain_f(found: ndarray, true: ndarray) -> float:
+    """Return F by the distances of all pairs of contour pixels."""
+    radius = math.ceil(0.008 * math.hypot(*found.shape))
+    ours, theirs = plain_contour(found), plain_contour(true)
+    if not ours or not theirs:
+        return float(not ours and not theirs)
+
+    def near(some: list[tuple[int, int]], others: list[tuple[int, int]]) -> float:
+        hits = [any(math.dist(each, other) <= radius for other in others) for each in some]
+        return sum(hits) / len(hits)
+
+    precision, recall = near(ours, theirs), near(theirs, ours)
+    return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+
+
+def blob(seed: int, side: tuple[int, int]) -> ndarray:
+    """Return a bool mask of two ellipses, which may touch the border."""
+    generator = np.random.default_rng(seed)
+    y, x = np.mgrid[: side[0], : side[1]]
+    mask = np.zeros(side, bool)
+    for _ in range(2):
+        centre, radii = generator.random(2) * side, 3 + generator.random(2) * side / 3
+        mask |= ((y - centre[0]) / radii[0]) ** 2 + ((x - centre[1]) / radii[1]) ** 2 < 1
+    return mask
+
+
+@pytest.mark.parametrize("side", [(30, 40), (90, 130)])  # tolerances of 1 and 2 pixels
+@pytest.mark.parametrize("seed", range(4))
+def test_j_and_f_are_those_of_plain_formulas(side: tuple[int, int], seed: int):
+    found, true = blob(seed, side), blob(seed + (100 if seed else 0), side)
+    true = np.roll(true, seed, axis=1)
+    assert sorted(zip(*np.nonzero(contour(found)), strict=True)) == plain_contour(found)
+    assert contour_accuracy(found, true) == pytest.approx(plain_f(found, true), abs=1e-12)
+    wanted = jaccard_score(true.ravel(), found.ravel())
+    assert region_similarity(found, true) == pytest.approx(wanted, abs=1e-12)
+
+
+def test_objects_that_are_not_there_are_found_by_finding_nothing():
+    nothing, something = np.zeros((20, 20), bool), np.eye(20, dtype=bool)
+    for measure in (region_similarity, contour_accuracy):
+        assert measure(nothing, nothing) == 1.0
+        assert measure(nothing, something) == measure(something, nothing) == 0.0
+
+
+def test_scores_leave_out_the_first_and_last_frame_and_what_counts_for_nothing():
+    true = [np.zeros((40, 40), np.int64) for _ in range(5)]
+    for frame in true:
+        frame[10:30, 10:30] = 3
+    true[2][:5] = 255
+    predicted = [frame.copy() for frame in true[1:]]
+    predicted[0][10:30, 10:20] = 0  # frame 1: half of it
+    predicted[1][:5] = 3  # frame 2: more, where nothing counts
+    predicted[3][:] = 0  # the last one
+    (score,) = video_segmentation.score(predicted, true)
+    assert score["J"] == pytest.approx((0.5 + 1 + 1) / 3)
+    assert score["J_recall"] == pytest.approx(2 / 3)  # 0.5 is not above 0.5
+    assert score["F_recall"] == 1.0 and score["JF"] == (score["J"] + score["F"]) / 2
+
+
+# -- propagation ----------------------------------------------------------------------------------
+
+
+def test_attention_to_near_patches_is_that_of_a_plain_loop(monkeypatch):
+    monkeypatch.setattr(propagation, "_ROWS", 7)  # several chunks, the last one ragged
+    generator = torch.Generator().manual_seed(0)
+    rows, columns, radius, neighbours, temperature = 4, 5, 1, 3, 0.1
+    features = [torch.randn(rows, columns, 6, generator=generator) for _ in range(4)]
+    labels = torch.rand(rows, columns, 2, generator=generator)
+    found = list(
+        propagation.propagate(
+            features,
+            labels,
+            neighbours=neighbours,
+            context_frames=2,
+            radius=radius,
+            temperature=temperature,
+        )
+    )
+    known = [(features[0], labels)]
+    for number, feature in enumerate(features[1:]):
+        wanted = torch.zeros(rows, columns, 2)
+        context = [known[0], *known[1:][-2:]]
+        for y, x in np.ndindex(rows, columns):
+            pairs = [
+                (float(torch.cosine_similarity(feature[y, x], other[b, a], dim=0)), own[b, a])
+                for other, own in context
+                for b, a in np.ndindex(rows, columns)
+                if max(abs(b - y), abs(a - x)) <= radius
+            ]
+            best = sorted(pairs, key=lambda pair: -pair[0])[:neighbours]
+            weights = [math.exp(cosine / temperature) for cosine, _ in best]
+            for weight, (_, label) in zip(weights, best, strict=True):
+                wanted[y, x] += weight / sum(weights) * label
+        torch.testing.assert_close(found[number], wanted, atol=1e-5, rtol=1e-5)
+        known.append((feature, found[number]))
+
+
+# -- a whole evaluation ---------------------------------------------------------------------------
+
+
+def test_objects_are_followed_by_their_colours(measure: Run, tmp_path: Path):
+    results = measure("video_segmentation", davis_folder(tmp_path), size=64)
+    assert results["J"] > 0.8 > 0.6 > results["still_J"]
+    assert results["initial_JF"] == results["JF"] == (results["J"] + results["F"]) / 2
+    assert (results["objects"], results["frames"]) == (2, 5)
+    assert results["videos"] == [{"name": "moving", "J": results["J"], "F": results["F"]}]
+    assert set(video_segmentation.FIGURES) <= set(results)
+    text = video_segmentation.table(json.loads(json.dumps(results)))
+    assert "2 objects in 1 videos of 5 frames" in text and "first mask" in text
+    blind = measure("video_segmentation", tmp_path, size=64, radius=0, baseline=False)
+    assert blind["J"] < results["J"] and blind["initial_JF"] is None
+
+
+def test_rendered_tracks_are_followed(measure: Run, tmp_path: Path):
+    settings = Settings(num_images=6, size=64, seed=0, split="val", frames=3)
+    render_scenes(tmp_path / "tracks", settings, num_workers=1)
+    videos = open_videos("video_segmentation", str(tmp_path / "tracks"), "2017/val")
+    assert [len(video.frames) for video in videos] == [3, 3]
+    results = measure("video_segmentation", tmp_path / "tracks", baseline=False, size=None)
+    assert results["objects"] == sum(len(video.first_objects()) for video in videos)
+    assert 0 < results["J"] < 1
+
+
+# -- bad input ------------------------------------------------------------------------------------
+
+
+def spoil(root: Path, what: str) -> None:
+    """Make one mistake in a data set of DAVIS's layout."""
+    masks = root / "Annotations" / "480p" / "moving"
+    if what == "mask":
+        (masks / "00003.png").unlink()
+    elif what == "id":
+        save(masks / "00003.png", np.full((64, 80), 7, np.uint8))
+    elif what == "size":
+        save(masks / "00003.png", np.ones((10, 10), np.uint8))
+    elif what == "empty":
+        save(masks / "00000.png", np.zeros((64, 80), np.uint8))
+    elif what == "list":
+        (root / "ImageSets" / "2017" / "val.txt").unlink()
+    elif what == "short":
+        for path in root.rglob("0000[2-9].*"):
+            path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("what", "settings", "message"),
+    [
+        ("mask", {}, r"has 5 frames and .*moving 4 masks; only one of both has 00003"),
+        ("id", {}, r"00003\.png holds the id 7; known from the first frame are 1, 2, and 255"),
+        ("size", {}, r"the mask of .*00003\.jpg is 10×10, and the frame has another size"),
+        ("empty", {}, r"moving: the first mask has no object to follow"),
+        ("list", {}, r"holds no list ImageSets/2017/val\.txt beside JPEGImages and Annotations"),
+        ("short", {}, r"moving has 2 frames; .* so a video needs at least 3"),
+        ("", {"size": 4}, r"00000\.jpg has 4×5 pixels as it is shown, less than a patch of 8"),
+    ],
+)
+def test_mistakes_are_said_before_any_forward_pass(
+    measure: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what, settings, message
+):
+    monkeypatch.setattr(video_segmentation, "follow", lambda *_: pytest.fail("it began"))
+    data = davis_folder(tmp_path)
+    spoil(data, what)
+    with pytest.raises(UserError, match=message):
+        measure("video_segmentation", data, **settings)
