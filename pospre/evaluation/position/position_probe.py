@@ -165,7 +165,7 @@ def evaluate(
         "images_learned": counts[0],
         "images_measured": counts[1],
         "num_tokens": num_tokens,
-        "picture": None if context.folder is None else PICTURE,
+        "pictures": [] if context.folder is None else [PICTURE],
     }
     if context.folder is not None:
         draw_depth(results, SHOWN_AS, context.folder / PICTURE)
@@ -253,7 +253,7 @@ def _scores(
     return {
         key: value
         for name, score in figures.items()
-        for key, value in ((name, score.value), (f"{name}_error", score.error))
+        for key, value in ((name, score.value), (f"{name}_se", score.error))
     }
 
 
@@ -264,12 +264,11 @@ def _figures(rows: list[dict[str, Any]], grid: list[int], layer: int) -> dict[st
         for row in rows
         if (row["grid"], row["model"], row["layer"]) == (grid, "trained", layer)
     }
-    content = last.get("content", {})
+    names = {"": "image", "content_": "content"}
     return {
-        "top1": last["image"]["top1"],
-        "r2": last["image"]["r2"],
-        "content_top1": content.get("top1"),
-        "content_r2": content.get("r2"),
+        f"{prefix}{key}": last.get(shown_as, {}).get(key)
+        for prefix, shown_as in names.items()
+        for key in ("top1", "top1_se", "r2", "r2_se")
     }
 
 
@@ -289,7 +288,7 @@ def _grid_table(results: Mapping[str, Any], grid: list[int]) -> str:
         for key, value in ((": top-1", row["top1"]), second):
             text = f"{value:.2f}" if key == ": R²" else f"{100 * value:.1f}"
             lines.setdefault(name + key, []).append(text)
-    largest = max(row["top1_error"] for row in rows)
+    largest = max(row["top1_se"] for row in rows)
     count = grid[0] * grid[1]
     notes = [
         f"chance: {100 / count:.2f} and 0; largest standard error of a top-1: {100 * largest:.2f}",

@@ -73,8 +73,9 @@ def test_positions_are_found_and_leaving_them_out_is_seen(
         **rows[(4, 4), "trained", "image", 2], "model": "untrained",
     }  # fmt: skip
     assert results["images_learned"] == 42 and results["images_measured"] == 14
+    assert results["r2_se"] == rows[(4, 4), "trained", "image", 2]["r2_se"] > 0
     assert results["chance"] == 1 / 16 and set(figures_of("position_probe")) <= set(results)
-    assert (tmp_path / "probe" / results["picture"]).stat().st_size > 10_000
+    assert (tmp_path / "probe" / results["pictures"][0]).stat().st_size > 10_000
     assert json.loads(output.read_text())["results"] == results
     text = table(results)
     assert "4 x 4 patches" in text and "2 x 3 patches" in text and "chance: 6.25" in text
