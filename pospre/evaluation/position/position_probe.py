@@ -176,9 +176,9 @@ def check(plan: Plan) -> None:
     """Raise a ``UserError`` for layers, grids, images or another model that cannot be probed."""
     recipe, settings = plan.recipe, plan.settings
     check_layers("position_probe", recipe.encoder.name, 0, ())
-    depth = blank_encoder(recipe).depth
-    layers = all_layers(settings["layers"], depth) or ()
-    check_layers("position_probe", recipe.encoder.name, depth, layers)
+    encoder = blank_encoder(recipe)
+    layers = all_layers(settings["layers"], encoder.depth) or ()
+    check_layers("position_probe", recipe.encoder.name, encoder.depth, layers)
     kind = recipe.encoder.positions
     if settings["grids"] and kind in ("relative", "shared_relative"):
         raise UserError(
@@ -187,13 +187,13 @@ def check(plan: Plan) -> None:
         )
     check_images("position_probe", plan)
     if settings["versus"] is not None:
-        other, own = open_model(settings["versus"]).recipe, recipe
-        for key in ("name", "image_size", "patch_size", "depth"):
-            theirs, ours = getattr(other.encoder, key), getattr(own.encoder, key)
+        other = open_model(settings["versus"]).model.encoder
+        for key in ("image_size", "patch_size", "depth"):
+            theirs, ours = getattr(other, key), getattr(encoder, key)
             if theirs != ours:
                 raise UserError(
-                    f"position_probe: versus={settings['versus']} has encoder.{key} = {theirs}, "
-                    f"and the model measured {ours}; give another training of the same encoder."
+                    f"position_probe: the encoder of versus={settings['versus']} has {key} = "
+                    f"{theirs}, and the one measured {ours}; give another training of the same."
                 )
 
 

@@ -145,7 +145,9 @@ def test_mistakes_are_said_before_any_work(
     few = image_folder(num_images=5, name="few")
     assert "has 5 images" in message(recipe, few)
     other = save_checkpoint(tiny_recipe(tmp_path / "other", "mae", image_size=32, patch_size=16))
-    assert "encoder.patch_size = 16, and the model measured 8" in message(recipe, versus=str(other))
+    assert "patch_size = (16, 16), and the one measured (8, 8)" in message(
+        recipe, versus=str(other)
+    )
     assert "nowhere" in message(recipe, versus=str(tmp_path / "nowhere"))
 
 
