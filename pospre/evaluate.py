@@ -82,6 +82,13 @@ def main(argv: list[str] | None = None) -> int:
         help="pixels of the views that FILE or timm:NAME sees: its positions are resampled; "
         "default: the size of its positions",
     )
+    for key, what in (("mean", "mean"), ("std", "standard deviation")):
+        parser.add_argument(
+            f"--{key}",
+            metavar="X[,Y,Z]",
+            help=f"{what} of the pixels in [0, 1] that FILE or timm:NAME was trained with; "
+            "default: our export's, timm's for NAME, or ImageNet's",
+        )
     parser.add_argument(
         "--seed",
         type=int,
@@ -98,6 +105,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _evaluate(arguments: argparse.Namespace) -> int:
     image_size = None if arguments.image_size is None else _size(arguments.image_size)
+    mean, std = (_numbers(key, getattr(arguments, key)) for key in ("mean", "std"))
     # Late, so that a mistyped option answers at once.
     from pospre.evaluation.registry import check_settings, evaluation_module
 
@@ -107,7 +115,12 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     from pospre.evaluation.run import run_evaluation
 
     subject = open_model(
-        arguments.model, weights=arguments.weights, image_size=image_size, seed=arguments.seed
+        arguments.model,
+        weights=arguments.weights,
+        image_size=image_size,
+        mean=mean,
+        std=std,
+        seed=arguments.seed,
     )
     if subject.origin:
         print(subject.origin, file=sys.stderr)
@@ -144,6 +157,20 @@ def _size(text: str) -> tuple[int, int]:
     if found is None:
         raise UserError(f"--image-size is '{text}'; give a side in pixels, or HxW: 224, 224x160.")
     return int(found[1]), int(found[2] or found[1])
+
+
+def _numbers(key: str, text: str | None) -> list[float] | None:
+    """Return the numbers of ``0.5`` or ``0.48,0.46,0.41``."""
+    if text is None:
+        return None
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    least = 0.0 if key == "mean" else 1e-6
+    if not numbers or not all(least <= number <= 1 for number in numbers):
+        raise UserError(f"--{key} is '{text}'; give numbers in [0, 1], such as 0.5 or 0.5,0.4,0.4.")
+    return numbers
 
 
 def parse_settings(items: Sequence[str]) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import timm
@@ -13,6 +13,7 @@ from torch import nn
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder, check_divides
+from pospre.nn.encoder import Encoder
 from pospre.nn.inferred import encoder_options
 from pospre.nn.layouts import with_prefix_rows
 from pospre.nn.patch_encoder import PatchEncoder
@@ -26,8 +27,21 @@ from pospre.training.start import Loaded, take_weights
 from pospre.training.weight_files import EXPORTED, Keys, Source, read_source, recipe_in
 
 MODEL_KEYS = Keys("--model ", "--weights")
-Pixels = tuple[tuple[float, ...], tuple[float, ...]]
-"""Mean and standard deviation of the normalisation."""
+Numbers = Sequence[float] | None
+
+
+class Shown(NamedTuple):
+    """What images a foreign encoder is given; None: those that are noted for it.
+
+    Attributes:
+        image_size: (height, width) in pixels.
+        mean: of the normalisation, one for each channel in [0, 1], or one for all.
+        std: likewise.
+    """
+
+    image_size: tuple[int, int] | None = None
+    mean: Numbers = None
+    std: Numbers = None
 
 
 class Subject(NamedTuple):
@@ -52,6 +66,8 @@ def open_model(
     *,
     weights: Weights = "student",
     image_size: tuple[int, int] | None = None,
+    mean: Numbers = None,
+    std: Numbers = None,
     seed: int = 0,
     keys: Keys = MODEL_KEYS,
 ) -> Subject:
@@ -63,21 +79,25 @@ def open_model(
         weights: ``teacher``: the one that follows the trained encoder, where there is one.
         image_size: (height, width) of the images that a foreign encoder sees; its positions are
             resampled for it. None takes that of its positions, or timm's for the name.
+        mean: of its normalisation, one for each channel in [0, 1], or one for all; None takes our
+            export's or timm's for the name, else ImageNet's.
+        std: likewise.
         seed: of random weights.
         keys: what errors call the options.
 
     Raises:
         UserError: nothing is there, it cannot be read, or it is no encoder of the kind ours is;
-            or ``image_size`` of a run, whose recipe says it.
+            or a size, mean or deviation is given for a run, whose recipe says it.
     """
+    shown = Shown(image_size, mean, std)
     if address.startswith(PREFIX):
-        return _of_timm(address, weights, image_size, seed, keys)
+        return _of_timm(address, weights, shown, seed, keys)
     if address.endswith(EXPORTED):
-        return _of_file(address, weights, image_size, seed, keys)
-    if image_size is not None:
+        return _of_file(address, weights, shown, seed, keys)
+    if shown != Shown():
         raise UserError(
-            f"--image-size is for weights of others; {address} is measured at the size of its "
-            "recipe's encoder.image_size"
+            f"--image-size, --mean and --std are for weights of others; {address} is measured as "
+            "its recipe says"
         )
     model, recipe = load_model(address, weights=weights)
     return Subject(model, recipe, lambda: build_model(recipe))
@@ -99,13 +119,11 @@ def subject_of(model: PretrainModel | nn.Module, *, seed: int = 0) -> Subject:
         return _subject(model, seed)
     encoder = wrap_encoder(model)
     config = getattr(model, "pretrained_cfg", {})
-    numbers = (config.get("mean"), config.get("std"))
-    return _subject(PretrainModel(encoder, seed=seed, mean=numbers[0], std=numbers[1]), seed)
+    noted = (config.get("mean"), config.get("std"))
+    return _subject(_headless(encoder, Shown(), noted, seed), seed)
 
 
-def _of_timm(
-    address: str, weights: Weights, image_size: tuple[int, int] | None, seed: int, keys: Keys
-) -> Subject:
+def _of_timm(address: str, weights: Weights, shown: Shown, seed: int, keys: Keys) -> Subject:
     name, comma, file = address.removeprefix(PREFIX).partition(",")
     if comma and not file.endswith(EXPORTED):
         raise UserError(
@@ -114,15 +132,15 @@ def _of_timm(
         )
     patch = pair(timm_size(name).patch_size)
     config = timm.get_pretrained_cfg(name)
-    size = image_size or pair(config.input_size[1:] if config else 224)
+    size = shown.image_size or pair(config.input_size[1:] if config else 224)
     _check_size(size, patch)
     vit: Any = timm.create_model(name, pretrained=False, img_size=size, num_classes=0)
     for part in vit.modules():
         if isinstance(part, LayerScale):  # at timm's 1e-5 all activations would seem right
             nn.init.ones_(part.gamma)
     encoder = wrap_encoder(vit)
-    mean, std = (config.mean, config.std) if config else (None, None)
-    model = PretrainModel(encoder, seed=seed, mean=mean, std=std)
+    noted = (config.mean, config.std) if config else (None, None)
+    model = _headless(encoder, shown, noted, seed)
     if not comma:
         twin = untrained(model, seed)
         line = (
@@ -137,32 +155,46 @@ def _of_timm(
     return _loaded(model, source, seed, f"{PREFIX}{name}")
 
 
-def _of_file(
-    uri: str, weights: Weights, image_size: tuple[int, int] | None, seed: int, keys: Keys
-) -> Subject:
+def _of_file(uri: str, weights: Weights, shown: Shown, seed: int, keys: Keys) -> Subject:
     source = read_source(uri, weights, (0, 0), keys)
-    noted = recipe_in(source.metadata)
-    if noted is None:
-        options, mean, std = encoder_options(source.tensors, uri, image_size), None, None
+    recipe = recipe_in(source.metadata)
+    pixels: tuple[Numbers, Numbers] = (None, None)
+    if recipe is None:
+        options = encoder_options(source.tensors, uri, shown.image_size)
     else:
-        options, (mean, std) = _noted(source, noted, image_size)
+        options = _noted(source, recipe, shown.image_size)
+        pixels = tuple(json.loads(source.metadata[key]) for key in ("mean", "std"))
     _check_size(pair(options["image_size"]), pair(options["patch_size"] or 1))
-    model = PretrainModel(build_encoder(**options), seed=seed, mean=mean, std=std)
+    model = _headless(build_encoder(**options), shown, pixels, seed)
     return _loaded(model, source, seed, options["name"])
 
 
 def _noted(
-    source: Source, noted: dict[str, Any], image_size: tuple[int, int] | None
-) -> tuple[dict[str, Any], Pixels]:
-    """Return what our export has noted: arguments of ``build_encoder``, mean and deviation."""
-    options = recorded_recipe(noted, source=f"recipe in {source.name}").encoder.arguments()
-    metadata = source.metadata
-    exported_at = json.loads(metadata["timm_kwargs"]).get("img_size", 224)
+    source: Source, recipe: dict[str, Any], image_size: tuple[int, int] | None
+) -> dict[str, Any]:
+    """Return the arguments of ``build_encoder`` that our export has noted."""
+    options = recorded_recipe(recipe, source=f"recipe in {source.name}").encoder.arguments()
+    exported_at = json.loads(source.metadata["timm_kwargs"]).get("img_size", 224)
     options["image_size"] = image_size or pair(exported_at)
     if options["positions"] == "none" and "pos_embed" in source.tensors:
         options["positions"] = "learned"  # those of a field, written into a table
-    mean, std = (tuple(json.loads(metadata[key])) for key in ("mean", "std"))
-    return options, (mean, std)
+    return options
+
+
+def _headless(
+    encoder: Encoder, shown: Shown, noted: tuple[Numbers, Numbers], seed: int
+) -> PretrainModel:
+    """Return a model of an encoder alone; what is noted for it counts where nothing is asked."""
+    chosen = []
+    for key, asked, own in (("mean", shown.mean, noted[0]), ("std", shown.std, noted[1])):
+        if asked is not None and len(asked) not in (1, encoder.channels):
+            raise UserError(
+                f"--{key} has {len(asked)} numbers; give one, or {encoder.channels} with commas"
+            )
+        if asked is not None and len(asked) == 1:
+            asked = [*asked] * encoder.channels
+        chosen.append(own if asked is None else asked)
+    return PretrainModel(encoder, seed=seed, mean=chosen[0], std=chosen[1])
 
 
 def _loaded(model: PretrainModel, source: Source, seed: int, name: str) -> Subject:

@@ -72,7 +72,10 @@ def test_a_file_is_measured_beside_its_random_twin(
     assert document["encoder"]["image_size"] == [32, 32] and document["encoder"]["depth"] == 1
     assert not list(weights.parent.glob("*.json"))
     assert run(*common)[1].endswith("--output FILE.json keeps the numbers)\n")
-    assert "resampled: pos_embed" in run(*common, "--image-size", "48x40")[2]
+    options = ["--image-size", "48x40", "--mean", "0.5", "--std", "0.4,0.5,0.6"]
+    complained = run(*common, *options)[2]
+    assert "resampled: pos_embed 1×17×192 → 1×31×192; images of 48×40 pixels" in complained
+    assert "mean 0.5, 0.5, 0.5, std 0.4, 0.5, 0.6" in complained
 
 
 def test_an_export_is_measured_as_the_checkpoint_it_is_from(
@@ -137,7 +140,10 @@ def test_what_cannot_be_measured_is_refused_in_a_line(
         "--checkpoint is called --model now": ["--checkpoint", weights],
         "weights without heads": ["--model", weights],
         "give a side in pixels, or HxW": ["--model", weights, "--image-size", "big"],
-        "measured at the size of its recipe": ["--model", mae_checkpoint, "--image-size", "64"],
+        "is measured as its recipe says": ["--model", mae_checkpoint, "--image-size", "64"],
+        "--std is '0'; give numbers in [0, 1]": ["--model", weights, "--std", "0"],
+        "--mean is 'grey'": ["--model", weights, "--mean", "grey"],
+        "--mean has 2 numbers; give one, or 3": ["--model", weights, "--mean", "0.5,0.4"],
     }
     for message, arguments in refused.items():
         code, said, complained = run("position_grid", *arguments, "--data", data)

@@ -77,6 +77,10 @@ def mae(state: State) -> Any:
     }
 
 
+def droppos(state: State) -> Any:
+    return mae(state | {"mask_pos_token": torch.ones(1, 1, 192)})
+
+
 def dino(state: State) -> Any:
     return {
         "student": under("module.backbone.", state) | {"module.head.mlp.0.bias": torch.ones(4)},
@@ -131,6 +135,7 @@ def pretrained_beit(state: State) -> Any:
         (lambda: vit(reg_tokens=4), lambda state: state, ""),
         (lambda: vit(class_token=False, global_pool="avg", fc_norm=False), ijepa, "predictor"),
         (vit, mae, "left out: model.mask_token, model.decoder_pred.weight"),
+        (vit, droppos, "left out: model.mask_pos_token, model.mask_token, model.decoder_pred"),
         (vit, dino, "left out: student.module.head.mlp.0.bias … teacher.head.mlp.0.bias"),
         (lambda: vit(init_values=0.3), dinov2, "left out: mask_token"),
         (lambda: vit(init_values=0.3), chunks, "left out: teacher.backbone.mask_token"),
@@ -144,7 +149,7 @@ def pretrained_beit(state: State) -> Any:
         ),
     ],
     ids=[
-        *("timm", "classifier", "timm_registers", "ijepa", "mae", "dino"),
+        *("timm", "classifier", "timm_registers", "ijepa", "mae", "droppos", "dino"),
         *("dinov2", "chunks", "registers", "simmim", "beit", "shared_beit"),
     ],
 )
