@@ -72,7 +72,7 @@ check-plan: setup ## How far `python -m pospre.plan` is off: its FLOPs and memor
 gpu-report: setup ## On a machine with GPUs: speed, memory and proofs of every method (images: DATA=…).
 	PYTHONPATH=. $(PYTHON_RUN) tests/benchmarks/gpu_report.py $(if $(DATA),--data "$(DATA)") $(ARGS)
 
-learn: need-DATA setup ## Pre-train every method on DATA=<class folders> in minutes each; kNN and linear accuracy.
+learn: need-DATA setup ## Pre-train every method on DATA=<class folders> in minutes each; kNN and logistic accuracy.
 	PYTHONPATH=. $(PYTHON_RUN) tests/benchmarks/learn.py "$(DATA)" $(ARGS)
 
 # Before set-up: a forgotten variable is said at once.

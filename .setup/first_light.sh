@@ -40,11 +40,11 @@ convert() {
 
 measure() {
     if grep -q '^  droppos:' "$1/recipe.yaml"; then
-        run -m pospre.evaluate position_grid --checkpoint "$1" --data "$folder/val"
-        run -m pospre.evaluate position_pictures --checkpoint "$1" --data "$folder/val"
+        run -m pospre.evaluate position_grid --model "$1" --data "$folder/val"
+        run -m pospre.evaluate position_pictures --model "$1" --data "$folder/val"
     fi
     if has_classes; then
-        run -m pospre.evaluate knn --checkpoint "$1" --data "$folder/val" bank="$folder/train"
+        run -m pospre.evaluate knn --model "$1" --data "$folder/val" bank="$folder/train"
     else
         echo "+ kNN left out: it needs class sub-folders with several images each"
     fi

@@ -67,10 +67,10 @@ for seed in $seeds; do
 done | train_all
 echo "training took $((SECONDS - started)) s"
 
-run -m pospre.evaluate patch_position --checkpoint "$runs/$mp3" --data "$folder/val" mask_ratios=0
+run -m pospre.evaluate patch_position --model "$runs/$mp3" --data "$folder/val" mask_ratios=0
 for start in scratch from_mp3; do
     for seed in $seeds; do
-        run -m pospre.evaluate accuracy --checkpoint "$runs/${name}_${start}_s$seed" --data "$folder/val"
+        run -m pospre.evaluate accuracy --model "$runs/${name}_${start}_s$seed" --data "$folder/val"
     done
 done
 

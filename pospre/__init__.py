@@ -12,6 +12,7 @@
 ``from_images``     a batch of the images of any other loader
 ``DeviceAugment``   flips and normalises a loader's views where the model does not
 ``load_weights``    a checkpoint's or a file's encoder into the model
+``measure``         an evaluation by name, of a run, a file, a model of ours or a ViT of timm
 ``UserError``       what a mistake raises; its message names the remedy
 ==================  ===============================================================================
 
@@ -40,6 +41,7 @@ _HOMES = {
     "from_images": "batch",
     "DeviceAugment": "augment.device",
     "load_weights": "training.start",
+    "measure": "evaluation.measure",
     "UserError": "errors",
 }
 __all__ = [*_HOMES]

@@ -1,24 +1,41 @@
-"""``python -m pospre.evaluate NAME --checkpoint URI --data PATH [key=value …]``: one evaluation."""
+"""``python -m pospre.evaluate NAME --model MODEL --data PATH [key=value …]``: one evaluation."""
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from pospre.errors import UserError, run_command
 
 _EPILOG = """\
 examples:
-  python -m pospre.evaluate position_grid --checkpoint runs/droppos_vits16 --data photos_val
-  python -m pospre.evaluate knn --checkpoint runs/mae_vits16 --data val.mds bank=train.mds k=20
-  python -m pospre.evaluate position_pictures --checkpoint runs/droppos_vits16 --data photos_val \\
+  python -m pospre.evaluate position_grid --model runs/droppos_vits16 --data photos_val
+  python -m pospre.evaluate knn --model runs/mae_vits16 --data val.mds bank=train.mds k=20
+  python -m pospre.evaluate knn --model timm:vit_small_patch14_dinov2,dinov2_vits14_pretrain.pth \\
+      --image-size 224 --data photos_val
+  python -m pospre.evaluate position_pictures --model runs/droppos_vits16 --data photos_val \\
       --output pictures.json num_pictures=4
 
-exit codes: 0 done, 2 a mistake in the command, the checkpoint or the data (said in one message).
+models:
+  RUN, CHECKPOINT  a run folder or a checkpoint of ours (also s3://), heads and all
+  FILE             encoder weights (.safetensors, .pth, .pth.tar, .bin): our exports, and those of
+                   MAE, DINO, DINOv2, I-JEPA, BEiT, …; what the encoder is like is read from them
+  timm:NAME,FILE   the same of the ViT that timm calls NAME, normalised as timm notes for it
+  timm:NAME        that ViT with random weights
+
+exit codes: 0 done, 2 a mistake in the command, the model or the data (said in one message).
 
 evaluations and their settings (key=value, with the defaults):
 """
+
+
+class _Renamed(argparse.Action):
+    """An option under its former name."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        parser.error(f"{self.option_strings[0]} is called {self.const} now: it takes any ViT")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -41,17 +58,13 @@ def main(argv: list[str] | None = None) -> int:
     parser = _Parser(
         prog="python -m pospre.evaluate",
         description="Measure a pre-trained encoder: a table on the terminal, and JSON.\n"
-        "For a checkpoint in a run folder the JSON goes to evaluation/NAME.json there, and the\n"
+        "For a run or a checkpoint in it the JSON goes to evaluation/NAME.json there, and the\n"
         "report page is written again.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("name", metavar="NAME", help="the evaluation; see below")
-    parser.add_argument(
-        "--checkpoint",
-        required=True,
-        metavar="URI",
-        help="checkpoint file or run folder; also s3://",
-    )
+    parser.add_argument("--model", required=True, help="what is measured; see below")
+    parser.add_argument("--checkpoint", action=_Renamed, const="--model", help=argparse.SUPPRESS)
     parser.add_argument(
         "--data", required=True, metavar="PATH", help="image folder, .beton file or MDS directory"
     )
@@ -60,8 +73,20 @@ def main(argv: list[str] | None = None) -> int:
         "--weights",
         default="student",
         choices=("student", "teacher"),
-        help="of a checkpoint with a momentum teacher: measure the trained weights (default) or "
+        help="of what holds a momentum teacher as well: measure the trained weights (default) or "
         "the teacher's; the JSON of the teacher's is NAME_teacher.json",
+    )
+    parser.add_argument(
+        "--image-size",
+        metavar="N|HxW",
+        help="pixels of the views that FILE or timm:NAME sees: its positions are resampled; "
+        "default: the size of its positions",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="of the random weights of timm:NAME, and of the untrained twin of FILE (default: 0)",
     )
     parser.add_argument("--device", default="auto", help="auto (default), cpu or gpu")
     parser.add_argument(
@@ -72,31 +97,36 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
+    image_size = None if arguments.image_size is None else _size(arguments.image_size)
     # Late, so that a mistyped option answers at once.
     from pospre.evaluation.registry import check_settings, evaluation_module
-    from pospre.evaluation.run import run_evaluation
-    from pospre.training.checkpoints.content import load_model
-    from pospre.training.start import refuse_export
 
     settings = parse_settings(arguments.settings)
     check_settings(arguments.name, settings)
-    refuse_export(arguments.checkpoint)
-    model, recipe = load_model(arguments.checkpoint, weights=arguments.weights)
-    run = run_folder_of(arguments.checkpoint)
+    from pospre.evaluation.models import open_model
+    from pospre.evaluation.run import run_evaluation
+
+    subject = open_model(
+        arguments.model, weights=arguments.weights, image_size=image_size, seed=arguments.seed
+    )
+    if subject.origin:
+        print(subject.origin, file=sys.stderr)
+    run = None if subject.origin else run_folder_of(arguments.model)
     output = arguments.output
     if output is None and run is not None:
         ending = "" if arguments.weights == "student" else f"_{arguments.weights}"
         output = run / "evaluation" / f"{arguments.name}{ending}.json"
     document = run_evaluation(
         arguments.name,
-        model,
-        recipe,
+        subject.model,
+        subject.recipe,
         arguments.data,
         settings,
         output,
-        checkpoint=arguments.checkpoint,
+        address=arguments.model,
         weights=arguments.weights,
         device=arguments.device,
+        initial=subject.initial,
     )
     print(evaluation_module(arguments.name).table(document["results"]))
     if output is None:
@@ -106,6 +136,14 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     if run is not None and output.absolute().is_relative_to(run.absolute()):
         _refresh_report(run)
     return 0
+
+
+def _size(text: str) -> tuple[int, int]:
+    """Return (height, width) of ``224`` or ``224x160``."""
+    found = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", text)
+    if found is None:
+        raise UserError(f"--image-size is '{text}'; give a side in pixels, or HxW: 224, 224x160.")
+    return int(found[1]), int(found[2] or found[1])
 
 
 def parse_settings(items: Sequence[str]) -> dict[str, str]:

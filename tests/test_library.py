@@ -11,6 +11,7 @@ import pytest
 import timm
 import torch
 from composer import Trainer
+from timm.layers import GluMlp
 from torch.optim import AdamW
 from torch.utils.data import DataLoader, Dataset
 
@@ -41,7 +42,7 @@ class Rows(Dataset[dict[str, torch.Tensor]]):
         return {key: value[row] for key, value in self.batch.items()}
 
 
-@pytest.mark.parametrize("piece", PIECES, ids=["composer", "pytorch", "loader"])
+@pytest.mark.parametrize("piece", PIECES, ids=["composer", "pytorch", "loader", "measure"])
 def test_the_pieces_of_the_readme_run_as_printed(
     piece: str, image_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -49,7 +50,12 @@ def test_the_pieces_of_the_readme_run_as_printed(
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "piece"}
     exec(compile(piece, "README.md", "exec"), names)
-    assert float(names["loss"]) > 0 if "loss" in names else names["trainer"].state.timestamp.batch
+    if "figures" in names:
+        assert 0 <= names["figures"]["top1"] <= 1
+    else:
+        assert (
+            float(names["loss"]) > 0 if "loss" in names else names["trainer"].state.timestamp.batch
+        )
 
 
 @pytest.mark.parametrize("name", algorithm_names())
@@ -142,6 +148,7 @@ def test_images_of_any_loader_become_a_batch() -> None:
         ("vit_tiny_patch16_224", {"class_token": False, "global_pool": "avg"}),
         ("vit_small_patch14_reg4_dinov2", {"embed_dim": 96, "num_heads": 3}),
         ("vit_tiny_patch16_224", {"init_values": 1e-5, "in_chans": 1}),
+        ("vit_giant_patch14_dinov2", {"embed_dim": 48, "num_heads": 3, "init_values": 0.5}),
     ],
 )
 def test_a_model_of_timm_becomes_the_encoder(name: str, options: dict[str, Any]) -> None:
@@ -161,7 +168,7 @@ def test_a_model_of_timm_becomes_the_encoder(name: str, options: dict[str, Any])
     ("name", "options", "reason"),
     [
         ("resnet18", {}, "no plain Vision Transformer"),
-        ("vit_giant_patch14_dinov2", {"embed_dim": 48, "num_heads": 3}, "no plain Vision"),
+        ("vit_tiny_patch16_224", {"mlp_layer": GluMlp}, "no plain Vision"),
         ("vit_tiny_patch16_224", {"qk_norm": True}, r"our encoder lacks: blocks\.0\.attn\.k_norm"),
         ("vit_tiny_patch16_224", {"qkv_bias": False}, r"lacks .*blocks\.0\.attn\.qkv\.bias"),
         ("vit_tiny_patch16_224", {"act_layer": "relu"}, "other tokens"),

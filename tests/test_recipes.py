@@ -91,6 +91,9 @@ def test_papers_peak_rate_and_length() -> None:
         ("lut_simmim_vitb16", 5e-3, 0.65, 0.1, 100),
         ("mp3_vitb16", 2e-3, None, 0.1, 150),
         ("mp3_cifar100_vits4", 2.5e-4, None, 0.1, 400),
+        ("ijepa_vitb16", 2e-3, 0.65, 0.1, 100),
+        ("stop_vitl16", 4e-3, 0.75, 0.2, 50),
+        ("stop_vitl16_1percent", 2e-3, 0.75, 0.2, 100),
     ],
 )
 def test_papers_fine_tuning(

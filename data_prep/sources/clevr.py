@@ -1,6 +1,7 @@
 """CLEVR: images/<part> and scenes/CLEVR_<part>_scenes.json; the label is the number of objects."""
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from data_prep.files.tree import Tree
@@ -28,30 +29,50 @@ def load(tree: Tree, part: Part) -> JsonSource:
     Raises:
         UserError: the scenes are missing or not as expected.
     """
+    return load_labelled(tree, part, lambda scene: len(scene["objects"]), _counts)
+
+
+def load_labelled(
+    tree: Tree,
+    part: Part,
+    label: Callable[[Any], int],
+    classes: Callable[[list[Item]], list[str]],
+) -> JsonSource:
+    """Do what ``load`` does with other labels.
+
+    Args:
+        tree: see ``load``.
+        part: likewise.
+        label: of a scene.
+        classes: their names, given all items.
+
+    Raises:
+        UserError: the scenes are missing or not as expected.
+    """
     parts = {name: name for name in ("train", "val", "test") if tree.has(f"images/{name}")}
     split = part.choose(parts, tree.root, "images/train, images/val or images/test")
     if split == "test":
         items = [image_item(entry, entry.name.removeprefix("images/"), -1)
                  for entry in tree.below("images/test")]  # fmt: skip
-        return JsonSource(tree.root, tuple(items), _classes([]), split_rule="images/test")
+        return JsonSource(tree.root, tuple(items), classes([]), split_rule="images/test")
     path = f"scenes/CLEVR_{split}_scenes.json"
     scenes = tree.json(path, "the scenes").get("scenes")
     if not isinstance(scenes, list) or not scenes:
         raise UserError(f"{tree.root}: {path} holds no list 'scenes'.")
     with expecting(f"{tree.root}: a scene of {path}", "image_filename and objects"):
-        items = [_item(tree, split, scene) for scene in scenes]
+        items = [_item(tree, split, scene, label(scene)) for scene in scenes]
     items.sort(key=lambda item: item.name)
     stamp = tree.need(path, "the scenes").stamp
     return JsonSource(
-        tree.root, tuple(items), _classes(items), split_rule=path, metadata_stamp=stamp
+        tree.root, tuple(items), classes(items), split_rule=path, metadata_stamp=stamp
     )
 
 
-def _item(tree: Tree, split: str, scene: Any) -> Item:
+def _item(tree: Tree, split: str, scene: Any, label: int) -> Item:
     name = f"{split}/{scene['image_filename']}"
-    return image_item(tree.listed(f"images/{name}"), name, len(scene["objects"]), compact(scene))
+    return image_item(tree.listed(f"images/{name}"), name, label, compact(scene))
 
 
-def _classes(items: list[Item]) -> list[str]:
+def _counts(items: list[Item]) -> list[str]:
     most = max((item.label for item in items), default=0)
     return [str(count) for count in range(max(most, _MOST_OBJECTS) + 1)]

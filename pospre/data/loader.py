@@ -27,6 +27,7 @@ from pospre.data.cores import default_workers, one_thread, thread_pool
 from pospre.data.opening import open_reader
 from pospre.data.options import LoaderOptions
 from pospre.data.order import batch_rows, rank_samples
+from pospre.data.stores.subset import subset
 from pospre.data.timing import LoaderTiming, Stopwatch
 from pospre.data.views.plan import ViewGroup, plan_views
 from pospre.errors import UserError
@@ -54,6 +55,8 @@ def build_loader(
     bad_samples: str = "fail",
     tolerance: float = 1.0,
     pin_memory: bool = True,
+    label_fraction: float = 1.0,
+    labels: str | None = None,
     **storage: Any,
 ) -> "ViewLoader":
     """Open a data set and return its loader.
@@ -100,13 +103,16 @@ def build_loader(
             grey levels of 255 and on average over photographs, so that large JPEGs may be decoded
             smaller; below 0.75 none are.
         pin_memory: lay batches out where a GPU, if there is one, fetches them fastest.
+        label_fraction: of the images, as many of each class, drawn by the seed; ``num_samples`` and
+            an epoch are what is left.
+        labels: text file that names the images to take instead, one in each line.
         storage: how the data are reached: see ``open_reader``.
 
     Raises:
         UserError: the data set cannot be read or is smaller than one batch.
     """
     return ViewLoader(
-        open_reader(path, **storage),
+        subset(open_reader(path, **storage), label_fraction, labels, seed),
         batch_size=batch_size,
         views=views,
         seed=seed,

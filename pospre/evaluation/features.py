@@ -35,6 +35,9 @@ def centre_batches(
     batch_size: int,
     num_workers: int | None,
     seed: int,
+    view: ViewGroup | None = None,
+    epoch: int = 0,
+    **chosen: Any,
 ) -> Iterator[Batch]:
     """Yield batches of centre views (short side to 256/224 of the size, then the middle; no flip).
 
@@ -48,6 +51,9 @@ def centre_batches(
         batch_size: images per batch; the last one may be smaller.
         num_workers: decoding threads; None lets the loader choose.
         seed: draws the images when ``num_samples`` asks for fewer than there are.
+        view: what to cut out of them instead.
+        epoch: whose draws a random view takes.
+        chosen: ``label_fraction`` and ``labels`` of ``build_loader``.
 
     Raises:
         UserError: the data set is missing, empty or damaged.
@@ -55,12 +61,15 @@ def centre_batches(
     loader = _centre_loader(
         data,
         context.image_size,
+        view,
         batch_size=batch_size,
         seed=seed,
         shuffle=num_samples is not None,
         num_workers=num_workers,
         **{**context.storage, "channels": context.model.encoder.channels},
+        **chosen,
     )
+    loader.epoch = epoch
     left = loader.num_samples if num_samples is None else min(num_samples, loader.num_samples)
     if num_samples is not None and left < num_samples:
         print(f"{title}: {num_samples} images wanted, {data} holds {left}", file=sys.stderr)
@@ -87,11 +96,13 @@ def check_views(recipe: Recipe, data: str) -> None:
     loader.reader.close()
 
 
-def _centre_loader(data: str, size: Size, **options: Any) -> ViewLoader:
+def _centre_loader(
+    data: str, size: Size, view: ViewGroup | None = None, **options: Any
+) -> ViewLoader:
     crop = "full" if np.max(size) <= WHOLE else "center"
     return build_loader(
         data,
-        views=[ViewGroup(size=size, crop=crop)],
+        views=[view or ViewGroup(size=size, crop=crop)],
         drop_last=False,
         tolerance=0.0,  # figures compare with others': nothing of the image is left out
         **options,
@@ -137,6 +148,7 @@ def encode_data(
     batch_size: int,
     num_workers: int | None,
     seed: int,
+    **chosen: Any,
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Encode the centre views of a labelled data set; see ``centre_batches``, ``pooled_features``.
 
@@ -151,6 +163,7 @@ def encode_data(
         batch_size=batch_size,
         num_workers=num_workers,
         seed=seed,
+        **chosen,
     )
     features, labels = pooled_features(models, batches, pooling)
     require_labels(owner, labels, data)

@@ -217,7 +217,7 @@ class OnlineEvaluations(Callback):
                 entry.data,
                 settings,
                 entry.output,
-                checkpoint=snapshot.uri,
+                address=snapshot.uri,
                 weights=entry.weights,
                 device=self.recipe.trainer.device,
                 progress=False,

@@ -139,7 +139,7 @@ def run_evaluations(recipe: Recipe, *, again: bool) -> list[UserError]:
                 data,
                 settings,
                 output,
-                checkpoint=checkpoint.uri,
+                address=checkpoint.uri,
                 weights=weights,
                 device=recipe.trainer.device,
                 progress=recipe.trainer.progress_bar,

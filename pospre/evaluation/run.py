@@ -43,9 +43,11 @@ def check_evaluation(
     module = evaluation_module(name)
     needed = getattr(module, "NEEDS", None)
     if needed is not None and needed not in recipe.algorithms:
+        has = ", ".join(recipe.algorithms)
+        there = f"this recipe has {has}" if has else "these are weights without heads, no run's"
         raise UserError(
-            f"{name} measures the head that algorithms.{needed} trains, and this recipe has "
-            f"{', '.join(recipe.algorithms)}; knn and linear measure the features of any encoder."
+            f"{name} measures the head that algorithms.{needed} trains, and {there}; knn and "
+            "logistic measure the features of any encoder."
         )
     if output is not None:
         _check_output(output)
@@ -68,12 +70,13 @@ def run_evaluation(
     settings: Mapping[str, Any] | None = None,
     output: Path | None = None,
     *,
-    checkpoint: str = "",
+    address: str = "",
     weights: str = "student",
     device: str = "auto",
     progress: bool = True,
     step: int | None = None,
     go_on: Callable[[], None] = lambda: None,
+    initial: Callable[[], PretrainModel] | None = None,
 ) -> dict[str, Any]:
     """Evaluate ``model`` on the images at ``data_path``.
 
@@ -86,16 +89,18 @@ def run_evaluation(
         settings: of this evaluation; the others keep their defaults.
         output: where to write the JSON; pictures go into a folder of the same name beside it. None
             writes nothing.
-        checkpoint: where the model came from, for the record.
+        address: where the model came from, for the record.
         weights: ``student`` or ``teacher``: which of the checkpoint's, for the record.
         device: ``auto``, ``cpu`` or ``gpu``.
         progress: whether to draw progress bars.
         step: how many steps the model is trained, for the record, where that is known.
         go_on: see ``Context``.
+        initial: see ``Context``, on the CPU; the recipe's model without it.
 
     Returns:
-        What the JSON holds: ``name``, ``checkpoint``, ``weights``, ``data``, ``created``,
-        ``settings``, ``results``, and ``step`` where it is given.
+        What the JSON holds: ``name``, ``model`` (its address), ``weights``, ``data``, ``created``,
+        ``settings``, ``results``, ``step`` where it is given, and ``encoder`` (what it is like)
+        where no run of ours has trained it.
 
     Raises:
         UserError: unknown evaluation or setting, data that cannot be read, or a model that this
@@ -103,11 +108,12 @@ def run_evaluation(
     """
     place = find_device(device)
     checked = check_evaluation(name, recipe, data_path, settings or {}, output)
-    require_finite(model, checkpoint or "the model")
+    require_finite(model, address or "the model")
+    make_initial = initial or (lambda: build_model(recipe))
     was_training = model.training
     context = Context(
         model=model.to(place).eval(),
-        initial=lambda: build_model(recipe).to(place).eval(),
+        initial=lambda: make_initial().to(place).eval(),
         data=str(data_path),
         device=place,
         folder=None if output is None else output.with_suffix(""),
@@ -121,13 +127,14 @@ def run_evaluation(
         model.train(was_training)
     document = {
         "name": name,
-        "checkpoint": checkpoint,
+        "model": address,
         "weights": weights,
         "data": str(data_path),
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "settings": checked,
         "results": results,
         **({} if step is None else {"step": step}),
+        **({} if recipe.algorithms else {"encoder": recipe.encoder.model_dump(mode="json")}),
     }
     if output is not None:
         write_json(output, document)

@@ -1,5 +1,6 @@
 """Plain-text tables for the terminal."""
 
+import math
 from collections.abc import Sequence
 
 
@@ -24,6 +25,11 @@ def format_table(
 def percent(rate: float) -> str:
     """Return a rate in [0, 1] as a percentage with two decimals, without the sign."""
     return f"{100 * rate:.2f}"
+
+
+def standard_error(rate: float, count: int) -> float:
+    """Return the standard error of a rate that was counted over ``count`` images."""
+    return math.sqrt(rate * (1 - rate) / count)
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import Mlp, RelPosBias
+from timm.layers import GluMlp, Mlp, RelPosBias
 from timm.models.vision_transformer import Attention, Block
 from torch import Tensor, nn
 
@@ -114,12 +114,18 @@ class EncoderBlock(Block):
             dropout_B: draw keys of dropout; None drops nothing.
         """
         drop, mlp = partial(dropout, keys_B=dropout_B, rate=self.dropout), self.mlp
-        assert isinstance(mlp, Mlp)
+        assert isinstance(mlp, (Mlp, GluMlp))
         mixed = self.attn(self.norm1(x), attn_mask, context_BM, num_queries)
         attended = self.ls1(drop(mixed, place=0))
         x = x[:, :num_queries] + (
             attended if branch_B2 is None else attended * branch_B2[:, :1, None]
         )
-        hidden = drop(mlp.act(mlp.fc1(self.norm2(x))), place=1)
+        hidden = mlp.fc1(self.norm2(x))
+        if isinstance(mlp, GluMlp):
+            gate, value = hidden.chunk(2, dim=-1)
+            hidden = mlp.act(gate) * value
+        else:
+            hidden = mlp.act(hidden)
+        hidden = drop(hidden, place=1)
         mixed = self.ls2(drop(mlp.fc2(hidden), place=2))
         return x + (mixed if branch_B2 is None else mixed * branch_B2[:, 1:, None])

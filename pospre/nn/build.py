@@ -31,10 +31,10 @@ def build_encoder(
     """Build an encoder by name.
 
     Args:
-        name: one of ``SIZES``: ``vit_tiny16``, ``vits16``, ``vitb16``, ``vitl16``, ``vith14``;
-            ``speech8`` (MP3's, for clips); or ``swin_tiny``, for DropPos and supervised; or
-            ``timm:NAME``: width, depth, heads and patch of timm's ViT of that name (for its weights
-            as well, see ``wrap_encoder``).
+        name: one of ``SIZES``: ``vit_tiny16``, ``vits16``, ``vitb16``, ``vitl16``, ``vith14``,
+            ``vitg14`` (DINOv2's, with SwiGLU); ``speech8`` (MP3's, for clips); or ``swin_tiny``,
+            for DropPos and supervised; or ``timm:NAME``: width, depth, heads, MLP and patch of
+            timm's ViT of that name (for its weights as well, see ``wrap_encoder``).
         image_size: side in pixels, or (height, width).
         patch_size: side of a patch, or (height, width); None takes the name's.
         depth: number of blocks; None takes the name's.

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import RelPosBias
+from timm.layers import Mlp, RelPosBias, SwiGLUPacked
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
@@ -62,6 +62,7 @@ class Encoder(VisionTransformer, PatchEncoder):
             "final_norm": final_norm,
             "pos_embed": "learn" if positions in ("sincos", "learned") else "none",
         }
+        mlp: Any = SwiGLUPacked if size.swiglu else Mlp
         super().__init__(
             **options,
             embed_dim=size.embed_dim,
@@ -72,6 +73,8 @@ class Encoder(VisionTransformer, PatchEncoder):
             global_pool="token" if class_token else "",
             weight_init="skip",
             block_fn=EncoderBlock,
+            mlp_layer=mlp,
+            act_layer=nn.SiLU if size.swiglu else nn.GELU,
         )
         self.set_grid(image_size, patch_size)
         self.channels, self.depth = channels, len(self.blocks)
@@ -79,7 +82,7 @@ class Encoder(VisionTransformer, PatchEncoder):
         self.uniform_drop_path, self.dropout = uniform_drop_path, dropout
         self.timm_name, self.timm_kwargs = timm_model(size, options, positions)
         self._add_relative_positions(positions)
-        self._init_parameters(init)
+        self.init_parameters(init)
 
     def _add_relative_positions(self, kind: PositionKind) -> None:
         self.shared_rel_pos: RelPosBias | None = None
@@ -93,7 +96,8 @@ class Encoder(VisionTransformer, PatchEncoder):
                 block.attn.rel_pos = RelPosBias(self.grid, heads, prefix_tokens=prefix)
 
     @torch.no_grad()
-    def _init_parameters(self, init: Init) -> None:
+    def init_parameters(self, init: Init) -> None:
+        """Draw all weights anew; see ``build_encoder``."""
         if init == "xavier":
             init_weights(self)
             init_patch_embed(self.patch_embed.proj)

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pospre.recipe.values import PositionKind
+from pospre.recipe.values import Init, PositionKind
 
 Edit = Callable[[Tensor], Tensor]
 """Takes patch embeddings (B, N, D), or positions (B, K, D), and returns what to use instead."""
@@ -70,6 +70,10 @@ class PatchEncoder(nn.Module, ABC):
         """Return which block a parameter of this encoder is a part of, counted from 0; or None."""
         found = re.match(r"blocks\.(\d+)\.", name)
         return None if found is None else int(found[1])
+
+    @abstractmethod
+    def init_parameters(self, init: Init) -> None:
+        """Draw all weights anew."""
 
     @abstractmethod
     def timm_state(self) -> dict[str, Tensor]:

@@ -6,6 +6,8 @@ from typing import Any
 from pospre.recipe.values import PositionKind
 
 RELATIVE_NAME = "vit_relpos_base_patch16_224"
+GIANT = "vit_giant_patch14_dinov2"
+_DEFAULTS = {GIANT: {"img_size": 518, "init_values": 1e-5}}  # of timm, where not the usual ones
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,12 @@ class EncoderSize:
     depth: int
     num_heads: int
     mlp_ratio: float = 4.0
+    swiglu: bool = False  # SiLU(gate) · value in the MLP, both in its first layer
+
+    @property
+    def hidden_dim(self) -> int:
+        """Width of the MLP's first layer."""
+        return int(self.embed_dim * self.mlp_ratio)
 
 
 SIZES = {
@@ -26,6 +34,7 @@ SIZES = {
     "vitb16": EncoderSize("vit_base_patch16_224", 16, 768, 12, 12),
     "vitl16": EncoderSize("vit_large_patch16_224", 16, 1024, 24, 16),
     "vith14": EncoderSize("vit_huge_patch14_224", 14, 1280, 32, 16),
+    "vitg14": EncoderSize(GIANT, 14, 1536, 40, 24, mlp_ratio=2.66667 * 2, swiglu=True),
     # MP3's for speech: one frame of 40 coefficients is a patch; timm has the first of this name
     "speech8": EncoderSize("vit_tiny_patch16_224", (1, 40), 32, 8, 4, mlp_ratio=2.0),
 }
@@ -58,6 +67,7 @@ def _differences(size: EncoderSize, options: dict[str, Any]) -> dict[str, Any]:
         "reg_tokens": 0,
         "init_values": None,
         "final_norm": True,
+        **_DEFAULTS.get(size.timm_name, {}),
     }
     different = {key: options[key] for key, value in usual.items() if options[key] != value}
     for key in ("embed_dim", "num_heads", "mlp_ratio"):

@@ -5,13 +5,13 @@ from typing import NoReturn
 
 import timm
 import torch
-from timm.layers import Mlp
+from timm.layers import GluMlp, Mlp
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from pospre.errors import UserError, suggestion
 from pospre.nn.encoder import Encoder
-from pospre.nn.sizes import SIZES, EncoderSize, pair
+from pospre.nn.sizes import GIANT, SIZES, EncoderSize, pair
 
 PREFIX = "timm:"
 _HEAD = ("head.", "fc_norm.", "attn_pool.")
@@ -73,20 +73,27 @@ def wrap_encoder(vit: nn.Module, *, drop_path: float = 0.0, dropout: float = 0.0
 
 
 def _size_of(vit: nn.Module, name: str) -> EncoderSize:
-    if not isinstance(vit, VisionTransformer) or type(vit.blocks[0].mlp) is not Mlp:
+    if not isinstance(vit, VisionTransformer) or not _has_known_mlp(vit.blocks[0]):
         raise UserError(
             f"timm's {name} is no plain Vision Transformer (VisionTransformer of timm with a "
-            "two-layer MLP), which the encoder is. vit_small_patch16_224 is one."
+            "two-layer MLP or SwiGLU), which the encoder is. vit_small_patch16_224 is one."
         )
     block = vit.blocks[0]
+    swiglu = isinstance(block.mlp, GluMlp)
     ratio = block.mlp.fc1.out_features / vit.embed_dim
     patch = vit.patch_embed.patch_size
     dim, depth, heads = vit.embed_dim, len(vit.blocks), block.attn.num_heads
     for size in SIZES.values():
         same = (pair(size.patch_size), size.embed_dim, size.depth) == (patch, dim, depth)
-        if same and (size.num_heads, size.mlp_ratio) == (heads, ratio):
+        alike = (size.num_heads, size.hidden_dim, size.swiglu)
+        if same and alike == (heads, block.mlp.fc1.out_features, swiglu):
             return size
-    return EncoderSize(_BASE, patch, dim, depth, heads, mlp_ratio=ratio)
+    return EncoderSize(GIANT if swiglu else _BASE, patch, dim, depth, heads, ratio, swiglu)
+
+
+def _has_known_mlp(block: nn.Module) -> bool:
+    mlp = block.mlp
+    return type(mlp) is Mlp or (isinstance(mlp, GluMlp) and not mlp.gate_last)
 
 
 def _with_prefix(table: Tensor, encoder: Encoder) -> Tensor:

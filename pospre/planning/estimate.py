@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pospre.data.stores.subset import subset
 from pospre.errors import UserError
 from pospre.planning.assumptions import IMAGENET, Assumptions
 from pospre.planning.counts import Counts, count
@@ -214,7 +215,8 @@ def _images(recipe: Recipe, assumed: Assumptions) -> tuple[int, str]:
     if assumed.images is not None:
         return assumed.images, "--images"
     try:
-        return len(open_data(recipe)), f"data.path = {recipe.data.path}"
+        chosen = recipe.data.label_fraction, recipe.data.labels, recipe.seed
+        return len(subset(open_data(recipe), *chosen)), f"data.path = {recipe.data.path}"
     except UserError:
         return IMAGENET, f"assumed, ImageNet-1k's: data.path = {recipe.data.path} is not here"
 

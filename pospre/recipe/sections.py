@@ -78,6 +78,12 @@ class Data(Section):
 
     path: str
     batch_size: int = Field(gt=0, description="samples per step, over all ranks")
+    label_fraction: float = Field(
+        default=1.0, gt=0, le=1, description="of the images, as many of each class, by the seed"
+    )
+    labels: str | None = Field(
+        default=None, description="text file that names the images to take, one in each line"
+    )
     views: dict[str, View] = Field(default={"view": View()}, min_length=1)
     num_workers: int | None = Field(
         default=None, ge=0, description="decoding threads; None: one per core; 0: none of their own"
@@ -130,10 +136,12 @@ class Encoder(Section):
     init: Init = "xavier"
     window: int | None = Field(default=None, gt=0, description="swin_tiny: side in tokens")
     weights: str | None = Field(
-        default=None, description="checkpoint, run folder, .pth or .safetensors; local or s3://"
+        default=None,
+        description="run folder, checkpoint, or a file of weights: ours, timm's, MAE's, DINOv2's, "
+        "I-JEPA's, …; local or s3://",
     )
     weights_from: Literal["student", "teacher"] = Field(
-        default="student", description="which encoder of a checkpoint: the trained one, or its EMA"
+        default="student", description="which encoder of a file: the trained one, or its EMA"
     )
 
     def arguments(self) -> dict[str, Any]:

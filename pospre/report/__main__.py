@@ -11,7 +11,7 @@ EXAMPLES = """examples:
 
 The page RUN_FOLDER/report.html needs no network and no other file: mail it, or open it from disk.
 It may be written while the run goes on, and again after every evaluation:
-  python -m pospre.evaluate position_grid --checkpoint runs/droppos_vits16 --data DATA
+  python -m pospre.evaluate position_grid --model runs/droppos_vits16 --data DATA
 """
 
 

@@ -132,13 +132,14 @@ def environment(run: Run) -> list[tuple[str, str]]:
 def evaluate_command(run: Run, name: str) -> str:
     """Return the command that makes ``evaluation/<name>.json``, as it was or as it could be."""
     made = run.evaluations.get(name, {})
-    checkpoint = str(made.get("checkpoint") or short_path(run.folder))
+    # earlier versions called the model the checkpoint
+    model = str(made.get("model") or made.get("checkpoint") or short_path(run.folder))
     trained_on = None if name == "knn" else run.setting("data", "path")  # which may have no labels
     data = str(made.get("data") or trained_on or ("LABELLED" if name == "knn" else "DATA"))
     given = made.get("settings") or {}
     settings = [f"{key}={_plain(value)}" for key, value in given.items() if value is not None]
     kind = str(made.get("name") or name)
-    words = ["pospre.evaluate", kind, "--checkpoint", checkpoint, "--data", data]
+    words = ["pospre.evaluate", kind, "--model", model, "--data", data]
     if made.get("weights") == "teacher":
         words += ["--weights", "teacher"]
     if kind != name:

@@ -42,6 +42,8 @@ def build_data(recipe: Recipe, views: Mapping[str, ViewGroup]) -> ViewLoader:
         bad_samples=data.bad_samples,
         tolerance=data.tolerance,
         pin_memory=recipe.trainer.device != "cpu",
+        label_fraction=data.label_fraction,
+        labels=data.labels,
         **storage(recipe),
     )
     loader.probe()

@@ -2,46 +2,71 @@
 
 Every tensor of the encoder is taken from the file, or may be fresh and is named; nothing stays
 random without a word. Only positions may be fresh, when the file has none of their kind.
+
+Two things are resampled, and that is said: the positions of another grid, bicubic between patch
+centres (``resample_positions``; relative ones by timm's ``resize_rel_pos_bias_table``), and patch
+kernels of another size, so that patches resized alike embed alike (FlexiViT's pseudo-inverse,
+timm's ``resample_patch_embed``).
 """
 
-import contextlib
 import json
-import tempfile
-import warnings
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
 
-import safetensors.torch
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
+from timm.layers import resample_patch_embed, resize_rel_pos_bias_table
 from torch import Tensor
 
 from pospre.errors import UserError
-from pospre.model.algorithm import algorithm_class
 from pospre.model.model import PretrainModel
 from pospre.model.teacher import follow
 from pospre.nn.encoder import Encoder
+from pospre.nn.layouts import listed, with_prefix_rows
 from pospre.nn.patch_encoder import PatchEncoder
 from pospre.nn.positions import resample_positions
 from pospre.nn.swin.encoder import SwinEncoder
-from pospre.object_store import Bucket, is_remote
 from pospre.recipe.recipe import recorded_recipe
-from pospre.training.checkpoints.content import Weights, model_of, recorded
-from pospre.training.checkpoints.reading import open_checkpoint
+from pospre.training.checkpoints.content import Weights
+from pospre.training.weight_files import Keys, Source, read_source
 
-EXPORTED = (".safetensors", ".pth", ".bin")
-_PREFIX = {"student": "encoder.", "teacher": "teacher.module."}
+KEYS = Keys("encoder.weights = ", "encoder.weights_from")
 _TABLE = "relative_position_bias_table"
 _SHARED = f"shared_rel_pos.{_TABLE}"
+_KERNEL = "patch_embed.proj.weight"
 
 
-class Source(NamedTuple):
-    """Encoder tensors under timm's names, and the kind of positions where known."""
+@dataclass
+class Loaded:
+    """What became of an encoder's weights.
 
-    name: str
-    tensors: dict[str, Tensor]
-    positions: str | None = None
+    Attributes:
+        source: where they are from.
+        tensors: taken, by the encoder's names.
+        expected: how many the encoder has.
+        fresh: names of those that keep what they had.
+        unused: names in the source that the encoder has no use for.
+        resampled: what was brought to another size, in words.
+    """
+
+    source: Source
+    expected: int
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    fresh: list[str] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
+    resampled: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        count = f"{len(self.tensors)} of {self.expected} tensors"
+        parts = [f"encoder: {count} from {self.source.name}"]
+        for title, keys in (
+            ("fresh", self.fresh),
+            ("not used", self.unused),
+            ("left out", self.source.left_out),
+            ("resampled", self.resampled),
+        ):
+            if keys:
+                parts.append(f"{title}: {listed(keys)}")
+        return "; ".join(parts)
 
 
 def load_weights(model: PretrainModel, uri: str, which: Weights = "student") -> str:
@@ -49,121 +74,39 @@ def load_weights(model: PretrainModel, uri: str, which: Weights = "student") -> 
 
     Args:
         model: with its algorithms attached.
-        uri: checkpoint, folder of them or run folder, or an exported ``.safetensors`` or ``.pth``
-            (also MAE's published ones); local or S3.
-        which: the encoder of a checkpoint.
+        uri: checkpoint, folder of them or run folder; or a file of weights (``.safetensors``,
+            ``.pth``, ``.pth.tar``, ``.bin``) of ours or of a layout that ``pospre.nn.layouts``
+            knows; local or S3.
+        which: the encoder of a checkpoint, or of a file that holds a teacher beside it.
 
     Returns:
-        One line that says what was loaded, what is fresh and what was not used.
+        One line that says what was loaded, what is fresh, resampled, not used and left out.
 
     Raises:
         UserError: the file cannot be read, or does not fit; the first such tensor is named.
     """
-    source = read_source(uri, which, model.encoder.grid)
-    _check_kind(model.encoder, source)
-    expected = model.encoder.state_dict()
-    loaded, fresh = {}, []
+    return str(take_weights(model, read_source(uri, which, model.encoder.grid, KEYS)))
+
+
+def take_weights(model: PretrainModel, source: Source) -> Loaded:
+    """Load the tensors of ``source``; see ``load_weights``."""
+    encoder = model.encoder
+    _check_kind(encoder, source)
+    expected = encoder.state_dict()
+    done = Loaded(source, len(expected))
     for key, own in expected.items():
-        found = _matching(key, own, model.encoder, source)
+        found = _matching(key, own, encoder, done)
         if found is None:
-            fresh.append(key)
+            done.fresh.append(key)
         else:
-            loaded[key] = found.to(own.dtype)
+            done.tensors[key] = found.to(own.dtype)
     if model.position_source is not None:
-        fresh.append(f"the positions of {model.position_source}")
-    unused = [key for key in source.tensors if key not in expected and key != _SHARED]
-    _check_unused(unused, source)
-    model.encoder.load_state_dict(loaded, strict=False)
+        done.fresh.append(f"the positions of {model.position_source}")
+    done.unused = [key for key in source.tensors if key not in expected and key != _SHARED]
+    _check_unused(done.unused, source)
+    encoder.load_state_dict(done.tensors, strict=False)
     follow(model.teachers.pairs, 0.0)
-    parts = [f"encoder: {len(loaded)} of {len(expected)} tensors from {source.name}"]
-    for title, keys in (("fresh", fresh), ("not used", unused)):
-        if keys:
-            parts.append(f"{title}: {_listed(keys)}")
-    return "; ".join(parts)
-
-
-def read_source(uri: str, which: Weights, grid: tuple[int, int]) -> Source:
-    """Return the encoder tensors at ``uri``; nothing in the file is ever executed.
-
-    ``grid`` is of the positions wanted, where they come from a field instead of a table.
-
-    Raises:
-        UserError: missing, damaged, without a teacher, or with values that are not finite.
-    """
-    exported = uri.endswith(EXPORTED)
-    if exported and which == "teacher":
-        raise UserError(f"encoder.weights_from = teacher, but {uri} holds one encoder; use student")
-    source = _read_export(uri) if exported else _read_run(uri, which, grid)
-    for key, tensor in source.tensors.items():
-        if not bool(torch.isfinite(tensor).all()):
-            raise UserError(f"{source.name}: tensor '{key}' holds values that are not finite")
-    return source
-
-
-def _read_run(uri: str, which: Weights, grid: tuple[int, int]) -> Source:
-    checkpoint = open_checkpoint(uri)
-    uri, content = checkpoint.uri, checkpoint.content
-    tensors = content["state"]["model"]
-    start = _PREFIX[which]
-    own = {key[len(start) :]: value for key, value in tensors.items() if key.startswith(start)}
-    if not own:
-        raise UserError(
-            f"encoder.weights_from = {which}, but {uri} was trained without a teacher; use student"
-        )
-    recipe: dict[str, Any] = recorded(content)[0]
-    positions = recipe["encoder"].get("positions")
-    if any(algorithm_class(name).gives_positions for name in recipe["algorithms"]):
-        model = model_of(checkpoint, weights=which)[0]  # the encoder's own table holds nothing
-        assert model.position_source is not None
-        own["pos_embed"] = model.position_table(grid)
-        if list(model.positions.named[model.position_source].parameters()):
-            positions = "learned"
-    return Source(f"{uri} ({which})", own, positions)
-
-
-def _read_export(uri: str) -> Source:
-    with _local_copy(uri) as path:
-        if not path.is_file():
-            raise UserError(f"encoder.weights = {uri} does not exist")
-        tensors = _load(path, uri)
-    tensors = tensors.get("model", tensors) if isinstance(tensors, dict) else None
-    if not isinstance(tensors, dict) or "patch_embed.proj.weight" not in tensors:
-        raise UserError(f"{uri} holds no Vision Transformer under timm's names")
-    return Source(uri, {key: value for key, value in tensors.items() if _of_encoder(key, value)})
-
-
-@contextlib.contextmanager
-def _local_copy(uri: str) -> Iterator[Path]:
-    """Give the file at ``uri`` as a local path; a download is deleted afterwards."""
-    if not is_remote(uri):
-        yield Path(uri)
-        return
-    with tempfile.TemporaryDirectory(prefix="pospre-") as folder:
-        target = Path(folder) / uri.rpartition("/")[2]
-        with Bucket(uri) as bucket, target.open("wb") as file:
-            bucket.download(file)
-        yield target
-
-
-def _load(path: Path, name: str) -> Any:
-    """Return what a file of tensors holds. What torch says of others is not repeated.
-
-    It advises to load them with code execution allowed.
-    """
-    try:
-        if path.suffix == ".safetensors":
-            return safetensors.torch.load_file(path)
-        with warnings.catch_warnings(action="ignore"):  # about pickles that it refuses
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except OSError as error:
-        raise UserError(f"{name} cannot be read: {error.strerror or error}") from error
-    except SafetensorError as error:
-        raise UserError(f"{name} is damaged, or no .safetensors file ({error})") from error
-    except Exception as error:  # pickle.UnpicklingError, and a dozen kinds for damaged files
-        raise UserError(
-            f"{name} is damaged, or holds more than tensors, which could be code: nothing of it "
-            "was loaded or run. Use a .safetensors file, or a .pth of a plain dict of tensors."
-        ) from error
+    return done
 
 
 def refuse_export(uri: str) -> None:
@@ -182,21 +125,11 @@ def refuse_export(uri: str) -> None:
     )
 
 
-def _of_encoder(key: str, value: Any) -> bool:
-    """Return whether an entry of a file is a tensor of an encoder or of a classifier on it.
-
-    MAE saved its decoder along. An encoder without positions is exported with a table of zeros.
-    """
-    if not isinstance(value, Tensor) or key.startswith(("decoder", "mask_token")):
-        return False
-    return key != "pos_embed" or bool(value.any())
-
-
 def _check_kind(encoder: PatchEncoder, source: Source) -> None:
     tables = any(key.endswith(f"attn.{_TABLE}") for key in source.tensors)
     if tables and isinstance(encoder, SwinEncoder):
         raise UserError(
-            f"encoder.weights = {source.name} holds Swin's attention bias as tables of one window; "
+            f"{source.named} holds Swin's attention bias as tables of one window; "
             "the network that gives it for any window is in the run: use its folder or a "
             "checkpoint."
         )
@@ -207,24 +140,38 @@ def _check_kind(encoder: PatchEncoder, source: Source) -> None:
         )
 
 
-def _matching(key: str, own: Tensor, encoder: Encoder, source: Source) -> Tensor | None:
+def _matching(key: str, own: Tensor, encoder: Encoder, done: Loaded) -> Tensor | None:
     """Return the source's tensor for ``key``; None where a fresh one is allowed."""
+    source = done.source
     found = source.tensors.get(key)
-    if found is None and key.endswith(f"rel_pos.{_TABLE}"):
+    is_table = key.endswith(f"rel_pos.{_TABLE}")
+    if found is None and is_table:
         found = source.tensors.get(_SHARED)  # SimMIM's fine-tuning: a copy for every block
         if found is None:
             return None
     if found is None and key == "pos_embed":
         return None
     if found is None:
-        raise UserError(f"encoder.weights = {source.name} lacks the tensor '{key}'")
+        raise UserError(f"{source.named} lacks the tensor '{key}'")
+    old = tuple(found.shape)
     if key == "pos_embed" and found.shape != own.shape:
-        return _resampled(found, own, encoder, source)
+        class_token = encoder.has_class_token
+        registers = encoder.num_prefix_tokens - class_token
+        bare = registers > 0 or found.shape[1] == encoder.num_patches
+        found = with_prefix_rows(found, class_token, registers, bare=bare)
+    if found.shape == own.shape:
+        return found
+    if key == "pos_embed":
+        found = _resampled(found, own, encoder, source)
+    elif key == _KERNEL and found.shape[:2] == own.shape[:2]:
+        found = resample_patch_embed(found.float(), list(own.shape[2:]))
+    elif is_table and found.shape[1] == own.shape[1]:
+        found = resize_rel_pos_bias_table(found, encoder.grid, tuple(own.shape))
     if found.shape != own.shape:
         raise UserError(
-            f"encoder.weights = {source.name}: tensor '{key}' has shape {tuple(found.shape)}, the "
-            f"recipe's encoder wants {tuple(own.shape)}"
+            f"{source.named}: tensor '{key}' has shape {old}, the encoder wants {tuple(own.shape)}"
         )
+    done.resampled.append(f"{key} {_shape(old)} → {_shape(own.shape)}")
     return found
 
 
@@ -235,8 +182,8 @@ def _resampled(found: Tensor, own: Tensor, encoder: Encoder, source: Source) -> 
     side = round(max(count, 0) ** 0.5)
     if found.shape[-1] != own.shape[-1] or side * side != count:
         raise UserError(
-            f"encoder.weights = {source.name}: tensor 'pos_embed' has shape {tuple(found.shape)}, "
-            f"the recipe's encoder wants {tuple(own.shape)}; only square grids are resampled"
+            f"{source.named}: tensor 'pos_embed' has shape {tuple(found.shape)}, "
+            f"the encoder wants {tuple(own.shape)}; only square grids are resampled"
         )
     patches = resample_positions(found[0, prefix:], (side, side), encoder.grid)
     return torch.cat([found[0, :prefix], patches])[None]
@@ -248,10 +195,10 @@ def _check_unused(unused: list[str], source: Source) -> None:
     for key in unused:
         if not key.startswith(allowed) and not key.endswith(f"rel_pos.{_TABLE}"):
             raise UserError(
-                f"encoder.weights = {source.name}: its tensor '{key}' is not in the recipe's "
-                "encoder; compare name, depth, class_token, num_registers and layer_scale"
+                f"{source.named}: its tensor '{key}' is not in the encoder; compare name, depth, "
+                "class_token, num_registers and layer_scale"
             )
 
 
-def _listed(keys: list[str]) -> str:
-    return ", ".join(keys) if len(keys) < 5 else f"{keys[0]} … {keys[-1]} ({len(keys)})"
+def _shape(shape: tuple[int, ...]) -> str:
+    return "×".join(map(str, shape))

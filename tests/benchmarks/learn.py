@@ -1,7 +1,7 @@
 """``make learn``: does every method learn? Small ViTs, one run at a time, each resumable.
 
 Converts DATA once, then for every recipe of ``yamls/learn`` and every seed: pre-trains, measures
-kNN and linear accuracy of the encoder and of its untrained twin on held-out images, and keeps the
+kNN and logistic accuracy of the encoder and of its untrained twin on held-out images, keeps the
 figures in ``tests/benchmarks/results/<method>.json``. What is there already is not done again; a
 stopped run goes on from its last checkpoint.
 """
@@ -68,11 +68,11 @@ def run(method: str, seed: int, train: Path, test: Path, runs: Path) -> dict[str
     options = [f"run_name={name}", f"seed={seed}", f"data.path={train}"]
     call("pospre.train", str(YAMLS / f"{method}.yaml"), *options, f"trainer.run_folder={runs}")
     figures = training_figures(folder / "metrics.jsonl")
-    for evaluation in ("knn", "linear"):
+    for evaluation in ("knn", "logistic"):
         output = folder / "evaluation" / f"{evaluation}.json"
         if not output.exists():
             call(
-                "pospre.evaluate", evaluation, "--checkpoint", str(folder), "--data", str(test),
+                "pospre.evaluate", evaluation, "--model", str(folder), "--data", str(test),
                 f"bank={train}", "batch_size=256", *SETTINGS,
             )  # fmt: skip
         results = json.loads(output.read_text())["results"]
@@ -129,7 +129,7 @@ def keep(method: str, seed: int, figures: dict[str, Any]) -> None:
 def table(methods: list[str]) -> str:
     """Return all figures as a Markdown table: mean ± standard deviation over the seeds."""
     lines = [
-        "| method | loss | own measure | kNN % | linear % | seeds | min |",
+        "| method | loss | own measure | kNN % | logistic % | seeds | min |",
         "|---|---|---|---|---|---|---|",
     ]
     for method in methods:
@@ -146,7 +146,7 @@ def _cells(seeds: list[dict[str, Any]]) -> list[str]:
     measure = known[-1] if known else None  # the last one: a position algorithm's before its host's
     cells = [_change(seeds, "loss/total")]
     cells.append("–" if measure is None else f"{measure[7:]} {_change(seeds, measure)}")
-    for name in ("knn", "linear"):
+    for name in ("knn", "logistic"):
         trained = [100 * figures[name] for figures in seeds]
         initial = statistics.fmean(100 * figures[f"initial_{name}"] for figures in seeds)
         spread = f" ± {statistics.stdev(trained):.1f}" if len(trained) > 1 else ""

@@ -30,7 +30,8 @@ def fails(capsys):
 
 
 def test_registry_finds_evaluations_by_module_name():
-    assert {"knn", "linear", "position_grid", "position_pictures"} <= set(evaluation_names())
+    known = {"knn", "linear", "logistic", "position_grid", "position_pictures"}
+    assert known <= set(evaluation_names())
 
 
 def test_settings_are_typed_and_completed():
@@ -47,9 +48,9 @@ def test_settings_are_typed_and_completed():
         ("registry", {}, "unknown evaluation 'registry'"),
         ("../knn", {}, "unknown evaluation"),
         (
-            "linear",
+            "logistic",
             {},
-            "linear needs the setting bank=…: data set that the classifier is",
+            "logistic needs the setting bank=…: data set that the classifier is",
         ),
         ("knn", {"kk": "3"}, "no setting 'kk'. Did you mean 'k'"),
         ("knn", {"context": "3"}, "no setting 'context'"),
@@ -92,13 +93,13 @@ def test_run_folder_gets_the_results(tmp_path, image_folder, capsys):
     data = image_folder(num_images=6)
     for name in ("position_grid", "position_pictures", "knn"):
         settings = ["k=3"] if name == "knn" else []
-        arguments = [name, "--checkpoint", str(run), "--data", str(data), *settings]
+        arguments = [name, "--model", str(run), "--data", str(data), *settings]
         assert evaluate.main(arguments) == 0
         output = capsys.readouterr()
         document = json.loads((run / "evaluation" / f"{name}.json").read_text())
         assert list(document) == [
             "name",
-            "checkpoint",
+            "model",
             "weights",
             "data",
             "created",
@@ -117,7 +118,7 @@ def test_settings_may_stand_anywhere(droppos_checkpoint, image_folder, tmp_path,
     loose = tmp_path / "loose.pt"
     shutil.copy(droppos_checkpoint, loose)
     data = image_folder(num_images=4)
-    arguments = ["knn", "k=2", "--checkpoint", str(loose), "features=cls", "--data", str(data)]
+    arguments = ["knn", "k=2", "--model", str(loose), "features=cls", "--data", str(data)]
     assert evaluate.main([*arguments, "baseline=no"]) == 0
     assert "nothing written" in capsys.readouterr().out
     output = tmp_path / "new" / "knn.json"
@@ -128,7 +129,7 @@ def test_settings_may_stand_anywhere(droppos_checkpoint, image_folder, tmp_path,
 def test_mistakes_write_nothing(droppos_checkpoint, mae_checkpoint, image_folder, fails, tmp_path):
     data = image_folder(num_images=4)
     output = tmp_path / "out" / "results.json"
-    rest = ["--checkpoint", droppos_checkpoint, "--data", data, "--output", output]
+    rest = ["--model", droppos_checkpoint, "--data", data, "--output", output]
     assert "Did you mean 'position_grid'" in fails("position_gird", *rest)
     assert "no setting 'num_sample'" in fails("knn", *rest, "num_sample=3")
     assert "'fast' is no setting" in fails("knn", *rest, "fast")
@@ -138,7 +139,7 @@ def test_mistakes_write_nothing(droppos_checkpoint, mae_checkpoint, image_folder
     assert "device 'tpu'" in fails("knn", *rest, "--device", "tpu")
     assert "does not exist" in fails("knn", *rest[:2], "--data", tmp_path / "nowhere", *rest[4:])
     assert "must end in .json" in fails("knn", *rest[:4], "--output", tmp_path / "out.txt")
-    message = fails("position_grid", "--checkpoint", mae_checkpoint, *rest[2:])
+    message = fails("position_grid", "--model", mae_checkpoint, *rest[2:])
     assert "position_grid measures the head that algorithms.droppos trains" in message
     assert "this recipe has mae" in message
     assert not output.parent.exists()
@@ -161,11 +162,11 @@ def test_mistakes_write_nothing(droppos_checkpoint, mae_checkpoint, image_folder
             "the encoder has no class token",
         ),
         ("knn", {}, {"k": 3, "bank": "BROKEN"}, "cannot be decoded"),
-        ("linear", {}, {"bank": "BROKEN"}, "cannot be decoded"),
-        ("linear", {}, {}, "linear needs the setting bank"),
-        ("linear", {}, {"bank": "OTHER"}, "first difference: 'cow'"),
-        ("linear", {}, {"bank": "BANK", "num_bank": 9}, "9 images of 2 classes"),
-        ("linear", {"classes": ("a",)}, {"bank": "SAME"}, "12 images of 1 classes"),
+        ("logistic", {}, {"bank": "BROKEN"}, "cannot be decoded"),
+        ("logistic", {}, {}, "logistic needs the setting bank"),
+        ("logistic", {}, {"bank": "OTHER"}, "first difference: 'cow'"),
+        ("logistic", {}, {"bank": "BANK", "num_bank": 9}, "9 images of 2 classes"),
+        ("logistic", {"classes": ("a",)}, {"bank": "SAME"}, "12 images of 1 classes"),
         ("position_grid", {}, {}, "algorithms.droppos trains, and this recipe has mae"),
         ("accuracy", {}, {}, "algorithms.supervised trains, and this recipe has mae"),
         ("patch_position", {}, {}, "algorithms.mp3 trains, and this recipe has mae"),
@@ -217,7 +218,7 @@ def test_a_class_head_is_for_the_classes_of_its_training_data(tmp_path, image_fo
 
 
 def test_fewer_images_than_wanted_are_said(mae_checkpoint, image_folder, capsys):
-    arguments = ["--checkpoint", str(mae_checkpoint.parent), "--data", str(image_folder())]
+    arguments = ["--model", str(mae_checkpoint.parent), "--data", str(image_folder())]
     loose = ["--output", str(image_folder().parent / "knn.json")]
     assert evaluate.main(["knn", *arguments, *loose, "k=2", "num_samples=9999"]) == 0
     assert "knn: 9999 images wanted, " in (said := capsys.readouterr().err)
@@ -226,7 +227,7 @@ def test_fewer_images_than_wanted_are_said(mae_checkpoint, image_folder, capsys)
 
 def test_settings_written_as_options_are_told_how(mae_checkpoint, capsys):
     with pytest.raises(SystemExit) as stopped:
-        evaluate.main(["knn", "--checkpoint", str(mae_checkpoint), "--data", "x", "--k", "5"])
+        evaluate.main(["knn", "--model", str(mae_checkpoint), "--data", "x", "--k", "5"])
     assert stopped.value.code == 2 and "written key=value" in capsys.readouterr().err
 
 
@@ -234,9 +235,9 @@ def test_bad_checkpoints_are_named(fails, image_folder, tmp_path):
     data = image_folder(num_images=4)
     text = tmp_path / "notes.pt"
     text.write_text("no checkpoint")
-    assert "is no checkpoint" in fails("knn", "--checkpoint", text, "--data", data)
+    assert "is no checkpoint" in fails("knn", "--model", text, "--data", data)
     missing = tmp_path / "missing.pt"
-    assert "does not exist" in fails("knn", "--checkpoint", missing, "--data", data)
+    assert "does not exist" in fails("knn", "--model", missing, "--data", data)
 
 
 def test_diverged_checkpoint_is_named(droppos_checkpoint, fails, image_folder, tmp_path):
@@ -244,7 +245,7 @@ def test_diverged_checkpoint_is_named(droppos_checkpoint, fails, image_folder, t
     content["state"]["model"]["encoder.norm.weight"][0] = torch.inf
     torch.save(content, tmp_path / "diverged.pt")
     bad = tmp_path / "diverged.pt"
-    message = fails("knn", "--checkpoint", bad, "--data", image_folder(), "k=2")
+    message = fails("knn", "--model", bad, "--data", image_folder(), "k=2")
     assert "'encoder.norm.weight' holds values that are not finite" in message
 
 
@@ -253,7 +254,7 @@ def test_output_in_no_writable_folder_is_refused_before_the_work(
 ):
     (tmp_path / "file").write_text("")
     output = tmp_path / "file" / "knn.json"
-    arguments = ["--checkpoint", droppos_checkpoint, "--data", image_folder(), "--output", output]
+    arguments = ["--model", droppos_checkpoint, "--data", image_folder(), "--output", output]
     assert "no writable folder" in fails("knn", *arguments, "k=2")
     arguments[-1] = "/proc/knn.json"  # whose rights would let root write
     assert "no writable folder" in fails("knn", *arguments, "k=2")

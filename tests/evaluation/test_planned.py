@@ -22,7 +22,7 @@ def test_the_newest_whole_checkpoint_is_read_once_for_all(
             "encoder": {"name": "vits16"},
             "algorithms": {"mae": {}},
             "trainer": {"max_duration": "1ep", "run_folder": str(tmp_path)},
-            "evaluation": {"knn": {"k": 5}, "linear": {"weights": "teacher"}, "accuracy": {}},
+            "evaluation": {"knn": {"k": 5}, "logistic": {"weights": "teacher"}, "accuracy": {}},
         }
     )
     done = tmp_path / "run" / "evaluation" / "accuracy.json"
@@ -36,7 +36,7 @@ def test_the_newest_whole_checkpoint_is_read_once_for_all(
         return Checkpoint("ep1-ba4.pt", "", {"state": state})
 
     def run_evaluation(name: str, *arguments: Any, **options: Any) -> dict[str, Any]:
-        measured.append((name, *arguments, options["checkpoint"], options["weights"]))
+        measured.append((name, *arguments, options["address"], options["weights"]))
         if name == "knn":
             raise UserError("no labels")
         return {"results": {"top1": 0.5}}
@@ -49,7 +49,7 @@ def test_the_newest_whole_checkpoint_is_read_once_for_all(
     (failure,) = planned.run_evaluations(recipe, again=False)
     assert str(failure) == "no labels" and capsys.readouterr().out == "top1 0.5\n"
     assert reads == [[str(tmp_path / "run" / "checkpoints")]]
-    knn, linear = measured
+    knn, logistic = measured
     assert knn[1:5] == ("model", "student", "photos", {"k": 5})
-    assert linear[:4] == ("linear", "model", "teacher", "photos")
-    assert linear[-2:] == ("ep1-ba4.pt", "teacher")
+    assert logistic[:4] == ("logistic", "model", "teacher", "photos")
+    assert logistic[-2:] == ("ep1-ba4.pt", "teacher")

@@ -140,7 +140,7 @@ def write_evaluation(folder: Path, name: str, results: dict[str, Any]) -> Path:
     path.parent.mkdir(exist_ok=True)
     content = {
         "name": name,
-        "checkpoint": str(folder),
+        "model": str(folder),
         "data": "data/scenes",
         "created": "2026-11-21T02:00:00+00:00",
         "settings": {"seed": 0},

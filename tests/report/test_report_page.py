@@ -88,7 +88,7 @@ def test_run_without_evaluations_says_what_would_add_them(tmp_path: Path) -> Non
     html = written(fabricate_run(tmp_path, evaluated=False))
     text = re.sub("<[^>]*>", "", html)
     for name in ("position_grid", "position_pictures", "knn"):
-        assert f"python -m pospre.evaluate {name} --checkpoint" in text
+        assert f"python -m pospre.evaluate {name} --model" in text
     assert "--data data/scenes" in text and '<table class="heat">' not in html
 
 
@@ -100,7 +100,7 @@ def test_run_without_position_algorithm(tmp_path: Path) -> None:
     assert "about positions" not in html and "position algorithm" not in html
     assert "<h2>What its features are good for</h2>" in html
     text = re.sub("<[^>]*>", "", html)
-    assert "pospre.evaluate knn --checkpoint" in text
+    assert "pospre.evaluate knn --model" in text
     assert "--data LABELLED\n" in text  # whether its own data have labels is not known
 
 
@@ -128,7 +128,7 @@ def test_position_accuracy_of_mp3(tmp_path: Path) -> None:
     recipe = folder / "recipe.yaml"
     recipe.write_text("run_name: mp3_demo\nalgorithms: {mp3: {}}\n")
     text = re.sub("<[^>]*>", "", written(folder))
-    assert "pospre.evaluate patch_position --checkpoint" in text and "position_grid" not in text
+    assert "pospre.evaluate patch_position --model" in text and "position_grid" not in text
     rows = [
         {"mask_ratio": 0.25, "top1": 0.41, "initial_top1": 0.02},
         {"mask_ratio": 0.75, "top1": None},
@@ -273,5 +273,5 @@ def test_an_evaluation_under_another_file_name_is_repeated_by_its_own(tmp_path: 
     document = {"name": "knn", "data": "photos", "settings": {"features": "cls"}, "results": {}}
     (folder / "evaluation" / "knn_cls.json").write_text(json.dumps(document))
     command = evaluate_command(read_run(folder), "knn_cls")
-    assert command.startswith("python -m pospre.evaluate knn --checkpoint")
+    assert command.startswith("python -m pospre.evaluate knn --model")
     assert "--output" in command and "evaluation/knn_cls.json features=cls" in command

@@ -75,7 +75,7 @@ def test_six_bands_from_conversion_to_export(
     assert code == 0, said
     assert losses(folder) == losses(tmp_path / "runs" / "files")
 
-    arguments = ["knn", "--checkpoint", str(folder), "--data", f"{tmp_path}/arrays", "k=3"]
+    arguments = ["knn", "--model", str(folder), "--data", f"{tmp_path}/arrays", "k=3"]
     assert evaluate(arguments) == 0
     capfd.readouterr()
     assert export([str(folder), f"{tmp_path}/x.pth", "--format", "timm"]) == 0

@@ -84,7 +84,7 @@ def test_training_does_not_notice_and_checkpoints_measure_the_same(
 
     images, saved = str(tmp_path / "images"), str(folder / "checkpoints" / "ep2-ba6.pt")
     output = tmp_path / "knn.json"
-    arguments = ["--checkpoint", saved, "--data", images, "--output", str(output), "k=3"]
+    arguments = ["--model", saved, "--data", images, "--output", str(output), "k=3"]
     assert evaluate.main(["knn", *arguments]) == 0
     assert json.loads(output.read_text())["results"]["top1"] == by_step[6]["top1"]
 
@@ -146,7 +146,7 @@ def test_killed_it_measures_nothing_twice_and_keeps_the_same_best(
     assert f"-ba{best}.pt" in kept.name
     assert [path.name for path in (folder / "checkpoints").glob("*.pt")] == ["ep3-ba12.pt"]
 
-    arguments = ["--checkpoint", str(kept.parent), "--data", str(tmp_path / "images"), "k=3"]
+    arguments = ["--model", str(kept.parent), "--data", str(tmp_path / "images"), "k=3"]
     assert evaluate.main(["knn", *arguments, "baseline=false"]) == 0
     newest = json.loads((folder / "evaluation" / "knn.json").read_text())
     assert newest["results"]["top1"] == figures[best]["top1"]

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
 
-from pospre import evaluate
 from pospre.errors import UserError
 from pospre.exchange.export import export
 from pospre.model.model import PretrainModel
@@ -148,10 +149,10 @@ def test_what_a_classifier_does_not_use_is_said(tmp_path: Path) -> None:
     [
         ({}, {"layer_scale": 0.1}, r"lacks the tensor 'blocks.0.ls1.gamma'"),
         ({}, {"num_registers": 2}, r"lacks the tensor 'reg_token'"),
-        ({"layer_scale": 0.1}, {}, r"its tensor 'blocks.0.ls1.gamma' is not in the recipe's"),
-        ({"depth": 3}, {}, r"its tensor 'blocks.2.norm1.weight' is not in the recipe's"),
+        ({"layer_scale": 0.1}, {}, r"its tensor 'blocks.0.ls1.gamma' is not in the encoder"),
+        ({"depth": 3}, {}, r"its tensor 'blocks.2.norm1.weight' is not in the encoder"),
         ({}, {"depth": 3}, r"lacks the tensor 'blocks.2.norm1.weight'"),
-        ({"patch_size": 8}, {}, r"tensor 'patch_embed.proj.weight' has shape"),
+        ({"channels": 1}, {}, r"tensor 'patch_embed.proj.weight' has shape"),
         ({"class_token": False}, {}, r"lacks the tensor 'cls_token'"),
         ({"image_size": [64, 32]}, {}, r"'pos_embed' has shape .* only square grids"),
         ({"final_norm": False}, {}, r"lacks the tensor 'norm.weight'"),
@@ -223,11 +224,58 @@ def test_an_exported_encoder_is_no_checkpoint(checkpoint: Path, tmp_path: Path) 
     out = tmp_path / "encoder.safetensors"
     export(str(checkpoint), out, format="safetensors")
     with pytest.raises(UserError, match=rf"exported from: {checkpoint.parents[1]}"):
-        evaluate.main(["knn", "--checkpoint", str(out), "--data", str(tmp_path)])
+        export(str(out), tmp_path / "again.pth", format="timm")
     exported(other := tmp_path / "other.safetensors")
     for uri in (other, "s3://bucket/encoder.safetensors"):
         with pytest.raises(UserError, match=r"or run folder that it was exported from$"):
             export(str(uri), tmp_path / "again.pth", format="timm")
+
+
+@pytest.mark.parametrize(("old", "new"), [(14, 16), (16, 14), (8, 16)])
+def test_a_kernel_of_another_size_is_resampled(tmp_path: Path, old: int, new: int) -> None:
+    """By FlexiViT's rule, with numpy's pseudo-inverse: enlarged patches embed as they did."""
+    path, weights = exported(tmp_path / "encoder.pth", image_size=4 * old, patch_size=old)
+    model = small(image_size=4 * new, patch_size=new, positions="learned")
+    line = load_weights(model, str(path))
+    kernel = f"patch_embed.proj.weight 192×3×{old}×{old} → 192×3×{new}×{new}"
+    assert f"resampled: {kernel}" in line and "pos_embed" not in line
+    units = torch.eye(old * old).view(-1, 1, old, old)
+    resized = F.interpolate(units, size=(new, new), mode="bicubic", antialias=True).flatten(1)
+    inverse = np.linalg.pinv(resized.double().numpy())  # of patch ↦ patch @ resized
+    before = weights["patch_embed.proj.weight"].flatten(2).double()
+    found = model.encoder.state_dict()["patch_embed.proj.weight"].flatten(2).double()
+    np.testing.assert_allclose(found, before.numpy() @ inverse.T, atol=1e-5)
+    if new > old:
+        patch = torch.randn(5, old * old, dtype=torch.float64)
+        embedded = torch.einsum("bp,dcp->bdc", patch @ resized.double(), found)
+        expected = torch.einsum("bp,dcp->bdc", patch, before)
+        torch.testing.assert_close(embedded, expected, rtol=0, atol=1e-3)
+
+
+def test_a_training_starts_from_dinov2_with_registers(tmp_path: Path) -> None:
+    """Its names and its table, without rows for registers, at another grid."""
+    source = small(num_registers=2, layer_scale=0.1, positions="learned").encoder.state_dict()
+    source = {key: value + 0.1 for key, value in source.items()}
+    published = {key: value for key, value in source.items() if key != "reg_token"}
+    rows = source["pos_embed"]
+    published |= {
+        "register_tokens": source["reg_token"],
+        "mask_token": torch.ones(1, 192),
+        "pos_embed": torch.cat([rows[:, :1], rows[:, 3:]], dim=1),
+    }
+    torch.save({"teacher": {f"backbone.{k}": v for k, v in published.items()}}, tmp_path / "t.pth")
+    options = {"num_registers": 2, "layer_scale": 1.0, "positions": "learned"}
+    for side in (64, 96):
+        model = small(**options, image_size=side)
+        line = load_weights(model, str(tmp_path / "t.pth"))
+        found = model.encoder.state_dict()
+        assert f"{len(found)} of {len(found)} tensors from {tmp_path}/t.pth (teacher.back" in line
+        assert "left out: teacher.backbone.mask_token" in line
+        assert not found["pos_embed"][0, 1:3].any()
+        grid = model.encoder.grid
+        expected = resample_positions(rows[0, 3:], (4, 4), grid)
+        assert torch.equal(found["pos_embed"][0, 3:], expected)
+        assert all(torch.equal(found[k], v) for k, v in source.items() if k != "pos_embed")
 
 
 def test_a_fixed_table_is_not_replaced_by_a_learned_one(tmp_path: Path) -> None:

@@ -54,6 +54,10 @@ class FfcvReader(Reader):
             data = data.view(int(image["height"]), int(image["width"]), 3)
         return Sample(data, int(self._labels[index]))
 
+    def about(self, index: int) -> tuple[int, str]:
+        """Return a sample's label; the file keeps no names."""
+        return int(self._labels[index]), ""
+
     def name(self, index: int) -> str:
         """Return file and place."""
         return f"{self.path}, sample {index}"

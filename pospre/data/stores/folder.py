@@ -66,6 +66,10 @@ class FolderReader(Reader):
                 raise
             raise DamagedSample(f"{error} {self.remedy}") from error
 
+    def about(self, index: int) -> tuple[int, str]:
+        """Return a file's label and its path below the folder; nothing is read."""
+        return self._labels[index], self._names[index]
+
     def name(self, index: int) -> str:
         """Return the file's path."""
         return str(self.path / self._names[index])

@@ -148,22 +148,25 @@ class MdsReader(Reader):
     def read(self, index: int) -> Sample:
         """Return a sample's encoded image, or its features, and its label."""
         columns = self._columns(index)
-        label = columns.get("label")
-        value = -1 if label is None else int(label.numpy().view("<i8")[0])
+        value = _label(columns)
         if self.features is None:
             return Sample(columns["image"], value)
         numbers = columns[_FEATURES].view(torch.float32)
         return Sample(numbers.view(*self.features.shape, 1), value)
 
+    def about(self, index: int) -> tuple[int, str]:
+        """Return a sample's label and, where known, the path that it was converted from."""
+        columns = self._columns(index)
+        return _label(columns), _source(columns)
+
     def name(self, index: int) -> str:
         """Return shard, place in the shard and, where known, the file it was converted from."""
         place, number = self._locate(index)
         try:
-            source = self._columns(index).get("path")
+            source = _source(self._columns(index))
         except UserError:  # what is named is often what cannot be read
-            source = None
-        came_from = "" if source is None else f" ({bytes(source.numpy()).decode(errors='replace')})"
-        return f"{self._shard_name(place)}, sample {number}{came_from}"
+            source = ""
+        return f"{self._shard_name(place)}, sample {number}" + (f" ({source})" if source else "")
 
     def expect(self, indices: np.ndarray) -> None:
         """Have the operating system fetch these samples ahead."""
@@ -231,6 +234,15 @@ class MdsReader(Reader):
                 f"{self.path / SIDECAR_NAME} and {INDEX_NAME} disagree about {names[0]}. "
                 f"{self.remedy}"
             )
+
+
+def _label(columns: dict[str, Tensor]) -> int:
+    label = columns.get("label")
+    return -1 if label is None else int(label.numpy().view("<i8")[0])
+
+
+def _source(columns: dict[str, Tensor]) -> str:
+    return bytes(columns["path"].numpy()).decode(errors="replace") if "path" in columns else ""
 
 
 def _is_file_note(noted: Any) -> bool:

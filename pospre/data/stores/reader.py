@@ -105,6 +105,10 @@ class Reader(ABC):
     def name(self, index: int) -> str:
         """Return what to call a sample in messages: its file, or its file and place."""
 
+    def about(self, index: int) -> tuple[int, str]:
+        """Return a sample's label, and its file's path in the data set ("" where nobody knows)."""
+        return self.read(index).label, ""
+
     @property
     def address(self) -> str:
         """What to call the data set in messages."""

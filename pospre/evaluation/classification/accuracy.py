@@ -1,34 +1,45 @@
 """Accuracy of the class head that a supervised run has trained.
 
 Top-1 and top-5 on held-out images, centre views. What an untrained head knows is chance.
+``ensemble=RUN`` averages the class probabilities with those of other fine-tuned models (Zhai et al.
+2022 of MP3 and MAE).
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import torch
-from pydantic import PositiveInt
+from pydantic import BeforeValidator, PositiveInt
 from torch import Tensor
 
-from pospre.algorithms.supervised.supervised import Classification
 from pospre.data.opening import open_reader
 from pospre.errors import UserError
+from pospre.evaluation.classification.predictions import (
+    class_head,
+    load_classifiers,
+    log_probabilities,
+)
 from pospre.evaluation.features import (
     centre_batches,
     compare_classes,
     open_labelled,
     require_labels,
 )
+from pospre.evaluation.listed import listed
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.table import format_table, percent
+from pospre.evaluation.table import format_table, percent, standard_error
+from pospre.model.model import PretrainModel
+from pospre.nn.sizes import pair
 
 NEEDS = "supervised"
 FIGURES = {"top1": "max", "top5": "max"}
+Runs = Annotated[tuple[str, ...], BeforeValidator(listed)]
 
 
 def evaluate(
     context: Context,
     *,
+    ensemble: Runs = (),
     num_samples: PositiveInt | None = None,
     batch_size: PositiveInt = 64,
     num_workers: PositiveInt | None = None,
@@ -38,20 +49,24 @@ def evaluate(
 
     Args:
         context: model, data and device.
+        ensemble: run folders or checkpoints of other fine-tuned models, with commas between them,
+            whose probabilities are averaged with this one's.
         num_samples: classify so many images, drawn by the seed; all without it.
         batch_size: images per forward pass; it does not change the result.
         num_workers: decoding threads; the loader chooses without it.
         seed: draws the images that num_samples asks for.
 
     Returns:
-        ``top1`` and ``top5`` in [0, 1] (``top5`` is None with five classes or fewer), and what
-        they were measured with.
+        ``top1`` and ``top5`` in [0, 1] (``top5`` is None with five classes or fewer), the
+        ``standard_error`` of ``top1``, ``members`` (``top1`` of each model of an ensemble alone,
+        the measured one first), and what they were measured with.
 
     Raises:
-        UserError: an image has no label.
+        UserError: an image has no label, or a run of the ensemble is not of these classes.
     """
-    head = context.model.objectives[NEEDS]
-    assert isinstance(head, Classification)
+    num_classes = class_head(context.model).num_classes
+    members = [context.model, *_others(ensemble, num_classes, context.image_size)]
+    members = [member.to(context.device) for member in members]
     batches = centre_batches(
         context,
         context.data,
@@ -62,23 +77,33 @@ def evaluate(
         seed=seed,
     )
     ranks: list[Tensor] = []
-    labels: list[Tensor] = []
-    with torch.no_grad():
-        for batch in batches:
-            tokens = context.model.tokens(context.model.images(batch)[:, 0])
-            logits = head({"student": tokens}, batch)["logits"].float()
-            labels.append(batch["label"].cpu())
-            require_labels("accuracy", labels[-1], context.data)
-            require_known(labels[-1], head.num_classes, context.data)
-            ranks.append(rank_of(logits, batch["label"]).cpu())
-    found = torch.cat(ranks)
+    for batch in batches:
+        require_labels("accuracy", batch["label"].cpu(), context.data)
+        require_known(batch["label"].cpu(), num_classes, context.data)
+        each = [log_probabilities(member, member.images(batch)[:, 0], batch) for member in members]
+        answers = [torch.stack(each).logsumexp(0), *each]  # of the mean probability, up to 1/n
+        ranks.append(torch.stack([rank_of(scores, batch["label"]) for scores in answers]).cpu())
+    together_M, *alone_NM = torch.cat(ranks, dim=1)
+    top1 = _share(together_M < 1)
     return {
-        "top1": float((found < 1).double().mean()),
-        "top5": float((found < 5).double().mean()) if head.num_classes > 5 else None,
-        "samples": len(found),
-        "classes": head.num_classes,
-        "chance": 1 / head.num_classes,
+        "top1": top1,
+        "top5": _share(together_M < 5) if num_classes > 5 else None,
+        "standard_error": standard_error(top1, len(together_M)),
+        "members": [_share(own_M < 1) for own_M in alone_NM] if ensemble else None,
+        "samples": len(together_M),
+        "classes": num_classes,
+        "chance": 1 / num_classes,
     }
+
+
+def _others(
+    ensemble: Sequence[str], num_classes: int, size: tuple[int, int]
+) -> list[PretrainModel]:
+    return load_classifiers("accuracy", "ensemble", ensemble, num_classes=num_classes, size=size)
+
+
+def _share(right_M: Tensor) -> float:
+    return float(right_M.double().mean())
 
 
 def check(plan: Plan) -> None:
@@ -92,6 +117,8 @@ def check(plan: Plan) -> None:
             f"accuracy: {plan.data} has {len(data.classes)} classes and the head {expected}; "
             "labels are numbers, so the data needs one folder for each class of the training data."
         )
+    ensemble, classes = plan.settings["ensemble"], expected or len(data.classes or ())
+    _others(ensemble, classes, pair(plan.recipe.encoder.image_size))
 
 
 def require_known(labels: Tensor, num_classes: int, data: str) -> None:
@@ -114,9 +141,21 @@ def table(results: Mapping[str, Any]) -> str:
     """Return the accuracies as text, in percent."""
     five = results["top5"]
     chance_five = percent(min(1.0, 5 * results["chance"]))
+    alone = [
+        [f"model {number} alone", percent(top1), ""]
+        for number, top1 in enumerate(results["members"] or (), start=1)
+    ]
     rows = [
-        ["trained", percent(results["top1"]), "–" if five is None else percent(five)],
+        [
+            "ensemble" if alone else "trained",
+            percent(results["top1"]),
+            "–" if five is None else percent(five),
+        ],
+        *alone,
         ["chance", percent(results["chance"]), "–" if five is None else chance_five],
     ]
-    notes = [f"{results['samples']} images of {results['classes']} classes, centre views"]
+    notes = [
+        f"{results['samples']} images of {results['classes']} classes, centre views; standard "
+        f"error {percent(results['standard_error'])}"
+    ]
     return format_table("Classification accuracy in %", ["head", "top-1", "top-5"], rows, notes)

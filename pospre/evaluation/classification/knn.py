@@ -2,12 +2,13 @@
 
 Every query is compared with a bank of labelled images by cosine similarity; its k nearest vote for
 their class with weight exp(similarity / T). Without a bank the data set is its own, each image
-leaving itself out. Nothing is trained.
+leaving itself out. Nothing is trained. ``layers=all`` measures what comes out of every block (Zhai
+et al. 2022, Fig. 9; the η of that figure is the run's).
 """
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,9 +16,13 @@ from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
 from pospre.errors import UserError
+from pospre.evaluation.classification.vectors import Part, blank_encoder, encode_parts
 from pospre.evaluation.features import Pooling, check_probe, encode_data
+from pospre.evaluation.layers import check_layers
+from pospre.evaluation.listed import Numbers
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.table import format_table, percent
+from pospre.evaluation.table import format_table, percent, standard_error
+from pospre.model.model import PretrainModel
 
 FIGURES = {"top1": "max"}
 SIMILARITIES_AT_ONCE = 2**25  # 128 MiB of float32
@@ -30,6 +35,7 @@ def evaluate(
     k: PositiveInt = 20,
     temperature: PositiveFloat = 0.07,
     features: Pooling = "mean",
+    layers: Numbers | Literal["all"] | None = None,
     num_bank: PositiveInt | None = None,
     num_samples: PositiveInt | None = None,
     batch_size: PositiveInt = 64,
@@ -47,6 +53,8 @@ def evaluate(
         temperature: T; the smaller, the more the nearest ones count.
         features: mean of the patch tokens, or the cls token. The default is mean, because neither
             MAE nor DropPos puts a loss on the class token.
+        layers: measure these layers, such as 0,6,12, or all of them: 0 is what goes into the first
+            block, 1 what comes out of it; each after the encoder's final norm. Without it the last.
         num_bank: let so many images of the bank vote, drawn by the seed; all without it.
         num_samples: classify so many images, drawn by the seed; all without it. Without a bank
             only these vote as well.
@@ -56,7 +64,8 @@ def evaluate(
         baseline: measure the untrained encoder of the same recipe and seed as well.
 
     Returns:
-        ``top1`` and ``initial_top1`` in [0, 1], and what they were measured with.
+        ``top1`` and ``initial_top1`` in [0, 1] of the last layer measured, the ``standard_error``
+        of ``top1``, the same of each of ``layers``, and what they were measured with.
 
     Raises:
         UserError: an image has no label, or no image's class is in the bank.
@@ -66,41 +75,48 @@ def evaluate(
         models["initial_top1"] = context.initial()
 
     encode = partial(
-        encode_data,
+        _encode,
         context,
         models,
+        layers=all_layers(layers, context.model.encoder.depth),
         pooling=features,
-        owner="knn",
         batch_size=batch_size,
         num_workers=num_workers,
         seed=seed,
     )
-    queries, labels_Q = encode(context.data, title="knn", num_samples=num_samples)
+    queries, labels_Q = encode(data=context.data, title="knn", num_samples=num_samples)
     banks, bank_labels_M = (
         (queries, labels_Q)
         if bank is None
-        else encode(bank, title="knn bank", num_samples=num_bank)
+        else encode(data=bank, title="knn bank", num_samples=num_bank)
     )
     answerable_Q = _answerable(labels_Q, bank_labels_M, context.data, bank)
-    results: dict[str, Any] = {"initial_top1": None}
-    for name in models:
-        predicted_Q = nearest_class(
-            queries[name].to(context.device),
-            banks[name].to(context.device),
-            bank_labels_M.to(context.device),
-            k=k,
-            temperature=temperature,
-            leave_one_out=bank is None,
-        )
-        results[name] = float((predicted_Q.cpu() == labels_Q)[answerable_Q].double().mean())
+    asked = int(answerable_Q.sum())
+    rows = []
+    for layer, own in queries.items():
+        row: dict[str, Any] = {"layer": layer, "initial_top1": None}
+        for name in models:
+            predicted_Q = nearest_class(
+                own[name].to(context.device),
+                banks[layer][name].to(context.device),
+                bank_labels_M.to(context.device),
+                k=k,
+                temperature=temperature,
+                leave_one_out=bank is None,
+            )
+            row[name] = float((predicted_Q.cpu() == labels_Q)[answerable_Q].double().mean())
+        rows.append({**row, "standard_error": standard_error(row["top1"], asked)})
+        context.go_on()
     classes = len(bank_labels_M.unique())
+    last = {key: value for key, value in rows[-1].items() if key != "layer"}
     return {
-        **results,
+        **last,
+        "layers": None if layers is None else rows,
         "k": k,
         "temperature": temperature,
         "features": features,
         "bank_samples": len(bank_labels_M),
-        "query_samples": int(answerable_Q.sum()),
+        "query_samples": asked,
         "left_out": int((~answerable_Q).sum()),
         "leave_one_out": bank is None,
         "classes": classes,
@@ -110,6 +126,11 @@ def evaluate(
 
 def check(plan: Plan) -> None:
     """Raise a ``UserError`` for data or a bank that kNN is not for, or too few who could vote."""
+    layers = plan.settings["layers"]
+    if layers is not None:
+        check_layers("knn", plan.recipe.encoder.name, 0, [])
+        depth = blank_encoder(plan.recipe).depth
+        check_layers("knn", plan.recipe.encoder.name, depth, all_layers(layers, depth) or [])
     bank, k = plan.settings["bank"], plan.settings["k"]
     wanted = plan.settings["num_samples" if bank is None else "num_bank"]
     if bank is None and plan.settings["num_bank"] is not None:
@@ -121,6 +142,35 @@ def check(plan: Plan) -> None:
     voters = min(found, wanted or found) - (bank is None)
     if voters < k:
         raise UserError(f"knn: k={k}, but only {voters} images can vote; use k={max(1, voters)}.")
+
+
+def all_layers(
+    layers: tuple[int, ...] | Literal["all"] | None, depth: int
+) -> tuple[int, ...] | None:
+    """Return the layers of an encoder with ``depth`` blocks that a setting asks for, ascending."""
+    if layers == "all":
+        return tuple(range(depth + 1))
+    return None if layers is None else tuple(sorted(set(layers)))
+
+
+def _encode(
+    context: Context,
+    models: Mapping[str, PretrainModel],
+    *,
+    layers: tuple[int, ...] | None,
+    pooling: Pooling,
+    **options: Any,
+) -> tuple[dict[int | None, dict[str, Tensor]], Tensor]:
+    """Return the features by layer (None: the encoder's output) and model, and the labels."""
+    if layers is None:
+        found, labels = encode_data(context, models, pooling=pooling, owner="knn", **options)
+        return {None: found}, labels
+    parts: list[Part] = [(layer, pooling) for layer in layers]
+    vectors, labels = encode_parts(context, models, parts=parts, owner="knn", **options)
+    return {
+        layer: {name: of_model[layer, pooling] for name, of_model in vectors.items()}
+        for layer in layers
+    }, labels
 
 
 def nearest_class(
@@ -188,11 +238,16 @@ def table(results: Mapping[str, Any]) -> str:
     if results["initial_top1"] is not None:
         rows.append(["untrained", percent(results["initial_top1"])])
     rows.append(["chance", percent(results["chance"])])
+    for row in results["layers"] or ():
+        untrained = row["initial_top1"]
+        beside = "" if untrained is None else f" (untrained {percent(untrained)})"
+        rows.append([f"layer {row['layer']}", percent(row["top1"]) + beside])
     bank = "all others" if results["leave_one_out"] else f"{results['bank_samples']} of the bank"
     notes = [
         f"k = {results['k']}, T = {results['temperature']}, "
         f"cosine similarity, {results['features']} features",
-        f"{results['query_samples']} images of {results['classes']} classes against {bank}",
+        f"{results['query_samples']} images of {results['classes']} classes against {bank}; "
+        f"standard error {percent(results['standard_error'])}",
     ]
     if results["left_out"]:
         notes.append(

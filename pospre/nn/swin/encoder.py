@@ -158,15 +158,19 @@ class SwinEncoder(PatchEncoder):
         self.norm = LayerNorm(self.embed_dim, eps=1e-5)
         self.timm_name = "swin_tiny_patch4_window7_224"
         self.timm_kwargs: dict[str, Any] = {"img_size": image_size, "window_size": window}
-        init_trunc_normal(self)
-        if init == "xavier":
-            init_weights(self)
-            init_patch_embed(self.patch_embed.proj)
+        self.init_parameters(init)
         for number, stage in enumerate(self.layers):
             assert isinstance(stage, Stage)
             for block in stage.blocks:
                 assert isinstance(block, SwinBlock)
                 block.attn.reach = image_size // TOKEN // 2**number
+
+    def init_parameters(self, init: Init) -> None:
+        """Draw all weights anew; see ``build_swin``."""
+        init_trunc_normal(self)
+        if init == "xavier":
+            init_weights(self)
+            init_patch_embed(self.patch_embed.proj)
 
     def forward(
         self,

@@ -63,7 +63,7 @@ class Uploads:
         self._waiting: _Upload | None = None
         self._left_out: _Upload | None = None
         self._leads = dist.get_global_rank() == 0
-        self._hurry = self._over = False
+        self._hurry, self._over = False, threading.Event()
         self._failure, self._warned = "", False
         self._sent, self._most, self._last_progress = 0, 0, 0.0
         self._thread = threading.Thread(target=self._work, name="uploads", daemon=True)
@@ -141,16 +141,16 @@ class Uploads:
     def _end(self) -> None:
         """Let the thread end; one that waits for an answer tries no more after it."""
         with self._changed:
-            self._over = True
+            self._over.set()
             self._changed.notify_all()
 
     def _work(self) -> None:
         pause = _FIRST_PAUSE
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting is not None or self._over)
+                self._changed.wait_for(lambda: self._waiting is not None or self._over.is_set())
                 upload = self._waiting
-            if upload is None or self._over:
+            if upload is None or self._over.is_set():
                 return
             try:
                 self._upload(upload)
@@ -158,7 +158,7 @@ class Uploads:
             except FileNotFoundError:  # newer ones have pushed it out
                 pass
             except Exception as error:  # whatever it is: the run must not lose its uploads by it
-                if self._over:
+                if self._over.is_set():
                     return
                 self._warn(error)
                 self._rest(pause)

@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from data_prep.sources.registry import open_source
@@ -61,6 +62,26 @@ def test_counts_and_scenes(tmp_path: Path) -> None:
     assert labels(val) == {"val/CLEVR_val_000000.png": 0} and val.classes == train.classes
     test = opened(root, "clevr", split="test")
     assert labels(test) == {"test/CLEVR_test_000000.png": -1} and annotations(test) == [None]
+
+
+@pytest.mark.parametrize(
+    ("depths", "label"),
+    [((9.5, 12.0), 3), ((8.0,), 0), ((8.01, 99.0), 1), ((14.2,), 5), ((), -1)],
+)
+def test_distance_of_the_nearest_object(
+    tmp_path: Path, depths: tuple[float, ...], label: int
+) -> None:
+    """The benchmark's label: the last border that lies below the least depth."""
+    one = scene(0, len(depths))
+    one["objects"] = [{"pixel_coords": [30, 20, depth]} for depth in depths]
+    content = {**files(), SCENES: text({"scenes": [one]})}
+    root = write_files(tmp_path, content)
+    source = open_source(root, kind="clevr_distance", split="train")
+    assert [item.label for item in source.items] == [label]
+    if depths:
+        borders = np.array([0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0])
+        assert np.flatnonzero(borders - min(depths) < 0).max() == label
+    assert source.classes is not None and source.classes[3] == "9 to 9.5"
 
 
 def test_from_the_zip_to_shards(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from tests.data_prep.sources.fakes import JPEGS, text
 
 
 def test_every_kind_is_described() -> None:
-    assert len(KINDS) == 12 and {"imagenet", "coco", "audio_folder", "image_folder"} <= set(KINDS)
+    assert len(KINDS) == 13 and {"imagenet", "coco", "audio_folder", "image_folder"} <= set(KINDS)
     for name, line in KINDS.items():
         assert line.endswith(".") and len(line) < 100, name
 

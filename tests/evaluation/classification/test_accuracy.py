@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 import timm
 import torch
+from torchmetrics.functional.classification import multiclass_accuracy
 
 from pospre import evaluate as command
 from pospre.errors import UserError
 from pospre.evaluation.classification.accuracy import FIGURES, rank_of, require_known, table
+from pospre.evaluation.features import centre_batches
+from pospre.evaluation.registry import Context
 from pospre.evaluation.run import run_evaluation
 from pospre.exchange.export import export
 from pospre.recipe.recipe import recipe_from_dict
@@ -63,7 +66,15 @@ def test_accuracy_is_counted_over_the_images(tmp_path: Path, image_folder: Image
     torch.save(content, checkpoint)
     results = measure(checkpoint, data, batch_size=4)
     assert set(FIGURES) <= set(results)
-    assert results == {"top1": 0.5, "top5": None, "samples": 10, "classes": 2, "chance": 0.5}
+    assert results == {
+        "top1": 0.5,
+        "top5": None,
+        "standard_error": pytest.approx(0.025**0.5),
+        "members": None,
+        "samples": 10,
+        "classes": 2,
+        "chance": 0.5,
+    }
     assert "50.00" in table(results) and "10 images of 2 classes" in table(results)
     assert "10.00" in table({**results, "top5": 0.1, "classes": 50, "chance": 0.02})
 
@@ -96,7 +107,7 @@ def test_the_teacher_is_measured_and_exported(
         head,  # type: ignore[arg-type]
         saved["objectives.named.supervised.teacher_head.module.linear.weight"],
     )
-    arguments = ["accuracy", "--checkpoint", str(checkpoint), "--data", str(image_folder())]
+    arguments = ["accuracy", "--model", str(checkpoint), "--data", str(image_folder())]
     assert command.main([*arguments, "--weights", "teacher"]) == 0
     document = json.loads((checkpoint.parents[1] / "evaluation/accuracy_teacher.json").read_text())
     assert document["weights"] == "teacher" and document["name"] == "accuracy"
@@ -135,3 +146,47 @@ def test_timm_gets_the_trained_classifier(
 def test_a_label_that_the_head_does_not_know_is_said() -> None:
     with pytest.raises(UserError, match="val has a label 5, and the head knows 2 classes"):
         require_known(torch.tensor([0, 5]), 2, "val")
+
+
+def test_an_ensemble_averages_probabilities(tmp_path: Path, image_folder: Images) -> None:
+    data = image_folder(num_images=12)
+    runs = [make(tmp_path / name, head_init=1.0) for name in ("a", "b")]
+    model, _ = load_model(str(runs[0]))
+    context = Context(model, lambda: model, str(data), torch.device("cpu"), progress=False)
+    (batch,) = centre_batches(
+        context, str(data), title="", num_samples=None, batch_size=12, num_workers=1, seed=0
+    )
+    with torch.no_grad():  # one encoder, two heads that share the images out in halves
+        features = model.tokens(model.images(batch)[:, 0])[:, 0]
+    each = []
+    for turn, run in enumerate(runs):
+        content = torch.load(run, weights_only=False)
+        weights, key = content["state"]["model"], "objectives.named.supervised.head.linear."
+        weights[f"{key}weight"] = weights[f"{key}weight"].roll(7 * turn, 1) * (1 + turn)
+        logits = features @ weights[f"{key}weight"].T
+        weights[f"{key}bias"] = -logits.median(0).values
+        torch.save(content, run)
+        each.append((logits + weights[f"{key}bias"]).softmax(1))
+    results = measure(runs[0], data, ensemble=str(runs[1]))
+    mean = (each[0] + each[1]) / 2
+    for probabilities, top1 in (
+        (mean, results["top1"]),
+        *zip(each, results["members"], strict=True),
+    ):
+        wanted = multiclass_accuracy(probabilities, batch["label"], 2, average="micro")
+        assert top1 == pytest.approx(float(wanted))
+    assert len({tuple(p.argmax(1).tolist()) for p in (mean, *each)}) > 1
+    assert "model 2 alone" in table(results) and "ensemble" in table(results)
+
+
+def test_an_ensemble_that_does_not_fit_is_said(
+    tmp_path: Path, image_folder: Images, mae_checkpoint: Path
+) -> None:
+    checkpoint, data = make(tmp_path / "runs"), image_folder()
+    with pytest.raises(UserError, match=r"was trained with mae and has no class head"):
+        measure(checkpoint, data, ensemble=str(mae_checkpoint))
+    small = make(tmp_path / "small", encoder={"image_size": 32})
+    with pytest.raises(UserError, match=r"knows 2 classes of images of \[32, 32\] pixels"):
+        measure(checkpoint, data, ensemble=str(small))
+    with pytest.raises(UserError, match="nowhere"):
+        measure(checkpoint, data, ensemble="nowhere")

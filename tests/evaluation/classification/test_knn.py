@@ -3,8 +3,10 @@
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
 from pospre.errors import UserError
@@ -150,3 +152,35 @@ def test_small_views_show_the_whole_image(mae_checkpoint, image_folder):
 def test_some_of_the_bank_may_vote(mae_checkpoint, image_folder):
     data = image_folder(num_images=10)
     assert evaluate(mae_checkpoint, data, bank=str(data), k=1, num_bank=6)["bank_samples"] == 6
+
+
+def test_votes_match_scikit_learn() -> None:
+    generator = torch.Generator().manual_seed(5)
+    bank, queries = torch.randn(80, 6, generator=generator), torch.randn(40, 6, generator=generator)
+    labels = torch.randint(0, 5, (80,), generator=generator)
+    reference = KNeighborsClassifier(
+        7, metric="cosine", weights=lambda distance: np.exp((1 - distance) / 0.07)
+    ).fit(bank, labels)
+    found = knn.nearest_class(queries, bank, labels, k=7, temperature=0.07)
+    assert found.tolist() == reference.predict(queries).tolist()
+
+
+def test_every_layer_is_measured(mae_checkpoint, image_folder):
+    data = image_folder(num_images=10)
+    common = {"k": 3, "bank": str(data), "num_samples": 8}
+    whole = evaluate(mae_checkpoint, data, **common)
+    results = evaluate(mae_checkpoint, data, **common, layers="all")
+    assert [row["layer"] for row in results["layers"]] == [0, 1, 2]
+    for key in ("top1", "initial_top1", "standard_error"):  # the last layer is the encoder's output
+        assert results[key] == results["layers"][-1][key] == whole[key]
+    assert "layer 1" in knn.table(results) and whole["layers"] is None
+    one = evaluate(mae_checkpoint, data, **common, layers="1", features="cls", baseline=False)
+    assert [row["layer"] for row in one["layers"]] == [1] and one["initial_top1"] is None
+
+
+def test_layers_that_are_not_there_are_refused(mae_checkpoint, image_folder):
+    data = image_folder(num_images=10)
+    with pytest.raises(UserError, match="knn: layer 3, but the encoder has 2 blocks"):
+        evaluate(mae_checkpoint, data, k=3, layers="0,3")
+    with pytest.raises(UserError, match="knn: layers=last"):
+        evaluate(mae_checkpoint, data, k=3, layers="last")

@@ -1,82 +1,211 @@
-"""The linear probe: its optimum, what it separates, and its bad input."""
+"""The published linear probes: optimiser and schedule, what they learn, and their bad input."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
+from torchmetrics.functional.classification import multiclass_accuracy
 
 from pospre.errors import UserError
 from pospre.evaluation.classification import linear
-from pospre.evaluation.run import run_evaluation
+from pospre.evaluation.classification.heads import (
+    Features,
+    Kind,
+    LinearHead,
+    _optimizer,
+    classify,
+    kinds_of,
+    rate,
+    train_heads,
+)
+from pospre.evaluation.classification.protocols import PROTOCOLS, Protocol
+from pospre.evaluation.classification.vectors import Part
+from pospre.evaluation.registry import check_settings
+from pospre.evaluation.run import check_evaluation, run_evaluation
 from pospre.training.checkpoints.content import load_model
+from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
+
+Images = Callable[..., Path]
+CPU = torch.device("cpu")
+PART: Part = (1, "mean")
+ONE = Features((PART,))
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a checkpoint of five blocks at 32 pixels."""
+    recipe = tiny_recipe(
+        tmp_path_factory.mktemp("runs"), "mae", depth=5, image_size=32, patch_size=8
+    )
+    return save_checkpoint(recipe)
 
 
 def evaluate(checkpoint: Path, data: Path, **settings: Any) -> dict[str, Any]:
     model, recipe = load_model(str(checkpoint))
     results: dict[str, Any] = run_evaluation(
-        "linear", model, recipe, data, settings, progress=False
+        "linear", model, recipe, data, {"bank": str(data), **settings}, progress=False
     )["results"]
     return results
 
 
-def test_the_gradient_vanishes_at_the_solution() -> None:
-    generator = torch.Generator().manual_seed(0)
-    bank = torch.randn(80, 5, generator=generator)
-    labels = torch.randint(0, 3, (80,), generator=generator)
-    weights = linear.logistic(bank, labels, 3, 0.01, 200).requires_grad_()
-    loss = torch.nn.functional.cross_entropy(bank @ weights, labels)
-    (loss + 0.005 * weights.square().sum()).backward()
-    assert weights.grad is not None and float(weights.grad.abs().max()) < 1e-4
+def test_lars_steps_as_in_maes_code() -> None:
+    """MAE's: q = 0.001·‖w‖/‖g‖ for matrices alone, μ ← 0.9·μ + q·g, w ← w − lr·μ."""
+    draw = torch.Generator().manual_seed(0)
+    head = LinearHead(Kind(ONE, "batch", 0.1), 5, 3, draw)
+    weight, bias = (p.detach().clone() for p in head.linear.parameters())
+    speed_w, speed_b = torch.zeros_like(weight), torch.zeros_like(bias)
+    optimizer, lr = _optimizer([head], PROTOCOLS["mae"], 512), 0.2
+    for _ in range(3):
+        gradient_w = torch.randn(weight.shape, generator=draw)
+        gradient_b = torch.randn(bias.shape, generator=draw)
+        head.linear.weight.grad, head.linear.bias.grad = gradient_w.clone(), gradient_b.clone()
+        optimizer.step()
+        speed_w = 0.9 * speed_w + 0.001 * weight.norm() / gradient_w.norm() * gradient_w
+        speed_b = 0.9 * speed_b + gradient_b
+        weight, bias = weight - lr * speed_w, bias - lr * speed_b
+        torch.testing.assert_close(head.linear.weight.detach(), weight, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(head.linear.bias.detach(), bias, atol=1e-6, rtol=1e-5)
 
 
-def test_standardised_features_have_the_banks_statistics_and_a_bias() -> None:
-    bank, queries = torch.randn(50, 4) * 3 + 7, torch.full((2, 4), 7.0)
-    scaled, others = linear.standardise(bank, queries)
-    torch.testing.assert_close(scaled[:, :4].mean(0), torch.zeros(4), atol=1e-5, rtol=0)
-    torch.testing.assert_close(scaled[:, :4].std(0), torch.ones(4))
-    assert torch.equal(scaled[:, 4], torch.ones(50)) and float(others[:, :4].abs().max()) < 1
-
-
-def test_separable_classes_are_learned_and_decay_is_chosen_from_the_list() -> None:
-    generator = torch.Generator().manual_seed(1)
-    labels = torch.arange(120) % 4
-    bank = torch.eye(4)[labels] * 3 + torch.randn(120, 4, generator=generator) * 0.3
-    weights, decay = linear.fit(bank, labels, 4, iterations=50, seed=0)
-    assert decay in linear.DECAYS
-    assert float((linear.classify(bank, weights) == labels).double().mean()) > 0.98
-
-
-def test_results_state_what_was_measured(mae_checkpoint: Path, image_folder: Any) -> None:
-    data = image_folder(num_images=12)
-    results = evaluate(mae_checkpoint, data, bank=str(data), iterations=20)
-    assert (results["bank_samples"], results["query_samples"], results["classes"]) == (12, 12, 2)
-    assert results["chance"] == 0.5 and 0 <= results["initial_top1"] <= 1
-    assert set(linear.FIGURES) <= set(results)
-    assert results["top1"] == 1.0  # fitted to the very images it is measured on
-    assert "weight decay" in linear.table(results) and "not the papers' protocol" in linear.table(
-        results
+def test_rates_are_the_published_ones() -> None:
+    assert [rate(PROTOCOLS["vissl"], epoch) for epoch in (0, 7.9, 8, 16, 27)] == pytest.approx(
+        [1, 1, 0.1, 0.01, 0.001]
     )
-    assert evaluate(mae_checkpoint, data, bank=str(data), num_bank=10)["bank_samples"] == 10
+    assert [rate(PROTOCOLS["mae"], epoch) for epoch in (0, 5, 10, 50, 90)] == pytest.approx(
+        [0, 0.5, 1, 0.5, 0]
+    )
+    assert rate(PROTOCOLS["vissl_clevr_count"], 50) == pytest.approx(0.01)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    torchs = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
+    for epoch in range(10):
+        assert rate(PROTOCOLS["dinov2"], epoch) == pytest.approx(torchs.get_last_lr()[0])
+        optimizer.step()
+        torchs.step()
+    short = linear.adjusted(PROTOCOLS["vissl"], {"epochs": 7, "base_lr": 0.5})
+    assert (short.milestones, short.base_lrs, short.batch) == ((2, 4, 6), (0.5,), 2048)
 
 
-@pytest.mark.parametrize(
-    ("folder", "message"),
-    [
-        ({"num_images": 12, "classes": ()}, r"linear needs labels.*one folder per class"),
-        ({"num_images": 6}, r"gives 6 images of 2 classes; a classifier needs at least 10"),
-    ],
-)
-def test_a_bank_that_teaches_nothing_is_refused(
-    mae_checkpoint: Path, image_folder: Any, folder: dict[str, Any], message: str
+def test_what_each_protocol_trains() -> None:
+    (mae,) = kinds_of(PROTOCOLS["mae"], "cls", 12)
+    assert (mae.features.parts, mae.norm, mae.base_lr) == (((12, "cls"),), "batch", 0.1)
+    grid = kinds_of(PROTOCOLS["dinov2"], "cls", 12)
+    assert len(grid) == 52 and len({kind.base_lr for kind in grid}) == 13
+    assert [str(kind.features) for kind in grid[::13]] == [
+        "cls of the last block",
+        "cls of the last block + mean",
+        "cls of the last 4 blocks",
+        "cls of the last 4 blocks + mean",
+    ]
+    assert grid[-1].features.parts == (*((n, "cls") for n in (9, 10, 11, 12)), (12, "mean"))
+    vissl = kinds_of(PROTOCOLS["vissl"], "mean", 12)
+    assert [(len(kind.features.parts), kind.norm) for kind in vissl] == [
+        (1, "none"),
+        (1, "affine"),
+        (4, "none"),
+        (4, "affine"),
+    ]
+
+
+def test_heads_trained_together_end_where_logistic_regression_does() -> None:
+    """Full batches with weight decay have one optimum, scikit-learn's at C = 1/(n·decay)."""
+    draw = torch.Generator().manual_seed(0)
+    vectors, labels = torch.randn(60, 4, generator=draw), torch.arange(60) % 3
+    kinds = [Kind(ONE, "none", lr) for lr in (10.0, 20.0)]
+    protocol = Protocol("mean", (1,), ("none",), (10.0,), epochs=400, batch=60, weight_decay=0.05)
+    heads = train_heads(
+        kinds, protocol, lambda _: {PART: vectors}, labels, 3,
+        dim=4, seed=0, device=CPU, progress=False,
+    )  # fmt: skip
+    reference = LogisticRegression(C=1 / (60 * 0.05), fit_intercept=False, tol=1e-9, max_iter=5000)
+    both = torch.cat([vectors, torch.ones(60, 1)], 1)  # the bias is decayed, as a weight
+    wanted = torch.from_numpy(reference.fit(both, labels).predict_proba(both)).float()
+    for head in heads:
+        found = head({PART: vectors}).softmax(1).detach()
+        torch.testing.assert_close(found, wanted, atol=1e-3, rtol=0)
+    predicted = classify(heads[0], {PART: vectors}, CPU)
+    assert float((predicted == labels).float().mean()) == pytest.approx(
+        float(multiclass_accuracy(predicted, labels, 3, average="micro"))
+    )
+
+
+def test_the_choice_is_made_on_what_was_held_back() -> None:
+    four = Features(tuple((layer, "mean") for layer in (1, 2, 3, 4)))
+    kinds = [Kind(ONE, "none", 0.1), Kind(ONE, "none", 0.2), Kind(four, "none", 0.1)]
+    heads: list[linear.Measured] = [
+        (kinds[0], 0.5, 0.6),
+        (kinds[1], 0.6, 0.4),
+        (kinds[2], 0.55, 0.7),
+    ]
+    found = linear.summarise({"top1": heads}, 100)
+    assert (found["top1"], found["best_top1"], found["initial_top1"]) == (0.4, 0.7, None)
+    assert found["standard_error"] == pytest.approx((0.4 * 0.6 / 100) ** 0.5)
+    assert [row["top1"] for row in found["features"]] == [0.4, 0.7]
+    assert [row["best_top1"] for row in found["features"]] == [0.6, 0.7]
+
+
+@pytest.mark.parametrize("protocol", ["mae", "dinov2", "vissl", "vissl_clevr_count"])
+def test_results_state_what_was_measured(deep: Path, image_folder: Images, protocol: str) -> None:
+    data = image_folder(num_images=20)
+    settings = {"protocol": protocol, "epochs": 2, "batch": 8}
+    results = evaluate(deep, data, **settings)
+    assert set(linear.FIGURES) <= set(results) and results["chance"] == 0.5
+    held = 0 if protocol == "mae" else 2
+    assert (results["bank_samples"], results["held_back"], results["epochs"]) == (20, held, 2)
+    assert 0 <= results["initial_top1"] <= 1 and results["best_top1"] >= results["top1"]
+    assert f"protocol {protocol}" in linear.table(results)
+    assert evaluate(deep, data, **settings, batch_size=3) == results
+
+
+def test_crops_and_labels(deep: Path, image_folder: Images, tmp_path: Path) -> None:
+    data = image_folder(num_images=40)
+    common = {"protocol": "mae", "epochs": 2, "baseline": False}
+    results = evaluate(deep, data, **common, augment=True, label_fraction=0.5)
+    assert results["bank_samples"] == 20 and "random crops" in linear.table(results)
+    names = [path.name for path in sorted(data.rglob("*.jpg"))[:25]]
+    (tmp_path / "list.txt").write_text("\n".join(names))
+    results = evaluate(deep, data, **common, labels=str(tmp_path / "list.txt"))
+    assert results["bank_samples"] == 25
+
+
+def test_what_cannot_be_trained_is_said_before(
+    deep: Path, image_folder: Images, tmp_path: Path
 ) -> None:
-    data = image_folder(**folder)
-    with pytest.raises(UserError, match=message):
-        evaluate(mae_checkpoint, data, bank=str(data))
-
-
-def test_other_classes_in_the_bank_are_refused(mae_checkpoint: Path, image_folder: Any) -> None:
+    with pytest.raises(UserError, match=r"needs the setting protocol=…: mae.*is logistic"):
+        check_settings("linear", {"bank": "photos"})
+    with pytest.raises(UserError, match="protocol=moco"):
+        check_settings("linear", {"bank": "photos", "protocol": "moco"})
     data = image_folder(num_images=12)
-    bank = image_folder(num_images=12, classes=("cat", "cow"), name="bank")
-    with pytest.raises(UserError, match=r"linear: .*first difference: 'cow'"):
-        evaluate(mae_checkpoint, data, bank=str(bank))
+    recipe = tiny_recipe(tmp_path, "mae")  # two blocks
+    given = {"bank": str(data), "protocol": "vissl"}
+    for changed, said in (
+        ({}, "protocol=vissl looks at the last 4 blocks, and the encoder has 2"),
+        ({"protocol": "mae", "label_fraction": 0.5}, "gives 6 images of 2 classes"),
+        ({"protocol": "mae", "labels": "none.txt"}, "labels=none.txt cannot be read"),
+        ({"protocol": "mae", "labels": "x", "label_fraction": 0.5}, "both choose images"),
+    ):
+        with pytest.raises(UserError, match=said):
+            check_evaluation("linear", recipe, data, {**given, **changed}, None)
+    bare = tiny_recipe(tmp_path, "mae", class_token=False)
+    with pytest.raises(UserError, match="no class token"):
+        check_evaluation("linear", bare, data, {**given, "protocol": "mae"}, None)
+    settings = {**given, "protocol": "mae", "features": "mean"}
+    check_evaluation("linear", bare, data, settings, None)
+
+
+def test_a_bank_smaller_than_the_batch_is_one_batch() -> None:
+    """The rate follows the batch that there is."""
+    protocol = replace(PROTOCOLS["mae"], epochs=1, warmup=0)
+    vectors = {PART: torch.randn(12, 3)}
+    (head,) = train_heads(
+        [Kind(ONE, "none", 256 / 12)], replace(protocol, optimizer="sgd"),
+        lambda _: vectors, torch.arange(12) % 2, 2, dim=3, seed=3, device=CPU, progress=False,
+    )  # fmt: skip
+    start = LinearHead(head.kind, 3, 2, torch.Generator().manual_seed(3))
+    loss = torch.nn.functional.cross_entropy(start(vectors), torch.arange(12) % 2)
+    loss.backward()
+    wanted = start.linear.weight - start.linear.weight.grad  # type: ignore[operator]
+    torch.testing.assert_close(head.linear.weight, wanted)

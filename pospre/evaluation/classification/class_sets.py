@@ -1,0 +1,82 @@
+"""Which of a model's classes the folders of another data set stand for."""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pospre.errors import UserError
+from pospre.evaluation.features import open_labelled
+
+
+class ClassSet(NamedTuple):
+    """A data set whose classes are some of a model's.
+
+    Attributes:
+        path: where it is.
+        right: bool (L, C): which of the model's C classes are right for each of its L labels.
+        possible: bool (C,): which of them an answer is taken from.
+    """
+
+    path: str
+    right: Tensor
+    possible: Tensor
+
+
+def open_class_set(owner: str, path: str, known: list[str], lists: str | None) -> ClassSet:
+    """Return a data set with what its labels stand for.
+
+    A folder stands for the class of its name (ImageNet-A, -R and -Sketch: WordNet ids), or, where
+    all names are numbers and no class is called so, for the class of that number (ImageNet-V2);
+    answers are taken from the classes that have a folder, as the 200 of ImageNet-A and -R. Folders
+    that ``lists`` names stand for several classes (SI-Score, ObjectNet), and answers are taken from
+    all.
+
+    Args:
+        owner: the evaluation.
+        path: the data set, one folder for each class.
+        known: the model's class names by number.
+        lists: JSON file, ``{"folder": ["class", …], …}``, names or numbers of classes.
+
+    Raises:
+        UserError: there are no labels, a folder stands for no class, or the file is no such JSON.
+    """
+    reader = open_labelled(owner, path)
+    if reader.classes is None:
+        raise UserError(f"{owner}: the labels of {path} have no names; give one folder per class.")
+    named = {} if lists is None else _read_lists(owner, Path(lists))
+    numbers = {name: number for number, name in enumerate(known)}
+    if not set(reader.classes) & numbers.keys() and all(n.isdecimal() for n in reader.classes):
+        numbers = {str(number): number for number in range(len(known))}
+    right = torch.zeros(len(reader.classes), len(known), dtype=torch.bool)
+    for label, folder in enumerate(reader.classes):
+        for name in named.get(folder, [folder]):
+            number = numbers.get(name, name) if isinstance(name, str) else name
+            if not isinstance(number, int) or not 0 <= number < len(known):
+                raise UserError(
+                    f"{owner}: the folder '{folder}' of {path} stands for the class {name!r}, "
+                    f"which is none of the {len(known)} that the head knows ({known[0]} …); name "
+                    "folders as the training data's classes, or say in lists=FILE.json what they "
+                    "stand for."
+                )
+            right[label, number] = True
+    listed = any(folder in named for folder in reader.classes)
+    return ClassSet(path, right, torch.ones(len(known)).bool() if listed else right.any(0))
+
+
+def _read_lists(owner: str, path: Path) -> dict[str, list[str | int]]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{owner}: lists={path} cannot be read as JSON ({error}).") from error
+    if not isinstance(found, dict) or not all(
+        isinstance(names, list) and all(isinstance(n, str | int) for n in names)
+        for names in found.values()
+    ):
+        raise UserError(
+            f"{owner}: lists={path} is no JSON object of lists of classes, such as "
+            '{"folder": ["n01440764", "n01443537"]}.'
+        )
+    return found

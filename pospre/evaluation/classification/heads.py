@@ -1,0 +1,178 @@
+"""Training many linear classifiers at once on frozen features.
+
+They share the images of every step and nothing else: each learns as if it were alone.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from timm.optim import Lars
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from pospre import draws
+from pospre.evaluation.classification.protocols import Norm, Protocol
+from pospre.evaluation.classification.vectors import Part, Parts
+from pospre.evaluation.features import Pooling
+
+_AT_ONCE = 4096  # images classified in one piece
+
+
+@dataclass(frozen=True)
+class Features:
+    """What a classifier sees of an image: vectors joined in this order."""
+
+    parts: tuple[Part, ...]
+
+    def join(self, vectors: Parts) -> Tensor:
+        """Return (M, Σ D)."""
+        return torch.cat([vectors[part] for part in self.parts], dim=1)
+
+    def __str__(self) -> str:
+        pooling = self.parts[0][1]
+        blocks = sum(other == pooling for _, other in self.parts)
+        added = " + mean" if blocks < len(self.parts) else ""
+        return f"{pooling} of the last {'block' if blocks == 1 else f'{blocks} blocks'}{added}"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What tells one classifier from the others."""
+
+    features: Features
+    norm: Norm
+    base_lr: float
+
+
+class LinearHead(nn.Module):
+    """A norm, or none, and a linear layer, drawn by a generator."""
+
+    def __init__(self, kind: Kind, dim: int, classes: int, draw: torch.Generator) -> None:
+        super().__init__()
+        self.kind, width = kind, dim * len(kind.features.parts)
+        affine = kind.norm == "affine"
+        self.norm = (
+            nn.Identity()
+            if kind.norm == "none"
+            else nn.BatchNorm1d(width, affine=affine, eps=1e-5 if affine else 1e-6)
+        )
+        self.linear = nn.Linear(width, classes)
+        nn.init.normal_(self.linear.weight, std=0.01, generator=draw)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, vectors: Parts) -> Tensor:
+        """Return logits (B, C)."""
+        logits: Tensor = self.linear(self.norm(self.kind.features.join(vectors)))
+        return logits
+
+
+def kinds_of(protocol: Protocol, pooling: Pooling, depth: int) -> list[Kind]:
+    """Return the classifiers that a protocol trains on an encoder of ``depth`` blocks."""
+    joined: list[tuple[Part, ...]] = []
+    for count in protocol.blocks:
+        own = tuple((layer, pooling) for layer in range(depth + 1 - count, depth + 1))
+        more = (*own, (depth, "mean")) if protocol.adds_mean and pooling == "cls" else ()
+        joined += [own, more] if more else [own]
+    return [
+        Kind(Features(parts), norm, base_lr)
+        for parts in joined
+        for norm in protocol.norms
+        for base_lr in protocol.base_lrs
+    ]
+
+
+@torch.enable_grad()
+def train_heads(
+    kinds: Sequence[Kind],
+    protocol: Protocol,
+    bank: Callable[[int], Parts],
+    label_M: Tensor,
+    num_classes: int,
+    *,
+    dim: int,
+    seed: int,
+    device: torch.device,
+    progress: bool,
+    go_on: Callable[[], None] = lambda: None,
+) -> list[LinearHead]:
+    """Return trained classifiers, in eval mode.
+
+    Args:
+        kinds: one for each.
+        protocol: optimiser, schedule, epochs and batch; a bank smaller than that is one batch.
+        bank: returns the vectors (M, D) by part that an epoch sees, on any device.
+        label_M: int64 classes, from 0.
+        num_classes: C.
+        dim: D.
+        seed: of the weights and of the order of the images.
+        device: where to train.
+        progress: whether to draw a progress bar.
+        go_on: called after every epoch.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    label_M = label_M.to(device)
+    heads = [LinearHead(kind, dim, num_classes, draw) for kind in kinds]
+    whole = nn.ModuleList(heads).to(device).train()
+    batch = min(protocol.batch, len(label_M))
+    steps = len(label_M) // batch
+    optimizer = _optimizer(heads, protocol, batch)
+    peaks = [group["lr"] for group in optimizer.param_groups]
+    with tqdm(total=protocol.epochs, desc="linear heads", unit="ep", disable=not progress) as bar:
+        for epoch in range(protocol.epochs):
+            vectors = {part: values.to(device) for part, values in bank(epoch).items()}
+            order = torch.from_numpy(draws.order(seed, epoch, len(label_M))).to(device)
+            for step in range(steps):
+                rows = order[step * batch : (step + 1) * batch]
+                factor = rate(protocol, epoch + step / steps)
+                for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+                    group["lr"] = peak * factor
+                seen = {part: values[rows] for part, values in vectors.items()}
+                loss = torch.stack([F.cross_entropy(h(seen), label_M[rows]) for h in heads]).sum()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            bar.update()
+            go_on()
+    whole.eval()
+    return heads
+
+
+def rate(protocol: Protocol, epoch: float) -> float:
+    """Return the learning rate at a moment of training, as a share of its peak."""
+    if epoch < protocol.warmup:
+        return epoch / protocol.warmup
+    if protocol.milestones:
+        return 0.1 ** sum(epoch >= milestone for milestone in protocol.milestones)
+    done = (epoch - protocol.warmup) / (protocol.epochs - protocol.warmup)
+    return protocol.floor + (1 - protocol.floor) * (1 + math.cos(math.pi * done)) / 2
+
+
+@torch.no_grad()
+def classify(head: LinearHead, vectors: Parts, device: torch.device) -> Tensor:
+    """Return the class (M,) of every image, on the CPU."""
+    count = len(next(iter(vectors.values())))
+    found = [torch.zeros(0, dtype=torch.int64, device=device)]
+    for start in range(0, count, _AT_ONCE):
+        rows = slice(start, start + _AT_ONCE)
+        found.append(head({part: v[rows].to(device) for part, v in vectors.items()}).argmax(1))
+    return torch.cat(found).cpu()
+
+
+def _optimizer(
+    heads: Sequence[LinearHead], protocol: Protocol, batch: int
+) -> torch.optim.Optimizer:
+    groups = []
+    for head in heads:
+        lr, decay = head.kind.base_lr * batch / 256, protocol.weight_decay
+        groups += [
+            {"params": [head.linear.weight], "lr": lr, "weight_decay": decay, "always_adapt": True},
+            {"params": [head.linear.bias], "lr": lr, "weight_decay": decay},
+        ]
+        if head.kind.norm == "affine":
+            groups.append({"params": [*head.norm.parameters()], "lr": lr, "weight_decay": 0.0})
+    if protocol.optimizer == "lars":
+        return Lars(groups, momentum=0.9)
+    return torch.optim.SGD(groups, lr=0.0, momentum=0.9, nesterov=protocol.nesterov)

@@ -1,0 +1,204 @@
+"""Logistic regression on frozen features: quick, to compare encoders; not the papers' protocol.
+
+A linear classifier is fitted to the pooled features of a labelled bank and measured on other
+images. Features are standardised with the bank's statistics; the weight decay is the best of a few
+on a tenth of the bank that the choice does not train on. No augmentation, nothing random; the
+papers train a layer for tens of epochs on random crops, so that their figures are others.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field, PositiveFloat, PositiveInt
+from torch import Tensor
+
+from pospre import draws
+from pospre.data.stores.subset import subset
+from pospre.errors import UserError
+from pospre.evaluation.features import Pooling, check_probe, encode_data
+from pospre.evaluation.registry import Context, Plan
+from pospre.evaluation.table import format_table, percent, standard_error
+
+FIGURES = {"top1": "max"}
+DECAYS = (1e-4, 1e-3, 1e-2, 1e-1)
+
+
+def evaluate(
+    context: Context,
+    *,
+    bank: str,
+    features: Pooling = "mean",
+    iterations: PositiveInt = 100,
+    weight_decay: PositiveFloat | None = None,
+    label_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0,
+    labels: str | None = None,
+    num_bank: PositiveInt | None = None,
+    num_samples: PositiveInt | None = None,
+    batch_size: PositiveInt = 64,
+    num_workers: PositiveInt | None = None,
+    seed: int = 0,
+    baseline: bool = True,
+) -> dict[str, Any]:
+    """Measure top-1.
+
+    Args:
+        context: model, data and device.
+        bank: data set that the classifier is fitted to, for instance the training set.
+        features: mean of the patch tokens, or the cls token, after the encoder's final norm.
+        iterations: at most so many of L-BFGS.
+        weight_decay: of cross-entropy + weight_decay/2·‖weights‖²; without it the best of a few.
+            StoP's code fits 1 % of ImageNet's labels with 0.0025 / 12811.
+        label_fraction: fit to this share of the bank, as many images of each class, drawn by the
+            seed; 0.01 and 0.1 are usual.
+        labels: fit to the images that this text file names, one in each line, such as a published
+            list of 1 %.
+        num_bank: fit to so many images of the bank, drawn by the seed; all without it.
+        num_samples: classify so many images, drawn by the seed; all without it.
+        batch_size: images per forward pass; it does not change the result.
+        num_workers: decoding threads; the loader chooses without it.
+        seed: draws the images that num_bank and num_samples ask for, and the tenth held back.
+        baseline: measure the untrained encoder of the same recipe and seed as well.
+
+    Returns:
+        ``top1`` and ``initial_top1`` in [0, 1], and what they were measured with.
+
+    Raises:
+        UserError: an image has no label, or the images taken from the bank are of one class.
+    """
+    models = {"top1": context.model}
+    if baseline:
+        models["initial_top1"] = context.initial()
+
+    encode = partial(
+        encode_data,
+        context,
+        models,
+        pooling=features,
+        owner="logistic",
+        batch_size=batch_size,
+        num_workers=num_workers,
+        seed=seed,
+    )
+    banks, bank_labels_M = encode(
+        bank,
+        title="logistic bank",
+        num_samples=num_bank,
+        label_fraction=label_fraction,
+        labels=labels,
+    )
+    classes = len(bank_labels_M.unique())
+    _require_enough(bank, len(bank_labels_M), classes)
+    queries, labels_Q = encode(context.data, title="logistic", num_samples=num_samples)
+    num_classes = int(torch.cat([labels_Q, bank_labels_M]).max()) + 1
+    results: dict[str, Any] = {"initial_top1": None}
+    for name in models:
+        bank_MD, queries_QD = standardise(banks[name], queries[name])
+        weights, decay = fit(
+            bank_MD.to(context.device),
+            bank_labels_M.to(context.device),
+            num_classes,
+            iterations=iterations,
+            decays=DECAYS if weight_decay is None else (weight_decay,),
+            seed=seed,
+        )
+        predicted_Q = classify(queries_QD.to(context.device), weights).cpu()
+        results[name] = float((predicted_Q == labels_Q).double().mean())
+        results[f"{name}_weight_decay"] = decay
+    return {
+        **results,
+        "standard_error": standard_error(results["top1"], len(labels_Q)),
+        "features": features,
+        "bank_samples": len(bank_labels_M),
+        "query_samples": len(labels_Q),
+        "classes": classes,
+        "chance": 1 / classes,
+    }
+
+
+def check(plan: Plan) -> None:
+    """Raise a ``UserError`` for data or a bank that no classifier can be fitted to."""
+    settings = plan.settings
+    bank = check_probe("logistic", plan)
+    bank = subset(bank, settings["label_fraction"], settings["labels"], settings["seed"])
+    count = min(len(bank), settings["num_bank"] or len(bank))
+    _require_enough(bank.address, count, count if bank.classes is None else len(bank.classes))
+
+
+def _require_enough(bank: str, count: int, classes: int) -> None:
+    if count < 10 or classes < 2:
+        raise UserError(
+            f"logistic: bank={bank} gives {count} images of {classes} classes; a classifier needs "
+            "at least 10 images and 2 classes."
+        )
+
+
+def standardise(bank_MD: Tensor, queries_QD: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both with the bank's mean 0 and variance 1 per feature, and a 1 appended (bias)."""
+    mean, deviation = bank_MD.mean(0), bank_MD.std(0).clamp_min(1e-6)
+    scaled = [(part - mean) / deviation for part in (bank_MD, queries_QD)]
+    first, second = (F.pad(part, (0, 1), value=1.0) for part in scaled)
+    return first, second
+
+
+def fit(
+    bank_MD: Tensor,
+    labels_M: Tensor,
+    num_classes: int,
+    *,
+    iterations: int,
+    seed: int,
+    decays: Sequence[float] = DECAYS,
+) -> tuple[Tensor, float]:
+    """Return the weights (D, C) of the best weight decay, refitted to the whole bank, and it."""
+    key = draws.sample_keys(seed, 0, torch.zeros(1, dtype=torch.int64), 0, "linear/held_back")
+    order = draws.permutation(key, len(bank_MD))[0].to(bank_MD.device)
+    held, rest = order[: len(order) // 10], order[len(order) // 10 :]
+
+    def accuracy(decay: float) -> float:
+        weights = logistic(bank_MD[rest], labels_M[rest], num_classes, decay, iterations)
+        return float((classify(bank_MD[held], weights) == labels_M[held]).double().mean())
+
+    best = max(decays, key=accuracy) if len(decays) > 1 else decays[0]
+    return logistic(bank_MD, labels_M, num_classes, best, iterations), best
+
+
+def logistic(
+    bank_MD: Tensor, labels_M: Tensor, num_classes: int, decay: float, iterations: int
+) -> Tensor:
+    """Return the weights (D, C) that minimise cross-entropy + decay/2·‖weights‖², by L-BFGS."""
+    weights = bank_MD.new_zeros(bank_MD.shape[1], num_classes, requires_grad=True)
+    optimizer = torch.optim.LBFGS([weights], max_iter=iterations, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(bank_MD @ weights, labels_M) + decay / 2 * weights.square().sum()
+        loss.backward()
+        return loss
+
+    with torch.enable_grad():
+        optimizer.step(closure)
+    return weights.detach()
+
+
+def classify(queries_QD: Tensor, weights_DC: Tensor) -> Tensor:
+    """Return the class (Q,) of each feature vector."""
+    return (queries_QD @ weights_DC).argmax(dim=1)
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """Return the accuracies as text, in percent."""
+    rows = [["trained", percent(results["top1"])]]
+    if results["initial_top1"] is not None:
+        rows.append(["untrained", percent(results["initial_top1"])])
+    rows.append(["chance", percent(results["chance"])])
+    notes = [
+        f"logistic regression on standardised {results['features']} features, weight decay "
+        f"{results['top1_weight_decay']:g}",
+        f"{results['query_samples']} images of {results['classes']} classes (standard error "
+        f"{percent(results['standard_error'])}); fitted to {results['bank_samples']} of the bank",
+    ]
+    title = "Accuracy in % of logistic regression on one centre view (not the papers' protocol)"
+    return format_table(title, ["encoder", "top-1"], rows, notes)

@@ -1,0 +1,72 @@
+"""Class probabilities of models that a supervised run has fine-tuned."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pospre.algorithms.supervised.supervised import Classification
+from pospre.batch import Batch
+from pospre.errors import UserError
+from pospre.model.model import PretrainModel
+from pospre.nn.encoder import Edit
+from pospre.training.checkpoints.content import load_model
+
+HEAD = "supervised"
+
+
+def class_head(model: PretrainModel) -> Classification:
+    """Return the head that ``algorithms.supervised`` has trained."""
+    head = model.objectives[HEAD]
+    assert isinstance(head, Classification)
+    return head
+
+
+@torch.no_grad()
+def log_probabilities(
+    model: PretrainModel, images_BCHW: Tensor, batch: Batch, positions: Edit | None = None
+) -> Tensor:
+    """Return the logarithms of the class probabilities (B, C), float32.
+
+    Args:
+        model: in eval mode.
+        images_BCHW: normalised images.
+        batch: that they are of.
+        positions: see ``PretrainModel.tokens``.
+    """
+    tokens = model.tokens(images_BCHW, positions)
+    logits: Tensor = class_head(model)({"student": tokens}, batch)["logits"]
+    return logits.float().log_softmax(-1)
+
+
+def load_classifiers(
+    owner: str, key: str, uris: Sequence[str], *, num_classes: int, size: tuple[int, int]
+) -> list[PretrainModel]:
+    """Return further fine-tuned models, in eval mode on the CPU.
+
+    Args:
+        owner: the evaluation, for messages.
+        key: its setting.
+        uris: run folders or checkpoints.
+        num_classes: that each must know.
+        size: height and width of the images that each must take.
+
+    Raises:
+        UserError: one cannot be read, has no class head, or another number of classes or size.
+    """
+    models = []
+    for uri in uris:
+        model, recipe = load_model(uri)
+        if HEAD not in recipe.algorithms:
+            raise UserError(
+                f"{owner}: {key}={uri} was trained with {', '.join(recipe.algorithms)} and has no "
+                "class head; give a run of algorithms.supervised."
+            )
+        found = class_head(model).num_classes, model.encoder.image_size
+        if found != (num_classes, size):
+            raise UserError(
+                f"{owner}: {key}={uri} knows {found[0]} classes of images of {list(found[1])} "
+                f"pixels, the measured model {num_classes} of {list(size)}; they must agree."
+            )
+        models.append(model)
+    return models

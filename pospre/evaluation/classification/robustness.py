@@ -1,0 +1,223 @@
+"""How a fine-tuned classifier stands damaged images, other positions and other data sets.
+
+On the images of ``data``: a painted box, painted patches, shuffled tiles, and positions shifted or
+stretched (Kim et al. 2024, table 5, has the box in the centre). On further data sets: ImageNet-V2,
+-A, -R and -Sketch by their folders, and SI-Score or ObjectNet by a list of classes. ``outliers``
+(ImageNet-O) gives the area under precision and recall of telling them from the images of ``data``
+by the greatest probability.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from pydantic import BeforeValidator, Field, PositiveInt
+from torch import Tensor
+
+from pospre.data.opening import open_reader
+from pospre.errors import UserError, needing
+from pospre.evaluation.classification.accuracy import check as check_accuracy
+from pospre.evaluation.classification.class_sets import ClassSet, open_class_set
+from pospre.evaluation.classification.damage import Condition, conditions
+from pospre.evaluation.classification.predictions import HEAD, class_head, log_probabilities
+from pospre.evaluation.classification.vectors import blank_encoder
+from pospre.evaluation.features import centre_batches, require_labels
+from pospre.evaluation.listed import listed
+from pospre.evaluation.registry import Context, Plan
+from pospre.evaluation.table import format_table, percent, standard_error
+from pospre.nn.masking import num_kept
+from pospre.nn.sizes import pair
+from pospre.recipe.ranges import Ratio
+
+NEEDS = HEAD
+FIGURES = {"mean": "max"}
+Paths = Annotated[tuple[str, ...], BeforeValidator(listed)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Ratios = Annotated[tuple[Ratio, ...], BeforeValidator(listed)]
+Counts = Annotated[tuple[Annotated[int, Field(ge=2)], ...], BeforeValidator(listed)]
+
+
+def evaluate(
+    context: Context,
+    *,
+    sets: Paths = (),
+    lists: str | None = None,
+    outliers: str | None = None,
+    occlusion: Share = 0.5,
+    patch_drop: Ratios = (0.25, 0.5, 0.75),
+    tiles: Counts = (2,),
+    shift: PositiveInt = 1,
+    scale: Share = 0.5,
+    num_samples: PositiveInt | None = None,
+    batch_size: PositiveInt = 64,
+    num_workers: PositiveInt | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Measure top-1 under every condition and on every further data set.
+
+    Args:
+        context: model, data and device; the folders of the data name the model's classes.
+        sets: further data sets, with commas between them; a folder is called as the class it
+            shows, or has its number, and answers are taken from the classes that have a folder.
+        lists: JSON file, {"folder": ["class", …], …}, for sets whose folders stand for several
+            classes, all of them right (SI-Score, ObjectNet).
+        outliers: data set of none of these classes (ImageNet-O), with labels or without.
+        occlusion: side of the painted box, as a share of the image's; the paper gives none.
+        patch_drop: shares of the encoder's patches that are painted, such as 0.25,0.5.
+        tiles: rows and columns of tiles that are shuffled, such as 2,4; they divide the image.
+        shift: patches by which positions are shifted, where the encoder adds any.
+        scale: share of the image whose positions are stretched over all of it.
+        num_samples: measure on so many images of each data set, drawn by the seed; all without it.
+        batch_size: images per forward pass; it does not change the result.
+        num_workers: decoding threads; the loader chooses without it.
+        seed: of the boxes, patches, tiles, and of the images that num_samples asks for.
+
+    Returns:
+        ``conditions`` and ``sets``: one dict each with ``name``, ``top1`` in [0, 1],
+        ``standard_error``, ``images`` and ``classes`` that answers are taken from; ``clean``, and
+        ``mean`` of all other conditions and sets; ``outlier_aupr``.
+
+    Raises:
+        UserError: an image has no label.
+    """
+    encoder = context.model.encoder
+    wanted = conditions(
+        encoder.grid,
+        occlusion=occlusion,
+        patch_drop=patch_drop,
+        tiles=tiles,
+        shift=shift,
+        scale=scale,
+        has_table=encoder.pos_embed is not None or context.model.position_source is not None,
+    )
+    names = open_reader(context.data).classes
+    classes = class_head(context.model).num_classes
+    known = names or [str(number) for number in range(classes)]
+    own = ClassSet(context.data, torch.eye(classes).bool(), torch.ones(classes).bool())
+    options = {
+        "num_samples": num_samples,
+        "batch_size": batch_size,
+        "num_workers": num_workers,
+        "seed": seed,
+    }
+    rows, confidence = _measure(context, own, wanted, options)
+    others = [open_class_set("robustness", path, known, lists) for path in sets]
+    further = [_measure(context, other, wanted[:1], options)[0][0] for other in others]
+    aupr = None
+    if outliers is not None:
+        from sklearn.metrics import average_precision_score
+
+        strange = _confidence(context, outliers, options)
+        truth = [0] * len(confidence) + [1] * len(strange)
+        aupr = float(average_precision_score(truth, (-torch.cat([confidence, strange])).numpy()))
+    rest = [row["top1"] for row in [*rows[1:], *further]]
+    return {
+        "clean": rows[0]["top1"],
+        "mean": sum(rest) / len(rest),
+        "conditions": rows,
+        "sets": [{**row, "name": set_.path} for row, set_ in zip(further, others, strict=True)],
+        "outliers": outliers,
+        "outlier_aupr": aupr,
+    }
+
+
+def check(plan: Plan) -> None:
+    """Raise a ``UserError`` for data, sets, lists or tiles that the model cannot be measured on."""
+    settings = plan.settings
+    check_accuracy(Plan(plan.recipe, plan.data, {"ensemble": ()}, plan.folder))
+    size = pair(plan.recipe.encoder.image_size)
+    for count in settings["tiles"]:
+        if size[0] % count or size[1] % count:
+            raise UserError(
+                f"robustness: tiles={count} does not divide images of {size[0]} x {size[1]} pixels."
+            )
+    patches = blank_encoder(plan.recipe).num_patches
+    for ratio in settings["patch_drop"]:
+        num_kept(patches, ratio, key="robustness: patch_drop")
+    if settings["outliers"] is not None:
+        with needing("evaluate", "robustness outliers=…"):
+            import sklearn.metrics  # noqa: F401
+        open_reader(settings["outliers"])
+    names = open_reader(plan.data).classes
+    count = plan.recipe.algorithms[NEEDS].get("num_classes") or len(names or ())
+    known = names or [str(number) for number in range(count)]
+    if settings["lists"] is not None and not settings["sets"]:
+        raise UserError(
+            f"robustness: lists={settings['lists']} says what the folders of sets stand for; give "
+            "sets=PATH as well."
+        )
+    for path in settings["sets"]:
+        open_class_set("robustness", path, known, settings["lists"])
+
+
+def _measure(
+    context: Context, data: ClassSet, wanted: list[Condition], options: Mapping[str, Any]
+) -> tuple[list[dict[str, Any]], Tensor]:
+    """Return a row per condition, and the greatest probability (M,) of the untouched images."""
+    model, right_LC = context.model, data.right.to(context.device)
+    impossible_C = ~data.possible.to(context.device)
+    hits: list[Tensor] = []
+    confidence: list[Tensor] = []
+    title = f"robustness {Path(data.path).name}"
+    for batch in centre_batches(context, data.path, title=title, **options):
+        label_B = batch["label"]
+        require_labels("robustness", label_B.cpu(), data.path)
+        images = model.images(batch)[:, 0]
+        found: list[Tensor] = []
+        for _, change, positions in wanted:
+            seen = images if change is None else change(images, batch, options["seed"])
+            scores_BC = log_probabilities(model, seen, batch, positions)
+            if not found:
+                confidence.append(scores_BC.amax(1).cpu())
+            answer_B = scores_BC.masked_fill(impossible_C, -torch.inf).argmax(1)
+            found.append(right_LC[label_B, answer_B])
+        hits.append(torch.stack(found).cpu())
+    hits_KM = torch.cat(hits, dim=1)
+    rows = []
+    for condition, hit_M in zip(wanted, hits_KM, strict=True):
+        top1 = float(hit_M.double().mean())
+        rows.append(
+            {
+                "name": condition.name,
+                "top1": top1,
+                "standard_error": standard_error(top1, len(hit_M)),
+                "images": len(hit_M),
+                "classes": int(data.possible.sum()),
+            }
+        )
+    return rows, torch.cat(confidence)
+
+
+def _confidence(context: Context, data: str, options: Mapping[str, Any]) -> Tensor:
+    """Return the logarithm of the greatest probability (M,) of every image."""
+    model = context.model
+    return torch.cat(
+        [
+            log_probabilities(model, model.images(batch)[:, 0], batch).amax(1).cpu()
+            for batch in centre_batches(context, data, title="robustness outliers", **options)
+        ]
+    )
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """Return the accuracies as text, in percent."""
+    rows = [
+        [
+            row["name"],
+            f"{percent(row['top1'])} ± {percent(row['standard_error'])}",
+            str(row["images"]),
+            str(row["classes"]),
+        ]
+        for row in [*results["conditions"], *results["sets"]]
+    ]
+    rows.append(["mean but for clean", percent(results["mean"]), "", ""])
+    notes = ["± is the standard error; painted: in the mean colour"]
+    if results["outlier_aupr"] is not None:
+        notes.append(f"{results['outliers']}: AUPR {percent(results['outlier_aupr'])}")
+    return format_table(
+        "Accuracy in % on damaged images and other data",
+        ["condition", "top-1", "images", "classes"],
+        rows,
+        notes,
+    )

@@ -1,0 +1,75 @@
+"""One vector per image from any block of an encoder, by its class token or its patches' mean."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pospre.evaluation.features import Pooling, centre_batches, require_labels
+from pospre.evaluation.layers import layer_tokens
+from pospre.evaluation.registry import Context
+from pospre.model.model import PretrainModel
+from pospre.nn.build import build_encoder
+from pospre.nn.encoder import Encoder
+from pospre.recipe.recipe import Recipe
+
+Part = tuple[int, Pooling]
+"""A layer (0 is the embedding, the first block is 1), and what stands for it."""
+Parts = Mapping[Part, Tensor]
+"""Vectors (M, D) of M images by part."""
+
+
+@torch.no_grad()
+def encode_parts(
+    context: Context,
+    models: Mapping[str, PretrainModel],
+    data: str,
+    parts: Sequence[Part],
+    *,
+    owner: str,
+    **options: Any,
+) -> tuple[dict[str, Parts], Tensor]:
+    """Encode the views of a labelled data set, each layer after the encoder's final norm.
+
+    Args:
+        context: see ``centre_batches``.
+        models: encoders to compare by name; all see the same pixels.
+        data: the data set.
+        parts: which vectors to keep of each image.
+        owner: the evaluation.
+        options: of ``centre_batches``.
+
+    Returns:
+        Float32 vectors by model name and part, and the labels (M,), on the CPU.
+
+    Raises:
+        UserError: of evaluation ``owner``: an image has no label.
+    """
+    layers = sorted({layer for layer, _ in parts})
+    found: dict[str, dict[Part, list[Tensor]]] = {
+        name: {part: [] for part in parts} for name in models
+    }
+    labels = [torch.zeros(0, dtype=torch.int64)]
+    for batch in centre_batches(context, data, **options):
+        labels.append(batch["label"].cpu())
+        for name, model in models.items():
+            tokens = layer_tokens(model, model.images(batch)[:, 0], layers)
+            by_layer = dict(zip(layers, tokens, strict=True))
+            for layer, pooling in parts:
+                tokens_BND = by_layer[layer].float()
+                patches_BND = tokens_BND[:, model.encoder.num_prefix_tokens :]
+                pooled = tokens_BND[:, 0] if pooling == "cls" else patches_BND.mean(dim=1)
+                found[name][layer, pooling].append(pooled.cpu())
+    label_M = torch.cat(labels)
+    require_labels(owner, label_M, data)
+    return {
+        name: {part: torch.cat(vectors) for part, vectors in by_part.items()}
+        for name, by_part in found.items()
+    }, label_M
+
+
+def blank_encoder(recipe: Recipe) -> Encoder:
+    """Return a recipe's encoder without memory: its shapes alone."""
+    with torch.device("meta"):
+        return build_encoder(**recipe.encoder.arguments())

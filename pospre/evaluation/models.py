@@ -1,0 +1,223 @@
+"""The model that is measured: of a run, of a file of weights, or of timm."""
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import timm
+import torch
+from timm.layers import LayerScale
+from torch import nn
+
+from pospre.errors import UserError
+from pospre.model.model import PretrainModel
+from pospre.nn.build import build_encoder, check_divides
+from pospre.nn.inferred import encoder_options
+from pospre.nn.layouts import with_prefix_rows
+from pospre.nn.patch_encoder import PatchEncoder
+from pospre.nn.sizes import pair
+from pospre.nn.swin.encoder import SWIN, SwinEncoder
+from pospre.nn.timm_models import PREFIX, timm_size, wrap_encoder
+from pospre.recipe.recipe import Recipe, recipe_from_dict, recorded_recipe
+from pospre.training.build import build_model
+from pospre.training.checkpoints.content import Weights, load_model
+from pospre.training.start import Loaded, take_weights
+from pospre.training.weight_files import EXPORTED, Keys, Source, read_source, recipe_in
+
+_KEYS = Keys("--model ", "--weights")
+Pixels = tuple[tuple[float, ...], tuple[float, ...]]
+"""Mean and standard deviation of the normalisation."""
+
+
+class Subject(NamedTuple):
+    """A model to measure.
+
+    Attributes:
+        model: on the CPU.
+        recipe: what it was made from. A model that no run of ours has trained gets one that says
+            what its encoder is like, without algorithms.
+        initial: makes the same model with random weights.
+        origin: one line that says what was loaded; empty for a run.
+    """
+
+    model: PretrainModel
+    recipe: Recipe
+    initial: Callable[[], PretrainModel]
+    origin: str = ""
+
+
+def open_model(
+    address: str,
+    *,
+    weights: Weights = "student",
+    image_size: tuple[int, int] | None = None,
+    seed: int = 0,
+) -> Subject:
+    """Return the model at ``address``.
+
+    Args:
+        address: a run folder or checkpoint; a file of weights, of ours or of a layout that
+            ``pospre.nn.layouts`` knows; ``timm:NAME`` (random weights); or ``timm:NAME,FILE``.
+        weights: ``teacher``: the one that follows the trained encoder, where there is one.
+        image_size: (height, width) of the images that a foreign encoder sees; its positions are
+            resampled for it. None takes that of its positions, or timm's for the name.
+        seed: of random weights.
+
+    Raises:
+        UserError: nothing is there, it cannot be read, or it is no encoder of the kind ours is;
+            or ``image_size`` of a run, whose recipe says it.
+    """
+    if address.startswith(PREFIX):
+        return _of_timm(address, weights, image_size, seed)
+    if address.endswith(EXPORTED):
+        return _of_file(address, weights, image_size, seed)
+    if image_size is not None:
+        raise UserError(
+            f"--image-size is for weights of others; {address} is measured at the size of its "
+            "recipe's encoder.image_size"
+        )
+    model, recipe = load_model(address, weights=weights)
+    return Subject(model, recipe, lambda: build_model(recipe))
+
+
+def subject_of(model: PretrainModel | nn.Module, *, seed: int = 0) -> Subject:
+    """Return a model made in code, ours or one of timm's ViTs, as something to measure.
+
+    Raises:
+        UserError: it is no encoder of the kind ours is, or an algorithm gives its positions, of
+            which only a run knows how they were before training.
+    """
+    if isinstance(model, PretrainModel):
+        if model.position_source is not None:
+            raise UserError(
+                f"the positions of this model are those of {model.position_source}; measure its "
+                "run folder or a checkpoint"
+            )
+        return _subject(model, seed)
+    encoder = wrap_encoder(model)
+    config = getattr(model, "pretrained_cfg", {})
+    numbers = (config.get("mean"), config.get("std"))
+    return _subject(PretrainModel(encoder, seed=seed, mean=numbers[0], std=numbers[1]), seed)
+
+
+def _of_timm(
+    address: str, weights: Weights, image_size: tuple[int, int] | None, seed: int
+) -> Subject:
+    name, comma, file = address.removeprefix(PREFIX).partition(",")
+    if comma and not file.endswith(EXPORTED):
+        raise UserError(
+            f"--model {address}: give a file behind the comma that ends in {', '.join(EXPORTED)}"
+        )
+    patch = pair(timm_size(name).patch_size)
+    config = timm.get_pretrained_cfg(name)
+    size = image_size or pair(config.input_size[1:] if config else 224)
+    _check_size(size, patch)
+    vit: Any = timm.create_model(name, pretrained=False, img_size=size, num_classes=0)
+    for part in vit.modules():
+        if isinstance(part, LayerScale):  # at timm's 1e-5 all activations would seem right
+            nn.init.ones_(part.gamma)
+    encoder = wrap_encoder(vit)
+    mean, std = (config.mean, config.std) if config else (None, None)
+    model = PretrainModel(encoder, seed=seed, mean=mean, std=std)
+    if not comma:
+        twin = untrained(model, seed)
+        line = (
+            f"{address}: RANDOM WEIGHTS of seed {seed}; {PREFIX}{name},FILE takes those of a file"
+        )
+        return _subject(twin, seed, line)
+    source = read_source(file, weights, encoder.grid, _KEYS)
+    if vit.no_embed_class and "pos_embed" in source.tensors:
+        rows = (encoder.has_class_token, vit.num_reg_tokens)
+        table = with_prefix_rows(source.tensors["pos_embed"], *rows, bare=True)
+        source.tensors["pos_embed"] = table
+    return _loaded(model, source, seed)
+
+
+def _of_file(uri: str, weights: Weights, image_size: tuple[int, int] | None, seed: int) -> Subject:
+    source = read_source(uri, weights, (0, 0), _KEYS)
+    noted = recipe_in(source.metadata)
+    if noted is None:
+        options, mean, std = encoder_options(source.tensors, uri, image_size), None, None
+    else:
+        options, (mean, std) = _noted(source, noted, image_size)
+    _check_size(pair(options["image_size"]), pair(options["patch_size"] or 1))
+    model = PretrainModel(build_encoder(**options), seed=seed, mean=mean, std=std)
+    return _loaded(model, source, seed)
+
+
+def _noted(
+    source: Source, noted: dict[str, Any], image_size: tuple[int, int] | None
+) -> tuple[dict[str, Any], Pixels]:
+    """Return what our export has noted: arguments of ``build_encoder``, mean and deviation."""
+    options = recorded_recipe(noted, source=f"recipe in {source.name}").encoder.arguments()
+    metadata = source.metadata
+    exported_at = json.loads(metadata["timm_kwargs"]).get("img_size", 224)
+    options["image_size"] = image_size or pair(exported_at)
+    if options["positions"] == "none" and "pos_embed" in source.tensors:
+        options["positions"] = "learned"  # those of a field, written into a table
+    mean, std = (tuple(json.loads(metadata[key])) for key in ("mean", "std"))
+    return options, (mean, std)
+
+
+def _loaded(model: PretrainModel, source: Source, seed: int) -> Subject:
+    """Return ``model`` with all of its weights from ``source``."""
+    done: Loaded = take_weights(model, source)
+    if done.fresh:
+        raise UserError(f"{source.named} lacks {', '.join(done.fresh)}")
+    return _subject(model, seed, str(done))
+
+
+def _subject(model: PretrainModel, seed: int, origin: str = "") -> Subject:
+    height, width = model.encoder.image_size
+    pixels = [model.augment.mean.flatten().tolist(), model.augment.std.flatten().tolist()]
+    if origin:
+        mean, std = (", ".join(f"{number:.4g}" for number in row) for row in pixels)
+        origin += f"; images of {height}×{width} pixels, mean {mean}, std {std}"
+    recipe = _recipe_of(model, seed)
+    return Subject(model, recipe, lambda: untrained(model, seed), origin)
+
+
+def untrained(model: PretrainModel, seed: int) -> PretrainModel:
+    """Return a copy of a model on the CPU whose encoder has random weights (``init`` xavier)."""
+    twin = copy.deepcopy(model).cpu()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for part in twin.encoder.modules():
+            reset: Any = getattr(part, "reset_parameters", lambda: None)
+            reset()
+        twin.encoder.init_parameters("xavier")
+    return twin.eval()
+
+
+def _recipe_of(model: PretrainModel, seed: int) -> Recipe:
+    """Return a recipe that says what a model's encoder is like; nothing can be trained from it."""
+    encoder: PatchEncoder = model.encoder
+    description = {
+        "run_name": "model",
+        "seed": seed,
+        "data": {
+            "path": "none",
+            "batch_size": 1,
+            "mean": model.augment.mean.flatten().tolist(),
+            "std": model.augment.std.flatten().tolist(),
+        },
+        "encoder": {
+            "name": SWIN if isinstance(encoder, SwinEncoder) else f"{PREFIX}{encoder.timm_name}",
+            "image_size": list(encoder.image_size),
+            "patch_size": list(encoder.patch_size),
+            "depth": encoder.depth,
+            "channels": encoder.channels,
+            "positions": encoder.position_kind,
+            "class_token": encoder.has_class_token,
+            "num_registers": encoder.num_prefix_tokens - encoder.has_class_token,
+        },
+        "algorithms": {"none": {}},
+        "trainer": {"max_duration": "1ba"},
+    }
+    return recipe_from_dict(description).model_copy(update={"algorithms": {}})
+
+
+def _check_size(image_size: tuple[int, int], patch_size: tuple[int, int]) -> None:
+    for side, patch in zip(image_size, patch_size, strict=True):
+        check_divides(side, patch, key="--image-size")

@@ -1,0 +1,75 @@
+"""``python -m pospre.sweep RECIPE key=value,value …``: a grid of runs, and what comes of it."""
+
+import json
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from pospre.errors import UserError, run_command
+from pospre.recipe.command_line import recipe_parser, write_output
+
+_EPILOG = """\
+examples:
+  python -m pospre.sweep yamls/finetune/lut_vitb16.yaml data.path=inat18/train \\
+      evaluation.accuracy.data=inat18/val algorithms.supervised.num_classes=8142 \\
+      optimizer.base_lr=1e-4,2.5e-4,5e-4 optimizer.weight_decay=0.05,0.1
+  python -m pospre.sweep yamls/finetune/mae_vitb16.yaml seed=0,1,2 --launcher "composer -n 8"
+
+Every combination is trained by pospre.train in a run folder of its own, called after the recipe and
+the values. What is finished is not done again, and what was stopped goes on: give the same command.
+The table has the figures of the recipe's evaluations, the best, and mean and standard deviation
+over the grid.
+
+exit codes: 0 done; 2 a mistake in the recipe, the data or the values (said before the first run);
+else that of the run that ended so, 75 or 130 after saving: the same command goes on.
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    description = "Train every combination of some values of a recipe, and compare the figures."
+    parser = recipe_parser("pospre.sweep", description, _EPILOG)
+    parser.add_argument("--launcher", default="", metavar="COMMAND", help='as "composer -n 8"')
+    parser.add_argument("--output", type=Path, metavar="FILE.json", help="keep the figures there")
+    arguments = parser.parse_intermixed_args(argv)
+    # Late, so that --help answers at once.
+    from tqdm import tqdm
+
+    from pospre.evaluation.grid import cells_of, check_cells, summarise, table
+
+    cells = cells_of(arguments.recipe, arguments.overrides)
+    check_cells(cells)
+    launcher = shlex.split(arguments.launcher) or [sys.executable]
+    for cell in tqdm(cells, desc="sweep", unit="run"):
+        if cell.is_done:
+            continue
+        command = [*launcher, "-m", "pospre.train", arguments.recipe, *cell.overrides]
+        print(f"\n+ {shlex.join(command)}", file=sys.stderr, flush=True)
+        code = _run(command)
+        if code:
+            print(f"sweep: {cell.recipe.run_name} ended with exit code {code}", file=sys.stderr)
+            return code
+    summary = summarise(cells)
+    print(table(summary))
+    if arguments.output is not None:
+        write_output(arguments.output, json.dumps(summary, indent=2) + "\n")
+    return 0
+
+
+def _run(command: list[str]) -> int:
+    """Run a training, which saves when this is told to stop; return its exit code."""
+    try:
+        process = subprocess.Popen(command)
+    except OSError as error:
+        raise UserError(f"--launcher: {command[0]} cannot be run ({error.strerror}).") from error
+    signal.signal(signal.SIGTERM, lambda number, _: process.send_signal(number))
+    try:
+        return process.wait()
+    except KeyboardInterrupt:  # the run got the signal as well
+        return process.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

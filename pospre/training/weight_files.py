@@ -1,0 +1,167 @@
+"""The encoder in a file of weights or a checkpoint, under timm's names; nothing is executed."""
+
+import argparse
+import contextlib
+import json
+import tempfile
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from pospre.errors import UserError
+from pospre.model.algorithm import algorithm_class
+from pospre.nn.layouts import timm_names
+from pospre.object_store import Bucket, is_remote
+from pospre.training.checkpoints.content import Weights, model_of, recorded
+from pospre.training.checkpoints.reading import open_checkpoint
+
+EXPORTED = (".safetensors", ".pth", ".pth.tar", ".bin")
+_PREFIX = {"student": "encoder.", "teacher": "teacher.module."}
+
+
+class Keys(NamedTuple):
+    """What errors call the keys or options that name a file and choose an encoder of it."""
+
+    weights: str
+    which: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """Encoder tensors under timm's names.
+
+    Attributes:
+        name: where they are from.
+        tensors: by timm's names.
+        keys: for errors.
+        positions: their kind, where known.
+        left_out: names of tensors of the file that are no encoder's.
+        metadata: of a ``.safetensors`` file.
+    """
+
+    name: str
+    tensors: dict[str, Tensor]
+    keys: Keys
+    positions: str | None = None
+    left_out: list[str] = field(default_factory=list)
+    metadata: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def named(self) -> str:
+        """What errors call it."""
+        return f"{self.keys.weights}{self.name}"
+
+
+def read_source(uri: str, which: Weights, grid: tuple[int, int], keys: Keys) -> Source:
+    """Return the encoder tensors at ``uri``.
+
+    Args:
+        uri: checkpoint, folder of them, run folder, or a file of weights.
+        which: encoder of a file that holds several.
+        grid: of the positions wanted, where they come from a field instead of a table.
+        keys: for errors.
+
+    Raises:
+        UserError: missing, damaged, without a teacher, or with values that are not finite.
+    """
+    is_file = uri.endswith(EXPORTED)
+    source = _read_file(uri, which, keys) if is_file else _read_run(uri, which, grid, keys)
+    for key, tensor in source.tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise UserError(f"{source.name}: tensor '{key}' holds values that are not finite")
+    return source
+
+
+def _read_run(uri: str, which: Weights, grid: tuple[int, int], keys: Keys) -> Source:
+    checkpoint = open_checkpoint(uri)
+    uri, content = checkpoint.uri, checkpoint.content
+    tensors = content["state"]["model"]
+    start = _PREFIX[which]
+    own = {key[len(start) :]: value for key, value in tensors.items() if key.startswith(start)}
+    if not own:
+        raise UserError(
+            f"{keys.which} = {which}, but {uri} was trained without a teacher; use student"
+        )
+    recipe: dict[str, Any] = recorded(content)[0]
+    positions = recipe["encoder"].get("positions")
+    if any(algorithm_class(name).gives_positions for name in recipe["algorithms"]):
+        model = model_of(checkpoint, weights=which)[0]  # the encoder's own table holds nothing
+        assert model.position_source is not None
+        own["pos_embed"] = model.position_table(grid)
+        if list(model.positions.named[model.position_source].parameters()):
+            positions = "learned"
+    return Source(f"{uri} ({which})", own, keys, positions)
+
+
+def _read_file(uri: str, which: Weights, keys: Keys) -> Source:
+    """Return the encoder in a file of weights; see ``pospre.nn.layouts`` and ``read_source``."""
+    with _local_copy(uri) as path:
+        if not path.is_file():
+            raise UserError(f"{keys.weights}{uri} does not exist")
+        content = _load(path, uri)
+        metadata = _metadata(path)
+    found = timm_names(content, uri, which, keys.which)
+    # an encoder without positions is exported with a table of zeros
+    tensors = {k: v for k, v in found.tensors.items() if k != "pos_embed" or bool(v.any())}
+    name = f"{uri} ({found.origin})" if found.origin else uri
+    return Source(name, tensors, keys, None, found.left_out, metadata)
+
+
+@contextlib.contextmanager
+def _local_copy(uri: str) -> Iterator[Path]:
+    """Give the file at ``uri`` as a local path; a download is deleted afterwards."""
+    if not is_remote(uri):
+        yield Path(uri)
+        return
+    with tempfile.TemporaryDirectory(prefix="pospre-") as folder:
+        target = Path(folder) / uri.rpartition("/")[2]
+        with Bucket(uri) as bucket, target.open("wb") as file:
+            bucket.download(file)
+        yield target
+
+
+def _load(path: Path, name: str) -> Any:
+    """Return what a file of tensors holds. What torch says of others is not repeated.
+
+    It advises to load them with code execution allowed.
+    """
+    try:
+        if path.suffix == ".safetensors":
+            return safetensors.torch.load_file(path)
+        # MAE's and DINO's files hold the command line of their training: names and plain values
+        plain = torch.serialization.safe_globals([argparse.Namespace])
+        with warnings.catch_warnings(action="ignore"), plain:  # about pickles that it refuses
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise UserError(f"{name} cannot be read: {error.strerror or error}") from error
+    except SafetensorError as error:
+        raise UserError(f"{name} is damaged, or no .safetensors file ({error})") from error
+    except Exception as error:  # pickle.UnpicklingError, and a dozen kinds for damaged files
+        raise UserError(
+            f"{name} is damaged, or holds more than tensors, which could be code: nothing of it "
+            "was loaded or run. Use a .safetensors file, or a .pth of a plain dict of tensors."
+        ) from error
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    """Return the header's texts of a ``.safetensors`` file."""
+    if path.suffix != ".safetensors":
+        return {}
+    with safe_open(path, "pt") as file:
+        return dict(file.metadata() or {})
+
+
+def recipe_in(metadata: dict[str, str]) -> dict[str, Any] | None:
+    """Return the recipe that our export notes in a file; None in a file of others."""
+    try:
+        recipe: dict[str, Any] = json.loads(metadata["recipe"])
+        return recipe if {"encoder", "data"} <= recipe.keys() else None
+    except (KeyError, ValueError, AttributeError):
+        return None

@@ -1,0 +1,81 @@
+"""Logistic regression: its optimum, what it separates, and its bad input."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pospre.errors import UserError
+from pospre.evaluation.classification import logistic
+from pospre.evaluation.run import run_evaluation
+from pospre.training.checkpoints.content import load_model
+
+
+def evaluate(checkpoint: Path, data: Path, **settings: Any) -> dict[str, Any]:
+    model, recipe = load_model(str(checkpoint))
+    results: dict[str, Any] = run_evaluation(
+        "logistic", model, recipe, data, settings, progress=False
+    )["results"]
+    return results
+
+
+def test_the_gradient_vanishes_at_the_solution() -> None:
+    generator = torch.Generator().manual_seed(0)
+    bank = torch.randn(80, 5, generator=generator)
+    labels = torch.randint(0, 3, (80,), generator=generator)
+    weights = logistic.logistic(bank, labels, 3, 0.01, 200).requires_grad_()
+    loss = torch.nn.functional.cross_entropy(bank @ weights, labels)
+    (loss + 0.005 * weights.square().sum()).backward()
+    assert weights.grad is not None and float(weights.grad.abs().max()) < 1e-4
+
+
+def test_standardised_features_have_the_banks_statistics_and_a_bias() -> None:
+    bank, queries = torch.randn(50, 4) * 3 + 7, torch.full((2, 4), 7.0)
+    scaled, others = logistic.standardise(bank, queries)
+    torch.testing.assert_close(scaled[:, :4].mean(0), torch.zeros(4), atol=1e-5, rtol=0)
+    torch.testing.assert_close(scaled[:, :4].std(0), torch.ones(4))
+    assert torch.equal(scaled[:, 4], torch.ones(50)) and float(others[:, :4].abs().max()) < 1
+
+
+def test_separable_classes_are_learned_and_decay_is_chosen_from_the_list() -> None:
+    generator = torch.Generator().manual_seed(1)
+    labels = torch.arange(120) % 4
+    bank = torch.eye(4)[labels] * 3 + torch.randn(120, 4, generator=generator) * 0.3
+    weights, decay = logistic.fit(bank, labels, 4, iterations=50, seed=0)
+    assert decay in logistic.DECAYS
+    assert float((logistic.classify(bank, weights) == labels).double().mean()) > 0.98
+
+
+def test_results_state_what_was_measured(mae_checkpoint: Path, image_folder: Any) -> None:
+    data = image_folder(num_images=12)
+    results = evaluate(mae_checkpoint, data, bank=str(data), iterations=20)
+    assert (results["bank_samples"], results["query_samples"], results["classes"]) == (12, 12, 2)
+    assert results["chance"] == 0.5 and 0 <= results["initial_top1"] <= 1
+    assert set(logistic.FIGURES) <= set(results)
+    assert results["top1"] == 1.0  # fitted to the very images it is measured on
+    text = logistic.table(results)
+    assert "weight decay" in text and "not the papers' protocol" in text
+    assert evaluate(mae_checkpoint, data, bank=str(data), num_bank=10)["bank_samples"] == 10
+
+
+@pytest.mark.parametrize(
+    ("folder", "message"),
+    [
+        ({"num_images": 12, "classes": ()}, r"logistic needs labels.*one folder per class"),
+        ({"num_images": 6}, r"gives 6 images of 2 classes; a classifier needs at least 10"),
+    ],
+)
+def test_a_bank_that_teaches_nothing_is_refused(
+    mae_checkpoint: Path, image_folder: Any, folder: dict[str, Any], message: str
+) -> None:
+    data = image_folder(**folder)
+    with pytest.raises(UserError, match=message):
+        evaluate(mae_checkpoint, data, bank=str(data))
+
+
+def test_other_classes_in_the_bank_are_refused(mae_checkpoint: Path, image_folder: Any) -> None:
+    data = image_folder(num_images=12)
+    bank = image_folder(num_images=12, classes=("cat", "cow"), name="bank")
+    with pytest.raises(UserError, match=r"logistic: .*first difference: 'cow'"):
+        evaluate(mae_checkpoint, data, bank=str(bank))

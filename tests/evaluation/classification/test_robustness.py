@@ -1,0 +1,186 @@
+"""Damaged images, other positions and other data sets: what is done, and who counts as right."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sklearn.metrics import average_precision_score
+from torchmetrics.functional.classification import multiclass_accuracy
+
+from pospre.errors import UserError
+from pospre.evaluation.classification import damage, robustness
+from pospre.evaluation.classification.class_sets import open_class_set
+from pospre.evaluation.classification.predictions import log_probabilities
+from pospre.evaluation.features import centre_batches
+from pospre.evaluation.registry import Context
+from pospre.evaluation.run import check_evaluation, run_evaluation
+from pospre.recipe.recipe import recipe_from_dict
+from pospre.training.checkpoints.content import load_model
+from tests.evaluation.checkpoints import save_checkpoint
+
+Images = Callable[..., Path]
+NAMES = ("n01", "n02", "n03", "n04")
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a checkpoint of a classifier of four classes at 32 pixels."""
+    recipe = recipe_from_dict(
+        {
+            "run_name": "tiny",
+            "data": {"path": "unused", "batch_size": 4},
+            "encoder": {"name": "vit_tiny16", "image_size": 32, "patch_size": 8, "depth": 1},
+            "algorithms": {"supervised": {"num_classes": 4, "head_init": 1.0}},
+            "trainer": {"max_duration": "1ep", "run_folder": str(tmp_path_factory.mktemp("runs"))},
+        }
+    )
+    return save_checkpoint(recipe)
+
+
+def measure(checkpoint: Path, data: Path, **settings: Any) -> dict[str, Any]:
+    model, recipe = load_model(str(checkpoint))
+    results: dict[str, Any] = run_evaluation(
+        "robustness", model, recipe, data, settings, progress=False
+    )["results"]
+    return results
+
+
+def scores_of(checkpoint: Path, data: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return log-probabilities (M, C) and labels of a data set's centre views."""
+    model, _ = load_model(str(checkpoint))
+    context = Context(model, lambda: model, str(data), torch.device("cpu"), progress=False)
+    (batch,) = centre_batches(
+        context, str(data), title="", num_samples=None, batch_size=64, num_workers=1, seed=0
+    )
+    return log_probabilities(model, model.images(batch)[:, 0], batch), batch["label"]
+
+
+def batch_of(*indices: int) -> dict[str, torch.Tensor]:
+    return {"index": torch.tensor(indices)}
+
+
+def test_boxes_are_painted() -> None:
+    images = torch.rand(3, 3, 20, 12) + 1
+    middle = damage.occlude_center(images, batch_of(0, 1, 2), 0, side=0.5)
+    assert (middle[..., 5:15, 3:9] == 0).all() and int((middle == 0).sum()) == 3 * 3 * 10 * 6
+    assert torch.equal(middle[..., :5, :], images[..., :5, :])
+    moved = damage.occlude_random(images, batch_of(0, 1, 2), 0, side=0.5)
+    assert ((moved == 0).sum((1, 2, 3)) == 3 * 10 * 6).all()
+    assert torch.equal(moved[1:], damage.occlude_random(images[1:], batch_of(1, 2), 0, side=0.5))
+    assert not torch.equal(moved, damage.occlude_random(images, batch_of(0, 1, 2), 1, side=0.5))
+
+
+def test_whole_patches_are_painted() -> None:
+    images = torch.rand(2, 3, 16, 24) + 1
+    dropped = damage.drop_patches(images, batch_of(4, 5), 0, grid=(4, 6), ratio=0.75)
+    patches = (dropped == 0).unflatten(3, (6, 4)).unflatten(2, (4, 4)).float().mean((1, 3, 5))
+    assert sorted(patches[0].flatten().tolist()) == [0] * 6 + [1] * 18
+    assert not torch.equal(patches[0], patches[1])
+
+
+def test_tiles_change_places() -> None:
+    images = torch.arange(2 * 4 * 4.0).view(2, 1, 4, 4)
+    mixed = damage.shuffle_tiles(images, batch_of(0, 7), 0, tiles=(2, 2))
+
+    def tiles(image: torch.Tensor) -> list[list[float]]:
+        cut = image.unfold(1, 2, 2).unfold(2, 2, 2).reshape(-1, 4)
+        return sorted(cut.tolist())
+
+    assert all(tiles(a) == tiles(b) for a, b in zip(images, mixed, strict=True))
+    assert not torch.equal(images, mixed)
+
+
+def test_positions_move() -> None:
+    places = torch.stack(torch.meshgrid(torch.arange(4.0), torch.arange(6.0), indexing="ij"), 2)
+    table = places.flatten(0, 1).unsqueeze(0)
+    shifted = damage.shift_positions(table, grid=(4, 6), by=1)[0].unflatten(0, (4, 6))
+    assert shifted[0, 0].tolist() == [1, 1] and shifted[3, 5].tolist() == [0, 0]
+    scaled = damage.scale_positions(table, grid=(4, 6), by=0.5)[0].unflatten(0, (4, 6))
+    assert scaled[0, 0].tolist() == pytest.approx([0.75, 1.25])  # (0.5·x + middle) in patches
+    torch.testing.assert_close(damage.scale_positions(table, grid=(4, 6), by=1.0), table)
+
+
+def test_figures_are_those_of_other_libraries(
+    classifier: Path, image_folder: Images, tmp_path: Path
+) -> None:
+    data = image_folder(num_images=24, classes=NAMES)
+    some = image_folder(num_images=18, classes=("n02", "n04"), name="some")
+    numbered = image_folder(num_images=16, classes=("0", "3", "1"), name="numbered")
+    objects = image_folder(num_images=12, classes=("bear", "car"), name="objects")
+    strange = image_folder(num_images=7, classes=(), name="strange")
+    lists = tmp_path / "lists.json"
+    lists.write_text(json.dumps({"bear": ["n01", "n03"], "car": [1]}))
+    results = measure(
+        classifier, data, sets=f"{some},{numbered},{objects}", lists=str(lists),
+        outliers=str(strange), batch_size=5,
+    )  # fmt: skip
+    scores, labels = scores_of(classifier, data)
+    clean = multiclass_accuracy(scores, labels, 4, average="micro")
+    assert results["clean"] == pytest.approx(float(clean))
+    kinds = [row["name"] for row in results["conditions"]]
+    assert len(kinds) == 9 and kinds[0] == "clean" and "positions shifted by 1" in kinds
+    by_name = {Path(row["name"]).name: row for row in results["sets"]}
+    found, labels = scores_of(classifier, some)
+    wanted = multiclass_accuracy(found[:, [1, 3]], labels, 2, average="micro")
+    assert by_name["some"]["top1"] == pytest.approx(float(wanted))
+    assert by_name["some"]["classes"] == 2
+    found, labels = scores_of(classifier, numbered)  # folders 0, 1 and 3
+    wanted = multiclass_accuracy(found[:, [0, 1, 3]], labels, 3, average="micro")
+    assert by_name["numbered"]["top1"] == pytest.approx(float(wanted))
+    found, labels = scores_of(classifier, objects)
+    right = [answer in ({0, 2}, {1})[label] for answer, label in zip(
+        found.argmax(1).tolist(), labels.tolist(), strict=True)]  # fmt: skip
+    assert by_name["objects"]["top1"] == pytest.approx(sum(right) / len(right))
+    surest = torch.cat([scores, scores_of(classifier, strange)[0]]).amax(1)
+    aupr = average_precision_score([0] * 24 + [1] * 7, -surest)
+    assert results["outlier_aupr"] == pytest.approx(aupr)
+    others = [row["top1"] for row in [*results["conditions"][1:], *results["sets"]]]
+    assert results["mean"] == pytest.approx(sum(others) / len(others))
+    assert set(robustness.FIGURES) <= set(results)
+    assert "AUPR" in robustness.table(results) and "2 x 2 tiles" in robustness.table(results)
+
+
+def test_what_cannot_be_measured_is_said_before(
+    classifier: Path, image_folder: Images, tmp_path: Path
+) -> None:
+    data = image_folder(num_images=8, classes=NAMES)
+    other = image_folder(num_images=8, classes=("n01", "cow"), name="other")
+    lists = tmp_path / "lists.json"
+    lists.write_text(json.dumps({"cow": ["n99"]}))
+    wrong = tmp_path / "wrong.json"
+    wrong.write_text("[1]")
+    _, recipe = load_model(str(classifier))
+    for settings, said in (
+        ({"sets": str(other)}, r"the folder 'cow' of .* stands for the class 'cow'"),
+        ({"sets": str(other), "lists": str(lists)}, r"'cow' of .* stands for the class 'n99'"),
+        ({"sets": str(other), "lists": str(wrong)}, "is no JSON object of lists"),
+        ({"sets": str(other), "lists": "no.json"}, "lists=no.json cannot be read"),
+        ({"lists": str(lists)}, "give sets=PATH"),
+        ({"sets": "nowhere"}, "nowhere does not exist"),
+        ({"outliers": "nowhere"}, "nowhere does not exist"),
+        ({"tiles": "5"}, "tiles=5 does not divide images of 32 x 32"),
+        ({"patch_drop": "0.99"}, "robustness: patch_drop = 0.99 leaves none of the 16"),
+    ):
+        with pytest.raises(UserError, match=said):
+            check_evaluation("robustness", recipe, data, settings, None)
+    three = image_folder(num_images=6, classes=NAMES[:3], name="three")
+    with pytest.raises(UserError, match="has 3 classes and the head 4"):
+        check_evaluation("robustness", recipe, three, {}, None)
+
+
+def test_an_encoder_without_positions_keeps_them(tmp_path: Path) -> None:
+    names = [row.name for row in damage.conditions(
+        (2, 2), occlusion=0.5, patch_drop=(0.5,), tiles=(), shift=1, scale=0.5, has_table=False,
+    )]  # fmt: skip
+    assert not any("positions" in name for name in names) and len(names) == 4
+
+
+def test_class_sets_by_number_and_by_name(image_folder: Images) -> None:
+    numbered = image_folder(num_images=4, classes=("0", "2"), name="numbered")
+    by_number = open_class_set("robustness", str(numbered), list(NAMES), None)
+    assert by_number.right.nonzero().tolist() == [[0, 0], [1, 2]]
+    by_name = open_class_set("robustness", str(numbered), ["2", "1", "0"], None)
+    assert by_name.right.nonzero().tolist() == [[0, 2], [1, 0]]

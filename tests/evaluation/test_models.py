@@ -1,0 +1,161 @@
+"""Any ViT is measured: files of weights, timm's models, and models made in code."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+
+import pospre
+from pospre import evaluate
+from pospre.errors import UserError, run_command
+from pospre.evaluation.models import open_model
+from pospre.exchange.export import export
+from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
+
+TINY: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 192, "depth": 1}
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Return ``run(*arguments)``: the command's exit code, and what it said and complained of."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        try:
+            code = run_command(lambda: evaluate.main([str(argument) for argument in arguments]))
+        except SystemExit as stopped:  # argparse
+            code = int(stopped.code or 0)
+        return code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def tiny_timm(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Make timm's tiny ViT one of a block, and return its name."""
+    create: Any = timm.create_model
+
+    def small(name: str, **options: Any) -> Any:
+        fewer = {"depth": 1} if name.startswith("vit_tiny") else {}
+        return create(name, **{**fewer, **options})
+
+    monkeypatch.setattr(timm, "create_model", small)
+    return "vit_tiny_patch16_224"
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    """Return a file of a ViT that timm made."""
+    torch.manual_seed(3)
+    vit: Any = timm.create_model("vit_tiny_patch16_224", num_classes=0, **TINY)
+    path = tmp_path / "weights" / "vit.safetensors"
+    path.parent.mkdir()
+    save_file(vit.state_dict(), path)
+    return path
+
+
+def test_a_file_is_measured_beside_its_random_twin(
+    run: Run, weights: Path, image_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    data, output = image_folder(num_images=6), tmp_path / "knn.json"
+    common = ["knn", "--model", weights, "--data", data, "k=2"]
+    code, said, complained = run(*common, "--output", output)
+    assert code == 0 and "untrained" in said
+    assert f"18 of 18 tensors from {weights}; images of 32×32 pixels, mean 0.485" in complained
+    document = json.loads(output.read_text())
+    assert document["model"] == str(weights)
+    assert document["encoder"]["image_size"] == [32, 32] and document["encoder"]["depth"] == 1
+    assert not list(weights.parent.glob("*.json"))
+    assert run(*common)[1].endswith("--output FILE.json keeps the numbers)\n")
+    assert "resampled: pos_embed" in run(*common, "--image-size", "48x40")[2]
+
+
+def test_an_export_is_measured_as_the_checkpoint_it_is_from(
+    image_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    other = {"image_size": [64, 32], "num_registers": 2, "positions": "learned"}
+    checkpoint = save_checkpoint(tiny_recipe(tmp_path, "mae", **other))
+    exported = tmp_path / "encoder.safetensors"
+    export(str(checkpoint), exported, format="safetensors")
+    ours, found = (open_model(str(path)) for path in (checkpoint, exported))
+    images = torch.randn(2, 3, 64, 32)
+    for which in (ours, found):
+        which.model.eval()
+    torch.testing.assert_close(found.model.tokens(images), ours.model.tokens(images))
+    data = image_folder(num_images=6)
+    figures = [pospre.measure("knn", str(path), data, {"k": 2}) for path in (checkpoint, exported)]
+    assert figures[0]["top1"] == figures[1]["top1"]
+
+
+def test_a_name_of_timm_has_random_weights_of_a_seed_and_says_so(
+    run: Run, tiny_timm: str, image_folder: Callable[..., Path]
+) -> None:
+    address = f"timm:{tiny_timm}"
+    code, _, complained = run("knn", "--model", address, "--data", image_folder(), "k=2")
+    assert code == 0 and "RANDOM WEIGHTS of seed 0" in complained
+    assert "images of 224×224 pixels, mean 0.5, 0.5, 0.5" in complained
+    first, again, other = (open_model(address, seed=seed).model for seed in (0, 0, 1))
+    key = "blocks.0.attn.qkv.weight"
+    weight = first.encoder.get_parameter(key)
+    assert torch.equal(weight, again.encoder.get_parameter(key))
+    assert not torch.equal(weight, other.encoder.get_parameter(key))
+
+
+def test_a_name_of_timm_takes_the_weights_of_a_file(tiny_timm: str, weights: Path) -> None:
+    subject = open_model(f"timm:{tiny_timm},{weights}", image_size=(64, 64))
+    for shown in ("patch_embed.proj.weight 192×3×8×8 → 192×3×16×16", "mean 0.5, 0.5, 0.5"):
+        assert shown in subject.origin
+    for address, message in (
+        (f"timm:{tiny_timm},weights.txt", "a file behind the comma that ends in .safetensors"),
+        (f"timm:{tiny_timm},{weights.parent}/none.pth", "--model .*none.pth does not exist"),
+        ("timm:vit_tinny_patch16_224,x.pth", "no model 'vit_tinny_patch16_224'. Did you mean"),
+        ("timm:resnet18", "no plain Vision Transformer"),
+    ):
+        with pytest.raises(UserError, match=message):
+            open_model(address)
+
+
+def test_what_cannot_be_measured_is_refused_in_a_line(
+    run: Run,
+    weights: Path,
+    image_folder: Callable[..., Path],
+    mae_checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before any image is encoded."""
+    monkeypatch.setattr(pospre.PretrainModel, "tokens", None)
+    data, flat = image_folder(), image_folder(classes=(), name="flat")
+    for message, where in (("knn needs labels", flat), ("does not exist", flat / "none")):
+        code, _, complained = run("knn", "--model", weights, "--data", where, "k=2")
+        assert code == 2 and message in complained
+    refused = {
+        "--checkpoint is called --model now": ["--checkpoint", weights],
+        "weights without heads": ["--model", weights],
+        "give a side in pixels, or HxW": ["--model", weights, "--image-size", "big"],
+        "measured at the size of its recipe": ["--model", mae_checkpoint, "--image-size", "64"],
+    }
+    for message, arguments in refused.items():
+        code, said, complained = run("position_grid", *arguments, "--data", data)
+        assert code == 2 and not said and message in complained
+        assert "Traceback" not in complained
+
+
+def test_models_made_in_code(image_folder: Callable[..., Path]) -> None:
+    data = image_folder(num_images=6)
+    vit: Any = timm.create_model("vit_tiny_patch16_224", num_classes=3, **TINY).train()
+    before = {key: value.clone() for key, value in vit.state_dict().items()}
+    found = pospre.measure("knn", vit, data, {"k": 2})
+    assert vit.training and all(torch.equal(vit.state_dict()[k], v) for k, v in before.items())
+    model = pospre.PretrainModel(pospre.wrap_encoder(vit), seed=0, mean=[0.5] * 3, std=[0.5] * 3)
+    assert pospre.measure("knn", model, data, {"k": 2}) == found and model.training
+    pospre.attach(model, "mae", decoder_dim=32, decoder_depth=1, decoder_heads=2)
+    assert pospre.measure("knn", model, data, {"k": 2}) == found
+    with pytest.raises(UserError, match="these are weights without heads"):
+        pospre.measure("position_grid", model, data)
+    with pytest.raises(UserError, match="no plain Vision Transformer"):
+        pospre.measure("knn", torch.nn.Linear(2, 2), data)

@@ -1,0 +1,104 @@
+"""A grid of runs: which there are, what is done again, and the table of what came out."""
+
+import json
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pospre import sweep
+from pospre.errors import UserError, run_command
+from pospre.evaluation import grid
+from pospre.train import main as train
+
+Images = Callable[..., Path]
+
+RECIPE = """\
+data: {path: %s, batch_size: 4, views: {view: {size: 32}}}
+encoder: {name: vit_tiny16, depth: 1, image_size: 32, patch_size: 16}
+algorithms: {supervised: {}}
+schedule: {warmup: 1ba}
+trainer: {max_duration: 2ba, precision: fp32, device: cpu, progress_bar: false, run_folder: %s}
+evaluation: {accuracy: {}}
+"""
+
+
+@pytest.fixture
+def recipe(image_folder: Images, tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(RECIPE % (image_folder(), tmp_path / "runs"))
+    return path
+
+
+def test_a_grid_is_trained_once_and_summarised(
+    recipe: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str]) -> int:
+        """Train here: a process of its own would import everything anew."""
+        commands.append(command)
+        return run_command(lambda: train(command[3:]))
+
+    monkeypatch.setattr(sweep, "_run", run)
+    output = tmp_path / "grid.json"
+    arguments = [str(recipe), "optimizer.base_lr=1e-2,1e-4", "optimizer.weight_decay=0.1"]
+    assert sweep.main([*arguments, "--output", str(output)]) == 0
+    names = ["tiny_base_lr1e-2", "tiny_base_lr1e-4"]
+    assert [path.name for path in sorted((tmp_path / "runs").iterdir())] == names
+    summary = json.loads(output.read_text())
+    assert [run["run_name"] for run in summary["runs"]] == names
+    measured = [
+        json.loads((tmp_path / "runs" / name / "evaluation/accuracy.json").read_text())["results"]
+        for name in names
+    ]
+    top1 = summary["figures"]["accuracy/top1"]
+    values = [results["top1"] for results in measured]
+    assert (top1["best"], top1["mean"]) == (max(values), statistics.fmean(values))
+    assert top1["deviation"] == pytest.approx(statistics.stdev(values))
+    assert "mean ± deviation" in capsys.readouterr().out and len(commands) == 2
+    assert sweep.main(arguments) == 0 and len(commands) == 2  # nothing is done again
+    assert sweep.main([*arguments[:2], "optimizer.weight_decay=0.2"]) == 2  # another recipe
+    assert "exists with another recipe" in capsys.readouterr().err and len(commands) == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["seed=1"], "needs a key with several values"),
+        (["seed=1,1"], "names a value twice"),
+        (["seed=1,,2"], "has an empty value"),
+        (["seed"], "'seed' is no setting"),
+        (["optimizer.betas=[0.9, 0.95]"], "needs a key with several values"),
+        (["optimizer.base_lr=1e-3,fast"], "optimizer.base_lr"),
+        (["optimiser.lr=1,2"], "optimiser"),
+        (["seed=1,2", "evaluation={}"], "it has none"),
+        (["seed=1,2", "evaluation.accuracy.data=nowhere"], "nowhere does not exist"),
+    ],
+)
+def test_what_is_no_grid_is_said_before_the_first_run(
+    recipe: Path, tmp_path: Path, settings: list[str], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        sweep.main([str(recipe), *settings])
+    assert not (tmp_path / "runs").exists()
+
+
+def test_lists_are_values(recipe: Path) -> None:
+    cells = grid.cells_of(str(recipe), ["optimizer.betas=[0.9, 0.95],[0.9, 0.999]", "seed=0,1"])
+    betas: list[Any] = [(cell.recipe.optimizer.betas, cell.recipe.seed) for cell in cells]
+    assert betas == [((0.9, 0.95), 0), ((0.9, 0.95), 1), ((0.9, 0.999), 0), ((0.9, 0.999), 1)]
+    assert len({cell.recipe.run_name for cell in cells}) == 4
+
+
+def test_a_run_that_fails_or_cannot_start(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [str(recipe), "seed=0,1", "--launcher"]
+    assert sweep.main([*arguments, "false"]) == 1
+    assert "tiny_seed0 ended with exit code 1" in capsys.readouterr().err
+    with pytest.raises(UserError, match="--launcher: nowhere cannot be run"):
+        sweep.main([*arguments, "nowhere"])
