@@ -1,12 +1,14 @@
 """Which of a model's classes the folders of another data set stand for."""
 
 import json
+import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from pospre.data.stores.reader import Reader
 from pospre.errors import UserError
 from pospre.evaluation.features import open_labelled
 
@@ -66,11 +68,51 @@ def open_class_set(owner: str, path: str, known: list[str], lists: str | None) -
     return ClassSet(path, right, torch.ones(len(known)).bool() if listed else right.any(0))
 
 
-def _read_lists(owner: str, path: Path) -> dict[str, list[str | int]]:
+def read_reassessed(owner: str, path: str, data: Reader, count: int) -> Tensor:
+    """Return which classes are right for every image of ImageNet's validation set: bool (M, C).
+
+    Args:
+        owner: the evaluation.
+        path: JSON file of Beyer et al. (2020, arXiv 2006.07159): a list of numbers of classes for
+            each image, in the order of the numbers in the files' names.
+        data: the images; the last number in a file's name, from 1, is the image's.
+        count: of classes, C.
+
+    Raises:
+        UserError: the file is no such list, or an image's number is not in it.
+    """
+    found = _read_json(owner, "reassessed", Path(path))
+    if not isinstance(found, list) or not all(
+        isinstance(row, list) and all(isinstance(n, int) and 0 <= n < count for n in row)
+        for row in found
+    ):
+        raise UserError(
+            f"{owner}: reassessed={path} is no JSON list with a list of numbers of classes, from 0 "
+            f"to {count - 1}, for each image."
+        )
+    right = torch.zeros(len(data), count, dtype=torch.bool)
+    for index in range(len(data)):
+        name = data.about(index)[1]
+        digits = re.findall(r"\d+", name.rpartition("/")[2])
+        if not digits or not 1 <= int(digits[-1]) <= len(found):
+            raise UserError(
+                f"{owner}: reassessed={path} lists {len(found)} images by the numbers in their "
+                f"names, and {data.name(index)} has none of these; give ImageNet's validation "
+                "images as a folder or MDS shards."
+            )
+        right[index, found[int(digits[-1]) - 1]] = True
+    return right
+
+
+def _read_json(owner: str, key: str, path: Path) -> Any:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"{owner}: lists={path} cannot be read as JSON ({error}).") from error
+        raise UserError(f"{owner}: {key}={path} cannot be read as JSON ({error}).") from error
+
+
+def _read_lists(owner: str, path: Path) -> dict[str, list[str | int]]:
+    found = _read_json(owner, "lists", path)
     if not isinstance(found, dict) or not all(
         isinstance(names, list) and all(isinstance(n, str | int) for n in names)
         for names in found.values()

@@ -9,16 +9,21 @@ by the greatest probability.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from pydantic import BeforeValidator, Field, PositiveInt
 from torch import Tensor
 
+from pospre.batch import INDEX, LABEL
 from pospre.data.opening import open_reader
 from pospre.errors import UserError, needing
 from pospre.evaluation.classification.accuracy import check as check_accuracy
-from pospre.evaluation.classification.class_sets import ClassSet, open_class_set
+from pospre.evaluation.classification.class_sets import (
+    ClassSet,
+    open_class_set,
+    read_reassessed,
+)
 from pospre.evaluation.classification.damage import Condition, conditions
 from pospre.evaluation.classification.predictions import HEAD, class_head, log_probabilities
 from pospre.evaluation.classification.vectors import blank_encoder
@@ -44,6 +49,7 @@ def evaluate(
     sets: Paths = (),
     lists: str | None = None,
     outliers: str | None = None,
+    reassessed: str | None = None,
     occlusion: Share = 0.5,
     patch_drop: Ratios = (0.25, 0.5, 0.75),
     tiles: Counts = (2,),
@@ -63,6 +69,8 @@ def evaluate(
         lists: JSON file, {"folder": ["class", …], …}, for sets whose folders stand for several
             classes, all of them right (SI-Score, ObjectNet).
         outliers: data set of none of these classes (ImageNet-O), with labels or without.
+        reassessed: JSON file with all right classes of each image of data (ImageNet-ReaL), found by
+            the numbers in the files' names; images without any are left out.
         occlusion: side of the painted box, as a share of the image's; the paper gives none.
         patch_drop: shares of the encoder's patches that are painted, such as 0.25,0.5.
         tiles: rows and columns of tiles that are shuffled, such as 2,4; they divide the image.
@@ -76,7 +84,7 @@ def evaluate(
     Returns:
         ``conditions`` and ``sets``: one dict each with ``name``, ``top1`` in [0, 1],
         ``standard_error``, ``images`` and ``classes`` that answers are taken from; ``clean``, and
-        ``mean`` of all other conditions and sets; ``outlier_aupr``.
+        ``mean`` of all other conditions and sets; ``reassessed``, as a condition; ``outlier_aupr``.
 
     Raises:
         UserError: an image has no label.
@@ -91,7 +99,8 @@ def evaluate(
         scale=scale,
         has_table=encoder.pos_embed is not None or context.model.position_source is not None,
     )
-    names = open_reader(context.data).classes
+    reader = open_reader(context.data)
+    names = reader.classes
     classes = class_head(context.model).num_classes
     known = names or [str(number) for number in range(classes)]
     own = ClassSet(context.data, torch.eye(classes).bool(), torch.ones(classes).bool())
@@ -101,7 +110,7 @@ def evaluate(
         "num_workers": num_workers,
         "seed": seed,
     }
-    rows, confidence = _measure(context, own, wanted, options)
+    rows, clean = _measure(context, own, wanted, options)
     others = [open_class_set("robustness", path, known, lists) for path in sets]
     further = [_measure(context, other, wanted[:1], options)[0][0] for other in others]
     aupr = None
@@ -109,14 +118,22 @@ def evaluate(
         from sklearn.metrics import average_precision_score
 
         strange = _confidence(context, outliers, options)
-        truth = [0] * len(confidence) + [1] * len(strange)
-        aupr = float(average_precision_score(truth, (-torch.cat([confidence, strange])).numpy()))
+        truth = [0] * len(clean.confidence) + [1] * len(strange)
+        scores = -torch.cat([clean.confidence, strange])
+        aupr = float(average_precision_score(truth, scores.numpy()))
+    real = None
+    if reassessed is not None:
+        right_MC = read_reassessed("robustness", reassessed, reader, classes)[clean.place]
+        some_M = right_MC.any(1)
+        right_M = right_MC.gather(1, clean.answer[:, None])[:, 0][some_M]
+        real = _row("reassessed labels", right_M, classes) if len(right_M) else None
     rest = [row["top1"] for row in [*rows[1:], *further]]
     return {
         "clean": rows[0]["top1"],
         "mean": sum(rest) / len(rest),
         "conditions": rows,
         "sets": [{**row, "name": set_.path} for row, set_ in zip(further, others, strict=True)],
+        "reassessed": real,
         "outliers": outliers,
         "outlier_aupr": aupr,
     }
@@ -142,6 +159,8 @@ def check(plan: Plan) -> None:
     names = open_reader(plan.data).classes
     count = plan.recipe.algorithms[NEEDS].get("num_classes") or len(names or ())
     known = names or [str(number) for number in range(count)]
+    if settings["reassessed"] is not None:
+        read_reassessed("robustness", settings["reassessed"], open_reader(plan.data), count)
     if settings["lists"] is not None and not settings["sets"]:
         raise UserError(
             f"robustness: lists={settings['lists']} says what the folders of sets stand for; give "
@@ -151,42 +170,57 @@ def check(plan: Plan) -> None:
         open_class_set("robustness", path, known, settings["lists"])
 
 
+class Clean(NamedTuple):
+    """What came of untouched images.
+
+    Attributes:
+        place: of each in the data set, int64 (M,).
+        answer: the class of each, int64 (M,).
+        confidence: logarithm of the greatest probability, (M,).
+    """
+
+    place: Tensor
+    answer: Tensor
+    confidence: Tensor
+
+
 def _measure(
     context: Context, data: ClassSet, wanted: list[Condition], options: Mapping[str, Any]
-) -> tuple[list[dict[str, Any]], Tensor]:
-    """Return a row per condition, and the greatest probability (M,) of the untouched images."""
+) -> tuple[list[dict[str, Any]], Clean]:
+    """Return a row per condition, and what came of the first, the untouched images."""
     model, right_LC = context.model, data.right.to(context.device)
     impossible_C = ~data.possible.to(context.device)
     hits: list[Tensor] = []
-    confidence: list[Tensor] = []
+    clean: list[Clean] = []
     title = f"robustness {Path(data.path).name}"
     for batch in centre_batches(context, data.path, title=title, **options):
-        label_B = batch["label"]
+        label_B = batch[LABEL]
         require_labels("robustness", label_B.cpu(), data.path)
         images = model.images(batch)[:, 0]
         found: list[Tensor] = []
         for _, change, positions in wanted:
             seen = images if change is None else change(images, batch, options["seed"])
             scores_BC = log_probabilities(model, seen, batch, positions)
-            if not found:
-                confidence.append(scores_BC.amax(1).cpu())
             answer_B = scores_BC.masked_fill(impossible_C, -torch.inf).argmax(1)
+            if not found:
+                clean.append(Clean(batch[INDEX].cpu(), answer_B.cpu(), scores_BC.amax(1).cpu()))
             found.append(right_LC[label_B, answer_B])
         hits.append(torch.stack(found).cpu())
-    hits_KM = torch.cat(hits, dim=1)
-    rows = []
-    for condition, hit_M in zip(wanted, hits_KM, strict=True):
-        top1 = float(hit_M.double().mean())
-        rows.append(
-            {
-                "name": condition.name,
-                "top1": top1,
-                "standard_error": standard_error(top1, len(hit_M)),
-                "images": len(hit_M),
-                "classes": int(data.possible.sum()),
-            }
-        )
-    return rows, torch.cat(confidence)
+    pairs = zip(wanted, torch.cat(hits, dim=1), strict=True)
+    rows = [_row(condition.name, hit_M, int(data.possible.sum())) for condition, hit_M in pairs]
+    return rows, Clean(*(torch.cat(parts) for parts in zip(*clean, strict=True)))
+
+
+def _row(name: str, hit_M: Tensor, classes: int) -> dict[str, Any]:
+    top1 = float(hit_M.double().mean())
+    error = standard_error(top1, len(hit_M))
+    return {
+        "name": name,
+        "top1": top1,
+        "standard_error": error,
+        "images": len(hit_M),
+        "classes": classes,
+    }
 
 
 def _confidence(context: Context, data: str, options: Mapping[str, Any]) -> Tensor:
@@ -209,7 +243,8 @@ def table(results: Mapping[str, Any]) -> str:
             str(row["images"]),
             str(row["classes"]),
         ]
-        for row in [*results["conditions"], *results["sets"]]
+        for row in [*results["conditions"], *results["sets"], results["reassessed"]]
+        if row is not None
     ]
     rows.append(["mean but for clean", percent(results["mean"]), "", ""])
     notes = ["± is the standard error; painted: in the mean colour"]

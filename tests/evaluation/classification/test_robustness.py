@@ -113,13 +113,22 @@ def test_figures_are_those_of_other_libraries(
     strange = image_folder(num_images=7, classes=(), name="strange")
     lists = tmp_path / "lists.json"
     lists.write_text(json.dumps({"bear": ["n01", "n03"], "car": [1]}))
+    real = tmp_path / "real.json"  # of images 1 to 23; the files here count from 0
+    (data / "n01" / "0000.jpg").rename(data / "n01" / "val_0024.jpg")
+    real.write_text(json.dumps([[n % 4, (n + 1) % 4] if n % 3 else [] for n in range(1, 25)]))
     results = measure(
         classifier, data, sets=f"{some},{numbered},{objects}", lists=str(lists),
-        outliers=str(strange), batch_size=5,
+        outliers=str(strange), reassessed=str(real), batch_size=5,
     )  # fmt: skip
     scores, labels = scores_of(classifier, data)
     clean = multiclass_accuracy(scores, labels, 4, average="micro")
     assert results["clean"] == pytest.approx(float(clean))
+    numbers = [int(path.stem.split("_")[-1]) for path in sorted(data.rglob("*.jpg"))]
+    answers = dict(zip(numbers, scores.argmax(1).tolist(), strict=True))
+    asked = {number: answer for number, answer in answers.items() if number % 3}
+    right = [answer in (number % 4, (number + 1) % 4) for number, answer in asked.items()]
+    assert results["reassessed"]["top1"] == pytest.approx(sum(right) / 16)
+    assert results["reassessed"]["images"] == 16
     kinds = [row["name"] for row in results["conditions"]]
     assert len(kinds) == 9 and kinds[0] == "clean" and "positions shifted by 1" in kinds
     by_name = {Path(row["name"]).name: row for row in results["sets"]}
@@ -150,6 +159,8 @@ def test_what_cannot_be_measured_is_said_before(
     other = image_folder(num_images=8, classes=("n01", "cow"), name="other")
     lists = tmp_path / "lists.json"
     lists.write_text(json.dumps({"cow": ["n99"]}))
+    short = tmp_path / "short.json"
+    short.write_text("[[0], [3]]")
     wrong = tmp_path / "wrong.json"
     wrong.write_text("[1]")
     _, recipe = load_model(str(classifier))
@@ -159,6 +170,8 @@ def test_what_cannot_be_measured_is_said_before(
         ({"sets": str(other), "lists": str(wrong)}, "is no JSON object of lists"),
         ({"sets": str(other), "lists": "no.json"}, "lists=no.json cannot be read"),
         ({"lists": str(lists)}, "give sets=PATH"),
+        ({"reassessed": str(short)}, r"lists 2 images by .*0000.jpg has none of these"),
+        ({"reassessed": str(wrong)}, "is no JSON list with a list of numbers"),
         ({"sets": "nowhere"}, "nowhere does not exist"),
         ({"outliers": "nowhere"}, "nowhere does not exist"),
         ({"tiles": "5"}, "tiles=5 does not divide images of 32 x 32"),
