@@ -173,7 +173,8 @@ def check(plan: Plan) -> None:
             "segmentation: augment=false is for a frozen encoder and for windows, which it sees "
             "only once; give finetune=false and inference=slide, or augment=true."
         )
-    for path in (*setup.train.images, *setup.val.images):
+    files = [*setup.train.images, *setup.val.images]
+    for path in tqdm(files, "images", unit="img", disable=None, delay=2):
         scaled = setup.showing.scaled(*image_sides(path))
         check_not_smaller("segmentation", path, scaled, encoder.patch_size[0])
     check_masks("segmentation", setup.train, setup.val, settings["num_classes"])
