@@ -14,6 +14,7 @@ from typing import Any
 
 from numpy import ndarray
 from pycocotools import mask as coco_mask
+from tqdm import tqdm
 
 from pospre.errors import UserError
 from pospre.evaluation.dense.maps import image_sides
@@ -159,7 +160,8 @@ def _coco(owner: str, base: Path, path: Path) -> BoxSet:
         files = [folder / each["file_name"] for each in images]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{owner}: {path} is no COCO annotation file ({error!r}).") from error
-    sides = [_sides(owner, file, path) for file in files]
+    bar = tqdm(files, "images", unit="img", disable=None, delay=2)
+    sides = [_sides(owner, file, path) for file in bar]
     items: list[list[Item | None]] = [[] for _ in images]
     for each in annotations:
         where = f"{path}: annotation {each.get('id')}"

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 from PIL import Image
+from tqdm import tqdm
 
 from pospre.data.stores.folder import list_images
 from pospre.errors import UserError
@@ -190,7 +191,8 @@ def count_classes(train: MaskSet, num_classes: int | None) -> int:
 
 def _count_pixels(owner: str, part: MaskSet, num_classes: int) -> ndarray:
     counts = np.zeros(num_classes, np.int64)
-    for index, path in enumerate(part.images):
+    paths = tqdm(part.images, "masks", unit="img", disable=None, delay=2)
+    for index, path in enumerate(paths):
         classes = part.read(index, num_classes)
         if classes.shape != image_sides(path):
             raise UserError(

@@ -1,11 +1,11 @@
 """Semantic segmentation: a linear decoder or UperNet on a ViT, frozen or fine-tuned.
 
 The decoder learns from one split and is measured on another: mIoU, aAcc and mAcc at the images' own
-size. ``decoder=linear`` is batch norm and a 1×1 convolution on the patch tokens, as DINOv2 and
-Intertwined probe them (published: 40 000 to 160 000 iterations of 16 crops of 512);
-``decoder=upernet`` is UperNet on four layers as in BEiT, MAE, DropPos and LUT (published:
-finetune=true, 80 000 or 160 000 iterations of 16 crops of 512). Training crops are scaled by 0.5 to
-2 and mirrored, their colours stay, and the rate falls in a straight line after a short rise.
+size. ``decoder=linear`` is batch norm and a 1×1 convolution on the patch tokens (published: DINOv2
+frozen, 40 000 iterations; Intertwined finetune=true, 160 000); ``decoder=upernet`` is UperNet on
+four layers as in BEiT, MAE, DropPos and LUT (published: finetune=true, 80 000 or 160 000); all of
+16 crops of 512. Training crops are scaled by 0.5 to 2 and mirrored, their colours stay, nothing
+drops paths, and the rate falls in a straight line after a short rise.
 """
 
 from collections.abc import Callable, Mapping
@@ -173,7 +173,8 @@ def check(plan: Plan) -> None:
             "segmentation: augment=false is for a frozen encoder and for windows, which it sees "
             "only once; give finetune=false and inference=slide, or augment=true."
         )
-    for path in (*setup.train.images, *setup.val.images):
+    files = [*setup.train.images, *setup.val.images]
+    for path in tqdm(files, "images", unit="img", disable=None, delay=2):
         scaled = setup.showing.scaled(*image_sides(path))
         check_not_smaller("segmentation", path, scaled, encoder.patch_size[0])
     check_masks("segmentation", setup.train, setup.val, settings["num_classes"])

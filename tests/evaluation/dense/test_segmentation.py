@@ -20,9 +20,11 @@ from pospre.evaluation.dense.decoders import LinearDecoder
 from pospre.evaluation.dense.iou import class_iou, constant, summarise
 from pospre.evaluation.dense.mask_data import IGNORED, open_masks
 from pospre.evaluation.dense.windows import Showing, predict
-from pospre.evaluation.run import run_evaluation
+from pospre.evaluation.run import check_evaluation, run_evaluation
+from pospre.nn.swin.encoder import SWIN_NEEDS
 from pospre.recipe.recipe import Recipe
 from pospre.training.build import build_model
+from tests.evaluation.checkpoints import tiny_recipe
 from tests.evaluation.dense.pictures import COLOURS, mask_folder, save
 
 Run = Callable[..., dict[str, Any]]
@@ -203,6 +205,26 @@ def test_a_class_that_cannot_be_learned_is_said(
     save(data / "val" / "masks" / "000.png", np.full((40, 48), 3, np.uint8))
     measure("segmentation", data, num_classes=4, iterations=1, batch_size=2, baseline=False)
     assert "shows 'class 3', but no mask of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("encoder", "message"),
+    [
+        (
+            {"name": "swin_tiny", "image_size": 64, **SWIN_NEEDS},
+            r"looks into the blocks of a ViT",
+        ),
+        ({"channels": 1}, r"shows RGB images to square patches; this encoder has 1 channels"),
+        ({"patch_size": (8, 4)}, r"and patches of 8×4"),
+        ({"positions": "relative"}, r"inference=whole, but relative positions know one size only"),
+    ],
+)
+def test_encoders_that_make_no_maps_are_refused(
+    data: Path, tmp_path: Path, encoder: dict[str, Any], message: str
+):
+    recipe = tiny_recipe(tmp_path, "droppos", **{"image_size": 32, "patch_size": 8, **encoder})
+    with pytest.raises(UserError, match=message):
+        check_evaluation("segmentation", recipe, data, {"inference": "whole"}, None)
 
 
 # -- bad input ------------------------------------------------------------------------------------
