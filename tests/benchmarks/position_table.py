@@ -122,7 +122,7 @@ def measure(wanted: Iterable[Cell], arguments: argparse.Namespace) -> None:
     dense = {"segmentation": arguments.camvid, "detection": arguments.bccd}
     left = [cell for cell in wanted if cell not in done]
     for cell in tqdm(left, desc="position table", unit="cell"):
-        found = {**cell._asdict()}
+        found = {**cell._asdict(), "set": arguments.set}
         reason = refusal(cell.recipe(arguments.set))
         if reason is None:
             found["figures"] = run(cell, train, test, dense, arguments.runs, arguments.set)
