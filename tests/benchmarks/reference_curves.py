@@ -1,0 +1,140 @@
+"""Reference curves of the demo recipes: what they are made of, and that they find mistakes.
+
+``python -m tests.benchmarks.reference_curves [NAME …]`` trains every recipe of ``yamls/demo`` for
+some steps on rendered scenes, small and shallow: with a seed of its reference,
+``tests/benchmarks/reference/<name>.json``, and with a seed that it does not know; both must stay in
+the band. With two mistakes they must not: ten times the learning rate, and another mask ratio.
+``--write`` makes the references anew first.
+"""
+
+import argparse
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from data_prep import scenes
+from pospre.errors import run_command
+from pospre.evaluation.table import format_table
+from pospre.recipe.command_line import write_output
+from pospre.recipe.recipe import load_recipe
+from pospre.report.compare.reference import (
+    Check,
+    check_run,
+    make_reference,
+    read_reference,
+    to_text,
+)
+from pospre.report.compare.runs import read_runs
+from pospre.training.run import train
+from pospre.training.run_folder import hold
+
+RECIPES = Path(__file__).parents[2] / "yamls" / "demo"
+REFERENCES = Path(__file__).parent / "reference"
+SEEDS = (0, 1, 2, 3)
+FRESH = 100
+STEPS = 25
+SCENES = ("--num-images", "256", "--size", "96")
+SHORT = (
+    f"trainer.max_duration={STEPS}ba",
+    "trainer.log_interval=1",
+    f"trainer.save_interval={STEPS}ba",
+    "trainer.device=cpu",
+    "trainer.precision=fp32",
+    "trainer.progress_bar=false",
+    "schedule.warmup=5ba",
+    "data.batch_size=16",
+    "optimizer.lr_batch=64",  # the rate that the demos have
+    "evaluation={}",
+)
+SHALLOW = "encoder.depth=2"
+NARROW = "encoder.image_size=64"  # of Swin, whose depth is fixed
+# another ratio than the recipe's; supervised masks nothing, and in 25 steps MAE on grey images
+# learns too little for it to show
+MASKS = {
+    "mae": "algorithms.mae.mask_ratio=0.4",
+    "lut": "algorithms.mae.mask_ratio=0.4",
+    "simmim": "algorithms.simmim.mask_ratio=0.3",
+    "lut_simmim": "algorithms.simmim.mask_ratio=0.3",
+    "droppos": "algorithms.droppos.position_mask_ratio=0.9",
+    "lut_droppos": "algorithms.droppos.position_mask_ratio=0.9",
+    "droppos_swint": "algorithms.droppos.position_mask_ratio=0.9",
+    "mp3": "algorithms.mp3.mask_ratio=0.95",
+    "ijepa": "algorithms.ijepa.target_scale=[0.04,0.06]",
+    "stop": "algorithms.ijepa.target_scale=[0.04,0.06]",
+    "dinov2": "algorithms.dinov2.mask_ratio=[0.7,0.9]",
+    "intertwined": "algorithms.dinov2.mask_ratio=[0.7,0.9]",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command and return its exit code: 1 where a check is not as it must be."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    known = sorted(path.stem for path in RECIPES.glob("*.yaml"))
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}")
+    parser.add_argument("--write", action="store_true", help="make the references first")
+    given = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="pospre-") as folder:
+        work = Path(folder)
+        data = render(work)
+        for name in tqdm(given.names or known, desc="references", unit="recipe"):
+            if given.write:
+                write(name, data, work)
+            rows.append(row(name, data, work))
+            tqdm.write("  ".join(rows[-1]))
+    header = ["recipe", "windows", "same seed", "other seed", "rate × 10", "other mask"]
+    print(format_table("Windows outside the band", header, rows))
+    return 1 if any(each[2:4] != ["0", "0"] or "0" in each[4:] for each in rows) else 0
+
+
+def render(work: Path) -> Path:
+    """Render the scenes that all short runs are trained on."""
+    scenes.main([str(work / "scenes"), *SCENES])
+    return work / "scenes"
+
+
+def write(name: str, data: Path, work: Path) -> None:
+    """Make the reference of a recipe."""
+    runs = [short_run(name, data, work, seed) for seed in SEEDS]
+    REFERENCES.mkdir(exist_ok=True)
+    reference = make_reference(read_runs([str(run) for run in runs]))
+    write_output(REFERENCES / f"{name}.json", to_text(reference))
+
+
+def row(name: str, data: Path, work: Path) -> list[str]:
+    """Return how many windows are outside for a fresh seed and for the mistakes."""
+    rate = 10 * load_recipe(RECIPES / f"{name}.yaml").optimizer.base_lr
+    mistakes = [f"optimizer.base_lr={rate}", *([MASKS[name]] if name in MASKS else [])]
+    runs = [(SEEDS[0], []), (FRESH, []), *((SEEDS[0], [mistake]) for mistake in mistakes)]
+    checks = [beside(name, short_run(name, data, work, seed, *more)) for seed, more in runs]
+    outside = [str(sum(not each.is_inside for each in found)) for found in checks]
+    return [name, str(len(checks[0])), *outside, *["–"] * (4 - len(outside))]
+
+
+def beside(name: str, run: Path) -> list[Check]:
+    """Return a short run beside the reference of its recipe."""
+    return check_run(read_runs([str(run)])[0], read_reference(REFERENCES / f"{name}.json"))
+
+
+def short_run(name: str, data: Path, work: Path, seed: int, *changes: str) -> Path:
+    """Train a recipe for some steps and return its run folder."""
+    own = [f"data.path={data}", f"seed={seed}", f"run_name={name}_{seed}"]
+    smaller = NARROW if "swin" in name else SHALLOW
+    grey = ["data.mean=[0.5]", "data.std=[0.25]"] if name == "mae_channels" else []
+    overrides = [*SHORT, *own, smaller, *grey, f"trainer.run_folder={work}", *changes]
+    recipe = load_recipe(RECIPES / f"{name}.yaml", overrides)
+    shutil.rmtree(recipe.run_path(), ignore_errors=True)  # with a mistake it has the same name
+    with hold(recipe):
+        train(recipe)
+    return recipe.run_path()
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))
