@@ -13,10 +13,10 @@ DEMO_IMAGES := 2000
 # What first-light trains: recipes sized for the machine at hand.
 FIRST_LIGHT ?= yamls/first_light/droppos.yaml yamls/first_light/mae.yaml
 
-.PHONY: help setup test test-newest certify certify-demo drill lint types demo data first-light speech bench-setup bench-loader bench-methods check-plan gpu-report learn clean
+.PHONY: help setup test test-newest certify certify-demo drill lint types demo data first-light speech bench-setup bench-loader bench-methods check-plan gpu-report learn position-table clean
 
 help: ## List the targets (this text).
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-14s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-15s %s\n", $$1, $$2}' Makefile
 
 setup: ## Make .venv with the pinned requirements and FFCV's system packages; again: instant.
 	@.setup/venv.sh
@@ -74,6 +74,9 @@ gpu-report: setup ## On a machine with GPUs: speed, memory and proofs of every m
 
 learn: need-DATA setup ## Pre-train every method on DATA=<class folders> in minutes each; kNN and logistic accuracy.
 	PYTHONPATH=. $(PYTHON_RUN) tests/benchmarks/learn.py "$(DATA)" $(ARGS)
+
+position-table: need-DATA setup ## Every method with every kind of positions: is position in its features, is it worth it?
+	PYTHONPATH=. $(PYTHON_RUN) tests/benchmarks/position_table.py "$(DATA)" $(ARGS)
 
 # Before set-up: a forgotten variable is said at once.
 need-%:

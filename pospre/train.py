@@ -66,6 +66,7 @@ def _run(arguments: argparse.Namespace) -> int:
     # Late, so that --help and a mistyped key answer at once.
     from pospre.evaluation.online import online_evaluations
     from pospre.evaluation.planned import check_evaluations
+    from pospre.report.live import LivePage
     from pospre.training.nodes.peers import joined
     from pospre.training.ranks import print_once
     from pospre.training.run import train
@@ -73,7 +74,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
     check_evaluations(recipe)
     with joined(recipe), hold(recipe):
-        finished_before = train(recipe, online_evaluations(recipe))
+        callbacks = [*online_evaluations(recipe), LivePage(recipe.run_path())]
+        finished_before = train(recipe, callbacks)
         finish(recipe, again=not finished_before)
     print_once(f"run folder: {recipe.run_path()}")
     return 0

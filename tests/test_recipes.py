@@ -62,6 +62,8 @@ def test_small_recipe_trains(path: Path, image_folder: Callable[..., Path], tmp_
         overrides += ["data.mean=[0.5]", "data.std=[0.25]"]
     assert main([str(path), *overrides]) == 0
     assert (tmp_path / "runs" / path.stem / "report.html").exists()
+    shows_pictures = load_recipe(path).encoder.channels == 3
+    assert (tmp_path / "runs" / path.stem / "views" / "views.json").exists() is shows_pictures
 
 
 def test_papers_peak_rate_and_length() -> None:

@@ -26,13 +26,20 @@ from pospre.model.passes import EncoderPass
 from pospre.model.position_task import Distance, PositionObjective, check_temperature, weighted_mean
 from pospre.nn.decoder import check_heads, decoder_blocks, split_tokens
 from pospre.nn.encoder import Encoder
-from pospre.nn.masking import gather_tokens, num_kept, slot_mask, uniform_patches, visible_patches
+from pospre.nn.masking import (
+    Sampling,
+    check_uniform,
+    gather_tokens,
+    num_kept,
+    slot_mask,
+    uniform_patches,
+    visible_patches,
+)
 from pospre.nn.weights import init_weights, token_parameter
 from pospre.recipe.ranges import PositiveShare, Ratio, Width
 from pospre.schedules import linear
 
 PositionToken = Literal["learned", "zeros", "wrong"]
-Sampling = Literal["random", "uniform"]
 
 
 def num_shown(visible: int, position_mask_ratio: float) -> int:
@@ -287,7 +294,8 @@ class DropPos(PretrainAlgorithm):
 
 def _check(options: DropPos, model: PretrainModel, host: str | None) -> None:
     """Raise ``UserError`` for options that cannot work together, or beside ``host``."""
-    masking = model.registry.writers.get("view/visible")
+    writers = model.registry.writers
+    masking = writers.get("view/visible", writers.get("view/hidden"))
     if masking is not None:
         raise UserError(
             f"algorithms: droppos classifies the patches that the encoder sees, but '{masking}' "
@@ -332,11 +340,7 @@ def _check_uniform(options: DropPos, grid: tuple[int, int], host: str | None) ->
             f"droppos.sampling = uniform chooses the visible patches, but '{host}' does so "
             "already. Use random, or droppos alone."
         )
-    if options._ratio != 0.75 or any(side % 2 for side in grid):
-        raise UserError(
-            f"droppos.sampling = uniform keeps one patch of every 2×2: droppos.mask_ratio must be "
-            f"0.75, not {options._ratio}, and the grid of {grid[0]}×{grid[1]} patches even."
-        )
+    check_uniform("droppos", options._ratio, grid)
 
 
 def _check_teacher(options: DropPos, model: PretrainModel) -> None:

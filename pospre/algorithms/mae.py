@@ -13,15 +13,25 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 from timm.layers import LayerNorm
 from torch import Tensor, nn
 
+from pospre import draws
 from pospre.batch import Batch
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm, require_one_view
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective, Outputs
-from pospre.model.passes import EncoderPass
-from pospre.nn.decoder import check_heads, decoder_blocks, patchify
+from pospre.model.passes import EncoderPass, MaskedTokens
+from pospre.nn.decoder import check_heads, decoder_blocks, patchify, split_tokens
 from pospre.nn.encoder import Encoder
-from pospre.nn.masking import gather_tokens, num_kept, scatter_tokens, visible_patches
+from pospre.nn.masking import (
+    Sampling,
+    check_uniform,
+    gather_tokens,
+    num_kept,
+    scatter_tokens,
+    slot_mask,
+    uniform_patches,
+    visible_patches,
+)
 from pospre.nn.positions import decoder_positions, sincos_positions
 from pospre.nn.weights import init_weights, token_parameter
 from pospre.recipe.ranges import Ratio, Width
@@ -36,7 +46,8 @@ class PixelRegression(Objective):
         self.patch_size, self.grid = encoder.patch_size, encoder.grid
         self.norm_pix = options.norm_pix
         self.weight, self.num_prefix = options.weight, encoder.num_prefix_tokens
-        self.embed = nn.Linear(encoder.embed_dim, dim)
+        self.per_token = encoder.patches_per_token
+        self.embed = nn.Linear(encoder.embed_dim, dim * self.per_token)
         self.blocks = decoder_blocks(dim, options.decoder_depth, options.decoder_heads)
         self.norm = LayerNorm(dim)
         self.predict = nn.Linear(dim, math.prod(encoder.patch_size) * encoder.channels)
@@ -49,7 +60,7 @@ class PixelRegression(Objective):
     def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
         """Return predicted and true pixels of the removed patches, each (B, N−K, h·w·C)."""
         keep, removed = batch["view/keep"], batch["view/removed"]
-        tokens = self.embed(passes["student"])
+        tokens = split_tokens(self.embed(passes["student"]), self.per_token)
         prefix, visible = tokens[:, : self.num_prefix], tokens[:, self.num_prefix :]
         background = self.mask_token.to(tokens.dtype).expand(len(tokens), len(self.position_ND), -1)
         positions = decoder_positions(self.position_ND, batch, self.grid)
@@ -76,10 +87,15 @@ class PixelRegression(Objective):
 class MAE(PretrainAlgorithm):
     """The host that predicts removed pixels.
 
-    Writes ``view/keep`` (B, K), the visible patches, and ``view/removed`` (B, N−K).
+    Writes ``view/keep`` (B, K), the visible patches, and ``view/removed`` (B, N−K); with a
+    ``second_mask_ratio`` also ``view/hidden``, bool (B, K).
 
     Args:
         mask_ratio: share of patches removed, in [0, 1).
+        sampling: of the visible patches: ``random``, or ``uniform``, one of every 2×2, row by row
+            (UM-MAE, arXiv 2205.10063, also for Swin; mask_ratio 0.75).
+        second_mask_ratio: share of the visible patches that are encoded as one learned vector
+            instead of what they show (UM-MAE: 0.25).
         decoder_dim: width of the decoder.
         decoder_depth: its number of blocks.
         decoder_heads: its attention heads.
@@ -88,6 +104,8 @@ class MAE(PretrainAlgorithm):
     """
 
     mask_ratio: Ratio = 0.75
+    sampling: Sampling = "random"
+    second_mask_ratio: Ratio = 0.0
     decoder_dim: Width = 512
     decoder_depth: NonNegativeInt = 8
     decoder_heads: PositiveInt = 16
@@ -95,6 +113,7 @@ class MAE(PretrainAlgorithm):
     weight: NonNegativeFloat = 1.0
 
     is_host: ClassVar[bool] = True
+    takes_merged_patches: ClassVar[bool] = True
 
     def attach(self, model: PretrainModel) -> None:
         """Add the visible-patches pass and the pixel objective; a no-op if they are there."""
@@ -105,15 +124,34 @@ class MAE(PretrainAlgorithm):
         if kept == model.encoder.num_patches:
             raise UserError(f"mae.mask_ratio = {self.mask_ratio} removes no patch to predict.")
         check_heads("mae", "decoder", self.decoder_dim, self.decoder_heads)
+        if self.sampling == "uniform":
+            check_uniform("mae", self.mask_ratio, model.encoder.grid)
+        if not model.encoder.takes(kept):
+            raise UserError(
+                f"mae.mask_ratio = {self.mask_ratio} leaves {kept} patches, which fill no square "
+                f"for {model.encoder.timm_name}. Use 0.75, with mae.sampling: uniform."
+            )
         model.registry.claim("view/keep", "mae", count=kept)
-        model.registry.claim("view/removed", "mae", shuffled=True)
-        model.registry.add_pass("student", "mae", EncoderPass(keep="view/keep"))
+        model.registry.claim("view/removed", "mae", shuffled=self.sampling == "random")
+        hiding: tuple[str, ...] = ()
+        if self.second_mask_ratio:
+            model.registry.claim("view/hidden", "mae")
+            token = token_parameter(model.encoder.patch_embed.proj.out_channels)
+            model.contents.named["mae"] = MaskedTokens(token, "hidden")
+            hiding = ("mae",)
+        model.registry.add_pass("student", "mae", EncoderPass(keep="view/keep", content=hiding))
         model.add_objective("mae", PixelRegression(model.encoder, self))
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
-        """Draw which patches stay visible."""
-        patches = model.encoder.num_patches
+        """Draw which patches stay visible, and which of them are hidden all the same."""
+        patches, seed = model.encoder.num_patches, model.seed
         kept = num_kept(patches, self.mask_ratio)
-        batch["view/keep"], batch["view/removed"] = visible_patches(
-            batch, patches, kept, model.seed
+        batch["view/keep"], batch["view/removed"] = (
+            uniform_patches(batch, model.encoder.grid, seed, shuffled=False)
+            if self.sampling == "uniform"
+            else visible_patches(batch, patches, kept, seed)
         )
+        if self.second_mask_ratio:
+            keys = draws.sample_keys(seed, batch["epoch"], batch["index"], 0, "mae/hidden")
+            seen = num_kept(kept, self.second_mask_ratio, key="mae.second_mask_ratio")
+            batch["view/hidden"] = slot_mask(draws.permutation(keys, kept)[:, seen:], kept)

@@ -35,6 +35,7 @@ def centre_batches(
     batch_size: int,
     num_workers: int | None,
     seed: int,
+    size: Size | None = None,
     view: ViewGroup | None = None,
     epoch: int = 0,
     **chosen: Any,
@@ -51,6 +52,7 @@ def centre_batches(
         batch_size: images per batch; the last one may be smaller.
         num_workers: decoding threads; None lets the loader choose.
         seed: draws the images when ``num_samples`` asks for fewer than there are.
+        size: of the views; None takes the encoder's.
         view: what to cut out of them instead.
         epoch: whose draws a random view takes.
         chosen: ``label_fraction`` and ``labels`` of ``build_loader``.
@@ -60,7 +62,7 @@ def centre_batches(
     """
     loader = _centre_loader(
         data,
-        context.image_size,
+        size or context.image_size,
         view,
         batch_size=batch_size,
         seed=seed,

@@ -84,7 +84,7 @@ class PretrainAlgorithm(Algorithm):
             raise UserError(
                 f"algorithms.{self.module_name()} needs a token for every patch, but encoder.name "
                 f"makes {encoder.timm_name}, which merges patches. Use a ViT; of all algorithms "
-                f"only {' and '.join(able)} take such an encoder."
+                f"only {', '.join(able)} take such an encoder."
             )
 
     @abstractmethod

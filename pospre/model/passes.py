@@ -77,6 +77,10 @@ class MaskedTokens(nn.Module):
         self.token, self.mask = token, mask
 
     def forward(self, tokens_RND: Tensor, batch: Batch, where: EncoderPass) -> Tensor:
-        """Return the embeddings or positions (rows, N, D) that the encoder sees."""
+        """Return the embeddings or positions (rows, N, D) that the encoder sees.
+
+        Swin's embeddings of a patch are several, (rows, N, h, w, D), and all replaced.
+        """
         mask = per_row(batch[f"{where.group}/{self.mask}"], len(tokens_RND))
-        return torch.where(mask.unsqueeze(-1), self.token.to(tokens_RND.dtype), tokens_RND)
+        mask = mask.unflatten(-1, (-1, *[1] * (tokens_RND.dim() - 2)))
+        return torch.where(mask, self.token.to(tokens_RND.dtype), tokens_RND)

@@ -40,6 +40,7 @@ def build_encoder(
         depth: number of blocks; None takes the name's.
         channels: of the input, 3 for images.
         positions: ``sincos`` (fixed table, MAE's order), ``learned`` (drawn from N(0, 0.02²)),
+            ``learned_sincos`` (starts as the fixed table and learns, the class token's from 0),
             ``none``, or a zero-initialised bias of the attention by relative position, one per
             layer (``relative``) or one for all (``shared_relative``, as in BEiT).
         class_token: whether there is one.

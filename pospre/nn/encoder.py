@@ -22,6 +22,9 @@ from pospre.nn.weights import (
 )
 from pospre.recipe.values import Init, PositionKind
 
+TABLES = ("sincos", "learned", "learned_sincos")
+"""The kinds of positions that are a table."""
+
 
 class Encoder(VisionTransformer, PatchEncoder):
     """A ViT without head whose forward takes kept tokens, context tokens and per-sample positions.
@@ -60,7 +63,7 @@ class Encoder(VisionTransformer, PatchEncoder):
             "reg_tokens": num_registers,
             "init_values": layer_scale,
             "final_norm": final_norm,
-            "pos_embed": "learn" if positions in ("sincos", "learned") else "none",
+            "pos_embed": "learn" if positions in TABLES else "none",
         }
         mlp: Any = SwiGLUPacked if size.swiglu else Mlp
         super().__init__(
@@ -78,7 +81,9 @@ class Encoder(VisionTransformer, PatchEncoder):
         )
         self.set_grid(image_size, patch_size)
         self.channels, self.depth = channels, len(self.blocks)
-        self.position_kind, self.drop_path = positions, drop_path
+        self.position_kind = "learned" if positions == "learned_sincos" else positions
+        self._drawn_as = positions
+        self.drop_path = drop_path
         self.uniform_drop_path, self.dropout = uniform_drop_path, dropout
         self.timm_name, self.timm_kwargs = timm_model(size, options, positions)
         self._add_relative_positions(positions)
@@ -113,11 +118,11 @@ class Encoder(VisionTransformer, PatchEncoder):
                 nn.init.zeros_(part.relative_position_bias_table)
         if self.pos_embed is None:
             return
-        if self.position_kind == "learned":
+        if self._drawn_as == "learned":
             nn.init.trunc_normal_(self.pos_embed, std=0.02)
             self.pos_embed[:, self._register_rows] = 0
             return
-        self.pos_embed.requires_grad_(False)
+        self.pos_embed.requires_grad_(self._drawn_as == "learned_sincos")
         self.pos_embed.zero_()
         self.pos_embed[0, self.num_prefix_tokens :] = sincos_table(self.embed_dim, *self.grid)
 

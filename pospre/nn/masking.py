@@ -1,6 +1,6 @@
 """Fixed-count random masking and the gathers that go with it."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -8,6 +8,9 @@ from torch import Tensor
 from pospre import draws
 from pospre.batch import EPOCH, INDEX, Batch
 from pospre.errors import UserError
+
+Sampling = Literal["random", "uniform"]
+"""Of the visible patches: any of the image's, or one of every 2×2."""
 
 
 class Masking(NamedTuple):
@@ -61,13 +64,16 @@ def visible_patches(batch: Batch, num_patches: int, kept: int, seed: int) -> Mas
     return random_masking(keys, num_patches, kept)
 
 
-def uniform_patches(batch: Batch, grid: tuple[int, int], seed: int) -> Masking:
-    """Keep one patch of every square of 2×2 (Li et al. 2022, UM-MAE), the squares in random order.
+def uniform_patches(
+    batch: Batch, grid: tuple[int, int], seed: int, *, shuffled: bool = True
+) -> Masking:
+    """Keep one patch of every square of 2×2 (Li et al. 2022, UM-MAE).
 
     Args:
         batch: its epoch and index decide, as in ``visible_patches``.
         grid: (rows, columns), both even.
         seed: of the run.
+        shuffled: the squares come in random order; if not, row by row.
     """
     rows, cols = grid
     index = torch.arange(rows * cols, device=batch[INDEX].device)
@@ -76,11 +82,22 @@ def uniform_patches(batch: Batch, grid: tuple[int, int], seed: int) -> Masking:
         draws.sample_keys(seed, batch[EPOCH], batch[INDEX], 0, purpose)
         for purpose in ("mask", "mask/square")
     )
-    squares = index[draws.permutation(order, len(index))]  # B, squares, 4
+    squares = index.expand(len(order), -1, -1)  # B, squares, 4
+    if shuffled:
+        squares = index[draws.permutation(order, len(index))]
     first = (draws.uniform(pick, len(index)) * 4).long().unsqueeze(-1)
     turned = (first + torch.arange(4, device=index.device)) % 4
     members = torch.gather(squares, 2, turned)
     return Masking(keep=members[..., 0], removed=members[..., 1:].flatten(1))
+
+
+def check_uniform(owner: str, mask_ratio: float, grid: tuple[int, int]) -> None:
+    """Raise ``UserError`` where one patch of every 2×2 cannot be what is visible."""
+    if mask_ratio != 0.75 or any(side % 2 for side in grid):
+        raise UserError(
+            f"{owner}.sampling = uniform keeps one patch of every 2×2: {owner}.mask_ratio must be "
+            f"0.75, not {mask_ratio}, and the grid of {grid[0]}×{grid[1]} patches even."
+        )
 
 
 def gather_tokens(tokens_BND: Tensor, index_BK: Tensor) -> Tensor:

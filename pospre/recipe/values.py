@@ -82,7 +82,7 @@ def _bytes(value: Any) -> Any:
 
 Duration = Annotated[str, BeforeValidator(_duration)]
 PositiveDuration = Annotated[str, BeforeValidator(_positive_duration)]
-PositionKind = Literal["sincos", "learned", "none", "relative", "shared_relative"]
+PositionKind = Literal["sincos", "learned", "learned_sincos", "none", "relative", "shared_relative"]
 Init = Literal["xavier", "trunc_normal", "deit", "dinov2", "beit"]
 Side = Annotated[int, Field(gt=0)]
 Size = Side | Annotated[tuple[Side, Side], Field(strict=False)]

@@ -6,16 +6,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from PIL import Image
 from pydantic import BaseModel, Field, ValidationError
 
 from pospre.errors import UserError
-from pospre.report.run import Run
+from pospre.report.plots import format_value
+from pospre.report.run import Run, is_number
 
 MAX_PICTURES = 24
-PICTURE_BUDGET = 2_000_000  # bytes of base64 for all pictures: the page stays under 3 MB
+PICTURE_BUDGET = 1_500_000  # bytes of base64 for these, and half as many for the evaluations'
+# others: with the views of a step the page stays under 3 MB
 PICTURE_SIZES = ((320, 90), (256, 85), (192, 80), (128, 70))  # longest side, JPEG quality
 
 Results = TypeVar("Results", bound=BaseModel)
@@ -95,6 +97,7 @@ class Knn(BaseModel):
     """Results of ``knn``."""
 
     top1: float
+    standard_error: float | None = None
     initial_top1: float | None = None
     chance: float | None = None
     k: int | None = None
@@ -140,6 +143,34 @@ class PositionPictures(BaseModel):
     position_mask_ratio: float | None = None
 
 
+class ViewGroup(BaseModel):
+    """Strips of a group's views, and what grey and green mean in them."""
+
+    name: str
+    legend: str
+    files: list[str]
+
+
+class Views(BaseModel):
+    """What ``views.py`` drew."""
+
+    step: int
+    groups: list[ViewGroup]
+
+
+@dataclass(frozen=True)
+class Other:
+    """An evaluation that has no section of its own.
+
+    Attributes:
+        figures: its single numbers, with their standard errors where it gives them, and its words.
+        pictures: those that it drew, as data URIs by name.
+    """
+
+    figures: dict[str, str]
+    pictures: dict[str, str]
+
+
 @dataclass(frozen=True)
 class Triple:
     """One picture ready for the page: three data URIs and the share of patches put right."""
@@ -168,7 +199,8 @@ def load_triples(folder: Path, pictures: Sequence[PictureFiles]) -> list[Triple]
     """Embed the pictures in ``folder`` as JPEG, at the best size that keeps the page light."""
     chosen = pictures[:MAX_PICTURES]
     views = ("original", "shuffled", "reconstructed")
-    images = [[_open_picture(folder, getattr(p, view)) for view in views] for p in chosen]
+    remedy = "run python -m pospre.evaluate position_pictures again"
+    images = [[_open_picture(folder, getattr(p, view), remedy) for view in views] for p in chosen]
     for side, quality in PICTURE_SIZES:
         uris = [[_data_uri(image, side, quality) for image in row] for row in images]
         if sum(len(uri) for row in uris for uri in row) <= PICTURE_BUDGET:
@@ -179,9 +211,58 @@ def load_triples(folder: Path, pictures: Sequence[PictureFiles]) -> list[Triple]
     ]
 
 
-def _open_picture(folder: Path, name: str) -> Image.Image:
+def load_views(folder: Path) -> list[tuple[str, str, list[str]]]:
+    """Return name, legend and pictures, as data URIs, of the groups of views; none of old runs."""
+    if not (folder / "views.json").is_file():
+        return []
+    try:
+        views = Views.model_validate_json((folder / "views.json").read_text(encoding="utf-8"))
+    except ValidationError as error:
+        raise UserError(f"{folder / 'views.json'} is damaged; delete {folder}") from error
+    remedy = f"delete {folder}"
+    return [
+        (
+            f"{group.name}, step {views.step}",
+            group.legend,
+            [_data_uri(_open_picture(folder, name, remedy), 1100, 80) for name in group.files],
+        )
+        for group in views.groups
+    ]
+
+
+def read_other(results: dict[str, Any], folder: Path, budget: int) -> Other:
+    """Return the figures and pictures of an evaluation.
+
+    Args:
+        results: ``top1_se``, or of ``top1`` alone ``standard_error``, is the error of ``top1``;
+            ``pictures`` may name files.
+        folder: with its pictures.
+        budget: bytes of base64 for them all; they are made smaller, and the last left out.
+    """
+    figures = {}
+    for key, value in results.items():
+        error = results.get(f"{key}_se", results.get("standard_error") if key == "top1" else None)
+        if isinstance(value, str | bool):
+            figures[key] = str(value)
+        elif is_number(value) and not key.endswith("_se") and key != "standard_error":
+            spread = f" ± {format_value(error)}" if is_number(error) else ""
+            figures[key] = format_value(value) + spread
+    named = results.get("pictures")
+    names = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
+    remedy = f"run python -m pospre.evaluate {folder.name} again"
+    images = {name: _open_picture(folder, name, remedy) for name in names[:MAX_PICTURES]}
+    pictures: dict[str, str] = {}
+    for name, image in images.items():
+        uris = (_data_uri(image, side, 85) for side in (1400, 1000, 700, 400))
+        left = budget - sum(map(len, pictures.values()))
+        fitting = next((uri for uri in uris if len(uri) <= left / 2 or len(uri) < 60_000), None)
+        if fitting is not None and len(fitting) <= left:
+            pictures[name] = fitting
+    return Other(figures, pictures)
+
+
+def _open_picture(folder: Path, name: str, remedy: str) -> Image.Image:
     path = folder / name
-    remedy = "run python -m pospre.evaluate position_pictures again"
     if path.parent != folder:
         raise UserError(f"picture {name!r} is not a plain file name in {folder}; {remedy}")
     try:

@@ -18,33 +18,41 @@ from pygments.lexers import YamlLexer
 from pospre.errors import UserError
 from pospre.report import summary
 from pospre.report.evaluations import (
+    PICTURE_BUDGET,
     Knn,
+    Other,
     PatchPosition,
     PositionGrid,
     PositionPictures,
     load_triples,
+    load_views,
     parse_results,
+    read_other,
 )
 from pospre.report.plots import Chart, draw_chart, format_value
+from pospre.report.published import published_beside
+from pospre.report.questions import questions_of
 from pospre.report.run import Record, Run, is_number, read_run
 
 HERE = Path(__file__).parent
 # evaluations that the page knows how to show
 SHOWN = ("position_grid", "position_pictures", "patch_position", "knn")
+VIEWS = "views"  # as views.py calls it; importing that takes seconds
 
 
-def write_report(run_folder: Path) -> Path:
+def write_report(run_folder: Path, *, refresh: int | None = None) -> Path:
     """Write ``report.html`` into ``run_folder`` (whole or not at all) and return its path.
 
     Args:
         run_folder: a folder made by ``python -m pospre.train``.
+        refresh: seconds after which a browser loads the page again, while the run goes on.
 
     Raises:
         UserError: the folder or its metrics are missing, a file in it is broken, or the page
             cannot be written there.
     """
     run_folder = Path(run_folder)
-    html = render(read_run(run_folder))
+    html = render(read_run(run_folder), refresh=refresh)
     target = run_folder / "report.html"
     try:
         _write_whole(target, html)
@@ -53,8 +61,8 @@ def write_report(run_folder: Path) -> Path:
     return target
 
 
-def render(run: Run) -> str:
-    """Return the page of ``run`` as HTML."""
+def render(run: Run, *, refresh: int | None = None) -> str:
+    """Return the page of ``run`` as HTML; see ``write_report``."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
         autoescape=True,
@@ -65,7 +73,8 @@ def render(run: Run) -> str:
     environment.filters["percent"] = lambda value: format_value(value, percent=True)
     environment.filters["number"] = format_value
     style = Markup((HERE / "page.css").read_text(encoding="utf-8"))  # our own file, not user text
-    return environment.get_template("page.html.jinja").render(style=style, **page_context(run))
+    template = environment.get_template("page.html.jinja")
+    return template.render(style=style, refresh=refresh, **page_context(run))
 
 
 def page_context(run: Run) -> dict[str, Any]:
@@ -79,6 +88,10 @@ def page_context(run: Run) -> dict[str, Any]:
     has_mp3 = "mp3" in run.algorithms
     return {
         "run": run,
+        "asked": questions_of(run),
+        "answered": {each.question.evaluation for each in questions_of(run)},
+        "shown": SHOWN,
+        "views": load_views(run.folder / VIEWS),
         "subtitle": summary.subtitle(run),
         "headline": summary.headline(run, grid, knn),
         "charts": run_charts(run.records),
@@ -93,8 +106,9 @@ def page_context(run: Run) -> dict[str, Any]:
         "has_droppos": has_droppos,
         "has_mp3": has_mp3,
         "has_positions": bool(has_droppos or has_mp3 or grid or pictures or patches),
-        "commands": {name: summary.evaluate_command(run, name) for name in SHOWN},
-        "measured_on": {name: summary.measured_on(run, name) for name in SHOWN},
+        "commands": {name: summary.evaluate_command(run, name) for name in _all_names(run)},
+        "published": {name: published_beside(run, name) for name in _all_names(run)},
+        "measured_on": {name: summary.measured_on(run, name) for name in _all_names(run)},
         "reproduce": summary.reproduce_commands(run),
         "environment": summary.environment(run),
         "recipe_html": _colour_yaml(run.recipe_text),
@@ -148,16 +162,19 @@ def _keys(records: list[Record]) -> list[str]:
     return list(dict.fromkeys(key for record in records for key in record))
 
 
-def _other_evaluations(run: Run) -> dict[str, dict[str, str]]:
-    """Return the single numbers and words of evaluations that have no section of their own."""
+def _all_names(run: Run) -> list[str]:
+    """Return the evaluations that the page shows, or says how to do."""
+    asked = (each.question.evaluation for each in questions_of(run))
+    return list(dict.fromkeys([*SHOWN, *filter(None, asked), *run.evaluations]))
+
+
+def _other_evaluations(run: Run) -> dict[str, Other]:
+    """Return what evaluations found that have no section of their own."""
+    names = [name for name in run.evaluations if name not in SHOWN]
+    budget = PICTURE_BUDGET // (2 * max(1, len(names)))
+    folder = run.folder / "evaluation"
     return {
-        name: {
-            key: str(value) if isinstance(value, str | bool) else format_value(value)
-            for key, value in content["results"].items()
-            if isinstance(value, str | int | float)
-        }
-        for name, content in run.evaluations.items()
-        if name not in SHOWN
+        name: read_other(run.evaluations[name]["results"], folder / name, budget) for name in names
     }
 
 

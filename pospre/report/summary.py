@@ -134,13 +134,16 @@ def evaluate_command(run: Run, name: str) -> str:
     made = run.evaluations.get(name, {})
     # earlier versions called the model the checkpoint
     model = str(made.get("model") or made.get("checkpoint") or short_path(run.folder))
+    planned = run.setting("evaluation", name) or {}
     trained_on = None if name == "knn" else run.setting("data", "path")  # which may have no labels
-    data = str(made.get("data") or trained_on or ("LABELLED" if name == "knn" else "DATA"))
-    given = made.get("settings") or {}
+    found = made.get("data") or planned.get("data") or trained_on
+    data = str(found or ("LABELLED" if name == "knn" else "DATA"))
+    elsewhere = ("data", "weights", "every")
+    given = made.get("settings") or {k: v for k, v in planned.items() if k not in elsewhere}
     settings = [f"{key}={_plain(value)}" for key, value in given.items() if value is not None]
     kind = str(made.get("name") or name)
     words = ["pospre.evaluate", kind, "--model", model, "--data", data]
-    if made.get("weights") == "teacher":
+    if (made or planned).get("weights") == "teacher":
         words += ["--weights", "teacher"]
     if kind != name:
         words += ["--output", f"{short_path(run.folder)}/evaluation/{name}.json"]

@@ -133,7 +133,8 @@ def _check_kind(encoder: PatchEncoder, source: Source) -> None:
             "the network that gives it for any window is in the run: use its folder or a "
             "checkpoint."
         )
-    if encoder.position_kind == "sincos" and source.positions == "learned":
+    learned = source.positions in ("learned", "learned_sincos")
+    if encoder.position_kind == "sincos" and learned:
         raise UserError(
             f"encoder.positions = sincos is a fixed table, but {source.name} has learned its own; "
             "use encoder.positions=learned"

@@ -11,6 +11,7 @@ from pospre.model.algorithm import algorithm_class, algorithm_names
 from tests.algorithms.cases import HOST_OF, OPTIONS, Case, Options, make_optimizer, train, written
 
 DRAWING: Options = {
+    "mae": {"sampling": "uniform", "second_mask_ratio": 0.25},
     "mp3": {"position_rate": 0.5},
     "lut": {"symmetric": True, "target_mask_ratio": 0.5},
     "stop": {"variant": "both"},

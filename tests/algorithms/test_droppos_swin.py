@@ -117,8 +117,8 @@ def test_impossible_swin_recipes_are_refused(options: dict[str, Any], message: s
 
 def test_other_algorithms_refuse_swin() -> None:
     recipe = swin_recipe()
-    changed = recipe.model_copy(update={"algorithms": {"mae": {}}})
-    with pytest.raises(UserError, match=r"algorithms\.mae needs a token for every patch"):
+    changed = recipe.model_copy(update={"algorithms": {"simmim": {}}})
+    with pytest.raises(UserError, match=r"algorithms\.simmim needs a token for every patch"):
         build_model(changed)
 
 

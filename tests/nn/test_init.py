@@ -105,3 +105,17 @@ def test_swin_takes_two_of_them() -> None:
     options = {"image_size": 128, "window": 4, "positions": "relative", "class_token": False}
     with pytest.raises(UserError, match=r"encoder\.init: xavier or trunc_normal, not dinov2"):
         build_encoder("swin_tiny", init="dinov2", **options)  # type: ignore[arg-type]
+
+
+def test_positions_that_learn_from_sincos_start_as_the_fixed_table_and_move() -> None:
+    options = {"image_size": 32, "patch_size": 8, "depth": 1, "num_registers": 2}
+    fixed = build_encoder("vit_tiny16", **options)  # type: ignore[arg-type]
+    encoder = build_encoder("vit_tiny16", positions="learned_sincos", **options)  # type: ignore[arg-type]
+    assert encoder.position_kind == "learned"
+    table, still = encoder.pos_embed, fixed.pos_embed
+    assert table is not None and still is not None and not still.requires_grad
+    assert torch.equal(table, still)
+    encoder(torch.randn(2, 3, 32, 32)).square().mean().backward()
+    torch.optim.SGD([table], lr=1.0).step()
+    moved = (table - still).any(-1)[0]
+    assert moved.tolist() == [True, False, False, *[True] * 16]  # all but the registers' rows

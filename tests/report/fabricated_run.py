@@ -25,7 +25,7 @@ trainer: {{max_duration: 10ep, precision: fp32, device: cpu}}
 def fabricate_run(
     root: Path, *, name: str = "droppos_demo", num_steps: int = 400, evaluated: bool = True
 ) -> Path:
-    """Make ``root/droppos_demo`` with recipe, metrics and, if ``evaluated``, three evaluations."""
+    """Make ``root/droppos_demo`` with recipe, metrics and, if ``evaluated``, four evaluations."""
     folder = root / "droppos_demo"
     folder.mkdir(parents=True)
     recipe = RECIPE.format(name=json.dumps(name), data="data/scenes")
@@ -38,6 +38,8 @@ def fabricate_run(
         write_evaluation(folder, "position_grid", position_grid())
         write_evaluation(folder, "knn", knn())
         write_evaluation(folder, "position_pictures", position_pictures(folder))
+        write_evaluation(folder, "reconstructions", reconstructions(folder))
+        write_views(folder)
     return folder
 
 
@@ -100,8 +102,28 @@ def position_grid() -> dict[str, Any]:
 def knn() -> dict[str, Any]:
     return {
         "top1": 0.713, "initial_top1": 0.402, "k": 20, "temperature": 0.07, "bank_samples": 1600,
-        "query_samples": 400, "classes": 8, "chance": 0.125,
+        "query_samples": 400, "classes": 8, "chance": 0.125, "standard_error": 0.0226,
     }  # fmt: skip
+
+
+def reconstructions(folder: Path) -> dict[str, Any]:
+    target = folder / "evaluation" / "reconstructions"
+    target.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (900, 300), (240, 240, 240)).save(target / "reconstructions.png")
+    return {
+        "error": 0.512, "error_se": 0.0123, "flat_error": 1.0, "initial_error": None,
+        "samples": 400, "pictures": ["reconstructions.png"],
+    }  # fmt: skip
+
+
+def write_views(folder: Path) -> None:
+    """Write strips of two views each, as a training does in its first step."""
+    (folder / "views").mkdir()
+    files = [f"view_{row}.png" for row in range(3)]
+    for row, name in enumerate(files):
+        Image.new("RGB", (202, 96), (80 * row, 90, 160)).save(folder / "views" / name)
+    groups = [{"name": "view", "legend": "grey patches are hidden", "files": files}]
+    (folder / "views" / "views.json").write_text(json.dumps({"step": 1, "groups": groups}))
 
 
 def position_pictures(folder: Path, num_pictures: int = 4, side: int = 224) -> dict[str, Any]:

@@ -45,6 +45,10 @@ window.onload = () => {{
     clipped: [...page.querySelectorAll(".headline dd, .heat td, .bar-value, .chart b")]
       .filter(e => e.scrollWidth > e.clientWidth + 1 && e.clientWidth > 0).map(e => e.textContent),
     title: page.title,
+    dead: [...page.querySelectorAll("a[href^='#']")]
+      .filter(link => !page.getElementById(link.hash.slice(1))).map(link => link.hash),
+    links: page.querySelectorAll("nav a").length,
+    paper: frame.contentWindow.getComputedStyle(page.body).backgroundColor,
   }};
   const out = document.createElement("pre");
   out.id = "found";
@@ -82,8 +86,9 @@ def test_page_in_chromium(tmp_path: Path, width: int) -> None:
     assert all(request.startswith("data:") for request in found["requests"])
     assert found["innerWidth"] == width
     assert found["scrollWidth"] <= width
-    assert found["images"] == found["decoded"] == 12
+    assert found["images"] == found["decoded"] == 16
     assert found["heat"][0] == "62.0" and len(found["heat"]) == 16
     assert len(found["charts"]) == 6 and min(found["charts"]) > 240
     assert found["clipped"] == []
     assert found["title"].startswith("<script>console.error")
+    assert found["dead"] == [] and found["links"] == 7

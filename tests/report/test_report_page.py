@@ -11,8 +11,12 @@ import pytest
 from PIL import Image
 
 from pospre.errors import UserError
+from pospre.evaluation.registry import evaluation_names
+from pospre.model.algorithm import algorithm_names
 from pospre.report.__main__ import main
 from pospre.report.page import write_report
+from pospre.report.published import PUBLISHED
+from pospre.report.questions import QUESTIONS
 from pospre.report.run import read_run
 from pospre.report.summary import evaluate_command, reproduce_commands
 from tests.report.fabricated_run import (
@@ -47,8 +51,53 @@ def test_whole_run(tmp_path: Path) -> None:
     assert html.count("Share of time") == 2  # a title, also for those who do not see
     for cell in position_grid()["cells"]:
         assert f"<b>{100 * cell['accuracy']:.1f}</b>" in html
-    assert html.count("data:image/jpeg;base64,") == 12
+    assert html.count("data:image/jpeg;base64,") == 16
     assert len(html) < PAGE_LIMIT
+
+
+def test_figures_stand_with_their_errors_and_beside_the_papers(tmp_path: Path) -> None:
+    html = written(fabricate_run(tmp_path))
+    assert "71.3 %<small> ± 2.3</small>" in html
+    assert "<dt>error</dt><dd>0.512 ± 0.0123</dd>" in html and "error_se" not in html
+    assert "Published for droppos: 87.83 % (ViT-B/16, 200 epochs of ImageNet-1k)." in html
+
+
+@pytest.mark.parametrize("method", sorted({*algorithm_names()} - {"ema_teacher"}))
+def test_every_method_opens_with_its_own_question(tmp_path: Path, method: str) -> None:
+    folder = fabricate_run(tmp_path, num_steps=5, evaluated=False)
+    (folder / "recipe.yaml").write_text(f"algorithms: {{{method}: {{}}}}\ndata: {{path: data/p}}\n")
+    question = QUESTIONS[method]
+    if question.metric is not None:
+        log(folder, json.dumps({"step": 1, f"metric/{method}_{question.metric}": 0.25}))
+    html = written(folder)
+    assert html.index(question.text) < html.index("What its features are good for")
+    assert question.metric is None or f"While training, {question.meaning}: " in html
+    if question.evaluation is not None:
+        assert question.evaluation in evaluation_names()
+        assert f"<span>{question.evaluation}</span>" in html
+
+
+def test_published_figures_are_those_of_the_papers_table() -> None:
+    text = (Path(__file__).parents[2] / "yamls" / "PAPERS.md").read_text("utf-8")
+    for figure in PUBLISHED:
+        assert re.search(rf"\b{re.escape(figure.percent)}", text), figure
+        assert figure.method in algorithm_names()
+
+
+def test_the_page_of_a_run_that_goes_on_follows_it(tmp_path: Path) -> None:
+    folder = fabricate_run(tmp_path, num_steps=5)
+    page = write_report(folder, refresh=60).read_text("utf-8")
+    assert '<meta http-equiv="refresh" content="60">' in page and "this page follows it" in page
+    assert "refresh" not in written(folder).split("</style>")[0]
+
+
+def test_printed_commands_name_what_was_planned(tmp_path: Path) -> None:
+    folder = fabricate_run(tmp_path, num_steps=5, evaluated=False)
+    planned = {"knn": {"data": "val", "bank": "train", "every": "2ep", "weights": "teacher"}}
+    recipe = {"algorithms": {"droppos": {}}, "evaluation": planned}
+    (folder / "recipe.yaml").write_text(json.dumps(recipe))
+    command = evaluate_command(read_run(folder), "knn")
+    assert command.endswith("--data val --weights teacher bank=train")
 
 
 def test_a_run_that_nobody_watched_says_nothing_of_it(tmp_path: Path) -> None:
@@ -71,7 +120,7 @@ def test_writing_leaves_nothing_but_the_page(tmp_path: Path) -> None:
 def test_nothing_is_loaded_from_outside(tmp_path: Path) -> None:
     html = written(fabricate_run(tmp_path))
     links = re.findall(r"""(?:src|href)\s*=\s*["']([^"']*)""", html)
-    assert links and all(link.startswith("data:") for link in links)
+    assert links and all(link.startswith(("data:", "#")) for link in links)
     assert "url(" not in html and "@import" not in html and "<script" not in html
 
 

@@ -79,7 +79,7 @@ def evaluate(
     ranks: list[Tensor] = []
     for batch in batches:
         require_labels("accuracy", batch["label"].cpu(), context.data)
-        require_known(batch["label"].cpu(), num_classes, context.data)
+        require_known("accuracy", batch["label"].cpu(), num_classes, context.data)
         each = [log_probabilities(member, member.images(batch)[:, 0], batch) for member in members]
         answers = [torch.stack(each).logsumexp(0), *each]  # of the mean probability, up to 1/n
         ranks.append(torch.stack([rank_of(scores, batch["label"]) for scores in answers]).cpu())
@@ -107,25 +107,34 @@ def _share(right_M: Tensor) -> float:
 
 
 def check(plan: Plan) -> None:
-    """Raise a ``UserError`` for data without labels, or of other classes than the head's."""
-    data = open_labelled("accuracy", plan.data)
-    expected = plan.recipe.algorithms[NEEDS].get("num_classes")
+    """Raise a ``UserError`` for data without labels, or of other classes than the heads'."""
+    classes = check_classes("accuracy", plan)
+    _others(plan.settings["ensemble"], classes, pair(plan.recipe.encoder.image_size))
+
+
+def check_classes(owner: str, plan: Plan) -> int:
+    """Return the number of the head's classes, where the data has labels of them.
+
+    Raises:
+        UserError: of evaluation ``owner``: it has none, or others.
+    """
+    data = open_labelled(owner, plan.data)
+    expected: int | None = plan.recipe.algorithms[NEEDS].get("num_classes")
     if expected is None:  # before training: those of its data
-        compare_classes("accuracy", data, open_reader(plan.recipe.data.path))
+        compare_classes(owner, data, open_reader(plan.recipe.data.path))
     elif data.classes is not None and len(data.classes) != expected:
         raise UserError(
-            f"accuracy: {plan.data} has {len(data.classes)} classes and the head {expected}; "
+            f"{owner}: {plan.data} has {len(data.classes)} classes and the head {expected}; "
             "labels are numbers, so the data needs one folder for each class of the training data."
         )
-    ensemble, classes = plan.settings["ensemble"], expected or len(data.classes or ())
-    _others(ensemble, classes, pair(plan.recipe.encoder.image_size))
+    return expected or len(data.classes or ())
 
 
-def require_known(labels: Tensor, num_classes: int, data: str) -> None:
-    """Raise a ``UserError`` if an image of ``data`` is of no class that the head knows."""
+def require_known(owner: str, labels: Tensor, num_classes: int, data: str) -> None:
+    """Raise a ``UserError`` of evaluation ``owner`` if the head knows no such class."""
     if int(labels.max()) >= num_classes:
         raise UserError(
-            f"accuracy: {data} has a label {int(labels.max())}, and the head knows {num_classes} "
+            f"{owner}: {data} has a label {int(labels.max())}, and the head knows {num_classes} "
             "classes, from 0; give data with the classes of the training data."
         )
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from pospre.algorithms.mp3 import num_context
 from pospre.batch import Batch
 from pospre.evaluation.features import centre_batches
+from pospre.evaluation.listed import listed
 from pospre.evaluation.position.predictions import predict_patches
 from pospre.evaluation.registry import Context
 from pospre.evaluation.table import format_table, percent
@@ -32,13 +33,7 @@ Counts = Mapping[float, Mapping[str, Mapping[str, int]]]
 """By mask ratio, then by predictor (``trained``, ``initial``), then by what is counted."""
 
 
-def _listed(value: object) -> object:
-    """Return the numbers of a command line's ``0,0.5``, or of a recipe's list, as a tuple."""
-    parts = value.strip("[]()").split(",") if isinstance(value, str) else value
-    return tuple(parts) if isinstance(parts, list) else parts
-
-
-Ratios = Annotated[tuple[Ratio, ...], Field(min_length=1), BeforeValidator(_listed)]
+Ratios = Annotated[tuple[Ratio, ...], Field(min_length=1), BeforeValidator(listed)]
 
 
 def evaluate(

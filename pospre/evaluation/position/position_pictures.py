@@ -1,15 +1,18 @@
-"""Pictures put together by predicted positions (as in Fig. 2 of MP3, Zhai et al. 2022).
+"""Pictures put together by predicted positions, of DropPos and MP3 (its Fig. 2 and 12 to 15).
 
 Three PNGs per image: the original; its visible patches with those that lost their position strewn
-over the free places; and every patch at the position the model predicts for it. Patches whose
-position the model was shown stay in place with a green frame; patches that meet in one place are
-averaged; places that no patch goes to are black.
+over the free places; and every patch at the position the model predicts for it. A green frame is
+around patches whose position the model was shown (DropPos; they stay in place), or which are the
+context (MP3). Patches that meet in one place are averaged; places that no patch goes to are black.
+
+``mixed`` (MP3) shuffles the patches of two images together and puts each half in order as one image
+(Fig. 14, 15): the original then shows both, and right is a patch that finds its own old place.
 """
 
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,21 +21,43 @@ from pydantic import PositiveInt
 from torch import Tensor
 
 from pospre import draws
-from pospre.batch import Batch
+from pospre.batch import INDEX, Batch, flip_key, image_key
 from pospre.data.opening import open_reader
 from pospre.errors import UserError
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.position.mosaic import enlarge, frame_cells, place_patches
-from pospre.evaluation.position.predictions import predict_positions
+from pospre.evaluation.position.predictions import predict_patches, predict_positions
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.table import format_table, percent
-from pospre.nn.decoder import patchify
+from pospre.model.model import PretrainModel
+from pospre.nn.decoder import patchify, unpatchify
 from pospre.recipe.ranges import PositiveShare, Ratio
 
-NEEDS = "droppos"
 VIEWS = ("original", "shuffled", "reconstructed")
 _FILE_NAME = re.compile(rf"\d{{8}}_({'|'.join(VIEWS)})\.png")
 SHORTEST_SIDE = 224  # pixels of a written picture; smaller images are enlarged in whole steps
+
+
+class Puzzle(NamedTuple):
+    """K patches of each of B pictures, and where they go.
+
+    Attributes:
+        pixels: uint8 (B, 3, H, W), which the patches are cut from.
+        keep: int64 (B, K), the place of each patch in ``pixels``.
+        framed: bool (B, K), who gets a frame.
+        asked: bool (B, K), whose place is predicted.
+        strewn: int64 (B, K), its place in the shuffled picture.
+        placed: int64 (B, K), its predicted place, or its own where that was shown.
+        true: int64 (B, K), the place it had in its photograph.
+    """
+
+    pixels: Tensor
+    keep: Tensor
+    framed: Tensor
+    asked: Tensor
+    strewn: Tensor
+    placed: Tensor
+    true: Tensor
 
 
 def evaluate(
@@ -40,7 +65,8 @@ def evaluate(
     *,
     num_pictures: PositiveInt = 8,
     mask_ratio: Ratio = 0.0,
-    position_mask_ratio: PositiveShare = 0.75,
+    position_mask_ratio: PositiveShare | None = None,
+    mixed: bool = False,
     seed: int = 0,
 ) -> dict[str, Any]:
     """Write the pictures.
@@ -48,9 +74,12 @@ def evaluate(
     Args:
         context: model, data, device and the folder to write to.
         num_pictures: how many images, drawn by the seed.
-        mask_ratio: share of patches that the model does not see.
-        position_mask_ratio: share of the visible patches whose position it must predict.
-        seed: of the drawn images and of the masks.
+        mask_ratio: share of patches that the model does not see; of MP3, η, those outside of the
+            context.
+        position_mask_ratio: of DropPos, share of the visible patches whose position it must
+            predict; 0.75 without it.
+        mixed: of MP3, shuffle the patches of every two images together.
+        seed: of the drawn images, the masks and the order of shuffled patches.
 
     Returns:
         ``pictures``: per image its index, three file names and the share of patches put right.
@@ -69,26 +98,43 @@ def evaluate(
         seed=seed,
     )
     pictures: list[dict[str, Any]] = []
+    is_droppos = "droppos" in context.model.objectives
+    shown_ratio = (position_mask_ratio or 0.75) if is_droppos else None
     for batch in batches:
-        predicted = predict_positions(
-            context.model,
-            batch,
-            mask_ratio=mask_ratio,
-            position_mask_ratio=position_mask_ratio,
-            seed=seed,
-        )
-        pictures += _draw(context, context.folder, batch, predicted, seed)
+        if shown_ratio is not None:
+            puzzle = _droppos_puzzle(context.model, batch, mask_ratio, shown_ratio, seed)
+        elif not mixed:
+            puzzle = _mp3_puzzle(context.model, batch, mask_ratio, seed)
+        else:
+            batch = {key: value[: len(value) // 2 * 2] for key, value in batch.items()}
+            puzzle = _mixed_puzzle(context.model, batch, mask_ratio, seed)
+        pictures += _draw(context.folder, batch, puzzle, context.model.encoder.patch_size[0], mixed)
     _remove_others(context.folder, pictures)
     return {
         "pictures": sorted(pictures, key=lambda picture: picture["index"]),
         "mask_ratio": mask_ratio,
-        "position_mask_ratio": position_mask_ratio,
+        "position_mask_ratio": shown_ratio,
+        "mixed": mixed,
     }
 
 
 def check(plan: Plan) -> None:
     """Raise a ``UserError`` where there is nothing to show, or no folder for the pictures."""
-    open_reader(plan.data)
+    reader, algorithms = open_reader(plan.data), plan.recipe.algorithms
+    is_mp3, settings = "mp3" in algorithms, plan.settings
+    if "droppos" not in algorithms and not is_mp3:
+        raise UserError(
+            "position_pictures shows what the head of algorithms.droppos or algorithms.mp3 "
+            f"predicts, and this recipe has {', '.join(algorithms)}; position_probe measures the "
+            "features of any encoder."
+        )
+    if is_mp3 and settings["position_mask_ratio"] is not None:
+        raise UserError(
+            f"position_pictures: position_mask_ratio={settings['position_mask_ratio']} is of "
+            "DropPos; MP3's patches have no positions. Leave it out."
+        )
+    if settings["mixed"]:
+        _check_mixed(is_mp3, algorithms.get("mp3", {}), settings["num_pictures"], len(reader))
     if plan.recipe.encoder.channels != 3:
         raise UserError(
             "position_pictures shows images in red, green and blue, but encoder.channels = "
@@ -100,28 +146,79 @@ def check(plan: Plan) -> None:
         raise UserError(f"position_pictures writes to the folder {plan.folder}, which is a file")
 
 
+def _check_mixed(is_mp3: bool, options: Mapping[str, Any], wanted: int, found: int) -> None:
+    if not is_mp3 or options.get("position_rate"):
+        raise UserError(
+            "position_pictures: mixed=true shuffles the patches of two images, which makes sense "
+            "for algorithms.mp3 only, without position_rate: no patch knows its position there."
+        )
+    if min(wanted, found) < 2 or wanted % 2:
+        raise UserError(
+            f"position_pictures: mixed=true with num_pictures={wanted} of {found} images; every "
+            "two are mixed, so give an even number that is there."
+        )
+
+
+def _droppos_puzzle(
+    model: PretrainModel, batch: Batch, mask_ratio: float, position_mask_ratio: float, seed: int
+) -> Puzzle:
+    logits_BKN, keep_BK, dropped_BK = predict_positions(
+        model, batch, mask_ratio=mask_ratio, position_mask_ratio=position_mask_ratio, seed=seed
+    )
+    placed_BK = torch.where(dropped_BK, logits_BKN.argmax(dim=-1), keep_BK)
+    strewn_BK = strew(batch[INDEX], keep_BK, dropped_BK, logits_BKN.shape[-1], seed)
+    pixels = batch[image_key()][:, 0]
+    return Puzzle(pixels, keep_BK, ~dropped_BK, dropped_BK, strewn_BK, placed_BK, keep_BK)
+
+
+def _mp3_puzzle(model: PretrainModel, batch: Batch, mask_ratio: float, seed: int) -> Puzzle:
+    logits_BNN, context_BN, asked_BN = predict_patches(
+        model, batch, mask_ratio=mask_ratio, seed=seed
+    )
+    own_BN = torch.arange(logits_BNN.shape[-1], device=logits_BNN.device).expand_as(asked_BN)
+    placed_BN = torch.where(asked_BN, logits_BNN.argmax(dim=-1), own_BN)
+    strewn_BN = strew(batch[INDEX], own_BN, asked_BN, own_BN.shape[1], seed)
+    framed_BN = context_BN & (mask_ratio > 0) | ~asked_BN
+    pixels = batch[image_key()][:, 0]
+    return Puzzle(pixels, own_BN, framed_BN, asked_BN, strewn_BN, placed_BN, own_BN)
+
+
+def _mixed_puzzle(model: PretrainModel, batch: Batch, mask_ratio: float, seed: int) -> Puzzle:
+    """Return the puzzles of images that each hold half of the shuffled patches of a pair."""
+    patches_BNF = patchify(batch[image_key()][:, 0], model.encoder.patch_size)
+    count = patches_BNF.shape[1]
+    keys_P = draws.sample_keys(seed, 0, batch[INDEX][::2], 0, "position_pictures/mix")
+    order_PM = draws.permutation(keys_P, 2 * count)
+    pairs_PMF = patches_BNF.unflatten(0, (-1, 2)).flatten(1, 2)
+    rows = torch.arange(len(pairs_PMF), device=order_PM.device).unsqueeze(1)
+    halves_BNF = pairs_PMF[rows, order_PM].unflatten(1, (2, count)).flatten(0, 1)
+    pixels = unpatchify(halves_BNF, model.encoder.grid)
+    unflipped = torch.zeros_like(batch[flip_key()])
+    shown = {**batch, image_key(): pixels.unsqueeze(1), flip_key(): unflipped}
+    puzzle = _mp3_puzzle(model, shown, mask_ratio, seed)
+    true_BN = (order_PM % count).view(len(pixels), count)
+    return puzzle._replace(strewn=puzzle.keep, true=true_BN)
+
+
 def _draw(
-    context: Context,
-    folder: Path,
-    batch: Batch,
-    predicted: tuple[Tensor, Tensor, Tensor],
-    seed: int,
+    folder: Path, batch: Batch, puzzle: Puzzle, patch_size: int, mixed: bool
 ) -> list[dict[str, Any]]:
     """Write the pictures of a batch; return what the results say about each of its images."""
-    logits_BKN, keep_BK, dropped_BK = predicted
-    placed_BK = torch.where(dropped_BK, logits_BKN.argmax(dim=-1), keep_BK)
-    strewn_BK = strew(batch["index"], keep_BK, dropped_BK, logits_BKN.shape[-1], seed)
     pictures = []
-    for row, index in enumerate(batch["index"].tolist()):
+    for row, index in enumerate(batch[INDEX].tolist()):
         views = compose_views(
-            batch["view/image"][row, 0],
-            context.model.encoder.patch_size[0],
-            keep_K=keep_BK[row],
-            shown_K=~dropped_BK[row],
-            strewn_K=strewn_BK[row],
-            placed_K=placed_BK[row],
+            puzzle.pixels[row],
+            patch_size,
+            keep_K=puzzle.keep[row],
+            framed_K=puzzle.framed[row],
+            strewn_K=puzzle.strewn[row],
+            placed_K=puzzle.placed[row],
         )
-        right_K = (placed_BK[row] == keep_BK[row])[dropped_BK[row]]
+        if mixed:
+            pair = batch[image_key()][row // 2 * 2 : row // 2 * 2 + 2, 0]
+            beside = torch.cat(list(pair), dim=2)
+            views["original"] = _large(beside, _factor(puzzle.pixels[row]))
+        right_K = (puzzle.placed[row] == puzzle.true[row])[puzzle.asked[row]]
         names = _write(folder, index, views)
         pictures.append({"index": index, **names, "accuracy": float(right_K.double().mean())})
     return pictures
@@ -147,7 +244,7 @@ def compose_views(
     patch_size: int,
     *,
     keep_K: Tensor,
-    shown_K: Tensor,
+    framed_K: Tensor,
     strewn_K: Tensor,
     placed_K: Tensor,
 ) -> dict[str, np.ndarray]:
@@ -157,20 +254,27 @@ def compose_views(
         image_3HW: uint8 pixels.
         patch_size: side of a patch in pixels.
         keep_K: true positions of the visible patches.
-        shown_K: bool, which of them keep their position.
+        framed_K: bool, which of them get a frame.
         strewn_K: their places in the shuffled picture.
         placed_K: their places in the reconstructed picture.
     """
     patches_NF = patchify(image_3HW[None], (patch_size, patch_size))[0]
     grid = (image_3HW.shape[1] // patch_size, image_3HW.shape[2] // patch_size)
-    factor = -(-SHORTEST_SIDE // min(image_3HW.shape[1:]))
-    views = {"original": enlarge(image_3HW.permute(1, 2, 0).cpu().numpy(), factor)}
+    factor = _factor(image_3HW)
+    views = {"original": _large(image_3HW, factor)}
     for name, places_K in (("shuffled", strewn_K), ("reconstructed", placed_K)):
-        mosaic = place_patches(patches_NF[keep_K], places_K, grid)
-        picture = enlarge(mosaic.permute(1, 2, 0).cpu().numpy(), factor)
-        frame_cells(picture, keep_K[shown_K].tolist(), grid[1], patch_size * factor)
+        picture = _large(place_patches(patches_NF[keep_K], places_K, grid), factor)
+        frame_cells(picture, places_K[framed_K].tolist(), grid[1], patch_size * factor)
         views[name] = picture
     return views
+
+
+def _factor(image_3HW: Tensor) -> int:
+    return -(-SHORTEST_SIDE // min(image_3HW.shape[1:]))
+
+
+def _large(image_3HW: Tensor, factor: int) -> np.ndarray:
+    return enlarge(image_3HW.permute(1, 2, 0).cpu().numpy(), factor)
 
 
 def _write(folder: Path, index: int, views: Mapping[str, np.ndarray]) -> dict[str, str]:
@@ -199,5 +303,8 @@ def table(results: Mapping[str, Any]) -> str:
         [str(picture["index"]), percent(picture["accuracy"]), picture["reconstructed"]]
         for picture in results["pictures"]
     ]
-    ratios = f"γ = {results['mask_ratio']}, γ_pos = {results['position_mask_ratio']}"
+    shown = results["position_mask_ratio"]
+    ratios = f"γ = {results['mask_ratio']}, γ_pos = {shown}"
+    if shown is None:
+        ratios = f"η = {results['mask_ratio']}" + ", every two mixed" * results["mixed"]
     return format_table(f"Pictures ({ratios})", ["sample", "patches put right in %", "file"], rows)

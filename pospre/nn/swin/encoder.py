@@ -119,11 +119,12 @@ class PatchEmbed(nn.Module):
         self.proj = nn.Conv2d(3, WIDTH, TOKEN, TOKEN)
         self.norm = LayerNorm(WIDTH, eps=1e-5)
 
-    def forward(self, patches_BKCHW: Tensor) -> Tensor:
+    def forward(self, patches_BKCHW: Tensor, content: Edit | None = None) -> Tensor:
         """Return (B, K, tokens per patch side, the same, C) for patches of pixels."""
         batch, num = patches_BKCHW.shape[:2]
         tokens = self.proj(patches_BKCHW.flatten(0, 1)).permute(0, 2, 3, 1)
-        return self.norm(tokens).unflatten(0, (batch, num))
+        tokens = tokens.unflatten(0, (batch, num))
+        return self.norm(tokens if content is None else content(tokens))
 
 
 class SwinEncoder(PatchEncoder):
@@ -191,7 +192,8 @@ class SwinEncoder(PatchEncoder):
             keep_BK: int64 indices of K = s² patches in random order; None takes all in their place.
             positions: maps (row, column, 1) of each kept patch, (B, K, 3), to the same, or to
                 zeros where the position is dropped.
-            content: not for Swin.
+            content: edits the embeddings (B, K, h, w, C) of the kept patches' tokens before their
+                norm.
             context_BM: not for Swin.
             keys_B: draw keys of drop path.
             grid: not for Swin.
@@ -203,11 +205,11 @@ class SwinEncoder(PatchEncoder):
         Raises:
             UserError: K is no square of an even number.
         """
-        if content is not None or context_BM is not None or prefix_only:
+        if context_BM is not None or prefix_only:
             raise UserError("encoder.name = swin_tiny takes whole patches: use mae's ViT for this.")
         patches = self._patches(images_BCHW, keep_BK)
         side = self._side(patches.shape[1])
-        tokens = spread(self.patch_embed(patches), side)
+        tokens = spread(self.patch_embed(patches, content), side)
         maps = None  # a whole image: every token in its place
         if keep_BK is not None or positions is not None:
             places = self._places(len(patches), keep_BK, images_BCHW.device)

@@ -145,7 +145,7 @@ def test_timm_gets_the_trained_classifier(
 
 def test_a_label_that_the_head_does_not_know_is_said() -> None:
     with pytest.raises(UserError, match="val has a label 5, and the head knows 2 classes"):
-        require_known(torch.tensor([0, 5]), 2, "val")
+        require_known("accuracy", torch.tensor([0, 5]), 2, "val")
 
 
 def test_an_ensemble_averages_probabilities(tmp_path: Path, image_folder: Images) -> None:

@@ -6,10 +6,13 @@ import torch
 from PIL import Image
 
 from pospre.errors import UserError
+from pospre.evaluation.position import position_pictures
 from pospre.evaluation.position.mosaic import place_patches
-from pospre.evaluation.position.position_pictures import compose_views, strew, table
+from pospre.evaluation.position.position_pictures import VIEWS, compose_views, strew, table
 from pospre.evaluation.run import run_evaluation
 from pospre.nn.decoder import patchify
+from pospre.recipe.recipe import recipe_from_dict
+from pospre.training.build import build_model
 from pospre.training.checkpoints.content import load_model
 
 
@@ -46,7 +49,7 @@ def test_views_frame_the_shown_patches_only():
     image = random_image(32, 32)
     keep, shown = torch.tensor([0, 1, 2, 3]), torch.tensor([True, False, False, False])
     strewn = torch.tensor([0, 2, 3, 1])
-    views = compose_views(image, 16, keep_K=keep, shown_K=shown, strewn_K=strewn, placed_K=keep)
+    views = compose_views(image, 16, keep_K=keep, framed_K=shown, strewn_K=strewn, placed_K=keep)
     large = image.permute(1, 2, 0).numpy().repeat(7, axis=0).repeat(7, axis=1)
     assert np.array_equal(views["original"], large) and large.shape == (224, 224, 3)
     different = (views["reconstructed"] != large).any(axis=2)
@@ -93,3 +96,99 @@ def test_nowhere_to_write_is_refused(droppos_checkpoint, image_folder):
     model, recipe = load_model(str(droppos_checkpoint))
     with pytest.raises(UserError, match="--output"):
         run_evaluation("position_pictures", model, recipe, image_folder(), progress=False)
+
+
+@pytest.fixture(scope="module")
+def mp3(tmp_path_factory):
+    recipe = recipe_from_dict(
+        {
+            "run_name": "tiny",
+            "data": {"path": "unused", "batch_size": 4},
+            "encoder": {
+                "name": "vit_tiny16",
+                "image_size": 32,
+                "patch_size": 8,
+                "depth": 1,
+                "positions": "none",
+            },
+            "algorithms": {"mp3": {}},
+            "trainer": {"max_duration": "1ep", "run_folder": str(tmp_path_factory.mktemp("runs"))},
+        }
+    )
+    return build_model(recipe).eval(), recipe
+
+
+@pytest.fixture
+def numbered(tmp_path):
+    """Return images whose patches say their place in red, and in green who they are."""
+    place = torch.arange(16).view(4, 4).repeat_interleave(8, 0).repeat_interleave(8, 1)
+    (tmp_path / "numbered").mkdir()
+    for image in range(4):
+        pixels = torch.stack([16 * place, 60 * image + 0 * place, 0 * place], dim=2).byte()
+        Image.fromarray(pixels.numpy()).save(tmp_path / "numbered" / f"{image}.png")
+    return tmp_path / "numbered"
+
+
+def read_red(model, batch, *, mask_ratio, seed):
+    """Predict as ``predict_patches`` does, from the colour of a patch; half are the context."""
+    red = patchify(batch["view/image"][:, 0], (8, 8))[..., 0].float()
+    logits = -(red[..., None] / 16 - torch.arange(16.0)).abs()
+    everyone = torch.ones_like(red, dtype=torch.bool)
+    return logits, torch.arange(16).expand(len(red), -1) < 8, everyone
+
+
+def run_pictures(mp3, data, output, **settings):
+    model, recipe = mp3
+    document = run_evaluation(
+        "position_pictures", model, recipe, data, settings, output, progress=False
+    )
+    return document["results"]
+
+
+def test_pictures_of_mp3_frame_the_context(mp3, numbered, tmp_path, monkeypatch):
+    results = run_pictures(mp3, numbered, tmp_path / "own.json", num_pictures=2)
+    assert len(results["pictures"]) == 2 and results["position_mask_ratio"] is None
+    assert all(0 <= picture["accuracy"] <= 1 for picture in results["pictures"])
+    assert "η = 0.0" in table(results)
+    monkeypatch.setattr(position_pictures, "predict_patches", read_red)
+    results = run_pictures(mp3, numbered, tmp_path / "read.json", num_pictures=2, mask_ratio=0.5)
+    for picture in results["pictures"]:
+        assert picture["accuracy"] == 1
+        views = [np.array(Image.open(tmp_path / "read" / picture[view])) for view in VIEWS]
+        middles = [view[28::56, 28::56].reshape(16, 3) for view in views]
+        assert np.array_equal(middles[0], middles[2])
+        assert not np.array_equal(middles[0], middles[1])
+        framed = (views[2] != views[0]).any(axis=2).reshape(4, 56, 4, 56).any(axis=(1, 3)).ravel()
+        assert framed.tolist() == [True] * 8 + [False] * 8
+
+
+def test_two_images_are_mixed_and_each_half_is_put_in_order(mp3, numbered, tmp_path, monkeypatch):
+    monkeypatch.setattr(position_pictures, "predict_patches", read_red)
+    results = run_pictures(mp3, numbered, tmp_path / "mixed.json", num_pictures=4, mixed=True)
+    assert [picture["accuracy"] for picture in results["pictures"]] == [1.0] * 4
+    assert "every two mixed" in table(results)
+    used = []
+    for picture in results["pictures"]:
+        original, shuffled, put = (
+            np.array(Image.open(tmp_path / "mixed" / picture[view])) for view in VIEWS
+        )
+        assert original.shape == (224, 448, 3) and put.shape == (224, 224, 3)
+        middles = put[28::56, 28::56].reshape(16, 3)
+        there = middles[:, 1:].any(1) | (middles[:, 0] > 0)
+        assert np.array_equal(middles[there, 0], 16 * np.arange(16)[there])
+        patches = shuffled[28::56, 28::56].reshape(16, 3)
+        assert len(np.unique(patches[:, 1])) == 2
+        used += [tuple(patch) for patch in patches]
+    assert len(set(used)) == 64  # every patch of the four images, once
+
+
+def test_what_the_pictures_are_not_for_is_said(mp3, mae_checkpoint, droppos_checkpoint, numbered):
+    def message(model, recipe, **settings):
+        with pytest.raises(UserError) as error:
+            run_evaluation("position_pictures", model, recipe, numbered, settings, progress=False)
+        return str(error.value)
+
+    assert "this recipe has mae; position_probe" in message(*load_model(str(mae_checkpoint)))
+    assert "MP3's patches have no positions" in message(*mp3, position_mask_ratio=0.5)
+    assert "for algorithms.mp3 only" in message(*load_model(str(droppos_checkpoint)), mixed=True)
+    assert "an even number" in message(*mp3, mixed=True, num_pictures=3)

@@ -1,0 +1,282 @@
+"""How far and how variously attention looks: distance, entropy, mutual information, query maps.
+
+Per layer and head, averaged over queries and images, among patches alone (prefix tokens are left
+out and rows add to 1 again):
+
+- mean attention distance in pixels, Σ_k π(k|q)·‖p_q − p_k‖ (Dosovitskiy et al. 2021; LUT's AAD,
+  eq. 4, is this over the image's side);
+- entropy of π(·|q) in nats;
+- normalised mutual information of query and key, I(q, k) / √(H(q)·H(k)) with p(q) = 1/N (Park et
+  al. 2023; Intertwined, Fig. 5): 0 if all queries look alike, 1 if each has its own;
+- lines: the share of a map's variance that lies between its columns, and between its rows, heads
+  averaged: more of the first than of the second are vertical lines (Intertwined, Fig. 7).
+
+Pictures: these over the layers, and the last layer's maps of chosen queries (LUT, Fig. 1;
+Intertwined, Fig. 6).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import NonNegativeInt, PositiveInt
+from torch import Tensor
+
+from pospre.batch import Batch
+from pospre.evaluation.analysis.drawing import (
+    Cell,
+    as_map,
+    as_picture,
+    check_pictures,
+    draw_cells,
+    draw_depth,
+    new_figure,
+    save_figure,
+)
+from pospre.evaluation.analysis.estimates import mean_and_error
+from pospre.evaluation.analysis.patch_attention import attention_entropy, patch_attention
+from pospre.evaluation.analysis.settings import (
+    check_attention,
+    check_queries,
+    chosen_layers,
+    three_patches,
+)
+from pospre.evaluation.features import centre_batches
+from pospre.evaluation.listed import Numbers
+from pospre.evaluation.registry import Context, Plan
+from pospre.evaluation.table import format_table
+from pospre.nn.positions import grid_distances
+
+FIGURES = {"distance": "max", "nmi": "max"}
+PER_HEAD = {"distance": "distance in px", "nmi": "NMI", "entropy": "entropy in nats"}
+LINES = ("columns", "rows")
+
+
+def evaluate(
+    context: Context,
+    *,
+    layers: Numbers | None = None,
+    queries: Numbers | None = None,
+    num_pictures: NonNegativeInt = 4,
+    image_size: PositiveInt | None = None,
+    num_samples: PositiveInt | None = None,
+    batch_size: PositiveInt = 32,
+    num_workers: PositiveInt | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Measure attention.
+
+    Args:
+        context: model, data, device, and where the pictures go.
+        layers: blocks to measure, such as 1,6,12; all without it.
+        queries: patches whose maps are drawn, row by row from 0; without it three of them.
+        num_pictures: draw the maps of so many images.
+        image_size: side of the views in pixels; the encoder's own without it.
+        num_samples: measure on so many images, drawn by the seed; all without it.
+        batch_size: images per forward pass; it does not change the result.
+        num_workers: decoding threads; the loader chooses without it.
+        seed: draws the images that num_samples asks for.
+
+    Returns:
+        ``layers``: per layer the means over heads and images with standard errors (``…_se``), and
+        ``heads`` with those of each head; ``distance``, ``nmi`` and ``entropy``: the means of the
+        layers; ``uniform``: what attention to all patches alike has.
+    """
+    chosen = chosen_layers(context.model, layers)
+    batches = centre_batches(
+        context,
+        context.data,
+        title="attention",
+        num_samples=num_samples,
+        batch_size=batch_size,
+        num_workers=num_workers,
+        seed=seed,
+        size=image_size,
+    )
+    size = (image_size, image_size) if image_size else context.image_size
+    grid = context.model.encoder.grid_of(*size)
+    asked = list(queries or three_patches(grid))
+    found, cells = _measure(context, batches, chosen, asked, num_pictures)
+    results = _summarise(found, chosen)
+    pixels_NN = pixel_distances(grid, context.model.encoder.patch_size)
+    results["uniform"] = {
+        "distance": float(pixels_NN.mean()),
+        "entropy": float(torch.tensor(len(pixels_NN)).double().log()),
+        "nmi": 0.0,
+    }
+    results |= {"image_size": list(size), "grid": list(grid), "queries": asked}
+    results["pictures"] = _draw(results, cells, context.folder)
+    return results
+
+
+def check(plan: Plan) -> None:
+    """Raise a ``UserError`` for layers, queries or a size that are not there."""
+    grid = check_attention("attention", plan)
+    check_queries("attention", plan.settings["queries"] or (), grid)
+    check_pictures("attention", plan)
+
+
+def _measure(
+    context: Context,
+    batches: Iterable[Batch],
+    layers: Sequence[int],
+    queries: Sequence[int],
+    num_pictures: int,
+) -> tuple[dict[str, list[Tensor]], list[list[Cell]]]:
+    """Return the figures of every image, (M, layers, heads) or (M, layers), and the query maps."""
+    encoder = context.model.encoder
+    parts: dict[str, dict[int, list[Tensor]]] = {}
+    drawn: list[list[Cell]] = []
+    for batch in batches:
+        images = context.model.images(batch)[:, 0]
+        grid = encoder.grid_of(*images.shape[-2:])
+        pixels_NN = pixel_distances(grid, encoder.patch_size).to(images.device)
+        done = 0
+        for layer, maps_BHNN in patch_attention(context.model, images, layers):
+            figures = head_figures(maps_BHNN, pixels_NN) | line_shares(maps_BHNN.mean(1), grid)
+            for name, values in figures.items():
+                parts.setdefault(name, {}).setdefault(layer, []).append(values.cpu())
+            if layer == layers[-1]:
+                for number in range(min(len(maps_BHNN), num_pictures - len(drawn))):
+                    view = as_picture(batch["view/image"][done + number, 0])
+                    drawn.append(_cells(view, maps_BHNN[number].mean(0), queries, grid))
+                done += len(maps_BHNN)
+    found = {name: [torch.cat(each[layer]) for layer in layers] for name, each in parts.items()}
+    return found, drawn
+
+
+def pixel_distances(grid: tuple[int, int], patch: tuple[int, int]) -> Tensor:
+    """Return float32 (N, N) distances in pixels between the centres of patches."""
+    if patch[0] == patch[1]:
+        return patch[0] * grid_distances(*grid, squared=False)
+    places = torch.cartesian_prod(
+        torch.arange(grid[0]) * float(patch[0]), torch.arange(grid[1]) * float(patch[1])
+    )
+    return torch.cdist(places, places)
+
+
+def head_figures(maps_BHNN: Tensor, distance_NN: Tensor) -> dict[str, Tensor]:
+    """Return ``distance``, ``nmi`` and ``entropy``, (B, heads) each.
+
+    Args:
+        maps_BHNN: attention; rows are queries and add to 1.
+        distance_NN: between patches.
+    """
+    num_patches = maps_BHNN.shape[-1]
+    entropy_BH = attention_entropy(maps_BHNN)
+    of_keys_BH = torch.special.entr(maps_BHNN.mean(-2)).sum(-1)
+    # I = H(k) − H(k|q); where every query looks at one and the same patch it is 0, as H(k) is
+    information_BH = (of_keys_BH - entropy_BH).clamp_min(0)
+    both = (torch.tensor(num_patches).log() * of_keys_BH).sqrt().clamp_min(1e-6)
+    return {
+        "distance": (maps_BHNN * distance_NN).sum(-1).mean(-1),
+        "nmi": information_BH / both,
+        "entropy": entropy_BH,
+    }
+
+
+def line_shares(maps_BNN: Tensor, grid: tuple[int, int]) -> dict[str, Tensor]:
+    """Return the shares (B,) of a map's variance between its ``columns`` and between its ``rows``.
+
+    Args:
+        maps_BNN: attention; each query's row is a map over the grid. The shares are averaged over
+            queries; a map without variance has none.
+        grid: (rows, columns) of patches.
+    """
+    picture = maps_BNN.double().unflatten(-1, grid)
+    total = picture.var((-2, -1), correction=0)
+    flat = total <= 1e-24
+    shares = {
+        "columns": picture.mean(-2).var(-1, correction=0),
+        "rows": picture.mean(-1).var(-1, correction=0),
+    }
+    return {
+        name: (value / total.clamp_min(1e-24)).masked_fill(flat, 0.0).mean(-1)
+        for name, value in shares.items()
+    }
+
+
+def _summarise(found: Mapping[str, list[Tensor]], chosen: Sequence[int]) -> dict[str, Any]:
+    results: dict[str, Any] = {"layers": []}
+    for place, layer in enumerate(chosen):
+        row: dict[str, Any] = {"layer": layer, "heads": {}}
+        for name, values in found.items():
+            if name in PER_HEAD:
+                row["heads"] |= mean_and_error(name, values[place])
+            row |= mean_and_error(name, values[place].unflatten(0, (-1, 1)).flatten(1).mean(1))
+        results["layers"].append(row)
+    for name in PER_HEAD:
+        results |= mean_and_error(name, torch.stack(found[name]).mean((0, 2)))
+    return results | {"samples": len(found["nmi"][0])}
+
+
+def _cells(view: Any, map_NN: Tensor, queries: Sequence[int], grid: tuple[int, int]) -> list[Cell]:
+    """Return the image with its queries, and over it the map of each of them."""
+    points = [f"C{number}" for number in range(len(queries))]
+    maps = [
+        Cell(
+            grid,
+            as_map(map_NN[query], grid),
+            view,
+            f"patch {query}",
+            [query],
+            [point],
+            colours="inferno",
+        )
+        for query, point in zip(queries, points, strict=True)
+    ]
+    return [Cell(grid, image=view, marks=queries, mark_colours=points), *maps]
+
+
+def _draw(results: Mapping[str, Any], cells: list[list[Cell]], folder: Path | None) -> list[str]:
+    """Write the pictures, if there is a folder; return their names."""
+    if folder is None:
+        return []
+    rows = results["layers"]
+    numbers = [row["layer"] for row in rows]
+    figure = new_figure(12, 3.2)
+    *axes, last = figure.subplots(1, len(PER_HEAD) + 1)
+    for axis, (name, label) in zip(axes, PER_HEAD.items(), strict=True):
+        draw_depth(axis, rows, name, label, heads=True)
+        axis.axhline(results["uniform"][name], color="0.6", linestyle=":")
+    for name in LINES:
+        draw_depth(last, rows, name, "share of variance")
+    figure.suptitle("dots: heads; bars: two standard errors; dotted: uniform attention", fontsize=9)
+    last.legend(["between columns", "between rows"], fontsize=8)
+    names = [save_figure(figure, folder, "attention.png")]
+    if cells:
+        title = f"attention of chosen patches, layer {numbers[-1]}, mean of heads"
+        names.append(save_figure(draw_cells(cells, title=title), folder, "queries.png"))
+    return names
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """Return the means of every layer as text."""
+    rows = [
+        [
+            str(row["layer"]),
+            f"{row['distance']:.1f}" + _plus_minus(row["distance_se"], 1),
+            f"{row['nmi']:.3f}" + _plus_minus(row["nmi_se"], 3),
+            f"{row['entropy']:.2f}" + _plus_minus(row["entropy_se"], 2),
+            f"{row['columns']:.3f}",
+            f"{row['rows']:.3f}",
+        ]
+        for row in results["layers"]
+    ]
+    uniform = results["uniform"]
+    rows.append(
+        ["uniform", f"{uniform['distance']:.1f}", "0.000", f"{uniform['entropy']:.2f}", "–", "–"]
+    )
+    height, width = results["image_size"]
+    notes = [
+        f"{results['samples']} images of {height} × {width} pixels; ± one standard error over "
+        "images; heads in the JSON",
+        "among patches: class token and registers are left out, and rows add to 1 again",
+    ]
+    header = ["layer", "distance in px", "NMI", "entropy", "columns", "rows"]
+    return format_table("Attention: means over heads", header, rows, notes)
+
+
+def _plus_minus(error: float | None, digits: int) -> str:
+    return "" if error is None else f" ± {error:.{digits}f}"

@@ -1,0 +1,208 @@
+"""What the analyses draw: grids of maps, alone or over images, and curves over the layers."""
+
+import itertools
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pospre.errors import UserError, needing
+from pospre.evaluation.registry import Plan
+
+if TYPE_CHECKING:  # an analysis without a folder draws nothing
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+DPI = 110
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One map of a grid of maps.
+
+    Attributes:
+        grid: (rows, columns) of patches.
+        heat: (rows, columns) values, or (rows, columns, 3) colours in [0, 1]; None shows the image.
+        image: uint8 (H, W, 3) under it, see ``as_picture``; None shows the values alone.
+        title: above it.
+        marks: flat numbers of patches that get a point.
+        mark_colours: of the points in turn.
+        limits: values of the first and the last colour; None takes the map's own.
+        colours: matplotlib's name of a colour map.
+    """
+
+    grid: tuple[int, int]
+    heat: np.ndarray | None = None
+    image: np.ndarray | None = None
+    title: str = ""
+    marks: Sequence[int] = ()
+    mark_colours: Sequence[str] = ("red",)
+    limits: tuple[float, float] | None = None
+    colours: str = "viridis"
+
+
+def check_pictures(owner: str, plan: Plan, *, required: bool = False) -> None:
+    """Raise a ``UserError`` of evaluation ``owner`` if its pictures cannot be drawn or written.
+
+    Args:
+        owner: the evaluation.
+        plan: of it.
+        required: it is in vain without a folder to draw into.
+    """
+    if plan.folder is None:
+        if required:
+            raise UserError(f"{owner} writes pictures: say where with --output FILE.json")
+        return
+    if plan.folder.exists() and not plan.folder.is_dir():
+        raise UserError(f"{owner} writes to the folder {plan.folder}, which is a file")
+    with needing("evaluate", f"the picture of {owner}"):
+        import matplotlib  # noqa: F401
+
+
+def as_picture(view_CHW: Tensor) -> np.ndarray:
+    """Return a view as uint8 (H, W, 3); other than three channels become the grey of their mean."""
+    if len(view_CHW) == 3 and view_CHW.dtype == torch.uint8:
+        return view_CHW.permute(1, 2, 0).cpu().numpy()
+    grey = view_CHW.double().mean(0)
+    grey = (grey - grey.min()) / (grey.max() - grey.min()).clamp_min(1e-12)
+    return (255 * grey).round().to(torch.uint8)[..., None].expand(-1, -1, 3).cpu().numpy()
+
+
+def as_map(values_N: Tensor, grid: tuple[int, int]) -> np.ndarray:
+    """Return one value, or one vector, per patch as a picture (rows, columns, …)."""
+    return values_N.float().unflatten(0, grid).cpu().numpy()
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    """Return an empty figure of so many inches."""
+    from matplotlib.figure import Figure  # no pyplot: nothing may open a window
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def in_rows(groups: Sequence[Sequence[Cell]], count: int) -> list[list[Cell]]:
+    """Return groups of cells in rows of ``count`` groups."""
+    starts = range(0, len(groups), count)
+    return [[cell for group in groups[start : start + count] for cell in group] for start in starts]
+
+
+def draw_cells(
+    rows: Sequence[Sequence[Cell]],
+    labels: Sequence[str] = (),
+    *,
+    title: str = "",
+    side: float = 1.6,
+) -> "Figure":
+    """Return a figure of maps in rows.
+
+    Args:
+        rows: the cells; rows may differ in length.
+        labels: one per row, at its left.
+        title: above all.
+        side: of the longer side of a cell in inches.
+    """
+    columns = max(len(row) for row in rows)
+    tall, wide = rows[0][0].grid
+    height, width = (side * part / max(tall, wide) for part in (tall, wide))
+    figure = new_figure(columns * max(width, 0.5) + 0.6, len(rows) * (height + 0.25) + 0.5)
+    axes = figure.subplots(len(rows), columns, squeeze=False)
+    for line, row in zip(axes, rows, strict=True):
+        for axis, cell in zip(line, row, strict=False):
+            _show(axis, cell)
+        for axis in line[len(row) :]:
+            axis.remove()
+    for line, label in zip(axes, labels, strict=False):
+        line[0].set_ylabel(label, fontsize=8)
+    figure.suptitle(textwrap.fill(title, int(14 * figure.get_figwidth())), fontsize=9)
+    return figure
+
+
+def _show(axis: "Axes", cell: Cell) -> None:
+    rows, columns = cell.grid
+    extent = (-0.5, columns - 0.5, rows - 0.5, -0.5)  # in patches, so that all layers fit
+    over = cell.image is not None and cell.heat is not None
+    if cell.image is not None:
+        image = cell.image.mean(-1) if over else cell.image  # colours are the map's
+        axis.imshow(image, cmap="gray", vmin=0, vmax=255, extent=extent)
+    if cell.heat is not None:
+        low, high = cell.limits or (None, None)
+        axis.imshow(
+            cell.heat,
+            cmap=cell.colours,
+            vmin=low,
+            vmax=high,
+            extent=extent,
+            alpha=0.6 if over else 1.0,
+            interpolation="bilinear" if over else "nearest",
+        )
+    for mark, colour in zip(cell.marks, itertools.cycle(cell.mark_colours), strict=False):
+        row, column = divmod(mark, columns)
+        axis.plot(column, row, "o", color=colour, markeredgecolor="white", markersize=5)
+    axis.set_title(cell.title, fontsize=7, pad=2)
+    axis.set_xticks([])
+    axis.set_yticks([])
+
+
+def draw_depth(
+    axis: "Axes",
+    layers: Sequence[Mapping[str, Any]],
+    name: str,
+    label: str,
+    *,
+    heads: bool = False,
+) -> None:
+    """Draw a figure over the layers, its mean with two standard errors.
+
+    Args:
+        axis: to draw into.
+        layers: of each its number ``layer``, the figure ``name`` and its error ``<name>_se``.
+        name: of the figure.
+        label: what it is, with its unit.
+        heads: draw a dot for each head, out of the layers' ``heads``.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    numbers = [row["layer"] for row in layers]
+    if heads:
+        for row in layers:
+            values = row["heads"][name]
+            axis.plot([row["layer"]] * len(values), values, ".", color="0.7", markersize=4)
+    bars = [2 * (row[f"{name}_se"] or 0.0) for row in layers]
+    means = [row[name] for row in layers]
+    axis.errorbar(numbers, means, yerr=bars, marker="o", markersize=3, capsize=2)
+    axis.set(xlabel="layer", ylabel=label)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def save_figure(figure: "Figure", folder: Path, name: str) -> str:
+    """Write a figure as the PNG ``name`` in ``folder``; return the name.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        figure.savefig(folder / name, dpi=DPI)
+    except OSError as error:
+        raise UserError(f"{folder / name} cannot be written: {error.strerror}.") from error
+    return name
+
+
+def save_arrays(arrays: Mapping[str, Tensor], folder: Path, name: str) -> str:
+    """Write float32 arrays as the NumPy archive ``name`` in ``folder``; return the name.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    found: dict[str, Any] = {key: value.float().cpu().numpy() for key, value in arrays.items()}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(folder / name, **found)
+    except OSError as error:
+        raise UserError(f"{folder / name} cannot be written: {error.strerror}.") from error
+    return name

@@ -1,0 +1,33 @@
+"""Means over images, or draws, with their standard errors: as results, and as rows of a table."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+
+def mean_and_error(name: str, values_M: Tensor) -> dict[str, Any]:
+    """Return the mean over images and its standard error, as ``name`` and ``name_se``.
+
+    Args:
+        name: of the figure.
+        values_M: one value, or one tensor of values, per image.
+
+    Returns:
+        Numbers, or lists of them; the error of one image is None.
+    """
+    values_M = values_M.double()
+    error = values_M.std(0) / len(values_M) ** 0.5 if len(values_M) > 1 else None
+    return {
+        name: values_M.mean(0).tolist(),
+        f"{name}_se": None if error is None else error.tolist(),
+    }
+
+
+def estimate_rows(results: Mapping[str, Any], titles: Mapping[str, str]) -> list[list[str]]:
+    """Return the rows title, mean and standard error of the figures that ``titles`` names."""
+    rows = []
+    for name, title in titles.items():
+        error = results[f"{name}_se"]
+        rows.append([title, f"{results[name]:.4f}", "–" if error is None else f"{error:.4f}"])
+    return rows

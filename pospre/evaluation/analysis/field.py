@@ -1,0 +1,139 @@
+"""The table of positions as a picture: the crop field's, or any ViT's (Intertwined, Sec. 3.2).
+
+Norms of the vectors, their similarity to those of chosen places, and their first three principal
+components as colours. With ``crop_field`` the learned field itself, at its own resolution; else the
+encoder's table (learned or sin-cos). No image is looked at.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pospre.algorithms.crop_field.crop_field import PositionField
+from pospre.errors import UserError
+from pospre.evaluation.analysis.drawing import Cell, as_map, check_pictures, draw_cells, save_figure
+from pospre.evaluation.analysis.settings import planned_encoder, three_patches
+from pospre.evaluation.registry import Context, Plan
+from pospre.evaluation.table import format_table, percent
+from pospre.model.model import PretrainModel
+
+FIGURES = {"neighbours": "max"}
+COLOURS = 3  # principal components that are drawn
+
+
+def evaluate(context: Context) -> dict[str, Any]:
+    """Measure and draw the table.
+
+    Args:
+        context: model, and where the picture goes.
+
+    Returns:
+        ``norm`` (mean, least and greatest length of a vector), ``neighbours`` (mean cosine of
+        vectors side by side, or one above the other), ``all`` (of all pairs), ``explained`` (shares
+        of the variance of the first principal components) and ``grid``.
+    """
+    table_RCD = position_vectors(context.model).double()
+    rows, columns = table_RCD.shape[:2]
+    vectors_ND = table_RCD.flatten(0, 1)
+    norm_N = vectors_ND.norm(dim=-1)
+    explained, colours_N3 = principal_colours(vectors_ND)
+    results = {
+        "norm": [float(norm_N.mean()), float(norm_N.min()), float(norm_N.max())],
+        "neighbours": neighbour_cosine(table_RCD),
+        "all": all_pairs_cosine(vectors_ND),
+        "explained": explained,
+        "grid": [rows, columns],
+        "width": vectors_ND.shape[1],
+        "source": context.model.position_source or context.model.encoder.position_kind,
+    }
+    return {**results, "pictures": _draw(vectors_ND, colours_N3, (rows, columns), context.folder)}
+
+
+def check(plan: Plan) -> None:
+    """Raise a ``UserError`` for an encoder without a table of positions."""
+    kind = planned_encoder("field", plan).position_kind
+    if kind not in ("sincos", "learned"):
+        raise UserError(
+            f"field draws a table of positions, and encoder.positions is {kind}; it is for learned "
+            "and sincos."
+        )
+    check_pictures("field", plan)
+
+
+@torch.no_grad()
+def position_vectors(model: PretrainModel) -> Tensor:
+    """Return the vectors (rows, columns, D) of the learned field, or of the encoder's patches."""
+    grid = model.encoder.grid
+    if model.position_source is not None:
+        source = model.positions.named[model.position_source]
+        if isinstance(source, PositionField) and source.field is not None:
+            return source.field.detach()
+    return model.position_table(grid)[0, model.encoder.num_prefix_tokens :].unflatten(0, grid)
+
+
+def neighbour_cosine(table_RCD: Tensor) -> float | None:
+    """Return the mean cosine of vectors next to one another in a row or in a column."""
+    below = F.cosine_similarity(table_RCD[1:], table_RCD[:-1], dim=-1)
+    beside = F.cosine_similarity(table_RCD[:, 1:], table_RCD[:, :-1], dim=-1)
+    pairs = torch.cat([below.flatten(), beside.flatten()])
+    return float(pairs.mean()) if len(pairs) else None
+
+
+def all_pairs_cosine(vectors_ND: Tensor) -> float | None:
+    """Return the mean cosine of all pairs of different vectors."""
+    count = len(vectors_ND)
+    unit_ND = F.normalize(vectors_ND, dim=-1)
+    pairs = unit_ND.sum(0).square().sum() - unit_ND.square().sum()
+    return float(pairs / (count * (count - 1))) if count > 1 else None
+
+
+def principal_colours(vectors_ND: Tensor) -> tuple[list[float], Tensor]:
+    """Return the shares of variance of the first three components, and these in [0, 1]: (N, 3).
+
+    A component's sign is arbitrary: its largest entry is made positive.
+    """
+    centred_ND = vectors_ND - vectors_ND.mean(0)
+    left_NK, values_K, _ = torch.linalg.svd(centred_ND, full_matrices=False)
+    scores = F.pad(left_NK[:, :COLOURS], (0, max(0, COLOURS - left_NK.shape[1])))
+    largest = scores.gather(0, scores.abs().argmax(0, keepdim=True))
+    scores = scores * torch.where(largest < 0, -1.0, 1.0)
+    low, high = scores.amin(0), scores.amax(0)
+    shares = values_K.square() / values_K.square().sum().clamp_min(1e-300)
+    return shares[:COLOURS].tolist(), (scores - low) / (high - low).clamp_min(1e-12)
+
+
+def _draw(
+    vectors_ND: Tensor, colours_N3: Tensor, grid: tuple[int, int], folder: Path | None
+) -> list[str]:
+    """Write the picture, if there is a folder; return its name."""
+    if folder is None:
+        return []
+    unit_ND = F.normalize(vectors_ND, dim=-1)
+    norms = as_map(vectors_ND.norm(dim=-1), grid)
+    cells = [
+        Cell(grid, norms, title=f"norms, {norms.min():.3g} to {norms.max():.3g}"),
+        Cell(grid, as_map(colours_N3, grid), title="three components"),
+    ]
+    for place in three_patches(grid):
+        similar = as_map(unit_ND @ unit_ND[place], grid)
+        title = f"cosine to {place}, {similar.min():.2f} to 1"
+        cells.append(Cell(grid, similar, title=title, marks=[place]))
+    figure = draw_cells([cells], title="table of positions", side=2.2)
+    return [save_figure(figure, folder, "field.png")]
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """Return the figures as text."""
+    mean, least, greatest = results["norm"]
+    cosines = {"neighbours": "cosine of neighbours", "all": "cosine of all pairs"}
+    rows = [["norm", f"{mean:.4g} ({least:.4g} to {greatest:.4g})"]]
+    for name, title in cosines.items():
+        value = results[name]
+        rows.append([title, "–" if value is None else f"{value:.4f}"])
+    rows.append(["variance of three components, %", ", ".join(map(percent, results["explained"]))])
+    notes = [f"{results['source']}: {' × '.join(map(str, results['grid']))} vectors"]
+    return format_table("Table of positions", ["of", "value"], rows, notes)

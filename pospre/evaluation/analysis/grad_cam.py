@@ -1,0 +1,206 @@
+"""Which patches a class head looks at: Grad-CAM (Selvaraju et al. 2017; LUT, Fig. 3).
+
+A are the tokens after the first norm of a block, the last one's unless told otherwise. The gradient
+of a class's logit, averaged over the patches, weighs A's channels; the map is the positive part of
+the weighted sum. Pictures: the maps over their images.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import PositiveInt
+from torch import Tensor, nn
+
+from pospre.batch import LABEL, Batch
+from pospre.data.opening import open_reader
+from pospre.evaluation.analysis.drawing import (
+    Cell,
+    as_map,
+    as_picture,
+    check_pictures,
+    draw_cells,
+    in_rows,
+    save_figure,
+)
+from pospre.evaluation.analysis.estimates import mean_and_error
+from pospre.evaluation.analysis.settings import planned_encoder
+from pospre.evaluation.classification.accuracy import check_classes, require_known
+from pospre.evaluation.classification.predictions import class_head
+from pospre.evaluation.features import centre_batches, require_labels
+from pospre.evaluation.registry import Context, Plan
+from pospre.evaluation.table import format_table, percent
+from pospre.model.model import PretrainModel
+
+NEEDS = "supervised"
+FIGURES = {"area": "max"}
+IN_A_ROW = 4  # pictures
+
+
+def evaluate(
+    context: Context,
+    *,
+    target: Literal["predicted", "label"] = "predicted",
+    layer: PositiveInt | None = None,
+    num_pictures: PositiveInt = 8,
+    num_samples: PositiveInt | None = None,
+    batch_size: PositiveInt = 32,
+    num_workers: PositiveInt | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Draw the maps, and measure how much of an image they cover.
+
+    Args:
+        context: model with a class head, data, device, and where the picture goes.
+        target: the class asked for: the predicted one, or the image's label.
+        layer: the block; the last without it.
+        num_pictures: draw so many images.
+        num_samples: measure on so many images, drawn by the seed; all without it.
+        batch_size: images per pass; it does not change the result.
+        num_workers: decoding threads; the loader chooses without it.
+        seed: draws the images that num_samples asks for.
+
+    Returns:
+        ``area``: share of an image's patches with at least half its greatest value, mean over
+        images with standard error ``area_se``; ``empty``: share of images without a positive value,
+        which are left out of it.
+
+    Raises:
+        UserError: an image has no label, or one that the head does not know.
+    """
+    layer = layer or context.model.encoder.depth
+    num_classes = class_head(context.model).num_classes
+    batches = centre_batches(
+        context,
+        context.data,
+        title="grad_cam",
+        num_samples=num_samples,
+        batch_size=batch_size,
+        num_workers=num_workers,
+        seed=seed,
+    )
+    areas: list[Tensor] = []
+    cells: list[tuple[Cell, Cell]] = []
+    names = open_reader(context.data).classes
+    for batch in batches:
+        label_B = batch[LABEL] if target == "label" else None
+        if label_B is not None:
+            require_labels("grad_cam", label_B, context.data)
+            require_known("grad_cam", label_B, num_classes, context.data)
+        images = context.model.images(batch)[:, 0]
+        maps_BN, asked_B = class_maps(context.model, images, layer, label_B)
+        areas.append(covered(maps_BN).cpu())
+        for row in range(min(len(maps_BN), num_pictures - len(cells))):
+            asked = int(asked_B[row])
+            name = names[asked] if names and asked < len(names) else f"class {asked}"
+            cells.append(_cells(context, batch, row, maps_BN[row], name))
+    area_M = torch.cat(areas)
+    found = area_M > 0
+    results = {
+        **(
+            mean_and_error("area", area_M[found])
+            if found.any()
+            else {"area": None, "area_se": None}
+        ),
+        "empty": float((~found).double().mean()),
+        "target": target,
+        "layer": layer,
+        "samples": len(area_M),
+    }
+    return {**results, "pictures": _draw(cells, context.folder)}
+
+
+def check(plan: Plan) -> None:
+    """Raise a ``UserError`` for a layer or labels that are not there, or nowhere to draw."""
+    layer = plan.settings["layer"]
+    planned_encoder("grad_cam", plan, [] if layer is None else [layer])
+    if plan.settings["target"] == "label":
+        check_classes("grad_cam", plan)
+    check_pictures("grad_cam", plan, required=True)
+
+
+def class_maps(
+    model: PretrainModel, images_BCHW: Tensor, layer: int, class_B: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return the maps (B, N), not negative, and the classes (B,) they are of.
+
+    Args:
+        model: with a class head, in eval mode.
+        images_BCHW: normalised images.
+        layer: the block, the first is 1.
+        class_B: int64 classes; None takes the predicted ones.
+    """
+    head = class_head(model)
+    found: dict[str, Tensor] = {}
+
+    def hold(_: nn.Module, __: Any, output: Tensor) -> Tensor:
+        found["tokens"] = output.detach().requires_grad_()
+        return found["tokens"]
+
+    hook = model.encoder.blocks[layer - 1].norm1.register_forward_hook(hold)
+    try:
+        with _frozen(model), torch.enable_grad():
+            logits_BC = head({"student": model.tokens(images_BCHW)}, {})["logits"]
+            asked_B = logits_BC.argmax(-1) if class_B is None else class_B
+            asked = logits_BC.gather(1, asked_B[:, None]).sum()
+            (gradient_BTD,) = torch.autograd.grad(asked, found["tokens"])
+    finally:
+        hook.remove()
+    patches = slice(model.encoder.num_prefix_tokens, None)
+    weight_B1D = gradient_BTD[:, patches].mean(1, keepdim=True)
+    maps_BN = (found["tokens"].detach()[:, patches] * weight_B1D).sum(-1).clamp_min(0)
+    return maps_BN, asked_B
+
+
+@contextmanager
+def _frozen(model: PretrainModel) -> Iterator[None]:
+    """Let no parameter ask for a gradient, so that nothing is kept of the blocks before."""
+    learning = [each for each in model.parameters() if each.requires_grad]
+    try:
+        for parameter in learning:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in learning:
+            parameter.requires_grad_(True)
+
+
+def covered(maps_BN: Tensor) -> Tensor:
+    """Return the share (B,) of patches with at least half the greatest value; 0 of empty maps."""
+    top_B1 = maps_BN.amax(1, keepdim=True)
+    return ((maps_BN >= top_B1 / 2) & (top_B1 > 0)).double().mean(1)
+
+
+def _cells(context: Context, batch: Batch, row: int, map_N: Tensor, name: str) -> tuple[Cell, Cell]:
+    grid = context.model.encoder.grid
+    view = as_picture(batch["view/image"][row, 0])
+    heat = as_map(map_N / map_N.max().clamp_min(1e-12), grid)
+    limits = (0.0, 1.0)
+    return Cell(grid, image=view), Cell(grid, heat, view, name[:20], limits=limits, colours="jet")
+
+
+def _draw(cells: list[tuple[Cell, Cell]], folder: Path | None) -> list[str]:
+    """Write the picture; return its name."""
+    assert folder is not None  # checked
+    figure = draw_cells(in_rows(cells, IN_A_ROW), title="Grad-CAM")
+    return [save_figure(figure, folder, "grad_cam.png")]
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """Return what the maps cover as text, in percent."""
+    area, error = results["area"], results["area_se"]
+    rows = [
+        [
+            "–" if area is None else percent(area),
+            "–" if error is None else percent(error),
+            percent(results["empty"]),
+        ]
+    ]
+    notes = [
+        "area: of the image, where the map has half its greatest value or more",
+        f"{results['samples']} images, layer {results['layer']}, classes: {results['target']}",
+        f"pictures: {', '.join(results['pictures'])}",
+    ]
+    return format_table("Grad-CAM, in %", ["area", "standard error", "images without"], rows, notes)

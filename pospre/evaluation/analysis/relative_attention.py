@@ -1,0 +1,216 @@
+"""Attention as a function of the offset from query to key (MP3, Zhai et al. 2022, Fig. 8 and 11).
+
+For every head, the mean attention over all pairs of patches with one offset (Δrow, Δcolumn) and
+over images; among patches alone (prefix tokens are left out and rows add to 1 again). Heads are
+sorted by the entropy of their attention, averaged over queries, the lowest first. All tokens give
+keys, also of a model that has trained with a context.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import PositiveInt
+from torch import Tensor
+
+from pospre.evaluation.analysis.drawing import (
+    Cell,
+    check_pictures,
+    draw_cells,
+    save_arrays,
+    save_figure,
+)
+from pospre.evaluation.analysis.estimates import mean_and_error
+from pospre.evaluation.analysis.patch_attention import attention_entropy, patch_attention
+from pospre.evaluation.analysis.settings import check_attention, chosen_layers
+from pospre.evaluation.features import centre_batches
+from pospre.evaluation.listed import Numbers
+from pospre.evaluation.registry import Context, Plan
+from pospre.evaluation.table import format_table, percent
+
+FIGURES = {"near": "max"}
+
+
+def evaluate(
+    context: Context,
+    *,
+    layers: Numbers | None = None,
+    num_heads: PositiveInt | None = None,
+    image_size: PositiveInt | None = None,
+    num_samples: PositiveInt | None = None,
+    batch_size: PositiveInt = 32,
+    num_workers: PositiveInt | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Average attention by offset.
+
+    Args:
+        context: model, data, device, and where the picture goes.
+        layers: blocks to measure, such as 2,6,10; all without it.
+        num_heads: draw so many heads of each layer, those of the lowest entropy; all without it.
+        image_size: side of the views in pixels; the encoder's own without it.
+        num_samples: measure on so many images, drawn by the seed; all without it.
+        batch_size: images per forward pass; it does not change the result.
+        num_workers: decoding threads; the loader chooses without it.
+        seed: draws the images that num_samples asks for.
+
+    Returns:
+        ``layers``: per layer ``heads``, sorted: ``head`` (from 0), ``entropy`` in nats, ``own``
+        (attention of a patch to itself) and ``near`` (to the 3 × 3 around it), and ``peak``, the
+        offset of the greatest mean attention; ``near``: the mean of all heads; with standard
+        errors over images (``…_se``). The maps are in ``maps``, an archive beside the picture.
+    """
+    model = context.model
+    chosen = chosen_layers(model, layers)
+    batches = centre_batches(
+        context,
+        context.data,
+        title="relative_attention",
+        num_samples=num_samples,
+        batch_size=batch_size,
+        num_workers=num_workers,
+        seed=seed,
+        size=image_size,
+    )
+    size = (image_size, image_size) if image_size else context.image_size
+    grid = model.encoder.grid_of(*size)
+    sums: dict[int, Tensor] = {}
+    parts: dict[int, list[Tensor]] = {layer: [] for layer in chosen}
+    for batch in batches:
+        for layer, maps_BHNN in patch_attention(model, model.images(batch)[:, 0], chosen):
+            offsets = by_offset(maps_BHNN.double().sum(0), grid)
+            sums[layer] = offsets + sums.get(layer, 0)
+            own, near = near_attention(maps_BHNN, grid)
+            figures = torch.stack([attention_entropy(maps_BHNN), own, near], dim=1)
+            parts[layer].append(figures.cpu())  # b, 3, heads
+    found = {layer: torch.cat(figures) for layer, figures in parts.items()}
+    samples = len(found[chosen[0]])
+    maps = {layer: (total / samples).cpu() for layer, total in sums.items()}
+    results = {
+        "layers": [
+            {"layer": layer, "heads": _heads(found[layer], maps[layer], grid)} for layer in chosen
+        ],
+        **mean_and_error(
+            "near", torch.stack([found[layer][:, 2] for layer in chosen]).mean((0, 2))
+        ),
+        "uniform": _uniform(grid),
+        "grid": list(grid),
+        "samples": samples,
+    }
+    return results | _draw(results, maps, num_heads, context.folder)
+
+
+def check(plan: Plan) -> None:
+    """Raise a ``UserError`` for layers or a size that are not there."""
+    check_attention("relative_attention", plan)
+    check_pictures("relative_attention", plan)
+
+
+def by_offset(maps_HNN: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Return the mean over the pairs of every offset: (heads, 2·rows − 1, 2·columns − 1).
+
+    Args:
+        maps_HNN: attention of queries (rows) to keys.
+        grid: (rows, columns) of patches. The offset (Δrow, Δcolumn) of a key from its query is at
+            (rows − 1 + Δrow, columns − 1 + Δcolumn).
+    """
+    rows, columns = grid
+    offset_NN2 = _offsets(grid).to(maps_HNN.device)
+    high, wide = 2 * rows - 1, 2 * columns - 1
+    place = (offset_NN2[..., 0] + rows - 1) * wide + offset_NN2[..., 1] + columns - 1
+    sums = maps_HNN.new_zeros(len(maps_HNN), high * wide)
+    sums.index_add_(1, place.flatten(), maps_HNN.flatten(1))
+    pairs = torch.bincount(place.flatten(), minlength=high * wide)
+    return (sums / pairs).unflatten(1, (high, wide))
+
+
+def near_attention(maps_BHNN: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Return attention to oneself and to the 3 × 3 around oneself, mean of queries: (B, heads)."""
+    reach_NN = _offsets(grid).to(maps_BHNN.device).abs().amax(-1)
+    own, near = ((maps_BHNN * (reach_NN <= reach)).sum(-1).mean(-1) for reach in (0, 1))
+    return own, near
+
+
+def _offsets(grid: tuple[int, int]) -> Tensor:
+    """Return (N, N, 2): (Δrow, Δcolumn) from each query (row) to each key."""
+    place_N2 = torch.cartesian_prod(torch.arange(grid[0]), torch.arange(grid[1]))
+    return place_N2[None] - place_N2[:, None]
+
+
+def _uniform(grid: tuple[int, int]) -> dict[str, float]:
+    """Return what attention to all patches alike has."""
+    patches = grid[0] * grid[1]
+    own, near = near_attention(torch.full((1, 1, patches, patches), 1 / patches), grid)
+    return {"own": float(own), "near": float(near)}
+
+
+def _heads(figures_M3H: Tensor, map_HRC: Tensor, grid: tuple[int, int]) -> list[dict[str, Any]]:
+    """Return what the results say of the heads of a layer, lowest entropy first."""
+    heads = []
+    for head in figures_M3H[:, 0].mean(0).argsort().tolist():
+        row, column = divmod(int(map_HRC[head].argmax()), map_HRC.shape[2])
+        values = {"head": head, "peak": [row - grid[0] + 1, column - grid[1] + 1]}
+        for number, name in enumerate(("entropy", "own", "near")):
+            values |= mean_and_error(name, figures_M3H[:, number, head])
+        heads.append(values)
+    return heads
+
+
+def _draw(
+    results: Mapping[str, Any],
+    maps: Mapping[int, Tensor],
+    num_heads: int | None,
+    folder: Path | None,
+) -> dict[str, Any]:
+    """Write the picture and the maps, if there is a folder; return their names."""
+    if folder is None:
+        return {"pictures": [], "maps": None}
+    shape = tuple(maps[results["layers"][0]["layer"]].shape[1:])
+    cells = [
+        [
+            Cell((shape[0], shape[1]), maps[row["layer"]][head["head"]].numpy(), title=_title(head))
+            for head in row["heads"][:num_heads]
+        ]
+        for row in results["layers"]
+    ]
+    labels = [f"layer {row['layer']}" for row in results["layers"]]
+    title = "attention by offset of the key (middle: oneself), heads by entropy"
+    figure = draw_cells(cells, labels, title=title, side=1.1)
+    arrays = {f"layer_{layer}": map_HRC for layer, map_HRC in maps.items()}
+    return {
+        "pictures": [save_figure(figure, folder, "relative_attention.png")],
+        "maps": save_arrays(arrays, folder, "maps.npz"),
+    }
+
+
+def _title(head: Mapping[str, Any]) -> str:
+    return f"head {head['head']}  H={head['entropy']:.2f}"
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """Return each layer's sharpest head and the mean of its heads as text."""
+    rows = []
+    for row in results["layers"]:
+        heads, first = row["heads"], row["heads"][0]
+        means = [sum(head[name] for head in heads) / len(heads) for name in ("own", "near")]
+        rows.append(
+            [
+                str(row["layer"]),
+                *map(percent, means),
+                str(first["head"]),
+                f"{first['entropy']:.2f}",
+                percent(first["near"]),
+                "{:+d}, {:+d}".format(*first["peak"]),
+            ]
+        )
+    uniform = results["uniform"]
+    rows.append(["uniform", percent(uniform["own"]), percent(uniform["near"]), *"––––"])
+    notes = [
+        "own: attention to oneself, near: to the 3 × 3 around; in % of the attention to patches",
+        "sharpest: the head of the lowest entropy (in nats) and the offset (Δrow, Δcolumn) of its "
+        "greatest mean attention",
+        f"{results['samples']} images, {results['grid'][0]} × {results['grid'][1]} patches",
+    ]
+    header = ["layer", "own", "near", "sharpest", "its entropy", "its near", "its peak"]
+    return format_table("Attention by offset", header, rows, notes)

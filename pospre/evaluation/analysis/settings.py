@@ -1,0 +1,81 @@
+"""Settings that several analyses have, checked before there is a model."""
+
+from collections.abc import Sequence
+
+import torch
+
+from pospre.data.opening import open_reader
+from pospre.errors import UserError
+from pospre.evaluation.layers import check_layers
+from pospre.evaluation.registry import Plan
+from pospre.model.model import PretrainModel
+from pospre.nn.build import build_encoder, check_divides
+from pospre.nn.encoder import Encoder
+
+
+def planned_encoder(owner: str, plan: Plan, layers: Sequence[int] = ()) -> Encoder:
+    """Return the plan's ViT without weights.
+
+    Raises:
+        UserError: of evaluation ``owner``: it is no ViT, or it has no such layer.
+    """
+    with torch.device("meta"):
+        encoder = build_encoder(**plan.recipe.encoder.arguments())
+    check_layers(owner, plan.recipe.encoder.name, encoder.depth, layers)
+    return encoder
+
+
+def check_attention(owner: str, plan: Plan) -> tuple[int, int]:
+    """Return the grid of the views of an evaluation with settings ``layers`` and ``image_size``.
+
+    Raises:
+        UserError: of evaluation ``owner``: a layer that has no attention, or a view size that the
+            encoder does not take.
+    """
+    layers, side = plan.settings["layers"] or (), plan.settings["image_size"]
+    encoder = planned_encoder(owner, plan, layers)
+    if 0 in layers:
+        raise UserError(f"{owner}: layer 0 is the embedding; the first attention is layer 1.")
+    if side is None:
+        return encoder.grid
+    for patch in encoder.patch_size:
+        check_divides(side, patch, key=f"{owner}: image_size")
+    if encoder.is_relative and encoder.grid_of(side, side) != encoder.grid:
+        raise UserError(
+            f"{owner}: image_size={side}, but relative positions are those of the encoder's own "
+            f"size {encoder.image_size[0]}; leave image_size out."
+        )
+    return encoder.grid_of(side, side)
+
+
+def check_queries(owner: str, queries: Sequence[int], grid: tuple[int, int]) -> None:
+    """Raise a ``UserError`` of evaluation ``owner`` for patches that a grid does not have."""
+    patches = grid[0] * grid[1]
+    wrong = [query for query in queries if query >= patches]
+    if wrong:
+        raise UserError(
+            f"{owner}: queries has patch {wrong[0]}, but there are {grid[0]} × {grid[1]} patches, "
+            f"numbered row by row from 0 to {patches - 1}."
+        )
+
+
+def three_patches(grid: tuple[int, int]) -> list[int]:
+    """Return patches in the middle, in the upper left and in the lower right quarter."""
+    rows, columns = grid
+    shares = [(1, 2), (1, 4), (3, 4)]
+    return [rows * part // whole * columns + columns * part // whole for part, whole in shares]
+
+
+def chosen_layers(model: PretrainModel, layers: Sequence[int] | None) -> list[int]:
+    """Return the blocks to look at in their order, all without ``layers``; the first is 1."""
+    return sorted(set(layers or range(1, model.encoder.depth + 1)))
+
+
+def require_two_images(owner: str, plan: Plan) -> None:
+    """Raise a ``UserError`` of evaluation ``owner`` if it is to measure a single image."""
+    found = min(len(open_reader(plan.data)), plan.settings["num_samples"] or 2)
+    if found < 2:
+        raise UserError(
+            f"{owner} compares images with one another, and of {plan.data} one is measured; give "
+            "two or more."
+        )

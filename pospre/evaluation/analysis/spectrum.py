@@ -1,0 +1,268 @@
+"""How many directions features use, layer by layer, and how long they are.
+
+Of one feature vector per image (or of all patches): the singular values of the covariance (LUT,
+Fig. 4b); RankMe, exp of the entropy of the normalised singular values of the features as they are
+(Garrido et al. 2023); and the effective rank, the same of the centred features (Roy and Vetterli
+2007). Of the patch tokens before the final norm: their length, and artefacts, tokens several times
+longer than the median of their image (Darcet et al. 2024), with maps.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field, NonNegativeInt, PositiveInt
+from torch import Tensor
+
+from pospre.errors import UserError
+from pospre.evaluation.analysis.drawing import (
+    Cell,
+    as_map,
+    as_picture,
+    check_pictures,
+    draw_cells,
+    draw_depth,
+    in_rows,
+    new_figure,
+    save_figure,
+)
+from pospre.evaluation.analysis.estimates import mean_and_error
+from pospre.evaluation.analysis.settings import planned_encoder, require_two_images
+from pospre.evaluation.features import centre_batches
+from pospre.evaluation.layers import layer_tokens
+from pospre.evaluation.listed import Numbers
+from pospre.evaluation.registry import Context, Plan
+from pospre.evaluation.table import format_table, percent
+
+FIGURES = {"rankme": "max", "artefacts": "min"}
+Source = Literal["mean", "cls", "patches"]
+IN_A_ROW = 2  # pictures
+LENGTHS = ("length", "longest", "artefacts")
+
+
+@dataclass
+class Gathered:
+    """What is summed up of a layer.
+
+    Attributes:
+        count: feature vectors.
+        total_D: their sum.
+        products_DD: the sum of their outer products.
+        lengths: per batch (B, 3): see ``token_lengths``.
+    """
+
+    count: int = 0
+    total_D: Tensor | float = 0.0
+    products_DD: Tensor | float = 0.0
+    lengths: list[Tensor] = field(default_factory=list)
+
+    def add(self, features_MD: Tensor) -> None:
+        """Add feature vectors."""
+        features_MD = features_MD.double()
+        self.count += len(features_MD)
+        self.total_D = self.total_D + features_MD.sum(0)
+        self.products_DD = self.products_DD + features_MD.T @ features_MD
+
+
+def evaluate(
+    context: Context,
+    *,
+    layers: Numbers | None = None,
+    features: Source = "mean",
+    norm: bool = True,
+    artefact: Annotated[float, Field(gt=1)] = 3.0,
+    num_pictures: NonNegativeInt = 4,
+    num_samples: PositiveInt | None = None,
+    batch_size: PositiveInt = 32,
+    num_workers: PositiveInt | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Measure spectra and lengths.
+
+    Args:
+        context: model, data, device, and where the pictures go.
+        layers: whose features, such as 0,6,12 (0 is the embedding); all without it.
+        features: per image the mean of its patch tokens or its cls token; or patches, all of them.
+        norm: features after the encoder's final norm, which every layer then gets. Lengths are
+            those before it.
+        artefact: tokens this many times longer than the median of their image are artefacts.
+        num_pictures: draw the last layer's lengths of so many images.
+        num_samples: measure on so many images, drawn by the seed; all without it.
+        batch_size: images per forward pass; it does not change the result.
+        num_workers: decoding threads; the loader chooses without it.
+        seed: draws the images that num_samples asks for.
+
+    Returns:
+        ``layers``: per layer ``singular_values`` of the covariance, ``rankme``,
+        ``effective_rank``, and, means over images with standard errors (``…_se``), ``length`` and
+        ``longest`` (of an image's tokens) and ``artefacts`` (share of the tokens); and, of the last
+        of them, ``rankme`` and ``artefacts``.
+    """
+    model = context.model
+    chosen = sorted(set(layers or range(model.encoder.depth + 1)))
+    batches = centre_batches(
+        context,
+        context.data,
+        title="spectrum",
+        num_samples=num_samples,
+        batch_size=batch_size,
+        num_workers=num_workers,
+        seed=seed,
+    )
+    gathered = {layer: Gathered() for layer in chosen}
+    cells: list[list[Cell]] = []
+    for batch in batches:
+        tokens = layer_tokens(model, model.images(batch)[:, 0], chosen, norm=False)
+        for layer, tokens_BTD in zip(chosen, tokens, strict=True):
+            patches_BND = tokens_BTD[:, model.encoder.num_prefix_tokens :]
+            lengths_BN = patches_BND.double().norm(dim=-1)
+            gathered[layer].lengths.append(token_lengths(lengths_BN, artefact).cpu())
+            with torch.no_grad():
+                normed_BTD = model.encoder.norm(tokens_BTD) if norm else tokens_BTD
+            gathered[layer].add(_vectors(normed_BTD, model.encoder.num_prefix_tokens, features))
+        for row in range(min(len(batch["index"]), num_pictures - len(cells))):
+            view = as_picture(batch["view/image"][row, 0])
+            cells.append(_cells(view, lengths_BN[row], model.encoder.grid, artefact))
+    rows = [{"layer": layer, **summarise(each)} for layer, each in gathered.items()]
+    last = gathered[chosen[-1]]
+    results = {
+        "layers": rows,
+        **{key: rows[-1][key] for key in ("rankme", "artefacts", "artefacts_se")},
+        "features": features,
+        "norm": norm,
+        "artefact": artefact,
+        "vectors": last.count,
+        "samples": sum(map(len, last.lengths)),
+    }
+    return {**results, "pictures": _draw(rows, cells, context.folder)}
+
+
+def check(plan: Plan) -> None:
+    """Raise a ``UserError`` for layers or a class token that are not there, or a single image."""
+    encoder = planned_encoder("spectrum", plan, plan.settings["layers"] or ())
+    if plan.settings["features"] == "cls" and not encoder.has_class_token:
+        raise UserError("spectrum: features=cls, but the encoder has no class token; use mean.")
+    require_two_images("spectrum", plan)
+    check_pictures("spectrum", plan)
+
+
+def _vectors(tokens_BTD: Tensor, num_prefix: int, features: Source) -> Tensor:
+    if features == "cls":
+        return tokens_BTD[:, 0]
+    patches_BND = tokens_BTD[:, num_prefix:]
+    return patches_BND.mean(1) if features == "mean" else patches_BND.flatten(0, 1)
+
+
+def token_lengths(lengths_BN: Tensor, artefact: float) -> Tensor:
+    """Return (B, 3): mean and greatest length of an image's tokens, and the share of artefacts."""
+    median_B1 = lengths_BN.quantile(0.5, dim=1, keepdim=True)
+    share_B = (lengths_BN > artefact * median_B1).double().mean(1)
+    return torch.stack([lengths_BN.mean(1), lengths_BN.amax(1), share_B], dim=1)
+
+
+def summarise(layer: Gathered) -> dict[str, Any]:
+    """Return what ``evaluate`` says of a layer."""
+    mean_D = torch.as_tensor(layer.total_D) / layer.count
+    square_DD = torch.as_tensor(layer.products_DD) / layer.count
+    covariance_DD = (square_DD - torch.outer(mean_D, mean_D)) * layer.count / (layer.count - 1)
+    rounding = 1e-13 * float(square_DD.trace())
+    spectrum_D = eigenvalues(covariance_DD, rounding)
+    results: dict[str, Any] = {
+        "rankme": rank_of(eigenvalues(square_DD, rounding).sqrt()),
+        "effective_rank": rank_of(spectrum_D.sqrt()),
+        "singular_values": [float(f"{value:.6g}") for value in spectrum_D.tolist()],
+    }
+    lengths = torch.cat(layer.lengths)
+    for name, values in zip(LENGTHS, lengths.unbind(1), strict=True):
+        results |= mean_and_error(name, values)
+    return results
+
+
+def eigenvalues(products_DD: Tensor, rounding: float) -> Tensor:
+    """Return a symmetric matrix's eigenvalues, the largest first; 0 where below ``rounding``."""
+    values_D = torch.linalg.eigvalsh(products_DD).flip(0)
+    return values_D.masked_fill(values_D < rounding, 0.0)
+
+
+def rank_of(singular_values: Tensor) -> float:
+    """Return exp of the entropy of singular values in shares of their sum; 0 of zeros."""
+    total = singular_values.sum()
+    if not total:
+        return 0.0
+    return float(torch.special.entr(singular_values / total).sum().exp())
+
+
+def _cells(
+    view: np.ndarray, lengths_N: Tensor, grid: tuple[int, int], artefact: float
+) -> list[Cell]:
+    """Return an image, and the lengths of its tokens with a point on every artefact."""
+    median = float(lengths_N.quantile(0.5))
+    found = (lengths_N > artefact * median).nonzero().flatten().tolist()
+    title = f"median {median:.3g}, longest {lengths_N.max():.3g}"
+    return [
+        Cell(grid, image=view),
+        Cell(grid, as_map(lengths_N, grid), title=title, marks=found),
+    ]
+
+
+def _draw(
+    rows: Sequence[Mapping[str, Any]], cells: list[list[Cell]], folder: Path | None
+) -> list[str]:
+    """Write the pictures, if there is a folder; return their names."""
+    if folder is None:
+        return []
+    from matplotlib import colormaps
+
+    figure = new_figure(12, 3.4)
+    spectra, ranks, lengths = figure.subplots(1, 3)
+    shades = colormaps["viridis"](np.linspace(0, 0.9, len(rows)))
+    numbers = [row["layer"] for row in rows]
+    for row, shade in zip(rows, shades, strict=True):
+        values = np.array([value for value in row["singular_values"] if value])
+        label = f"layer {row['layer']}" if row["layer"] in numbers[:: len(rows) - 1 or 1] else None
+        spectra.plot(np.arange(1, len(values) + 1), values, color=shade, label=label)
+    spectra.set(xlabel="rank", ylabel="singular value of the covariance", yscale="log")
+    spectra.legend(fontsize=8)
+    for name in ("rankme", "effective_rank"):
+        ranks.plot(numbers, [row[name] for row in rows], "o-", markersize=3)
+    ranks.legend(["RankMe", "effective rank"], fontsize=8)
+    ranks.set(xlabel="layer", ylabel="directions in use")
+    for name in ("length", "longest"):
+        draw_depth(lengths, rows, name, "length of patch tokens")
+    lengths.legend(["mean", "longest of an image"], fontsize=8)
+    names = [save_figure(figure, folder, "spectrum.png")]
+    if cells:
+        title = f"lengths of patch tokens, layer {numbers[-1]}; points: artefacts"
+        names.append(
+            save_figure(draw_cells(in_rows(cells, IN_A_ROW), title=title), folder, "lengths.png")
+        )
+    return names
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """Return ranks and lengths of every layer as text."""
+    rows = [
+        [
+            str(row["layer"]),
+            f"{row['rankme']:.1f}",
+            f"{row['effective_rank']:.1f}",
+            f"{row['length']:.3g}",
+            f"{row['longest']:.3g}",
+            percent(row["artefacts"]),
+        ]
+        for row in results["layers"]
+    ]
+    width = len(results["layers"][0]["singular_values"])
+    what = {"mean": "means of patch tokens", "cls": "class tokens", "patches": "patch tokens"}
+    notes = [
+        f"ranks of {results['vectors']} {what[results['features']]} of width {width}"
+        + (", after the final norm" if results["norm"] else "")
+        + ("" if results["vectors"] > width else ": no rank can exceed their number"),
+        f"lengths and artefacts (over {results['artefact']:g} × the median of the image) of the "
+        f"patch tokens of {results['samples']} images, before the final norm",
+    ]
+    header = ["layer", "RankMe", "effective rank", "length", "longest", "artefacts in %"]
+    return format_table("Spectrum of features", header, rows, notes)

@@ -1,0 +1,195 @@
+"""What the predictor of I-JEPA, or of StoP, takes a hidden patch for (Bar et al. 2024, Fig. 6).
+
+The encoder sees a context, and the predictor the hidden patches' positions without noise. The
+cosine similarity of a predicted feature to the teacher's features of all patches of the image (the
+layer-normalised ones that are learned from), and its softmax at a temperature, is a map over the
+image: does the prediction look like its place, or like what is of its kind?
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from pydantic import PositiveFloat, PositiveInt
+from torch import Tensor
+
+from pospre import draws
+from pospre.algorithms.ijepa.blocks import draw_blocks
+from pospre.algorithms.ijepa.ijepa import IJEPA, FeaturePrediction
+from pospre.batch import INDEX, Batch
+from pospre.evaluation.analysis.drawing import (
+    Cell,
+    as_map,
+    as_picture,
+    check_pictures,
+    draw_cells,
+    in_rows,
+    save_figure,
+)
+from pospre.evaluation.analysis.estimates import estimate_rows, mean_and_error
+from pospre.evaluation.features import centre_batches
+from pospre.evaluation.registry import Context, Plan
+from pospre.evaluation.table import format_table
+from pospre.model.model import PretrainModel
+from pospre.model.passes import EncoderPass
+from pospre.nn.positions import grid_distances
+
+NEEDS = "ijepa"
+FIGURES = {"distance": "max"}
+IN_A_ROW = 3  # pictures
+
+
+def evaluate(
+    context: Context,
+    *,
+    temperature: PositiveFloat = 0.1,
+    num_pictures: PositiveInt = 6,
+    num_samples: PositiveInt | None = None,
+    batch_size: PositiveInt = 32,
+    num_workers: PositiveInt | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Compare predicted features with those of all patches.
+
+    Args:
+        context: model with I-JEPA, data, device, and where the picture goes.
+        temperature: of the softmax; the paper states none.
+        num_pictures: draw the maps of so many images, of one hidden patch each.
+        num_samples: measure on so many images, drawn by the seed; all without it.
+        batch_size: images per forward pass; it does not change the result.
+        num_workers: decoding threads; the loader chooses without it.
+        seed: of the masks (I-JEPA's published blocks), and of the drawn images.
+
+    Returns:
+        Means over hidden patches and images, with standard errors over images (``…_se``):
+        ``nearest``, the share of predictions most similar to the feature of their own place;
+        ``distance``, in patches, from that place to where the softmax points, and
+        ``uniform_distance``, the same where all patches are alike.
+    """
+    model = context.model
+    batches = centre_batches(
+        context,
+        context.data,
+        title="stop_heatmaps",
+        num_samples=num_samples,
+        batch_size=batch_size,
+        num_workers=num_workers,
+        seed=seed,
+    )
+    grid = model.encoder.grid
+    distance_NN = grid_distances(*grid, squared=False).to(context.device)
+    parts: list[Tensor] = []
+    cells: list[list[Cell]] = []
+    for batch in batches:
+        batch = hide(model, batch, seed)
+        similarity_BQN = predicted_similarity(model, batch)
+        target_BQ = batch["ijepa/targets"].flatten(1)
+        weight_BQN = (similarity_BQN / temperature).softmax(-1)
+        away_BQN = distance_NN[target_BQ]
+        nearest_BQ = similarity_BQN.argmax(-1) == target_BQ
+        figures = [
+            nearest_BQ.double().mean(1),
+            (weight_BQN * away_BQN).sum(-1).double().mean(1),
+            away_BQN.double().mean((1, 2)),
+        ]
+        parts.append(torch.stack(figures, dim=1).cpu())
+        for row in range(min(len(target_BQ), num_pictures - len(cells))):
+            cells.append(_cells(batch, row, weight_BQN[row], grid))
+    nearest, distance, uniform = torch.cat(parts).unbind(1)
+    return {
+        **mean_and_error("nearest", nearest),
+        **mean_and_error("distance", distance),
+        "uniform_distance": float(uniform.mean()),
+        "temperature": temperature,
+        "grid": list(grid),
+        "samples": len(nearest),
+        "pictures": _draw(cells, context.folder),
+    }
+
+
+def check(plan: Plan) -> None:
+    """Raise a ``UserError`` where there is nowhere to draw."""
+    check_pictures("stop_heatmaps", plan, required=True)
+
+
+def hide(model: PretrainModel, batch: Batch, seed: int) -> Batch:
+    """Return a batch with the context ``view/keep`` and hidden blocks, as I-JEPA's defaults are."""
+    keys_B = draws.sample_keys(seed, 0, batch[INDEX], 0, "stop_heatmaps")
+    masks = draw_blocks(keys_B, IJEPA().blocks(model.encoder))
+    return {**batch, "view/keep": masks.context, "ijepa/targets": masks.targets}
+
+
+@torch.no_grad()
+def predicted_similarity(model: PretrainModel, batch: Batch) -> Tensor:
+    """Return the cosine (B, Q, N) of Q predicted features and the features of all patches.
+
+    Args:
+        model: with I-JEPA, in eval mode.
+        batch: images, ``view/keep`` and ``ijepa/targets``, see ``hide``.
+    """
+    objective, teacher = model.objectives[NEEDS], model.teacher
+    assert isinstance(objective, FeaturePrediction) and teacher is not None
+    images = model.images(batch)[:, 0]
+    seen = model.encoder(images, batch["view/keep"], _positions(model, batch, keep=True))
+    whole = teacher(images, positions=_positions(model, batch, keep=False))
+    predicted = objective({"student": seen, "teacher": whole}, batch)["predicted"]
+    features_BND = whole[:, model.encoder.num_prefix_tokens :].float()
+    features_BND = F.layer_norm(features_BND, features_BND.shape[-1:])
+    return F.normalize(predicted.flatten(1, 2).float(), dim=-1) @ F.normalize(
+        features_BND, dim=-1
+    ).transpose(1, 2)
+
+
+def _positions(model: PretrainModel, batch: Batch, *, keep: bool) -> Any:
+    """Return the edit by a model's position source, the teacher's own of all patches; or None."""
+    if model.position_source is None:
+        return None
+    where = EncoderPass(keep="view/keep" if keep else None, teacher=not keep)
+    source = model.positions if keep else model.teacher_positions
+    assert source is not None
+    return partial(source, (model.position_source,), batch, where)
+
+
+def _cells(batch: Batch, row: int, weight_QN: Tensor, grid: tuple[int, int]) -> list[Cell]:
+    """Return the image without its first hidden block, and the map of one patch of that."""
+    block = batch["ijepa/targets"][row, 0].tolist()
+    chosen = len(block) // 2
+    view = as_picture(batch["view/image"][row, 0])
+    hidden = view.copy()
+    high, wide = view.shape[0] // grid[0], view.shape[1] // grid[1]
+    for patch in block:
+        top, left = patch // grid[1] * high, patch % grid[1] * wide
+        hidden[top : top + high, left : left + wide] = 0
+    heat = as_map(weight_QN[chosen], grid)
+    mark = [block[chosen]]
+    return [
+        Cell(grid, image=hidden, marks=mark),
+        Cell(grid, heat, view, marks=mark, colours="inferno"),
+    ]
+
+
+def _draw(cells: list[list[Cell]], folder: Path | None) -> list[str]:
+    """Write the picture; return its name."""
+    assert folder is not None  # checked
+    title = "which patches a predicted feature resembles (point: the patch it is of)"
+    figure = draw_cells(in_rows(cells, IN_A_ROW), title=title)
+    return [save_figure(figure, folder, "stop_heatmaps.png")]
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """Return the figures as text."""
+    titles = {
+        "nearest": "share most similar to their own place",
+        "distance": "from it to where the softmax points, in patches",
+    }
+    rows = estimate_rows(results, titles)
+    patches = results["grid"][0] * results["grid"][1]
+    notes = [
+        f"where all patches are alike: {1 / patches:.4f} and {results['uniform_distance']:.4f}",
+        f"{results['samples']} images, temperature {results['temperature']:g}",
+        f"pictures: {', '.join(results['pictures'])}",
+    ]
+    return format_table("Predicted features", ["of", "mean", "standard error"], rows, notes)

@@ -1,0 +1,159 @@
+"""How alike StoP's stochastic positions are to the fixed ones (Bar et al. 2024, Fig. 5).
+
+The query at position i is ψ_i + A·n, n ~ N(0, s²·I), as the predictor's mask tokens get it in
+training (the context's tokens with ``variant: context``; s·ε with ``fixed_cov``). Its cosine
+similarity to every ψ_k is a map over the grid: without noise, of one draw, and averaged over draws.
+No image is looked at.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from pydantic import PositiveInt
+from torch import Tensor
+
+from pospre import draws
+from pospre.algorithms.ijepa.ijepa import FeaturePrediction
+from pospre.algorithms.ijepa.predictor import Predictor
+from pospre.algorithms.stop import NOISY, NoisyTokens
+from pospre.errors import UserError
+from pospre.evaluation.analysis.drawing import Cell, as_map, check_pictures, draw_cells, save_figure
+from pospre.evaluation.analysis.estimates import estimate_rows, mean_and_error
+from pospre.evaluation.analysis.settings import check_queries, planned_encoder, three_patches
+from pospre.evaluation.listed import Numbers
+from pospre.evaluation.registry import Context, Plan
+from pospre.evaluation.table import format_table
+from pospre.nn.positions import grid_distances
+
+NEEDS = "stop"
+FIGURES = {"distance": "max"}
+
+
+def evaluate(
+    context: Context,
+    *,
+    queries: Numbers | None = None,
+    num_draws: PositiveInt = 64,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Compare stochastic positions with the fixed ones.
+
+    Args:
+        context: model with StoP, and where the picture goes.
+        queries: positions whose maps are drawn, row by row from 0; without it three of them.
+        num_draws: draws of the noise at every position.
+        seed: of the noise.
+
+    Returns:
+        Means over positions and draws, with standard errors over draws (``…_se``): ``own``, the
+        similarity of a query to its own position; ``nearest``, the share of queries most similar to
+        it; ``distance``, in patches, from it to the position that they are most similar to.
+    """
+    objective = context.model.objectives["ijepa"]
+    assert isinstance(objective, FeaturePrediction)
+    predictor, tokens = objective.predictor, objective.predictor.tokens
+    assert isinstance(tokens, NoisyTokens)
+    with torch.no_grad():
+        position_ND = predictor.positions({}).float()
+        grid = context.model.encoder.grid
+        asked = list(queries or three_patches(grid))
+        similarity_SNN = torch.stack(
+            [
+                similarity(
+                    position_ND + noise(predictor, len(position_ND), seed, draw), position_ND
+                )
+                for draw in range(num_draws)
+            ]
+        )
+        fixed_NN = similarity(position_ND, position_ND)
+    distance_NN = grid_distances(*grid, squared=False).to(position_ND)
+    best_SN = similarity_SNN.argmax(-1)
+    place_N = torch.arange(len(position_ND), device=best_SN.device)
+    return {
+        **mean_and_error("own", similarity_SNN.diagonal(dim1=1, dim2=2).mean(1)),
+        **mean_and_error("nearest", (best_SN == place_N).double().mean(1)),
+        **mean_and_error("distance", distance_NN[place_N, best_SN].mean(1)),
+        "variant": tokens.variant,
+        "noise_std": tokens.noise_std,
+        "draws": num_draws,
+        "grid": list(grid),
+        "queries": asked,
+        "pictures": _draw(fixed_NN, similarity_SNN, asked, grid, context.folder),
+    }
+
+
+def check(plan: Plan) -> None:
+    """Raise a ``UserError`` for a variant without noise, or positions that are not there."""
+    variant = plan.recipe.algorithms[NEEDS].get("variant", "masked")
+    if variant not in NOISY:
+        raise UserError(
+            f"stop_similarity: stop.variant = {variant} adds no noise to positions; "
+            f"{', '.join(NOISY)} do."
+        )
+    grid = planned_encoder("stop_similarity", plan).grid
+    check_queries("stop_similarity", plan.settings["queries"] or (), grid)
+    check_pictures("stop_similarity", plan)
+
+
+def noise(predictor: Predictor, num_positions: int, seed: int, draw: int) -> Tensor:
+    """Return what a draw adds to each position in training: (N, d)."""
+    tokens, embed = predictor.tokens, predictor.embed
+    assert isinstance(tokens, NoisyTokens)
+    projected = tokens.variant != "fixed_cov"
+    place_N = torch.arange(num_positions, device=embed.weight.device)
+    keys_N = draws.sample_keys(seed, draw, place_N, 0, "stop_similarity")
+    width = embed.in_features if projected else predictor.dim
+    noise_ND = tokens.noise_std * draws.normal(keys_N, width)
+    return F.linear(noise_ND, embed.weight.float()) if projected else noise_ND
+
+
+def similarity(queries_ND: Tensor, position_ND: Tensor) -> Tensor:
+    """Return the cosine of each query (row) and each position."""
+    return F.normalize(queries_ND, dim=-1) @ F.normalize(position_ND, dim=-1).T
+
+
+def _draw(
+    fixed_NN: Tensor,
+    similarity_SNN: Tensor,
+    queries: Sequence[int],
+    grid: tuple[int, int],
+    folder: Path | None,
+) -> list[str]:
+    """Write the picture, if there is a folder; return its name."""
+    if folder is None:
+        return []
+    kinds = {
+        "without noise": fixed_NN,
+        "one draw": similarity_SNN[0],
+        f"mean of {len(similarity_SNN)}": similarity_SNN.mean(0),
+    }
+    limits = (float(fixed_NN.min()), 1.0)
+    rows = [
+        [
+            Cell(grid, as_map(map_NN[query], grid), title=kind, marks=[query], limits=limits)
+            for kind, map_NN in kinds.items()
+        ]
+        for query in queries
+    ]
+    title = "similarity of a position to all"
+    figure = draw_cells(rows, [f"position {query}" for query in queries], title=title)
+    return [save_figure(figure, folder, "stop_similarity.png")]
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """Return the similarities as text."""
+    titles = {
+        "own": "similarity to one's own position",
+        "nearest": "share of queries nearest to it",
+        "distance": "from it to the nearest, in patches",
+    }
+    rows = estimate_rows(results, titles)
+    rows_columns = " × ".join(map(str, results["grid"]))
+    notes = [
+        f"variant {results['variant']}, s = {results['noise_std']:g}, {results['draws']} draws at "
+        f"each of {rows_columns} positions; without noise: 1, 1 and 0"
+    ]
+    return format_table("Stochastic positions", ["cosine", "mean", "standard error"], rows, notes)

@@ -1,0 +1,177 @@
+"""Patch tokens of an encoder's layers, of images that are shown whole, without positions, or mixed.
+
+The images are held in memory as bytes, and of every image only some patch tokens, drawn by a seed.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pospre import draws
+from pospre.batch import INDEX, Batch
+from pospre.data.views.plan import ViewGroup
+from pospre.evaluation.features import WHOLE, centre_batches
+from pospre.evaluation.layers import layer_tokens
+from pospre.evaluation.registry import Context
+from pospre.model.model import PretrainModel
+from pospre.nn.encoder import Edit
+from pospre.nn.masking import gather_tokens
+
+Input = Literal["image", "masked", "content", "constant", "shuffled"]
+"""What the encoder is shown: the image with the positions that it adds; with 75 % of them masked
+(DropPos, Table 7); with none of them; an image of one colour, with all of them; the image with its
+patches in random order, with the positions of where they are shown."""
+
+MASKED_SHARE = 0.75
+BATCH = 64
+_TOKENS = ("droppos", "masked_position")
+
+
+class Features(NamedTuple):
+    """Tokens of T patches of each of B images, per layer.
+
+    Attributes:
+        tokens: float32 (B, T, D) by layer.
+        shown: int64 (B, T), the places where these patches are shown.
+        origin: int64 (B, T), their places in the photograph.
+    """
+
+    tokens: list[Tensor]
+    shown: Tensor
+    origin: Tensor
+
+
+def load_images(
+    context: Context,
+    size: tuple[int, int],
+    *,
+    title: str,
+    num_samples: int,
+    num_workers: int | None,
+    seed: int,
+) -> Batch:
+    """Return the centre views of so many images of ``context.data``, in the order of the data set.
+
+    Args:
+        context: says which data.
+        size: (height, width) of the views in pixels.
+        title: of the progress bar.
+        num_samples: how many images, drawn by ``seed``.
+        num_workers: decoding threads; None lets the loader choose.
+        seed: draws the images.
+    """
+    # the same part of each image at every size, and where the encoder's is small, all of it
+    crop = "full" if max(context.image_size) <= WHOLE else "center"
+    batches = [
+        {key: value.cpu() for key, value in batch.items()}
+        for batch in centre_batches(
+            context,
+            context.data,
+            title=title,
+            num_samples=num_samples,
+            batch_size=BATCH,
+            num_workers=num_workers,
+            seed=seed,
+            view=ViewGroup(size=size, crop=crop),
+        )
+    ]
+    order = torch.cat([batch[INDEX] for batch in batches]).argsort()
+    return {key: torch.cat([batch[key] for batch in batches])[order] for key in batches[0]}
+
+
+def hold_out(batch: Batch, share: float, seed: int) -> tuple[Batch, Batch]:
+    """Split images into those to learn from and the ``share`` to measure on, drawn by ``seed``."""
+    keys_B = draws.sample_keys(seed, 0, batch[INDEX], 0, "position_probe/held_out")
+    order = draws.bits(keys_B, 1)[:, 0].argsort()
+    count = round(share * len(order))
+    parts = order[count:].sort().values, order[:count].sort().values
+    learn, measure = ({key: value[rows] for key, value in batch.items()} for rows in parts)
+    return learn, measure
+
+
+def layer_features(
+    model: PretrainModel,
+    batch: Batch,
+    layers: Sequence[int],
+    shown_as: Input,
+    *,
+    num_tokens: int,
+    seed: int,
+    device: torch.device,
+    step: Callable[[int], None] = lambda count: None,
+) -> Features:
+    """Return some patch tokens of every layer, after the encoder's final norm.
+
+    Args:
+        model: of a ViT, in eval mode on ``device``.
+        batch: of ``load_images``.
+        layers: see ``layer_tokens``.
+        shown_as: what the encoder is shown.
+        num_tokens: so many patches of each image at most, drawn by ``seed``; of a ``masked`` image
+            only patches whose position is.
+        seed: of these, of the masked positions and of the order of shuffled patches.
+        device: where the model is.
+        step: told how many images are done after each forward pass.
+    """
+    kept: list[list[Tensor]] = [[] for _ in layers]
+    places: list[tuple[Tensor, Tensor]] = []
+    for start in range(0, len(batch[INDEX]), BATCH):
+        part = {key: value[start : start + BATCH].to(device) for key, value in batch.items()}
+        images = model.images(part)[:, 0]
+        rows, columns = model.encoder.grid_of(*images.shape[-2:])
+        asked_BN = _permutation(part, rows * columns, seed, "asked")
+        hidden_BH = asked_BN[:, : round(MASKED_SHARE * rows * columns)]
+        asked_BT = (hidden_BH if shown_as == "masked" else asked_BN)[:, :num_tokens]
+        origin_BT, edit = asked_BT, None
+        if shown_as == "masked":
+            edit = _masking(model, hidden_BH)
+        elif shown_as == "content":
+            edit = torch.zeros_like
+        elif shown_as == "constant":
+            images = images.mean(dim=(2, 3), keepdim=True).expand_as(images)
+        elif shown_as == "shuffled":
+            order_BN = _permutation(part, rows * columns, seed, "shuffle")
+            images = reorder_patches(images, order_BN, model.encoder.patch_size)
+            origin_BT = order_BN.gather(1, asked_BT)
+        found = layer_tokens(model, images, layers, positions=edit)
+        for into, tokens_BTD in zip(kept, found, strict=True):
+            patches = tokens_BTD[:, model.encoder.num_prefix_tokens :]
+            into.append(gather_tokens(patches, asked_BT).float().cpu())
+        places.append((asked_BT.cpu(), origin_BT.cpu()))
+        step(len(images))
+    shown, origin = (torch.cat(part) for part in zip(*places, strict=True))
+    return Features([torch.cat(parts) for parts in kept], shown, origin)
+
+
+def reorder_patches(images_BCHW: Tensor, order_BN: Tensor, patch_size: tuple[int, int]) -> Tensor:
+    """Return images whose i-th place shows the patch that was in place ``order_BN[:, i]``."""
+    high, wide = patch_size
+    grid = images_BCHW.shape[2] // high, images_BCHW.shape[3] // wide
+    cells = images_BCHW.unflatten(3, (grid[1], wide)).unflatten(2, (grid[0], high))
+    cells = cells.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)  # B, N, channel, high, wide
+    rows = torch.arange(len(cells), device=cells.device).unsqueeze(1)
+    cells = cells[rows, order_BN].unflatten(1, grid)
+    return cells.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
+
+
+def _permutation(batch: Batch, count: int, seed: int, purpose: str) -> Tensor:
+    keys_B = draws.sample_keys(seed, 0, batch[INDEX], 0, f"position_probe/{purpose}")
+    return draws.permutation(keys_B, count)
+
+
+def _masking(model: PretrainModel, hidden_BH: Tensor) -> Edit:
+    """Return what puts the model's own token for a masked position there, zeros if it has none."""
+    named = model.positions.named
+    tokens = [named[name].token for name in _TOKENS if name in named]
+    token = next((token for token in tokens if token is not None), None)
+
+    def mask(positions_BND: Tensor) -> Tensor:
+        other = positions_BND.new_zeros(1) if token is None else token.to(positions_BND.dtype)
+        hidden_BN = torch.zeros_like(positions_BND[..., 0], dtype=torch.bool)
+        return torch.where(
+            hidden_BN.scatter(1, hidden_BH, True).unsqueeze(-1), other, positions_BND
+        )
+
+    return mask

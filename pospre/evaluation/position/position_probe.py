@@ -1,0 +1,306 @@
+"""Linear probes for position in the frozen tokens of every layer (beyond DropPos, Table 7).
+
+From the tokens of every layer a linear classifier says in which of the N places a patch is shown
+(top-1, chance 1/N), and ridge regression in which row and column (R²). Both learn from some images
+and are measured on others. What makes the figures honest stands beside them: the encoder with
+random weights; the image without the positions that the encoder adds, so that only content tells;
+images of one colour, where only positions tell; DropPos's own, 75 % of the positions masked and
+those patches asked; and patches in random order, where content and positions contradict each other:
+the probe of ordinary images then names the place of either.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+from pydantic import PositiveFloat, PositiveInt
+from tqdm import tqdm
+
+from pospre.batch import INDEX, Batch
+from pospre.errors import UserError
+from pospre.evaluation.classification.knn import all_layers
+from pospre.evaluation.classification.vectors import blank_encoder
+from pospre.evaluation.layers import check_layers
+from pospre.evaluation.listed import Numbers
+from pospre.evaluation.models import open_model
+from pospre.evaluation.position.layer_features import (
+    Features,
+    Input,
+    hold_out,
+    layer_features,
+    load_images,
+)
+from pospre.evaluation.position.probe_picture import draw_depth
+from pospre.evaluation.position.probes import (
+    Probes,
+    Score,
+    coordinates_of,
+    fit_probes,
+    r_squared,
+    top1,
+)
+from pospre.evaluation.position.settings import Grids, Images, check_images
+from pospre.evaluation.registry import Context, Plan
+from pospre.evaluation.table import format_table
+from pospre.model.model import PretrainModel
+
+FIGURES = {"top1": "max", "content_top1": "max", "r2": "max", "content_r2": "max"}
+HELD_OUT = 0.25
+MEMORY = 2**30  # bytes of tokens at once; layers that do not fit are encoded in turn
+PICTURE = "position_over_depth.png"
+ADDITIVE: tuple[Input, ...] = ("image", "masked", "content", "constant")
+UNTRAINED: tuple[Input, ...] = ("image", "masked", "content")
+SHOWN_AS = {
+    "image": "image",
+    "masked": "75 % masked",
+    "content": "no positions",
+    "constant": "one colour",
+    "shuffled": "shuffled",
+}
+
+
+class Work(NamedTuple):
+    """What is asked of every model: see the settings of ``evaluate``."""
+
+    layers: tuple[int, ...]
+    num_tokens: int
+    weight_decay: float
+    iterations: int
+    seed: int
+    context: Context
+    bar: Any
+
+    def features(
+        self, model: PretrainModel, batch: Batch, layers: Sequence[int], shown_as: Input
+    ) -> Features:
+        """Return ``layer_features``; the bar moves with every forward pass."""
+
+        def step(count: int) -> None:
+            self.bar.update(count)
+            self.context.go_on()
+
+        return layer_features(
+            model,
+            batch,
+            layers,
+            shown_as,
+            num_tokens=self.num_tokens,
+            seed=self.seed,
+            device=self.context.device,
+            step=step,
+        )
+
+    def parts(self, width: int, images: int) -> Iterator[tuple[int, ...]]:
+        """Yield the layers in parts whose tokens fit into ``MEMORY``."""
+        most = max(1, MEMORY // (4 * width * images * self.num_tokens))
+        for start in range(0, len(self.layers), most):
+            yield self.layers[start : start + most]
+
+
+def evaluate(
+    context: Context,
+    *,
+    layers: Numbers | Literal["all"] = "all",
+    grids: Grids = (),
+    versus: str | None = None,
+    num_samples: Images = 400,
+    num_tokens: PositiveInt = 64,
+    weight_decay: PositiveFloat = 1e-3,
+    iterations: PositiveInt = 30,
+    num_workers: PositiveInt | None = None,
+    seed: int = 0,
+    baseline: bool = True,
+) -> dict[str, Any]:
+    """Measure every layer.
+
+    Args:
+        context: model, data, device and the folder for the picture.
+        layers: all, or such as 0,6,12: 0 is the embedding, the others are blocks.
+        grids: further grids of patches, such as 7,20x28: the image is taken at that size.
+        versus: another --model of the same encoder, to stand beside: after fine-tuning, say.
+        num_samples: images, drawn by the seed; a quarter of them is measured on.
+        num_tokens: so many patches of each image at most, drawn by the seed.
+        weight_decay: of both probes.
+        iterations: of the classifier's L-BFGS at most.
+        num_workers: decoding threads; the loader chooses without it.
+        seed: draws images, patches, masks and the order of shuffled patches.
+        baseline: measure the untrained model of the same recipe and seed as well.
+
+    Returns:
+        ``rows`` (one dict per grid, model, input and layer: ``top1`` in [0, 1] and ``r2``, each
+        with its standard error over the images measured on), and the last layer's figures at the
+        training grid.
+    """
+    models = {"trained": context.model}
+    if versus is not None:
+        models["versus"] = open_model(versus).model.eval().to(context.device)
+    if baseline:
+        models["untrained"] = context.initial()
+    encoder = context.model.encoder
+    chosen = all_layers(layers, encoder.depth) or ()
+    rows: list[dict[str, Any]] = []
+    counts: list[int] = []
+    for grid in dict.fromkeys([encoder.grid, *grids]):
+        size = grid[0] * encoder.patch_size[0], grid[1] * encoder.patch_size[1]
+        batch = load_images(
+            context,
+            size,
+            title=f"position_probe {grid[0]}x{grid[1]}",
+            num_samples=num_samples,
+            num_workers=num_workers,
+            seed=seed,
+        )
+        learn, measure = hold_out(batch, HELD_OUT, seed)
+        counts = [len(learn[INDEX]), len(measure[INDEX])]
+        with tqdm(desc="encoding, fitting", unit="img", disable=not context.progress) as bar:
+            tokens = min(num_tokens, grid[0] * grid[1])
+            work = Work(chosen, tokens, weight_decay, iterations, seed, context, bar)
+            for name, model in models.items():
+                found = probe_model(work, model, learn, measure, grid, name)
+                rows += [{"grid": list(grid), "model": name, **row} for row in found]
+    results = {
+        **_figures(rows, list(encoder.grid), chosen[-1]),
+        "rows": rows,
+        "chance": 1 / encoder.num_patches,
+        "images_learned": counts[0],
+        "images_measured": counts[1],
+        "num_tokens": num_tokens,
+        "picture": None if context.folder is None else PICTURE,
+    }
+    if context.folder is not None:
+        draw_depth(results, SHOWN_AS, context.folder / PICTURE)
+    return results
+
+
+def check(plan: Plan) -> None:
+    """Raise a ``UserError`` for layers, grids, images or another model that cannot be probed."""
+    recipe, settings = plan.recipe, plan.settings
+    check_layers("position_probe", recipe.encoder.name, 0, ())
+    depth = blank_encoder(recipe).depth
+    layers = all_layers(settings["layers"], depth) or ()
+    check_layers("position_probe", recipe.encoder.name, depth, layers)
+    kind = recipe.encoder.positions
+    if settings["grids"] and kind in ("relative", "shared_relative"):
+        raise UserError(
+            f"position_probe: grids={settings['grids']}, but encoder.positions = {kind} knows the "
+            "offsets of one grid only; leave grids out."
+        )
+    check_images("position_probe", plan)
+    if settings["versus"] is not None:
+        other, own = open_model(settings["versus"]).recipe, recipe
+        for key in ("name", "image_size", "patch_size", "depth"):
+            theirs, ours = getattr(other.encoder, key), getattr(own.encoder, key)
+            if theirs != ours:
+                raise UserError(
+                    f"position_probe: versus={settings['versus']} has encoder.{key} = {theirs}, "
+                    f"and the model measured {ours}; give another training of the same encoder."
+                )
+
+
+def probe_model(
+    work: Work,
+    model: PretrainModel,
+    learn: Batch,
+    measure: Batch,
+    grid: tuple[int, int],
+    name: str,
+) -> list[dict[str, Any]]:
+    """Return the figures of one model at one grid, one dict per input and layer."""
+    inputs = UNTRAINED if name == "untrained" else ADDITIVE
+    if model.encoder.position_kind not in ("sincos", "learned"):
+        inputs = ("image",)  # it adds no positions that could be masked or left out
+    rows = []
+    images = len(learn[INDEX])
+    fit = partial(fit_probes, grid=grid, weight_decay=work.weight_decay, iterations=work.iterations)
+    for shown_as in inputs:
+        for layers in work.parts(model.encoder.embed_dim, images):
+            known = work.features(model, learn, layers, shown_as)
+            asked = work.features(model, measure, layers, shown_as)
+            shuffled = None
+            if shown_as == "image" and name != "untrained":
+                shuffled = work.features(model, measure, layers, "shuffled")
+            for number, layer in enumerate(layers):
+                work.context.go_on()
+                tokens_MD = known.tokens[number].flatten(0, 1).to(work.context.device)
+                probes = fit(tokens_MD, known.shown.flatten().to(tokens_MD.device))
+                row = {"shown_as": shown_as, "layer": layer}
+                rows.append({**row, **_scores(probes, asked, number, grid)})
+                if shuffled is not None:
+                    scores = _scores(probes, shuffled, number, grid, origin=True)
+                    rows.append({"shown_as": "shuffled", "layer": layer, **scores})
+    return rows
+
+
+def _scores(
+    probes: Probes,
+    features: Features,
+    number: int,
+    grid: tuple[int, int],
+    *,
+    origin: bool = False,
+) -> dict[str, Any]:
+    """Return both figures of one layer, and with ``origin`` top-1 of where patches came from."""
+    tokens_BTD = features.tokens[number]
+    tokens_MD = tokens_BTD.flatten(0, 1).to(probes.classifier.device)
+    places = probes.places(tokens_MD).cpu().view(features.shown.shape)
+    coordinates = probes.rows_and_columns(tokens_MD).cpu().view(*features.shown.shape, 2)
+    figures: dict[str, Score] = {
+        "top1": top1(places, features.shown),
+        "r2": r_squared(coordinates, coordinates_of(features.shown, grid)),
+    }
+    if origin:
+        figures["origin_top1"] = top1(places, features.origin)
+    return {
+        key: value
+        for name, score in figures.items()
+        for key, value in ((name, score.value), (f"{name}_error", score.error))
+    }
+
+
+def _figures(rows: list[dict[str, Any]], grid: list[int], layer: int) -> dict[str, float | None]:
+    """Return the trained model's figures of one layer at one grid; None where not measured."""
+    last = {
+        row["shown_as"]: row
+        for row in rows
+        if (row["grid"], row["model"], row["layer"]) == (grid, "trained", layer)
+    }
+    content = last.get("content", {})
+    return {
+        "top1": last["image"]["top1"],
+        "r2": last["image"]["r2"],
+        "content_top1": content.get("top1"),
+        "content_r2": content.get("r2"),
+    }
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """Return one table per grid: models and inputs down, layers across."""
+    grids = dict.fromkeys(tuple(row["grid"]) for row in results["rows"])
+    return "\n\n".join(_grid_table(results, list(grid)) for grid in grids)
+
+
+def _grid_table(results: Mapping[str, Any], grid: list[int]) -> str:
+    rows = [row for row in results["rows"] if row["grid"] == grid]
+    layers = sorted({row["layer"] for row in rows})
+    lines: dict[str, list[str]] = {}
+    for row in sorted(rows, key=lambda row: row["layer"]):
+        name = f"{row['model']}, {SHOWN_AS[row['shown_as']]}"
+        second = (": origin", row["origin_top1"]) if "origin_top1" in row else (": R²", row["r2"])
+        for key, value in ((": top-1", row["top1"]), second):
+            text = f"{value:.2f}" if key == ": R²" else f"{100 * value:.1f}"
+            lines.setdefault(name + key, []).append(text)
+    largest = max(row["top1_error"] for row in rows)
+    count = grid[0] * grid[1]
+    notes = [
+        f"chance: {100 / count:.2f} and 0; largest standard error of a top-1: {100 * largest:.2f}",
+        f"{results['images_learned']} images learned from, {results['images_measured']} measured "
+        f"on, {min(results['num_tokens'], count)} patches of each",
+        "shuffled: the probe of ordinary images names where a patch is shown (top-1), or where it "
+        "came from (origin)",
+    ]
+    return format_table(
+        f"Position in the tokens of {grid[0]} x {grid[1]} patches: top-1 in %, R² of row, column",
+        ["layer", *map(str, layers)],
+        [[name, *cells] for name, cells in lines.items()],
+        notes,
+    )

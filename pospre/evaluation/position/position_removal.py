@@ -1,0 +1,287 @@
+"""Position projected out of the features (RASA; Franca, Venkataramanan et al. 2025): at what cost?
+
+Out of the patch tokens of the last layer the plane is projected from which ridge regression reads
+row and column; another plane is found in what is left, and so on. (Franca trains each plane by
+gradient, behind a sigmoid, nine at most; least squares finds it at once.) Where many directions say
+the same, each plane takes one of them; the plane of the covariance with row and column takes them
+all: without it no linear regression can read either (LEACE, Belrose et al. 2023). After each plane
+both position probes are fitted anew, on some images, and measured on others. Evaluations such as
+knn are then done on the encoder as it is, and on the encoder whose last norm the projection
+follows.
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
+from torch import Tensor, nn
+
+from pospre.errors import UserError
+from pospre.evaluation.layers import check_layers
+from pospre.evaluation.listed import listed
+from pospre.evaluation.position.layer_features import (
+    Features,
+    hold_out,
+    layer_features,
+    load_images,
+)
+from pospre.evaluation.position.probes import (
+    coordinates_of,
+    fit_probes,
+    fit_whitening,
+    r_squared,
+    ridge,
+    top1,
+)
+from pospre.evaluation.position.settings import Images, check_images
+from pospre.evaluation.registry import (
+    Context,
+    Plan,
+    check_settings,
+    describe_settings,
+    evaluation_module,
+    figures_of,
+)
+from pospre.evaluation.run import check_evaluation
+from pospre.evaluation.table import format_table
+from pospre.model.model import PretrainModel
+
+FIGURES = {"r2_left": "min", "top1_left": "min"}
+HELD_OUT = 0.25
+
+Direction = Literal["regression", "covariance"]
+Names = Annotated[tuple[str, ...], BeforeValidator(listed)]
+Planes = Annotated[int, Field(ge=1, le=15)]
+
+
+class PlanesRemoved(nn.Module):
+    """Projects tokens onto what is orthogonal to a basis (D, K), around their mean (D,)."""
+
+    def __init__(self, mean_D: Tensor, basis_DK: Tensor) -> None:
+        super().__init__()
+        self.mean_D: Tensor
+        self.basis_DK: Tensor
+        self.register_buffer("mean_D", mean_D)
+        self.register_buffer("basis_DK", basis_DK)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the tokens (…, D) without their part in the basis."""
+        basis_DK = self.basis_DK.to(tokens)
+        return tokens - (tokens - self.mean_D.to(tokens)) @ basis_DK @ basis_DK.T
+
+
+def evaluate(
+    context: Context,
+    *,
+    by: Direction = "regression",
+    planes: Planes | None = None,
+    evaluations: Names = (),
+    bank: str | None = None,
+    num_samples: Images = 400,
+    num_tokens: PositiveInt = 64,
+    weight_decay: PositiveFloat = 1e-3,
+    iterations: PositiveInt = 30,
+    num_workers: PositiveInt | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Measure how much position is left after each plane, and what the others' figures become.
+
+    Args:
+        context: model, data and device.
+        by: which plane is projected out, of the regression's weights or of the covariance.
+        planes: so many, one after the other; 9 without it. Of the covariance there is one.
+        evaluations: names of others, such as knn,linear, to do before and after.
+        bank: their setting of that name.
+        num_samples: images that the planes are found on, drawn by the seed; a quarter measures.
+        num_tokens: so many patches of each image at most, drawn by the seed.
+        weight_decay: of both probes.
+        iterations: of the classifier's L-BFGS at most.
+        num_workers: decoding threads; the loader chooses without it.
+        seed: draws images and patches.
+
+    Returns:
+        ``steps`` (0 planes, 1 and so on: ``top1``, ``r2``, their standard errors and the share of
+        the tokens' variance that is gone), ``r2_left`` and ``top1_left`` of the last one, and
+        ``evaluations``: each one's figures before and after.
+    """
+    model = context.model
+    size, grid = model.encoder.image_size, model.encoder.grid
+    batch = load_images(
+        context,
+        size,
+        title="position_removal",
+        num_samples=num_samples,
+        num_workers=num_workers,
+        seed=seed,
+    )
+    learn, measure = (
+        layer_features(
+            model,
+            part,
+            [model.encoder.depth],
+            "image",
+            num_tokens=num_tokens,
+            seed=seed,
+            device=context.device,
+            step=lambda count: context.go_on(),
+        )
+        for part in hold_out(batch, HELD_OUT, seed)
+    )
+    tokens_MD, places_M = learn.tokens[0].flatten(0, 1), learn.shown.flatten()
+    if by == "covariance":
+        basis = covariance_plane(tokens_MD, places_M, grid)
+    else:
+        basis = regression_planes(tokens_MD, places_M, grid, planes or 9, weight_decay)
+    steps = []
+    for count in range(basis.shape[1] // 2 + 1):
+        context.go_on()
+        removed = PlanesRemoved(tokens_MD.mean(0), basis[:, : 2 * count])
+        figures = _measure(removed, learn, measure, grid, weight_decay, iterations)
+        steps.append({"planes": count, **figures})
+    without = without_planes(model, tokens_MD.mean(0), basis)
+    return {
+        "r2_left": steps[-1]["r2"],
+        "top1_left": steps[-1]["top1"],
+        "steps": steps,
+        "by": by,
+        "chance": 1 / (grid[0] * grid[1]),
+        "images_learned": len(learn.shown),
+        "images_measured": len(measure.shown),
+        "evaluations": {
+            name: _before_and_after(context, without, name, bank) for name in evaluations
+        },
+    }
+
+
+def check(plan: Plan) -> None:
+    """Raise a ``UserError`` where there are no planes to find, or another evaluation would fail."""
+    check_layers("position_removal", plan.recipe.encoder.name, 0, ())
+    check_images("position_removal", plan)
+    if plan.settings["by"] == "covariance" and plan.settings["planes"] not in (None, 1):
+        raise UserError(
+            f"position_removal: planes={plan.settings['planes']}, but nothing of row and column is "
+            "left to find after the plane of their covariance; leave planes out."
+        )
+    for name in plan.settings["evaluations"]:
+        if not figures_of(name) or name == "position_removal":
+            raise UserError(f"position_removal: evaluations={name} has no figures to compare")
+        settings = _settings(name, plan.settings["bank"])
+        try:
+            check_evaluation(name, plan.recipe, plan.data, settings, None)
+        except UserError as error:
+            raise UserError(f"position_removal: evaluations={name}: {error}") from error
+
+
+def covariance_plane(tokens_MD: Tensor, places_M: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Return an orthonormal basis (D, 2) of the tokens' covariances with row and with column."""
+    targets = coordinates_of(places_M, grid)
+    centred = (tokens_MD - tokens_MD.mean(0)).double()
+    covariance = centred.T @ (targets - targets.mean(0)).double()
+    return torch.linalg.qr(covariance).Q.to(tokens_MD.dtype)
+
+
+def regression_planes(
+    tokens_MD: Tensor, places_M: Tensor, grid: tuple[int, int], planes: int, weight_decay: float
+) -> Tensor:
+    """Return an orthonormal basis (D, 2·planes): two columns for each plane, the first found first.
+
+    Args:
+        tokens_MD: float32 tokens.
+        places_M: where each of them was shown, row-major.
+        grid: (rows, columns).
+        planes: how many, at most D/2.
+        weight_decay: of the ridge regression on whitened tokens.
+    """
+    targets = coordinates_of(places_M, grid)
+    basis = tokens_MD.new_zeros(tokens_MD.shape[1], 0)
+    for _ in range(planes):
+        left_MD = PlanesRemoved(tokens_MD.mean(0), basis)(tokens_MD)
+        whiten = fit_whitening(left_MD)
+        plane = whiten.matrix @ ridge(whiten(left_MD), targets, weight_decay)[:-1]
+        plane = plane - basis @ (basis.T @ plane)
+        basis = torch.linalg.qr(torch.cat([basis, plane / plane.norm(dim=0)], dim=1)).Q
+    return basis
+
+
+def without_planes(model: PretrainModel, mean_D: Tensor, basis_DK: Tensor) -> PretrainModel:
+    """Return a copy of the model whose tokens lack the part in the basis."""
+    other = copy.deepcopy(model)
+    other.encoder.norm = nn.Sequential(other.encoder.norm, PlanesRemoved(mean_D, basis_DK))
+    return other.to(next(model.parameters()).device).eval()
+
+
+def _measure(
+    removed: PlanesRemoved,
+    learn: Features,
+    measure: Features,
+    grid: tuple[int, int],
+    weight_decay: float,
+    iterations: int,
+) -> dict[str, float]:
+    """Return both probes' figures on what is left, and which share of the variance is not."""
+    known_BTD, asked_BTD = learn.tokens[0], measure.tokens[0]
+    known_MD = known_BTD.flatten(0, 1)
+    left_MD = removed(known_MD)
+    probes = fit_probes(
+        left_MD, learn.shown.flatten(), grid, weight_decay=weight_decay, iterations=iterations
+    )
+    asked_MD = removed(asked_BTD.flatten(0, 1))
+    shape = measure.shown.shape
+    best = top1(probes.places(asked_MD).view(shape), measure.shown)
+    coordinates = probes.rows_and_columns(asked_MD).view(*shape, 2)
+    r2 = r_squared(coordinates, coordinates_of(measure.shown, grid))
+    gone = 1 - left_MD.var(0).sum() / known_MD.var(0).sum()
+    return {
+        "top1": best.value,
+        "top1_error": best.error,
+        "r2": r2.value,
+        "r2_error": r2.error,
+        "variance_removed": float(gone),
+    }
+
+
+def _settings(name: str, bank: str | None) -> dict[str, Any]:
+    """Return the settings of another evaluation: the bank, and no untrained baseline."""
+    wanted = {"baseline": False, **({} if bank is None else {"bank": bank})}
+    return {key: value for key, value in wanted.items() if key in describe_settings(name)}
+
+
+def _before_and_after(
+    context: Context, without: PretrainModel, name: str, bank: str | None
+) -> dict[str, list[float]]:
+    """Return the figures of another evaluation, of the model as it is and without the planes."""
+    module = evaluation_module(name)
+    settings = check_settings(name, _settings(name, bank))
+    found = [
+        module.evaluate(replace(context, model=model, folder=None), **settings)
+        for model in (context.model, without)
+    ]
+    return {key: [results[key] for results in found] for key in figures_of(name)}
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """Return what is left after each plane, and the other evaluations' figures."""
+    rows = [
+        [
+            str(step["planes"]),
+            f"{100 * step['variance_removed']:.1f}",
+            f"{step['r2']:.3f} ± {step['r2_error']:.3f}",
+            f"{100 * step['top1']:.2f} ± {100 * step['top1_error']:.2f}",
+        ]
+        for step in results["steps"]
+    ]
+    notes = [
+        f"chance: 0 and {100 * results['chance']:.2f}; ± one standard error over "
+        f"{results['images_measured']} images; found on {results['images_learned']} others",
+    ]
+    notes += [
+        f"{name}: {figure} {before:.4f} with position, {after:.4f} without"
+        for name, figures in results["evaluations"].items()
+        for figure, (before, after) in figures.items()
+    ]
+    header = ["planes removed", "% of variance", "R² of row, column", "top-1 in %"]
+    title = f"Position left in the last layer's patch tokens (planes of the {results['by']})"
+    return format_table(title, header, rows, notes)

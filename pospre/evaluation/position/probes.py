@@ -1,0 +1,137 @@
+"""Linear probes that read positions from tokens: which of N places, and which row and column.
+
+Both are fitted to whitened tokens, where L-BFGS needs few steps: centred, and divided along each
+principal axis by its standard deviation. Directions of less than a thousandth of the mean variance
+are shrunk rather than blown up.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pospre.evaluation.classification.logistic import classify, logistic
+
+SHRINKAGE = 1e-3
+
+
+class Whitening(NamedTuple):
+    """A linear map of tokens: ``(tokens − mean) @ matrix`` has nearly unit covariance.
+
+    Attributes:
+        mean: (D,).
+        matrix: (D, D).
+    """
+
+    mean: Tensor
+    matrix: Tensor
+
+    def __call__(self, tokens_MD: Tensor) -> Tensor:
+        """Return the whitened tokens."""
+        return (tokens_MD - self.mean) @ self.matrix
+
+
+class Probes(NamedTuple):
+    """Both probes.
+
+    Attributes:
+        whiten: what is done to the tokens before.
+        classifier: (D+1, N), its bias last.
+        coordinates: (D+1, 2), its bias last.
+    """
+
+    whiten: Whitening
+    classifier: Tensor
+    coordinates: Tensor
+
+    def places(self, tokens_MD: Tensor) -> Tensor:
+        """Return the most likely place (M,) of each token."""
+        return classify(_with_one(self.whiten(tokens_MD)), self.classifier)
+
+    def rows_and_columns(self, tokens_MD: Tensor) -> Tensor:
+        """Return the predicted row and column (M, 2) of each token, in patches."""
+        return _with_one(self.whiten(tokens_MD)) @ self.coordinates
+
+
+class Score(NamedTuple):
+    """A figure over images and its standard error over them."""
+
+    value: float
+    error: float
+
+
+def fit_whitening(tokens_MD: Tensor) -> Whitening:
+    """Return the whitening of tokens (see the module)."""
+    mean = tokens_MD.mean(0)
+    centred = (tokens_MD - mean).double()
+    variance, axes = torch.linalg.eigh(centred.T @ centred / len(centred))
+    variance = variance.clamp_min(0)
+    scale = (variance + SHRINKAGE * variance.mean().clamp_min(1e-12)).rsqrt()
+    return Whitening(mean, (axes * scale).to(tokens_MD.dtype))
+
+
+def fit_probes(
+    tokens_MD: Tensor,
+    places_M: Tensor,
+    grid: tuple[int, int],
+    *,
+    weight_decay: float,
+    iterations: int,
+) -> Probes:
+    """Fit both probes.
+
+    Args:
+        tokens_MD: float32 tokens.
+        places_M: int64, where each of them belongs, row-major.
+        grid: (rows, columns).
+        weight_decay: factor of half the squared weights beside the mean cross-entropy, and of the
+            squared weights beside the mean squared error.
+        iterations: of L-BFGS at most.
+    """
+    whiten = fit_whitening(tokens_MD)
+    white_MD = whiten(tokens_MD)
+    count = grid[0] * grid[1]
+    classifier = logistic(_with_one(white_MD), places_M, count, weight_decay, iterations)
+    return Probes(whiten, classifier, ridge(white_MD, coordinates_of(places_M, grid), weight_decay))
+
+
+def ridge(features_MD: Tensor, targets_MK: Tensor, weight_decay: float) -> Tensor:
+    """Return the weights (D+1, K), bias last, of least mean squares + decay · ‖weights‖²."""
+    mean_D, mean_K = features_MD.mean(0), targets_MK.mean(0)
+    centred, wanted = features_MD - mean_D, targets_MK - mean_K
+    gram = centred.T @ centred / len(centred)
+    gram.diagonal().add_(weight_decay)
+    weights_DK = torch.linalg.solve(gram, centred.T @ wanted / len(centred))
+    return torch.cat([weights_DK, (mean_K - mean_D @ weights_DK).unsqueeze(0)])
+
+
+def coordinates_of(places: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Return the row and column (…, 2) of places, in patches, as float32."""
+    return torch.stack([places // grid[1], places % grid[1]], dim=-1).float()
+
+
+def top1(predicted_BT: Tensor, places_BT: Tensor) -> Score:
+    """Return the share of right places, and its standard error over the B images."""
+    right_B = (predicted_BT == places_BT).double().mean(dim=1)
+    return Score(float(right_B.mean()), _error(right_B))
+
+
+def r_squared(predicted_BTK: Tensor, targets_BTK: Tensor) -> Score:
+    """Return 1 − residual / total sum of squares over all K coordinates, and its standard error.
+
+    It is a ratio of sums over images; the error is that of a ratio estimator (Cochran 1977, 6.4).
+    """
+    targets, predicted = targets_BTK.double(), predicted_BTK.double()
+    residual_B = (targets - predicted).square().sum(dim=(1, 2))
+    total_B = (targets - targets.mean(dim=(0, 1))).square().sum(dim=(1, 2))
+    ratio = residual_B.sum() / total_B.sum()
+    return Score(float(1 - ratio), _error((residual_B - ratio * total_B) / total_B.mean()))
+
+
+def _error(values_B: Tensor) -> float:
+    return float(values_B.std() / len(values_B) ** 0.5)
+
+
+def _with_one(features_MD: Tensor) -> Tensor:
+    return F.pad(features_MD, (0, 1), value=1.0)

@@ -1,0 +1,221 @@
+"""What a feature keeps when positions are shifted, rescaled or left out, or the image is resized.
+
+Each image is encoded as usual, and with positions that are not its own: the table moved down and
+right by some patches (what leaves it comes in on the other side); the positions of its middle only,
+stretched over the whole image, as if it were an enlarged crop; none at all; or taken at another
+size, with positions resampled as in fine-tuning. Of each disturbance: the cosine between the
+disturbed feature and the usual one, and, where the data have classes, top-1 of nearest neighbours
+among the usual features of all other images.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Annotated, Any
+
+import torch
+import torch.nn.functional as F
+from pydantic import BeforeValidator, Field, PositiveInt
+from torch import Tensor
+
+from pospre.batch import INDEX, Batch
+from pospre.data.opening import open_reader
+from pospre.errors import UserError
+from pospre.evaluation.classification.knn import nearest_class
+from pospre.evaluation.features import Pooling
+from pospre.evaluation.layers import check_layers
+from pospre.evaluation.listed import listed
+from pospre.evaluation.position.layer_features import BATCH, load_images
+from pospre.evaluation.registry import Context, Plan
+from pospre.evaluation.table import format_table
+from pospre.model.model import PretrainModel
+from pospre.nn.encoder import Edit
+from pospre.nn.interpolation import interpolation_weights
+
+FIGURES = {"cosine": "max"}
+TEMPERATURE = 0.07
+
+Shifts = Annotated[tuple[PositiveInt, ...], BeforeValidator(listed)]
+Zooms = Annotated[tuple[Annotated[float, Field(gt=1)], ...], BeforeValidator(listed)]
+Scales = Annotated[tuple[Annotated[float, Field(gt=0)], ...], BeforeValidator(listed)]
+
+
+def evaluate(
+    context: Context,
+    *,
+    shifts: Shifts = (1, 2, 4),
+    zooms: Zooms = (1.25, 2.0),
+    scales: Scales = (0.75, 1.5),
+    features: Pooling = "mean",
+    k: PositiveInt = 20,
+    num_samples: Annotated[int, Field(ge=2)] = 500,
+    num_workers: PositiveInt | None = None,
+    seed: int = 0,
+    baseline: bool = True,
+) -> dict[str, Any]:
+    """Measure every disturbance.
+
+    Args:
+        context: model, data and device.
+        shifts: by so many patches, down and right.
+        zooms: so much the middle of the positions is stretched.
+        scales: of the image's sides; the grid is rounded.
+        features: mean of the patch tokens, or the cls token.
+        k: neighbours that vote.
+        num_samples: images, drawn by the seed.
+        num_workers: decoding threads; the loader chooses without it.
+        seed: draws the images.
+        baseline: measure the untrained model of the same recipe and seed as well.
+
+    Returns:
+        ``rows`` (one dict per model and disturbance: ``cosine`` with its standard error over
+        images, ``top1`` in [0, 1] or None), and the trained model's mean ``cosine`` of all.
+    """
+    models = {"trained": context.model}
+    if baseline:
+        models["untrained"] = context.initial()
+    load = partial(
+        load_images,
+        context,
+        title="shifted_positions",
+        num_samples=num_samples,
+        num_workers=num_workers,
+        seed=seed,
+    )
+    encoder = context.model.encoder
+    batch = load(encoder.image_size)
+    labels_B = batch["label"]
+    usual = {name: _encode(context, model, batch, features) for name, model in models.items()}
+    rows: list[dict[str, Any]] = []
+
+    def note(what: str, found: Mapping[str, Tensor]) -> None:
+        rows.extend(
+            {"model": name, "what": what, **_figures(disturbed, usual[name], labels_B, k)}
+            for name, disturbed in found.items()
+        )
+
+    note("as usual", usual)
+    edits = edits_of(encoder.grid, shifts, zooms) if encoder.pos_embed is not None else {}
+    for what, edit in edits.items():
+        encode = partial(_encode, context, batch=batch, features=features, positions=edit)
+        note(what, {name: encode(model=model) for name, model in models.items()})
+    for scale in scales:
+        grid = tuple(max(1, round(scale * side)) for side in encoder.grid)
+        size = grid[0] * encoder.patch_size[0], grid[1] * encoder.patch_size[1]
+        encode = partial(_encode, context, batch=load(size), features=features)
+        what = f"image at {grid[0]} x {grid[1]} patches"
+        note(what, {name: encode(model=model) for name, model in models.items()})
+    disturbed = [row["cosine"] for row in rows if row["model"] == "trained"][1:]
+    return {
+        "cosine": sum(disturbed) / len(disturbed),
+        "rows": rows,
+        "features": features,
+        "k": k,
+        "samples": len(labels_B),
+        "grid": list(encoder.grid),
+    }
+
+
+def check(plan: Plan) -> None:
+    """Raise a ``UserError`` for an encoder without positions to disturb, or none to disturb."""
+    encoder, settings = plan.recipe.encoder, plan.settings
+    check_layers("shifted_positions", encoder.name, 0, ())
+    if settings["features"] == "cls" and not encoder.class_token:
+        raise UserError(
+            "shifted_positions: features=cls, but the encoder has no class token; use mean."
+        )
+    if encoder.positions in ("relative", "shared_relative"):
+        raise UserError(
+            "shifted_positions moves the positions that are added to patches, and "
+            f"encoder.positions = {encoder.positions} adds none; position_probe measures there."
+        )
+    additive = encoder.positions != "none"
+    if not settings["scales"] and not (additive and (settings["shifts"] or settings["zooms"])):
+        raise UserError("shifted_positions: nothing to disturb; give shifts, zooms or scales.")
+    if len(open_reader(plan.data)) < 2:
+        raise UserError(f"shifted_positions: {plan.data} has one image; give at least 2.")
+
+
+def edits_of(
+    grid: tuple[int, int], shifts: tuple[int, ...], zooms: tuple[float, ...]
+) -> dict[str, Edit]:
+    """Return by name what to do to the positions (B, N, D) of a grid."""
+    edits: dict[str, Edit] = {
+        f"shifted by {count}": partial(shift, grid=grid, count=count) for count in shifts
+    }
+    edits |= {
+        f"the middle, x {factor:g}": partial(zoom, grid=grid, factor=factor) for factor in zooms
+    }
+    return {**edits, "no positions": torch.zeros_like}
+
+
+def shift(positions_BND: Tensor, grid: tuple[int, int], count: int) -> Tensor:
+    """Return positions whose place (r, c) has those of (r − count, c − count), cyclically."""
+    table = positions_BND.unflatten(1, grid)
+    return table.roll((count, count), dims=(1, 2)).flatten(1, 2)
+
+
+def zoom(positions_BND: Tensor, grid: tuple[int, int], factor: float) -> Tensor:
+    """Return the positions of the middle 1/factor of both sides over the whole grid: bicubic."""
+    down, across = (
+        interpolation_weights(
+            (0.5 + ((torch.arange(count) + 0.5) / count - 0.5) / factor)[None], count, "bicubic"
+        )[0].to(positions_BND)
+        for count in grid
+    )
+    table = positions_BND.unflatten(1, grid)
+    return torch.einsum("rh,cw,bhwd->brcd", down, across, table).flatten(1, 2)
+
+
+@torch.no_grad()
+def _encode(
+    context: Context,
+    model: PretrainModel,
+    batch: Batch,
+    features: Pooling,
+    positions: Edit | None = None,
+) -> Tensor:
+    """Return one feature (B, D) of each image, on the CPU."""
+    found = []
+    for start in range(0, len(batch[INDEX]), BATCH):
+        part = {
+            key: value[start : start + BATCH].to(context.device) for key, value in batch.items()
+        }
+        tokens_BND = model.tokens(model.images(part)[:, 0], positions).float()
+        patches_BND = tokens_BND[:, model.encoder.num_prefix_tokens :]
+        found.append((tokens_BND[:, 0] if features == "cls" else patches_BND.mean(1)).cpu())
+        context.go_on()
+    return torch.cat(found)
+
+
+def _figures(
+    disturbed_BD: Tensor, usual_BD: Tensor, labels_B: Tensor, k: int
+) -> dict[str, float | None]:
+    """Return the cosine and its standard error, and top-1 where there are classes and k others."""
+    cosine_B = F.cosine_similarity(disturbed_BD, usual_BD).double()
+    right = None
+    if bool((labels_B >= 0).all()) and len(labels_B) > k:
+        predicted_B = nearest_class(
+            disturbed_BD, usual_BD, labels_B, k=k, temperature=TEMPERATURE, leave_one_out=True
+        )
+        right = float((predicted_B == labels_B).double().mean())
+    error = float(cosine_B.std() / len(cosine_B) ** 0.5)
+    return {"cosine": float(cosine_B.mean()), "cosine_error": error, "top1": right}
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """Return cosine and top-1 of every disturbance."""
+    rows = [
+        [
+            f"{row['model']}: {row['what']}",
+            f"{row['cosine']:.3f} ± {row['cosine_error']:.3f}",
+            "–" if row["top1"] is None else f"{100 * row['top1']:.1f}",
+        ]
+        for row in results["rows"]
+    ]
+    notes = [
+        f"{results['samples']} images of {results['grid'][0]} x {results['grid'][1]} patches, "
+        f"{results['features']} features; ± one standard error; k = {results['k']}, each image "
+        "against the usual features of all others"
+    ]
+    header = ["positions", "cosine with the usual feature", "kNN top-1 in %"]
+    return format_table("Features under other positions", header, rows, notes)

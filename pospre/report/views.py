@@ -1,0 +1,129 @@
+"""What a step of a run saw: its crops, changed as in training, and what of them is hidden."""
+
+import json
+from collections.abc import Container, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from composer.core import Algorithm
+from PIL import Image
+from torch import Tensor
+
+from pospre.batch import Batch, per_row
+from pospre.evaluation.position.mosaic import enlarge, frame_cells
+from pospre.model.algorithm import PretrainAlgorithm
+from pospre.model.model import PretrainModel
+from pospre.nn.masking import slot_mask
+
+FOLDER, INDEX = "views", "views.json"
+NUM_SAMPLES = 3
+SIDES = 96, 192  # least pixels of a drawn view, one of many or one of two; in whole steps
+GAP = 6
+GREY = 128
+_HIDDEN = {
+    "keep": "grey patches are hidden from the encoder",
+    "masked": "grey patches are masked",
+    "content_mask": "the content of grey patches is masked",
+}
+_FRAMED = {
+    "droppos/shown": "of the patches framed in green the position is told",
+    "mp3/context": "patches framed in green are the context",
+    "ijepa/targets": "the features of patches framed in green are predicted",
+    "global/position_mask": "patches framed in green lose their position",
+}
+
+
+@torch.no_grad()
+def draw_views(
+    model: PretrainModel,
+    algorithms: Sequence[Algorithm],
+    batch: Batch,
+    folder: Path,
+    *,
+    step: int,
+) -> None:
+    """Write a strip of the views of each of a few samples, and ``views.json``, which names them.
+
+    Of the model nothing changes: views and masks are functions of seed, epoch and index.
+
+    Args:
+        model: in training mode, so that views are augmented.
+        algorithms: of the training; they hide what they hide.
+        batch: the first samples of a step, numbered.
+        folder: is made.
+        step: the step's number, for the record.
+    """
+    few = {key: value[:NUM_SAMPLES] for key, value in batch.items()}
+    for algorithm in algorithms:
+        if isinstance(algorithm, PretrainAlgorithm):
+            algorithm.write(few, model)
+    folder.mkdir(parents=True, exist_ok=True)
+    groups = []
+    for group in model.views:
+        strips, legend = _draw_group(model, few, group)
+        names = [f"{group}_{row}.png" for row in range(len(strips))]
+        for name, strip in zip(names, strips, strict=True):
+            Image.fromarray(strip).save(folder / name, optimize=True)
+        groups.append({"name": group, "legend": legend, "files": names})
+    (folder / INDEX).write_text(json.dumps({"step": step, "groups": groups}), encoding="utf-8")
+
+
+def can_draw(model: PretrainModel) -> bool:
+    """Tell whether the model's views are pictures: of three channels, in square patches."""
+    encoder = model.encoder
+    return encoder.channels == 3 and encoder.patch_size[0] == encoder.patch_size[1]
+
+
+def _draw_group(model: PretrainModel, batch: Batch, group: str) -> tuple[list[np.ndarray], str]:
+    """Return a strip of views for each sample, and what grey and green mean in them."""
+    pixels = model.images(batch, group) * model.augment.std + model.augment.mean
+    levels = (255 * pixels).round().clamp(0, 255).to(torch.uint8).permute(0, 1, 3, 4, 2)
+    grid, patch = model.grid(group), model.encoder.patch_size[0]
+    mixed = model.registry.mixes
+    hidden, framed, legend = _marks(batch, group, grid[0] * grid[1], levels.shape[1], mixed)
+    strips = []
+    for row, views in enumerate(levels.cpu().numpy()):
+        drawn = []
+        for number, view in enumerate(views):
+            picture = view.copy()
+            for place in hidden[row, number].nonzero().flatten().tolist():
+                top, left = place // grid[1] * patch, place % grid[1] * patch
+                picture[top : top + patch, left : left + patch] = GREY
+            factor = -(-SIDES[len(views) < 3] // min(view.shape[:2]))
+            picture = enlarge(picture, factor)
+            places = framed[row, number].nonzero().flatten().tolist()
+            frame_cells(picture, places, grid[1], patch * factor)
+            drawn += [picture, np.full((len(picture), GAP, 3), 255, np.uint8)]
+        strips.append(np.concatenate(drawn[:-1], axis=1))
+    return strips, "; ".join(legend)
+
+
+def _marks(
+    batch: Batch, group: str, patches: int, views: int, mixed: Container[str]
+) -> tuple[Tensor, Tensor, list[str]]:
+    """Return bool (B, V, N) of hidden and of framed patches, and what both mean."""
+    rows = len(batch["index"]) * views
+    hidden, framed = (torch.zeros(rows, patches, dtype=torch.bool) for _ in range(2))
+    legend = ["before they are mixed"] if group in mixed else []
+    for name, words in _HIDDEN.items():
+        if f"{group}/{name}" in batch:
+            mask = per_row(batch[f"{group}/{name}"], rows).cpu()
+            hidden |= mask if mask.dtype == torch.bool else ~slot_mask(mask, patches)
+            legend.append(words)
+    for key, words in _FRAMED.items():
+        if key in batch and key.startswith(("global/",)) == (group == "global"):
+            framed |= _places(batch, key, rows, patches).cpu()
+            legend.append(words)
+    return hidden.unflatten(0, (-1, views)), framed.unflatten(0, (-1, views)), legend
+
+
+def _places(batch: Batch, key: str, rows: int, patches: int) -> Tensor:
+    """Return bool (rows, N) of the patches that a batch key marks."""
+    marked = batch[key]
+    if key == "droppos/shown":  # of the visible patches
+        nowhere = torch.where(marked, batch["view/keep"], patches)
+        return slot_mask(nowhere, patches + 1)[:, :patches]
+    if marked.dtype == torch.bool:
+        return per_row(marked, rows)
+    return slot_mask(marked.flatten(0, 1) if key == "mp3/context" else marked.flatten(1), patches)

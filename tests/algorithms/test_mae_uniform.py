@@ -1,0 +1,157 @@
+"""MAE with uniform masking (UM-MAE), on Swin-T and on a ViT."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pospre.algorithms.mae import PixelRegression
+from pospre.errors import UserError
+from pospre.model.model import PretrainModel
+from pospre.nn.decoder import patchify, unpatchify
+from pospre.recipe.recipe import Recipe
+from pospre.training.build import build_algorithms, build_model
+from pospre.training.resolve import resolve
+from tests.algorithms.cases import make_optimizer, train
+from tests.swin_runs import small_swin
+
+UNIFORM = {"sampling": "uniform", "second_mask_ratio": 0.25}
+DECODER = {"decoder_dim": 32, "decoder_depth": 1, "decoder_heads": 2}
+
+
+def um_mae(**options: Any) -> Recipe:
+    return small_swin("runs", "mae", {**DECODER, **UNIFORM, **options}, image_size=128)
+
+
+def two_images() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    shape = (2, 1, 3, 128, 128)
+    return {
+        "view/image": torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator),
+        "view/flip": torch.zeros(2, 1, dtype=torch.bool),
+        "index": torch.arange(2),
+        "epoch": torch.zeros(2, dtype=torch.int64),
+    }
+
+
+@pytest.fixture(scope="module")
+def written() -> tuple[PretrainModel, dict[str, Tensor]]:
+    torch.manual_seed(0)
+    model, batch = build_model(um_mae()).eval(), two_images()
+    build_algorithms(resolve(um_mae()))[0].write(batch, model)
+    return model, batch
+
+
+def test_one_patch_of_every_square_is_visible_row_by_row_and_a_quarter_of_them_hidden(
+    written: tuple[PretrainModel, dict[str, Tensor]],
+) -> None:
+    keep = written[1]["view/keep"]
+    squares = keep // 8 // 2 * 4 + keep % 8 // 2
+    assert torch.equal(squares, torch.arange(16).expand(2, -1))
+    everything = torch.cat([keep, written[1]["view/removed"]], dim=1).sort(1).values
+    assert torch.equal(everything, torch.arange(64).expand(2, -1))
+    assert written[1]["view/hidden"].sum(1).tolist() == [4, 4]  # 16 − int(16·(1 − .25))
+    assert not torch.equal(*written[1]["view/hidden"])
+
+
+def test_hidden_and_removed_patches_never_reach_the_prediction(
+    written: tuple[PretrainModel, dict[str, Tensor]],
+) -> None:
+    model, batch = written
+    before = model(batch)["mae"]["predicted"]
+    hidden = torch.zeros(2, 64, dtype=torch.bool).scatter(
+        1, batch["view/keep"], batch["view/hidden"]
+    )
+    removed = torch.zeros(2, 64, dtype=torch.bool).scatter(1, batch["view/removed"], True)
+    for where, same in ((hidden | removed, True), (~(hidden | removed), False)):
+        patches = patchify(batch["view/image"][:, 0], (16, 16))
+        images = unpatchify(torch.where(where[..., None], patches ^ 255, patches), (8, 8))
+        after = model({**batch, "view/image": images.unsqueeze(1)})["mae"]["predicted"]
+        assert torch.equal(after, before) is same
+
+
+def test_hidden_patches_enter_as_the_published_code_has_it(
+    written: tuple[PretrainModel, dict[str, Tensor]],
+) -> None:
+    """The learned vector in the place of each token of 4 px, under the embedding's norm."""
+    model, batch = written
+    embed, token = model.encoder.patch_embed, model.contents.named["mae"].token
+    images = model.images(batch)[:, 0]
+    seen = []
+    embed_norm = embed.norm.register_forward_hook(lambda *call: seen.append(call[2]))
+    model(batch)
+    embed_norm.remove()
+    whole = embed.norm(embed.proj(images).permute(0, 2, 3, 1))  # B, 32, 32, 96
+    (tokens,) = seen
+    for sample, slot in ((0, 0), (0, 7), (1, 15)):
+        row, col = (4 * int(part) for part in divmod(batch["view/keep"][sample, slot].item(), 8))
+        expected = whole[sample, row : row + 4, col : col + 4]
+        if batch["view/hidden"][sample, slot]:
+            expected = embed.norm(token[0, 0]).expand(4, 4, -1)
+        torch.testing.assert_close(tokens[sample, slot], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_merged_tokens_are_told_apart_as_by_the_published_pixel_shuffle(
+    written: tuple[PretrainModel, dict[str, Tensor]],
+) -> None:
+    model, batch = written
+    objective = model.objectives["mae"]
+    assert isinstance(objective, PixelRegression)
+    merged = torch.randn(2, 4, 768, generator=torch.Generator().manual_seed(1))
+    entered = []
+    hook = objective.blocks.register_forward_pre_hook(lambda _, given: entered.append(given[0]))
+    objective({"student": merged}, {**batch, "view/pixels": model.images(batch)})
+    hook.remove()
+    # a linear layer's outputs are (square, channel) here and (channel, square) there
+    maps = objective.embed(merged).unflatten(2, (4, 32)).transpose(2, 3).flatten(2)
+    maps = F.pixel_shuffle(maps.transpose(1, 2).unflatten(2, (2, 2)), 2)
+    tokens = maps.flatten(2).transpose(1, 2) + objective.position_ND[batch["view/keep"]]
+    for sample in range(2):
+        found = entered[0][sample, batch["view/keep"][sample]]
+        torch.testing.assert_close(found, tokens[sample])
+
+
+def test_it_learns_and_resumes() -> None:
+    torch.manual_seed(0)
+    recipe, batch = um_mae(), two_images()
+    model = build_model(recipe)
+    algorithms = build_algorithms(resolve(recipe))
+    optimizer = make_optimizer(model)
+    losses = train(model, algorithms, optimizer, batch, range(2))
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    losses += train(model, algorithms, optimizer, batch, range(2, 4))
+    assert losses[-1] < losses[0]
+    assert model.contents.named["mae"].token.grad.any()
+    resumed = build_model(recipe)
+    optimizer = make_optimizer(resumed)
+    resumed.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    again = train(resumed, build_algorithms(resolve(recipe)), optimizer, batch, range(2, 4))
+    assert again == losses[2:]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mask_ratio": 0.5}, r"one patch of every 2×2.*must be 0\.75, not 0\.5"),
+        (
+            {"mask_ratio": 0.5, "sampling": "random"},
+            r"mae\.mask_ratio = 0\.5 leaves 32 patches, which fill no square.*uniform",
+        ),
+        ({"second_mask_ratio": 1.0}, r"second_mask_ratio' is 1"),
+    ],
+)
+def test_what_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message), torch.device("meta"):
+        build_model(um_mae(**options))
+
+
+def test_droppos_does_not_classify_hidden_patches() -> None:
+    recipe = um_mae()
+    options = {"position_token": "zeros", "temperature": None}
+    both = recipe.model_copy(update={"algorithms": {**recipe.algorithms, "droppos": options}})
+    with pytest.raises(UserError, match=r"'mae' gives it masked ones"), torch.device("meta"):
+        build_model(both)

@@ -1,0 +1,113 @@
+"""What the encoder is shown for the position probe: positions left out, masked, patches moved."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from pospre.batch import Batch
+from pospre.evaluation.layers import layer_tokens
+from pospre.evaluation.position.layer_features import (
+    Features,
+    Input,
+    hold_out,
+    layer_features,
+    reorder_patches,
+)
+from pospre.model.algorithm import attach
+from pospre.model.model import PretrainModel
+from pospre.nn.build import build_encoder
+from pospre.nn.decoder import patchify
+from pospre.recipe.values import PositionKind
+
+GRID = (3, 4)
+
+
+def model_of(positions: PositionKind = "learned") -> PretrainModel:
+    encoder = build_encoder(
+        "vit_tiny16", image_size=(24, 32), patch_size=8, depth=2, positions=positions
+    )
+    return PretrainModel(encoder, seed=0).eval()
+
+
+@pytest.fixture(scope="module")
+def batch() -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    shape = (6, 1, 3, 24, 32)
+    return {
+        "view/image": torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator),
+        "view/flip": torch.zeros(6, 1, dtype=torch.bool),
+        "index": torch.arange(10, 16),
+    }
+
+
+def features(model: PretrainModel, batch: Batch, shown_as: Input, num_tokens: int = 12) -> Features:
+    device = torch.device("cpu")
+    return layer_features(
+        model, batch, [0, 2], shown_as, num_tokens=num_tokens, seed=0, device=device
+    )
+
+
+def in_order(found: Features, places: Tensor, layer: int) -> Tensor:
+    order = places.argsort(1).unsqueeze(-1).expand_as(found.tokens[layer])
+    return found.tokens[layer].gather(1, order)
+
+
+def test_patches_are_put_where_the_order_says(batch: Batch) -> None:
+    images = batch["view/image"][:, 0].float()
+    order = torch.stack([torch.randperm(12) for _ in range(6)])
+    moved = patchify(reorder_patches(images, order, (8, 8)), (8, 8))
+    for image, row in enumerate(order):
+        assert torch.equal(moved[image], patchify(images, (8, 8))[image, row])
+
+
+def test_shuffled_patches_without_positions_give_the_same_tokens_in_other_places(
+    batch: Batch,
+) -> None:
+    model = model_of("none")
+    plain, shuffled = features(model, batch, "image"), features(model, batch, "shuffled")
+    assert torch.equal(plain.shown, plain.origin)
+    assert not torch.equal(shuffled.shown, shuffled.origin)
+    for layer in (0, 1):
+        torch.testing.assert_close(
+            in_order(plain, plain.origin, layer), in_order(shuffled, shuffled.origin, layer),
+            atol=1e-4, rtol=1e-4,
+        )  # fmt: skip
+
+
+def test_masked_patches_have_no_position_and_their_neighbours_have(batch: Batch) -> None:
+    model = model_of()
+    masked, content = (features(model, batch, kind, 9) for kind in ("masked", "content"))
+    assert torch.equal(masked.shown, content.shown)
+    torch.testing.assert_close(masked.tokens[0], content.tokens[0])
+    assert not torch.allclose(masked.tokens[1], content.tokens[1], atol=1e-3)
+    assert features(model, batch, "masked").shown.shape == (6, 9)  # 75 % of 12, and no others
+
+
+def test_a_model_with_a_token_for_masked_positions_is_given_it(batch: Batch) -> None:
+    model = model_of("sincos")
+    attach(model, "droppos", decoder_dim=32, decoder_depth=1, decoder_heads=2)
+    model.eval()
+    token = model.positions.named["droppos"].token
+    token.data.normal_(generator=torch.Generator().manual_seed(2))
+    masked = features(model, batch, "masked", 9)
+    raw = layer_tokens(
+        model, model.images(batch)[:, 0], [0], norm=False, positions=torch.zeros_like
+    )[0][:, 1:]
+    wanted = model.encoder.norm(raw + token)
+    chosen = masked.shown.unsqueeze(-1).expand(-1, -1, wanted.shape[-1])
+    torch.testing.assert_close(masked.tokens[0], wanted.gather(1, chosen).detach())
+
+
+def test_images_of_one_colour_hold_no_more_than_it(batch: Batch) -> None:
+    model = model_of("none")
+    tokens = features(model, batch, "constant").tokens[1]
+    torch.testing.assert_close(tokens, tokens[:, :1].expand_as(tokens), atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(tokens[0], tokens[1], atol=1e-3)
+
+
+def test_what_is_held_out_does_not_depend_on_the_order(batch: Batch) -> None:
+    learn, measure = hold_out(batch, 0.34, seed=0)
+    assert len(learn["index"]) == 4 and len(measure["index"]) == 2
+    assert set(learn["index"].tolist()) | set(measure["index"].tolist()) == set(range(10, 16))
+    mixed = {key: value.flip(0) for key, value in batch.items()}
+    assert set(hold_out(mixed, 0.34, seed=0)[1]["index"].tolist()) == set(measure["index"].tolist())

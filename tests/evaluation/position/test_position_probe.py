@@ -1,0 +1,159 @@
+"""The position probe as a whole: what is planted is found, mistakes are said before any work."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pospre.errors import UserError
+from pospre.evaluation.position.position_probe import table
+from pospre.evaluation.registry import check_settings, figures_of
+from pospre.evaluation.run import check_evaluation, run_evaluation
+from pospre.recipe.recipe import Recipe
+from pospre.training.build import build_model
+from tests.conftest import draw_image
+from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
+
+SETTINGS = {"num_samples": 56, "layers": [0, 2], "iterations": 15}
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    return tiny_recipe(tmp_path_factory.mktemp("runs"), "mae", image_size=32, patch_size=8)
+
+
+@pytest.fixture(scope="module")
+def versus(recipe: Recipe) -> Path:
+    return save_checkpoint(recipe)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("images")
+    for number in range(60):
+        draw_image(number, 36, 36).save(folder / f"{number:02d}.jpg")
+    return folder
+
+
+@pytest.fixture
+def probe(recipe: Recipe, images: Path) -> Callable[..., dict[str, Any]]:
+    def run(output: Path | None = None, **settings: Any) -> dict[str, Any]:
+        data, model = images, build_model(recipe)
+        given = {**SETTINGS, **settings}
+        document = run_evaluation(
+            "position_probe", model, recipe, data, given, output, progress=False
+        )
+        results: dict[str, Any] = document["results"]
+        return results
+
+    return run
+
+
+def test_positions_are_found_and_leaving_them_out_is_seen(
+    probe: Callable[..., dict[str, Any]], versus: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "probe.json"
+    results = probe(output, versus=str(versus), grids=["2x3"])
+    rows = {
+        (tuple(row["grid"]), row["model"], row["shown_as"], row["layer"]): row
+        for row in results["rows"]
+    }
+    assert len(rows) == len(results["rows"]) == 2 * (5 + 5 + 3) * 2
+    embedding = rows[(4, 4), "trained", "image", 0]
+    assert embedding["top1"] > 0.95 and embedding["r2"] > 0.8
+    # every patch carries its sin-cos vector: one colour makes it no harder, shuffling neither
+    assert rows[(4, 4), "trained", "constant", 0]["top1"] > 0.95
+    assert rows[(4, 4), "trained", "shuffled", 0]["top1"] > 0.9
+    assert rows[(4, 4), "trained", "shuffled", 0]["origin_top1"] < 0.3
+    assert rows[(4, 4), "trained", "content", 0]["top1"] < 0.6
+    assert rows[(4, 4), "untrained", "image", 2] == {
+        **rows[(4, 4), "trained", "image", 2], "model": "untrained",
+    }  # fmt: skip
+    assert results["images_learned"] == 42 and results["images_measured"] == 14
+    assert results["chance"] == 1 / 16 and set(figures_of("position_probe")) <= set(results)
+    assert (tmp_path / "probe" / results["picture"]).stat().st_size > 10_000
+    assert json.loads(output.read_text())["results"] == results
+    text = table(results)
+    assert "4 x 4 patches" in text and "2 x 3 patches" in text and "chance: 6.25" in text
+    assert "versus, no positions: R²" in text and "untrained, 75 % masked" in text
+
+
+def test_the_same_twice_and_layers_in_parts_change_nothing(
+    probe: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    once = probe(baseline=False, iterations=100)
+    monkeypatch.setattr("pospre.evaluation.position.position_probe.MEMORY", 1)
+    monkeypatch.setattr("pospre.evaluation.position.layer_features.BATCH", 5)
+    again = probe(baseline=False, iterations=100, layers="2,0")
+    for row, other in zip(once["rows"], sorted_like(again, once), strict=True):
+        assert row["top1"] == other["top1"]
+        assert row["r2"] == pytest.approx(other["r2"], abs=1e-3)
+
+
+def sorted_like(results: dict[str, Any], other: dict[str, Any]) -> list[dict[str, Any]]:
+    order = [(row["shown_as"], row["layer"]) for row in other["rows"]]
+    return sorted(results["rows"], key=lambda row: order.index((row["shown_as"], row["layer"])))
+
+
+def test_an_encoder_that_adds_no_positions_has_none_to_leave_out(
+    images: Path, tmp_path: Path
+) -> None:
+    recipe = tiny_recipe(tmp_path, "mae", image_size=32, patch_size=8, positions="relative")
+    recipe = recipe.model_copy(update={"algorithms": {"supervised": {"num_classes": 2}}})
+    settings = {**SETTINGS, "layers": [2], "baseline": False}
+    model = build_model(recipe)
+    results = run_evaluation("position_probe", model, recipe, images, settings, progress=False)
+    found = results["results"]
+    assert {row["shown_as"] for row in found["rows"]} == {"image", "shuffled"}
+    assert found["content_top1"] is None and "one colour" not in table(found)
+    with pytest.raises(UserError, match="knows the offsets of one grid only"):
+        check_evaluation("position_probe", recipe, images, {"grids": [7]}, None)
+
+
+def test_settings_as_written_on_a_command_line() -> None:
+    read = check_settings("position_probe", {"layers": "0,2", "grids": "7,2x3"})
+    assert read["layers"] == (0, 2) and read["grids"] == ((7, 7), (2, 3))
+    assert check_settings("position_probe", {})["layers"] == "all"
+    for key, value, message in (
+        ("layers", "0,x", "layers=0,x"),
+        ("layers", "-1", "greater than or equal to 0"),
+        ("grids", "7xx", "grids=7xx"),
+        ("grids", "0", "greater than 0"),
+        ("num_samples", "7", "greater than or equal to 8"),
+    ):
+        with pytest.raises(UserError, match=message):
+            check_settings("position_probe", {key: value})
+
+
+def test_mistakes_are_said_before_any_work(
+    recipe: Recipe, image_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    data = image_folder(num_images=9)
+
+    def message(recipe: Recipe, data: Path = data, **settings: Any) -> str:
+        with pytest.raises(UserError) as error:
+            check_evaluation("position_probe", recipe, data, settings, None)
+        return str(error.value)
+
+    assert "layer 3, but the encoder has 2 blocks" in message(recipe, layers=[3])
+    swin = tiny_recipe(tmp_path, "droppos", name="swin_tiny", depth=None, image_size=256)
+    assert "looks into the blocks of a ViT" in message(swin)
+    few = image_folder(num_images=5, name="few")
+    assert "has 5 images" in message(recipe, few)
+    other = save_checkpoint(tiny_recipe(tmp_path / "other", "mae", image_size=32, patch_size=16))
+    assert "encoder.patch_size = 16, and the model measured 8" in message(recipe, versus=str(other))
+    assert "nowhere" in message(recipe, versus=str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize("source", ["crop_field"])
+def test_positions_of_a_field_are_left_out_too(source: str, images: Path, tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path, "mae", image_size=32, patch_size=8)
+    recipe = recipe.model_copy(update={"algorithms": {**recipe.algorithms, source: {}}})
+    model = build_model(recipe)
+    torch.nn.init.normal_(model.positions.named[source].field, std=3.0)
+    settings = {**SETTINGS, "layers": [0], "baseline": False}
+    found = run_evaluation("position_probe", model, recipe, images, settings, progress=False)
+    assert found["results"]["top1"] > 0.95 > 0.6 > found["results"]["content_top1"]

@@ -1,0 +1,125 @@
+"""Planes of position: found where they are planted, gone afterwards, and nothing else with them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sklearn.linear_model import LinearRegression
+
+from pospre.errors import UserError
+from pospre.evaluation.position.position_removal import (
+    PlanesRemoved,
+    covariance_plane,
+    regression_planes,
+    table,
+    without_planes,
+)
+from pospre.evaluation.position.probes import coordinates_of
+from pospre.evaluation.registry import evaluation_module, figures_of
+from pospre.evaluation.run import check_evaluation, run_evaluation
+from pospre.training.build import build_model
+from tests.evaluation.checkpoints import tiny_recipe
+
+GRID = (4, 5)
+
+
+@pytest.fixture(scope="module")
+def planted() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return tokens (4000, 12), whose first plane is row and column plus noise, places and axes."""
+    generator = torch.Generator().manual_seed(0)
+    places = torch.randint(0, 20, (4000,), generator=generator)
+    tokens = torch.randn(4000, 12, generator=generator)
+    tokens[:, :2] = coordinates_of(places, GRID) + 0.1 * tokens[:, :2]
+    axes = torch.linalg.qr(torch.randn(12, 12, generator=generator)).Q
+    return tokens @ axes.T + 3, places, axes
+
+
+def test_the_planted_plane_is_found_and_no_position_is_left(
+    planted: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+) -> None:
+    tokens, places, axes = planted
+    basis = regression_planes(tokens, places, GRID, 3, weight_decay=1e-4)
+    torch.testing.assert_close(basis.T @ basis, torch.eye(6), atol=1e-5, rtol=0)
+    shared = torch.linalg.svdvals(axes[:, :2].T @ basis[:, :2])
+    assert shared.min() > 0.999
+    wanted = coordinates_of(places, GRID).numpy()
+    assert LinearRegression().fit(tokens, wanted).score(tokens, wanted) > 0.98
+    for plane in (basis[:, :2], covariance_plane(tokens, places, GRID)):
+        left = PlanesRemoved(tokens.mean(0), plane)(tokens)
+        assert LinearRegression().fit(left, wanted).score(left, wanted) < 0.01
+        torch.testing.assert_close(left @ axes[:, 2:], tokens @ axes[:, 2:], atol=0.2, rtol=0.05)
+
+
+def test_many_copies_of_position_go_with_the_covariance_and_not_with_one_plane(
+    planted: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+) -> None:
+    _, places, axes = planted
+    generator = torch.Generator().manual_seed(1)
+    copies = coordinates_of(places, GRID).repeat(1, 6)
+    tokens = (copies + torch.randn(4000, 12, generator=generator)) @ axes.T
+    wanted = coordinates_of(places, GRID).numpy()
+
+    def left_by(basis: torch.Tensor) -> float:
+        left = PlanesRemoved(tokens.mean(0), basis)(tokens)
+        return float(LinearRegression().fit(left, wanted).score(left, wanted))
+
+    assert left_by(covariance_plane(tokens, places, GRID)) < 1e-4
+    planes = regression_planes(tokens, places, GRID, 2, weight_decay=1e-4)
+    assert left_by(planes) <= left_by(planes[:, :2]) < 0.9 * left_by(planes[:, :0])
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return tiny_recipe(tmp_path_factory.mktemp("runs"), "mae", image_size=32, patch_size=8)
+
+
+def test_the_evaluation_says_what_is_left_and_what_knn_becomes(
+    recipe: Any, image_folder: Callable[..., Path]
+) -> None:
+    data, model = image_folder(num_images=60, size=(40, 40)), build_model(recipe)
+    settings = {"planes": 2, "num_samples": 60, "evaluations": ["logistic"], "bank": str(data)}
+    results = run_evaluation("position_removal", model, recipe, data, settings, progress=False)
+    found = results["results"]
+    assert [step["planes"] for step in found["steps"]] == [0, 1, 2]
+    assert found["steps"][0]["variance_removed"] == pytest.approx(0, abs=1e-6)
+    assert 0 < found["steps"][1]["variance_removed"] < found["steps"][2]["variance_removed"] < 1
+    assert set(figures_of("position_removal")) <= set(found)
+    assert found["r2_left"] == found["steps"][2]["r2"]
+    alone = run_evaluation(
+        "logistic", model, recipe, data, {"bank": str(data), "baseline": False}, progress=False
+    )
+    before, after = found["evaluations"]["logistic"]["top1"]
+    assert before == alone["results"]["top1"] and 0 <= after <= 1
+    assert "logistic: top1" in table(found) and "6.25" in table(found)
+    settings = {"by": "covariance", "num_samples": 60}
+    results = run_evaluation("position_removal", model, recipe, data, settings, progress=False)
+    assert len(results["results"]["steps"]) == 2
+    assert results["results"]["r2_left"] < 0.2 < 0.8 < found["steps"][0]["r2"]
+
+
+def test_the_copy_lacks_the_planes_and_the_model_keeps_them(recipe: Any) -> None:
+    model = build_model(recipe).eval()
+    images = torch.randn(2, 3, 32, 32)
+    before = model.tokens(images)
+    basis = torch.linalg.qr(torch.randn(192, 4)).Q
+    without = without_planes(model, torch.zeros(192), basis)
+    assert torch.equal(model.tokens(images), before)
+    assert (without.tokens(images) @ basis).abs().max() < 1e-4
+    torch.testing.assert_close(without.tokens(images), before - before @ basis @ basis.T)
+
+
+def test_mistakes_are_said_before_any_work(recipe: Any, image_folder: Callable[..., Path]) -> None:
+    data = image_folder(num_images=9)
+    for settings, wanted in (
+        ({"evaluations": "knnn"}, "unknown evaluation 'knnn'"),
+        ({"evaluations": "position_pictures"}, "has no figures to compare"),
+        ({"evaluations": "logistic"}, "evaluations=logistic: logistic needs the setting bank"),
+        ({"evaluations": "knn"}, "evaluations=knn: knn: k=20, but only 8 images can vote"),
+        ({"planes": "16"}, "planes=16"),
+        ({"planes": "2", "by": "covariance"}, "nothing of row and column is left"),
+    ):
+        with pytest.raises(UserError, match=wanted):
+            check_evaluation("position_removal", recipe, data, settings, None)
+    assert evaluation_module("position_removal").FIGURES["r2_left"] == "min"

@@ -1,0 +1,88 @@
+"""Positions shifted and stretched are torch's own rolled and resampled tables."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from sklearn.neighbors import KNeighborsClassifier
+
+from pospre.errors import UserError
+from pospre.evaluation.position.shifted_positions import _figures, shift, table, zoom
+from pospre.evaluation.registry import figures_of
+from pospre.evaluation.run import check_evaluation, run_evaluation
+from pospre.training.build import build_model
+from tests.evaluation.checkpoints import tiny_recipe
+
+POSITIONS = torch.randn(2, 12, 8, generator=torch.Generator().manual_seed(0))
+GRID = (3, 4)
+
+
+def test_shifted_positions_are_those_of_the_place_before() -> None:
+    shifted = shift(POSITIONS, GRID, 1).unflatten(1, GRID)
+    own = POSITIONS.unflatten(1, GRID)
+    assert torch.equal(shifted[:, 1, 1], own[:, 0, 0])
+    assert torch.equal(shifted[:, 0, 0], own[:, 2, 3])
+
+
+def test_stretched_positions_are_those_of_grid_sample() -> None:
+    picture = POSITIONS.unflatten(1, GRID).permute(0, 3, 1, 2)
+    theta = torch.tensor([[0.5, 0, 0], [0, 0.5, 0]]).expand(2, -1, -1)
+    points = F.affine_grid(theta, list(picture.shape), align_corners=False)
+    wanted = F.grid_sample(
+        picture, points, mode="bicubic", padding_mode="border", align_corners=False
+    )
+    found = zoom(POSITIONS, GRID, 2.0).unflatten(1, GRID).permute(0, 3, 1, 2)
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_the_nearest_neighbour_is_that_of_scikit_learn() -> None:
+    generator = torch.Generator().manual_seed(1)
+    usual = F.normalize(torch.randn(30, 6, generator=generator))
+    disturbed = F.normalize(usual + 0.3 * torch.randn(30, 6, generator=generator))
+    labels = torch.arange(30) % 3
+    found = _figures(disturbed, usual, labels, k=1)
+    right = 0
+    for row in range(30):
+        others = [other for other in range(30) if other != row]
+        nearest = KNeighborsClassifier(1).fit(usual[others].numpy(), labels[others].numpy())
+        right += int(nearest.predict(disturbed[row : row + 1].numpy())[0] == int(labels[row]))
+    assert found["top1"] == pytest.approx(right / 30)
+    assert found["cosine"] == pytest.approx(float((disturbed * usual).sum(1).mean()), abs=1e-6)
+    assert _figures(disturbed, usual, labels, k=30)["top1"] is None
+
+
+def test_disturbances_of_a_model(image_folder: Callable[..., Path], tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path, "mae", image_size=32, patch_size=8)
+    data = image_folder(num_images=9)
+    settings = {"k": 2, "shifts": "4,1", "zooms": "2", "scales": "1,0.5"}
+    document = run_evaluation(
+        "shifted_positions", build_model(recipe), recipe, data, settings, progress=False
+    )
+    results = document["results"]
+    rows = {row["what"]: row for row in results["rows"] if row["model"] == "trained"}
+    assert list(rows) == [
+        "as usual", "shifted by 4", "shifted by 1", "the middle, x 2", "no positions",
+        "image at 4 x 4 patches", "image at 2 x 2 patches",
+    ]  # fmt: skip
+    # a shift by the whole grid, and the image at its own size, change nothing
+    for what in ("as usual", "shifted by 4", "image at 4 x 4 patches"):
+        assert rows[what]["cosine"] == pytest.approx(1, abs=1e-5)
+        assert rows[what]["top1"] == rows["as usual"]["top1"]
+    for what in ("shifted by 1", "the middle, x 2", "no positions", "image at 2 x 2 patches"):
+        assert rows[what]["cosine"] < 0.9999
+    assert set(figures_of("shifted_positions")) <= set(results)
+    assert "untrained: shifted by 1" in table(results)
+
+
+def test_nothing_to_disturb_is_said(image_folder: Callable[..., Path], tmp_path: Path) -> None:
+    data = image_folder(num_images=3)
+    for encoder, settings, wanted in (
+        ({"positions": "relative"}, {}, "encoder.positions = relative adds none"),
+        ({"positions": "none"}, {"scales": []}, "nothing to disturb"),
+        ({"class_token": False}, {"features": "cls"}, "no class token"),
+    ):
+        recipe = tiny_recipe(tmp_path, "supervised", **encoder)
+        with pytest.raises(UserError, match=wanted):
+            check_evaluation("shifted_positions", recipe, data, settings, None)
