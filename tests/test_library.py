@@ -149,6 +149,8 @@ def test_images_of_any_loader_become_a_batch() -> None:
         ("vit_small_patch14_reg4_dinov2", {"embed_dim": 96, "num_heads": 3}),
         ("vit_tiny_patch16_224", {"init_values": 1e-5, "in_chans": 1}),
         ("vit_giant_patch14_dinov2", {"embed_dim": 48, "num_heads": 3, "init_values": 0.5}),
+        ("vit_base_patch16_clip_quickgelu_224", {"embed_dim": 48, "num_heads": 3}),
+        ("vit_tiny_patch16_224", {"qkv_bias": False, "act_layer": "gelu_tanh"}),
     ],
 )
 def test_a_model_of_timm_becomes_the_encoder(name: str, options: dict[str, Any]) -> None:
@@ -170,7 +172,8 @@ def test_a_model_of_timm_becomes_the_encoder(name: str, options: dict[str, Any])
         ("resnet18", {}, "no plain Vision Transformer"),
         ("vit_tiny_patch16_224", {"mlp_layer": GluMlp}, "no plain Vision"),
         ("vit_tiny_patch16_224", {"qk_norm": True}, r"our encoder lacks: blocks\.0\.attn\.k_norm"),
-        ("vit_tiny_patch16_224", {"qkv_bias": False}, r"lacks .*blocks\.0\.attn\.qkv\.bias"),
+        ("vit_small_patch16_18x2_224", {}, "no plain Vision"),
+        ("vit_tiny_patch16_224", {"img_size": 30}, r"\(14, 14\) do not divide its img_size \(30"),
         ("vit_tiny_patch16_224", {"act_layer": "relu"}, "other tokens"),
         ("vit_tiny_patch16_224", {"pos_embed": "none"}, "other tokens"),
     ],
@@ -182,7 +185,7 @@ def test_a_model_of_timm_that_does_not_fit_is_refused(
         {} if name == "resnet18" else {"img_size": 28, "patch_size": 14, "depth": 1}
     )
     with pytest.raises(UserError, match=reason):
-        pospre.wrap_encoder(timm.create_model(name, **small, **options))
+        pospre.wrap_encoder(timm.create_model(name, **{**small, **options}))
 
 
 def test_timm_names_a_size() -> None:

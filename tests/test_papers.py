@@ -13,6 +13,7 @@ import torch
 from data_prep.convert import _parser as conversion_parser
 from pospre.errors import UserError
 from pospre.evaluate import parse_settings
+from pospre.evaluation.grid import cells_of
 from pospre.evaluation.registry import check_settings, evaluation_module
 from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.training.build import build_model
@@ -104,6 +105,11 @@ def _check(command: str) -> None:
         _build(recipe)
     elif " -m pospre.evaluate " in command:
         _check_evaluation(command)
+    elif " -m pospre.sweep " in command:
+        name, *settings = shlex.split(command)[3:]
+        cells = cells_of(str(ROOT / name), settings)
+        assert len(cells) > 1 and _weights_are_trained(cells[0].recipe)
+        _build(resolve(cells[0].recipe))
     elif " -m data_prep.convert " in command:
         conversion_parser().parse_args(shlex.split(command)[3:])
     elif command.startswith("make "):
@@ -139,7 +145,7 @@ def runs() -> dict[Path, Recipe]:
 
 def _weights_are_trained(recipe: Recipe) -> bool:
     weights = recipe.encoder.weights
-    return weights is None or Path(weights) in runs()
+    return weights is None or weights.endswith(".pth") or Path(weights) in runs()
 
 
 _BUILT: set[str] = set()

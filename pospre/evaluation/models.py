@@ -16,7 +16,7 @@ from pospre.nn.build import build_encoder, check_divides
 from pospre.nn.inferred import encoder_options
 from pospre.nn.layouts import with_prefix_rows
 from pospre.nn.patch_encoder import PatchEncoder
-from pospre.nn.sizes import pair
+from pospre.nn.sizes import SIZES, pair
 from pospre.nn.swin.encoder import SWIN, SwinEncoder
 from pospre.nn.timm_models import PREFIX, timm_size, wrap_encoder
 from pospre.recipe.recipe import Recipe, recipe_from_dict, recorded_recipe
@@ -125,13 +125,13 @@ def _of_timm(
         line = (
             f"{address}: RANDOM WEIGHTS of seed {seed}; {PREFIX}{name},FILE takes those of a file"
         )
-        return _subject(twin, seed, line)
+        return _subject(twin, seed, address, line)
     source = read_source(file, weights, encoder.grid, _KEYS)
     if vit.no_embed_class and "pos_embed" in source.tensors:
         rows = (encoder.has_class_token, vit.num_reg_tokens)
         table = with_prefix_rows(source.tensors["pos_embed"], *rows, bare=True)
         source.tensors["pos_embed"] = table
-    return _loaded(model, source, seed)
+    return _loaded(model, source, seed, f"{PREFIX}{name}")
 
 
 def _of_file(uri: str, weights: Weights, image_size: tuple[int, int] | None, seed: int) -> Subject:
@@ -143,7 +143,7 @@ def _of_file(uri: str, weights: Weights, image_size: tuple[int, int] | None, see
         options, (mean, std) = _noted(source, noted, image_size)
     _check_size(pair(options["image_size"]), pair(options["patch_size"] or 1))
     model = PretrainModel(build_encoder(**options), seed=seed, mean=mean, std=std)
-    return _loaded(model, source, seed)
+    return _loaded(model, source, seed, options["name"])
 
 
 def _noted(
@@ -160,21 +160,22 @@ def _noted(
     return options, (mean, std)
 
 
-def _loaded(model: PretrainModel, source: Source, seed: int) -> Subject:
+def _loaded(model: PretrainModel, source: Source, seed: int, name: str) -> Subject:
     """Return ``model`` with all of its weights from ``source``."""
     done: Loaded = take_weights(model, source)
     if done.fresh:
         raise UserError(f"{source.named} lacks {', '.join(done.fresh)}")
-    return _subject(model, seed, str(done))
+    return _subject(model, seed, name, str(done))
 
 
-def _subject(model: PretrainModel, seed: int, origin: str = "") -> Subject:
+def _subject(model: PretrainModel, seed: int, name: str = "", origin: str = "") -> Subject:
+    """Return a model without a run; ``name`` is its encoder's in a recipe."""
     height, width = model.encoder.image_size
     pixels = [model.augment.mean.flatten().tolist(), model.augment.std.flatten().tolist()]
     if origin:
         mean, std = (", ".join(f"{number:.4g}" for number in row) for row in pixels)
         origin += f"; images of {height}×{width} pixels, mean {mean}, std {std}"
-    recipe = _recipe_of(model, seed)
+    recipe = _recipe_of(model, seed, name)
     return Subject(model, recipe, lambda: untrained(model, seed), origin)
 
 
@@ -190,9 +191,10 @@ def untrained(model: PretrainModel, seed: int) -> PretrainModel:
     return twin.eval()
 
 
-def _recipe_of(model: PretrainModel, seed: int) -> Recipe:
+def _recipe_of(model: PretrainModel, seed: int, name: str) -> Recipe:
     """Return a recipe that says what a model's encoder is like; nothing can be trained from it."""
     encoder: PatchEncoder = model.encoder
+    has_scale = any(isinstance(part, LayerScale) for part in encoder.modules())
     description = {
         "run_name": "model",
         "seed": seed,
@@ -203,7 +205,7 @@ def _recipe_of(model: PretrainModel, seed: int) -> Recipe:
             "std": model.augment.std.flatten().tolist(),
         },
         "encoder": {
-            "name": SWIN if isinstance(encoder, SwinEncoder) else f"{PREFIX}{encoder.timm_name}",
+            "name": name or _name_of(encoder),
             "image_size": list(encoder.image_size),
             "patch_size": list(encoder.patch_size),
             "depth": encoder.depth,
@@ -211,11 +213,21 @@ def _recipe_of(model: PretrainModel, seed: int) -> Recipe:
             "positions": encoder.position_kind,
             "class_token": encoder.has_class_token,
             "num_registers": encoder.num_prefix_tokens - encoder.has_class_token,
+            "layer_scale": 1.0 if has_scale else None,
+            "final_norm": not isinstance(encoder.norm, nn.Identity),
         },
         "algorithms": {"none": {}},
         "trainer": {"max_duration": "1ba"},
     }
     return recipe_from_dict(description).model_copy(update={"algorithms": {}})
+
+
+def _name_of(encoder: PatchEncoder) -> str:
+    """Return a name of ``build_encoder`` for an encoder made in code, as wide as that if known."""
+    if isinstance(encoder, SwinEncoder):
+        return SWIN
+    known = (name for name, size in SIZES.items() if size.embed_dim == encoder.embed_dim)
+    return next(known, "vitb16" if encoder.is_relative else f"{PREFIX}{encoder.timm_name}")
 
 
 def _check_size(image_size: tuple[int, int], patch_size: tuple[int, int]) -> None:

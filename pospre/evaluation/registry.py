@@ -178,13 +178,23 @@ def describe() -> str:
         assert function is not None
         summary = (ast.get_docstring(module) or "").partition("\n")[0]
         texts = _argument_texts(ast.get_docstring(function) or "")
-        pairs = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
         lines = [
-            _wrap(f"{setting.arg}={_spell(_default(value))}", texts.get(setting.arg, ""))
-            for setting, value in pairs
+            _wrap(f"{key}={_spell(value)}", texts.get(key, ""))
+            for key, value in default_settings(name).items()
         ]
         blocks.append("\n".join([f"  {name}: {summary}", *lines]))
     return "\n\n".join(blocks)
+
+
+def default_settings(name: str) -> dict[str, Any]:
+    """Return the default of every setting of evaluation ``name``, which is not imported.
+
+    ``inspect.Parameter.empty`` stands for that of a required one.
+    """
+    function = _evaluate_in(_parse(_path(name)))
+    assert function is not None
+    pairs = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
+    return {setting.arg: _default(value) for setting, value in pairs}
 
 
 def _modules() -> list[Path]:

@@ -1,10 +1,11 @@
 """The Vision Transformer encoder: timm's weights and names, run over the tokens that matter."""
 
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import Mlp, RelPosBias, SwiGLUPacked
+from timm.layers import LayerNorm, Mlp, RelPosBias, SwiGLUPacked
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
@@ -63,11 +64,14 @@ class Encoder(VisionTransformer, PatchEncoder):
             "reg_tokens": num_registers,
             "init_values": layer_scale,
             "final_norm": final_norm,
+            "pre_norm": size.pre_norm,
+            "qkv_bias": size.qkv_bias,
+            "act_layer": size.activation,
             "pos_embed": "learn" if positions in TABLES else "none",
         }
         mlp: Any = SwiGLUPacked if size.swiglu else Mlp
         super().__init__(
-            **options,
+            **{**options, "act_layer": "silu" if size.swiglu else size.activation},
             embed_dim=size.embed_dim,
             num_heads=size.num_heads,
             mlp_ratio=size.mlp_ratio,
@@ -77,7 +81,7 @@ class Encoder(VisionTransformer, PatchEncoder):
             weight_init="skip",
             block_fn=EncoderBlock,
             mlp_layer=mlp,
-            act_layer=nn.SiLU if size.swiglu else nn.GELU,
+            norm_layer=partial(LayerNorm, eps=1e-5) if size.pre_norm else LayerNorm,
         )
         self.set_grid(image_size, patch_size)
         self.channels, self.depth = channels, len(self.blocks)
@@ -172,7 +176,7 @@ class Encoder(VisionTransformer, PatchEncoder):
             position_BKD = self._positions(tokens, keep_BK, grid)
             tokens = tokens + (position_BKD if positions is None else positions(position_BKD))
         # under autocast the sum is float32, and so is the residual stream, as in the published code
-        tokens = torch.cat([*self._prefix(len(tokens)), tokens], dim=1)
+        tokens = self.norm_pre(torch.cat([*self._prefix(len(tokens)), tokens], dim=1))
         tokens = dropout(tokens, dropout_keys(keys_B, 0), self.dropout, place=0)
         context_BM = self._with_prefix(context_BM)
         bias = None if self.shared_rel_pos is None else self.shared_rel_pos.get_bias()

@@ -7,12 +7,24 @@ from pospre.recipe.values import PositionKind
 
 RELATIVE_NAME = "vit_relpos_base_patch16_224"
 GIANT = "vit_giant_patch14_dinov2"
-_DEFAULTS = {GIANT: {"img_size": 518, "init_values": 1e-5}}  # of timm, where not the usual ones
+CLIP = "vit_base_patch16_clip_224"
+_DEFAULTS: dict[str, dict[str, Any]] = {  # of timm, where not the usual ones
+    GIANT: {"img_size": 518, "init_values": 1e-5},
+    CLIP: {"pre_norm": True},
+}
 
 
 @dataclass(frozen=True)
 class EncoderSize:
-    """The shape of one Vision Transformer and the name timm knows it by."""
+    """The shape of one Vision Transformer and the name timm knows it by.
+
+    Attributes:
+        swiglu: whether the MLP is SiLU(gate) · value, both in its first layer (DINOv2's giant).
+        pre_norm: whether tokens are normalised before the first block, too (CLIP); patches are
+            then embedded without a bias, and ε of the norms is 1e-5.
+        qkv_bias: of the attention.
+        activation: of the MLP, by timm's name; of the gate it is SiLU.
+    """
 
     timm_name: str
     patch_size: int | tuple[int, int]
@@ -20,7 +32,10 @@ class EncoderSize:
     depth: int
     num_heads: int
     mlp_ratio: float = 4.0
-    swiglu: bool = False  # SiLU(gate) · value in the MLP, both in its first layer
+    swiglu: bool = False
+    pre_norm: bool = False
+    qkv_bias: bool = True
+    activation: str = "gelu"
 
     @property
     def hidden_dim(self) -> int:
@@ -57,7 +72,8 @@ def timm_model(
 
 def _differences(size: EncoderSize, options: dict[str, Any]) -> dict[str, Any]:
     """Return what ``timm.create_model(size.timm_name)`` must be told to build this encoder."""
-    timms = next(known for known in SIZES.values() if known.timm_name == size.timm_name)
+    known = (*SIZES.values(), EncoderSize(CLIP, 16, 768, 12, 12))
+    timms = next(one for one in known if one.timm_name == size.timm_name)
     usual = {
         "img_size": 224,
         "patch_size": timms.patch_size,
@@ -67,6 +83,9 @@ def _differences(size: EncoderSize, options: dict[str, Any]) -> dict[str, Any]:
         "reg_tokens": 0,
         "init_values": None,
         "final_norm": True,
+        "pre_norm": False,
+        "qkv_bias": True,
+        "act_layer": "gelu",
         **_DEFAULTS.get(size.timm_name, {}),
     }
     different = {key: options[key] for key, value in usual.items() if options[key] != value}

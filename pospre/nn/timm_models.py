@@ -1,21 +1,22 @@
 """Encoders out of timm's Vision Transformers: their size by name, or a model with its weights."""
 
 import math
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import timm
 import torch
 from timm.layers import GluMlp, Mlp
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from pospre.errors import UserError, suggestion
 from pospre.nn.encoder import Encoder
-from pospre.nn.sizes import GIANT, SIZES, EncoderSize, pair
+from pospre.nn.sizes import CLIP, GIANT, SIZES, EncoderSize, pair
 
 PREFIX = "timm:"
 _HEAD = ("head.", "fc_norm.", "attn_pool.")
 _BASE = SIZES["vitb16"].timm_name
+_ACTIVATIONS = {"QuickGELU": "quick_gelu", "GELUTanh": "gelu_tanh"}
 
 
 def timm_size(name: str) -> EncoderSize:
@@ -45,10 +46,13 @@ def wrap_encoder(vit: nn.Module, *, drop_path: float = 0.0, dropout: float = 0.0
     """
     size = _size_of(vit, type(vit).__name__)
     assert isinstance(vit, VisionTransformer)
+    image_size, patch_size = pair(vit.patch_embed.img_size), pair(size.patch_size)
+    if any(side % patch for side, patch in zip(image_size, patch_size, strict=True)):
+        _refuse(f"its patches {patch_size} do not divide its img_size {image_size}; give another")
     encoder = Encoder(
         size,
-        image_size=pair(vit.patch_embed.img_size),
-        patch_size=pair(size.patch_size),
+        image_size=image_size,
+        patch_size=patch_size,
         depth=size.depth,
         channels=vit.patch_embed.proj.in_channels,
         positions="none" if vit.pos_embed is None else "learned",
@@ -79,19 +83,27 @@ def _size_of(vit: nn.Module, name: str) -> EncoderSize:
             "two-layer MLP or SwiGLU), which the encoder is. vit_small_patch16_224 is one."
         )
     block = vit.blocks[0]
-    swiglu = isinstance(block.mlp, GluMlp)
-    ratio = block.mlp.fc1.out_features / vit.embed_dim
+    kind: dict[str, Any] = {
+        "swiglu": isinstance(block.mlp, GluMlp),
+        "pre_norm": not isinstance(vit.norm_pre, nn.Identity),
+        "qkv_bias": block.attn.qkv.bias is not None,
+        "activation": _ACTIVATIONS.get(type(block.mlp.act).__name__, "gelu"),
+    }
     patch = vit.patch_embed.patch_size
     dim, depth, heads = vit.embed_dim, len(vit.blocks), block.attn.num_heads
+    hidden = block.mlp.fc1.out_features
     for size in SIZES.values():
         same = (pair(size.patch_size), size.embed_dim, size.depth) == (patch, dim, depth)
-        alike = (size.num_heads, size.hidden_dim, size.swiglu)
-        if same and alike == (heads, block.mlp.fc1.out_features, swiglu):
+        alike = all(getattr(size, key) == value for key, value in kind.items())
+        if same and alike and (size.num_heads, size.hidden_dim) == (heads, hidden):
             return size
-    return EncoderSize(GIANT if swiglu else _BASE, patch, dim, depth, heads, ratio, swiglu)
+    base = GIANT if kind["swiglu"] else CLIP if kind["pre_norm"] else _BASE
+    return EncoderSize(base, patch, dim, depth, heads, mlp_ratio=hidden / dim, **kind)
 
 
 def _has_known_mlp(block: nn.Module) -> bool:
+    if not isinstance(block, Block):
+        return False
     mlp = block.mlp
     return type(mlp) is Mlp or (isinstance(mlp, GluMlp) and not mlp.gate_last)
 

@@ -15,6 +15,7 @@ from pospre.report.page import write_report
 from pospre.report.views import FOLDER, INDEX, NUM_SAMPLES, can_draw, draw_views
 
 EVERY = 60.0  # seconds between two pages
+SHARE = 0.01  # of the time that they may take
 
 
 class LivePage(Callback):
@@ -24,7 +25,7 @@ class LivePage(Callback):
 
     Args:
         folder: the run's.
-        every: seconds between two pages.
+        every: seconds between two pages; more of a long run, whose page takes long.
     """
 
     def __init__(self, folder: Path, every: float = EVERY) -> None:
@@ -41,9 +42,10 @@ class LivePage(Callback):
             if not self._drawn:
                 self._draw(state)
                 self._drawn = True
-            if time.monotonic() >= self._next:
-                write_report(self.folder, refresh=round(self.every))
-                self._next = time.monotonic() + self.every
+            if (start := time.monotonic()) >= self._next:
+                write_report(self.folder, refresh=max(1, round(self.every)))
+                spent = time.monotonic() - start
+                self._next = start + max(self.every, spent / SHARE)
         except (UserError, OSError) as error:
             self._failed = True
             print(f"the report is not written while training: {error}", file=sys.stderr)

@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 
+from pospre.evaluation.registry import default_settings, evaluation_names
 from pospre.report.evaluations import Knn, PositionGrid
 from pospre.report.plots import format_value
 from pospre.report.run import Record, Run, is_number
@@ -140,8 +141,13 @@ def evaluate_command(run: Run, name: str) -> str:
     data = str(found or ("LABELLED" if name == "knn" else "DATA"))
     elsewhere = ("data", "weights", "every")
     given = made.get("settings") or {k: v for k, v in planned.items() if k not in elsewhere}
-    settings = [f"{key}={_plain(value)}" for key, value in given.items() if value is not None]
     kind = str(made.get("name") or name)
+    usual = default_settings(kind) if kind in evaluation_names() else {}
+    settings = [
+        f"{key}={_plain(value)}"
+        for key, value in given.items()
+        if key not in usual or _plain(value) != _plain(usual[key])
+    ]
     words = ["pospre.evaluate", kind, "--model", model, "--data", data]
     if (made or planned).get("weights") == "teacher":
         words += ["--weights", "teacher"]
@@ -197,7 +203,10 @@ def _date(seconds: float) -> str:
 
 
 def _plain(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    """Write a setting's value as the command line takes it."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(_plain, value))
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _command(*words: str) -> str:

@@ -18,6 +18,7 @@ from torch import Tensor
 from pospre.errors import UserError
 from pospre.evaluation.models import open_model
 from pospre.model.model import PretrainModel
+from pospre.nn.build import build_encoder
 from pospre.nn.layouts import with_prefix_rows
 from pospre.nn.positions import resample_positions, sincos_positions
 from pospre.nn.timm_models import wrap_encoder
@@ -159,6 +160,9 @@ def test_every_tensor_arrives_and_features_are_the_publishers(
     count = len(subject.model.encoder.state_dict())
     assert f"{count} of {count} tensors" in subject.origin and left_out in subject.origin
     assert "32×32 pixels" in subject.origin
+    described = build_encoder(**subject.recipe.encoder.arguments()).state_dict()
+    ours = subject.model.encoder.state_dict()
+    assert {k: v.shape for k, v in described.items()} == {k: v.shape for k, v in ours.items()}
     other = subject.initial()
     for key, value in subject.model.encoder.named_parameters():
         fixed = key == "pos_embed" and not value.requires_grad

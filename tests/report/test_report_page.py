@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 from PIL import Image
 
 from pospre.errors import UserError
-from pospre.evaluation.registry import evaluation_names
+from pospre.evaluate import parse_settings
+from pospre.evaluation.registry import check_settings, describe_settings, evaluation_names
 from pospre.model.algorithm import algorithm_names
 from pospre.report.__main__ import main
 from pospre.report.page import write_report
@@ -89,6 +91,26 @@ def test_the_page_of_a_run_that_goes_on_follows_it(tmp_path: Path) -> None:
     page = write_report(folder, refresh=60).read_text("utf-8")
     assert '<meta http-equiv="refresh" content="60">' in page and "this page follows it" in page
     assert "refresh" not in written(folder).split("</style>")[0]
+
+
+REQUIRED = {"bank": "train", "protocol": "mae"}
+
+
+@pytest.mark.parametrize("name", evaluation_names())
+def test_a_printed_command_means_what_was_measured(tmp_path: Path, name: str) -> None:
+    needed = {key: REQUIRED[key] for key in REQUIRED if key in describe_settings(name)}
+    folder = fabricate_run(tmp_path, num_steps=5, evaluated=False)
+    settings = check_settings(name, needed)
+    document = {"name": name, "model": "runs/x", "data": "p", "settings": settings, "results": {}}
+    (folder / "evaluation").mkdir()
+    (folder / "evaluation" / f"{name}.json").write_text(json.dumps(document))
+    words = shlex.split(evaluate_command(read_run(folder), name))
+    assert words[:8] == [
+        *["python", "-m", "pospre.evaluate"],
+        name,
+        *["--model", "runs/x", "--data", "p"],
+    ]
+    assert check_settings(name, parse_settings(words[8:])) == settings
 
 
 def test_printed_commands_name_what_was_planned(tmp_path: Path) -> None:
