@@ -1,13 +1,12 @@
-"""``python -m pospre.export URI OUT --format timm|safetensors``: encoder weights for others."""
+"""``python -m pospre.export URI OUT --format FORMAT``: encoder weights for other software."""
 
 import argparse
 import sys
 from pathlib import Path
 
 from pospre.errors import run_command
-from pospre.exchange.target import check_target, parse_grid
+from pospre.exchange.target import FORMATS, check_target, parse_grid
 
-_FORMATS = ("timm", "safetensors")
 _EPILOG = """\
 formats:
   timm         what timm.create_model(NAME, checkpoint_path=OUT) loads, every tensor, strictly; the
@@ -16,11 +15,27 @@ formats:
                .safetensors.
   safetensors  the bare encoder under timm's names, with recipe, architecture and pixel
                normalisation as metadata. OUT ends in .safetensors.
+  hf           a folder that transformers' AutoModel.from_pretrained(OUT) loads, every tensor, with
+               an image processor: ViTModel, or what is the same without a class token
+               (IJepaModel), with layer scale (Dinov2Model) or registers
+               (Dinov2WithRegistersModel). Not for relative positions, Swin or final_norm=false.
+  onnx         a graph of opset 17 for batches of any size, from normalised images to tokens, and to
+               logits where a classifier was trained. OUT ends in .onnx.
+  torchhub     a folder that torch.hub.load(OUT, "encoder", source="local") loads, here or from a
+               repository; it needs timm and safetensors, and not pospre.
+
+The software that a format is for reads what was written and computes features, before it shows
+under its name: they are ours (cosine at least 0.99999), or nothing is written. Beside every file
+(OUT.md), or in the folder (README.md), stands its card: method, data, licence, figures of the run's
+evaluations, recipe, and how to load it. onnx and hf need extras: pip install "pospre[onnx,hf]".
 
 examples:
   python -m pospre.export runs/droppos_vits16 droppos_vits16.pth --format timm
   python -m pospre.export runs/mae_vits16 mae.pth --format timm --num-classes 0
   python -m pospre.export s3://bucket/mae/checkpoints mae.safetensors --format safetensors
+  python -m pospre.export runs/dinov2_vits16 dinov2_vits16 --format hf --license cc-by-4.0
+  python -m pospre.export runs/droppos_vits16 droppos_vits16.onnx --format onnx
+  python -m pospre.export dinov2_vits14_pretrain.pth dinov2_vits14.onnx --format onnx --grid 16x16
   python -m pospre.export runs/intertwined_vits16 for_1024.pth --format timm --grid 64x64
 
 exit codes: 0 done, 2 a mistake in the command or the checkpoint (said in one message).
@@ -36,10 +51,13 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "checkpoint", metavar="URI", help="checkpoint file or run folder; also s3://"
+        "checkpoint",
+        metavar="URI",
+        help="checkpoint file or run folder; or weights of others: a file, or timm:NAME,FILE; also "
+        "s3://",
     )
-    parser.add_argument("out", metavar="OUT", type=Path, help="file to write")
-    parser.add_argument("--format", required=True, choices=_FORMATS, help="see below")
+    parser.add_argument("out", metavar="OUT", type=Path, help="file, or folder, to write")
+    parser.add_argument("--format", required=True, choices=FORMATS, help="see below")
     parser.add_argument(
         "--num-classes",
         type=int,
@@ -59,6 +77,7 @@ def main(argv: list[str] | None = None) -> int:
         choices=("student", "teacher"),
         help="the trained encoder (default), or the momentum teacher that followed it",
     )
+    parser.add_argument("--license", metavar="ID", help="of the weights, for the card: cc-by-4.0")
     parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
     arguments = parser.parse_args(argv)
     check_target(arguments.out, arguments.format, arguments.num_classes, arguments.overwrite)
@@ -73,6 +92,7 @@ def main(argv: list[str] | None = None) -> int:
         num_classes=arguments.num_classes,
         grid=arguments.grid,
         weights=arguments.weights,
+        license=arguments.license,
         overwrite=arguments.overwrite,
     )
     print("\n".join(lines))

@@ -25,7 +25,7 @@ from pospre.training.checkpoints.content import Weights, load_model
 from pospre.training.start import Loaded, take_weights
 from pospre.training.weight_files import EXPORTED, Keys, Source, read_source, recipe_in
 
-_KEYS = Keys("--model ", "--weights")
+MODEL_KEYS = Keys("--model ", "--weights")
 Pixels = tuple[tuple[float, ...], tuple[float, ...]]
 """Mean and standard deviation of the normalisation."""
 
@@ -53,6 +53,7 @@ def open_model(
     weights: Weights = "student",
     image_size: tuple[int, int] | None = None,
     seed: int = 0,
+    keys: Keys = MODEL_KEYS,
 ) -> Subject:
     """Return the model at ``address``.
 
@@ -63,15 +64,16 @@ def open_model(
         image_size: (height, width) of the images that a foreign encoder sees; its positions are
             resampled for it. None takes that of its positions, or timm's for the name.
         seed: of random weights.
+        keys: what errors call the options.
 
     Raises:
         UserError: nothing is there, it cannot be read, or it is no encoder of the kind ours is;
             or ``image_size`` of a run, whose recipe says it.
     """
     if address.startswith(PREFIX):
-        return _of_timm(address, weights, image_size, seed)
+        return _of_timm(address, weights, image_size, seed, keys)
     if address.endswith(EXPORTED):
-        return _of_file(address, weights, image_size, seed)
+        return _of_file(address, weights, image_size, seed, keys)
     if image_size is not None:
         raise UserError(
             f"--image-size is for weights of others; {address} is measured at the size of its "
@@ -102,12 +104,13 @@ def subject_of(model: PretrainModel | nn.Module, *, seed: int = 0) -> Subject:
 
 
 def _of_timm(
-    address: str, weights: Weights, image_size: tuple[int, int] | None, seed: int
+    address: str, weights: Weights, image_size: tuple[int, int] | None, seed: int, keys: Keys
 ) -> Subject:
     name, comma, file = address.removeprefix(PREFIX).partition(",")
     if comma and not file.endswith(EXPORTED):
         raise UserError(
-            f"--model {address}: give a file behind the comma that ends in {', '.join(EXPORTED)}"
+            f"{keys.weights}{address}: give a file behind the comma that ends in "
+            f"{', '.join(EXPORTED)}"
         )
     patch = pair(timm_size(name).patch_size)
     config = timm.get_pretrained_cfg(name)
@@ -126,7 +129,7 @@ def _of_timm(
             f"{address}: RANDOM WEIGHTS of seed {seed}; {PREFIX}{name},FILE takes those of a file"
         )
         return _subject(twin, seed, address, line)
-    source = read_source(file, weights, encoder.grid, _KEYS)
+    source = read_source(file, weights, encoder.grid, keys)
     if vit.no_embed_class and "pos_embed" in source.tensors:
         rows = (encoder.has_class_token, vit.num_reg_tokens)
         table = with_prefix_rows(source.tensors["pos_embed"], *rows, bare=True)
@@ -134,8 +137,10 @@ def _of_timm(
     return _loaded(model, source, seed, f"{PREFIX}{name}")
 
 
-def _of_file(uri: str, weights: Weights, image_size: tuple[int, int] | None, seed: int) -> Subject:
-    source = read_source(uri, weights, (0, 0), _KEYS)
+def _of_file(
+    uri: str, weights: Weights, image_size: tuple[int, int] | None, seed: int, keys: Keys
+) -> Subject:
+    source = read_source(uri, weights, (0, 0), keys)
     noted = recipe_in(source.metadata)
     if noted is None:
         options, mean, std = encoder_options(source.tensors, uri, image_size), None, None

@@ -1,26 +1,35 @@
-"""An encoder's weights as timm's model of its architecture takes them, checked by timm itself."""
+"""Encoders for other software: each format is read back by that software before it shows."""
 
-import io
-import json
 import os
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from types import ModuleType
+from typing import Literal
 
-import safetensors.torch
-import timm
-import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from pospre.errors import UserError
+from pospre.evaluation.models import open_model
 from pospre.evaluation.run import require_finite
-from pospre.exchange.target import check_target, parse_grid
-from pospre.model.model import PretrainModel
-from pospre.nn.encoder import Encoder
-from pospre.training.checkpoints.content import load_model
-from pospre.training.start import refuse_export
+from pospre.exchange import hf_folder, hub_folder, onnx_file, timm_file
+from pospre.exchange.card import make_card
+from pospre.exchange.parts import take_parts
+from pospre.exchange.target import CACHE, CARD, FOLDERS, card_of, check_target, parse_grid
+from pospre.training.checkpoints.file import write_whole
+from pospre.training.weight_files import Keys
 
-_TOLERANCE = 1e-5  # relative to the largest feature
+_KEYS = Keys("URI = ", "--weights")
+COSINE = 0.99999
+"""The least that a token's or a logit vector's cosine with ours may be, whatever reads it."""
+_FORMATS: dict[str, ModuleType] = {
+    "timm": timm_file,
+    "safetensors": timm_file,
+    "hf": hf_folder,
+    "onnx": onnx_file,
+    "torchhub": hub_folder,
+}
 
 
 def export(
@@ -31,199 +40,104 @@ def export(
     num_classes: int | None = None,
     grid: str | None = None,
     weights: Literal["student", "teacher"] = "student",
+    license: str | None = None,
     overwrite: bool = False,
 ) -> list[str]:
-    """Write the encoder of ``checkpoint`` to ``out``, whole or not at all.
+    """Write the encoder of ``checkpoint`` to ``out``, with a card, whole or not at all.
 
     Args:
-        checkpoint: a checkpoint file, a folder of them or a run folder.
-        out: the file to write.
-        format: ``timm`` or ``safetensors``.
+        checkpoint: a checkpoint file, a folder of them or a run folder; or a file of weights or
+            ``timm:NAME,FILE``, see ``open_model``.
+        out: the file to write; of ``hf`` and ``torchhub`` the folder.
+        format: ``timm``, ``safetensors``, ``hf``, ``onnx`` or ``torchhub``.
         num_classes: of timm's classifier, see ``--help``.
         grid: of the positions, such as ``"14x14"``; None takes the encoder's.
         weights: the trained ones, or the teacher's.
+        license: of the weights, for the card; None: not stated.
         overwrite: replace ``out`` if it exists.
 
     Returns:
-        Lines that say how to load the file.
+        Lines that say how to load it.
 
     Raises:
-        UserError: nothing was written; ``out`` exists or has the wrong ending, or the checkpoint
-            cannot be used.
+        UserError: nothing was written; ``out`` exists or has the wrong ending, the checkpoint
+            cannot be used, or the format cannot hold its encoder.
     """
     check_target(out, format, num_classes, overwrite)
     wanted = None if grid is None else parse_grid(grid)
-    refuse_export(checkpoint)
-    model, recipe = load_model(checkpoint, weights=weights)
-    require_finite(model, checkpoint)
-    shown = wanted or model.encoder.grid
-    classifier = _classifier(model) if num_classes is None and format == "timm" else None
-    tensors, kwargs = _tensors(model, format, num_classes, shown, classifier)
-    metadata = _metadata(model, kwargs, recipe.dump())
-    partial = out.with_name(f".partial-{os.getpid()}-{out.name}")
+    found = open_model(checkpoint, weights=weights, keys=_KEYS)
+    require_finite(found.model, checkpoint)
+    model, recipe = found.model, found.recipe
+    parts = take_parts(model, recipe, format=format, num_classes=num_classes, grid=wanted)
+    kind = _FORMATS[format]
+    partial, card = out.with_name(f".partial-{os.getpid()}-{out.name}"), card_of(out, format)
     try:
-        _write(partial, tensors, metadata)
-        difference = _check_features(model, partial, kwargs, shown, classifier)
-        os.replace(partial, out)
+        kind.write(parts, partial)
+        images = parts.sample_images(2)
+        reader, outputs = kind.compute(parts, partial, images)
+        agreement = _compare(reader, parts.outputs(images), outputs, kind.TOLERANCE)
+        checked, loading = f"{reader}; {agreement}", kind.usage(parts, out)
+        text = make_card(
+            parts,
+            library=kind.LIBRARY,
+            loading=loading,
+            checked=checked,
+            checkpoint=checkpoint,
+            weights=weights,
+            license=license,
+        )
+        if format in FOLDERS:
+            write_whole(partial / CARD, text.encode())
+            _clear(partial / CACHE)  # of hubconf.py
+        else:
+            write_whole(card, text.encode())
+        _show(partial, out)
     except OSError as error:
         raise UserError(f"{out} cannot be written: {error}") from error
     finally:
-        partial.unlink(missing_ok=True)
-    normalise = ", ".join(f"{key}={_rounded(metadata[key])}" for key in ("mean", "std"))
+        _clear(partial)
+    mean, std = (tuple(round(value, 4) for value in each) for each in (parts.mean, parts.std))
     return [
-        f"written: {out}",
-        f"checked: timm loads all {len(tensors)} tensors; its "
-        f"{'features and logits' if classifier else 'features'} are ours (largest relative "
-        f"difference {difference:.0e})",
+        *([found.origin] if found.origin else []),
+        f"written: {out}; its card: {card}",
+        f"checked: {checked}",
         "",
-        "import timm",
-        f"model = {create_model_line(model.encoder.timm_name, out, kwargs)}",
-        f"# pixels in [0, 1], normalised with {normalise}",
+        *loading,
+        f"# pixels in [0, 1], normalised with mean={mean}, std={std}",
     ]
 
 
-def create_model_line(timm_name: str, out: Path, kwargs: dict[str, Any]) -> str:
-    """Return the call of timm that loads ``out``."""
-    arguments = [f"checkpoint_path={str(out)!r}", *(f"{k}={v!r}" for k, v in kwargs.items())]
-    return f"timm.create_model({timm_name!r}, {', '.join(arguments)})"
+def _compare(
+    reader: str, ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], tolerance: float
+) -> str:
+    """Say how far the outputs of ``reader`` are from ours.
 
-
-def _tensors(
-    model: PretrainModel,
-    format: str,
-    num_classes: int | None,
-    grid: tuple[int, int],
-    classifier: Any,
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return what goes into the file, and what ``timm.create_model`` must be told to take it."""
-    encoder = model.encoder
-    tensors = encoder.timm_state()
-    resized = grid != encoder.grid
-    if resized and encoder.pos_embed is None:
-        raise UserError(
-            f"--grid {grid[0]}x{grid[1]} is for positions of a table or a field, but "
-            f"encoder.positions is {encoder.position_kind}."
-        )
-    if resized or model.position_source is not None:
-        tensors["pos_embed"] = model.position_table(grid)
-    usual = _timm_classes(encoder.timm_name)
-    classes = usual if num_classes is None else num_classes
-    if format == "safetensors":
-        classes = 0
-    kwargs: dict[str, Any] = dict(encoder.timm_kwargs)
-    if classifier:
-        classes = _add_classifier(classifier, tensors, kwargs)
-    elif classes:
-        tensors.update(_zero_head(encoder, classes))
-    if kwargs.get("fc_norm") and not classifier:  # timm's relative models have this or the other
-        tensors.update(_plain_norm(encoder.embed_dim))
-    if resized:
-        height, width = _image_size(encoder, grid)
-        kwargs["img_size"] = height if height == width else (height, width)
-    if classes != usual:
-        kwargs["num_classes"] = classes
-    return tensors, kwargs
-
-
-def _image_size(encoder: Encoder, grid: tuple[int, int]) -> tuple[int, int]:
-    """Return (height, width) in pixels of an image of so many patches."""
-    return grid[0] * encoder.patch_size[0], grid[1] * encoder.patch_size[1]
-
-
-def _metadata(
-    model: PretrainModel, kwargs: dict[str, Any], recipe: dict[str, Any]
-) -> dict[str, str]:
-    """Return the header of a ``.safetensors`` file: text by key."""
-    return {
-        "format": "pt",
-        "timm_name": model.encoder.timm_name,
-        "timm_kwargs": json.dumps(kwargs),
-        "mean": json.dumps(model.augment.mean.flatten().tolist()),
-        "std": json.dumps(model.augment.std.flatten().tolist()),
-        "recipe": json.dumps(recipe),
-    }
-
-
-def _timm_classes(timm_name: str) -> int:
-    """Return how many classes ``timm.create_model(timm_name)`` has."""
-    config = timm.get_pretrained_cfg(timm_name)
-    return 1000 if config is None else int(config.num_classes)
-
-
-def _classifier(model: PretrainModel) -> Any:
-    """Return the objective that has a head for timm's classifier, None without one."""
-    objectives = (model.objectives[name] for name in model.objectives)
-    return next((found for found in objectives if hasattr(found, "timm_state")), None)
-
-
-def _add_classifier(classifier: Any, tensors: dict[str, Tensor], kwargs: dict[str, Any]) -> int:
-    """Add the trained class head; return how many classes it has."""
-    state, options = classifier.timm_state()
-    tensors.update(state)
-    kwargs.pop("final_norm", None)  # said by fc_norm: the norm moves behind the pooling
-    kwargs.update(options)
-    return int(kwargs.pop("num_classes"))
-
-
-def _plain_norm(dim: int) -> dict[str, Tensor]:
-    """Return a norm behind the pooling with nothing learned in it."""
-    return {"fc_norm.weight": torch.ones(dim), "fc_norm.bias": torch.zeros(dim)}
-
-
-def _zero_head(encoder: Encoder, num_classes: int) -> dict[str, Tensor]:
-    """Return timm's classifier with nothing learned in it: every logit is 0."""
-    return {
-        f"{encoder.timm_head}.weight": torch.zeros(num_classes, encoder.embed_dim),
-        f"{encoder.timm_head}.bias": torch.zeros(num_classes),
-    }
-
-
-def _write(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write a ``.pth`` (a plain state dict) or ``.safetensors`` file to the disk itself."""
-    if path.suffix == ".safetensors":
-        content = safetensors.torch.save(tensors, metadata)
-    else:
-        buffer = io.BytesIO()
-        torch.save(tensors, buffer)
-        content = buffer.getvalue()
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _check_features(
-    model: PretrainModel,
-    path: Path,
-    kwargs: dict[str, Any],
-    grid: tuple[int, int],
-    classifier: Any,
-) -> float:
-    """Load the file with timm and return how far its features are from ours, relatively.
-
-    With a trained ``classifier`` its logits are compared as well.
-
-    A timm of another version might build another network under the same names: then the file is
-    not given out.
+    Raises:
+        RuntimeError: too far; what was written is not given out.
     """
-    theirs: Any = timm.create_model(
-        model.encoder.timm_name, checkpoint_path=str(path), **kwargs
-    ).eval()
-    height, width = _image_size(model.encoder, grid)
-    shape = 2, model.encoder.channels, height, width
-    images = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        ours = model.tokens(images)
-        found = theirs.forward_features(images).flatten(1, -2)  # Swin's is a map
-        pairs = [(ours, found)]
-        if classifier:
-            logits = classifier({"student": ours}, {})["logits"]
-            pairs.append((logits, theirs(images)))
-    difference = max(float((ours - found).abs().max() / ours.abs().max()) for ours, found in pairs)
-    if not difference < _TOLERANCE:
-        raise RuntimeError(f"timm {timm.__version__} computes other features: {difference}")
-    return difference
+    pairs = [(ours[name], theirs[name]) for name in ours if name in theirs]
+    difference = max(float((own - other).abs().max() / own.abs().max()) for own, other in pairs)
+    cosine = min(float(F.cosine_similarity(own, other, dim=-1).min()) for own, other in pairs)
+    if not (difference < tolerance and cosine >= COSINE):
+        raise RuntimeError(f"{reader}, but computes other features: {difference}, cosine {cosine}")
+    what = "features and logits" if len(pairs) > 1 else "features"
+    return (
+        f"its {what} are ours (largest relative difference {difference:.0e}, smallest cosine "
+        f"{cosine:.6f})"
+    )
 
 
-def _rounded(numbers: str) -> Sequence[float]:
-    return tuple(round(number, 4) for number in json.loads(numbers))
+def _show(partial: Path, out: Path) -> None:
+    """Give what is complete its name; a folder cannot take another's place at once."""
+    old = partial.with_name(f"{partial.name}.old")
+    if out.is_dir():
+        os.replace(out, old)
+    os.replace(partial, out)
+    _clear(old)
+
+
+def _clear(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -5,22 +5,59 @@ from pathlib import Path
 
 from pospre.errors import UserError
 
+CARD = "README.md"
+CACHE = "__pycache__"
+"""What Python leaves in a folder that ``torch.hub`` loads."""
+FOLDERS = {
+    "hf": ("config.json", "model.safetensors", "preprocessor_config.json"),
+    "torchhub": ("hubconf.py", "model.safetensors"),
+}
+"""The files of the formats that are folders, beside the card."""
+_ENDINGS = {"timm": (".pth", ".safetensors"), "safetensors": (".safetensors",), "onnx": (".onnx",)}
+FORMATS = ("timm", "safetensors", "hf", "onnx", "torchhub")
+
+
+def card_of(out: Path, format: str) -> Path:
+    """Return where the card of an export stands: in its folder, or beside the file."""
+    return out / CARD if format in FOLDERS else out.with_name(f"{out.name}.md")
+
 
 def check_target(out: Path, format: str, num_classes: int | None, overwrite: bool) -> None:
     """Refuse, before any work, what cannot be written."""
-    endings = (".safetensors",) if format == "safetensors" else (".pth", ".safetensors")
-    if out.suffix not in endings:
-        raise UserError(f"OUT = {out} must end in {' or '.join(endings)} for --format {format}.")
     if num_classes is not None and format != "timm":
-        raise UserError(f"--num-classes is for --format timm; {format} has no classifier.")
+        raise UserError(f"--num-classes is for --format timm; {format} has no zero classifier.")
     if num_classes is not None and num_classes < 0:
         raise UserError(f"--num-classes is {num_classes}; give 0 (no classifier) or more.")
-    if out.is_dir():
-        raise UserError(f"OUT = {out} is a folder; name a file in it.")
-    if out.exists() and not overwrite:
-        raise UserError(f"{out} exists; --overwrite replaces it.")
+    if format in FOLDERS:
+        _check_folder(out, format)
+    else:
+        _check_file(out, _ENDINGS[format], format)
+    for path in (out, card_of(out, format)):
+        if path.exists() and not overwrite:
+            raise UserError(f"{path} exists; --overwrite replaces it.")
     if not out.parent.is_dir():
         raise UserError(f"the folder {out.parent} of OUT does not exist; make it first.")
+
+
+def _check_file(out: Path, endings: tuple[str, ...], format: str) -> None:
+    if out.suffix not in endings:
+        raise UserError(f"OUT = {out} must end in {' or '.join(endings)} for --format {format}.")
+    if out.is_dir():
+        raise UserError(f"OUT = {out} is a folder; name a file in it.")
+
+
+def _check_folder(out: Path, format: str) -> None:
+    if out.exists() and not out.is_dir():
+        raise UserError(f"OUT = {out} is a file; --format {format} writes a folder.")
+    if not out.is_dir():
+        return
+    known = {*FOLDERS[format], CARD, CACHE}
+    foreign = sorted(path.name for path in out.iterdir() if path.name not in known)
+    if foreign:
+        raise UserError(
+            f"OUT = {out} is a folder with files that are no export's, such as {foreign[0]}; name "
+            "a new folder."
+        )
 
 
 def parse_grid(text: str) -> tuple[int, int]:

@@ -63,6 +63,11 @@ def write_report(run_folder: Path, *, refresh: int | None = None) -> Path:
 
 def render(run: Run, *, refresh: int | None = None) -> str:
     """Return the page of ``run`` as HTML; see ``write_report``."""
+    return render_template("page.html.jinja", {"refresh": refresh, **page_context(run)})
+
+
+def render_template(name: str, context: dict[str, Any]) -> str:
+    """Return a template of this folder with what fills it, in the style of the page."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
         autoescape=True,
@@ -72,9 +77,11 @@ def render(run: Run, *, refresh: int | None = None) -> str:
     )
     environment.filters["percent"] = lambda value: format_value(value, percent=True)
     environment.filters["number"] = format_value
-    style = Markup((HERE / "page.css").read_text(encoding="utf-8"))  # our own file, not user text
-    template = environment.get_template("page.html.jinja")
-    return template.render(style=style, refresh=refresh, **page_context(run))
+    own = HERE / name.replace(".html.jinja", ".css")
+    sheets = dict.fromkeys((HERE / "page.css", own))
+    text = "\n".join(sheet.read_text(encoding="utf-8") for sheet in sheets)
+    style = Markup(text)  # our own files, not user text
+    return environment.get_template(name).render(style=style, **context)
 
 
 def page_context(run: Run) -> dict[str, Any]:
@@ -117,23 +124,27 @@ def page_context(run: Run) -> dict[str, Any]:
 
 def run_charts(records: list[Record]) -> list[Chart]:
     """Draw losses, metrics, what was evaluated while training, learning rate and throughput."""
+    charts = [draw_chart(records, key, **how) for key, how in curve_titles(records).items()]
+    return [chart for chart in charts if chart is not None]
+
+
+def curve_titles(records: list[Record]) -> dict[str, dict[str, Any]]:
+    """Return which keys of the records are drawn, with the title and options of each chart."""
     keys = _keys(records)
     terms = [key for key in keys if key.startswith("loss/") and key != "loss/total"]
-    charts = []
+    found: dict[str, dict[str, Any]] = {}
     for key in (["loss/total"] if len(terms) != 1 else []) + terms:
-        charts.append(draw_chart(records, key, title=f"Loss · {key.removeprefix('loss/')}"))
+        found[key] = {"title": f"Loss · {key.removeprefix('loss/')}"}
     for key in (key for key in keys if key.startswith("metric/")):
         rate = "accuracy" in key
         title = f"While training · {key.removeprefix('metric/').replace('_', ' ')}"
-        charts.append(draw_chart(records, key, title=title, percent=rate, from_zero=rate))
+        found[key] = {"title": title, "percent": rate, "from_zero": rate}
     for key in (key for key in keys if _is_figure(key)):
         _, name, figure = key.split("/", 2)
-        title = f"{name} · {figure}"
-        charts.append(draw_chart(records, key, title=title, percent=_are_shares(records, key)))
-    title = "Learning rate"
-    charts.append(draw_chart(records, "lr", title=title, from_zero=True, smooth=False))
-    charts.append(draw_chart(records, "throughput", title="Images per second", from_zero=True))
-    return [chart for chart in charts if chart is not None]
+        found[key] = {"title": f"{name} · {figure}", "percent": _are_shares(records, key)}
+    found["lr"] = {"title": "Learning rate", "from_zero": True, "smooth": False}
+    found["throughput"] = {"title": "Images per second", "from_zero": True}
+    return found
 
 
 def _is_figure(key: str) -> bool:

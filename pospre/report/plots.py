@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +44,27 @@ class Chart:
     note: str
 
 
+@dataclass(frozen=True)
+class Line:
+    """One of the curves of a shared chart, as those of ``Chart``; ``run`` says whose."""
+
+    run: int
+    last: str
+    raw_path: str
+    line_path: str
+    note: str
+
+
+@dataclass(frozen=True)
+class SharedChart:
+    """The curves of several runs on the same axes."""
+
+    title: str
+    lines: list[Line]
+    x_ticks: list[Tick]
+    y_ticks: list[Tick]
+
+
 def draw_chart(
     records: Sequence[Record],
     key: str,
@@ -53,26 +75,76 @@ def draw_chart(
     smooth: bool = True,
 ) -> Chart | None:
     """Draw ``records[…][key]`` over ``step``; None when no record has a number there."""
+    shared = draw_shared(
+        [records], key, title=title, percent=percent, from_zero=from_zero, smooth=smooth
+    )
+    if shared is None:
+        return None
+    (line,) = shared.lines
+    return Chart(
+        title=title,
+        last=line.last,
+        raw_path=line.raw_path,
+        line_path=line.line_path,
+        x_ticks=shared.x_ticks,
+        y_ticks=shared.y_ticks,
+        note=line.note,
+    )
+
+
+def draw_shared(
+    runs: Sequence[Sequence[Record]],
+    key: str,
+    *,
+    title: str,
+    percent: bool = False,
+    from_zero: bool = False,
+    smooth: bool = True,
+) -> SharedChart | None:
+    """Draw the same of several runs; None when no run has a number there."""
+    read = {number: _read_curve(records, key) for number, records in enumerate(runs)}
+    curves = {number: curve for number, curve in read.items() if curve is not None}
+    if not curves:
+        return None
+    everything = np.concatenate([curve.values for curve in curves.values()])
+    y_step, low, high = _nice_range(everything, from_zero=from_zero)
+    left = min(float(curve.steps[0]) for curve in curves.values())
+    right = max(float(curve.steps[-1]) for curve in curves.values())
+    frame = _Frame(left, right, low, high)
+    lines = []
+    for number, (steps, values, gaps, note) in curves.items():
+        smoothed = smooth_curve(values) if smooth and len(values) >= SMOOTH_FROM else None
+        lines.append(
+            Line(
+                run=number,
+                last=format_value(values[-1], percent=percent),
+                raw_path=frame.path(steps, values, gaps),
+                line_path="" if smoothed is None else frame.path(steps, smoothed, gaps),
+                note=note,
+            )
+        )
+    return SharedChart(title, lines, frame.x_ticks(), frame.y_ticks(y_step, percent=percent))
+
+
+class _Curve(NamedTuple):
+    """The finite values of a curve; ``gaps`` counts the others before each."""
+
+    steps: Floats
+    values: Floats
+    gaps: Ints
+    note: str
+
+
+def _read_curve(records: Sequence[Record], key: str) -> _Curve | None:
     found = [(r["step"], r[key]) for r in records if _is_value(r.get(key, ""))]
     table = np.array([(s, math.nan if v is None else v) for s, v in found], dtype=np.float64)
     finite = np.isfinite(table[:, 1]) if found else np.zeros(0, dtype=bool)
     if not finite.any():
         return None
-    gaps = np.cumsum(~finite)[finite]
-    steps, values = table[finite].T
-    y_step, low, high = _nice_range(values, from_zero=from_zero)
-    frame = _Frame(float(steps[0]), float(steps[-1]), low, high)
     lost = int((~finite).sum())
-    line = smooth_curve(values) if smooth and len(values) >= SMOOTH_FROM else None
-    return Chart(
-        title=title,
-        last=format_value(values[-1], percent=percent),
-        raw_path=frame.path(steps, values, gaps),
-        line_path="" if line is None else frame.path(steps, line, gaps),
-        x_ticks=frame.x_ticks(),
-        y_ticks=frame.y_ticks(y_step, percent=percent),
-        note=f"{lost} of {len(found)} logged values are not finite" if lost else "",
-    )
+    note = f"{lost} of {len(found)} logged values are not finite" if lost else ""
+    steps, values = table[finite].T
+    return _Curve(steps, values, np.cumsum(~finite)[finite], note)
 
 
 def thin(values: Floats, limit: int = MAX_POINTS) -> Ints:

@@ -26,14 +26,17 @@ class Question:
 QUESTIONS = {
     "mae": Question(
         "Most of a picture is hidden. What does the model paint in its place?",
+        evaluation="reconstructions",
     ),
     "simmim": Question(
         "Large cells of a picture are masked. What does the model paint in their place?",
+        evaluation="reconstructions",
     ),
     "ijepa": Question(
         "The model sees one part of a picture. Does it know the features of the others?",
         "cosine",
         "cosine of predicted and true features, both less their mean",
+        "stop_heatmaps",
     ),
     "dinov2": Question(
         "Crops of one picture, large and small: does the model see that they are of one?",
@@ -60,6 +63,7 @@ QUESTIONS = {
     ),
     "stop": Question(
         "The predictor is told of a place with noise only. Which noise does it learn to bear?",
+        evaluation="stop_similarity",
     ),
     "lut": Question(
         "The model sees a few patches. Do they tell what the whole picture is about?",
@@ -68,6 +72,7 @@ QUESTIONS = {
     ),
     "crop_field": Question(
         "A crop knows where in the photograph it was cut. What did the field of places become?",
+        evaluation="field",
     ),
     "masked_position": Question(
         "Patches on crosses lose their position. Does the model still know what is where?",

@@ -9,6 +9,7 @@ from typing import Any, TypeGuard
 import yaml
 
 from pospre.errors import UserError
+from pospre.evaluation.figures import read_documents
 
 Record = dict[str, Any]
 
@@ -59,8 +60,7 @@ def read_run(folder: Path) -> Run:
     records, watch = _read_lines(metrics), folder / "watch.jsonl"
     warnings = _read_lines(watch) if watch.is_file() else []
     name = str(recipe.get("run_name") or folder.resolve().name)
-    evaluations = {p.stem: _read_object(p) for p in sorted((folder / "evaluation").glob("*.json"))}
-    return Run(folder, name, recipe, text, records, evaluations, warnings)
+    return Run(folder, name, recipe, text, records, read_documents(folder), warnings)
 
 
 def _read_recipe(path: Path) -> tuple[dict[str, Any], str]:
@@ -99,16 +99,6 @@ def _read_lines(path: Path) -> list[Record]:
             ) from error
         records.append(record)
     return records
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is not valid JSON ({error}); run that evaluation again") from error
-    if not isinstance(content, dict) or not isinstance(content.get("results"), dict):
-        raise UserError(f"{path} has no 'results'; run that evaluation again")
-    return content
 
 
 def is_number(value: object) -> TypeGuard[float]:

@@ -9,11 +9,9 @@ kernels of another size, so that patches resized alike embed alike (FlexiViT's p
 timm's ``resample_patch_embed``).
 """
 
-import json
 from dataclasses import dataclass, field
 
 import torch
-from safetensors import safe_open
 from timm.layers import resample_patch_embed, resize_rel_pos_bias_table
 from torch import Tensor
 
@@ -25,7 +23,6 @@ from pospre.nn.layouts import listed, with_prefix_rows
 from pospre.nn.patch_encoder import PatchEncoder
 from pospre.nn.positions import resample_positions
 from pospre.nn.swin.encoder import SwinEncoder
-from pospre.recipe.recipe import recorded_recipe
 from pospre.training.checkpoints.content import Weights
 from pospre.training.weight_files import Keys, Source, read_source
 
@@ -107,22 +104,6 @@ def take_weights(model: PretrainModel, source: Source) -> Loaded:
     encoder.load_state_dict(done.tensors, strict=False)
     follow(model.teachers.pairs, 0.0)
     return done
-
-
-def refuse_export(uri: str) -> None:
-    """Raise a ``UserError`` for an exported encoder where a checkpoint is wanted."""
-    if not uri.endswith(".safetensors"):
-        return
-    try:
-        with safe_open(uri, "pt") as file:
-            recipe = recorded_recipe(json.loads(file.metadata()["recipe"]))
-        origin = f": {recipe.run_path()}"
-    except Exception:  # remote, or not ours: then nobody knows
-        origin = ""
-    raise UserError(
-        f"{uri} is an exported encoder, without the heads and the recipe of a checkpoint; give the "
-        f"checkpoint or run folder that it was exported from{origin}"
-    )
 
 
 def _check_kind(encoder: PatchEncoder, source: Source) -> None:

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from pospre.errors import run_command
-from pospre.exchange import export as export_module
+from pospre.exchange import timm_file
 from pospre.exchange.export import export
 from pospre.export import main
 from pospre.recipe.recipe import recipe_from_dict
@@ -124,7 +124,7 @@ def test_existing_file_is_kept_without_overwrite(checkpoint, tmp_path, capsys):
     assert out.read_text() == "precious"
     assert main([str(argument) for argument in [*arguments, "--overwrite"]]) == 0
     assert "timm.create_model('vit_tiny_patch16_224'" in capsys.readouterr().out
-    assert [path.name for path in tmp_path.iterdir()] == ["encoder.pth"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["encoder.pth", "encoder.pth.md"]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_existing_file_is_kept_without_overwrite(checkpoint, tmp_path, capsys):
         ("encoder.bin", ["--format", "timm"], "must end in .pth or .safetensors"),
         ("encoder.pth", ["--format", "safetensors"], "must end in .safetensors"),
         ("encoder.pth", ["--format", "timm", "--num-classes", "-1"], "--num-classes is -1"),
-        ("e.safetensors", ["--format", "safetensors", "--num-classes", "5"], "no classifier"),
+        ("e.safetensors", ["--format", "safetensors", "--num-classes", "5"], "no zero classifier"),
         ("none/encoder.pth", ["--format", "timm"], "does not exist"),
     ],
 )
@@ -162,18 +162,18 @@ def test_bad_checkpoints_are_named(checkpoint, tmp_path, capsys):
 
 
 def test_full_disk_leaves_nothing(checkpoint, tmp_path, capsys, monkeypatch):
-    def write_half(path: Path, *_):
+    def write_half(_, path: Path):
         path.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(export_module, "_write", write_half)
+    monkeypatch.setattr(timm_file, "write", write_half)
     out = tmp_path / "encoder.pth"
     assert "No space left" in fails(capsys, checkpoint, out, "--format", "timm")
     assert not list(tmp_path.iterdir())
 
 
 def test_another_network_under_the_same_names_is_our_bug(checkpoint, tmp_path, monkeypatch):
-    monkeypatch.setattr(export_module, "_TOLERANCE", -1.0)
+    monkeypatch.setattr(timm_file, "TOLERANCE", -1.0)
     with pytest.raises(RuntimeError, match="other features"):
         export(str(checkpoint), tmp_path / "encoder.pth", format="timm")
     assert not list(tmp_path.iterdir())
@@ -183,4 +183,4 @@ def test_help_teaches(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
     text = capsys.readouterr().out
-    assert "examples:" in text and "create_model" in text and "onnx" not in text
+    assert "examples:" in text and "create_model" in text and "torch.hub.load" in text

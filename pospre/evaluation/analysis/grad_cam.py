@@ -178,7 +178,9 @@ def _cells(context: Context, batch: Batch, row: int, map_N: Tensor, name: str) -
     view = as_picture(batch["view/image"][row, 0])
     heat = as_map(map_N / map_N.max().clamp_min(1e-12), grid)
     limits = (0.0, 1.0)
-    return Cell(grid, image=view), Cell(grid, heat, view, name[:20], limits=limits, colours="jet")
+    return Cell(grid, image=view), Cell(
+        grid, heat, view, name[:20], limits=limits, colours="inferno"
+    )
 
 
 def _draw(cells: list[tuple[Cell, Cell]], folder: Path | None) -> list[str]:

@@ -209,7 +209,7 @@ def table(results: Mapping[str, Any]) -> str:
     notes = [
         "own: attention to oneself, near: to the 3 × 3 around; in % of the attention to patches",
         "sharpest: the head of the lowest entropy (in nats) and the offset (Δrow, Δcolumn) of its "
-        "greatest mean attention",
+        "greatest mean attention; far offsets are means of few pairs",
         f"{results['samples']} images, {results['grid'][0]} × {results['grid'][1]} patches",
     ]
     header = ["layer", "own", "near", "sharpest", "its entropy", "its near", "its peak"]

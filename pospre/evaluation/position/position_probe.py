@@ -165,7 +165,7 @@ def evaluate(
         "images_learned": counts[0],
         "images_measured": counts[1],
         "num_tokens": num_tokens,
-        "picture": None if context.folder is None else PICTURE,
+        "pictures": [] if context.folder is None else [PICTURE],
     }
     if context.folder is not None:
         draw_depth(results, SHOWN_AS, context.folder / PICTURE)
@@ -176,9 +176,9 @@ def check(plan: Plan) -> None:
     """Raise a ``UserError`` for layers, grids, images or another model that cannot be probed."""
     recipe, settings = plan.recipe, plan.settings
     check_layers("position_probe", recipe.encoder.name, 0, ())
-    depth = blank_encoder(recipe).depth
-    layers = all_layers(settings["layers"], depth) or ()
-    check_layers("position_probe", recipe.encoder.name, depth, layers)
+    encoder = blank_encoder(recipe)
+    layers = all_layers(settings["layers"], encoder.depth) or ()
+    check_layers("position_probe", recipe.encoder.name, encoder.depth, layers)
     kind = recipe.encoder.positions
     if settings["grids"] and kind in ("relative", "shared_relative"):
         raise UserError(
@@ -187,13 +187,13 @@ def check(plan: Plan) -> None:
         )
     check_images("position_probe", plan)
     if settings["versus"] is not None:
-        other, own = open_model(settings["versus"]).recipe, recipe
-        for key in ("name", "image_size", "patch_size", "depth"):
-            theirs, ours = getattr(other.encoder, key), getattr(own.encoder, key)
+        other = open_model(settings["versus"]).model.encoder
+        for key in ("image_size", "patch_size", "depth"):
+            theirs, ours = getattr(other, key), getattr(encoder, key)
             if theirs != ours:
                 raise UserError(
-                    f"position_probe: versus={settings['versus']} has encoder.{key} = {theirs}, "
-                    f"and the model measured {ours}; give another training of the same encoder."
+                    f"position_probe: the encoder of versus={settings['versus']} has {key} = "
+                    f"{theirs}, and the one measured {ours}; give another training of the same."
                 )
 
 
@@ -253,7 +253,7 @@ def _scores(
     return {
         key: value
         for name, score in figures.items()
-        for key, value in ((name, score.value), (f"{name}_error", score.error))
+        for key, value in ((name, score.value), (f"{name}_se", score.error))
     }
 
 
@@ -264,12 +264,11 @@ def _figures(rows: list[dict[str, Any]], grid: list[int], layer: int) -> dict[st
         for row in rows
         if (row["grid"], row["model"], row["layer"]) == (grid, "trained", layer)
     }
-    content = last.get("content", {})
+    names = {"": "image", "content_": "content"}
     return {
-        "top1": last["image"]["top1"],
-        "r2": last["image"]["r2"],
-        "content_top1": content.get("top1"),
-        "content_r2": content.get("r2"),
+        f"{prefix}{key}": last.get(shown_as, {}).get(key)
+        for prefix, shown_as in names.items()
+        for key in ("top1", "top1_se", "r2", "r2_se")
     }
 
 
@@ -289,7 +288,7 @@ def _grid_table(results: Mapping[str, Any], grid: list[int]) -> str:
         for key, value in ((": top-1", row["top1"]), second):
             text = f"{value:.2f}" if key == ": R²" else f"{100 * value:.1f}"
             lines.setdefault(name + key, []).append(text)
-    largest = max(row["top1_error"] for row in rows)
+    largest = max(row["top1_se"] for row in rows)
     count = grid[0] * grid[1]
     notes = [
         f"chance: {100 / count:.2f} and 0; largest standard error of a top-1: {100 * largest:.2f}",

@@ -143,8 +143,8 @@ def evaluate(
         steps.append({"planes": count, **figures})
     without = without_planes(model, tokens_MD.mean(0), basis)
     return {
-        "r2_left": steps[-1]["r2"],
-        "top1_left": steps[-1]["top1"],
+        **{f"{key}_left": steps[-1][key] for key in ("r2", "top1")},
+        **{f"{key}_left_se": steps[-1][f"{key}_se"] for key in ("r2", "top1")},
         "steps": steps,
         "by": by,
         "chance": 1 / (grid[0] * grid[1]),
@@ -236,9 +236,9 @@ def _measure(
     gone = 1 - left_MD.var(0).sum() / known_MD.var(0).sum()
     return {
         "top1": best.value,
-        "top1_error": best.error,
+        "top1_se": best.error,
         "r2": r2.value,
-        "r2_error": r2.error,
+        "r2_se": r2.error,
         "variance_removed": float(gone),
     }
 
@@ -268,8 +268,8 @@ def table(results: Mapping[str, Any]) -> str:
         [
             str(step["planes"]),
             f"{100 * step['variance_removed']:.1f}",
-            f"{step['r2']:.3f} ± {step['r2_error']:.3f}",
-            f"{100 * step['top1']:.2f} ± {100 * step['top1_error']:.2f}",
+            f"{step['r2']:.3f} ± {step['r2_se']:.3f}",
+            f"{100 * step['top1']:.2f} ± {100 * step['top1_se']:.2f}",
         ]
         for step in results["steps"]
     ]

@@ -36,12 +36,12 @@ def draw_depth(results: Mapping[str, Any], names: Mapping[str, str], path: Path)
             left.errorbar(
                 layers,
                 [100 * row["top1"] for row in line],
-                [200 * row["top1_error"] for row in line],
+                [200 * row["top1_se"] for row in line],
                 label=label,
                 **style,
             )
             if shown_as != "shuffled":
-                heights, errors = [r["r2"] for r in line], [2 * r["r2_error"] for r in line]
+                heights, errors = [r["r2"] for r in line], [2 * r["r2_se"] for r in line]
                 right.errorbar(layers, heights, errors, **style)
         left.axhline(100 / (grid[0] * grid[1]), color="0.6", linewidth=0.8)
         right.axhline(0, color="0.6", linewidth=0.8)

@@ -199,7 +199,7 @@ def _figures(
         )
         right = float((predicted_B == labels_B).double().mean())
     error = float(cosine_B.std() / len(cosine_B) ** 0.5)
-    return {"cosine": float(cosine_B.mean()), "cosine_error": error, "top1": right}
+    return {"cosine": float(cosine_B.mean()), "cosine_se": error, "top1": right}
 
 
 def table(results: Mapping[str, Any]) -> str:
@@ -207,7 +207,7 @@ def table(results: Mapping[str, Any]) -> str:
     rows = [
         [
             f"{row['model']}: {row['what']}",
-            f"{row['cosine']:.3f} ± {row['cosine_error']:.3f}",
+            f"{row['cosine']:.3f} ± {row['cosine_se']:.3f}",
             "–" if row["top1"] is None else f"{100 * row['top1']:.1f}",
         ]
         for row in results["rows"]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from pospre.evaluation.analysis import drawing
 from pospre.evaluation.run import run_evaluation
 from pospre.recipe.recipe import Recipe
 from pospre.training.build import build_model
@@ -14,11 +15,14 @@ from tests.evaluation.analysis.small import Analyse, require_drawn
 
 
 @pytest.fixture
-def analyse(image_folder: Callable[..., Path], tmp_path: Path) -> Analyse:
+def analyse(
+    image_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Analyse:
     """Return ``analyse(name, recipe, num_images=6, folder=True, **settings)``: the results.
 
     Pictures go to ``tmp_path / name``; weights are other than the initial ones.
     """
+    monkeypatch.setattr(drawing, "DPI", 50)  # fewer pixels to draw
 
     def run(
         name: str, recipe: Recipe, *, num_images: int = 6, folder: bool = True, **settings: Any

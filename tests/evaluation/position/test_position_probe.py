@@ -73,8 +73,9 @@ def test_positions_are_found_and_leaving_them_out_is_seen(
         **rows[(4, 4), "trained", "image", 2], "model": "untrained",
     }  # fmt: skip
     assert results["images_learned"] == 42 and results["images_measured"] == 14
+    assert results["r2_se"] == rows[(4, 4), "trained", "image", 2]["r2_se"] > 0
     assert results["chance"] == 1 / 16 and set(figures_of("position_probe")) <= set(results)
-    assert (tmp_path / "probe" / results["picture"]).stat().st_size > 10_000
+    assert (tmp_path / "probe" / results["pictures"][0]).stat().st_size > 10_000
     assert json.loads(output.read_text())["results"] == results
     text = table(results)
     assert "4 x 4 patches" in text and "2 x 3 patches" in text and "chance: 6.25" in text
@@ -144,7 +145,9 @@ def test_mistakes_are_said_before_any_work(
     few = image_folder(num_images=5, name="few")
     assert "has 5 images" in message(recipe, few)
     other = save_checkpoint(tiny_recipe(tmp_path / "other", "mae", image_size=32, patch_size=16))
-    assert "encoder.patch_size = 16, and the model measured 8" in message(recipe, versus=str(other))
+    assert "patch_size = (16, 16), and the one measured (8, 8)" in message(
+        recipe, versus=str(other)
+    )
     assert "nowhere" in message(recipe, versus=str(tmp_path / "nowhere"))
 
 

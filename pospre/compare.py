@@ -1,0 +1,107 @@
+"""``python -m pospre.compare RUN_A RUN_B …``: runs side by side, or a run beside a reference."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pospre.errors import UserError, run_command
+from pospre.recipe.command_line import write_output
+
+if TYPE_CHECKING:  # --help does not wait for it
+    from pospre.report.run import Run
+
+_EPILOG = """\
+examples:
+  python -m pospre.compare runs/mae runs/droppos
+  python -m pospre.compare runs/mae runs/mae_4x runs/mae_16x --output compare.html
+  python -m pospre.compare runs/mae_s0 runs/mae_s1 runs/mae_s2 --write-reference mae.json
+  python -m pospre.compare runs/mae_new --reference mae.json
+
+Says where losses and metrics stand at the last step that all runs have logged, which figures their
+evaluations measured (evaluation/*.json, with standard errors where these have them; of two runs the
+difference, marked where it is beyond two standard errors), and which keys of the recipes differ.
+--output writes a page of its own with the curves on common axes.
+
+A reference is made of at least three runs that differ in nothing but the seed. Its steps are cut
+into five windows, and the deviation of each loss and metric between the seeds is taken in each. A
+run with one of these seeds stays in the band if all its windows are within half a deviation of that
+seed's own: rounding alone may tell them apart. A run with another seed may be five deviations from
+the seeds' mean. tests/benchmarks/reference has those of the demo recipes, at a small size.
+
+exit codes: 0 done; 1 the run leaves the band of --reference; 2 a mistake in the command, a folder
+that is no run, or runs with nothing in common (said in one message).
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pospre.compare",
+        description="Compare runs: curves, figures and recipes.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of python -m pospre.train")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="page to write, .html")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--reference", type=Path, metavar="FILE", help="one run: check its curves")
+    group.add_argument("--write-reference", type=Path, metavar="FILE", help="make it of the runs")
+    given = parser.parse_args(argv)
+    _check(given)
+    # Late, so that --help and a mistyped option answer at once.
+    from pospre.report.compare.runs import read_runs
+
+    runs = read_runs(given.runs)
+    if given.reference is not None:
+        return _beside(runs[0], given.reference)
+    if given.write_reference is not None:
+        from pospre.report.compare.reference import make_reference, to_text
+
+        write_output(given.write_reference, to_text(make_reference(runs)))
+        print(given.write_reference)
+        return 0
+    from pospre.report.compare.page import comparison_page
+    from pospre.report.compare.runs import compare_runs
+    from pospre.report.compare.table import comparison_text
+
+    comparison = compare_runs(runs)
+    print(comparison_text(comparison))
+    if given.output is not None:
+        write_output(given.output, comparison_page(comparison))
+        print(f"\nwritten: {given.output}")
+    return 0
+
+
+def _beside(run: "Run", path: Path) -> int:
+    """Print a run beside a reference; return 1 where it leaves the band."""
+    from pospre.report.compare.reference import check_run, read_reference
+    from pospre.report.compare.table import reference_text
+
+    checks = check_run(run, read_reference(path))
+    print(reference_text(checks, run.name))
+    return 0 if all(check.is_inside for check in checks) else 1
+
+
+def _check(given: argparse.Namespace) -> None:
+    """Refuse, before anything is read, what cannot be done."""
+    if given.reference is not None and len(given.runs) != 1:
+        raise UserError(f"--reference is for one run; {len(given.runs)} are given.")
+    single = given.reference is not None or given.write_reference is not None
+    if not single and len(given.runs) == 1:
+        raise UserError(
+            f"{given.runs[0]} is one run; name another one to compare it with, or --reference FILE."
+        )
+    if given.output is None:
+        return
+    if single:
+        raise UserError("--output is a page of several runs; leave it out here.")
+    if given.output.suffix != ".html":
+        raise UserError(f"--output {given.output} must end in .html.")
+    if not given.output.absolute().parent.is_dir():
+        raise UserError(f"--output {given.output}: {given.output.parent} is no folder.")
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

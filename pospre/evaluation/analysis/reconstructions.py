@@ -1,0 +1,210 @@
+"""What is painted in the place of hidden patches, by a model that predicts pixels (MAE, SimMIM).
+
+Some patches of each image are hidden, any of them (of SimMIM, too, not cells); centre view, no
+flip. The error is the mean square over their pixels in the units that are learned: of MAE with
+``norm_pix`` those of the patch, in which its flat mean is off by 1. In the picture a patch that was
+predicted so gets its own mean and spread back, as in the published ones (He et al. 2022, Fig. 2).
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import PositiveInt
+from torch import Tensor
+
+from pospre.algorithms.mae import PixelRegression
+from pospre.batch import Batch
+from pospre.errors import UserError
+from pospre.evaluation.analysis.drawing import (
+    Cell,
+    as_picture,
+    check_pictures,
+    draw_cells,
+    in_rows,
+    save_figure,
+)
+from pospre.evaluation.analysis.estimates import estimate_rows, mean_and_error
+from pospre.evaluation.features import centre_batches
+from pospre.evaluation.registry import Context, Plan
+from pospre.evaluation.table import format_table
+from pospre.model.model import PretrainModel
+from pospre.model.objective import Outputs
+from pospre.model.passes import EncoderPass
+from pospre.nn.decoder import patchify, unpatchify
+from pospre.nn.masking import num_kept, scatter_tokens, slot_mask, visible_patches
+from pospre.recipe.ranges import Ratio
+
+HOSTS = ("mae", "simmim")
+FIGURES = {"error": "min"}
+IN_A_ROW = 2  # images
+
+
+def evaluate(
+    context: Context,
+    *,
+    mask_ratio: Ratio = 0.75,
+    num_pictures: PositiveInt = 6,
+    num_samples: PositiveInt | None = None,
+    batch_size: PositiveInt = 32,
+    num_workers: PositiveInt | None = None,
+    seed: int = 0,
+    baseline: bool = True,
+) -> dict[str, Any]:
+    """Measure the error, and draw original, visible patches and reconstruction.
+
+    Args:
+        context: model with MAE or SimMIM, data, device, and where the picture goes.
+        mask_ratio: share of patches hidden, in (0, 1).
+        num_pictures: draw so many images.
+        num_samples: measure on so many images, drawn by the seed; all without it.
+        batch_size: images per forward pass; it does not change the result.
+        num_workers: decoding threads; the loader chooses without it.
+        seed: of the hidden patches and of the drawn images.
+        baseline: measure the untrained model of the same recipe and seed as well.
+
+    Returns:
+        Means over images with standard errors (``…_se``): ``error``; ``flat_error``, that of 0: the
+        patch's own mean, or the mean colour of the data; and ``initial_error``, the untrained
+        model's, without an error of its own. Also ``mask_ratio``, ``samples`` and ``pictures``.
+    """
+    model, initial = context.model, context.initial() if baseline else None
+    batches = centre_batches(
+        context,
+        context.data,
+        title="reconstructions",
+        num_samples=num_samples,
+        batch_size=batch_size,
+        num_workers=num_workers,
+        seed=seed,
+    )
+    parts: list[Tensor] = []
+    cells: list[list[Cell]] = []
+    for batch in batches:
+        batch = hide(model, batch, mask_ratio, seed)
+        outputs = predict(model, batch)
+        untrained = outputs if initial is None else predict(initial, batch)
+        parts.append(torch.stack([*_errors(outputs), _errors(untrained)[0]], dim=1).cpu())
+        for row in range(min(len(batch["index"]), num_pictures - len(cells))):
+            cells.append(_cells(model, batch, outputs, row))
+    error, flat, untrained_error = torch.cat(parts).unbind(1)
+    return {
+        **mean_and_error("error", error),
+        **mean_and_error("flat_error", flat),
+        "initial_error": None if initial is None else float(untrained_error.mean()),
+        "mask_ratio": mask_ratio,
+        "samples": len(error),
+        "pictures": _draw(cells, context.folder),
+    }
+
+
+def check(plan: Plan) -> None:
+    """Raise a ``UserError`` where nothing is painted, hidden or to be seen, or nowhere to draw."""
+    encoder, ratio = plan.recipe.encoder, plan.settings["mask_ratio"]
+    if not any(host in plan.recipe.algorithms for host in HOSTS):
+        raise UserError(
+            "reconstructions shows the pixels that algorithms.mae or algorithms.simmim predicts, "
+            f"and this recipe has {', '.join(plan.recipe.algorithms)}."
+        )
+    if encoder.channels != 3:
+        raise UserError(
+            "reconstructions shows images in red, green and blue, but encoder.channels = "
+            f"{encoder.channels}."
+        )
+    if ratio == 0:
+        raise UserError("reconstructions: mask_ratio=0 hides nothing; 0.75 is usual.")
+    check_pictures("reconstructions", plan, required=True)
+
+
+def hide(model: PretrainModel, batch: Batch, mask_ratio: float, seed: int) -> Batch:
+    """Return a batch with the masks of MAE and of SimMIM at any ratio."""
+    patches = model.encoder.num_patches
+    kept = num_kept(patches, mask_ratio, key="reconstructions: mask_ratio")
+    keep, removed = visible_patches(batch, patches, kept, seed)
+    masked = slot_mask(removed, patches)
+    return {**batch, "view/keep": keep, "view/removed": removed, "view/masked": masked}
+
+
+@torch.no_grad()
+def predict(model: PretrainModel, batch: Batch) -> Outputs:
+    """Return ``predicted`` and ``target`` (B, N−K, F) of the hidden patches, in learned units.
+
+    Other algorithms' edits of the host's pass are left out: this is what the host alone sees.
+
+    Args:
+        model: with MAE or SimMIM, in eval mode.
+        batch: images and masks, see ``hide``.
+    """
+    images = model.images(batch)
+    name = next(host for host in HOSTS if host in model.objectives)
+    keep = batch["view/keep"] if name == "mae" else None
+    where = EncoderPass(keep="view/keep" if name == "mae" else None)
+    source = model.position_source
+    tokens = model.encoder(
+        images[:, 0],
+        keep,
+        None if source is None else partial(model.positions, (source,), batch, where),
+        content=None if name == "mae" else partial(model.contents, (name,), batch, where),
+    )
+    return model.objectives[name]({"student": tokens}, {**batch, "view/pixels": images})
+
+
+def _errors(outputs: Outputs) -> tuple[Tensor, Tensor]:
+    """Return the squared error of each image (B,), and that of predicting 0."""
+    target = outputs["target"].double()
+    wrong = outputs["predicted"].double() - target
+    return wrong.square().mean((1, 2)), target.square().mean((1, 2))
+
+
+def painted(model: PretrainModel, batch: Batch, outputs: Outputs) -> tuple[Tensor, Tensor]:
+    """Return uint8 (B, 3, H, W): the images without, and with predictions for, hidden patches."""
+    encoder, removed = model.encoder, batch["view/removed"]
+    patches = patchify(model.images(batch)[:, 0], encoder.patch_size)
+    predicted = outputs["predicted"].float()
+    objective = next(model.objectives[host] for host in HOSTS if host in model.objectives)
+    if isinstance(objective, PixelRegression) and objective.norm_pix:
+        true = patches.gather(1, removed.unsqueeze(-1).expand_as(predicted))
+        predicted = predicted * true.std(-1, keepdim=True) + true.mean(-1, keepdim=True)
+    gray = patches.new_zeros(predicted.shape)
+    visible, whole = (
+        unpatchify(scatter_tokens(patches, removed, part), encoder.grid)
+        for part in (gray, predicted)
+    )
+    augment = model.augment
+    levels = (255 * (part * augment.std + augment.mean) for part in (visible, whole))
+    first, second = (part.round().clamp(0, 255).to(torch.uint8) for part in levels)
+    return first, second
+
+
+def _cells(model: PretrainModel, batch: Batch, outputs: Outputs, row: int) -> list[Cell]:
+    """Return the three pictures of an image."""
+    one = {key: value[row : row + 1] for key, value in batch.items()}
+    visible, whole = painted(
+        model, one, {key: value[row : row + 1] for key, value in outputs.items()}
+    )
+    titles = ("original", "what it sees", "what it paints")
+    views = (batch["view/image"][row, 0], visible[0], whole[0])
+    return [
+        Cell(model.encoder.grid, image=as_picture(view), title=title)
+        for view, title in zip(views, titles, strict=True)
+    ]
+
+
+def _draw(cells: list[list[Cell]], folder: Path | None) -> list[str]:
+    """Write the picture; return its name."""
+    assert folder is not None  # checked
+    return [save_figure(draw_cells(in_rows(cells, IN_A_ROW)), folder, "reconstructions.png")]
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """Return the errors as text."""
+    rows = estimate_rows(results, {"error": "error", "flat_error": "of a flat patch"})
+    if results["initial_error"] is not None:
+        rows.append(["of the untrained model", f"{results['initial_error']:.4f}", "–"])
+    notes = [
+        f"{results['samples']} images, {results['mask_ratio']:.0%} of the patches hidden",
+        f"pictures: {', '.join(results['pictures'])}",
+    ]
+    return format_table("Reconstructions", ["squared error", "mean", "standard error"], rows, notes)

@@ -1,0 +1,71 @@
+"""The figures of evaluations that were written to ``evaluation/<name>.json`` of a run folder."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pospre.errors import UserError
+from pospre.evaluation.registry import evaluation_names, figures_of
+
+_UNTRAINED = "initial_"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of an evaluation.
+
+    Attributes:
+        name: as results call it.
+        value: what was measured.
+        error: its standard error, where the evaluation gives one (``<name>_se``; of
+            ``top1`` also ``standard_error``).
+        untrained: the same of the untrained encoder (``initial_<name>``), where it was measured.
+        best: whether the greatest or the smallest value is the best.
+    """
+
+    name: str
+    value: float
+    error: float | None
+    untrained: float | None
+    best: Literal["max", "min"]
+
+
+def figures_in(document: Mapping[str, Any]) -> list[Figure]:
+    """Return the figures of what ``run_evaluation`` returned; none of an unknown evaluation."""
+    name, results = str(document.get("name")), document["results"]
+    if name not in evaluation_names():
+        return []
+    alone = results.get("standard_error")
+    return [
+        Figure(
+            name=key,
+            value=results[key],
+            error=results.get(f"{key}_se", alone if key == "top1" else None),
+            untrained=results.get(f"{_UNTRAINED}{key}"),
+            best=best,
+        )
+        for key, best in figures_of(name).items()
+        if results.get(key) is not None
+    ]
+
+
+def read_documents(run_folder: Path) -> dict[str, dict[str, Any]]:
+    """Return what evaluations have written into a run folder, by the names of the files.
+
+    Raises:
+        UserError: one of them is broken.
+    """
+    files = sorted((run_folder / "evaluation").glob("*.json"))
+    return {path.stem: _read_document(path) for path in files}
+
+
+def _read_document(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON ({error}); run that evaluation again") from error
+    if not isinstance(content, dict) or not isinstance(content.get("results"), dict):
+        raise UserError(f"{path} has no 'results'; run that evaluation again")
+    return content

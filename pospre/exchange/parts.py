@@ -1,0 +1,203 @@
+"""What every format of an export is written of: an encoder under timm's names, and its story."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import timm
+import torch
+from torch import Tensor
+
+from pospre.errors import UserError
+from pospre.model.model import PretrainModel
+from pospre.nn.encoder import Encoder
+from pospre.recipe.recipe import Recipe
+
+_WITH_CLASSIFIER = ("timm", "onnx", "torchhub")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """An encoder as timm's model of its architecture takes it, and what it came out of.
+
+    Attributes:
+        model: in eval mode on the CPU.
+        recipe: of its run.
+        tensors: of the encoder and its classifier, under timm's names.
+        kwargs: what ``timm.create_model`` must be told to take them.
+        grid: rows and columns of the positions.
+        classifier: the objective with the head for timm's classifier; None where none is written.
+    """
+
+    model: PretrainModel
+    recipe: Recipe
+    tensors: dict[str, Tensor]
+    kwargs: dict[str, Any]
+    grid: tuple[int, int]
+    classifier: Any
+
+    @property
+    def timm_name(self) -> str:
+        """The name of timm's model."""
+        return self.model.encoder.timm_name
+
+    @property
+    def mean(self) -> list[float]:
+        """What is subtracted from pixels in [0, 1], for each channel."""
+        return _digits(self.model.augment.mean)
+
+    @property
+    def std(self) -> list[float]:
+        """What they are divided by then."""
+        return _digits(self.model.augment.std)
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """(height, width) in pixels of the images that the written positions are for."""
+        return _image_size(self.model.encoder, self.grid)
+
+    @property
+    def output_names(self) -> list[str]:
+        """Names of what ``outputs`` returns, in its order."""
+        return ["tokens", "logits"] if self.classifier else ["tokens"]
+
+    def metadata(self) -> dict[str, str]:
+        """Return what goes into the header of a file: text by key."""
+        return {
+            "timm_name": self.timm_name,
+            "timm_kwargs": json.dumps(self.kwargs),
+            "mean": json.dumps(self.mean),
+            "std": json.dumps(self.std),
+            "recipe": json.dumps(self.recipe.dump()),
+        }
+
+    def sample_images(self, count: int) -> Tensor:
+        """Return seeded noise of the images' shape, (count, channels, height, width)."""
+        shape = count, self.model.encoder.channels, *self.image_size
+        return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+    @torch.no_grad()
+    def outputs(self, images_BCHW: Tensor) -> dict[str, Tensor]:
+        """Return our ``tokens`` (B, P+N, D) of whole images, and ``logits`` with a classifier."""
+        tokens = self.model.tokens(images_BCHW)
+        if not self.classifier:
+            return {"tokens": tokens}
+        return {"tokens": tokens, **self.classifier({"student": tokens}, {})}
+
+
+class TimmOutputs(torch.nn.Module):
+    """A timm model that returns the same outputs."""
+
+    def __init__(self, vit: torch.nn.Module, names: list[str]) -> None:
+        super().__init__()
+        self.vit: Any = vit.eval()
+        self.names = names
+
+    def forward(self, images_BCHW: Tensor) -> tuple[Tensor, ...]:
+        """Return what ``Parts.outputs`` returns, in its order."""
+        features = self.vit.forward_features(images_BCHW)
+        tokens = features.flatten(1, -2)  # Swin's is a map
+        return (tokens, self.vit.forward_head(features)) if "logits" in self.names else (tokens,)
+
+
+def take_parts(
+    model: PretrainModel,
+    recipe: Recipe,
+    *,
+    format: str,
+    num_classes: int | None,
+    grid: tuple[int, int] | None,
+) -> Parts:
+    """Return what is written of a model.
+
+    Args:
+        model: with the weights to export where the trained ones are.
+        recipe: of its run.
+        format: ``timm`` gets a zero classifier where none is trained; the others none.
+        num_classes: of that; None takes the trained classifier, or timm's usual number.
+        grid: of the positions; None takes the encoder's.
+
+    Raises:
+        UserError: the encoder has no table of positions that ``grid`` could be of.
+    """
+    encoder = model.encoder
+    shown = grid or encoder.grid
+    tensors = _with_positions(model, shown)
+    kwargs: dict[str, Any] = dict(encoder.timm_kwargs)
+    wants = num_classes is None and format in _WITH_CLASSIFIER
+    classifier = _classifier(model) if wants else None
+    usual = _timm_classes(encoder.timm_name)
+    classes = usual if num_classes is None else num_classes
+    if classifier:
+        classes = _add_classifier(classifier, tensors, kwargs)
+    elif format != "timm":
+        classes = 0
+    elif classes:
+        tensors.update(_zero_head(encoder, classes))
+    if kwargs.get("fc_norm") and not classifier:  # timm's relative models have this or the other
+        tensors.update(_plain_norm(encoder.embed_dim))
+    if shown != encoder.grid:
+        height, width = _image_size(encoder, shown)
+        kwargs["img_size"] = height if height == width else (height, width)
+    if classes != usual:
+        kwargs["num_classes"] = classes
+    return Parts(model, recipe, tensors, kwargs, shown, classifier)
+
+
+def _with_positions(model: PretrainModel, grid: tuple[int, int]) -> dict[str, Tensor]:
+    """Return the encoder's tensors, with the positions of ``grid``."""
+    encoder = model.encoder
+    tensors = encoder.timm_state()
+    resized = grid != encoder.grid
+    if resized and encoder.pos_embed is None:
+        raise UserError(
+            f"--grid {grid[0]}x{grid[1]} is for positions of a table or a field, but "
+            f"encoder.positions is {encoder.position_kind}."
+        )
+    if resized or model.position_source is not None:
+        tensors["pos_embed"] = model.position_table(grid)
+    return tensors
+
+
+def _digits(values: Tensor) -> list[float]:
+    """Return what float32 numbers stand for, without the digits that they do not have."""
+    return [float(f"{value:.7g}") for value in values.flatten().tolist()]
+
+
+def _image_size(encoder: Encoder, grid: tuple[int, int]) -> tuple[int, int]:
+    """Return (height, width) in pixels of an image of so many patches."""
+    return grid[0] * encoder.patch_size[0], grid[1] * encoder.patch_size[1]
+
+
+def _timm_classes(timm_name: str) -> int:
+    """Return how many classes ``timm.create_model(timm_name)`` has."""
+    config = timm.get_pretrained_cfg(timm_name)
+    return 1000 if config is None else int(config.num_classes)
+
+
+def _classifier(model: PretrainModel) -> Any:
+    """Return the objective that has a head for timm's classifier, None without one."""
+    objectives = (model.objectives[name] for name in model.objectives)
+    return next((found for found in objectives if hasattr(found, "timm_state")), None)
+
+
+def _add_classifier(classifier: Any, tensors: dict[str, Tensor], kwargs: dict[str, Any]) -> int:
+    """Add the trained class head; return how many classes it has."""
+    state, options = classifier.timm_state()
+    tensors.update(state)
+    kwargs.pop("final_norm", None)  # said by fc_norm: the norm moves behind the pooling
+    kwargs.update(options)
+    return int(kwargs.pop("num_classes"))
+
+
+def _plain_norm(dim: int) -> dict[str, Tensor]:
+    """Return a norm behind the pooling with nothing learned in it."""
+    return {"fc_norm.weight": torch.ones(dim), "fc_norm.bias": torch.zeros(dim)}
+
+
+def _zero_head(encoder: Encoder, num_classes: int) -> dict[str, Tensor]:
+    """Return timm's classifier with nothing learned in it: every logit is 0."""
+    return {
+        f"{encoder.timm_head}.weight": torch.zeros(num_classes, encoder.embed_dim),
+        f"{encoder.timm_head}.bias": torch.zeros(num_classes),
+    }

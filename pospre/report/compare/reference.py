@@ -1,0 +1,185 @@
+"""Reference curves: where seeded short runs of a recipe go, and whether another run stays there.
+
+The steps are cut into equal windows; a curve's value in a window is the mean of what was logged
+there. Its deviation is that between the reference's seeds (n − 1 in the denominator), the larger of
+the window's own and of the root mean square over the curve's windows: a few seeds can agree by
+chance in one. A run with a seed of the reference must stay within half a deviation of that seed's
+own values: its data, masks and initial weights are the same, so that only how sums are rounded may
+tell it apart. A run with another seed must stay within five deviations of the seeds' mean.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, stdev
+
+from pydantic import BaseModel, Field, ValidationError, model_validator
+
+from pospre.errors import UserError
+from pospre.report.compare.runs import curve_keys, mean_between, recipe_rows
+from pospre.report.run import Run
+
+WINDOWS = 5
+SAME_SEED, OTHER_SEED = 0.5, 5.0  # half the width of the bands, in deviations
+LEAST_RUNS = 3
+_DIGITS = 5
+_OWN = ("run_name", "seed", "trainer.run_folder", "trainer.save_folder")  # what each run has
+
+
+class Reference(BaseModel):
+    """Where the runs of one recipe with several seeds went.
+
+    Attributes:
+        seeds: of the runs.
+        edges: steps between which the windows lie: after the first of two, up to the second.
+        curves: of each loss and metric the values in every window, for each seed.
+    """
+
+    seeds: list[int] = Field(min_length=LEAST_RUNS)
+    edges: list[int] = Field(min_length=2)
+    curves: dict[str, list[list[float]]]
+
+    @model_validator(mode="after")
+    def _check_shapes(self) -> "Reference":
+        for key, rows in self.curves.items():
+            if [len(row) for row in rows] != [len(self.edges) - 1] * len(self.seeds):
+                raise ValueError(f"{key} has not one value for each seed and window")
+        return self
+
+    def bands(self, key: str, seed: int) -> list[tuple[float, float]]:
+        """Return the lowest and the highest value of a curve in every window."""
+        windows = list(zip(*self.curves[key], strict=True))
+        deviations = [stdev(values) for values in windows]
+        spread = math.sqrt(fmean(deviation**2 for deviation in deviations))
+        known = seed in self.seeds
+        middles = self.curves[key][self.seeds.index(seed)] if known else map(fmean, windows)
+        width = SAME_SEED if known else OTHER_SEED
+        reaches = (width * max(deviation, spread) for deviation in deviations)
+        return [(m - r, m + r) for m, r in zip(middles, reaches, strict=True)]
+
+
+@dataclass(frozen=True)
+class Check:
+    """A window of a curve beside its band; ``value`` is None where nothing was logged."""
+
+    curve: str
+    first: int
+    last: int
+    value: float | None
+    low: float
+    high: float
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the value is a number in the band."""
+        return self.value is not None and self.low <= self.value <= self.high
+
+
+def make_reference(runs: Sequence[Run]) -> Reference:
+    """Return the reference of runs that differ in nothing but the seed.
+
+    Raises:
+        UserError: too few runs, other differences, unequal lengths, or a value that is not finite.
+    """
+    if len(runs) < LEAST_RUNS:
+        raise UserError(
+            f"a reference needs at least {LEAST_RUNS} runs of other seeds; there are {len(runs)}."
+        )
+    foreign = [row for row in recipe_rows(runs) if row.label not in _OWN]
+    if foreign:
+        values = ", ".join(dict.fromkeys(foreign[0].cells))
+        raise UserError(
+            f"a reference is of runs that differ in their seed; {foreign[0].label} is {values}."
+        )
+    seeds = [int(run.setting("seed") or 0) for run in runs]
+    if len({*seeds}) < len(seeds):
+        raise UserError(f"a reference needs runs of other seeds; these have {seeds}.")
+    lasts = {_last_step(run) for run in runs}
+    if len(lasts) > 1 or min(lasts) < WINDOWS:
+        raise UserError(
+            f"a reference needs runs of the same length, of at least {WINDOWS} steps; these have "
+            f"{', '.join(map(str, sorted(lasts)))}."
+        )
+    (last,) = lasts
+    edges = [round(last * number / WINDOWS) for number in range(WINDOWS + 1)]
+    keys = curve_keys(runs[0].records)
+    if sum(key.startswith("loss/") for key in keys) == 2:  # one term is the total
+        keys.remove("loss/total")
+    curves = {key: [_values(run, key, edges) for run in runs] for key in keys}
+    return Reference(seeds=seeds, edges=edges, curves=curves)
+
+
+def check_run(run: Run, reference: Reference) -> list[Check]:
+    """Return every window of the reference's curves with what the run has there.
+
+    Raises:
+        UserError: the run is shorter than the reference, or has none of its curves.
+    """
+    last = _last_step(run)
+    if last < reference.edges[-1]:
+        raise UserError(
+            f"{run.folder} has {last} steps, the reference {reference.edges[-1]}; train it as long."
+        )
+    logged = curve_keys(run.records)
+    if not any(key in logged for key in reference.curves):
+        raise UserError(
+            f"{run.folder} has nothing in common with the reference: it logged "
+            f"{', '.join(logged) or 'no loss'}, the reference is of {', '.join(reference.curves)}."
+        )
+    seed = int(run.setting("seed") or 0)
+    return [
+        Check(key, first, end, mean_between(run.records, key, first, end), low, high)
+        for key in reference.curves
+        for (first, end), (low, high) in zip(
+            pairwise(reference.edges), reference.bands(key, seed), strict=True
+        )
+    ]
+
+
+def read_reference(path: Path) -> Reference:
+    """Read a reference.
+
+    Raises:
+        UserError: there is no such file, or it is no reference.
+    """
+    try:
+        return Reference.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"--reference {path} cannot be read: {error.strerror}.") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"])) or "the file"
+        raise UserError(
+            f"--reference {path} is none: {key}: {first['msg']}; --write-reference makes one."
+        ) from error
+
+
+def to_text(reference: Reference) -> str:
+    """Return a reference as JSON, a line for each seed."""
+    curves = ",\n".join(
+        f'  "{key}": [\n' + ",\n".join(f"   {json.dumps(values)}" for values in rows) + "]"
+        for key, rows in reference.curves.items()
+    )
+    head = f'{{"seeds": {reference.seeds},\n "edges": {reference.edges},\n "curves": {{\n'
+    return f"{head}{curves}}}}}\n"
+
+
+def _values(run: Run, key: str, edges: Sequence[int]) -> list[float]:
+    """Return a curve's values in the windows, all of them finite."""
+    values = []
+    for first, last in pairwise(edges):
+        value = mean_between(run.records, key, first, last)
+        if value is None or not math.isfinite(value):
+            raise UserError(
+                f"a reference needs finite values; {key} of {run.folder} has none at steps "
+                f"{first + 1} to {last} (is trainer.log_interval larger than a window?)"
+            )
+        values.append(float(f"{value:.{_DIGITS}g}"))
+    return values
+
+
+def _last_step(run: Run) -> int:
+    return int(run.records[-1]["step"]) if run.records else 0

@@ -1,0 +1,217 @@
+"""Several runs side by side: where their curves stand, what they measured, how recipes differ."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from pospre.errors import UserError
+from pospre.evaluation.figures import Figure, figures_in
+from pospre.object_store import is_remote
+from pospre.recipe.provenance import values
+from pospre.recipe.recipe import recorded_recipe
+from pospre.report.plots import format_value
+from pospre.report.run import Record, Run, is_number, read_run
+
+_ABSENT = "–"
+_SHARE = 10  # a curve stands where the mean of its last tenth is
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of a table: what it is about, and one cell for each column."""
+
+    label: str
+    cells: list[str]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What several runs have in common, and where they differ.
+
+    Attributes:
+        runs: in the order given.
+        names: of the runs, each once.
+        step: the last one that all have logged.
+        curves: mean of the last tenth of the steps up to it.
+        figures: of evaluations that any of the runs has, with standard errors; of two runs with
+            their difference.
+        recipe: dotted keys whose values differ.
+        notes: which figures were not measured alike.
+    """
+
+    runs: list[Run]
+    names: list[str]
+    step: int
+    curves: list[Row]
+    figures: list[Row]
+    recipe: list[Row]
+    notes: list[str]
+
+
+def read_runs(folders: Sequence[str]) -> list[Run]:
+    """Read run folders of this machine.
+
+    Raises:
+        UserError: one is no run folder, is in a bucket, or is given twice.
+    """
+    for folder in folders:
+        if is_remote(folder):
+            raise UserError(
+                f"{folder} is in a bucket, and curves are compared from folders on this machine; "
+                f"copy it first, such as: aws s3 sync {folder} runs/…"
+            )
+    seen: dict[Path, str] = {}
+    for folder in folders:
+        place = Path(folder).resolve()
+        if place in seen:
+            raise UserError(f"{folder} and {seen[place]} are the same run; name another one.")
+        seen[place] = folder
+    return [read_run(Path(folder)) for folder in folders]
+
+
+def compare_runs(runs: Sequence[Run]) -> Comparison:
+    """Compare runs.
+
+    Raises:
+        UserError: they have neither a curve nor an evaluation in common.
+    """
+    keys = _common_keys(runs)
+    shared = set.intersection(*(set(run.evaluations) for run in runs))
+    names = _names(runs)
+    if not keys and not shared:
+        raise UserError(
+            f"{' and '.join(names)} have nothing in common: no curve, and no evaluation. "
+            f"{names[0]} logged {', '.join(curve_keys(runs[0].records)) or 'nothing'}."
+        )
+    steps = [int(run.records[-1]["step"]) for run in runs if run.records]
+    step = min(steps, default=0)
+    figures, notes = _figure_rows(runs)
+    return Comparison(
+        runs=list(runs),
+        names=names,
+        step=step,
+        curves=[Row("steps", [f"{value:,}" for value in steps]), *_curve_rows(runs, keys, step)],
+        figures=figures,
+        recipe=recipe_rows(runs),
+        notes=notes,
+    )
+
+
+def recipe_rows(runs: Sequence[Run]) -> list[Row]:
+    """Return the dotted keys whose values are not the same in all recipes, but for names."""
+    plain = [dict(values(_complete(run))) for run in runs]
+    keys = dict.fromkeys(key for each in plain for key in each)
+    rows = [Row(key, [_spelled(each, key) for each in plain]) for key in keys]
+    return [row for row in rows if len({*row.cells}) > 1 and row.label != "run_name"]
+
+
+def mean_between(records: Sequence[Record], key: str, first: float, last: float) -> float | None:
+    """Return the mean of a curve over the steps after ``first`` up to ``last``.
+
+    None where nothing was logged there; NaN where a value was not finite.
+    """
+    found = [r[key] for r in records if key in r and first < r["step"] <= last]
+    if not found:
+        return None
+    return fmean(float(value) if is_number(value) else math.nan for value in found)
+
+
+def curve_keys(records: Sequence[Record]) -> list[str]:
+    """Return the losses and metrics that records have."""
+    keys = dict.fromkeys(key for record in records for key in record)
+    return [key for key in keys if key.startswith(("loss/", "metric/"))]
+
+
+def _complete(run: Run) -> dict[str, Any]:
+    """Return a recorded recipe with the defaults and names of today."""
+    source = f"{run.folder / 'recipe.yaml'}"
+    return recorded_recipe(run.recipe, source).dump() if run.recipe else {}
+
+
+def _spelled(plain: Mapping[str, Any], key: str) -> str:
+    if key not in plain:
+        return _ABSENT
+    value = plain[key]
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _common_keys(runs: Sequence[Run]) -> list[str]:
+    others = [set(curve_keys(run.records)) for run in runs[1:]]
+    return [key for key in curve_keys(runs[0].records) if all(key in keys for keys in others)]
+
+
+def _curve_rows(runs: Sequence[Run], keys: Sequence[str], step: int) -> list[Row]:
+    first = step - math.ceil(step / _SHARE)
+    return [
+        Row(key, [_shown(mean_between(run.records, key, first, step)) for run in runs])
+        for key in keys
+    ]
+
+
+def _shown(value: float | None) -> str:
+    if value is None:
+        return _ABSENT
+    return "not finite" if math.isnan(value) else format_value(value)
+
+
+def _figure_rows(runs: Sequence[Run]) -> tuple[list[Row], list[str]]:
+    rows, notes = [], []
+    for name in dict.fromkeys(name for run in runs for name in run.evaluations):
+        documents = [run.evaluations.get(name) for run in runs]
+        found = [
+            {} if document is None else {each.name: each for each in figures_in(document)}
+            for document in documents
+        ]
+        for key in dict.fromkeys(key for figures in found for key in figures):
+            figures = [each.get(key) for each in found]
+            cells = [_ABSENT if figure is None else number(figure) for figure in figures]
+            rows.append(Row(f"{name} {key}", [*cells, *_difference(figures)]))
+        notes += _unlike(name, [document for document in documents if document is not None])
+    return rows, notes
+
+
+def number(figure: Figure) -> str:
+    """Write a figure with its standard error."""
+    error = "" if figure.error is None else f" ± {figure.error:.2g}"
+    return format_value(figure.value) + error
+
+
+def _difference(figures: Sequence[Figure | None]) -> list[str]:
+    """Return the second figure minus the first with its standard error, where there are two runs.
+
+    The runs are measured independently: their variances add up.
+    """
+    if len(figures) != 2:
+        return []
+    first, second = figures
+    if first is None or second is None:
+        return [_ABSENT]
+    change = f"{second.value - first.value:+.4g}"
+    if first.error is None or second.error is None:
+        return [change]
+    error = math.hypot(first.error, second.error)
+    beyond = " *" if abs(second.value - first.value) > 2 * error else ""
+    return [f"{change} ± {error:.2g}{beyond}"]
+
+
+def _unlike(name: str, documents: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say where an evaluation was not made alike in all runs."""
+    notes = []
+    for key in ("data", "weights", "settings"):
+        kinds = {str(document.get(key)) for document in documents}
+        if len(kinds) > 1:
+            notes.append(f"{name}: {key} differ: {' | '.join(sorted(kinds))}")
+    return notes
+
+
+def _names(runs: Sequence[Run]) -> list[str]:
+    """Return the names of the runs; runs of one name are called by their folders."""
+    names = [run.name for run in runs]
+    return [
+        name if names.count(name) == 1 else str(run.folder)
+        for name, run in zip(names, runs, strict=True)
+    ]

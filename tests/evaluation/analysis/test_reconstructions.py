@@ -1,0 +1,74 @@
+"""Reconstructions: the error is that of the training's own pass, and what is painted is exact."""
+
+import pytest
+import torch
+
+from pospre.errors import UserError
+from pospre.evaluation.analysis.reconstructions import hide, painted, predict, table
+from pospre.evaluation.registry import figures_of
+from pospre.evaluation.run import check_evaluation
+from tests.algorithms.cases import Case
+from tests.evaluation.analysis.small import MAE, Analyse, small_recipe
+
+
+@pytest.mark.parametrize("names", [("mae",), ("simmim",), ("mae", "crop_field")])
+def test_predictions_are_those_of_the_training_pass(names: tuple[str, ...]) -> None:
+    case = Case(names)
+    model, _ = case.build()
+    batch = hide(model.eval(), case.batch(3), 0.75, 0)
+    found = predict(model, batch)
+    expected = model(batch)[names[0]]
+    for key in ("predicted", "target"):
+        torch.testing.assert_close(found[key], expected[key], rtol=1e-5, atol=1e-6)
+    assert found["predicted"].shape == (3, 48, 48)
+
+
+def test_what_others_add_to_the_pass_is_left_out() -> None:
+    case = Case(("mae", "droppos"))
+    model, algorithms = case.build()
+    batch = hide(model.eval(), case.batch(3), 0.75, 0)
+    algorithms[1].write(batch, model)
+    everything = {**batch, "droppos/shown": torch.ones_like(batch["droppos/shown"])}
+    expected = model(everything)["mae"]["predicted"]
+    torch.testing.assert_close(predict(model, batch)["predicted"], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("norm_pix", [True, False])
+def test_true_pixels_paint_the_image_itself(norm_pix: bool) -> None:
+    case = Case(("mae",), options={"mae": {"norm_pix": norm_pix}})
+    model, _ = case.build()
+    batch = hide(model.eval(), case.batch(2), 0.5, 0)
+    batch["view/flip"][:] = False
+    outputs = predict(model, batch)
+    visible, whole = painted(model, batch, {**outputs, "predicted": outputs["target"]})
+    images = batch["view/image"][:, 0]
+    assert (whole.int() - images.int()).abs().max() <= 1  # of norm_pix: its 1e-6 under the root
+    hidden = batch["view/masked"].unflatten(1, (8, 8))
+    hidden = hidden.repeat_interleave(4, 1).repeat_interleave(4, 2)[:, None].expand_as(images)
+    assert torch.equal(visible[~hidden], images[~hidden])
+
+
+def test_evaluation_draws_and_measures(analyse: Analyse) -> None:
+    recipe = small_recipe()
+    found = analyse("reconstructions", recipe, num_pictures=2)
+    again = analyse("reconstructions", recipe, num_pictures=2, batch_size=4, baseline=False)
+    assert found["samples"] == 6 and found["error_se"] > 0
+    assert again["error"] == pytest.approx(found["error"], rel=1e-5)
+    assert found["flat_error"] == pytest.approx(1, abs=0.02)  # (n − 1)/n of n pixels
+    assert found["initial_error"] > 0 and again["initial_error"] is None
+    assert figures_of("reconstructions") == {"error": "min"}
+    assert "of the untrained model" in table(found) and "75% of the patches" in table(again)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings", "message"),
+    [
+        (small_recipe({"droppos": {}}), {}, r"algorithms\.mae or algorithms\.simmim.*has droppos"),
+        (small_recipe(MAE, channels=4), {}, r"red, green and blue.*channels = 4"),
+        (small_recipe(), {"mask_ratio": 0}, r"mask_ratio=0 hides nothing"),
+        (small_recipe(), {}, r"say where with --output"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused(recipe, settings, message) -> None:
+    with pytest.raises(UserError, match=message):
+        check_evaluation("reconstructions", recipe, "nowhere", settings, None)
