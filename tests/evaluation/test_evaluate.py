@@ -3,13 +3,19 @@
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
 from pospre import evaluate
 from pospre.errors import UserError, run_command
-from pospre.evaluation.registry import check_settings, describe, evaluation_names
+from pospre.evaluation.registry import (
+    check_settings,
+    describe,
+    describe_settings,
+    evaluation_names,
+)
 from pospre.evaluation.run import check_evaluation, run_evaluation
 from pospre.training.build import build_model
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
@@ -32,6 +38,18 @@ def fails(capsys):
 def test_registry_finds_evaluations_by_module_name():
     known = {"knn", "linear", "logistic", "position_grid", "position_pictures"}
     assert known <= set(evaluation_names())
+
+
+def test_the_recipes_page_has_a_row_for_every_evaluation():
+    """Each with some of its own settings."""
+    text = (Path(__file__).parents[2] / "yamls" / "README.md").read_text(encoding="utf-8")
+    table = text.partition("| evaluation | says |")[2].partition("\n\n")[0]
+    rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| `")]
+    found = [[re.findall(r"`(\w+)`", cell) for cell in (row[0], row[2])] for row in rows]
+    assert sorted(name for names, _ in found for name in names) == evaluation_names()
+    for names, settings in found:
+        known = {key for name in names for key in describe_settings(name)}
+        assert {*settings} - {"all"} <= known, names
 
 
 def test_settings_are_typed_and_completed():

@@ -9,7 +9,7 @@ features of centre views; with ``augment=true`` those of new random crops and fl
 as the papers do, for an encoding of the bank per epoch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
@@ -107,32 +107,23 @@ def evaluate(
         num_workers=num_workers,
         seed=seed,
     )
-    chosen: dict[str, Any] = {
-        "num_samples": None,
-        "label_fraction": label_fraction,
-        "labels": labels,
-    }
+    from_bank = partial(
+        encode, data=bank, num_samples=None, label_fraction=label_fraction, labels=labels
+    )
     view = _view(context, crop="full", flip_rate=0.0) if settings.crop == "full" else None
-    seen, label_M = encode(models, bank, title="linear bank", view=view, **chosen)
+    seen, label_M = from_bank(models, title="linear bank", view=view)
     queries, label_Q = encode(
-        models, context.data, title="linear", view=view, num_samples=num_samples
+        models, data=context.data, title="linear", num_samples=num_samples, view=view
     )
     rest, held = _split(len(label_M), seed, hold_back=len(kinds) > 1)
-    crops = _view(context, crop="random" if view is None else "full")
+    crops = partial(from_bank, view=_view(context, crop="random" if view is None else "full"))
     measured: dict[str, list[Measured]] = {}
     for name, model in models.items():
-
-        def of_epoch(epoch: int, name: str = name, model: PretrainModel = model) -> Parts:
-            if not augment:
-                return _rows(seen[name], rest)
-            title = f"linear bank, epoch {epoch + 1}"
-            found, _ = encode({name: model}, bank, title=title, view=crops, epoch=epoch, **chosen)
-            return _rows(found[name], rest)
-
+        own = _rows(seen[name], rest)
         heads = train_heads(
             kinds,
             settings,
-            of_epoch,
+            partial(_of_epoch, model, crops, rest) if augment else partial(_of_any_epoch, own),
             label_M[rest],
             int(torch.cat([label_M, label_Q]).max()) + 1,
             dim=model.encoder.embed_dim,
@@ -151,7 +142,8 @@ def evaluate(
     return {
         **summarise(measured, len(label_Q)),
         "protocol": protocol,
-        **{key: getattr(settings, key) for key in ("epochs", "batch")},
+        "epochs": settings.epochs,
+        "batch": min(settings.batch, len(rest)),
         "augment": augment,
         "label_fraction": label_fraction,
         "labels": labels,
@@ -198,6 +190,22 @@ def check(plan: Plan) -> None:
             f"linear: bank={bank.address} gives {len(chosen)} images of {classes} classes; a "
             "classifier needs at least 10 images and 2 classes."
         )
+
+
+def _of_epoch(
+    model: PretrainModel,
+    crops: Callable[..., tuple[dict[str, Parts], Tensor]],
+    rest: Tensor,
+    epoch: int,
+) -> Parts:
+    """Return what an epoch's random crops of the bank look like to a model."""
+    found, _ = crops({"": model}, title=f"linear bank, epoch {epoch + 1}", epoch=epoch)
+    return _rows(found[""], rest)
+
+
+def _of_any_epoch(own: Parts, epoch: int) -> Parts:
+    """Return what every epoch sees where nothing is drawn anew."""
+    return own
 
 
 def _view(context: Context, **options: Any) -> ViewGroup:
@@ -267,12 +275,13 @@ def table(results: Mapping[str, Any]) -> str:
         cells = [row["norm"], f"{row['base_lr']:g}", percent(row["top1"])]
         rows.append([row["features"], *cells, percent(row["best_top1"]), initial])
     seen = "random crops, anew every epoch" if results["augment"] else "one centre view each"
+    size = results["bank_samples"] - results["held_back"]
     notes = [
         f"top-1 {percent(results['top1'])} ± {percent(results['standard_error'])}, chance "
         f"{percent(results['chance'])}; {results['query_samples']} images of "
         f"{results['classes']} classes",
-        f"{results['epochs']} epochs of {results['bank_samples'] - results['held_back']} images of "
-        f"the bank, {seen}",
+        f"{results['epochs']} epochs of {size} images of the bank in batches of "
+        f"{results['batch']}, {seen}",
     ]
     if results["held_back"]:
         notes.append(

@@ -93,7 +93,7 @@ def evaluate(
         context: model, data and device.
         by: which plane is projected out, of the regression's weights or of the covariance.
         planes: so many, one after the other; 9 without it. Of the covariance there is one.
-        evaluations: names of others, such as knn,linear, to do before and after.
+        evaluations: names of others, such as knn,logistic, to do before and after.
         bank: their setting of that name.
         num_samples: images that the planes are found on, drawn by the seed; a quarter measures.
         num_tokens: so many patches of each image at most, drawn by the seed.
