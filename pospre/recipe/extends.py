@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from pospre.errors import UserError
-from pospre.recipe.yaml_text import read_mapping
+from pospre.recipe.yaml_text import read_mapping, write
 
 EXTENDS = "extends"
 
@@ -44,19 +44,17 @@ def read_parts(path: Path) -> tuple[tuple[Path, dict[str, Any]] | None, dict[str
     return (target, base), own
 
 
-def merged(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+def merged(base: dict[str, Any], own: dict[str, Any], *, within: str = "") -> dict[str, Any]:
     """Return ``base`` with what ``own`` gives: sections are merged key by key.
 
     Any other value, a list too, takes the place of the base's. Null instead of a section takes the
-    base's away: an algorithm, a view, or what is then at its defaults.
+    base's away: an algorithm, a view, or what is then at its defaults; it turns a callback off.
     """
     result = dict(base)
     for key, value in own.items():
         before = base.get(key)
         if isinstance(before, dict) and isinstance(value, dict):
-            result[key] = merged(before, value)
-        elif isinstance(before, dict) and value is None:
-            del result[key]
+            result[key] = merged(before, value, within=key)
         else:
-            result[key] = value
+            write(result, key, value, within=within)
     return result

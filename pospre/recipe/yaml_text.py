@@ -96,7 +96,10 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 
 def apply_overrides(data: dict[str, Any], overrides: Iterable[str]) -> None:
-    """Write ``key.sub=value`` items into ``data``; values are read as YAML."""
+    """Write ``key.sub=value`` items into ``data``; values are read as YAML.
+
+    ``algorithms.mae=null`` takes MAE away, as in a recipe that extends another one.
+    """
     for item in overrides:
         key, equals, text = item.partition("=")
         if not equals or not key or "" in key.split("."):
@@ -109,7 +112,22 @@ def apply_overrides(data: dict[str, Any], overrides: Iterable[str]) -> None:
             section = section[parent]
             if not isinstance(section, dict):
                 raise UserError(f"override {item}: '{parent}' is a value, it has no keys inside")
-        section[last] = parse(text, f"override {item}")
+        value = parse(text, f"override {item}")
+        if parents:
+            write(section, last, value, within=parents[-1])
+        else:
+            section[last] = value
+
+
+def write(section: dict[str, Any], key: str, value: Any, *, within: str) -> None:
+    """Write a value into the section ``within``; null takes a section away.
+
+    Of ``callbacks`` it turns one off: without a word they are on.
+    """
+    if value is None and isinstance(section.get(key), dict) and within != "callbacks":
+        del section[key]
+    else:
+        section[key] = value
 
 
 def variables(value: Any) -> list[str]:

@@ -51,6 +51,12 @@ def test_sections_are_merged_values_replaced_and_null_takes_a_section_away(tmp_p
     assert recipe.trainer.clip_grad is None
 
 
+def test_null_turns_a_callback_of_the_base_off(tmp_path: Path) -> None:
+    base = {**BASE, "callbacks": {"collapse": {"every": 7}}}
+    own = {**OWN, "callbacks": {"collapse": None}}
+    assert load_recipe(write(tmp_path, base=base, own=own)).callbacks.collapse is None
+
+
 @pytest.mark.parametrize(
     ("files", "parts"),
     [

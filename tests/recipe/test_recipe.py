@@ -136,6 +136,17 @@ def test_an_override_does_not_add_an_algorithm_by_accident(recipe_file: Path) ->
     assert recipe.algorithms["droppos"] == {"weight": 2}
 
 
+def test_null_takes_an_algorithm_away_and_turns_a_callback_off(recipe_file: Path) -> None:
+    given = ["algorithms.droppos={weight: 2}", "callbacks.collapse={every: 7}"]
+    recipe = load_recipe(recipe_file, given)
+    assert set(recipe.algorithms) == {"mae", "droppos"}
+    assert recipe.callbacks.collapse is not None and recipe.callbacks.collapse.every == 7
+    taken = [*given, "algorithms.mae=null", "callbacks.collapse=null", "callbacks.stalls=null"]
+    recipe = load_recipe(recipe_file, taken)
+    assert recipe.algorithms == {"droppos": {"weight": 2}}
+    assert recipe.callbacks.collapse is None and recipe.callbacks.stalls is None
+
+
 def test_an_override_adds_an_evaluation(recipe_file: Path) -> None:
     recipe = load_recipe(recipe_file, ["evaluation.knn.data=val", "evaluation.knn.k=5"])
     assert recipe.evaluation == {"knn": {"data": "val", "k": 5}}
