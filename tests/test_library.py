@@ -22,9 +22,8 @@ from pospre.model.algorithm import algorithm_names
 from tests.algorithms.cases import DECODER, HOST_OF, Case
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-SECTION = README.partition("\n## As a library\n")[2].partition("\n## ")[0]
-PIECES = re.findall(r"^```python\n(.*?)^```", SECTION, re.M | re.S)
+READMES = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "pospre/README.md")]
+PIECES = re.findall(r"^```python\n(.*?)^```", "".join(READMES), re.M | re.S)
 SMALL: dict[str, Any] = DECODER
 QUIET: dict[str, Any] = {"progress_bar": False, "device": "cpu"}
 
@@ -43,13 +42,13 @@ class Rows(Dataset[dict[str, torch.Tensor]]):
 
 
 @pytest.mark.parametrize("piece", PIECES, ids=["composer", "pytorch", "loader", "measure"])
-def test_the_pieces_of_the_readme_run_as_printed(
+def test_the_pieces_of_the_readmes_run_as_printed(
     piece: str, image_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     image_folder(num_images=16, name="data/photos")
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "piece"}
-    exec(compile(piece, "README.md", "exec"), names)
+    exec(compile(piece, "README", "exec"), names)
     if "figures" in names:
         assert 0 <= names["figures"]["top1"] <= 1
     else:

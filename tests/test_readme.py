@@ -20,6 +20,7 @@ NAMES = (
     "README.md",
     "data_prep/README.md",
     "data_prep/sources/README.md",
+    "pospre/README.md",
     "pospre/algorithms/README.md",
     "yamls/README.md",
     "tests/benchmarks/README.md",
