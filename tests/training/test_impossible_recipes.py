@@ -72,8 +72,8 @@ LEARNED = "encoder.positions=learned"
             ["supervised.mask_ratio is 0.75", "Set it to 0"],
         ),
         (
-            [SWIN, "algorithms={mae: {}}"],
-            ["needs a token for every patch", "only droppos and supervised take such"],
+            [SWIN, "algorithms={simmim: {}}"],
+            ["needs a token for every patch", "only droppos, mae, supervised take such"],
         ),
         (
             ["trainer.compile=true", "data.views={view: {augment: {erase_rate: 0.25}}}"],

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 
 from pospre.errors import UserError
-from pospre.exchange.export import export
 from pospre.model.model import PretrainModel
 from pospre.model.teacher import Momentum
 from pospre.nn.build import build_encoder
@@ -220,17 +219,6 @@ def test_what_could_be_code_is_refused_in_our_words(tmp_path: Path, kind: str) -
     said = str(caught.value)
     assert "weights_only" not in said and "torch.load" not in said and "trust" not in said
     assert not (tmp_path / "ran").exists()
-
-
-def test_an_exported_encoder_is_no_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
-    out = tmp_path / "encoder.safetensors"
-    export(str(checkpoint), out, format="safetensors")
-    with pytest.raises(UserError, match=rf"exported from: {checkpoint.parents[1]}"):
-        export(str(out), tmp_path / "again.pth", format="timm")
-    exported(other := tmp_path / "other.safetensors")
-    for uri in (other, "s3://bucket/encoder.safetensors"):
-        with pytest.raises(UserError, match=r"or run folder that it was exported from$"):
-            export(str(uri), tmp_path / "again.pth", format="timm")
 
 
 @pytest.mark.parametrize(("old", "new"), [(14, 16), (16, 14), (8, 16)])

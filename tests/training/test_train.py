@@ -144,7 +144,7 @@ def check_figures(folder: Path, data: Path) -> None:
         ("schedule.warmup=9ep", ["schedule.warmup", "27 steps"]),
         ("evaluation={knn: {k: many}}", ["evaluation.knn", "k=many"]),
         ("evaluation={knn: {k: 1000}}", ["evaluation.knn", "only 23 images can vote"]),
-        ("evaluation={linear: {}}", ["evaluation.linear", "needs the setting bank"]),
+        ("evaluation={linear: {protocol: mae}}", ["evaluation.linear", "needs the setting bank"]),
         ("evaluation={knn: {dta: val}}", ["no setting 'dta'", "'data'"]),
         ("evaluation={knn: {data: 5}}", ["evaluation.knn", "data = 5"]),
         ("evaluation={position_grid: {weights: teacher}}", ["droppos keeps one", "ema_teacher"]),

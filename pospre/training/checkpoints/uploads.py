@@ -106,8 +106,8 @@ class Uploads:
     def finish(self, at_most: float = float("inf")) -> str | None:
         """Wait until the last checkpoint is up; return what to say where it is not.
 
-        It is given up, and nothing is uploaded any more, when nothing has gone up for
-        ``POSPRE_S3_PATIENCE`` seconds, and after ``at_most`` seconds.
+        It is given up when nothing has gone up for ``POSPRE_S3_PATIENCE`` seconds, and after
+        ``at_most`` seconds.
         """
         start = time.monotonic()
         if self._left_out is not None:
@@ -127,7 +127,6 @@ class Uploads:
                 end = max(start, self._last_progress) + self._patience
                 left = min(end, start + at_most) - time.monotonic()
                 if left <= 0:
-                    self._end()
                     return (
                         f"the last checkpoint is not in {self.remote}: "
                         f"{self._failure or 'the server does not answer'}. It is whole at "

@@ -19,7 +19,7 @@ from pospre.training.checkpoints.finding import checkpoints_in
 from pospre.training.checkpoints.reading import open_newest, read_checkpoint
 from pospre.training.checkpoints.uploads import Uploads, files_of, lacks
 from tests.data.flaky_s3 import FlakyS3, flaky_s3, use_bucket
-from tests.processes import finished
+from tests.processes import finished, until
 from tests.training.checkpoints.test_damage import Payload
 from tests.training.checkpoints.test_saver import full_disk
 from tests.training.tiny_runs import command, curve, environment, flat
@@ -222,6 +222,7 @@ def test_the_manifest_waits_for_the_shards_of_other_ranks(
         bucket.put_object(Bucket="bucket", Key=f"apart/{name}", Body=b"an older one")
     monkeypatch.setattr(uploads, "_patience", 3.0)
     uploads.offer_together(newest, own)
+    until(lambda: "other ranks" in uploads._failure)
     missing = uploads.finish()
     assert missing is not None and f"{len(others)} files of other ranks are not there" in missing
     assert f"ep1-ba4/{own[0].name}" in names(bucket, "apart")
