@@ -100,7 +100,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--bccd", type=Path, help="data of the evaluation detection")
     parser.add_argument("--work", type=Path, default=Path("data/learn"))
     parser.add_argument("--runs", type=Path, default=Path("runs"))
-    parser.add_argument("--set", nargs="+", default=[], metavar="key=value", help="of all recipes")
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        default=[],
+        metavar="key=value",
+        help="of all recipes; a table of its own",
+    )
     parser.add_argument("--table", action="store_true", help="print what was measured, run nothing")
     arguments = parser.parse_args(argv)
     wanted = [
@@ -111,13 +117,13 @@ def main(argv: list[str] | None = None) -> int:
     ]
     if not arguments.table:
         measure(wanted, arguments)
-    print(table(read_lines(LINES), arguments.duration))
+    print(table(lines_of(arguments.set), arguments.duration))
     return 0
 
 
 def measure(wanted: Iterable[Cell], arguments: argparse.Namespace) -> None:
     """Train and measure the cells that have no line yet, and write theirs one by one."""
-    done = {key_of(line) for line in read_lines(LINES)}
+    done = {key_of(line) for line in lines_of(arguments.set)}
     train, test = convert(arguments.data, arguments.work)
     dense = {"segmentation": arguments.camvid, "detection": arguments.bccd}
     left = [cell for cell in wanted if cell not in done]
@@ -208,6 +214,11 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             continue
     return lines
+
+
+def lines_of(overrides: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the lines that were measured with these changes of the recipes."""
+    return [line for line in read_lines(LINES) if line["set"] == list(overrides)]
 
 
 def key_of(line: dict[str, Any]) -> Cell:

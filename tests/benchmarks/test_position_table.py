@@ -57,7 +57,8 @@ def test_a_cell_is_measured_once_and_a_cut_line_again(
     monkeypatch.setattr(position_table, "call", here)
     given = [str(data), "--methods", "MAE", "--positions", "sin-cos", "relative"]
     given += ["--duration", "2ba", "--runs", str(tmp_path / "runs"), "--set", *SMALL]
-    append(lines, {"method": "MP3", "positions": "none", "seed": 0, "duration": "2ba"})
+    other = {"method": "MAE", "positions": "sin-cos", "seed": 0, "duration": "2ba"}
+    append(lines, {**other, "set": []})  # another recipe's: this cell is not done by that
     lines.write_text(lines.read_text()[:-1] + '\n{"method": "MA')
     assert position_table.main(given) == 0
     _, trained, refused = read_lines(lines)
