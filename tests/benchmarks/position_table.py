@@ -53,8 +53,8 @@ FIGURES = {
     "position_probe/content_top1": "position, none added, top-1 %",
     "knn/top1": "kNN %",
     "logistic/top1": "linear %",
-    "segmentation/miou": "CamVid mIoU %",
-    "detection/ap50": "BCCD AP50 %",
+    "segmentation/mIoU": "CamVid mIoU %",
+    "detection/AP50": "BCCD AP50 %",
 }
 DEVIATIONS = 2
 

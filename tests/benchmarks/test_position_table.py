@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pospre.evaluation.registry import figures_of
 from tests.benchmarks import position_table
 from tests.benchmarks.position_table import (
     Cell,
@@ -96,6 +97,11 @@ def test_what_does_not_combine_says_why(method: str, positions: str, wanted: str
 
 def values(**cells: list[float]) -> dict[tuple[str, str], list[float]]:
     return {(key, "MAE"): found for key, found in cells.items()}
+
+
+def test_what_the_table_asks_for_is_what_evaluations_measure() -> None:
+    for name, _, key in (figure.partition("/") for figure in position_table.FIGURES):
+        assert key in figures_of(name)
 
 
 def test_only_differences_beyond_two_deviations_are_named() -> None:
