@@ -6,6 +6,11 @@ from typing import Any
 from torch import Tensor
 
 
+def standard_error(values_M: Tensor) -> Tensor:
+    """Return the standard error of the mean over images, of which there are two or more."""
+    return values_M.std(0) / len(values_M) ** 0.5
+
+
 def mean_and_error(name: str, values_M: Tensor) -> dict[str, Any]:
     """Return the mean over images and its standard error, as ``name`` and ``name_se``.
 
@@ -17,7 +22,7 @@ def mean_and_error(name: str, values_M: Tensor) -> dict[str, Any]:
         Numbers, or lists of them; the error of one image is None.
     """
     values_M = values_M.double()
-    error = values_M.std(0) / len(values_M) ** 0.5 if len(values_M) > 1 else None
+    error = standard_error(values_M) if len(values_M) > 1 else None
     return {
         name: values_M.mean(0).tolist(),
         f"{name}_se": None if error is None else error.tolist(),

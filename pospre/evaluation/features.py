@@ -131,11 +131,16 @@ def pooled_features(
     for batch in batches:
         labels.append(batch["label"].cpu())
         for name, model in models.items():
-            tokens_BND = model.tokens(model.images(batch)[:, 0]).float()
-            patches_BND = tokens_BND[:, model.encoder.num_prefix_tokens :]
-            pooled = tokens_BND[:, 0] if pooling == "cls" else patches_BND.mean(dim=1)
-            features[name].append(pooled.cpu())
+            tokens_BND = model.tokens(model.images(batch)[:, 0])
+            features[name].append(pool_tokens(model, tokens_BND, pooling).cpu())
     return {name: torch.cat(parts) for name, parts in features.items()}, torch.cat(labels)
+
+
+def pool_tokens(model: PretrainModel, tokens_BND: Tensor, pooling: Pooling) -> Tensor:
+    """Return one float32 vector (B, D) per image: its class token, or its patch tokens' mean."""
+    if pooling == "cls":
+        return tokens_BND[:, 0].float()
+    return tokens_BND[:, model.encoder.num_prefix_tokens :].float().mean(dim=1)
 
 
 def encode_data(

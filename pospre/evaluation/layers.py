@@ -9,8 +9,16 @@ from torch import Tensor, nn
 
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
-from pospre.nn.encoder import Edit
+from pospre.nn.build import build_encoder
+from pospre.nn.encoder import Edit, Encoder
 from pospre.nn.swin.encoder import SWIN
+from pospre.recipe.recipe import Recipe
+
+
+def blank_encoder(recipe: Recipe) -> Encoder:
+    """Return a recipe's encoder without memory: its shapes alone."""
+    with torch.device("meta"):
+        return build_encoder(**recipe.encoder.arguments())
 
 
 def check_layers(owner: str, encoder_name: str, depth: int, layers: Sequence[int]) -> None:

@@ -20,6 +20,7 @@ import re
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -28,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 import pospre.evaluation
-from pospre.errors import UserError, suggestion
+from pospre.errors import UserError, needing, suggestion
 from pospre.recipe.recipe import Recipe
 
 if TYPE_CHECKING:  # --help and a mistyped setting do not wait for them
@@ -111,7 +112,8 @@ def evaluation_module(name: str) -> ModuleType:
 
 def _import(name: str) -> ModuleType:
     path = _path(name)
-    return import_module(f"{pospre.evaluation.__name__}.{path.parent.name}.{name}")
+    with needing("evaluate", f"the evaluation {name}"):
+        return import_module(f"{pospre.evaluation.__name__}.{path.parent.name}.{name}")
 
 
 def figures_of(name: str) -> dict[str, Literal["max", "min"]]:
@@ -205,6 +207,7 @@ def _path(name: str) -> Path:
     return next(path for path in _modules() if path.stem == name)
 
 
+@cache
 def _parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from pospre.errors import UserError
 from pospre.evaluation.position.position_grid import MASK_RATIOS, measure_grid, summarise, table
@@ -15,17 +14,7 @@ from pospre.recipe.recipe import Recipe, recipe_from_dict
 from pospre.training.build import build_algorithms, build_model
 from pospre.training.resolve import resolve
 from tests.algorithms.cases import make_optimizer, train
-
-
-def two_images() -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(4)
-    shape = (2, 1, 3, 128, 128)
-    return {
-        "view/image": torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator),
-        "view/flip": torch.zeros(2, 1, dtype=torch.bool),
-        "index": torch.arange(2),
-        "epoch": torch.zeros(2, dtype=torch.int64),
-    }
+from tests.swin_runs import two_images
 
 
 def swin_recipe(**options: Any) -> Recipe:
@@ -53,7 +42,7 @@ def swin_recipe(**options: Any) -> Recipe:
 
 def test_swin_classifies_positions_that_cannot_leak() -> None:
     model = build_model(swin_recipe(position_mask_ratio=1.0)).eval()
-    inputs = two_images()
+    inputs = two_images(seed=4)
     build_algorithms(resolve(swin_recipe(position_mask_ratio=1.0)))[0].write(inputs, model)
     assert inputs["view/keep"].shape == (2, 16)
     logits = model(inputs)["droppos"]["logits"]
@@ -69,7 +58,7 @@ def test_swin_classifies_positions_that_cannot_leak() -> None:
 
 
 def test_swin_trains_on_shown_and_dropped_positions_and_resumes() -> None:
-    recipe, batch = swin_recipe(), two_images()
+    recipe, batch = swin_recipe(), two_images(seed=4)
     algorithms = build_algorithms(resolve(recipe))
     model = build_model(recipe)
     optimizer = make_optimizer(model)
@@ -88,7 +77,7 @@ def test_swin_trains_on_shown_and_dropped_positions_and_resumes() -> None:
 
 
 def test_swin_is_one_graph_with_the_same_loss_and_near_it_in_bf16(whole_graph: Any) -> None:
-    recipe, inputs = swin_recipe(), two_images()
+    recipe, inputs = swin_recipe(), two_images(seed=4)
     model = build_model(recipe)
     build_algorithms(resolve(recipe))[0].write(inputs, model)
     with torch.no_grad():  # half the time to compile
@@ -136,7 +125,7 @@ def test_swin_is_measured_where_the_visible_patches_fill_a_square() -> None:
 
     ratios = [ratio for ratio in MASK_RATIOS if model.encoder.takes(round(64 * (1 - ratio)))]
     assert ratios == [0.0, 0.75]
-    results = summarise(measure_grid({"accuracy": predict}, [two_images()], ratios), (8, 8))
+    results = summarise(measure_grid({"accuracy": predict}, [two_images(seed=4)], ratios), (8, 8))
     assert "mean of the 8 cells" in table(results)
     blocks = keep[0.75] // 16 * 4 + keep[0.75] % 8 // 2
     assert all(sorted(row.tolist()) == list(range(16)) for row in blocks)

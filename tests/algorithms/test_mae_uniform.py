@@ -16,7 +16,7 @@ from pospre.recipe.recipe import Recipe
 from pospre.training.build import build_algorithms, build_model
 from pospre.training.resolve import resolve
 from tests.algorithms.cases import make_optimizer, train
-from tests.swin_runs import small_swin
+from tests.swin_runs import small_swin, two_images
 
 UNIFORM = {"sampling": "uniform", "second_mask_ratio": 0.25}
 DECODER = {"decoder_dim": 32, "decoder_depth": 1, "decoder_heads": 2}
@@ -26,21 +26,10 @@ def um_mae(**options: Any) -> Recipe:
     return small_swin("runs", "mae", {**DECODER, **UNIFORM, **options}, image_size=128)
 
 
-def two_images() -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(5)
-    shape = (2, 1, 3, 128, 128)
-    return {
-        "view/image": torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator),
-        "view/flip": torch.zeros(2, 1, dtype=torch.bool),
-        "index": torch.arange(2),
-        "epoch": torch.zeros(2, dtype=torch.int64),
-    }
-
-
 @pytest.fixture(scope="module")
 def written() -> tuple[PretrainModel, dict[str, Tensor]]:
     torch.manual_seed(0)
-    model, batch = build_model(um_mae()).eval(), two_images()
+    model, batch = build_model(um_mae()).eval(), two_images(seed=5)
     build_algorithms(resolve(um_mae()))[0].write(batch, model)
     return model, batch
 
@@ -116,7 +105,7 @@ def test_merged_tokens_are_told_apart_as_by_the_published_pixel_shuffle(
 
 def test_it_learns_and_resumes() -> None:
     torch.manual_seed(0)
-    recipe, batch = um_mae(), two_images()
+    recipe, batch = um_mae(), two_images(seed=5)
     model = build_model(recipe)
     algorithms = build_algorithms(resolve(recipe))
     optimizer = make_optimizer(model)

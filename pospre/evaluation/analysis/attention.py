@@ -24,7 +24,14 @@ from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 
 from pospre.batch import Batch
-from pospre.evaluation.analysis.drawing import (
+from pospre.evaluation.analysis.patch_attention import attention_entropy, patch_attention
+from pospre.evaluation.analysis.settings import (
+    check_attention,
+    check_queries,
+    chosen_layers,
+    three_patches,
+)
+from pospre.evaluation.drawing import (
     Cell,
     as_map,
     as_picture,
@@ -34,14 +41,7 @@ from pospre.evaluation.analysis.drawing import (
     new_figure,
     save_figure,
 )
-from pospre.evaluation.analysis.estimates import mean_and_error
-from pospre.evaluation.analysis.patch_attention import attention_entropy, patch_attention
-from pospre.evaluation.analysis.settings import (
-    check_attention,
-    check_queries,
-    chosen_layers,
-    three_patches,
-)
+from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.listed import Numbers
 from pospre.evaluation.registry import Context, Plan

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from pospre.algorithms.crop_field.crop_field import PositionField
 from pospre.errors import UserError
-from pospre.evaluation.analysis.drawing import Cell, as_map, check_pictures, draw_cells, save_figure
 from pospre.evaluation.analysis.settings import planned_encoder, three_patches
+from pospre.evaluation.drawing import Cell, as_map, check_pictures, draw_cells, save_figure
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.table import format_table, percent
 from pospre.model.model import PretrainModel

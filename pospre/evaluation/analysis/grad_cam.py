@@ -16,7 +16,10 @@ from torch import Tensor, nn
 
 from pospre.batch import LABEL, Batch
 from pospre.data.opening import open_reader
-from pospre.evaluation.analysis.drawing import (
+from pospre.evaluation.analysis.settings import planned_encoder
+from pospre.evaluation.classification.accuracy import check_classes, require_known
+from pospre.evaluation.classification.predictions import class_head
+from pospre.evaluation.drawing import (
     Cell,
     as_map,
     as_picture,
@@ -25,10 +28,7 @@ from pospre.evaluation.analysis.drawing import (
     in_rows,
     save_figure,
 )
-from pospre.evaluation.analysis.estimates import mean_and_error
-from pospre.evaluation.analysis.settings import planned_encoder
-from pospre.evaluation.classification.accuracy import check_classes, require_known
-from pospre.evaluation.classification.predictions import class_head
+from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.features import centre_batches, require_labels
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.table import format_table, percent

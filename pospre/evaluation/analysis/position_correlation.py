@@ -19,9 +19,9 @@ from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 
 from pospre.batch import Batch
-from pospre.evaluation.analysis.drawing import check_pictures, new_figure, save_arrays, save_figure
-from pospre.evaluation.analysis.estimates import estimate_rows
 from pospre.evaluation.analysis.settings import planned_encoder, require_two_images
+from pospre.evaluation.drawing import check_pictures, new_figure, save_arrays, save_figure
+from pospre.evaluation.estimates import estimate_rows
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.layers import layer_tokens
 from pospre.evaluation.registry import Context, Plan

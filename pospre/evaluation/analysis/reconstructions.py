@@ -18,7 +18,7 @@ from torch import Tensor
 from pospre.algorithms.mae import PixelRegression
 from pospre.batch import Batch
 from pospre.errors import UserError
-from pospre.evaluation.analysis.drawing import (
+from pospre.evaluation.drawing import (
     Cell,
     as_picture,
     check_pictures,
@@ -26,7 +26,7 @@ from pospre.evaluation.analysis.drawing import (
     in_rows,
     save_figure,
 )
-from pospre.evaluation.analysis.estimates import estimate_rows, mean_and_error
+from pospre.evaluation.estimates import estimate_rows, mean_and_error
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.table import format_table

@@ -14,16 +14,16 @@ import torch
 from pydantic import PositiveInt
 from torch import Tensor
 
-from pospre.evaluation.analysis.drawing import (
+from pospre.evaluation.analysis.patch_attention import attention_entropy, patch_attention
+from pospre.evaluation.analysis.settings import check_attention, chosen_layers
+from pospre.evaluation.drawing import (
     Cell,
     check_pictures,
     draw_cells,
     save_arrays,
     save_figure,
 )
-from pospre.evaluation.analysis.estimates import mean_and_error
-from pospre.evaluation.analysis.patch_attention import attention_entropy, patch_attention
-from pospre.evaluation.analysis.settings import check_attention, chosen_layers
+from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.listed import Numbers
 from pospre.evaluation.registry import Context, Plan

@@ -2,14 +2,12 @@
 
 from collections.abc import Sequence
 
-import torch
-
 from pospre.data.opening import open_reader
 from pospre.errors import UserError
-from pospre.evaluation.layers import check_layers
+from pospre.evaluation.layers import blank_encoder, check_layers
 from pospre.evaluation.registry import Plan
 from pospre.model.model import PretrainModel
-from pospre.nn.build import build_encoder, check_divides
+from pospre.nn.build import check_divides
 from pospre.nn.encoder import Encoder
 
 
@@ -19,8 +17,7 @@ def planned_encoder(owner: str, plan: Plan, layers: Sequence[int] = ()) -> Encod
     Raises:
         UserError: of evaluation ``owner``: it is no ViT, or it has no such layer.
     """
-    with torch.device("meta"):
-        encoder = build_encoder(**plan.recipe.encoder.arguments())
+    encoder = blank_encoder(plan.recipe)
     check_layers(owner, plan.recipe.encoder.name, encoder.depth, layers)
     return encoder
 

@@ -18,7 +18,8 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from torch import Tensor
 
 from pospre.errors import UserError
-from pospre.evaluation.analysis.drawing import (
+from pospre.evaluation.analysis.settings import planned_encoder, require_two_images
+from pospre.evaluation.drawing import (
     Cell,
     as_map,
     as_picture,
@@ -29,8 +30,7 @@ from pospre.evaluation.analysis.drawing import (
     new_figure,
     save_figure,
 )
-from pospre.evaluation.analysis.estimates import mean_and_error
-from pospre.evaluation.analysis.settings import planned_encoder, require_two_images
+from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.layers import layer_tokens
 from pospre.evaluation.listed import Numbers

@@ -20,7 +20,7 @@ from pospre import draws
 from pospre.algorithms.ijepa.blocks import draw_blocks
 from pospre.algorithms.ijepa.ijepa import IJEPA, FeaturePrediction
 from pospre.batch import INDEX, Batch
-from pospre.evaluation.analysis.drawing import (
+from pospre.evaluation.drawing import (
     Cell,
     as_map,
     as_picture,
@@ -29,7 +29,7 @@ from pospre.evaluation.analysis.drawing import (
     in_rows,
     save_figure,
 )
-from pospre.evaluation.analysis.estimates import estimate_rows, mean_and_error
+from pospre.evaluation.estimates import estimate_rows, mean_and_error
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.table import format_table

@@ -20,9 +20,9 @@ from pospre.algorithms.ijepa.ijepa import FeaturePrediction
 from pospre.algorithms.ijepa.predictor import Predictor
 from pospre.algorithms.stop import NOISY, NoisyTokens
 from pospre.errors import UserError
-from pospre.evaluation.analysis.drawing import Cell, as_map, check_pictures, draw_cells, save_figure
-from pospre.evaluation.analysis.estimates import estimate_rows, mean_and_error
 from pospre.evaluation.analysis.settings import check_queries, planned_encoder, three_patches
+from pospre.evaluation.drawing import Cell, as_map, check_pictures, draw_cells, save_figure
+from pospre.evaluation.estimates import estimate_rows, mean_and_error
 from pospre.evaluation.listed import Numbers
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.table import format_table

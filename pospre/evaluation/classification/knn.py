@@ -16,9 +16,9 @@ from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
 from pospre.errors import UserError
-from pospre.evaluation.classification.vectors import Part, blank_encoder, encode_parts
+from pospre.evaluation.classification.vectors import Part, encode_parts
 from pospre.evaluation.features import Pooling, check_probe, encode_data
-from pospre.evaluation.layers import check_layers
+from pospre.evaluation.layers import blank_encoder, check_layers
 from pospre.evaluation.listed import Numbers
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.table import format_table, percent, standard_error

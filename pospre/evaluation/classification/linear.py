@@ -30,9 +30,9 @@ from pospre.evaluation.classification.heads import (
     train_heads,
 )
 from pospre.evaluation.classification.protocols import PROTOCOLS, Name, Protocol
-from pospre.evaluation.classification.vectors import Parts, blank_encoder, encode_parts
+from pospre.evaluation.classification.vectors import Parts, encode_parts
 from pospre.evaluation.features import Pooling, check_probe
-from pospre.evaluation.layers import check_layers
+from pospre.evaluation.layers import blank_encoder, check_layers
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.table import format_table, percent, standard_error
 from pospre.model.model import PretrainModel

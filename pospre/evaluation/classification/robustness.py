@@ -26,8 +26,8 @@ from pospre.evaluation.classification.class_sets import (
 )
 from pospre.evaluation.classification.damage import Condition, conditions
 from pospre.evaluation.classification.predictions import HEAD, class_head, log_probabilities
-from pospre.evaluation.classification.vectors import blank_encoder
 from pospre.evaluation.features import centre_batches, require_labels
+from pospre.evaluation.layers import blank_encoder
 from pospre.evaluation.listed import listed
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.table import format_table, percent, standard_error

@@ -6,13 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pospre.evaluation.features import Pooling, centre_batches, require_labels
+from pospre.evaluation.features import Pooling, centre_batches, pool_tokens, require_labels
 from pospre.evaluation.layers import layer_tokens
 from pospre.evaluation.registry import Context
 from pospre.model.model import PretrainModel
-from pospre.nn.build import build_encoder
-from pospre.nn.encoder import Encoder
-from pospre.recipe.recipe import Recipe
 
 Part = tuple[int, Pooling]
 """A layer (0 is the embedding, the first block is 1), and what stands for it."""
@@ -57,9 +54,7 @@ def encode_parts(
             tokens = layer_tokens(model, model.images(batch)[:, 0], layers)
             by_layer = dict(zip(layers, tokens, strict=True))
             for layer, pooling in parts:
-                tokens_BND = by_layer[layer].float()
-                patches_BND = tokens_BND[:, model.encoder.num_prefix_tokens :]
-                pooled = tokens_BND[:, 0] if pooling == "cls" else patches_BND.mean(dim=1)
+                pooled = pool_tokens(model, by_layer[layer], pooling)
                 found[name][layer, pooling].append(pooled.cpu())
     label_M = torch.cat(labels)
     require_labels(owner, label_M, data)
@@ -67,9 +62,3 @@ def encode_parts(
         name: {part: torch.cat(vectors) for part, vectors in by_part.items()}
         for name, by_part in found.items()
     }, label_M
-
-
-def blank_encoder(recipe: Recipe) -> Encoder:
-    """Return a recipe's encoder without memory: its shapes alone."""
-    with torch.device("meta"):
-        return build_encoder(**recipe.encoder.arguments())

@@ -5,15 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy import ndarray
 from PIL import Image
 from torch import Tensor
 
 from pospre.errors import UserError
-from pospre.evaluation.layers import check_layers, layer_tokens
+from pospre.evaluation.layers import blank_encoder, check_layers, layer_tokens
 from pospre.model.model import PretrainModel
-from pospre.nn.build import build_encoder
 from pospre.nn.encoder import Encoder
 from pospre.recipe.recipe import Recipe
 
@@ -62,8 +60,7 @@ def check_encoder(owner: str, recipe: Recipe, layers: Sequence[int] | None = Non
         UserError: of evaluation ``owner``: it is no ViT of square patches of colour images, or has
             fewer layers.
     """
-    with torch.device("meta"):
-        encoder = build_encoder(**recipe.encoder.arguments())
+    encoder = blank_encoder(recipe)
     check_layers(owner, recipe.encoder.name, encoder.depth, layers or ())
     if encoder.channels != 3 or encoder.patch_size[0] != encoder.patch_size[1]:
         raise UserError(

@@ -19,8 +19,8 @@ from tqdm import tqdm
 from pospre.batch import INDEX, Batch
 from pospre.errors import UserError
 from pospre.evaluation.classification.knn import all_layers
-from pospre.evaluation.classification.vectors import blank_encoder
-from pospre.evaluation.layers import check_layers
+from pospre.evaluation.drawing import check_pictures
+from pospre.evaluation.layers import blank_encoder, check_layers
 from pospre.evaluation.listed import Numbers
 from pospre.evaluation.models import open_model
 from pospre.evaluation.position.layer_features import (
@@ -186,6 +186,7 @@ def check(plan: Plan) -> None:
             "offsets of one grid only; leave grids out."
         )
     check_images("position_probe", plan)
+    check_pictures("position_probe", plan)
     if settings["versus"] is not None:
         other = open_model(settings["versus"]).model.encoder
         for key in ("image_size", "patch_size", "depth"):

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pospre.errors import UserError
+from pospre.evaluation.drawing import new_figure, save_figure
 
 COLOURS = {"image": "C0", "masked": "C1", "content": "C2", "constant": "C7", "shuffled": "C3"}
 LINES = {"trained": "-", "versus": "--", "untrained": ":"}
@@ -21,10 +21,8 @@ def draw_depth(results: Mapping[str, Any], names: Mapping[str, str], path: Path)
     Raises:
         UserError: it cannot be written.
     """
-    from matplotlib.figure import Figure  # no pyplot: nothing may open a window
-
     grids = list(dict.fromkeys(tuple(row["grid"]) for row in results["rows"]))
-    figure = Figure(figsize=(11, 4 * len(grids)), layout="constrained")
+    figure = new_figure(11, 4 * len(grids))
     panels = figure.subplots(len(grids), 2, squeeze=False)
     for grid, (left, right) in zip(grids, panels, strict=True):
         rows = [row for row in results["rows"] if tuple(row["grid"]) == grid]
@@ -51,8 +49,4 @@ def draw_depth(results: Mapping[str, Any], names: Mapping[str, str], path: Path)
         for panel in (left, right):
             panel.set_xlabel("layer (0: embedding)")
     figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=110)
-    except OSError as error:
-        raise UserError(f"the picture cannot be written to {path}: {error}") from error
+    save_figure(figure, path.parent, path.name)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pospre.evaluation.classification.logistic import classify, logistic
+from pospre.evaluation.estimates import standard_error
 
 SHRINKAGE = 1e-3
 
@@ -130,7 +131,7 @@ def r_squared(predicted_BTK: Tensor, targets_BTK: Tensor) -> Score:
 
 
 def _error(values_B: Tensor) -> float:
-    return float(values_B.std() / len(values_B) ** 0.5)
+    return float(standard_error(values_B))
 
 
 def _with_one(features_MD: Tensor) -> Tensor:

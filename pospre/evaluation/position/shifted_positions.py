@@ -21,7 +21,8 @@ from pospre.batch import INDEX, Batch
 from pospre.data.opening import open_reader
 from pospre.errors import UserError
 from pospre.evaluation.classification.knn import nearest_class
-from pospre.evaluation.features import Pooling
+from pospre.evaluation.estimates import standard_error
+from pospre.evaluation.features import Pooling, pool_tokens
 from pospre.evaluation.layers import check_layers
 from pospre.evaluation.listed import listed
 from pospre.evaluation.position.layer_features import BATCH, load_images
@@ -180,9 +181,8 @@ def _encode(
         part = {
             key: value[start : start + BATCH].to(context.device) for key, value in batch.items()
         }
-        tokens_BND = model.tokens(model.images(part)[:, 0], positions).float()
-        patches_BND = tokens_BND[:, model.encoder.num_prefix_tokens :]
-        found.append((tokens_BND[:, 0] if features == "cls" else patches_BND.mean(1)).cpu())
+        tokens_BND = model.tokens(model.images(part)[:, 0], positions)
+        found.append(pool_tokens(model, tokens_BND, features).cpu())
         context.go_on()
     return torch.cat(found)
 
@@ -198,7 +198,7 @@ def _figures(
             disturbed_BD, usual_BD, labels_B, k=k, temperature=TEMPERATURE, leave_one_out=True
         )
         right = float((predicted_B == labels_B).double().mean())
-    error = float(cosine_B.std() / len(cosine_B) ** 0.5)
+    error = float(standard_error(cosine_B))
     return {"cosine": float(cosine_B.mean()), "cosine_se": error, "top1": right}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from pospre.evaluation.analysis import drawing
+from pospre.evaluation import drawing
 from pospre.evaluation.run import run_evaluation
 from pospre.recipe.recipe import Recipe
 from pospre.training.build import build_model

@@ -20,7 +20,7 @@ from pospre.evaluation.analysis.attention import (
     pixel_distances,
     table,
 )
-from pospre.evaluation.analysis.estimates import mean_and_error
+from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.layers import attention_maps
 from pospre.evaluation.registry import figures_of
 from pospre.evaluation.run import check_evaluation
