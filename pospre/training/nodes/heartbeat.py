@@ -128,7 +128,8 @@ class Heartbeat:
         ]
 
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ValueError, OSError):  # whoever else may call here
+        # whoever else may call here; Python 3.11 prints a cancelled call as an error
+        with suppress(ValueError, OSError, asyncio.CancelledError):
             rank, token = json.loads(await reader.readline())
             if secrets.compare_digest(str(token), self._token) and rank in self._heard:
                 self._writers[rank] = writer

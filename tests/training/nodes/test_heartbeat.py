@@ -81,3 +81,11 @@ def test_a_stranger_is_not_listened_to(ranks: list[Heartbeat]) -> None:
     stranger.leave("failed: not at all", 2)
     time.sleep(0.5)
     assert not ranks[0].gone
+
+
+def test_stopping_while_others_are_connected_prints_no_error(
+    ranks: list[Heartbeat], caplog: pytest.LogCaptureFixture
+) -> None:
+    ranks[0]._loop.call_soon_threadsafe(ranks[0]._loop.stop)
+    until(ranks[0]._loop.is_closed)
+    assert not caplog.records
