@@ -104,7 +104,7 @@ def _centre_loader(
     crop = "full" if np.max(size) <= WHOLE else "center"
     return build_loader(
         data,
-        views=[view or ViewGroup(size=size, crop=crop)],
+        views=[view or ViewGroup(size=size, crop=crop, flip_rate=0.0)],
         drop_last=False,
         tolerance=0.0,  # figures compare with others': nothing of the image is left out
         **options,
