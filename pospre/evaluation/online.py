@@ -27,6 +27,7 @@ from pospre.evaluation.best import BestCheckpoint, read_lines
 from pospre.evaluation.planned import Planned, best_figure, planned_evaluations
 from pospre.evaluation.registry import describe_settings, figures_of
 from pospre.evaluation.run import run_evaluation
+from pospre.object_store import is_remote
 from pospre.recipe.recipe import Recipe
 from pospre.schedules import duration_steps
 from pospre.training.checkpoints.content import model_of
@@ -79,7 +80,8 @@ class OnlineEvaluations(Callback):
         """Do what the stop before has put off."""
         step = state.timestamp.batch.value
         if self.best is not None:
-            _neighbour(state, CheckpointSaver).after_save.append(self.best.settle)
+            # first: what uploads a checkpoint asks which one is the best
+            _neighbour(state, CheckpointSaver).after_save.insert(0, self.best.settle)
         from_rank_zero(lambda: self._go_back_to(step))
         self._run(state, is_saved=True)
 
@@ -100,6 +102,8 @@ class OnlineEvaluations(Callback):
         if step == 0:
             self.best.forget()
         else:
+            if is_remote(self.recipe.checkpoint_folder()):
+                self.best.look_into(self.recipe.checkpoint_folder())
             self.best.settle()
 
     def _run(self, state: State, *, is_saved: bool = False) -> None:

@@ -239,7 +239,7 @@ def test_the_manifest_waits_for_the_shards_of_other_ranks(
 
 
 def test_ranks_come_and_go(
-    folder: Path, whole: Path, bucket: Any, tiny: Path, run: Run, tmp_path: Path
+    folder: Path, whole: Path, proxy: FlakyS3, bucket: Any, tiny: Path, run: Run, tmp_path: Path
 ) -> None:
     shutil.rmtree(folder / "ep1-ba4")
     script = Path(__file__).with_name("sharded_ranks.py")
@@ -250,6 +250,9 @@ def test_ranks_come_and_go(
     assert done.returncode == 0 and "Traceback" not in said, said
     assert said.count(f"going on from {folder}/ep0-ba2\n") == 1
     assert said.count("going on from s3://bucket/shards/ep1-ba4\n") == 1
+    # once for both ranks, which share a node
+    fetched = [name for name in names(bucket, "shards/ep1-ba4") if name.endswith(".distcp")]
+    assert fetched and {proxy.gets[name] for name in fetched} == {1}
     losses = [step[1] for step in curve(whole)]
     assert [step[1] for step in curve(folder.parent)] == pytest.approx(losses, rel=1e-5)
     shards = [path.name for path in (folder / "ep1-ba6").glob("*.distcp")]
