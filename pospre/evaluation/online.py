@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from pospre.errors import UserError
 from pospre.evaluation.best import BestCheckpoint, read_lines
 from pospre.evaluation.planned import Planned, best_figure, planned_evaluations
-from pospre.evaluation.registry import describe_settings, figures_of
+from pospre.evaluation.registry import default_settings, figures_of
 from pospre.evaluation.run import run_evaluation
 from pospre.recipe.recipe import Recipe
 from pospre.schedules import duration_steps
@@ -208,7 +208,7 @@ class OnlineEvaluations(Callback):
     ) -> dict[str, Any]:
         """Return the results of an evaluation, which its file and the history have by then."""
         step, settings = state.timestamp.batch.value, dict(entry.settings)
-        if not self._is_last(state) and "baseline" in describe_settings(entry.name):
+        if not self._is_last(state) and "baseline" in default_settings(entry.name):
             settings["baseline"] = False
         with unchanged_random_state():
             document = run_evaluation(

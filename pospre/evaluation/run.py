@@ -12,7 +12,13 @@ import torch
 
 from pospre.errors import UserError
 from pospre.evaluation.features import check_views
-from pospre.evaluation.registry import Context, Plan, check_settings, evaluation_module
+from pospre.evaluation.registry import (
+    Context,
+    Plan,
+    check_settings,
+    evaluate_by_name,
+    evaluation_module,
+)
 from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import Recipe
 from pospre.training.build import build_model
@@ -122,7 +128,7 @@ def run_evaluation(
         go_on=go_on,
     )
     try:
-        results = evaluation_module(name).evaluate(context, **checked)
+        results = evaluate_by_name(name, context, checked)
     finally:
         model.train(was_training)
     document = {

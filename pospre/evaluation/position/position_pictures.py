@@ -28,6 +28,7 @@ from pospre.evaluation.features import centre_batches
 from pospre.evaluation.position.mosaic import enlarge, frame_cells, place_patches
 from pospre.evaluation.position.predictions import predict_patches, predict_positions
 from pospre.evaluation.registry import Context, Plan
+from pospre.evaluation.sampling import Sampling
 from pospre.evaluation.table import format_table, percent
 from pospre.model.model import PretrainModel
 from pospre.nn.decoder import patchify, unpatchify
@@ -92,10 +93,7 @@ def evaluate(
         context,
         context.data,
         title="position_pictures",
-        num_samples=num_pictures,
-        batch_size=min(num_pictures, 32),
-        num_workers=None,
-        seed=seed,
+        sampling=Sampling(num_pictures, min(num_pictures, 32), seed=seed),
     )
     pictures: list[dict[str, Any]] = []
     is_droppos = "droppos" in context.model.objectives

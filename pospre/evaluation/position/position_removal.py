@@ -41,8 +41,8 @@ from pospre.evaluation.registry import (
     Context,
     Plan,
     check_settings,
-    describe_settings,
-    evaluation_module,
+    default_settings,
+    evaluate_by_name,
     figures_of,
 )
 from pospre.evaluation.run import check_evaluation
@@ -246,17 +246,16 @@ def _measure(
 def _settings(name: str, bank: str | None) -> dict[str, Any]:
     """Return the settings of another evaluation: the bank, and no untrained baseline."""
     wanted = {"baseline": False, **({} if bank is None else {"bank": bank})}
-    return {key: value for key, value in wanted.items() if key in describe_settings(name)}
+    return {key: value for key, value in wanted.items() if key in default_settings(name)}
 
 
 def _before_and_after(
     context: Context, without: PretrainModel, name: str, bank: str | None
 ) -> dict[str, list[float]]:
     """Return the figures of another evaluation, of the model as it is and without the planes."""
-    module = evaluation_module(name)
     settings = check_settings(name, _settings(name, bank))
     found = [
-        module.evaluate(replace(context, model=model, folder=None), **settings)
+        evaluate_by_name(name, replace(context, model=model, folder=None), settings)
         for model in (context.model, without)
     ]
     return {key: [results[key] for results in found] for key in figures_of(name)}
