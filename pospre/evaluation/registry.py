@@ -11,7 +11,8 @@ An evaluation is a module with
 - ``FIGURES``: which of the results are its figures, and whether the greatest or the smallest is
   the best: ``{"top1": "max"}``; they are what a training logs that is measured in between;
 - where it can be in vain, ``check(plan)``: raises a UserError for all that can be known of that
-  without a model. It is called before ``evaluate``, and by a recipe before it trains;
+  without a model. It is called before ``evaluate``, and by a recipe before it trains; what it
+  returns, data or models that it had to open, ``evaluate`` finds as ``context.opened``;
 - ``OWN_DATA = True`` where the data are no images with a label each, so that ``check`` opens them.
 """
 
@@ -77,6 +78,7 @@ class Context:
         folder: where an evaluation may put files of its own (made by who writes there); None when
             nothing is written.
         progress: whether to draw progress bars.
+        opened: what the evaluation's ``check`` returned.
         storage: how data are reached and read, as in training: arguments of ``open_reader``.
         go_on: called now and then in long work; raises what ends it early.
     """
@@ -87,6 +89,7 @@ class Context:
     device: "torch.device"
     folder: Path | None = None
     progress: bool = True
+    opened: Any = None
     storage: Mapping[str, Any] = field(default_factory=dict)
     go_on: Callable[[], None] = lambda: None
 

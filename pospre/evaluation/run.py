@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,14 +25,26 @@ from pospre.training.build import build_model
 from pospre.training.data import storage
 
 
+class Checked(NamedTuple):
+    """What is known of an evaluation that can be done.
+
+    Attributes:
+        settings: all of them, typed.
+        opened: see ``Context``.
+    """
+
+    settings: dict[str, Any]
+    opened: Any
+
+
 def check_evaluation(
     name: str,
     recipe: Recipe,
     data_path: str | Path,
     settings: Mapping[str, Any],
     output: Path | None,
-) -> dict[str, Any]:
-    """Find out without a model what would make an evaluation fail; return all its settings.
+) -> Checked:
+    """Find out without a model what would make an evaluation fail.
 
     Args:
         name: see ``run_evaluation``, as the others.
@@ -58,14 +70,14 @@ def check_evaluation(
     if output is not None:
         _check_output(output)
     folder = None if output is None else output.with_suffix("")
+    opened = None
     if hasattr(module, "check"):
-        module.check(Plan(recipe, str(data_path), checked, folder))
-    if getattr(module, "OWN_DATA", False):
-        return checked
-    banks = [checked["bank"]] if checked.get("bank") is not None else []
-    for path in (str(data_path), *banks):
-        check_views(recipe, path)
-    return checked
+        opened = module.check(Plan(recipe, str(data_path), checked, folder))
+    if not getattr(module, "OWN_DATA", False):
+        banks = [checked["bank"]] if checked.get("bank") is not None else []
+        for path in (str(data_path), *banks):
+            check_views(recipe, path)
+    return Checked(checked, opened)
 
 
 def run_evaluation(
@@ -113,7 +125,7 @@ def run_evaluation(
             evaluation is not for.
     """
     place = find_device(device)
-    checked = check_evaluation(name, recipe, data_path, settings or {}, output)
+    checked, opened = check_evaluation(name, recipe, data_path, settings or {}, output)
     require_finite(model, address or "the model")
     make_initial = initial or (lambda: build_model(recipe))
     was_training = model.training
@@ -124,6 +136,7 @@ def run_evaluation(
         device=place,
         folder=None if output is None else output.with_suffix(""),
         progress=progress,
+        opened=opened,
         storage=storage(recipe),
         go_on=go_on,
     )

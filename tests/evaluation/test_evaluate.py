@@ -219,7 +219,7 @@ def test_what_would_fail_is_said_before_the_first_forward_pass(
 def test_what_can_be_measured_passes_the_check(tmp_path, image_folder):
     data = image_folder(num_images=12)
     settings = {"bank": str(data), "k": "12", "num_bank": None, "features": "cls"}
-    checked = check_evaluation("knn", tiny_recipe(tmp_path, "mae"), data, settings, None)
+    checked, _ = check_evaluation("knn", tiny_recipe(tmp_path, "mae"), data, settings, None)
     assert (checked["k"], checked["batch_size"]) == (12, 64)
 
 

@@ -5,7 +5,7 @@ Top-1 and top-5 on held-out images, centre views. What an untrained head knows i
 2022 of MP3 and MAE).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import torch
@@ -60,8 +60,7 @@ def evaluate(
         UserError: an image has no label, or a run of the ensemble is not of these classes.
     """
     num_classes = class_head(context.model).num_classes
-    members = [context.model, *_others(ensemble, num_classes, context.image_size)]
-    members = [member.to(context.device) for member in members]
+    members = [context.model, *(member.to(context.device) for member in context.opened)]
     batches = centre_batches(context, context.data, title="accuracy", sampling=sampling)
     ranks: list[Tensor] = []
     for batch in batches:
@@ -83,20 +82,19 @@ def evaluate(
     }
 
 
-def _others(
-    ensemble: Sequence[str], num_classes: int, size: tuple[int, int]
-) -> list[PretrainModel]:
-    return load_classifiers("accuracy", "ensemble", ensemble, num_classes=num_classes, size=size)
-
-
 def _share(right_M: Tensor) -> float:
     return float(right_M.double().mean())
 
 
-def check(plan: Plan) -> None:
-    """Raise a ``UserError`` for data without labels, or of other classes than the heads'."""
-    classes = check_classes("accuracy", plan)
-    _others(plan.settings["ensemble"], classes, pair(plan.recipe.encoder.image_size))
+def check(plan: Plan) -> list[PretrainModel]:
+    """Return the ensemble; raise a ``UserError`` for data without labels, or of other classes."""
+    return load_classifiers(
+        "accuracy",
+        "ensemble",
+        plan.settings["ensemble"],
+        num_classes=check_classes("accuracy", plan),
+        size=pair(plan.recipe.encoder.image_size),
+    )
 
 
 def check_classes(owner: str, plan: Plan) -> int:

@@ -105,7 +105,7 @@ def evaluate(
         untrained encoder (``initial_…``); and what it was measured with.
     """
     given = dict(locals())
-    setup = _setup("detection", context.data, given, context.model.encoder)
+    setup: Setup = context.opened
     learn = {"": context.model, **({"initial_": context.initial()} if baseline else {})}
     results: dict[str, Any] = dict.fromkeys(("initial_AP", "mask_AP", "initial_mask_AP"))
     for prefix, model in learn.items():
@@ -131,8 +131,8 @@ def evaluate(
     }
 
 
-def check(plan: Plan) -> None:
-    """Raise a ``UserError`` for data, annotations, classes or sizes that will not do."""
+def check(plan: Plan) -> Setup:
+    """Return the data; raise a ``UserError`` for annotations, classes or sizes that will not do."""
     encoder = check_encoder("detection", plan.recipe)
     setup = _setup("detection", plan.data, plan.settings, encoder)
     patch = encoder.patch_size[0]
@@ -152,6 +152,7 @@ def check(plan: Plan) -> None:
         for path, sides in zip(part.images, part.sides, strict=True):
             factor = setup.size / max(sides)
             check_not_smaller("detection", path, [each * factor for each in sides], patch)
+    return setup
 
 
 def _setup(owner: str, data: str, settings: Mapping[str, Any], encoder: Encoder) -> Setup:

@@ -129,7 +129,7 @@ def evaluate(
         (``constant_…``); and what it was measured with.
     """
     given = dict(locals())
-    setup = _setup("segmentation", context.data, given, context.model.encoder)
+    setup: Setup = context.opened
     learn = {"trained": context.model, **({"initial": context.initial()} if baseline else {})}
     results: dict[str, Any] = dict.fromkeys(("initial_mIoU", "initial_aAcc", "initial_IoU"))
     names = setup.train.classes or [f"class {number}" for number in range(setup.num_classes)]
@@ -158,8 +158,8 @@ def evaluate(
     }
 
 
-def check(plan: Plan) -> None:
-    """Raise a ``UserError`` for data, masks, classes, sizes or layers that will not do."""
+def check(plan: Plan) -> Setup:
+    """Return the data; raise a ``UserError`` for masks, classes, sizes or layers that won't do."""
     settings = plan.settings
     encoder = check_encoder("segmentation", plan.recipe, settings["layers"])
     setup = _setup("segmentation", plan.data, settings, encoder)
@@ -178,6 +178,7 @@ def check(plan: Plan) -> None:
         scaled = setup.showing.scaled(*image_sides(path))
         check_not_smaller("segmentation", path, scaled, encoder.patch_size[0])
     check_masks("segmentation", setup.train, setup.val, settings["num_classes"])
+    return setup
 
 
 def _check_upernet(setup: Setup, batch_size: int, encoder: Encoder) -> None:

@@ -133,7 +133,7 @@ def evaluate(
     """
     models = {"trained": context.model}
     if versus is not None:
-        models["versus"] = open_model(versus).model.eval().to(context.device)
+        models["versus"] = context.opened.eval().to(context.device)
     if baseline:
         models["untrained"] = context.initial()
     encoder = context.model.encoder
@@ -172,8 +172,8 @@ def evaluate(
     return results
 
 
-def check(plan: Plan) -> None:
-    """Raise a ``UserError`` for layers, grids, images or another model that cannot be probed."""
+def check(plan: Plan) -> PretrainModel | None:
+    """Return the model of ``versus``; raise a ``UserError`` for what cannot be probed."""
     recipe, settings = plan.recipe, plan.settings
     check_layers("position_probe", recipe.encoder.name, 0, ())
     encoder = blank_encoder(recipe)
@@ -187,15 +187,17 @@ def check(plan: Plan) -> None:
         )
     check_images("position_probe", plan)
     check_pictures("position_probe", plan)
-    if settings["versus"] is not None:
-        other = open_model(settings["versus"]).model.encoder
-        for key in ("image_size", "patch_size", "depth"):
-            theirs, ours = getattr(other, key), getattr(encoder, key)
-            if theirs != ours:
-                raise UserError(
-                    f"position_probe: the encoder of versus={settings['versus']} has {key} = "
-                    f"{theirs}, and the one measured {ours}; give another training of the same."
-                )
+    if settings["versus"] is None:
+        return None
+    other = open_model(settings["versus"]).model
+    for key in ("image_size", "patch_size", "depth"):
+        theirs, ours = getattr(other.encoder, key), getattr(encoder, key)
+        if theirs != ours:
+            raise UserError(
+                f"position_probe: the encoder of versus={settings['versus']} has {key} = "
+                f"{theirs}, and the one measured {ours}; give another training of the same."
+            )
+    return other
 
 
 def probe_model(

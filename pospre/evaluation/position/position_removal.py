@@ -40,12 +40,11 @@ from pospre.evaluation.position.settings import Images, check_images
 from pospre.evaluation.registry import (
     Context,
     Plan,
-    check_settings,
     default_settings,
     evaluate_by_name,
     figures_of,
 )
-from pospre.evaluation.run import check_evaluation
+from pospre.evaluation.run import Checked, check_evaluation
 from pospre.evaluation.table import format_table
 from pospre.model.model import PretrainModel
 
@@ -150,14 +149,12 @@ def evaluate(
         "chance": 1 / (grid[0] * grid[1]),
         "images_learned": len(learn.shown),
         "images_measured": len(measure.shown),
-        "evaluations": {
-            name: _before_and_after(context, without, name, bank) for name in evaluations
-        },
+        "evaluations": {name: _before_and_after(context, without, name) for name in evaluations},
     }
 
 
-def check(plan: Plan) -> None:
-    """Raise a ``UserError`` where there are no planes to find, or another evaluation would fail."""
+def check(plan: Plan) -> dict[str, Checked]:
+    """Return the other evaluations; raise a ``UserError`` if one would fail, or planes lack."""
     check_layers("position_removal", plan.recipe.encoder.name, 0, ())
     check_images("position_removal", plan)
     if plan.settings["by"] == "covariance" and plan.settings["planes"] not in (None, 1):
@@ -165,14 +162,16 @@ def check(plan: Plan) -> None:
             f"position_removal: planes={plan.settings['planes']}, but nothing of row and column is "
             "left to find after the plane of their covariance; leave planes out."
         )
+    others = {}
     for name in plan.settings["evaluations"]:
         if not figures_of(name) or name == "position_removal":
             raise UserError(f"position_removal: evaluations={name} has no figures to compare")
         settings = _settings(name, plan.settings["bank"])
         try:
-            check_evaluation(name, plan.recipe, plan.data, settings, None)
+            others[name] = check_evaluation(name, plan.recipe, plan.data, settings, None)
         except UserError as error:
             raise UserError(f"position_removal: evaluations={name}: {error}") from error
+    return others
 
 
 def covariance_plane(tokens_MD: Tensor, places_M: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -250,12 +249,13 @@ def _settings(name: str, bank: str | None) -> dict[str, Any]:
 
 
 def _before_and_after(
-    context: Context, without: PretrainModel, name: str, bank: str | None
+    context: Context, without: PretrainModel, name: str
 ) -> dict[str, list[float]]:
     """Return the figures of another evaluation, of the model as it is and without the planes."""
-    settings = check_settings(name, _settings(name, bank))
+    settings, opened = context.opened[name]
+    alone = replace(context, folder=None, opened=opened)
     found = [
-        evaluate_by_name(name, replace(context, model=model, folder=None), settings)
+        evaluate_by_name(name, replace(alone, model=model), settings)
         for model in (context.model, without)
     ]
     return {key: [results[key] for results in found] for key in figures_of(name)}
