@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pospre.evaluation.run import write_json
-from pospre.training.checkpoints.file import PARTIAL, manifest_of
+from pospre.training.checkpoints.file import manifest_of
 from pospre.training.checkpoints.finding import checkpoints_in, remove, remove_checkpoints
+from pospre.whole_file import PARTIAL
 
 FOLDER = "best"
 NOTE = "figure.json"

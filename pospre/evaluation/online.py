@@ -30,13 +30,13 @@ from pospre.evaluation.run import run_evaluation
 from pospre.recipe.recipe import Recipe
 from pospre.schedules import duration_steps
 from pospre.training.checkpoints.content import model_of
-from pospre.training.checkpoints.file import write_whole
 from pospre.training.checkpoints.reading import Checkpoint
 from pospre.training.checkpoints.saver import CheckpointSaver
 from pospre.training.ranks import from_rank_zero, while_others_wait
 from pospre.training.watch.metrics import MetricsFile, drop_after
 from pospre.training.watch.record import RecipeRecord
 from pospre.training.watch.stop_signals import StopSignals
+from pospre.whole_file import write_whole
 
 HISTORY = "history.jsonl"
 _FAILURES = (UserError, OSError, torch.OutOfMemoryError)

@@ -2,7 +2,6 @@
 
 import datetime
 import json
-import os
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,6 +22,7 @@ from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import Recipe
 from pospre.training.build import build_model
 from pospre.training.data import storage
+from pospre.whole_file import write_whole
 
 
 class Checked(NamedTuple):
@@ -201,11 +201,8 @@ def _check_output(path: Path) -> None:
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
     """Write ``document`` as JSON, whole or not at all."""
-    partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-        os.replace(partial, path)
+        write_whole(path, (json.dumps(document, indent=2) + "\n").encode())
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise UserError(f"{path} cannot be written: {error}") from error
