@@ -1,4 +1,4 @@
-"""Evaluations by name: ``pospre/evaluation/<kind>/<name>.py`` is ``<name>``.
+"""Evaluations by name: ``pospre/evaluation/<kind>/…/<name>.py`` is ``<name>``.
 
 An evaluation is a module with
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:  # --help and a mistyped setting do not wait for them
 
     from pospre.model.model import PretrainModel
 
+_ROOT = Path(pospre.evaluation.__path__[0])
 _SAMPLING = "sampling"  # the argument that stands for the settings of a ``Sampling``
 # what a recipe's section holds beside the settings
 _ELSEWHERE = {
@@ -119,7 +120,8 @@ def evaluation_module(name: str) -> ModuleType:
 def _import(name: str) -> ModuleType:
     path = _path(name)
     with needing("evaluate", f"the evaluation {name}"):
-        return import_module(f"{pospre.evaluation.__name__}.{path.parent.name}.{name}")
+        place = path.relative_to(_ROOT).with_suffix("")
+        return import_module(".".join([pospre.evaluation.__name__, *place.parts]))
 
 
 def figures_of(name: str) -> dict[str, Literal["max", "min"]]:
@@ -219,7 +221,7 @@ def default_settings(name: str) -> dict[str, Any]:
 
 
 def _modules() -> list[Path]:
-    return sorted(Path(pospre.evaluation.__path__[0]).glob("*/*.py"))
+    return sorted(_ROOT.glob("*/**/*.py"))
 
 
 def _path(name: str) -> Path:

@@ -14,12 +14,12 @@ from torchvision.models.detection import FasterRCNN, MaskRCNN
 
 from data_prep.scenes import Settings, render_scenes
 from pospre.errors import UserError
-from pospre.evaluation.dense import detection
-from pospre.evaluation.dense.average_precision import average_precision
-from pospre.evaluation.dense.box_data import BoxSet, open_boxes
-from pospre.evaluation.dense.jittered import Jittered
+from pospre.evaluation.dense.detection import detection
+from pospre.evaluation.dense.detection.average_precision import average_precision
+from pospre.evaluation.dense.detection.box_data import BoxSet, open_boxes
+from pospre.evaluation.dense.detection.jittered import Jittered
+from pospre.evaluation.dense.detection.mask_rcnn import build_detector, stride_of
 from pospre.evaluation.dense.maps import FeatureMaps
-from pospre.evaluation.dense.mask_rcnn import build_detector, stride_of
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.recipe.recipe import Recipe

@@ -19,16 +19,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from pospre.errors import UserError
-from pospre.evaluation.dense.maps import (
-    FeatureMaps,
-    check_encoder,
-    check_not_smaller,
-    image_sides,
-    read_image,
-)
-from pospre.evaluation.dense.propagation import propagate
-from pospre.evaluation.dense.region_measures import contour_accuracy, region_similarity
-from pospre.evaluation.dense.video_data import VOID, Video, check_video, open_videos
+from pospre.evaluation.dense.images import check_not_smaller, image_sides, read_image
+from pospre.evaluation.dense.maps import FeatureMaps, check_encoder
+from pospre.evaluation.dense.video.propagation import propagate
+from pospre.evaluation.dense.video.region_measures import contour_accuracy, region_similarity
+from pospre.evaluation.dense.video.video_data import VOID, Video, check_video, open_videos
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.table import format_table, percent
 from pospre.model.model import PretrainModel

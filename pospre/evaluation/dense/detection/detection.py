@@ -21,18 +21,13 @@ from torchvision.models.detection import FasterRCNN
 from tqdm import tqdm
 
 from pospre.errors import UserError
-from pospre.evaluation.dense.average_precision import average_precision
-from pospre.evaluation.dense.box_data import BoxSet, open_boxes
+from pospre.evaluation.dense.detection.average_precision import average_precision
+from pospre.evaluation.dense.detection.box_data import BoxSet, open_boxes
+from pospre.evaluation.dense.detection.jittered import Jittered
+from pospre.evaluation.dense.detection.mask_rcnn import build_detector, stride_of
 from pospre.evaluation.dense.fitting import batches, fit, seeded, trained_groups
-from pospre.evaluation.dense.jittered import Jittered
-from pospre.evaluation.dense.maps import (
-    FeatureMaps,
-    check_encoder,
-    check_not_smaller,
-    check_side,
-    read_image,
-)
-from pospre.evaluation.dense.mask_rcnn import build_detector, stride_of
+from pospre.evaluation.dense.images import check_not_smaller, read_image
+from pospre.evaluation.dense.maps import FeatureMaps, check_encoder, check_side
 from pospre.evaluation.listed import listed
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.table import format_table, percent
