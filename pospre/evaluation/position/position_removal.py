@@ -32,9 +32,8 @@ from pospre.evaluation.position.probes import (
     coordinates_of,
     fit_probes,
     fit_whitening,
-    r_squared,
     ridge,
-    top1,
+    scores,
 )
 from pospre.evaluation.position.settings import Images, check_images
 from pospre.evaluation.registry import (
@@ -227,19 +226,9 @@ def _measure(
     probes = fit_probes(
         left_MD, learn.shown.flatten(), grid, weight_decay=weight_decay, iterations=iterations
     )
-    asked_MD = removed(asked_BTD.flatten(0, 1))
-    shape = measure.shown.shape
-    best = top1(probes.places(asked_MD).view(shape), measure.shown)
-    coordinates = probes.rows_and_columns(asked_MD).view(*shape, 2)
-    r2 = r_squared(coordinates, coordinates_of(measure.shown, grid))
+    left_BTD = removed(asked_BTD.flatten(0, 1)).view_as(asked_BTD)
     gone = 1 - left_MD.var(0).sum() / known_MD.var(0).sum()
-    return {
-        "top1": best.value,
-        "top1_se": best.error,
-        "r2": r2.value,
-        "r2_se": r2.error,
-        "variance_removed": float(gone),
-    }
+    return {**scores(probes, left_BTD, measure.shown, grid), "variance_removed": float(gone)}
 
 
 def _settings(name: str, bank: str | None) -> dict[str, Any]:
