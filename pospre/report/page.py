@@ -4,6 +4,7 @@ The page loads nothing: style, curves and pictures are inside it, and its own co
 forbids everything else. Text that a user chose (names, paths, recipe) is escaped everywhere.
 """
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,16 @@ def render(run: Run, *, refresh: int | None = None) -> str:
 
 def render_template(name: str, context: dict[str, Any]) -> str:
     """Return a template of this folder with what fills it, in the style of the page."""
+    own = HERE / name.replace(".html.jinja", ".css")
+    sheets = dict.fromkeys((HERE / "page.css", own))
+    text = "\n".join(sheet.read_text(encoding="utf-8") for sheet in sheets)
+    style = Markup(text)  # our own files, not user text
+    return _environment().get_template(name).render(style=style, **context)
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    """Return what keeps the compiled templates: a running training writes its page again."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
         autoescape=True,
@@ -76,11 +87,7 @@ def render_template(name: str, context: dict[str, Any]) -> str:
     )
     environment.filters["percent"] = lambda value: format_value(value, percent=True)
     environment.filters["number"] = format_value
-    own = HERE / name.replace(".html.jinja", ".css")
-    sheets = dict.fromkeys((HERE / "page.css", own))
-    text = "\n".join(sheet.read_text(encoding="utf-8") for sheet in sheets)
-    style = Markup(text)  # our own files, not user text
-    return environment.get_template(name).render(style=style, **context)
+    return environment
 
 
 def page_context(run: Run) -> dict[str, Any]:
