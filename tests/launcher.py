@@ -5,6 +5,7 @@ It is started as ``python tests/launcher.py -n 2 …``, as ``composer -n 2 …``
 
 import importlib.util
 import runpy
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -23,7 +24,13 @@ def stand_in(name: str) -> ModuleType:
     return module
 
 
+def leave(number: int, _: object) -> None:
+    sys.exit(128 + number)  # as composer.core.engine has it
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, leave)
+    signal.signal(signal.SIGINT, leave)
     spec = importlib.util.find_spec("composer")
     assert spec is not None and spec.origin is not None
     names = ("composer", "composer.utils", "composer.loggers", "composer.loggers.mosaicml_logger")
