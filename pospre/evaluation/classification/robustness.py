@@ -18,7 +18,7 @@ from torch import Tensor
 from pospre.batch import INDEX, LABEL
 from pospre.data.opening import open_reader
 from pospre.errors import UserError, needing
-from pospre.evaluation.classification.accuracy import check as check_accuracy
+from pospre.evaluation.classification.accuracy import check_classes
 from pospre.evaluation.classification.class_sets import (
     ClassSet,
     open_class_set,
@@ -132,7 +132,7 @@ def evaluate(
 def check(plan: Plan) -> None:
     """Raise a ``UserError`` for data, sets, lists or tiles that the model cannot be measured on."""
     settings = plan.settings
-    check_accuracy(Plan(plan.recipe, plan.data, {"ensemble": ()}, plan.folder))
+    classes = check_classes("robustness", plan)
     size = pair(plan.recipe.encoder.image_size)
     for count in settings["tiles"]:
         if size[0] % count or size[1] % count:
@@ -146,11 +146,9 @@ def check(plan: Plan) -> None:
         with needing("evaluate", "robustness outliers=…"):
             import sklearn.metrics  # noqa: F401
         open_reader(settings["outliers"])
-    names = open_reader(plan.data).classes
-    count = plan.recipe.algorithms[NEEDS].get("num_classes") or len(names or ())
-    known = names or [str(number) for number in range(count)]
+    known = open_reader(plan.data).classes or [str(number) for number in range(classes)]
     if settings["reassessed"] is not None:
-        read_reassessed("robustness", settings["reassessed"], open_reader(plan.data), count)
+        read_reassessed("robustness", settings["reassessed"], open_reader(plan.data), classes)
     if settings["lists"] is not None and not settings["sets"]:
         raise UserError(
             f"robustness: lists={settings['lists']} says what the folders of sets stand for; give "
