@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pospre.evaluation.run import write_json
-from pospre.training.checkpoints.file import PARTIAL, manifest_of
+from pospre.training.checkpoints.file import manifest_of
 from pospre.training.checkpoints.finding import (
     BEST,
     NOTE,
@@ -24,6 +24,7 @@ from pospre.training.checkpoints.finding import (
     remove,
     remove_checkpoints,
 )
+from pospre.whole_file import PARTIAL
 
 
 class BestCheckpoint:

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from pospre.object_store import Bucket, is_remote
 from pospre.recipe.recipe import Recipe
-from pospre.training.checkpoints.file import MANIFEST, PARTIAL, manifest_of
+from pospre.training.checkpoints.file import MANIFEST, manifest_of
+from pospre.whole_file import PARTIAL
 
 CHECKPOINT_NAME = "ep{epoch}-ba{batch}"
 BEST = "best"

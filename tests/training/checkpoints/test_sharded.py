@@ -19,10 +19,10 @@ from pospre.training.checkpoints.finding import checkpoints_in
 from pospre.training.checkpoints.reading import open_newest, read_checkpoint
 from pospre.training.checkpoints.uploads import Uploads, files_of, lacks
 from tests.data.flaky_s3 import FlakyS3, flaky_s3, use_bucket
-from tests.processes import finished, until
+from tests.processes import finished, launcher, until
 from tests.training.checkpoints.test_damage import Payload
 from tests.training.checkpoints.test_saver import full_disk
-from tests.training.tiny_runs import command, curve, environment, flat
+from tests.training.tiny_runs import curve, environment, flat
 
 Run = Callable[..., tuple[int, str]]
 MAE = "algorithms={mae: {decoder_dim: 32, decoder_depth: 1, decoder_heads: 2}}"
@@ -243,8 +243,7 @@ def test_ranks_come_and_go(
 ) -> None:
     shutil.rmtree(folder / "ep1-ba4")
     script = Path(__file__).with_name("sharded_ranks.py")
-    launcher = command(tiny, ranks=2)
-    start = [*launcher[: launcher.index("-m")], str(script), str(tiny), str(tmp_path / "runs")]
+    start = [*launcher(2), str(script), str(tiny), str(tmp_path / "runs")]
     done = finished([*start, *SHARDED, "trainer.fsdp={}"], env=environment())
     said = done.stdout + done.stderr
     assert done.returncode == 0 and "Traceback" not in said, said

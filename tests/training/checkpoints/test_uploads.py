@@ -21,8 +21,8 @@ from pospre.training.checkpoints.reading import Checkpoint, open_checkpoint
 from pospre.training.checkpoints.uploads import Uploads, lacks
 from pospre.training.run import in_bucket
 from tests.data.flaky_s3 import FlakyS3, flaky_s3, use_bucket
-from tests.processes import finished, until
-from tests.training.tiny_runs import command, curve, environment
+from tests.processes import finished, launcher, until
+from tests.training.tiny_runs import curve, environment
 
 Run = Callable[..., tuple[int, str]]
 REMOTE = "s3://bucket/runs/tiny"
@@ -331,8 +331,7 @@ def test_two_ranks_load_what_the_first_one_read(
     server: FlakyS3, tiny: Path, tmp_path: Path
 ) -> None:
     script = Path(__file__).with_name("two_ranks_resume.py")
-    launcher = command(tiny, ranks=2)
-    start = [*launcher[: launcher.index("-m")], str(script), str(tiny), str(tmp_path / "runs")]
+    start = [*launcher(2), str(script), str(tiny), str(tmp_path / "runs")]
     done = finished([*start, *OPTIONS[1:], "trainer.fsdp={}"], env=environment())
     said = done.stdout + done.stderr
     assert done.returncode == 2 and "Traceback" not in said, said
