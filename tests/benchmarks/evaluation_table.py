@@ -24,9 +24,15 @@ from tests.benchmarks.position_table import append, read_lines, read_results
 
 LINES = RESULTS / "evaluation_table.jsonl"
 RECIPES = Path("yamls/demo")
-# How long each recipe is trained: about a minute of two cores.
-EPOCHS = {"droppos": 8, "mae": 4, "mp3": 4, "stop": 4, "intertwined": 2, "supervised": 6}
-UNTRAINED = "optimizer.base_lr=1e-12", "schedule.warmup=0ba", "trainer.max_duration=1ba"
+# What each recipe is trained for: one to four minutes of a core, with other work beside it.
+EPOCHS = {"droppos": 8, "mae": 2, "mp3": 2, "stop": 2, "intertwined": 1, "supervised": 4}
+UNTRAINED = (
+    "optimizer.base_lr=1e-12",
+    "schedule.start_lr=0",
+    "schedule.min_lr=0",
+    "schedule.warmup=0ba",
+    "trainer.max_duration=1ba",
+)
 SCENES = {
     "train": ("--num-images", "2000"),
     "val": ("--num-images", "400", "--split", "val"),
@@ -61,6 +67,7 @@ ROWS = {
         "droppos",
         "scikit-learn: probabilities 1e-3, ridge 1e-4, R² 1e-5",
         ("layers=0,3,6",),
+        "content_top1",
     ),
     "position_removal": Row("droppos", "scikit-learn finds R² < 0.01 in what is left"),
     "shifted_positions": Row("droppos", "kNN of scikit-learn 1e-6, torch's grid_sample 1e-5"),
@@ -106,19 +113,28 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--table", action="store_true", help="print what was measured, run nothing")
     arguments = parser.parse_args(argv)
     if not arguments.table:
-        done = {(line["name"], line["command"]) for line in read_lines(LINES)}
-        for name in tqdm(arguments.names, desc="evaluations", unit="evaluation"):
-            row = ROWS[name]
-            runs = [arguments.runs / f"evaluation_{row.run}{end}" for end in ("", "_untrained")]
-            commands = [command(name, run, arguments.work) for run in runs]
-            if (name, " ".join(commands[0])) not in done:
-                for part in SCENES:
-                    call("data_prep.scenes", str(arguments.work / part), *SCENES[part])
-                for run in runs:
-                    train(row.run, run, arguments.work)
-                append(LINES, measured(name, runs, commands))
+        measure(arguments.names, arguments.work, arguments.runs)
     print(table({line["name"]: line for line in read_lines(LINES)}))
     return 0
+
+
+def measure(names: list[str], work: Path, runs: Path) -> None:
+    """Render, train and measure what is needed by the evaluations that have no line yet."""
+    done = {(line["name"], line["command"]) for line in read_lines(LINES)}
+    wanted = {}
+    for name in names:
+        pair = [runs / f"evaluation_{ROWS[name].run}{end}" for end in ("", "_untrained")]
+        if (name, " ".join(command(name, pair[0], work))) not in done:
+            wanted[name] = pair
+    for part in SCENES if wanted else ():
+        call("data_prep.scenes", str(work / part), *SCENES[part])
+    trained: set[str] = set()
+    for name, pair in tqdm(wanted.items(), desc="evaluations", unit="evaluation"):
+        recipe = ROWS[name].run
+        for run in pair if recipe not in trained else ():
+            train(recipe, run, work)
+        trained.add(recipe)
+        append(LINES, measured(name, pair, work))
 
 
 def command(name: str, run: Path, work: Path) -> list[str]:
@@ -132,7 +148,7 @@ def command(name: str, run: Path, work: Path) -> list[str]:
 
 def train(recipe: str, run: Path, work: Path) -> None:
     """Train a run or its untrained twin; a finished one is left as it is."""
-    length = [f"trainer.max_duration={EPOCHS[recipe]}ep", "schedule.warmup=1ep"]
+    length = [f"trainer.max_duration={EPOCHS[recipe]}ep", "schedule.warmup=31ba"]
     if run.name.endswith("_untrained"):
         length = list(UNTRAINED)
     place = (
@@ -144,12 +160,12 @@ def train(recipe: str, run: Path, work: Path) -> None:
     call("pospre.train", str(RECIPES / f"{recipe}.yaml"), *place, *length, *own)
 
 
-def measured(name: str, runs: list[Path], commands: list[list[str]]) -> dict[str, Any]:
+def measured(name: str, runs: list[Path], work: Path) -> dict[str, Any]:
     """Run an evaluation of a run and of its untrained twin; return its line."""
-    line: dict[str, Any] = {"name": name, "command": " ".join(commands[0])}
-    for who, run, given in zip(("ours", "random"), runs, commands, strict=True):
+    line: dict[str, Any] = {"name": name, "command": " ".join(command(name, runs[0], work))}
+    for who, run in zip(("ours", "random"), runs, strict=True):
         started, cpu = time.monotonic(), _processor_seconds()
-        call("pospre.evaluate", *given)
+        call("pospre.evaluate", *command(name, run, work))
         if who == "ours":
             line["seconds"] = round(time.monotonic() - started, 1)
             line["processor"] = round(_processor_seconds() - cpu, 1)
