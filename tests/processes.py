@@ -17,7 +17,7 @@ LIMIT = 240
 
 
 def launcher(ranks: int) -> list[str]:
-    """Return what stands before a program, or -m and a module, that runs on so many ranks."""
+    """Return what stands before a program, or -m and a module, that so many ranks run."""
     return [sys.executable, str(Path(__file__).with_name("launcher.py")), "-n", str(ranks)]
 
 

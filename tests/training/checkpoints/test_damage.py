@@ -34,23 +34,13 @@ class Payload:
         return os.mkdir, (str(self.proof),)
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return where the run lies that the first test has trained for all."""
-    return tmp_path_factory.mktemp("trained") / "tiny"
-
-
 @pytest.fixture
-def folder(trained: Path, tiny: Path, run: Run, tmp_path: Path) -> Path:
+def folder(tiny: Path, run: Run, tmp_path: Path) -> Path:
     """Return the checkpoints of a run that was killed after its fifth step."""
-    own = tmp_path / "runs" / "tiny"
-    if not trained.exists():
-        assert run(tiny, *OPTIONS)[0] == 0
-        own.rename(trained)
-    for copy in (own, tmp_path / "whole"):
-        shutil.copytree(trained, copy)
-    folder = own / "checkpoints"
+    assert run(tiny, *OPTIONS)[0] == 0
+    folder = tmp_path / "runs" / "tiny" / "checkpoints"
     assert [path.name for path in sorted(folder.glob("*.pt"))] == CHECKPOINTS
+    shutil.copytree(tmp_path / "runs" / "tiny", tmp_path / "whole")
     (folder / "ep1-ba6.pt").unlink()
     return folder
 
