@@ -74,7 +74,8 @@ def from_images(
         group: the view group that these are.
 
     Raises:
-        UserError: the images are not uint8, or of another shape.
+        UserError: the images are not uint8 or of another shape, or there is not one whole number of
+            ``index`` and of ``label`` for each.
     """
     if images.dtype != torch.uint8 or images.ndim not in (4, 5):
         raise UserError(
@@ -82,17 +83,31 @@ def from_images(
             "uint8 (B, C, H, W), as torchvision.transforms.PILToTensor makes them: the model "
             "normalises them itself."
         )
+    if epoch is not None and (not isinstance(epoch, int) or epoch < 0):
+        raise UserError(f"from_images got epoch={epoch}; give the number of the epoch, from 0.")
     views = images.unsqueeze(1) if images.ndim == 4 else images
     rows, count = views.shape[:2]
+    numbers = _numbers("index", index, images)
     whole = torch.tensor([0.0, 0.0, 1.0, 1.0], device=views.device)
     batch = {
-        INDEX: torch.as_tensor(index, device=views.device).long(),
-        LABEL: index.new_full((rows,), -1) if label is None else label,
+        INDEX: numbers,
+        LABEL: torch.full_like(numbers, -1) if label is None else _numbers("label", label, images),
         image_key(group): views,
         box_key(group): whole.expand(rows, count, 4).clone(),
         flip_key(group): views.new_zeros(rows, count, dtype=torch.bool),
     }
     return batch if epoch is None else numbered(batch, epoch=epoch)
+
+
+def _numbers(key: str, values: Tensor, images: Tensor) -> Tensor:
+    """Return one whole number for each image, int64 (B,), on its device."""
+    numbers = torch.as_tensor(values, device=images.device)
+    if numbers.shape != images.shape[:1] or numbers.is_floating_point():
+        raise UserError(
+            f"from_images got {key} of {numbers.dtype} and shape {tuple(numbers.shape)} for "
+            f"{len(images)} images; give one whole number for each."
+        )
+    return numbers.long()
 
 
 def without_images(size: int, views: Mapping[str, int]) -> Batch:

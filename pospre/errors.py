@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 
+_LISTED = 40  # names that a message gives at most; timm has hundreds
+
 
 class UserError(ValueError):
     """A mistake the user can mend; its message names the key or path, the value and the remedy."""
@@ -83,14 +85,17 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     """Return `` Did you mean 'x'?`` for the nearest of ``known``, or list them if none is near."""
     names = sorted(known)
     near = difflib.get_close_matches(word, names, n=1)
-    return f" Did you mean '{near[0]}'?" if near else f" Known: {', '.join(names)}."
+    if near:
+        return f" Did you mean '{near[0]}'?"
+    more = f", and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return f" Known: {', '.join(names[:_LISTED])}{more}."
 
 
 def run_command(main: Callable[[], int]) -> int:
     """Run a command-line entry and return its exit code.
 
-    2 for a ``UserError``, 75 or 130 for ``Stopped``, 130 for another Ctrl-C; for ``Lost`` 75 or the
-    code of the rank that ended.
+    2 for a ``UserError`` and for memory that does not suffice, 75 or 130 for ``Stopped``, 130 for
+    another Ctrl-C; for ``Lost`` 75 or the code of the rank that ended.
     """
     try:
         return main()
@@ -114,3 +119,13 @@ def run_command(main: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print("stopped by Ctrl-C", file=sys.stderr)
         return 130
+    except (MemoryError, RuntimeError) as error:
+        text = str(error).rpartition("] ")[2]  # torch's begins with its file and line
+        if not isinstance(error, MemoryError) and "can't allocate memory" not in text:
+            raise
+        print(
+            f"error: not enough memory ({text or 'Python has none left'}); take smaller images, a "
+            "smaller model, or fewer images at once",
+            file=sys.stderr,
+        )
+        return 2

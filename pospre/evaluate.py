@@ -91,7 +91,7 @@ def main(argv: list[str] | None = None) -> int:
         )
     parser.add_argument(
         "--seed",
-        type=int,
+        type=_seed,
         default=0,
         help="of the random weights of timm:NAME, and of the untrained twin of FILE (default: 0)",
     )
@@ -149,6 +149,12 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     if run is not None and output.absolute().is_relative_to(run.absolute()):
         _refresh_report(run)
     return 0
+
+
+def _seed(text: str) -> int:
+    if not re.fullmatch(r"\d+", text):
+        raise argparse.ArgumentTypeError(f"'{text}' is no whole number from 0 on")
+    return int(text)
 
 
 def _size(text: str) -> tuple[int, int]:

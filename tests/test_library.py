@@ -163,6 +163,11 @@ def test_a_model_of_timm_becomes_the_encoder(name: str, options: dict[str, Any])
     back: Any = timm.create_model(encoder.timm_name, **encoder.timm_kwargs, num_classes=0)
     back.load_state_dict(encoder.timm_state())
     torch.testing.assert_close(back.eval().forward_features(images), expected, rtol=1e-3, atol=1e-4)
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            parameter.add_(0.01)
+    vit.load_state_dict(encoder.timm_state(vit), strict=False)  # as pospre/README.md prints it
+    torch.testing.assert_close(vit.forward_features(images), encoder(images), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -208,3 +213,85 @@ def test_the_names_of_the_package_are_documented_and_import_nothing_before_use()
         _ = pospre.nothing
     seen = "import sys, pospre; sys.exit('torch' in sys.modules or 'timm' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", seen], cwd=ROOT).returncode == 0
+
+
+def pixels(*shape: int) -> torch.Tensor:
+    return torch.zeros(4, *(shape or (3, 32, 32)), dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"index": torch.arange(3)}, r"index of torch.int64 and shape \(3,\) for 4 images"),
+        ({"index": torch.rand(4)}, "index of torch.float32"),
+        ({"label": torch.zeros(4)}, "label of torch.float32"),
+        ({"epoch": 0.5}, "epoch=0.5; give the number"),
+    ],
+)
+def test_images_without_a_number_each_are_no_batch(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        pospre.from_images(pixels(), **{"index": torch.arange(4), **options})
+
+
+@pytest.mark.parametrize(
+    ("shape", "reason"),
+    [
+        ((3, 48, 48), r"\(4, 1, 3, 48, 48\), but the model was made for \(B, 1, 3, 32, 32\)"),
+        ((1, 32, 32), r"\(4, 1, 1, 32, 32\)"),
+        ((2, 3, 32, 32), r"\(4, 2, 3, 32, 32\)"),
+    ],
+)
+def test_images_of_another_shape_are_refused(shape: tuple[int, ...], reason: str) -> None:
+    model, algorithms = Case(("mae",)).build()
+    batch = pospre.from_images(pixels(*shape), index=torch.arange(4), epoch=0)
+    with pytest.raises(UserError, match=reason):
+        model(pospre.prepare(model, algorithms, batch, 0.0))
+
+
+def test_a_plain_loop_that_leaves_something_out_is_an_error() -> None:
+    model, _ = Case(()).build()
+    with pytest.raises(UserError, match=r"none of those listed has a loss"):
+        model.loss(model({}), {})
+    early = AdamW(model.parameters(), lr=1e-3)
+    mae, teacher = pospre.attach(model, "mae", **SMALL), pospre.attach(model, "ema_teacher")
+    with pytest.raises(UserError, match=r"mae is attached to this model already"):
+        pospre.attach(model, "mae")
+    both = [mae, teacher]
+    batch = pospre.from_images(pixels(), index=torch.arange(4))
+    with pytest.raises(UserError, match=r"lacks 'epoch', .*epoch=…"):
+        pospre.prepare(model, both, batch, 0.0)
+    batch = pospre.batch.numbered(batch, epoch=0)
+    with pytest.raises(UserError, match=r"lacks 'view/keep', which algorithms.mae writes"):
+        model(batch)
+    with pytest.raises(UserError, match=r"progress is 3; give the share"):
+        pospre.prepare(model, both, batch, 3)
+    with pytest.raises(UserError, match=r"algorithms.ema_teacher is attached .* not among"):
+        pospre.prepare(model, [mae], batch, 0.0)
+    model.loss(model(pospre.prepare(model, both, batch, 0.0)), batch)["total"].backward()
+    early.step()
+    with pytest.raises(UserError, match=r"algorithms.ema_teacher is attached .* not among"):
+        pospre.after_step(model, [mae], 0.0)
+    with pytest.raises(UserError, match=r"19 tensors .*objectives.named.mae.*before you make"):
+        pospre.after_step(model, both, 0.0)
+
+
+def test_algorithms_in_another_order_than_attached_are_an_error() -> None:
+    model, algorithms = Case(("mae", "droppos")).build()
+    batch = pospre.from_images(pixels(), index=torch.arange(4), epoch=0)
+    with pytest.raises(UserError, match=r"lacks 'view/keep', .*in the order of their attachment"):
+        pospre.prepare(model, algorithms[::-1], batch, 0.0)
+
+
+def test_what_is_no_encoder_or_model_is_refused() -> None:
+    vit: Any = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1)
+    with pytest.raises(UserError, match=r"wrap_encoder\(vit\) .* got VisionTransformer"):
+        pospre.PretrainModel(vit, seed=0)
+    with pytest.raises(UserError, match=r"attach takes a PretrainModel, and got VisionTransformer"):
+        pospre.attach(vit, "mae")
+
+
+def test_labels_that_no_class_has_are_refused() -> None:
+    model, algorithms = Case(("supervised",)).build()
+    batch = pospre.from_images(pixels(), index=torch.arange(4), epoch=0)
+    with pytest.raises(UserError, match=r"num_classes = \d+, and a batch the label -1"):
+        pospre.prepare(model, algorithms, batch, 0.0)

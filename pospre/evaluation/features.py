@@ -174,6 +174,12 @@ def check_probe(owner: str, plan: Plan) -> Reader:
         return data
     voters = open_labelled(owner, bank)
     compare_classes(owner, data, voters)
+    if voters.address == data.address:
+        print(
+            f"warning: {owner}: bank={bank} is what is measured: every image has been seen with "
+            "its label; give the training images as bank",
+            file=sys.stderr,
+        )
     return voters
 
 

@@ -177,7 +177,9 @@ def _typed(what: str, hint: Any, value: Any) -> Any:
         return adapter.validate_strings(value)
     except ValidationError as error:
         # A union reports one line per member; the first is the type the setting is about.
-        raise UserError(f"{what}: {error.errors()[0]['msg']}.") from None
+        first = error.errors()[0]
+        said = "Input should have more values" if first["type"] == "missing" else first["msg"]
+        raise UserError(f"{what}: {said}.") from None
 
 
 def describe() -> str:

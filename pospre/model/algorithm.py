@@ -12,7 +12,7 @@ from composer.loggers import Logger
 from torch.optim import Optimizer
 
 from pospre import algorithms
-from pospre.batch import Batch, numbered
+from pospre.batch import EPOCH, INDEX, Batch, numbered
 from pospre.errors import UserError, suggestion
 from pospre.model.model import PretrainModel
 from pospre.nn.patch_encoder import PatchEncoder
@@ -122,6 +122,7 @@ class PretrainAlgorithm(Algorithm):
             self.attach(model)
         elif event == Event.FIT_START:
             model.check_complete()
+            _check_given(model, state.algorithms)
             check_optimized(model, state.optimizers)
         elif event == Event.BEFORE_FORWARD:
             self._progress = training_progress(state)
@@ -144,12 +145,21 @@ def attach(model: PretrainModel, name: str, **options: Any) -> PretrainAlgorithm
         The algorithm, for ``Trainer(algorithms=[...])`` or for ``prepare`` and ``after_step``.
 
     Raises:
-        UserError: the algorithm or an option is unknown, or it cannot work with this model.
+        UserError: the algorithm or an option is unknown, it is attached already, or it cannot work
+            with this model.
     """
+    if not isinstance(model, PretrainModel):
+        raise UserError(
+            f"pospre.attach takes a PretrainModel, and got {type(model).__name__}: make one of the "
+            "encoder, pospre.PretrainModel(pospre.wrap_encoder(vit), seed=0)."
+        )
     kind = algorithm_class(name)
+    if name in model.registry.attached:
+        raise UserError(f"algorithms.{name} is attached to this model already; attach it once.")
     algorithm = kind(**check_arguments(name, kind, options, source="algorithms"))
     algorithm.check_encoder(model.encoder)
     algorithm.attach(model)
+    model.registry.attached.append(name)
     return algorithm
 
 
@@ -169,23 +179,90 @@ def prepare(
 
     Returns:
         The batch, for ``model(batch)``.
+
+    Raises:
+        UserError: the batch has no ``index`` or ``epoch``, ``progress`` is no share, an algorithm
+            is missing, or stands before the one that it reads from.
     """
+    if not isinstance(progress, Progress):  # a loop without Composer
+        _check_given(model, algorithms)
+        if model.before_first_step is None:
+            model.before_first_step = _fingerprints(model)
+    for key in (INDEX, EPOCH):
+        if key not in batch:
+            raise UserError(
+                f"the batch lacks '{key}', from which masks are drawn; pospre.build_loader writes "
+                "it, and pospre.from_images(images, index=…, epoch=…)."
+            )
     for algorithm in algorithms:
         algorithm.schedule(model, _progress(progress))
-        algorithm.write(batch, model)
+        try:
+            algorithm.write(batch, model)
+        except KeyError as error:
+            if error.args[0] in model.registry.writers:
+                raise model.registry.not_written(error.args[0]) from error
+            raise
     return batch
 
 
 def after_step(
     model: PretrainModel, algorithms: Sequence[PretrainAlgorithm], progress: Progress | float
 ) -> None:
-    """Move the teacher, if there is one, after the optimiser's step begun at ``progress``."""
+    """Move the teacher, if there is one, after the optimiser's step begun at ``progress``.
+
+    Raises:
+        UserError: an algorithm that is attached is not there, or some tensors hold a gradient that
+            the optimiser's first step has not used.
+    """
+    _check_given(model, algorithms)
+    _check_moved(model)
     for algorithm in algorithms:
         algorithm.after_step(model, _progress(progress))
 
 
 def _progress(done: Progress | float) -> Progress:
-    return done if isinstance(done, Progress) else Progress(done, done)
+    if isinstance(done, Progress):
+        return done
+    if not 0 <= done <= 1:
+        raise UserError(
+            f"progress is {done}; give the share of the whole training that is done, from 0 to 1: "
+            "steps done / all steps."
+        )
+    return Progress(done, done)
+
+
+def _check_given(model: PretrainModel, algorithms: Sequence[Algorithm]) -> None:
+    names = {each.module_name() for each in algorithms if isinstance(each, PretrainAlgorithm)}
+    left = [name for name in model.registry.attached if name not in names]
+    if left:
+        raise UserError(
+            f"algorithms.{left[0]} is attached to the model, but not among the algorithms given; "
+            "give all of them, in the order of their attachment."
+        )
+
+
+def _fingerprints(model: PretrainModel) -> dict[str, tuple[int, float]]:
+    """Return what changes when an optimiser moves a tensor: its version, or the sum of it."""
+    return {
+        name: (parameter._version, parameter.detach().double().sum().item())
+        for name, parameter in model.named_parameters()
+    }
+
+
+def _check_moved(model: PretrainModel) -> None:
+    """Raise ``UserError`` if the optimiser's first step has moved some tensors, but not all.
+
+    Those count that still hold a gradient; a step that moved nothing (a scaler's, a rate of 0) says
+    nothing.
+    """
+    if not model.before_first_step:
+        return
+    now, before = _fingerprints(model), model.before_first_step
+    still = [name for name in before if now.get(name) == before[name]]
+    if len(still) < len(before):
+        model.before_first_step = {}  # asked once
+        held = dict(model.named_parameters())
+        _refuse_untrained([name for name in still if held[name].grad is not None])
 
 
 def check_optimized(model: PretrainModel, optimizers: Sequence[Optimizer]) -> None:
@@ -201,6 +278,10 @@ def check_optimized(model: PretrainModel, optimizers: Sequence[Optimizer]) -> No
         for name, parameter in model.named_parameters()
         if parameter.requires_grad and id(parameter) not in held
     ]
+    _refuse_untrained(left)
+
+
+def _refuse_untrained(left: list[str]) -> None:
     if left:
         more = f" and {len(left) - 3} more" if len(left) > 3 else ""
         raise UserError(

@@ -17,6 +17,7 @@ from pospre.model.registry import Registry
 from pospre.model.teacher import Frozen, Momentum, TeacherManager
 from pospre.nn.build import check_divides
 from pospre.nn.encoder import Edit, Encoder
+from pospre.nn.patch_encoder import PatchEncoder
 from pospre.nn.positions import resample_positions
 
 FEATURES = "features"
@@ -49,6 +50,11 @@ class PretrainModel(ComposerModel):
         std: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(encoder, PatchEncoder):
+            raise UserError(
+                f"PretrainModel takes an encoder of pospre.build_encoder(...), or "
+                f"pospre.wrap_encoder(vit) of a ViT of timm's, and got {type(encoder).__name__}."
+            )
         self.encoder = encoder
         self.augment = DeviceAugment(mean, std, channels=encoder.channels)
         self.contents = EditSet()
@@ -61,6 +67,8 @@ class PretrainModel(ComposerModel):
         self.seed = seed
         self.views = dict(views or {"view": ViewGroup(size=encoder.image_size)})
         self.registry = Registry(encoder, self.views)
+        # of a loop without Composer, to see what its first step has moved
+        self.before_first_step: dict[str, tuple[int, float]] | None = None
         for name, group in self.views.items():
             for side, patch in zip(group.shape, encoder.patch_size, strict=True):
                 check_divides(side, patch, key=f"data.views.{name}.size")
@@ -122,6 +130,8 @@ class PretrainModel(ComposerModel):
 
         In training they are augmented as the group says; an evaluation may have its own group.
         """
+        if image_key(group) not in batch:
+            raise UserError(f"the batch lacks '{image_key(group)}', views of the group '{group}'.")
         views, flips = batch[image_key(group)], batch[flip_key(group)]
         if not self.training or self.views[group].augment.is_off:
             return self.augment(views, flips)
@@ -205,7 +215,11 @@ class PretrainModel(ComposerModel):
         Returns:
             The outputs of each objective by name, and ``features``: of every pass one vector for
             each of its views, (B·V, D), without gradient.
+
+        Raises:
+            UserError: the batch lacks what an algorithm writes, or its views are not the model's.
         """
+        self.registry.check_batch(batch)
         declared, mixes = self.registry.passes, self.registry.mixes
         groups = dict.fromkeys(each.group for each in declared.values())
         pixels = {group: self.images(batch, group) for group in groups}
@@ -231,6 +245,8 @@ class PretrainModel(ComposerModel):
         self, outputs: dict[str, Outputs], batch: Batch
     ) -> dict[str, Tensor]:
         """Return ``total``, one term per objective, and ``metric/<name>`` scalars."""
+        if not outputs.keys() - {FEATURES}:
+            self.check_complete()
         terms: dict[str, Tensor] = {}
         measured: dict[str, Tensor] = {}
         weighted = []

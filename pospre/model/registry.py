@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 
 from torch import Tensor
 
-from pospre.batch import Batch
+from pospre.batch import Batch, image_key
 from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
 from pospre.model.passes import EncoderPass
@@ -23,6 +23,7 @@ class Registry:
             random choice.
         mixes: by view group, what mixes its views (B, V, 3, H, W) in training.
         readers: by pass, the algorithms that declared or joined it: their objectives get it.
+        attached: the algorithms that ``pospre.attach`` has attached, by name.
     """
 
     def __init__(self, encoder: Encoder, views: Mapping[str, ViewGroup]) -> None:
@@ -33,6 +34,7 @@ class Registry:
         self.shuffled: set[str] = set()
         self.mixes: dict[str, Callable[[Tensor, Batch], Tensor]] = {}
         self.readers: dict[str, list[str]] = {}
+        self.attached: list[str] = []
 
     def require_views(self, owner: str, group: str, count: int = 1) -> ViewGroup:
         """Return the view group that ``owner`` needs.
@@ -82,6 +84,29 @@ class Registry:
             self.counts[key] = count
         if shuffled:
             self.shuffled.add(key)
+
+    def not_written(self, key: str) -> UserError:
+        """Return the error of a batch without ``key``, which an algorithm should have written."""
+        return UserError(
+            f"the batch lacks '{key}', which algorithms.{self.writers[key]} writes before the "
+            "forward: give pospre.prepare, or the Trainer, all algorithms that are attached, in "
+            "the order of their attachment."
+        )
+
+    def check_batch(self, batch: Batch) -> None:
+        """Raise ``UserError`` unless the passes' patches are there, and views are as declared."""
+        for declared in self.passes.values():
+            views, key = self._views[declared.group], image_key(declared.group)
+            shape = (views.count, self._encoder.channels, *views.shape)
+            if key in batch and batch[key].shape[1:] != shape:
+                raise UserError(
+                    f"'{key}' has the shape {tuple(batch[key].shape)}, but the model was made for "
+                    f"(B, {', '.join(map(str, shape))}): views, channels, height and width. Cut "
+                    "the images to that size, or make encoder and model for theirs."
+                )
+            for patches in (declared.keep, declared.context):
+                if patches in self.writers and patches not in batch:
+                    raise self.not_written(patches)
 
     def add_pass(self, name: str, owner: str, encoder_pass: EncoderPass) -> EncoderPass:
         """Declare an encoder pass; one that is declared already over the same tokens is shared.

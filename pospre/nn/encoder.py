@@ -232,13 +232,27 @@ class Encoder(VisionTransformer, PatchEncoder):
             kept = patches[batch, keep_BK // cols, keep_BK % cols]
         return F.linear(kept.flatten(2), projection.weight.flatten(1), projection.bias)
 
-    def timm_state(self) -> dict[str, Tensor]:
-        """Return the weights as timm's model of ``timm_name`` takes them, every one."""
+    def timm_state(self, vit: nn.Module | None = None) -> dict[str, Tensor]:
+        """Return the weights as timm's model of ``timm_name`` takes them, every one.
+
+        Args:
+            vit: as that one takes them which ``wrap_encoder`` wrapped: some of timm's have no
+                positions of class token and registers, which are then added to these.
+        """
         state = {key: value.contiguous() for key, value in self.state_dict().items()}
         if self.position_kind == "none":
             # timm leaves the class token out where there is no table: one of zeros adds nothing
             length = self.num_prefix_tokens + self.num_patches
             state["pos_embed"] = self.patch_embed.proj.weight.new_zeros(1, length, self.embed_dim)
+        theirs = None if vit is None else vit.state_dict().get("pos_embed")
+        if theirs is not None and theirs.shape[1] < state["pos_embed"].shape[1]:
+            prefix, state["pos_embed"] = state["pos_embed"].tensor_split(
+                [self.num_prefix_tokens], dim=1
+            )
+            own = int(self.has_class_token)
+            for key, rows in (("cls_token", prefix[:, :own]), ("reg_token", prefix[:, own:])):
+                if key in state:
+                    state[key] = state[key] + rows
         return state
 
     def fsdp_wrap_fn(self, module: nn.Module) -> bool:

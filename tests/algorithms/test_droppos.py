@@ -346,7 +346,7 @@ def test_parameter_counts_are_the_published_ones(size, parameters):
 def test_attaching_twice_is_attaching_once():
     model, _ = model_and_batch()
     names = [name for name, _ in model.named_parameters()]
-    attach(model, "droppos", mask_ratio=0.5, **DECODER)
+    DropPos(mask_ratio=0.5, **DECODER).attach(model)
     assert [name for name, _ in model.named_parameters()] == names
 
 

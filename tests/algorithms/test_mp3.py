@@ -502,7 +502,7 @@ def test_a_group_of_views_for_its_pass_is_needed() -> None:
 def test_attaching_twice_is_attaching_once() -> None:
     model, _ = attached()
     names = [name for name, _ in model.named_parameters()]
-    attach(model, "mp3")
+    MP3().attach(model)
     assert [name for name, _ in model.named_parameters()] == names
 
 

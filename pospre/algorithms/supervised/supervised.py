@@ -202,7 +202,14 @@ class Supervised(PretrainAlgorithm):
         return "the pairs that are mixed" if self._mixes else None
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
-        """Draw who is mixed how, and the visible patches."""
+        """Check the labels, draw who is mixed how, and the visible patches."""
+        labels, classes = batch[LABEL], self.num_classes
+        if labels.is_cpu and classes and not ((labels >= 0) & (labels < classes)).all():
+            wrong = labels[(labels < 0) | (labels >= classes)][0].item()
+            raise UserError(
+                f"algorithms.supervised has num_classes = {classes}, and a batch the label {wrong} "
+                f"(-1: unknown). Give labels from 0 to {classes - 1}, or another num_classes."
+            )
         if self._mixes:
             keys = draws.sample_keys(model.seed, batch[EPOCH], batch[INDEX], 0, "supervised/mix")
             mix = draw_mix(

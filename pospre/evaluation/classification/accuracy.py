@@ -5,7 +5,9 @@ Top-1 and top-5 on held-out images, centre views. What an untrained head knows i
 2022 of MP3 and MAE).
 """
 
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -13,6 +15,7 @@ from pydantic import BeforeValidator
 from torch import Tensor
 
 from pospre.data.opening import open_reader
+from pospre.data.stores.reader import Reader
 from pospre.errors import UserError
 from pospre.evaluation.classification.predictions import (
     class_head,
@@ -31,6 +34,7 @@ from pospre.evaluation.sampling import Sampling
 from pospre.evaluation.table import format_table, percent, standard_error
 from pospre.model.model import PretrainModel
 from pospre.nn.sizes import pair
+from pospre.object_store import is_remote
 
 NEEDS = "supervised"
 FIGURES = {"top1": "max", "top5": "max"}
@@ -112,7 +116,27 @@ def check_classes(owner: str, plan: Plan) -> int:
             f"{owner}: {plan.data} has {len(data.classes)} classes and the head {expected}; "
             "labels are numbers, so the data needs one folder for each class of the training data."
         )
+    else:
+        _compare_names(owner, data, plan.recipe.data.path)
     return expected or len(data.classes or ())
+
+
+def _compare_names(owner: str, data: Reader, trained_on: str) -> None:
+    """Say it if as many classes have other names than in the training data, where that is there."""
+    if data.classes is None or is_remote(trained_on) or not Path(trained_on).exists():
+        return
+    try:
+        names = open_reader(trained_on).classes
+    except UserError:  # it has changed since
+        return
+    for own, other in zip(data.classes, names or (), strict=False):
+        if own != other:
+            print(
+                f"warning: {owner}: {data.address} calls a class '{own}' that is '{other}' in the "
+                f"training data {trained_on}; labels are numbers, so both need the same order",
+                file=sys.stderr,
+            )
+            return
 
 
 def require_known(owner: str, labels: Tensor, num_classes: int, data: str) -> None:

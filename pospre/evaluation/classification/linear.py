@@ -128,6 +128,8 @@ def evaluate(
             progress=context.progress,
             go_on=context.go_on,
         )
+        if not any(bool(torch.isfinite(head.linear.weight).all()) for head in heads):
+            raise UserError("linear: no classifier's weights are finite; lower base_lr=…")
         for head in heads:
             right_H = classify(head, _rows(seen[name], held), context.device) == label_M[held]
             right_Q = classify(head, queries[name], context.device) == label_Q

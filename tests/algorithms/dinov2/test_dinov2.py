@@ -278,7 +278,6 @@ def test_attaching_again_does_nothing():
     model, _, algorithm = model_and_batch()
     names = list(model.state_dict())
     algorithm.attach(model)
-    attach(model, "dinov2", **SMALL)
     assert list(model.state_dict()) == names and len(model.teachers.pairs) == 2
 
 

@@ -11,8 +11,15 @@ import torch
 from torchmetrics.functional.classification import multiclass_accuracy
 
 from pospre import evaluate as command
+from pospre.data.opening import open_reader
 from pospre.errors import UserError
-from pospre.evaluation.classification.accuracy import FIGURES, rank_of, require_known, table
+from pospre.evaluation.classification.accuracy import (
+    FIGURES,
+    _compare_names,
+    rank_of,
+    require_known,
+    table,
+)
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.registry import Context
 from pospre.evaluation.run import run_evaluation
@@ -91,6 +98,17 @@ def test_what_cannot_be_measured(
         measure(checkpoint, three)
     with pytest.raises(UserError, match=r"accuracy needs labels"):
         measure(checkpoint, image_folder(classes=(), name="flat"))
+
+
+def test_other_names_than_the_training_data_s_are_said(
+    image_folder: Images, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained, other = (image_folder(4, classes=names, name=names[0]) for names in ("ab", "xb"))
+    _compare_names("accuracy", open_reader(trained), str(trained))
+    _compare_names("accuracy", open_reader(other), "data/that/is/elsewhere")
+    assert not capsys.readouterr().err
+    _compare_names("accuracy", open_reader(other), str(trained))
+    assert "calls a class 'x' that is 'a' in the training data" in capsys.readouterr().err
 
 
 def test_the_teacher_is_measured_and_exported(

@@ -86,12 +86,15 @@ def test_results_state_what_was_measured(mae_checkpoint, image_folder):
     assert "T = 0.07" in knn.table(results)
 
 
-def test_images_that_are_in_the_bank_are_found(mae_checkpoint, image_folder):
+def test_images_that_are_in_the_bank_are_found_and_that_is_said(
+    mae_checkpoint, image_folder, capsys
+):
     data = image_folder(num_images=10)
     for features in ("mean", "cls"):
         results = evaluate(mae_checkpoint, data, bank=str(data), k=1, features=features)
         assert results["top1"] == results["initial_top1"] == 1.0
         assert not results["leave_one_out"]
+        assert f"warning: knn: bank={data} is what is measured" in capsys.readouterr().err
 
 
 def test_single_images_of_a_class_are_left_out(mae_checkpoint, image_folder):

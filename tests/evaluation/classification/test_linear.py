@@ -210,3 +210,8 @@ def test_a_bank_smaller_than_the_batch_is_one_batch() -> None:
     loss.backward()
     wanted = start.linear.weight - start.linear.weight.grad  # type: ignore[operator]
     torch.testing.assert_close(head.linear.weight, wanted)
+
+
+def test_a_rate_at_which_nothing_stays_finite_is_refused(deep: Path, image_folder: Images) -> None:
+    with pytest.raises(UserError, match=r"no classifier's weights are finite; lower base_lr"):
+        evaluate(deep, image_folder(), protocol="mae", base_lr=1e38, epochs=9, baseline=False)

@@ -284,6 +284,8 @@ def test_mistakes_are_said_before_any_forward_pass(
         ({"category_id": 4}, r"annotation 1 has the category 4; known are 3, 7"),
         ({"image_id": 99}, r"annotation 1 is on the image 99, not listed"),
         ({"bbox": [1, 2]}, r"annotation 1 has no bbox of four numbers"),
+        ({"bbox": [1, 2, float("nan"), 3]}, r"annotation 1 has no bbox of four numbers"),
+        ({"bbox": 5}, r"annotation 1 has no bbox of four numbers"),
     ],
 )
 def test_annotations_of_nothing_are_refused(tmp_path: Path, change, message):
@@ -307,6 +309,10 @@ def test_boxes_without_area_are_counted_and_other_classes_refused(tmp_path: Path
     assert found.dropped == 1 and len(found.items[0]) == 1
     with pytest.raises(UserError, match=r"other classes than what is learned from .*'blue'"):
         open_boxes("detection", str(data), "val", ["red", "green"])
+    content["images"][0] |= {"height": 640, "width": 640}
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"0\.jpg has height and width \(640, 640\), but it has"):
+        open_boxes("detection", str(data), "val")
     path.write_text("[]")
     with pytest.raises(UserError, match=r"instances_val2017\.json is no COCO annotation file"):
         open_boxes("detection", str(data), "val")

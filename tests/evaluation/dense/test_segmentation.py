@@ -249,6 +249,8 @@ def spoil(data: Path, what: str) -> None:
         (images / "001.jpg").write_bytes(b"no image")
     elif what == "names":
         (data / "classes.txt").write_text("sky\ncar\n")
+    elif what == "nameless":
+        (data / "classes.txt").write_text("")
     elif what == "empty":
         for path in masks.iterdir():
             save(path, np.full((40, 48), 255, np.uint8))
@@ -266,6 +268,7 @@ def spoil(data: Path, what: str) -> None:
         ("colour", {}, r"001\.png has 3 channels; a mask is a grey or indexed PNG"),
         ("damaged", {}, r"001\.jpg is no image that can be read"),
         ("names", {"num_classes": 3}, r"names 2 classes, .* 2, and num_classes is 3"),
+        ("nameless", {}, r"classes\.txt names no class; write one name a line"),
         ("empty", {}, r"no pixel of .*val has a class; look at ignore"),
         ("tiny", {}, r"001\.jpg has 4×9 pixels as it is shown, less than a patch of 8"),
         ("", {"split": "test"}, r"holds no split 'test' of images with masks; give a folder"),

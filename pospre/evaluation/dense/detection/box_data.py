@@ -6,6 +6,7 @@ year may follow the split's name), Pascal VOC's (``ImageSets/Main/<split>.txt``,
 """
 
 import json
+import math
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -162,6 +163,13 @@ def _coco(owner: str, base: Path, path: Path) -> BoxSet:
         raise UserError(f"{owner}: {path} is no COCO annotation file ({error!r}).") from error
     bar = tqdm(files, "images", unit="img", disable=None, delay=2)
     sides = [_sides(owner, file, path) for file in bar]
+    for image, file, (rows, cols) in zip(images, files, sides, strict=True):
+        told = (image.get("height") or rows, image.get("width") or cols)
+        if told != (rows, cols):
+            raise UserError(
+                f"{owner}: {path} says that {file} has height and width {told}, but it has "
+                f"{(rows, cols)}; boxes and masks of another size would not fit. Mend either."
+            )
     items: list[list[Item | None]] = [[] for _ in images]
     for each in annotations:
         where = f"{path}: annotation {each.get('id')}"
@@ -172,10 +180,13 @@ def _coco(owner: str, base: Path, path: Path) -> BoxSet:
             )
         if each.get("image_id") not in places:
             raise UserError(f"{owner}: {where} is on the image {each.get('image_id')}, not listed.")
-        if len(each.get("bbox") or ()) != 4:
+        try:
+            x, y, width, height = (float(number) for number in each["bbox"])
+        except (KeyError, TypeError, ValueError):
+            x = y = width = height = math.nan
+        if not all(map(math.isfinite, (x, y, width, height))):
             raise UserError(f"{owner}: {where} has no bbox of four numbers; add it.")
         place = places[each["image_id"]]
-        x, y, width, height = each["bbox"]
         mask = _coco_mask(each.get("segmentation"), *sides[place])
         label, crowd = labels[each["category_id"]], bool(each.get("iscrowd", 0))
         box = (x, y, x + width, y + height)

@@ -205,7 +205,12 @@ def _count_pixels(owner: str, part: MaskSet, num_classes: int) -> ndarray:
 
 
 def _class_names(path: Path) -> list[str] | None:
-    return path.read_text(encoding="utf-8").splitlines() if path.is_file() else None
+    if not path.is_file():
+        return None
+    names = path.read_text(encoding="utf-8").splitlines()
+    if not names:
+        raise UserError(f"{path} names no class; write one name a line, or remove the file.")
+    return names
 
 
 def _ade_names(path: Path) -> list[str]:

@@ -1,0 +1,42 @@
+"""How a command ends, and what a message suggests."""
+
+import pytest
+
+from pospre.errors import run_command, suggestion
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:119] err == 0. DefaultCPUAllocator: can't allocate "
+            "memory: you tried to allocate 30000000768 bytes."
+        ),
+    ],
+)
+def test_memory_that_does_not_suffice_is_one_message(
+    error: Exception, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main() -> int:
+        raise error
+
+    assert run_command(main) == 2
+    text = capsys.readouterr().err
+    assert text.startswith("error: not enough memory (") and text.count("\n") == 1
+    assert ("30000000768 bytes" in text) == (type(error) is RuntimeError)
+
+
+def test_other_errors_keep_their_traceback() -> None:
+    def main() -> int:
+        raise RuntimeError("a bug of ours")
+
+    with pytest.raises(RuntimeError, match="a bug of ours"):
+        run_command(main)
+
+
+def test_hundreds_of_names_are_not_listed() -> None:
+    names = [f"name{number:03}" for number in range(300)]
+    assert suggestion("zzz", names).endswith("name039, and 260 more.")
+    assert suggestion("zzz", names[:3]) == " Known: name000, name001, name002."
+    assert suggestion("name0001", names) == " Did you mean 'name001'?"
