@@ -223,9 +223,9 @@ class Uploads:
         best = folder / name
         with self._bucket as bucket, contextlib.suppress(FileNotFoundError):  # on other disks
             manifest = manifest_of(best)
-            if best.exists() and bucket.find(manifest.relative_to(folder).as_posix()) != (
-                manifest.read_bytes()
-            ):
+            there = bucket.find(manifest.relative_to(folder).as_posix())
+            if best.exists() and there != manifest.read_bytes():
+                self._most = 0  # its first byte is progress
                 self._upload(_Upload(best, tuple(files_of(best))))
             bucket.put(f"{BEST}/{NOTE}", note)
         return name

@@ -103,12 +103,12 @@ def test_what_cannot_be_measured(
 def test_other_names_than_the_training_data_s_are_said(
     image_folder: Images, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trained, other = (image_folder(4, classes=names, name=names[0]) for names in ("ab", "xb"))
+    trained, other = (image_folder(4, classes=names, name=names) for names in ("ab", "ax"))
     _compare_names("accuracy", open_reader(trained), str(trained))
     _compare_names("accuracy", open_reader(other), "data/that/is/elsewhere")
     assert not capsys.readouterr().err
     _compare_names("accuracy", open_reader(other), str(trained))
-    assert "calls a class 'x' that is 'a' in the training data" in capsys.readouterr().err
+    assert "calls a class 'x' that is 'b' in the training data" in capsys.readouterr().err
 
 
 def test_the_teacher_is_measured_and_exported(

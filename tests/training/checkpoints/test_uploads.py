@@ -338,6 +338,7 @@ def test_two_ranks_load_what_the_first_one_read(
     folder = tmp_path / "runs" / "tiny"
     assert said.count(f"going on from {folder}/checkpoints/ep1-ba4.pt") == 1
     assert said.count("going on from s3://bucket/far/ep1-ba4.pt") == 1
+    assert server.gets["ep1-ba4.pt"] == 1  # for both ranks, which share a node
     assert f"{folder}/checkpoints/ep1-ba4.pt holds other bytes on" in said
     assert not (folder / "checkpoints" / "ep1-ba6.pt").exists()
 
