@@ -72,7 +72,7 @@ def load_images(
             context.data,
             title=title,
             sampling=Sampling(num_samples, BATCH, num_workers, seed),
-            view=ViewGroup(size=size, crop=crop),
+            view=ViewGroup(size=size, crop=crop, flip_rate=0.0),
         )
     ]
     order = torch.cat([batch[INDEX] for batch in batches]).argsort()
