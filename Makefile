@@ -13,7 +13,7 @@ DEMO_IMAGES := 2000
 # What first-light trains: recipes sized for the machine at hand.
 FIRST_LIGHT ?= yamls/first_light/droppos.yaml yamls/first_light/mae.yaml
 
-.PHONY: help setup test test-newest certify certify-demo drill lint types demo data first-light speech bench-setup bench-loader bench-methods check-plan gpu-report learn position-table clean
+.PHONY: help setup test test-newest certify certify-demo drill lint types demo data first-light speech bench-setup bench-loader bench-methods check-plan gpu-report learn position-table evaluation-table clean
 
 help: ## List the targets (this text).
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-15s %s\n", $$1, $$2}' Makefile
@@ -77,6 +77,9 @@ learn: need-DATA setup ## Pre-train every method on DATA=<class folders> in minu
 
 position-table: need-DATA setup ## Every method with every kind of positions: is position in its features, is it worth it?
 	PYTHONPATH=. $(PYTHON_RUN) tests/benchmarks/position_table.py "$(DATA)" $(ARGS)
+
+evaluation-table: setup ## Every evaluation at demo size: command, time, figures of random weights and of ours.
+	PYTHONPATH=. $(PYTHON_RUN) tests/benchmarks/evaluation_table.py $(ARGS)
 
 # Before set-up: a forgotten variable is said at once.
 need-%:

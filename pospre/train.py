@@ -98,7 +98,7 @@ def finish(recipe: Recipe, *, again: bool) -> None:
     from pospre.evaluation.planned import run_evaluations
     from pospre.object_store import Bucket, is_remote
     from pospre.report.page import write_report
-    from pospre.training.checkpoints.uploads import mirror_run
+    from pospre.training.checkpoints.mirror import mirror_run
 
     if dist.get_global_rank() != 0:
         return

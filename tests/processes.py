@@ -3,15 +3,22 @@
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 LIMIT = 240
 """Seconds for a command that starts torch, perhaps twice, on a busy machine."""
+
+
+def launcher(ranks: int) -> list[str]:
+    """Return what stands before a program, or -m and a module, that so many ranks run."""
+    return [sys.executable, str(Path(__file__).with_name("launcher.py")), "-n", str(ranks)]
 
 
 @contextmanager

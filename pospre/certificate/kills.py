@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pospre.certificate.lives import Life
+from pospre.training.checkpoints.finding import incomplete
 
 KINDS = ("step", "save", "start", "SIGTERM")
 _LOOK = 0.0005  # seconds between two looks for the moment
@@ -101,13 +102,13 @@ def is_due(kill: Kill, life: Life, pace: Pace, folder: Path) -> bool:
 
 def is_saving(folder: Path) -> bool:
     """Tell whether a checkpoint in this folder is half written."""
-    return any(folder.glob("*.partial*"))
+    return bool(incomplete(folder))
 
 
 def describe(kill: Kill, life: Life, folder: Path) -> str:
     """Say when a kill has struck: what it was meant for it may have missed."""
     if kill.kind == "SIGTERM":
         return "by SIGTERM"
-    if is_saving(folder):
-        return "in a save"
-    return "in a step" if life.begun else "before a step"
+    if not life.begun:  # what is half written is of the life before
+        return "before a step"
+    return "in a save" if is_saving(folder) else "in a step"

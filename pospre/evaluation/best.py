@@ -2,7 +2,8 @@
 
 What is best follows from ``metrics.jsonl`` and from the files that are there, so that a run killed
 at any moment finds the same one again. The file is a second name (hard link) of the checkpoint,
-which stays when the first one goes its way after ``trainer.keep_checkpoints``.
+which stays when the first one goes its way after ``trainer.keep_checkpoints``. In a run's bucket it
+stays under its own name, also for a start on a machine that has not seen it.
 """
 
 import json
@@ -15,11 +16,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pospre.evaluation.run import write_json
-from pospre.training.checkpoints.file import PARTIAL, manifest_of
-from pospre.training.checkpoints.finding import checkpoints_in, remove, remove_checkpoints
-
-FOLDER = "best"
-NOTE = "figure.json"
+from pospre.training.checkpoints.file import manifest_of
+from pospre.training.checkpoints.finding import (
+    BEST,
+    NOTE,
+    checkpoints_in,
+    remove,
+    remove_checkpoints,
+)
+from pospre.whole_file import PARTIAL
 
 
 class BestCheckpoint:
@@ -36,32 +41,38 @@ class BestCheckpoint:
         self, metrics: Path, checkpoints: Path, figure: str, better: Literal["max", "min"]
     ) -> None:
         self.metrics, self.checkpoints, self.figure = metrics, checkpoints, figure
-        self.folder = checkpoints / FOLDER
+        self.folder = checkpoints / BEST
+        self._remote: dict[int, str] = {}
         self._choose: Callable[..., int] = max if better == "max" else min
         self._lock = threading.Lock()
 
     def is_best(self, step: int) -> bool:
         """Tell whether the figure of ``step`` is better than those of all files that are there."""
         figures = self._figures()
-        return self._best(figures, [step, *self._files()]) == step
+        return self._best(figures, [step, *self._files(), *self._remote]) == step
+
+    def look_into(self, bucket: str) -> None:
+        """Find what a run's bucket has: the best may be there alone."""
+        self._remote = {found.batch: Path(found.uri).name for found in checkpoints_in(bucket)}
 
     def settle(self, _: Path | None = None) -> None:
         """Keep the best of the checkpoints that are there; called after each new one."""
         with self._lock:
             figures, files = self._figures(), self._files()
-            best = self._best(figures, files)
+            best = self._best(figures, [*files, *self._remote])
             if best is None:
                 return
-            source = files[best]
-            if source.parent != self.folder:
-                self.folder.mkdir(exist_ok=True)
+            self.folder.mkdir(exist_ok=True)
+            source = files.get(best)
+            if source is not None and source.parent != self.folder:
                 with suppress(FileNotFoundError, shutil.Error):  # it has just gone for a newer one
                     _link_checkpoint(source, self.folder / source.name)
             for other in checkpoints_in(str(self.folder)):
                 if other.batch != best:
                     remove(Path(other.uri))
             kept = {"step": best, "figure": self.figure, "value": figures[best]}
-            write_json(self.folder / NOTE, {**kept, "checkpoint": source.name})
+            name = self._remote[best] if source is None else source.name
+            write_json(self.folder / NOTE, {**kept, "checkpoint": name})
 
     def forget(self) -> None:
         """Remove what a run before has kept."""

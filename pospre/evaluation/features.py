@@ -16,6 +16,7 @@ from pospre.data.stores.reader import Reader
 from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
 from pospre.evaluation.registry import Context, Plan
+from pospre.evaluation.sampling import Sampling
 from pospre.model.model import PretrainModel
 from pospre.nn.swin.encoder import SWIN
 from pospre.recipe.recipe import Recipe
@@ -31,10 +32,7 @@ def centre_batches(
     data: str,
     *,
     title: str,
-    num_samples: int | None,
-    batch_size: int,
-    num_workers: int | None,
-    seed: int,
+    sampling: Sampling,
     size: Size | None = None,
     view: ViewGroup | None = None,
     epoch: int = 0,
@@ -48,10 +46,8 @@ def centre_batches(
         context: says which view size, device and whether to draw a progress bar.
         data: the data set.
         title: of the progress bar.
-        num_samples: how many images, drawn by ``seed``; None takes all, in their order.
-        batch_size: images per batch; the last one may be smaller.
-        num_workers: decoding threads; None lets the loader choose.
-        seed: draws the images when ``num_samples`` asks for fewer than there are.
+        sampling: which images; without ``num_samples`` all, in their order. The last batch may be
+            smaller.
         size: of the views; None takes the encoder's.
         view: what to cut out of them instead.
         epoch: whose draws a random view takes.
@@ -64,17 +60,18 @@ def centre_batches(
         data,
         size or context.image_size,
         view,
-        batch_size=batch_size,
-        seed=seed,
-        shuffle=num_samples is not None,
-        num_workers=num_workers,
+        batch_size=sampling.batch_size,
+        seed=sampling.seed,
+        shuffle=sampling.num_samples is not None,
+        num_workers=sampling.num_workers,
         **{**context.storage, "channels": context.model.encoder.channels},
         **chosen,
     )
     loader.epoch = epoch
-    left = loader.num_samples if num_samples is None else min(num_samples, loader.num_samples)
-    if num_samples is not None and left < num_samples:
-        print(f"{title}: {num_samples} images wanted, {data} holds {left}", file=sys.stderr)
+    wanted = sampling.num_samples or loader.num_samples
+    left = min(wanted, loader.num_samples)
+    if left < wanted:
+        print(f"{title}: {wanted} images wanted, {data} holds {left}", file=sys.stderr)
     with tqdm(total=left, desc=title, unit="img", disable=not context.progress) as bar:
         for batch in loader:
             size = min(left, len(batch["index"]))
@@ -150,29 +147,14 @@ def encode_data(
     pooling: Pooling,
     *,
     owner: str,
-    title: str,
-    num_samples: int | None,
-    batch_size: int,
-    num_workers: int | None,
-    seed: int,
-    **chosen: Any,
+    **options: Any,
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Encode the centre views of a labelled data set; see ``centre_batches``, ``pooled_features``.
 
     Raises:
         UserError: of evaluation ``owner``: an image has no label.
     """
-    batches = centre_batches(
-        context,
-        data,
-        title=title,
-        num_samples=num_samples,
-        batch_size=batch_size,
-        num_workers=num_workers,
-        seed=seed,
-        **chosen,
-    )
-    features, labels = pooled_features(models, batches, pooling)
+    features, labels = pooled_features(models, centre_batches(context, data, **options), pooling)
     require_labels(owner, labels, data)
     return features, labels
 

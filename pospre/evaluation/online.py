@@ -25,18 +25,19 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from pospre.errors import UserError
 from pospre.evaluation.best import BestCheckpoint, read_lines
 from pospre.evaluation.planned import Planned, best_figure, planned_evaluations
-from pospre.evaluation.registry import describe_settings, figures_of
+from pospre.evaluation.registry import default_settings, figures_of
 from pospre.evaluation.run import run_evaluation
+from pospre.object_store import is_remote
 from pospre.recipe.recipe import Recipe
 from pospre.schedules import duration_steps
 from pospre.training.checkpoints.content import model_of
-from pospre.training.checkpoints.file import write_whole
 from pospre.training.checkpoints.reading import Checkpoint
 from pospre.training.checkpoints.saver import CheckpointSaver
 from pospre.training.ranks import from_rank_zero, while_others_wait
 from pospre.training.watch.metrics import MetricsFile, drop_after
 from pospre.training.watch.record import RecipeRecord
 from pospre.training.watch.stop_signals import StopSignals
+from pospre.whole_file import write_whole
 
 HISTORY = "history.jsonl"
 _FAILURES = (UserError, OSError, torch.OutOfMemoryError)
@@ -79,7 +80,8 @@ class OnlineEvaluations(Callback):
         """Do what the stop before has put off."""
         step = state.timestamp.batch.value
         if self.best is not None:
-            _neighbour(state, CheckpointSaver).after_save.append(self.best.settle)
+            # first: what uploads a checkpoint asks which one is the best
+            _neighbour(state, CheckpointSaver).after_save.insert(0, self.best.settle)
         from_rank_zero(lambda: self._go_back_to(step))
         self._run(state, is_saved=True)
 
@@ -100,6 +102,8 @@ class OnlineEvaluations(Callback):
         if step == 0:
             self.best.forget()
         else:
+            if is_remote(self.recipe.checkpoint_folder()):
+                self.best.look_into(self.recipe.checkpoint_folder())
             self.best.settle()
 
     def _run(self, state: State, *, is_saved: bool = False) -> None:
@@ -208,7 +212,7 @@ class OnlineEvaluations(Callback):
     ) -> dict[str, Any]:
         """Return the results of an evaluation, which its file and the history have by then."""
         step, settings = state.timestamp.batch.value, dict(entry.settings)
-        if not self._is_last(state) and "baseline" in describe_settings(entry.name):
+        if not self._is_last(state) and "baseline" in default_settings(entry.name):
             settings["baseline"] = False
         with unchanged_random_state():
             document = run_evaluation(

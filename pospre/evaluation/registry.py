@@ -1,16 +1,18 @@
-"""Evaluations by name: ``pospre/evaluation/<kind>/<name>.py`` is ``<name>``.
+"""Evaluations by name: ``pospre/evaluation/<kind>/…/<name>.py`` is ``<name>``.
 
 An evaluation is a module with
 
 - ``evaluate(context, *, setting=default, …) -> dict``, which returns plain numbers, strings and
   lists (JSON); its keyword arguments are the settings of the command line and of a recipe's
-  ``evaluation`` section, required where they have no default;
+  ``evaluation`` section, required where they have no default; ``sampling`` stands for those that
+  ``Sampling`` has;
 - ``table(results) -> str``, which renders what ``evaluate`` returned for a terminal;
 - where it needs a head, ``NEEDS``: the algorithm that trains it;
 - ``FIGURES``: which of the results are its figures, and whether the greatest or the smallest is
   the best: ``{"top1": "max"}``; they are what a training logs that is measured in between;
 - where it can be in vain, ``check(plan)``: raises a UserError for all that can be known of that
-  without a model. It is called before ``evaluate``, and by a recipe before it trains;
+  without a model. It is called before ``evaluate``, and by a recipe before it trains; what it
+  returns, data or models that it had to open, ``evaluate`` finds as ``context.opened``;
 - ``OWN_DATA = True`` where the data are no images with a label each, so that ``check`` opens them.
 """
 
@@ -19,7 +21,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -30,6 +32,7 @@ from pydantic import TypeAdapter, ValidationError
 
 import pospre.evaluation
 from pospre.errors import UserError, needing, suggestion
+from pospre.evaluation.sampling import Sampling
 from pospre.recipe.recipe import Recipe
 
 if TYPE_CHECKING:  # --help and a mistyped setting do not wait for them
@@ -37,6 +40,8 @@ if TYPE_CHECKING:  # --help and a mistyped setting do not wait for them
 
     from pospre.model.model import PretrainModel
 
+_ROOT = Path(pospre.evaluation.__path__[0])
+_SAMPLING = "sampling"  # the argument that stands for the settings of a ``Sampling``
 # what a recipe's section holds beside the settings
 _ELSEWHERE = {
     "data": " On the command line it is --data …",
@@ -74,6 +79,7 @@ class Context:
         folder: where an evaluation may put files of its own (made by who writes there); None when
             nothing is written.
         progress: whether to draw progress bars.
+        opened: what the evaluation's ``check`` returned.
         storage: how data are reached and read, as in training: arguments of ``open_reader``.
         go_on: called now and then in long work; raises what ends it early.
     """
@@ -84,6 +90,7 @@ class Context:
     device: "torch.device"
     folder: Path | None = None
     progress: bool = True
+    opened: Any = None
     storage: Mapping[str, Any] = field(default_factory=dict)
     go_on: Callable[[], None] = lambda: None
 
@@ -113,18 +120,13 @@ def evaluation_module(name: str) -> ModuleType:
 def _import(name: str) -> ModuleType:
     path = _path(name)
     with needing("evaluate", f"the evaluation {name}"):
-        return import_module(f"{pospre.evaluation.__name__}.{path.parent.name}.{name}")
+        place = path.relative_to(_ROOT).with_suffix("")
+        return import_module(".".join([pospre.evaluation.__name__, *place.parts]))
 
 
 def figures_of(name: str) -> dict[str, Literal["max", "min"]]:
     """Return the figures of evaluation ``name``, and which value of each is the best."""
     return dict(getattr(evaluation_module(name), "FIGURES", {}))
-
-
-def describe_settings(name: str) -> dict[str, inspect.Parameter]:
-    """Return the settings of evaluation ``name``: its keyword-only parameters by name."""
-    parameters = inspect.signature(evaluation_module(name).evaluate).parameters
-    return {key: value for key, value in parameters.items() if value.kind is value.KEYWORD_ONLY}
 
 
 def check_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,12 +141,12 @@ def check_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         UserError: unknown key (with the nearest known one), a value of the wrong type or range, or
             a required setting is not given.
     """
-    known = describe_settings(name)
-    hints = get_type_hints(evaluation_module(name).evaluate, include_extras=True)
-    checked = {key: parameter.default for key, parameter in known.items()}
+    hints = get_type_hints(Sampling, include_extras=True)
+    hints |= get_type_hints(evaluation_module(name).evaluate, include_extras=True)
+    checked = default_settings(name)
     for key, value in settings.items():
-        if key not in known:
-            near = suggestion(key, [*known, *_ELSEWHERE])
+        if key not in checked:
+            near = suggestion(key, [*checked, *_ELSEWHERE])
             raise UserError(f"{name} has no setting '{key}'.{_ELSEWHERE.get(key, near)}")
         checked[key] = _typed(f"{name}: {key}={value}", hints[key], value)
     for key, value in checked.items():
@@ -152,6 +154,16 @@ def check_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
             texts = _argument_texts(inspect.getdoc(evaluation_module(name).evaluate) or "")
             raise UserError(f"{name} needs the setting {key}=…: {texts.get(key, '')}")
     return checked
+
+
+def evaluate_by_name(name: str, context: Context, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what evaluation ``name`` finds with all of its settings, as ``check_settings`` has."""
+    function, arguments = evaluation_module(name).evaluate, dict(settings)
+    if _SAMPLING in inspect.signature(function).parameters:
+        own = {each.name: arguments.pop(each.name) for each in fields(Sampling)}
+        arguments[_SAMPLING] = Sampling(**own)
+    results: dict[str, Any] = function(context, **arguments)
+    return results
 
 
 def _typed(what: str, hint: Any, value: Any) -> Any:
@@ -181,7 +193,8 @@ def describe() -> str:
         function = _evaluate_in(module)
         assert function is not None
         summary = (ast.get_docstring(module) or "").partition("\n")[0]
-        texts = _argument_texts(ast.get_docstring(function) or "")
+        texts = _argument_texts(inspect.getdoc(Sampling) or "")
+        texts |= _argument_texts(ast.get_docstring(function) or "")
         lines = [
             _wrap(f"{key}={_spell(value)}", texts.get(key, ""))
             for key, value in default_settings(name).items()
@@ -198,11 +211,19 @@ def default_settings(name: str) -> dict[str, Any]:
     function = _evaluate_in(_parse(_path(name)))
     assert function is not None
     pairs = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
-    return {setting.arg: _default(value) for setting, value in pairs}
+    defaults: dict[str, Any] = {}
+    for setting, value in pairs:
+        if setting.arg == _SAMPLING:
+            assert isinstance(value, ast.Call)
+            given = {str(each.arg): ast.literal_eval(each.value) for each in value.keywords}
+            defaults |= asdict(Sampling(**given))
+        else:
+            defaults[setting.arg] = _default(value)
+    return defaults
 
 
 def _modules() -> list[Path]:
-    return sorted(Path(pospre.evaluation.__path__[0]).glob("*/*.py"))
+    return sorted(_ROOT.glob("*/**/*.py"))
 
 
 def _path(name: str) -> Path:

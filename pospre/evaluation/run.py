@@ -2,21 +2,39 @@
 
 import datetime
 import json
-import os
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from pospre.errors import UserError
 from pospre.evaluation.features import check_views
-from pospre.evaluation.registry import Context, Plan, check_settings, evaluation_module
+from pospre.evaluation.registry import (
+    Context,
+    Plan,
+    check_settings,
+    evaluate_by_name,
+    evaluation_module,
+)
 from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import Recipe
 from pospre.training.build import build_model
 from pospre.training.data import storage
+from pospre.whole_file import write_whole
+
+
+class Checked(NamedTuple):
+    """What is known of an evaluation that can be done.
+
+    Attributes:
+        settings: all of them, typed.
+        opened: see ``Context``.
+    """
+
+    settings: dict[str, Any]
+    opened: Any
 
 
 def check_evaluation(
@@ -25,8 +43,8 @@ def check_evaluation(
     data_path: str | Path,
     settings: Mapping[str, Any],
     output: Path | None,
-) -> dict[str, Any]:
-    """Find out without a model what would make an evaluation fail; return all its settings.
+) -> Checked:
+    """Find out without a model what would make an evaluation fail.
 
     Args:
         name: see ``run_evaluation``, as the others.
@@ -52,14 +70,14 @@ def check_evaluation(
     if output is not None:
         _check_output(output)
     folder = None if output is None else output.with_suffix("")
+    opened = None
     if hasattr(module, "check"):
-        module.check(Plan(recipe, str(data_path), checked, folder))
-    if getattr(module, "OWN_DATA", False):
-        return checked
-    banks = [checked["bank"]] if checked.get("bank") is not None else []
-    for path in (str(data_path), *banks):
-        check_views(recipe, path)
-    return checked
+        opened = module.check(Plan(recipe, str(data_path), checked, folder))
+    if not getattr(module, "OWN_DATA", False):
+        banks = [checked["bank"]] if checked.get("bank") is not None else []
+        for path in (str(data_path), *banks):
+            check_views(recipe, path)
+    return Checked(checked, opened)
 
 
 def run_evaluation(
@@ -107,7 +125,7 @@ def run_evaluation(
             evaluation is not for.
     """
     place = find_device(device)
-    checked = check_evaluation(name, recipe, data_path, settings or {}, output)
+    checked, opened = check_evaluation(name, recipe, data_path, settings or {}, output)
     require_finite(model, address or "the model")
     make_initial = initial or (lambda: build_model(recipe))
     was_training = model.training
@@ -118,11 +136,12 @@ def run_evaluation(
         device=place,
         folder=None if output is None else output.with_suffix(""),
         progress=progress,
+        opened=opened,
         storage=storage(recipe),
         go_on=go_on,
     )
     try:
-        results = evaluation_module(name).evaluate(context, **checked)
+        results = evaluate_by_name(name, context, checked)
     finally:
         model.train(was_training)
     document = {
@@ -182,11 +201,8 @@ def _check_output(path: Path) -> None:
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
     """Write ``document`` as JSON, whole or not at all."""
-    partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-        os.replace(partial, path)
+        write_whole(path, (json.dumps(document, indent=2) + "\n").encode())
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise UserError(f"{path} cannot be written: {error}") from error

@@ -17,8 +17,8 @@ from pospre.exchange import hf_folder, hub_folder, onnx_file, timm_file
 from pospre.exchange.card import make_card
 from pospre.exchange.parts import take_parts
 from pospre.exchange.target import CACHE, CARD, FOLDERS, card_of, check_target, parse_grid
-from pospre.training.checkpoints.file import write_whole
 from pospre.training.weight_files import Keys
+from pospre.whole_file import write_whole
 
 _KEYS = Keys("URI = ", "--weights")
 COSINE = 0.99999

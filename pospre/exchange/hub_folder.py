@@ -9,7 +9,7 @@ from torch import Tensor
 from pospre.exchange import timm_file
 from pospre.exchange.parts import Parts
 from pospre.exchange.target import FOLDERS
-from pospre.training.checkpoints.file import write_whole
+from pospre.whole_file import write_whole
 
 LIBRARY = "timm"
 TOLERANCE = timm_file.TOLERANCE

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pospre.errors import UserError, needing
 from pospre.exchange.parts import Parts, TimmOutputs
-from pospre.training.checkpoints.file import write_whole
+from pospre.whole_file import write_whole
 
 LIBRARY = "onnx"
 TOLERANCE = 1e-4  # other kernels, in float32 as well

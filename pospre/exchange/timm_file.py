@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pospre.exchange.parts import Parts, TimmOutputs
-from pospre.training.checkpoints.file import write_whole
+from pospre.whole_file import write_whole
 
 LIBRARY = "timm"
 TOLERANCE = 1e-5

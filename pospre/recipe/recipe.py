@@ -19,11 +19,11 @@ from pydantic_core import ErrorDetails
 
 from pospre.errors import UserError, suggestion
 from pospre.recipe import yaml_text
+from pospre.recipe.data_section import Data
 from pospre.recipe.extends import read_recipe
 from pospre.recipe.renamed import REMOVED, new_name, with_new_names, without_old_defaults
 from pospre.recipe.sections import (
     Callbacks,
-    Data,
     Encoder,
     Loggers,
     Optimizer,

@@ -4,8 +4,7 @@ The page loads nothing: style, curves and pictures are inside it, and its own co
 forbids everything else. Text that a user chose (names, paths, recipe) is escaped everywhere.
 """
 
-import os
-import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from pospre.report.plots import Chart, draw_chart, format_value
 from pospre.report.published import published_beside
 from pospre.report.questions import questions_of
 from pospre.report.run import Record, Run, is_number, read_run
+from pospre.whole_file import write_whole
 
 HERE = Path(__file__).parent
 # evaluations that the page knows how to show
@@ -55,7 +55,7 @@ def write_report(run_folder: Path, *, refresh: int | None = None) -> Path:
     html = render(read_run(run_folder), refresh=refresh)
     target = run_folder / "report.html"
     try:
-        _write_whole(target, html)
+        write_whole(target, html.encode())
     except OSError as error:
         raise UserError(f"cannot write {target}: {error.strerror}") from error
     return target
@@ -68,6 +68,16 @@ def render(run: Run, *, refresh: int | None = None) -> str:
 
 def render_template(name: str, context: dict[str, Any]) -> str:
     """Return a template of this folder with what fills it, in the style of the page."""
+    own = HERE / name.replace(".html.jinja", ".css")
+    sheets = dict.fromkeys((HERE / "page.css", own))
+    text = "\n".join(sheet.read_text(encoding="utf-8") for sheet in sheets)
+    style = Markup(text)  # our own files, not user text
+    return _environment().get_template(name).render(style=style, **context)
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    """Return what keeps the compiled templates: a running training writes its page again."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
         autoescape=True,
@@ -77,11 +87,7 @@ def render_template(name: str, context: dict[str, Any]) -> str:
     )
     environment.filters["percent"] = lambda value: format_value(value, percent=True)
     environment.filters["number"] = format_value
-    own = HERE / name.replace(".html.jinja", ".css")
-    sheets = dict.fromkeys((HERE / "page.css", own))
-    text = "\n".join(sheet.read_text(encoding="utf-8") for sheet in sheets)
-    style = Markup(text)  # our own files, not user text
-    return environment.get_template(name).render(style=style, **context)
+    return environment
 
 
 def page_context(run: Run) -> dict[str, Any]:
@@ -192,15 +198,3 @@ def _other_evaluations(run: Run) -> dict[str, Other]:
 def _colour_yaml(text: str) -> Markup:
     # Pygments escapes the text and only adds <span class>, so its output is safe as it is.
     return Markup(highlight(text, YamlLexer(), HtmlFormatter(nowrap=True)))
-
-
-def _write_whole(target: Path, text: str) -> None:
-    handle, name = tempfile.mkstemp(prefix=".report.", suffix=".partial", dir=target.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(name, 0o644)  # mkstemp makes it private; a report is to be shown
-        os.replace(name, target)
-    except BaseException:
-        os.unlink(name)
-        raise

@@ -13,8 +13,8 @@ from pospre.data.stores.reader import Reader
 from pospre.data.views.augment import Augment, RandAugment
 from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
+from pospre.recipe.data_section import View
 from pospre.recipe.recipe import Recipe
-from pospre.recipe.sections import View
 from pospre.recipe.values import Size
 
 

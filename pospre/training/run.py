@@ -21,8 +21,9 @@ from pospre.training.checkpoints.finding import (
     checkpoints_in,
     checkpoints_of,
 )
+from pospre.training.checkpoints.mirror import restore_metrics
 from pospre.training.checkpoints.reading import Checkpoint, open_newest, read_on_every_rank
-from pospre.training.checkpoints.uploads import Uploads, files_of, lacks, restore_metrics
+from pospre.training.checkpoints.uploads import Uploads, files_of, lacks
 from pospre.training.checkpoints.versions import warn_of_other_versions
 from pospre.training.components import Components, build_components
 from pospre.training.nodes.agreement import check_data

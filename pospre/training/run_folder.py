@@ -25,7 +25,9 @@ from pospre.training.checkpoints.finding import remove_checkpoints
 from pospre.training.checkpoints.reading import open_newest
 from pospre.training.lease import lease
 from pospre.training.resolve import with_defaults
+from pospre.whole_file import PARTIAL, write_whole
 
+_HALF_WRITTEN = f"recipe.yaml*{PARTIAL}"
 # What may differ when a run goes on: where things are and how fast they go, not what is learned
 # (but for DropPos with attentive weights: its loss depends slightly on trainer.microbatch_size).
 FREE_KEYS = (
@@ -206,7 +208,7 @@ def clear(recipe: Recipe) -> None:
 
 def _strangers(path: Path) -> list[Path]:
     """Return what neither a start that failed half-way nor a certificate leaves in a run folder."""
-    remains = {path / "recipe.yaml.partial", path / LOCK, path / "certificate"}
+    remains = {*path.glob(_HALF_WRITTEN), path / LOCK, path / "certificate"}
     checkpoints = path / "checkpoints"
     if checkpoints.is_dir() and not any(checkpoints.iterdir()):
         remains.add(checkpoints)
@@ -256,7 +258,6 @@ def _look_up(recipe: Any, key: str) -> Any:
 def write_recipe(recipe: Recipe) -> None:
     """Make the run's folders with the recipe in them, or leave nothing."""
     target = recipe.run_path() / "recipe.yaml"
-    partial = target.with_name(f"{target.name}.partial")
     folders = [recipe.run_path()]
     if not is_remote(recipe.checkpoint_folder()):
         folders.append(Path(recipe.checkpoint_folder()))
@@ -264,13 +265,14 @@ def write_recipe(recipe: Recipe) -> None:
     is_new = not target.exists()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(yaml.safe_dump(recipe.dump(), sort_keys=False), encoding="utf-8")
-        os.replace(partial, target)
+        for killed in target.parent.glob(_HALF_WRITTEN):
+            killed.unlink()
+        write_whole(target, yaml.safe_dump(recipe.dump(), sort_keys=False).encode())
         folders[-1].mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        for path in (partial, target) if is_new else (partial,):
+        if is_new:
             with suppress(OSError):
-                path.unlink()
+                target.unlink()
         for path in sorted(new, key=lambda path: len(path.parts), reverse=True):
             with suppress(OSError):
                 path.rmdir()

@@ -14,7 +14,7 @@ from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
-from pospre.recipe import sections
+from pospre.recipe.data_section import Augment as Section
 from pospre.recipe.recipe import recipe_from_dict
 from pospre.training.data import build_views
 from tests.devices import DEVICES
@@ -199,7 +199,7 @@ def test_without_augmentation_views_are_only_flipped_and_normalised():
 
 
 def test_the_recipe_section_has_the_same_keys_and_defaults():
-    section = sections.Augment()
+    section = Section()
     assert section.model_dump() == dataclasses.asdict(Augment())
     assert Augment(**section.model_dump()).is_off
 

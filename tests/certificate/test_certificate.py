@@ -15,6 +15,11 @@ from pospre.errors import run_command
 from tests.certificate import impure
 from tests.drills.certify_demos import YAMLS, small, write_pictures
 
+SHARDED = (
+    "trainer.checkpoint=sharded",
+    "trainer.fsdp={}",
+)  # each other number of ranks, other shards
+
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -32,9 +37,9 @@ def overrides(name: str, pictures: Path, folder: Path) -> tuple[Path, tuple[str,
         ("dinov2", (), ("--ranks", "1,2"), "2 ranks beside 2: the targets and KoLeo see"),
         (
             "mae",
-            ("encoder.dropout=0.1", "trainer.precision=fp32"),
-            ("--ranks", "1,2,1", "--also", "trainer.microbatch_size=4"),
-            "ranks 1→2→1",
+            ("encoder.dropout=0.1", "trainer.precision=fp32", *SHARDED),
+            ("--ranks", "2,4,2", "--also", "trainer.microbatch_size=4"),
+            "ranks 2→4→2",
         ),
     ],
 )

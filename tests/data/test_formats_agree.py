@@ -5,7 +5,6 @@ The reference is the image folder, read without threads, one sample after the ot
 
 import json
 import os
-import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -21,7 +20,7 @@ from pospre.data.loader import ViewLoader, build_loader
 from pospre.data.opening import open_reader
 from pospre.data.views.plan import ViewGroup
 from tests.data.conftest import FORMATS, NUM_IMAGES
-from tests.processes import finished
+from tests.processes import finished, launcher
 
 VIEWS = (
     ViewGroup(name="global", count=2, size=32),
@@ -159,9 +158,8 @@ def test_two_ranks_in_composer_share_a_beton_exactly(stored, tmp_path):
     script = Path(__file__).with_name("two_ranks_loader.py")
     path, batch_size, stop = stored("ffcv"), 3, 5
     environment = os.environ | {"PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1"}
-    launcher = [sys.executable, "-m", "composer.cli.launcher", "-n", "2"]
     done = finished(
-        [*launcher, str(script), str(path), str(batch_size), str(tmp_path), str(stop)],
+        [*launcher(2), str(script), str(path), str(batch_size), str(tmp_path), str(stop)],
         env=environment,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

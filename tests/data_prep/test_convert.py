@@ -4,7 +4,6 @@ import io
 import json
 import os
 import resource
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -264,23 +263,20 @@ def test_names_that_are_no_utf8(tmp_path: Path) -> None:
         assert [sample.get("path") for sample in read_samples(target)][1] in (None, "b\\udcff.jpg")
 
 
-def test_unreadable_files_whose_names_are_no_utf8(tmp_path: Path) -> None:
+def test_unreadable_files_whose_names_are_no_utf8(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = write_files(tmp_path / "photos", {"a.jpg": encoded(picture())})
     try:
         Path(os.fsdecode(bytes(source) + b"/b\xff.jpg")).write_bytes(b"no image")
     except OSError:
         pytest.skip("this file system refuses such names")
-    command = [sys.executable, "-m", "data_prep.convert", source, tmp_path / "out"]
-    done = subprocess.run(
-        [*map(str, command), "--format", "mds", "--workers", "1"],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert r"unreadable: b\udcff.jpg: " in done.stdout
+    terminal = io.BytesIO()
+    stream = io.TextIOWrapper(terminal, encoding="utf-8")  # as strict as a terminal's
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert run(source, tmp_path / "out") == 0
+    stream.flush()
+    assert rb"unreadable: b\udcff.jpg: " in terminal.getvalue()
 
 
 def test_killed_between_the_two_renames(

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from pospre.errors import UserError
-from pospre.evaluation.best import NOTE, BestCheckpoint
+from pospre.evaluation.best import BestCheckpoint
 from pospre.evaluation.planned import best_figure
 from pospre.recipe.recipe import Recipe, recipe_from_dict
+from pospre.training.checkpoints.finding import NOTE
 
 FIGURE = "evaluation/knn/top1"
 

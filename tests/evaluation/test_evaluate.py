@@ -12,8 +12,8 @@ from pospre import evaluate
 from pospre.errors import UserError, run_command
 from pospre.evaluation.registry import (
     check_settings,
+    default_settings,
     describe,
-    describe_settings,
     evaluation_names,
 )
 from pospre.evaluation.run import check_evaluation, run_evaluation
@@ -48,7 +48,7 @@ def test_the_recipes_page_has_a_row_for_every_evaluation():
     found = [[re.findall(r"`(\w+)`", cell) for cell in (row[0], row[2])] for row in rows]
     assert sorted(name for names, _ in found for name in names) == evaluation_names()
     for names, settings in found:
-        known = {key for name in names for key in describe_settings(name)}
+        known = {key for name in names for key in default_settings(name)}
         assert {*settings} - {"all"} <= known, names
 
 
@@ -72,6 +72,8 @@ def test_settings_are_typed_and_completed():
         ),
         ("knn", {"kk": "3"}, "no setting 'kk'. Did you mean 'k'"),
         ("knn", {"context": "3"}, "no setting 'context'"),
+        ("knn", {"sampling": "3"}, "no setting 'sampling'"),
+        ("position_probe", {"batch_size": "3"}, "no setting 'batch_size'"),
         ("knn", {"k": "many"}, "knn: k=many: .*integer"),
         ("knn", {"k": 2.5}, "knn: k=2.5: .*integer"),
         ("knn", {"k": True}, "knn: k=True: .*integer"),
@@ -217,7 +219,7 @@ def test_what_would_fail_is_said_before_the_first_forward_pass(
 def test_what_can_be_measured_passes_the_check(tmp_path, image_folder):
     data = image_folder(num_images=12)
     settings = {"bank": str(data), "k": "12", "num_bank": None, "features": "cls"}
-    checked = check_evaluation("knn", tiny_recipe(tmp_path, "mae"), data, settings, None)
+    checked, _ = check_evaluation("knn", tiny_recipe(tmp_path, "mae"), data, settings, None)
     assert (checked["k"], checked["batch_size"]) == (12, 64)
 
 

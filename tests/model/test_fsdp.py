@@ -1,14 +1,13 @@
 """FSDP2, whole and in copies, and DDP on gloo ranks are the unwrapped model."""
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
 from pospre.model.algorithm import algorithm_names
 from tests.algorithms.cases import HOST_OF
-from tests.processes import finished
+from tests.processes import finished, launcher
 
 TOGETHER = (
     "mae+droppos",
@@ -30,8 +29,7 @@ def test_several_ranks_equal_one_process(
 ) -> None:
     script = Path(__file__).with_name("sharded_step.py")
     environment = os.environ | {"PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1"}
-    launcher = [sys.executable, "-m", "composer.cli.launcher", "-n", str(ranks)]
-    done = finished([*launcher, str(script), *cases], limit=600, env=environment)
+    done = finished([*launcher(ranks), str(script), *cases], limit=600, env=environment)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     compiled = ["compiled blocks"] if ranks == 2 else []
     for case in (*cases, "centering", "KoLeo alone", *compiled):

@@ -13,7 +13,7 @@ from PIL import Image
 
 from pospre.errors import UserError
 from pospre.evaluate import parse_settings
-from pospre.evaluation.registry import check_settings, describe_settings, evaluation_names
+from pospre.evaluation.registry import check_settings, default_settings, evaluation_names
 from pospre.model.algorithm import algorithm_names
 from pospre.report.__main__ import main
 from pospre.report.page import write_report
@@ -98,7 +98,7 @@ REQUIRED = {"bank": "train", "protocol": "mae"}
 
 @pytest.mark.parametrize("name", evaluation_names())
 def test_a_printed_command_means_what_was_measured(tmp_path: Path, name: str) -> None:
-    needed = {key: REQUIRED[key] for key in REQUIRED if key in describe_settings(name)}
+    needed = {key: REQUIRED[key] for key in REQUIRED if key in default_settings(name)}
     folder = fabricate_run(tmp_path, num_steps=5, evaluated=False)
     settings = check_settings(name, needed)
     document = {"name": name, "model": "runs/x", "data": "p", "settings": settings, "results": {}}

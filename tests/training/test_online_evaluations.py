@@ -18,8 +18,8 @@ from composer.utils import dist
 from pospre import evaluate
 from pospre.errors import UserError
 from pospre.evaluation import online
-from pospre.evaluation.best import NOTE
 from pospre.training import ranks
+from pospre.training.checkpoints.finding import NOTE
 from pospre.training.checkpoints.reading import read_checkpoint
 from tests.training.tiny_runs import curve
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -232,7 +231,6 @@ def test_a_failing_evaluation_leaves_the_others_and_the_report(
 
 
 def test_two_ranks_say_a_mistake_once(tiny: Path) -> None:
-    launcher = [sys.executable, "-m", "composer.cli.launcher", "-n", "2", "-m", "pospre.train"]
-    done = finished([*launcher, str(tiny), "sed=1"])
+    done = finished(command(tiny, "sed=1", ranks=2), env=environment())
     assert done.returncode == 2
     assert (done.stdout + done.stderr).count("unknown key 'sed'") == 1

@@ -7,15 +7,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.processes import LIMIT, until
+from tests.processes import LIMIT, launcher, until
 
 ROOT = Path(__file__).parents[2]
 
 
 def command(recipe: Path, *overrides: str, ranks: int = 1) -> list[str]:
     """Return the command line that trains ``recipe`` on its own."""
-    composer = str(Path(sys.executable).with_name("composer"))
-    start = [sys.executable] if ranks == 1 else [composer, "-n", str(ranks)]
+    start = [sys.executable] if ranks == 1 else launcher(ranks)
     return [*start, "-m", "pospre.train", str(recipe), *overrides]
 
 

@@ -45,6 +45,7 @@ from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.listed import Numbers
 from pospre.evaluation.registry import Context, Plan
+from pospre.evaluation.sampling import Sampling
 from pospre.evaluation.table import format_table
 from pospre.nn.positions import grid_distances
 
@@ -60,10 +61,7 @@ def evaluate(
     queries: Numbers | None = None,
     num_pictures: NonNegativeInt = 4,
     image_size: PositiveInt | None = None,
-    num_samples: PositiveInt | None = None,
-    batch_size: PositiveInt = 32,
-    num_workers: PositiveInt | None = None,
-    seed: int = 0,
+    sampling: Sampling = Sampling(batch_size=32),
 ) -> dict[str, Any]:
     """Measure attention.
 
@@ -73,10 +71,7 @@ def evaluate(
         queries: patches whose maps are drawn, row by row from 0; without it three of them.
         num_pictures: draw the maps of so many images.
         image_size: side of the views in pixels; the encoder's own without it.
-        num_samples: measure on so many images, drawn by the seed; all without it.
-        batch_size: images per forward pass; it does not change the result.
-        num_workers: decoding threads; the loader chooses without it.
-        seed: draws the images that num_samples asks for.
+        sampling: which images, and how they are read.
 
     Returns:
         ``layers``: per layer the means over heads and images with standard errors (``…_se``), and
@@ -88,10 +83,7 @@ def evaluate(
         context,
         context.data,
         title="attention",
-        num_samples=num_samples,
-        batch_size=batch_size,
-        num_workers=num_workers,
-        seed=seed,
+        sampling=sampling,
         size=image_size,
     )
     size = (image_size, image_size) if image_size else context.image_size

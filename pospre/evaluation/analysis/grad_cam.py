@@ -31,6 +31,7 @@ from pospre.evaluation.drawing import (
 from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.features import centre_batches, require_labels
 from pospre.evaluation.registry import Context, Plan
+from pospre.evaluation.sampling import Sampling
 from pospre.evaluation.table import format_table, percent
 from pospre.model.model import PretrainModel
 
@@ -45,10 +46,7 @@ def evaluate(
     target: Literal["predicted", "label"] = "predicted",
     layer: PositiveInt | None = None,
     num_pictures: PositiveInt = 8,
-    num_samples: PositiveInt | None = None,
-    batch_size: PositiveInt = 32,
-    num_workers: PositiveInt | None = None,
-    seed: int = 0,
+    sampling: Sampling = Sampling(batch_size=32),
 ) -> dict[str, Any]:
     """Draw the maps, and measure how much of an image they cover.
 
@@ -57,10 +55,7 @@ def evaluate(
         target: the class asked for: the predicted one, or the image's label.
         layer: the block; the last without it.
         num_pictures: draw so many images.
-        num_samples: measure on so many images, drawn by the seed; all without it.
-        batch_size: images per pass; it does not change the result.
-        num_workers: decoding threads; the loader chooses without it.
-        seed: draws the images that num_samples asks for.
+        sampling: which images, and how they are read.
 
     Returns:
         ``area``: share of an image's patches with at least half its greatest value, mean over
@@ -72,15 +67,7 @@ def evaluate(
     """
     layer = layer or context.model.encoder.depth
     num_classes = class_head(context.model).num_classes
-    batches = centre_batches(
-        context,
-        context.data,
-        title="grad_cam",
-        num_samples=num_samples,
-        batch_size=batch_size,
-        num_workers=num_workers,
-        seed=seed,
-    )
+    batches = centre_batches(context, context.data, title="grad_cam", sampling=sampling)
     areas: list[Tensor] = []
     cells: list[tuple[Cell, Cell]] = []
     names = open_reader(context.data).classes

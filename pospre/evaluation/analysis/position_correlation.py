@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import NonNegativeInt
 from torch import Tensor
 
 from pospre.batch import Batch
@@ -25,6 +25,7 @@ from pospre.evaluation.estimates import estimate_rows
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.layers import layer_tokens
 from pospre.evaluation.registry import Context, Plan
+from pospre.evaluation.sampling import Sampling
 from pospre.evaluation.table import format_table
 
 FIGURES = {"position": "max"}
@@ -35,20 +36,14 @@ def evaluate(
     context: Context,
     *,
     layer: NonNegativeInt | None = None,
-    num_samples: PositiveInt | None = None,
-    batch_size: PositiveInt = 64,
-    num_workers: PositiveInt | None = None,
-    seed: int = 0,
+    sampling: Sampling = Sampling(),
 ) -> dict[str, Any]:
     """Correlate positions.
 
     Args:
         context: model, data, device, and where the picture goes.
         layer: whose features, after the final norm; 0 is the embedding, without it the last.
-        num_samples: measure on so many images, drawn by the seed; all without it.
-        batch_size: images per forward pass; it does not change the result.
-        num_workers: decoding threads; the loader chooses without it.
-        seed: draws the images that num_samples asks for.
+        sampling: which images, and how they are read.
 
     Returns:
         Mean correlations, with jackknife standard errors over images (``…_se``): ``within``, of
@@ -59,15 +54,7 @@ def evaluate(
     Raises:
         UserError: there is one image only.
     """
-    batches = centre_batches(
-        context,
-        context.data,
-        title="position_correlation",
-        num_samples=num_samples,
-        batch_size=batch_size,
-        num_workers=num_workers,
-        seed=seed,
-    )
+    batches = centre_batches(context, context.data, title="position_correlation", sampling=sampling)
     layer = context.model.encoder.depth if layer is None else layer
     sums = sum_features(_standardised(context, batches, layer))
     within_NN, across_NN = correlations(sums)

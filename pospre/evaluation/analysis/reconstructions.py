@@ -29,6 +29,7 @@ from pospre.evaluation.drawing import (
 from pospre.evaluation.estimates import estimate_rows, mean_and_error
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.registry import Context, Plan
+from pospre.evaluation.sampling import Sampling
 from pospre.evaluation.table import format_table
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Outputs
@@ -47,10 +48,7 @@ def evaluate(
     *,
     mask_ratio: Ratio = 0.75,
     num_pictures: PositiveInt = 6,
-    num_samples: PositiveInt | None = None,
-    batch_size: PositiveInt = 32,
-    num_workers: PositiveInt | None = None,
-    seed: int = 0,
+    sampling: Sampling = Sampling(batch_size=32),
     baseline: bool = True,
 ) -> dict[str, Any]:
     """Measure the error, and draw original, visible patches and reconstruction.
@@ -59,10 +57,7 @@ def evaluate(
         context: model with MAE or SimMIM, data, device, and where the picture goes.
         mask_ratio: share of patches hidden, in (0, 1).
         num_pictures: draw so many images.
-        num_samples: measure on so many images, drawn by the seed; all without it.
-        batch_size: images per forward pass; it does not change the result.
-        num_workers: decoding threads; the loader chooses without it.
-        seed: of the hidden patches and of the drawn images.
+        sampling: which images, and how they are read; the seed also hides the patches.
         baseline: measure the untrained model of the same recipe and seed as well.
 
     Returns:
@@ -71,19 +66,11 @@ def evaluate(
         model's, without an error of its own. Also ``mask_ratio``, ``samples`` and ``pictures``.
     """
     model, initial = context.model, context.initial() if baseline else None
-    batches = centre_batches(
-        context,
-        context.data,
-        title="reconstructions",
-        num_samples=num_samples,
-        batch_size=batch_size,
-        num_workers=num_workers,
-        seed=seed,
-    )
+    batches = centre_batches(context, context.data, title="reconstructions", sampling=sampling)
     parts: list[Tensor] = []
     cells: list[list[Cell]] = []
     for batch in batches:
-        batch = hide(model, batch, mask_ratio, seed)
+        batch = hide(model, batch, mask_ratio, sampling.seed)
         outputs = predict(model, batch)
         untrained = outputs if initial is None else predict(initial, batch)
         parts.append(torch.stack([*_errors(outputs), _errors(untrained)[0]], dim=1).cpu())

@@ -27,6 +27,7 @@ from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.listed import Numbers
 from pospre.evaluation.registry import Context, Plan
+from pospre.evaluation.sampling import Sampling
 from pospre.evaluation.table import format_table, percent
 
 FIGURES = {"near": "max"}
@@ -38,10 +39,7 @@ def evaluate(
     layers: Numbers | None = None,
     num_heads: PositiveInt | None = None,
     image_size: PositiveInt | None = None,
-    num_samples: PositiveInt | None = None,
-    batch_size: PositiveInt = 32,
-    num_workers: PositiveInt | None = None,
-    seed: int = 0,
+    sampling: Sampling = Sampling(batch_size=32),
 ) -> dict[str, Any]:
     """Average attention by offset.
 
@@ -50,10 +48,7 @@ def evaluate(
         layers: blocks to measure, such as 2,6,10; all without it.
         num_heads: draw so many heads of each layer, those of the lowest entropy; all without it.
         image_size: side of the views in pixels; the encoder's own without it.
-        num_samples: measure on so many images, drawn by the seed; all without it.
-        batch_size: images per forward pass; it does not change the result.
-        num_workers: decoding threads; the loader chooses without it.
-        seed: draws the images that num_samples asks for.
+        sampling: which images, and how they are read.
 
     Returns:
         ``layers``: per layer ``heads``, sorted: ``head`` (from 0), ``entropy`` in nats, ``own``
@@ -67,10 +62,7 @@ def evaluate(
         context,
         context.data,
         title="relative_attention",
-        num_samples=num_samples,
-        batch_size=batch_size,
-        num_workers=num_workers,
-        seed=seed,
+        sampling=sampling,
         size=image_size,
     )
     size = (image_size, image_size) if image_size else context.image_size

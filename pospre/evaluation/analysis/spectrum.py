@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt
 from torch import Tensor
 
 from pospre.errors import UserError
@@ -35,6 +35,7 @@ from pospre.evaluation.features import centre_batches
 from pospre.evaluation.layers import layer_tokens
 from pospre.evaluation.listed import Numbers
 from pospre.evaluation.registry import Context, Plan
+from pospre.evaluation.sampling import Sampling
 from pospre.evaluation.table import format_table, percent
 
 FIGURES = {"rankme": "max", "artefacts": "min"}
@@ -75,10 +76,7 @@ def evaluate(
     norm: bool = True,
     artefact: Annotated[float, Field(gt=1)] = 3.0,
     num_pictures: NonNegativeInt = 4,
-    num_samples: PositiveInt | None = None,
-    batch_size: PositiveInt = 32,
-    num_workers: PositiveInt | None = None,
-    seed: int = 0,
+    sampling: Sampling = Sampling(batch_size=32),
 ) -> dict[str, Any]:
     """Measure spectra and lengths.
 
@@ -90,10 +88,7 @@ def evaluate(
             those before it.
         artefact: tokens this many times longer than the median of their image are artefacts.
         num_pictures: draw the last layer's lengths of so many images.
-        num_samples: measure on so many images, drawn by the seed; all without it.
-        batch_size: images per forward pass; it does not change the result.
-        num_workers: decoding threads; the loader chooses without it.
-        seed: draws the images that num_samples asks for.
+        sampling: which images, and how they are read.
 
     Returns:
         ``layers``: per layer ``singular_values`` of the covariance, ``rankme``,
@@ -103,15 +98,7 @@ def evaluate(
     """
     model = context.model
     chosen = sorted(set(layers or range(model.encoder.depth + 1)))
-    batches = centre_batches(
-        context,
-        context.data,
-        title="spectrum",
-        num_samples=num_samples,
-        batch_size=batch_size,
-        num_workers=num_workers,
-        seed=seed,
-    )
+    batches = centre_batches(context, context.data, title="spectrum", sampling=sampling)
     gathered = {layer: Gathered() for layer in chosen}
     cells: list[list[Cell]] = []
     for batch in batches:

@@ -32,6 +32,7 @@ from pospre.evaluation.drawing import (
 from pospre.evaluation.estimates import estimate_rows, mean_and_error
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.registry import Context, Plan
+from pospre.evaluation.sampling import Sampling
 from pospre.evaluation.table import format_table
 from pospre.model.model import PretrainModel
 from pospre.model.passes import EncoderPass
@@ -47,10 +48,7 @@ def evaluate(
     *,
     temperature: PositiveFloat = 0.1,
     num_pictures: PositiveInt = 6,
-    num_samples: PositiveInt | None = None,
-    batch_size: PositiveInt = 32,
-    num_workers: PositiveInt | None = None,
-    seed: int = 0,
+    sampling: Sampling = Sampling(batch_size=32),
 ) -> dict[str, Any]:
     """Compare predicted features with those of all patches.
 
@@ -58,10 +56,7 @@ def evaluate(
         context: model with I-JEPA, data, device, and where the picture goes.
         temperature: of the softmax; the paper states none.
         num_pictures: draw the maps of so many images, of one hidden patch each.
-        num_samples: measure on so many images, drawn by the seed; all without it.
-        batch_size: images per forward pass; it does not change the result.
-        num_workers: decoding threads; the loader chooses without it.
-        seed: of the masks (I-JEPA's published blocks), and of the drawn images.
+        sampling: which images, and how they are read; the seed also draws I-JEPA's blocks.
 
     Returns:
         Means over hidden patches and images, with standard errors over images (``…_se``):
@@ -70,21 +65,13 @@ def evaluate(
         ``uniform_distance``, the same where all patches are alike.
     """
     model = context.model
-    batches = centre_batches(
-        context,
-        context.data,
-        title="stop_heatmaps",
-        num_samples=num_samples,
-        batch_size=batch_size,
-        num_workers=num_workers,
-        seed=seed,
-    )
+    batches = centre_batches(context, context.data, title="stop_heatmaps", sampling=sampling)
     grid = model.encoder.grid
     distance_NN = grid_distances(*grid, squared=False).to(context.device)
     parts: list[Tensor] = []
     cells: list[list[Cell]] = []
     for batch in batches:
-        batch = hide(model, batch, seed)
+        batch = hide(model, batch, sampling.seed)
         similarity_BQN = predicted_similarity(model, batch)
         target_BQ = batch["ijepa/targets"].flatten(1)
         weight_BQN = (similarity_BQN / temperature).softmax(-1)

@@ -6,12 +6,12 @@ Top-1 and top-5 on held-out images, centre views. What an untrained head knows i
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from pydantic import BeforeValidator, PositiveInt
+from pydantic import BeforeValidator
 from torch import Tensor
 
 from pospre.data.opening import open_reader
@@ -30,6 +30,7 @@ from pospre.evaluation.features import (
 )
 from pospre.evaluation.listed import listed
 from pospre.evaluation.registry import Context, Plan
+from pospre.evaluation.sampling import Sampling
 from pospre.evaluation.table import format_table, percent, standard_error
 from pospre.model.model import PretrainModel
 from pospre.nn.sizes import pair
@@ -44,10 +45,7 @@ def evaluate(
     context: Context,
     *,
     ensemble: Runs = (),
-    num_samples: PositiveInt | None = None,
-    batch_size: PositiveInt = 64,
-    num_workers: PositiveInt | None = None,
-    seed: int = 0,
+    sampling: Sampling = Sampling(),
 ) -> dict[str, Any]:
     """Measure top-1 and top-5.
 
@@ -55,10 +53,7 @@ def evaluate(
         context: model, data and device.
         ensemble: run folders or checkpoints of other fine-tuned models, with commas between them,
             whose probabilities are averaged with this one's.
-        num_samples: classify so many images, drawn by the seed; all without it.
-        batch_size: images per forward pass; it does not change the result.
-        num_workers: decoding threads; the loader chooses without it.
-        seed: draws the images that num_samples asks for.
+        sampling: which images, and how they are read.
 
     Returns:
         ``top1`` and ``top5`` in [0, 1] (``top5`` is None with five classes or fewer), the
@@ -69,17 +64,8 @@ def evaluate(
         UserError: an image has no label, or a run of the ensemble is not of these classes.
     """
     num_classes = class_head(context.model).num_classes
-    members = [context.model, *_others(ensemble, num_classes, context.image_size)]
-    members = [member.to(context.device) for member in members]
-    batches = centre_batches(
-        context,
-        context.data,
-        title="accuracy",
-        num_samples=num_samples,
-        batch_size=batch_size,
-        num_workers=num_workers,
-        seed=seed,
-    )
+    members = [context.model, *(member.to(context.device) for member in context.opened)]
+    batches = centre_batches(context, context.data, title="accuracy", sampling=sampling)
     ranks: list[Tensor] = []
     for batch in batches:
         require_labels("accuracy", batch["label"].cpu(), context.data)
@@ -100,20 +86,19 @@ def evaluate(
     }
 
 
-def _others(
-    ensemble: Sequence[str], num_classes: int, size: tuple[int, int]
-) -> list[PretrainModel]:
-    return load_classifiers("accuracy", "ensemble", ensemble, num_classes=num_classes, size=size)
-
-
 def _share(right_M: Tensor) -> float:
     return float(right_M.double().mean())
 
 
-def check(plan: Plan) -> None:
-    """Raise a ``UserError`` for data without labels, or of other classes than the heads'."""
-    classes = check_classes("accuracy", plan)
-    _others(plan.settings["ensemble"], classes, pair(plan.recipe.encoder.image_size))
+def check(plan: Plan) -> list[PretrainModel]:
+    """Return the ensemble; raise a ``UserError`` for data without labels, or of other classes."""
+    return load_classifiers(
+        "accuracy",
+        "ensemble",
+        plan.settings["ensemble"],
+        num_classes=check_classes("accuracy", plan),
+        size=pair(plan.recipe.encoder.image_size),
+    )
 
 
 def check_classes(owner: str, plan: Plan) -> int:

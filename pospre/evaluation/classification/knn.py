@@ -7,6 +7,7 @@ et al. 2022, Fig. 9; the η of that figure is the run's).
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ from pospre.evaluation.features import Pooling, check_probe, encode_data
 from pospre.evaluation.layers import blank_encoder, check_layers
 from pospre.evaluation.listed import Numbers
 from pospre.evaluation.registry import Context, Plan
+from pospre.evaluation.sampling import Sampling
 from pospre.evaluation.table import format_table, percent, standard_error
 from pospre.model.model import PretrainModel
 
@@ -37,18 +39,15 @@ def evaluate(
     features: Pooling = "mean",
     layers: Numbers | Literal["all"] | None = None,
     num_bank: PositiveInt | None = None,
-    num_samples: PositiveInt | None = None,
-    batch_size: PositiveInt = 64,
-    num_workers: PositiveInt | None = None,
-    seed: int = 0,
+    sampling: Sampling = Sampling(),
     baseline: bool = True,
 ) -> dict[str, Any]:
     """Measure top-1.
 
     Args:
         context: model, data and device.
-        bank: data set whose images vote, for instance the training set; without it every image is
-            classified by all the others.
+        bank: data set whose images vote, for instance the training set; without it every image
+            measured is classified by all the others.
         k: how many neighbours vote.
         temperature: T; the smaller, the more the nearest ones count.
         features: mean of the patch tokens, or the cls token. The default is mean, because neither
@@ -56,11 +55,7 @@ def evaluate(
         layers: measure these layers, such as 0,6,12, or all of them: 0 is what goes into the first
             block, 1 what comes out of it; each after the encoder's final norm. Without it the last.
         num_bank: let so many images of the bank vote, drawn by the seed; all without it.
-        num_samples: classify so many images, drawn by the seed; all without it. Without a bank
-            only these vote as well.
-        batch_size: images per forward pass; it does not change the result.
-        num_workers: decoding threads; the loader chooses without it.
-        seed: draws the images that num_bank and num_samples ask for.
+        sampling: which images are classified, and how they are read.
         baseline: measure the untrained encoder of the same recipe and seed as well.
 
     Returns:
@@ -80,15 +75,12 @@ def evaluate(
         models,
         layers=all_layers(layers, context.model.encoder.depth),
         pooling=features,
-        batch_size=batch_size,
-        num_workers=num_workers,
-        seed=seed,
     )
-    queries, labels_Q = encode(data=context.data, title="knn", num_samples=num_samples)
+    queries, labels_Q = encode(data=context.data, title="knn", sampling=sampling)
     banks, bank_labels_M = (
         (queries, labels_Q)
         if bank is None
-        else encode(data=bank, title="knn bank", num_samples=num_bank)
+        else encode(data=bank, title="knn bank", sampling=replace(sampling, num_samples=num_bank))
     )
     answerable_Q = _answerable(labels_Q, bank_labels_M, context.data, bank)
     asked = int(answerable_Q.sum())

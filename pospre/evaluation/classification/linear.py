@@ -34,6 +34,7 @@ from pospre.evaluation.classification.vectors import Parts, encode_parts
 from pospre.evaluation.features import Pooling, check_probe
 from pospre.evaluation.layers import blank_encoder, check_layers
 from pospre.evaluation.registry import Context, Plan
+from pospre.evaluation.sampling import Sampling
 from pospre.evaluation.table import format_table, percent, standard_error
 from pospre.model.model import PretrainModel
 
@@ -52,10 +53,7 @@ def evaluate(
     batch: Annotated[int, Field(ge=2)] | None = None,
     base_lr: PositiveFloat | None = None,
     augment: bool = False,
-    num_samples: PositiveInt | None = None,
-    batch_size: PositiveInt = 64,
-    num_workers: PositiveInt | None = None,
-    seed: int = 0,
+    sampling: Sampling = Sampling(),
     baseline: bool = True,
 ) -> dict[str, Any]:
     """Measure top-1.
@@ -76,11 +74,8 @@ def evaluate(
         base_lr: learning rate per 256 images; the protocol's, or its list, without it.
         augment: train on new random crops and flips in every epoch, as published; the bank is then
             encoded anew for each.
-        num_samples: classify so many images, drawn by the seed; all without it.
-        batch_size: images per forward pass; it does not change the result.
-        num_workers: decoding threads; the loader chooses without it.
-        seed: of label_fraction, the classifiers' weights, the order of images, the crops, the tenth
-            held back, and the images that num_samples asks for.
+        sampling: which images are classified, and how they are read; the seed also draws
+            label_fraction, weights, the order of images, crops and the tenth held back.
         baseline: measure the untrained encoder of the same recipe and seed as well.
 
     Returns:
@@ -103,19 +98,20 @@ def evaluate(
         context,
         parts=sorted({part for kind in kinds for part in kind.features.parts}),
         owner="linear",
-        batch_size=batch_size,
-        num_workers=num_workers,
-        seed=seed,
     )
     from_bank = partial(
-        encode, data=bank, num_samples=None, label_fraction=label_fraction, labels=labels
+        encode,
+        data=bank,
+        sampling=replace(sampling, num_samples=None),
+        label_fraction=label_fraction,
+        labels=labels,
     )
     view = _view(context, crop="full", flip_rate=0.0) if settings.crop == "full" else None
     seen, label_M = from_bank(models, title="linear bank", view=view)
     queries, label_Q = encode(
-        models, data=context.data, title="linear", num_samples=num_samples, view=view
+        models, data=context.data, title="linear", sampling=sampling, view=view
     )
-    rest, held = _split(len(label_M), seed, hold_back=len(kinds) > 1)
+    rest, held = _split(len(label_M), sampling.seed, hold_back=len(kinds) > 1)
     crops = partial(from_bank, view=_view(context, crop="random" if view is None else "full"))
     measured: dict[str, list[Measured]] = {}
     for name, model in models.items():
@@ -127,7 +123,7 @@ def evaluate(
             label_M[rest],
             int(torch.cat([label_M, label_Q]).max()) + 1,
             dim=model.encoder.embed_dim,
-            seed=seed,
+            seed=sampling.seed,
             device=context.device,
             progress=context.progress,
             go_on=context.go_on,

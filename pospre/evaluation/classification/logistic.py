@@ -7,6 +7,7 @@ papers train a layer for tens of epochs on random crops, so that their figures a
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -20,6 +21,7 @@ from pospre.data.stores.subset import subset
 from pospre.errors import UserError
 from pospre.evaluation.features import Pooling, check_probe, encode_data
 from pospre.evaluation.registry import Context, Plan
+from pospre.evaluation.sampling import Sampling
 from pospre.evaluation.table import format_table, percent, standard_error
 
 FIGURES = {"top1": "max"}
@@ -36,10 +38,7 @@ def evaluate(
     label_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0,
     labels: str | None = None,
     num_bank: PositiveInt | None = None,
-    num_samples: PositiveInt | None = None,
-    batch_size: PositiveInt = 64,
-    num_workers: PositiveInt | None = None,
-    seed: int = 0,
+    sampling: Sampling = Sampling(),
     baseline: bool = True,
 ) -> dict[str, Any]:
     """Measure top-1.
@@ -56,10 +55,8 @@ def evaluate(
         labels: fit to the images that this text file names, one in each line, such as a published
             list of 1 %.
         num_bank: fit to so many images of the bank, drawn by the seed; all without it.
-        num_samples: classify so many images, drawn by the seed; all without it.
-        batch_size: images per forward pass; it does not change the result.
-        num_workers: decoding threads; the loader chooses without it.
-        seed: draws the images that num_bank and num_samples ask for, and the tenth held back.
+        sampling: which images are classified, and how they are read; the seed also draws the tenth
+            held back.
         baseline: measure the untrained encoder of the same recipe and seed as well.
 
     Returns:
@@ -78,20 +75,17 @@ def evaluate(
         models,
         pooling=features,
         owner="logistic",
-        batch_size=batch_size,
-        num_workers=num_workers,
-        seed=seed,
     )
     banks, bank_labels_M = encode(
         bank,
         title="logistic bank",
-        num_samples=num_bank,
+        sampling=replace(sampling, num_samples=num_bank),
         label_fraction=label_fraction,
         labels=labels,
     )
     classes = len(bank_labels_M.unique())
     _require_enough(bank, len(bank_labels_M), classes)
-    queries, labels_Q = encode(context.data, title="logistic", num_samples=num_samples)
+    queries, labels_Q = encode(context.data, title="logistic", sampling=sampling)
     num_classes = int(torch.cat([labels_Q, bank_labels_M]).max()) + 1
     results: dict[str, Any] = {"initial_top1": None}
     for name in models:
@@ -102,7 +96,7 @@ def evaluate(
             num_classes,
             iterations=iterations,
             decays=DECAYS if weight_decay is None else (weight_decay,),
-            seed=seed,
+            seed=sampling.seed,
         )
         predicted_Q = classify(queries_QD.to(context.device), weights).cpu()
         results[name] = float((predicted_Q == labels_Q).double().mean())

@@ -18,7 +18,7 @@ from torch import Tensor
 from pospre.batch import INDEX, LABEL
 from pospre.data.opening import open_reader
 from pospre.errors import UserError, needing
-from pospre.evaluation.classification.accuracy import check as check_accuracy
+from pospre.evaluation.classification.accuracy import check_classes
 from pospre.evaluation.classification.class_sets import (
     ClassSet,
     open_class_set,
@@ -30,6 +30,7 @@ from pospre.evaluation.features import centre_batches, require_labels
 from pospre.evaluation.layers import blank_encoder
 from pospre.evaluation.listed import listed
 from pospre.evaluation.registry import Context, Plan
+from pospre.evaluation.sampling import Sampling
 from pospre.evaluation.table import format_table, percent, standard_error
 from pospre.nn.masking import num_kept
 from pospre.nn.sizes import pair
@@ -55,10 +56,7 @@ def evaluate(
     tiles: Counts = (2,),
     shift: PositiveInt = 1,
     scale: Share = 0.5,
-    num_samples: PositiveInt | None = None,
-    batch_size: PositiveInt = 64,
-    num_workers: PositiveInt | None = None,
-    seed: int = 0,
+    sampling: Sampling = Sampling(),
 ) -> dict[str, Any]:
     """Measure top-1 under every condition and on every further data set.
 
@@ -76,10 +74,8 @@ def evaluate(
         tiles: rows and columns of tiles that are shuffled, such as 2,4; they divide the image.
         shift: patches by which positions are shifted, where the encoder adds any.
         scale: share of the image whose positions are stretched over all of it.
-        num_samples: measure on so many images of each data set, drawn by the seed; all without it.
-        batch_size: images per forward pass; it does not change the result.
-        num_workers: decoding threads; the loader chooses without it.
-        seed: of the boxes, patches, tiles, and of the images that num_samples asks for.
+        sampling: which images of each data set, and how they are read; the seed also draws boxes,
+            patches and tiles.
 
     Returns:
         ``conditions`` and ``sets``: one dict each with ``name``, ``top1`` in [0, 1],
@@ -104,20 +100,14 @@ def evaluate(
     classes = class_head(context.model).num_classes
     known = names or [str(number) for number in range(classes)]
     own = ClassSet(context.data, torch.eye(classes).bool(), torch.ones(classes).bool())
-    options = {
-        "num_samples": num_samples,
-        "batch_size": batch_size,
-        "num_workers": num_workers,
-        "seed": seed,
-    }
-    rows, clean = _measure(context, own, wanted, options)
+    rows, clean = _measure(context, own, wanted, sampling)
     others = [open_class_set("robustness", path, known, lists) for path in sets]
-    further = [_measure(context, other, wanted[:1], options)[0][0] for other in others]
+    further = [_measure(context, other, wanted[:1], sampling)[0][0] for other in others]
     aupr = None
     if outliers is not None:
         from sklearn.metrics import average_precision_score
 
-        strange = _confidence(context, outliers, options)
+        strange = _confidence(context, outliers, sampling)
         truth = [0] * len(clean.confidence) + [1] * len(strange)
         scores = -torch.cat([clean.confidence, strange])
         aupr = float(average_precision_score(truth, scores.numpy()))
@@ -142,7 +132,7 @@ def evaluate(
 def check(plan: Plan) -> None:
     """Raise a ``UserError`` for data, sets, lists or tiles that the model cannot be measured on."""
     settings = plan.settings
-    check_accuracy(Plan(plan.recipe, plan.data, {"ensemble": ()}, plan.folder))
+    classes = check_classes("robustness", plan)
     size = pair(plan.recipe.encoder.image_size)
     for count in settings["tiles"]:
         if size[0] % count or size[1] % count:
@@ -156,11 +146,9 @@ def check(plan: Plan) -> None:
         with needing("evaluate", "robustness outliers=…"):
             import sklearn.metrics  # noqa: F401
         open_reader(settings["outliers"])
-    names = open_reader(plan.data).classes
-    count = plan.recipe.algorithms[NEEDS].get("num_classes") or len(names or ())
-    known = names or [str(number) for number in range(count)]
+    known = open_reader(plan.data).classes or [str(number) for number in range(classes)]
     if settings["reassessed"] is not None:
-        read_reassessed("robustness", settings["reassessed"], open_reader(plan.data), count)
+        read_reassessed("robustness", settings["reassessed"], open_reader(plan.data), classes)
     if settings["lists"] is not None and not settings["sets"]:
         raise UserError(
             f"robustness: lists={settings['lists']} says what the folders of sets stand for; give "
@@ -185,7 +173,7 @@ class Clean(NamedTuple):
 
 
 def _measure(
-    context: Context, data: ClassSet, wanted: list[Condition], options: Mapping[str, Any]
+    context: Context, data: ClassSet, wanted: list[Condition], sampling: Sampling
 ) -> tuple[list[dict[str, Any]], Clean]:
     """Return a row per condition, and what came of the first, the untouched images."""
     model, right_LC = context.model, data.right.to(context.device)
@@ -193,13 +181,13 @@ def _measure(
     hits: list[Tensor] = []
     clean: list[Clean] = []
     title = f"robustness {Path(data.path).name}"
-    for batch in centre_batches(context, data.path, title=title, **options):
+    for batch in centre_batches(context, data.path, title=title, sampling=sampling):
         label_B = batch[LABEL]
         require_labels("robustness", label_B.cpu(), data.path)
         images = model.images(batch)[:, 0]
         found: list[Tensor] = []
         for _, change, positions in wanted:
-            seen = images if change is None else change(images, batch, options["seed"])
+            seen = images if change is None else change(images, batch, sampling.seed)
             scores_BC = log_probabilities(model, seen, batch, positions)
             answer_B = scores_BC.masked_fill(impossible_C, -torch.inf).argmax(1)
             if not found:
@@ -223,13 +211,15 @@ def _row(name: str, hit_M: Tensor, classes: int) -> dict[str, Any]:
     }
 
 
-def _confidence(context: Context, data: str, options: Mapping[str, Any]) -> Tensor:
+def _confidence(context: Context, data: str, sampling: Sampling) -> Tensor:
     """Return the logarithm of the greatest probability (M,) of every image."""
     model = context.model
     return torch.cat(
         [
             log_probabilities(model, model.images(batch)[:, 0], batch).amax(1).cpu()
-            for batch in centre_batches(context, data, title="robustness outliers", **options)
+            for batch in centre_batches(
+                context, data, title="robustness outliers", sampling=sampling
+            )
         ]
     )
 

@@ -1,13 +1,9 @@
 """What the dense evaluations share of an encoder: its tokens as maps, frozen or fine-tuned."""
 
 import copy
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
-import numpy as np
-from numpy import ndarray
-from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from pospre.errors import UserError
 from pospre.evaluation.layers import blank_encoder, check_layers, layer_tokens
@@ -85,40 +81,23 @@ def check_side(owner: str, key: str, sides: tuple[int, int], encoder: Encoder) -
         )
 
 
-def read_image(path: Path) -> ndarray:
-    """Return the pixels of an image file, uint8 RGB (H, W, 3).
+def four_scales(
+    dim: int, norm: Callable[[int], nn.Module], *, halve: bool
+) -> tuple[nn.ModuleList, tuple[int, int, int, int]]:
+    """Return what makes maps of 4, 2, 1 and 1/2 times the size out of maps, and their widths.
 
-    Raises:
-        UserError: it cannot be read.
+    Args:
+        dim: width of the encoder.
+        norm: between the two deconvolutions of the first.
+        halve: every deconvolution halves the width, as in ViTDet (Li et al. 2022); else all keep
+            it, as in BEiT and MAE.
     """
-    try:
-        with Image.open(path) as image:
-            return np.asarray(image.convert("RGB"))
-    except (OSError, ValueError, Image.DecompressionBombError) as error:
-        raise _unreadable(path, error) from error
-
-
-def image_sides(path: Path) -> tuple[int, int]:
-    """Return height and width of an image file, of which only the head is read.
-
-    Raises:
-        UserError: it cannot be read.
-    """
-    try:
-        with Image.open(path) as image:
-            return image.height, image.width
-    except (OSError, ValueError, Image.DecompressionBombError) as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: Exception) -> UserError:
-    return UserError(f"{path} is no image that can be read ({error}); replace it, or leave it out.")
-
-
-def check_not_smaller(owner: str, path: Path, sides: Sequence[float], patch: int) -> None:
-    """Raise a ``UserError`` of ``owner`` for an image that is smaller than a patch."""
-    if min(sides) < patch:
-        raise UserError(
-            f"{owner}: {path} has {sides[0]:.0f}×{sides[1]:.0f} pixels as it is shown, less than a "
-            f"patch of {patch}; give a greater size=…, or leave it out."
-        )
+    half, quarter = (dim // 2, dim // 4) if halve else (dim, dim)
+    first = nn.Sequential(
+        nn.ConvTranspose2d(dim, half, 2, 2),
+        norm(half),
+        nn.GELU(),
+        nn.ConvTranspose2d(half, quarter, 2, 2),
+    )
+    scales = [first, nn.ConvTranspose2d(dim, half, 2, 2), nn.Identity(), nn.MaxPool2d(2)]
+    return nn.ModuleList(scales), (quarter, half, dim, dim)

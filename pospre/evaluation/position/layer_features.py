@@ -15,6 +15,7 @@ from pospre.data.views.plan import ViewGroup
 from pospre.evaluation.features import WHOLE, centre_batches
 from pospre.evaluation.layers import layer_tokens
 from pospre.evaluation.registry import Context
+from pospre.evaluation.sampling import Sampling
 from pospre.model.model import PretrainModel
 from pospre.nn.encoder import Edit
 from pospre.nn.masking import gather_tokens
@@ -70,11 +71,8 @@ def load_images(
             context,
             context.data,
             title=title,
-            num_samples=num_samples,
-            batch_size=BATCH,
-            num_workers=num_workers,
-            seed=seed,
-            view=ViewGroup(size=size, crop=crop),
+            sampling=Sampling(num_samples, BATCH, num_workers, seed),
+            view=ViewGroup(size=size, crop=crop, flip_rate=0.0),
         )
     ]
     order = torch.cat([batch[INDEX] for batch in batches]).argsort()

@@ -4,10 +4,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pospre.nn.decoder import unpatchify
+from pospre.nn.decoder import patchify, unpatchify
 
 FRAME_COLOUR = (70, 200, 120)
 FRAME_OPACITY = 0.6
+SHORTEST_SIDE = 224  # pixels of a written picture; smaller images are enlarged in whole steps
 
 
 def place_patches(patches_KF: Tensor, places_K: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -38,3 +39,43 @@ def frame_cells(picture_HW3: np.ndarray, places: list[int], columns: int, side: 
         cell = picture_HW3[row * side : (row + 1) * side, column * side : (column + 1) * side]
         mixed = FRAME_OPACITY * np.array(FRAME_COLOUR) + (1 - FRAME_OPACITY) * cell[border]
         cell[border] = mixed.round().astype(np.uint8)
+
+
+def compose_views(
+    image_3HW: Tensor,
+    patch_size: int,
+    *,
+    keep_K: Tensor,
+    framed_K: Tensor,
+    strewn_K: Tensor,
+    placed_K: Tensor,
+) -> dict[str, np.ndarray]:
+    """Return the three pictures of one image, uint8 (H', W', 3), enlarged in whole steps.
+
+    Args:
+        image_3HW: uint8 pixels.
+        patch_size: side of a patch in pixels.
+        keep_K: true positions of the visible patches.
+        framed_K: bool, which of them get a frame.
+        strewn_K: their places in the shuffled picture.
+        placed_K: their places in the reconstructed picture.
+    """
+    patches_NF = patchify(image_3HW[None], (patch_size, patch_size))[0]
+    grid = (image_3HW.shape[1] // patch_size, image_3HW.shape[2] // patch_size)
+    factor = enlargement(image_3HW)
+    views = {"original": enlarged(image_3HW, factor)}
+    for name, places_K in (("shuffled", strewn_K), ("reconstructed", placed_K)):
+        picture = enlarged(place_patches(patches_NF[keep_K], places_K, grid), factor)
+        frame_cells(picture, places_K[framed_K].tolist(), grid[1], patch_size * factor)
+        views[name] = picture
+    return views
+
+
+def enlargement(image_3HW: Tensor) -> int:
+    """Return the whole steps in which an image reaches ``SHORTEST_SIDE``."""
+    return -(-SHORTEST_SIDE // min(image_3HW.shape[1:]))
+
+
+def enlarged(image_3HW: Tensor, factor: int) -> np.ndarray:
+    """Return a picture (H', W', 3) of an image, every pixel repeated ``factor`` times both ways."""
+    return enlarge(image_3HW.permute(1, 2, 0).cpu().numpy(), factor)

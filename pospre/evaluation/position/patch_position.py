@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, PositiveInt
+from pydantic import BeforeValidator, Field
 from torch import Tensor
 
 from pospre.algorithms.mp3 import num_context
@@ -19,6 +19,7 @@ from pospre.evaluation.features import centre_batches
 from pospre.evaluation.listed import listed
 from pospre.evaluation.position.predictions import predict_patches
 from pospre.evaluation.registry import Context
+from pospre.evaluation.sampling import Sampling
 from pospre.evaluation.table import format_table, percent
 from pospre.model.model import PretrainModel
 from pospre.recipe.ranges import Ratio
@@ -40,10 +41,7 @@ def evaluate(
     context: Context,
     *,
     mask_ratios: Ratios = (0.0, 0.25, 0.5, 0.75),
-    num_samples: PositiveInt | None = None,
-    batch_size: PositiveInt = 64,
-    num_workers: PositiveInt | None = None,
-    seed: int = 0,
+    sampling: Sampling = Sampling(),
     baseline: bool = True,
 ) -> dict[str, Any]:
     """Measure the accuracy at every mask ratio.
@@ -51,28 +49,17 @@ def evaluate(
     Args:
         context: model, data and device.
         mask_ratios: the shares η of patches outside the context, such as 0,0.75.
-        num_samples: measure on so many images, drawn by the seed; all without it.
-        batch_size: images per forward pass; it does not change the result.
-        num_workers: decoding threads; the loader chooses without it.
-        seed: of the contexts and of the drawn images.
+        sampling: which images, and how they are read; the seed also draws the contexts.
         baseline: measure the untrained model of the same recipe and seed as well.
 
     Returns:
         ``ratios`` (one dict per η, accuracies in [0, 1]), ``mean`` (of their top-1), ``chance``,
         ``chance_top5``, ``grid`` (rows, columns) and ``samples``.
     """
-    predictors = {"trained": _predictor(context.model, seed)}
+    predictors = {"trained": _predictor(context.model, sampling.seed)}
     if baseline:
-        predictors["initial"] = _predictor(context.initial(), seed)
-    batches = centre_batches(
-        context,
-        context.data,
-        title="patch_position",
-        num_samples=num_samples,
-        batch_size=batch_size,
-        num_workers=num_workers,
-        seed=seed,
-    )
+        predictors["initial"] = _predictor(context.initial(), sampling.seed)
+    batches = centre_batches(context, context.data, title="patch_position", sampling=sampling)
     rows, columns = context.model.encoder.grid
     return summarise(measure(predictors, batches, mask_ratios), (rows, columns))
 

@@ -16,13 +16,13 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from pydantic import PositiveInt
 from torch import Tensor
 
 from pospre.algorithms.droppos import num_shown
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.position.predictions import predict_positions
 from pospre.evaluation.registry import Context
+from pospre.evaluation.sampling import Sampling
 from pospre.evaluation.table import format_table, percent
 from pospre.model.model import PretrainModel
 from pospre.nn.masking import num_kept
@@ -40,38 +40,24 @@ Predictor = Callable[[Mapping[str, Tensor], float, float], Prediction]
 def evaluate(
     context: Context,
     *,
-    num_samples: PositiveInt | None = None,
-    batch_size: PositiveInt = 64,
-    num_workers: PositiveInt | None = None,
-    seed: int = 0,
+    sampling: Sampling = Sampling(),
     baseline: bool = True,
 ) -> dict[str, Any]:
     """Measure the 16 cells (of Swin, 8) and their mean.
 
     Args:
         context: model, data and device.
-        num_samples: measure on so many images, drawn by the seed; all without it.
-        batch_size: images per forward pass; it does not change the result.
-        num_workers: decoding threads; the loader chooses without it.
-        seed: of the masks and of the drawn images.
+        sampling: which images, and how they are read; the seed also draws the masks.
         baseline: measure the untrained model of the same recipe and seed as well.
 
     Returns:
         ``cells`` (one dict per cell, accuracies in [0, 1]), ``mean``, ``initial_mean``, ``grid``
         (rows, columns) and ``samples``.
     """
-    predictors = {"accuracy": _predictor(context.model, seed)}
+    predictors = {"accuracy": _predictor(context.model, sampling.seed)}
     if baseline:
-        predictors["initial_accuracy"] = _predictor(context.initial(), seed)
-    batches = centre_batches(
-        context,
-        context.data,
-        title="position_grid",
-        num_samples=num_samples,
-        batch_size=batch_size,
-        num_workers=num_workers,
-        seed=seed,
-    )
+        predictors["initial_accuracy"] = _predictor(context.initial(), sampling.seed)
+    batches = centre_batches(context, context.data, title="position_grid", sampling=sampling)
     encoder = context.model.encoder
     visible = {ratio: num_kept(encoder.num_patches, ratio) for ratio in MASK_RATIOS}
     ratios = [ratio for ratio, kept in visible.items() if encoder.takes(kept)]

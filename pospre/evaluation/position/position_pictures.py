@@ -25,9 +25,10 @@ from pospre.batch import INDEX, Batch, flip_key, image_key
 from pospre.data.opening import open_reader
 from pospre.errors import UserError
 from pospre.evaluation.features import centre_batches
-from pospre.evaluation.position.mosaic import enlarge, frame_cells, place_patches
+from pospre.evaluation.position.mosaic import compose_views, enlarged, enlargement
 from pospre.evaluation.position.predictions import predict_patches, predict_positions
 from pospre.evaluation.registry import Context, Plan
+from pospre.evaluation.sampling import Sampling
 from pospre.evaluation.table import format_table, percent
 from pospre.model.model import PretrainModel
 from pospre.nn.decoder import patchify, unpatchify
@@ -35,7 +36,6 @@ from pospre.recipe.ranges import PositiveShare, Ratio
 
 VIEWS = ("original", "shuffled", "reconstructed")
 _FILE_NAME = re.compile(rf"\d{{8}}_({'|'.join(VIEWS)})\.png")
-SHORTEST_SIDE = 224  # pixels of a written picture; smaller images are enlarged in whole steps
 
 
 class Puzzle(NamedTuple):
@@ -92,10 +92,7 @@ def evaluate(
         context,
         context.data,
         title="position_pictures",
-        num_samples=num_pictures,
-        batch_size=min(num_pictures, 32),
-        num_workers=None,
-        seed=seed,
+        sampling=Sampling(num_pictures, min(num_pictures, 32), seed=seed),
     )
     pictures: list[dict[str, Any]] = []
     is_droppos = "droppos" in context.model.objectives
@@ -217,7 +214,7 @@ def _draw(
         if mixed:
             pair = batch[image_key()][row // 2 * 2 : row // 2 * 2 + 2, 0]
             beside = torch.cat(list(pair), dim=2)
-            views["original"] = _large(beside, _factor(puzzle.pixels[row]))
+            views["original"] = enlarged(beside, enlargement(puzzle.pixels[row]))
         right_K = (puzzle.placed[row] == puzzle.true[row])[puzzle.asked[row]]
         names = _write(folder, index, views)
         pictures.append({"index": index, **names, "accuracy": float(right_K.double().mean())})
@@ -237,44 +234,6 @@ def strew(
         free = order_BN[row][~taken_N[order_BN[row]]]
         strewn_BK[row, dropped_BK[row]] = free[: int(dropped_BK[row].sum())]
     return strewn_BK
-
-
-def compose_views(
-    image_3HW: Tensor,
-    patch_size: int,
-    *,
-    keep_K: Tensor,
-    framed_K: Tensor,
-    strewn_K: Tensor,
-    placed_K: Tensor,
-) -> dict[str, np.ndarray]:
-    """Return the three pictures of one image, uint8 (H', W', 3), enlarged in whole steps.
-
-    Args:
-        image_3HW: uint8 pixels.
-        patch_size: side of a patch in pixels.
-        keep_K: true positions of the visible patches.
-        framed_K: bool, which of them get a frame.
-        strewn_K: their places in the shuffled picture.
-        placed_K: their places in the reconstructed picture.
-    """
-    patches_NF = patchify(image_3HW[None], (patch_size, patch_size))[0]
-    grid = (image_3HW.shape[1] // patch_size, image_3HW.shape[2] // patch_size)
-    factor = _factor(image_3HW)
-    views = {"original": _large(image_3HW, factor)}
-    for name, places_K in (("shuffled", strewn_K), ("reconstructed", placed_K)):
-        picture = _large(place_patches(patches_NF[keep_K], places_K, grid), factor)
-        frame_cells(picture, places_K[framed_K].tolist(), grid[1], patch_size * factor)
-        views[name] = picture
-    return views
-
-
-def _factor(image_3HW: Tensor) -> int:
-    return -(-SHORTEST_SIDE // min(image_3HW.shape[1:]))
-
-
-def _large(image_3HW: Tensor, factor: int) -> np.ndarray:
-    return enlarge(image_3HW.permute(1, 2, 0).cpu().numpy(), factor)
 
 
 def _write(folder: Path, index: int, views: Mapping[str, np.ndarray]) -> dict[str, str]:

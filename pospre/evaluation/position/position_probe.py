@@ -31,14 +31,7 @@ from pospre.evaluation.position.layer_features import (
     load_images,
 )
 from pospre.evaluation.position.probe_picture import draw_depth
-from pospre.evaluation.position.probes import (
-    Probes,
-    Score,
-    coordinates_of,
-    fit_probes,
-    r_squared,
-    top1,
-)
+from pospre.evaluation.position.probes import fit_probes, scores
 from pospre.evaluation.position.settings import Grids, Images, check_images
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.table import format_table
@@ -133,7 +126,7 @@ def evaluate(
     """
     models = {"trained": context.model}
     if versus is not None:
-        models["versus"] = open_model(versus).model.eval().to(context.device)
+        models["versus"] = context.opened.eval().to(context.device)
     if baseline:
         models["untrained"] = context.initial()
     encoder = context.model.encoder
@@ -172,8 +165,8 @@ def evaluate(
     return results
 
 
-def check(plan: Plan) -> None:
-    """Raise a ``UserError`` for layers, grids, images or another model that cannot be probed."""
+def check(plan: Plan) -> PretrainModel | None:
+    """Return the model of ``versus``; raise a ``UserError`` for what cannot be probed."""
     recipe, settings = plan.recipe, plan.settings
     check_layers("position_probe", recipe.encoder.name, 0, ())
     encoder = blank_encoder(recipe)
@@ -187,15 +180,17 @@ def check(plan: Plan) -> None:
         )
     check_images("position_probe", plan)
     check_pictures("position_probe", plan)
-    if settings["versus"] is not None:
-        other = open_model(settings["versus"]).model.encoder
-        for key in ("image_size", "patch_size", "depth"):
-            theirs, ours = getattr(other, key), getattr(encoder, key)
-            if theirs != ours:
-                raise UserError(
-                    f"position_probe: the encoder of versus={settings['versus']} has {key} = "
-                    f"{theirs}, and the one measured {ours}; give another training of the same."
-                )
+    if settings["versus"] is None:
+        return None
+    other = open_model(settings["versus"]).model
+    for key in ("image_size", "patch_size", "depth"):
+        theirs, ours = getattr(other.encoder, key), getattr(encoder, key)
+        if theirs != ours:
+            raise UserError(
+                f"position_probe: the encoder of versus={settings['versus']} has {key} = "
+                f"{theirs}, and the one measured {ours}; give another training of the same."
+            )
+    return other
 
 
 def probe_model(
@@ -225,37 +220,13 @@ def probe_model(
                 tokens_MD = known.tokens[number].flatten(0, 1).to(work.context.device)
                 probes = fit(tokens_MD, known.shown.flatten().to(tokens_MD.device))
                 row = {"shown_as": shown_as, "layer": layer}
-                rows.append({**row, **_scores(probes, asked, number, grid)})
+                rows.append({**row, **scores(probes, asked.tokens[number], asked.shown, grid)})
                 if shuffled is not None:
-                    scores = _scores(probes, shuffled, number, grid, origin=True)
-                    rows.append({"shown_as": "shuffled", "layer": layer, **scores})
+                    found = scores(
+                        probes, shuffled.tokens[number], shuffled.shown, grid, shuffled.origin
+                    )
+                    rows.append({"shown_as": "shuffled", "layer": layer, **found})
     return rows
-
-
-def _scores(
-    probes: Probes,
-    features: Features,
-    number: int,
-    grid: tuple[int, int],
-    *,
-    origin: bool = False,
-) -> dict[str, Any]:
-    """Return both figures of one layer, and with ``origin`` top-1 of where patches came from."""
-    tokens_BTD = features.tokens[number]
-    tokens_MD = tokens_BTD.flatten(0, 1).to(probes.classifier.device)
-    places = probes.places(tokens_MD).cpu().view(features.shown.shape)
-    coordinates = probes.rows_and_columns(tokens_MD).cpu().view(*features.shown.shape, 2)
-    figures: dict[str, Score] = {
-        "top1": top1(places, features.shown),
-        "r2": r_squared(coordinates, coordinates_of(features.shown, grid)),
-    }
-    if origin:
-        figures["origin_top1"] = top1(places, features.origin)
-    return {
-        key: value
-        for name, score in figures.items()
-        for key, value in ((name, score.value), (f"{name}_se", score.error))
-    }
 
 
 def _figures(rows: list[dict[str, Any]], grid: list[int], layer: int) -> dict[str, float | None]:

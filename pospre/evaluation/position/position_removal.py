@@ -32,20 +32,18 @@ from pospre.evaluation.position.probes import (
     coordinates_of,
     fit_probes,
     fit_whitening,
-    r_squared,
     ridge,
-    top1,
+    scores,
 )
 from pospre.evaluation.position.settings import Images, check_images
 from pospre.evaluation.registry import (
     Context,
     Plan,
-    check_settings,
-    describe_settings,
-    evaluation_module,
+    default_settings,
+    evaluate_by_name,
     figures_of,
 )
-from pospre.evaluation.run import check_evaluation
+from pospre.evaluation.run import Checked, check_evaluation
 from pospre.evaluation.table import format_table
 from pospre.model.model import PretrainModel
 
@@ -150,14 +148,12 @@ def evaluate(
         "chance": 1 / (grid[0] * grid[1]),
         "images_learned": len(learn.shown),
         "images_measured": len(measure.shown),
-        "evaluations": {
-            name: _before_and_after(context, without, name, bank) for name in evaluations
-        },
+        "evaluations": {name: _before_and_after(context, without, name) for name in evaluations},
     }
 
 
-def check(plan: Plan) -> None:
-    """Raise a ``UserError`` where there are no planes to find, or another evaluation would fail."""
+def check(plan: Plan) -> dict[str, Checked]:
+    """Return the other evaluations; raise a ``UserError`` if one would fail, or planes lack."""
     check_layers("position_removal", plan.recipe.encoder.name, 0, ())
     check_images("position_removal", plan)
     if plan.settings["by"] == "covariance" and plan.settings["planes"] not in (None, 1):
@@ -165,14 +161,16 @@ def check(plan: Plan) -> None:
             f"position_removal: planes={plan.settings['planes']}, but nothing of row and column is "
             "left to find after the plane of their covariance; leave planes out."
         )
+    others = {}
     for name in plan.settings["evaluations"]:
         if not figures_of(name) or name == "position_removal":
             raise UserError(f"position_removal: evaluations={name} has no figures to compare")
         settings = _settings(name, plan.settings["bank"])
         try:
-            check_evaluation(name, plan.recipe, plan.data, settings, None)
+            others[name] = check_evaluation(name, plan.recipe, plan.data, settings, None)
         except UserError as error:
             raise UserError(f"position_removal: evaluations={name}: {error}") from error
+    return others
 
 
 def covariance_plane(tokens_MD: Tensor, places_M: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -228,35 +226,25 @@ def _measure(
     probes = fit_probes(
         left_MD, learn.shown.flatten(), grid, weight_decay=weight_decay, iterations=iterations
     )
-    asked_MD = removed(asked_BTD.flatten(0, 1))
-    shape = measure.shown.shape
-    best = top1(probes.places(asked_MD).view(shape), measure.shown)
-    coordinates = probes.rows_and_columns(asked_MD).view(*shape, 2)
-    r2 = r_squared(coordinates, coordinates_of(measure.shown, grid))
+    left_BTD = removed(asked_BTD.flatten(0, 1)).view_as(asked_BTD)
     gone = 1 - left_MD.var(0).sum() / known_MD.var(0).sum()
-    return {
-        "top1": best.value,
-        "top1_se": best.error,
-        "r2": r2.value,
-        "r2_se": r2.error,
-        "variance_removed": float(gone),
-    }
+    return {**scores(probes, left_BTD, measure.shown, grid), "variance_removed": float(gone)}
 
 
 def _settings(name: str, bank: str | None) -> dict[str, Any]:
     """Return the settings of another evaluation: the bank, and no untrained baseline."""
     wanted = {"baseline": False, **({} if bank is None else {"bank": bank})}
-    return {key: value for key, value in wanted.items() if key in describe_settings(name)}
+    return {key: value for key, value in wanted.items() if key in default_settings(name)}
 
 
 def _before_and_after(
-    context: Context, without: PretrainModel, name: str, bank: str | None
+    context: Context, without: PretrainModel, name: str
 ) -> dict[str, list[float]]:
     """Return the figures of another evaluation, of the model as it is and without the planes."""
-    module = evaluation_module(name)
-    settings = check_settings(name, _settings(name, bank))
+    settings, opened = context.opened[name]
+    alone = replace(context, folder=None, opened=opened)
     found = [
-        module.evaluate(replace(context, model=model, folder=None), **settings)
+        evaluate_by_name(name, replace(alone, model=model), settings)
         for model in (context.model, without)
     ]
     return {key: [results[key] for results in found] for key in figures_of(name)}

@@ -112,6 +112,38 @@ def coordinates_of(places: Tensor, grid: tuple[int, int]) -> Tensor:
     return torch.stack([places // grid[1], places % grid[1]], dim=-1).float()
 
 
+def scores(
+    probes: Probes,
+    tokens_BTD: Tensor,
+    shown_BT: Tensor,
+    grid: tuple[int, int],
+    origin_BT: Tensor | None = None,
+) -> dict[str, float]:
+    """Return ``top1`` and ``r2`` of probes, each with its standard error over images (``_se``).
+
+    Args:
+        probes: see ``fit_probes``.
+        tokens_BTD: what they read.
+        shown_BT: where each token was shown, row-major.
+        grid: (rows, columns).
+        origin_BT: where its patch came from: adds ``origin_top1``.
+    """
+    tokens_MD = tokens_BTD.flatten(0, 1).to(probes.classifier.device)
+    places = probes.places(tokens_MD).cpu().view(shown_BT.shape)
+    coordinates = probes.rows_and_columns(tokens_MD).cpu().view(*shown_BT.shape, 2)
+    found = {
+        "top1": top1(places, shown_BT),
+        "r2": r_squared(coordinates, coordinates_of(shown_BT, grid)),
+    }
+    if origin_BT is not None:
+        found["origin_top1"] = top1(places, origin_BT)
+    return {
+        key: value
+        for name, score in found.items()
+        for key, value in ((name, score.value), (f"{name}_se", score.error))
+    }
+
+
 def top1(predicted_BT: Tensor, places_BT: Tensor) -> Score:
     """Return the share of right places, and its standard error over the B images."""
     right_B = (predicted_BT == places_BT).double().mean(dim=1)

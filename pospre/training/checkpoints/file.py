@@ -6,16 +6,13 @@ that wrote it. Files without one (as older versions wrote them) are judged by th
 zip archive that they are, which ``torch.load`` does not look at.
 """
 
-import contextlib
 import datetime
 import hashlib
 import io
 import json
-import os
 import pickle
 import warnings
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,8 +20,8 @@ import numpy as np
 import torch
 
 from pospre.errors import UserError
+from pospre.whole_file import flush, shown_when_whole, write_whole
 
-PARTIAL = ".partial"
 MANIFEST = "manifest.json"
 """The manifest in a folder of shards."""
 
@@ -56,7 +53,7 @@ def write_checkpoint(content: dict[str, Any], path: Path) -> None:
         OSError: the disk is full, or not writable; an earlier file of this name is as it was.
     """
     manifest = manifest_of(path)
-    with _shown_when_whole(path) as file:
+    with shown_when_whole(path) as file:
         written = _Hashing(file)
         try:
             torch.save(content, written)  # type: ignore[arg-type]
@@ -64,7 +61,7 @@ def write_checkpoint(content: dict[str, Any], path: Path) -> None:
             if written.failure is None:
                 raise
             raise written.failure from None
-        _flush(file)
+        flush(file)
         manifest.unlink(missing_ok=True)  # an older one would belie the new file
     noted = {
         "file": path.name,
@@ -73,22 +70,6 @@ def write_checkpoint(content: dict[str, Any], path: Path) -> None:
         "versions": content.get("versions", {}),
     }
     write_whole(manifest, json.dumps(noted).encode())
-
-
-def write_whole(path: Path, content: bytes | memoryview) -> None:
-    """Write a file that shows under its name when it is complete, also after a power cut.
-
-    Raises:
-        OSError: the disk is full, or not writable; an earlier file of this name is as it was.
-    """
-    with _shown_when_whole(path) as file:
-        file.write(content)
-        _flush(file)
-    folder = os.open(path.parent, os.O_RDONLY)  # the new names, too, outlive a power cut
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def verify(data: io.BytesIO, manifest: bytes | None, name: str) -> str:
@@ -178,22 +159,3 @@ class _Hashing:
 
     def flush(self) -> None:
         self.file.flush()
-
-
-@contextlib.contextmanager
-def _shown_when_whole(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that gets its name when it is written; nothing stays of one that fails."""
-    partial = path.with_name(path.name + PARTIAL)
-    try:
-        with partial.open("wb") as file:
-            yield file
-        os.replace(partial, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise
-
-
-def _flush(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())

@@ -1,5 +1,6 @@
 """Which checkpoints there are, on the disk and in the bucket, and removing old ones."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -7,9 +8,14 @@ from typing import NamedTuple
 
 from pospre.object_store import Bucket, is_remote
 from pospre.recipe.recipe import Recipe
-from pospre.training.checkpoints.file import MANIFEST, PARTIAL, manifest_of
+from pospre.training.checkpoints.file import MANIFEST, manifest_of
+from pospre.whole_file import PARTIAL
 
 CHECKPOINT_NAME = "ep{epoch}-ba{batch}"
+BEST = "best"
+"""The folder, beside the checkpoints, of what ``trainer.keep_best`` keeps."""
+NOTE = "figure.json"
+"""The file in it that says which checkpoint that is."""
 _NAME = re.compile(rf"(ep(\d+)-ba(\d+))(\.pt|/{re.escape(MANIFEST)})")
 
 
@@ -58,6 +64,7 @@ def remove_checkpoints(folder: str) -> None:
     if is_remote(folder):
         with Bucket(folder) as bucket:
             remove_oldest(bucket, 0)
+            bucket.delete(f"{BEST}/{NOTE}")
         return
     for found in checkpoints_in(folder):
         remove(Path(found.uri))
@@ -80,18 +87,31 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def remove_oldest(bucket: Bucket, keep: int, newest: str | None = None) -> None:
+def named_best(note: bytes | None) -> str | None:
+    """Return the name of the best checkpoint that a note tells of, None without a whole note."""
+    try:
+        return Path(json.loads(note or b"")["checkpoint"]).name
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def remove_oldest(
+    bucket: Bucket, keep: int, newest: str | None = None, best: str | None = None
+) -> None:
     """Delete the oldest checkpoints of a bucket's folder, each after its manifest.
 
     Args:
         bucket: of the folder; in use.
         keep: how many stay.
         newest: the name of the one that counts as the newest; what is further stays as well.
+        best: the name of one that stays however old it is.
     """
     objects = list(bucket.list(below=True))
     found = sorted(_named(objects, bucket.uri), reverse=True)
     names = [Path(checkpoint.uri).name for checkpoint in found]
     for name in names[(names.index(newest) if newest else 0) + keep :]:
+        if name == best:
+            continue
         manifest = str(manifest_of(Path(name)))
         bucket.delete(manifest)
         for part in objects:

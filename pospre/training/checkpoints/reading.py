@@ -29,7 +29,13 @@ from pospre.training.checkpoints.file import (
     unpickle,
     verify,
 )
-from pospre.training.checkpoints.finding import checkpoint_folders, checkpoints_in
+from pospre.training.checkpoints.finding import (
+    BEST,
+    NOTE,
+    checkpoint_folders,
+    checkpoints_in,
+    named_best,
+)
 from pospre.training.checkpoints.sharded import assemble, read_manifest
 from pospre.training.checkpoints.versions import warn_of_other_versions
 from pospre.training.ranks import from_rank_zero, on_every_rank
@@ -44,11 +50,13 @@ class Checkpoint(NamedTuple):
         uri: where it came from.
         sha256: of the bytes that were read; of shards, that of their manifest.
         content: what they hold.
+        files: the bytes by file, if they came from a bucket and other ranks of this node need them.
     """
 
     uri: str
     sha256: str
     content: dict[str, Any]
+    files: dict[str, bytes] | None = None
 
     @property
     def batch(self) -> int:
@@ -90,14 +98,15 @@ def read_checkpoint(uri: str) -> Checkpoint:
         return _read_shards(uri)
     data, manifest = _read(uri)
     sha256 = verify(data, manifest, uri)
-    return Checkpoint(uri, sha256, unpickle(data, uri))
+    content = unpickle(data, uri)
+    return Checkpoint(uri, sha256, content, _if_shared(uri, {Path(uri).name: data.getvalue()}))
 
 
 def read_on_every_rank(start: Checkpoint | None) -> dict[str, Any] | None:
     """Return on every rank the content of the checkpoint that rank 0 has read.
 
-    Each rank reads the bytes itself, from one download for each node, and compares their SHA-256
-    with that of rank 0's.
+    Each rank reads the bytes itself and compares their SHA-256 with that of rank 0's. From a bucket
+    every node fetches them once; on the first one that is what rank 0 has done already.
 
     Args:
         start: on rank 0 the checkpoint, if there is one; None on the other ranks.
@@ -114,14 +123,19 @@ def read_on_every_rank(start: Checkpoint | None) -> dict[str, Any] | None:
         if not content:
             content.update(_read_same(place, *noted))
 
-    with _on_this_node(noted[0]) as place:
+    with _on_this_node(noted[0], None if start is None else start.files) as place:
         on_every_rank(read_here)
     return content
 
 
 @contextlib.contextmanager
-def _on_this_node(uri: str) -> Iterator[str]:
-    """Give the ranks of a node one local copy; a download is deleted in the end."""
+def _on_this_node(uri: str, files: dict[str, bytes] | None) -> Iterator[str]:
+    """Give the ranks of a node one local copy, which is deleted in the end if it was a download.
+
+    Args:
+        uri: of the checkpoint.
+        files: what this rank has read of it; emptied when it is written.
+    """
     if not is_remote(uri):
         yield uri
     elif dist.get_world_size() == 1:
@@ -129,26 +143,32 @@ def _on_this_node(uri: str) -> Iterator[str]:
     else:
         with contextlib.ExitStack() as stack:
             copy = None
-            if dist.get_local_rank() == 0:
+            is_read = dist.get_global_rank() == 0 and dist.get_local_world_size() == 1
+            if dist.get_local_rank() == 0 and not is_read:
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="pospre-"))
                 copy = f"{folder}/{Path(uri).name}"
-                _download(uri, Path(copy))
+                _copy(uri, Path(copy), files)
             first = dist.get_global_rank() - dist.get_local_rank()
             copies: list[Any] = dist.all_gather_object(copy)
             yield copies[first]
 
 
-def _download(uri: str, target: Path) -> None:
-    if _FOLDER.fullmatch(uri):
-        target.mkdir()
-        (manifest,) = _read_files(uri, [MANIFEST])
-        names = [part.file for part in read_manifest(manifest, uri)]
-        (target / MANIFEST).write_bytes(manifest)
-        for name, content in zip(names, _read_files(uri, names), strict=True):
-            (target / name).write_bytes(content)
-    else:
+def _copy(uri: str, target: Path, files: dict[str, bytes] | None) -> None:
+    is_folder = _FOLDER.fullmatch(uri)
+    if files is None and not is_folder:
         with Bucket(uri) as bucket, target.open("wb") as file:
             bucket.download(file)
+        return
+    folder = target if is_folder else target.parent
+    folder.mkdir(exist_ok=True)
+    for name, content in (_files_of(uri) if files is None else files).items():
+        (folder / name).write_bytes(content)
+    if files is not None:
+        files.clear()
+
+
+def _if_shared(uri: str, files: dict[str, bytes]) -> dict[str, bytes] | None:
+    return files if is_remote(uri) and dist.get_local_world_size() > 1 else None
 
 
 def _read_same(place: str, uri: str, sha256: str) -> dict[str, Any]:
@@ -172,11 +192,17 @@ def _read_same(place: str, uri: str, sha256: str) -> dict[str, Any]:
 
 
 def _read_shards(uri: str) -> Checkpoint:
-    (manifest,) = _read_files(uri, [MANIFEST])
-    shards = read_manifest(manifest, uri)
-    names = [part.file for part in shards]
-    files = dict(zip(names, _read_files(uri, names), strict=True))
-    return Checkpoint(uri, hashlib.sha256(manifest).hexdigest(), assemble(files, shards, uri))
+    files = _files_of(uri)
+    manifest = files[MANIFEST]
+    content = assemble(files, read_manifest(manifest, uri), uri)
+    return Checkpoint(uri, hashlib.sha256(manifest).hexdigest(), content, _if_shared(uri, files))
+
+
+def _files_of(folder: str) -> dict[str, bytes]:
+    """Return the content of a checkpoint's folder: the manifest, and the files that it lists."""
+    (manifest,) = _read_files(folder, [MANIFEST])
+    names = [part.file for part in read_manifest(manifest, folder)]
+    return {MANIFEST: manifest, **dict(zip(names, _read_files(folder, names), strict=True))}
 
 
 def _read_files(folder: str, names: list[str]) -> Iterator[bytes]:
@@ -237,6 +263,12 @@ def _find(uri: str) -> Checkpoint:
     is_file = not is_remote(uri) and Path(uri).is_file()
     if uri.endswith(".pt") or is_file or _FOLDER.fullmatch(uri):
         return read_checkpoint(uri)
+    folder, _, name = uri.rstrip("/").rpartition("/")
+    if is_remote(uri) and name == BEST:
+        with Bucket(uri) as bucket:
+            best = named_best(bucket.find(NOTE))
+        if best is not None:
+            return read_checkpoint(f"{folder}/{best}")
     folders = [uri, f"{uri.rstrip('/')}/checkpoints"]
     recipe_file = Path(uri) / "recipe.yaml"
     if not is_remote(uri) and recipe_file.is_file():

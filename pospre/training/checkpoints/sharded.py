@@ -26,8 +26,8 @@ from pospre.training.checkpoints.file import (
     DamagedCheckpoint,
     manifest_of,
     unpickle,
-    write_whole,
 )
+from pospre.whole_file import write_whole
 
 _REST = "rest.pt"
 _FILE_NAME = re.compile(r"\.metadata|rest\.pt|\w+\.distcp")

@@ -6,7 +6,6 @@ carries the newest one up, for as long as that takes, and no step waits for it.
 """
 
 import contextlib
-import json
 import sys
 import threading
 import time
@@ -19,13 +18,12 @@ from composer.utils import dist
 from pospre.errors import UserError
 from pospre.object_store import Bucket, s3_patience
 from pospre.training.checkpoints.file import manifest_of
-from pospre.training.checkpoints.finding import remove_oldest
+from pospre.training.checkpoints.finding import BEST, NOTE, named_best, remove_oldest
+from pospre.training.checkpoints.mirror import mirror_run
 from pospre.training.checkpoints.sharded import read_manifest
 from pospre.training.lease import check_held
 from pospre.training.ranks import on_every_rank
 
-_NAMES = ("recipe.yaml", "metrics.jsonl", "watch.jsonl", "report.html")
-_FOLDERS = ("evaluation", "bad_steps")
 _TRIES = 3
 _SILENCE = 20.0  # seconds without a byte after which a try has failed
 _GRACE = 15.0  # seconds for the last upload of a run that was stopped: SIGKILL comes after SIGTERM
@@ -49,7 +47,8 @@ class Uploads:
     Args:
         run_folder: the run's, with its small files.
         remote: ``s3://`` folder of the run's checkpoints.
-        keep: checkpoints kept there; -1 keeps all. The oldest go, once a newer one is whole there.
+        keep: checkpoints kept there; -1 keeps all. The oldest go, once a newer one is whole there;
+            the best one, of which ``best/figure.json`` beside the local ones tells, stays.
     """
 
     def __init__(self, run_folder: Path, remote: str, *, keep: int = -1) -> None:
@@ -153,7 +152,7 @@ class Uploads:
                 return
             try:
                 self._upload(upload)
-                self._remove_oldest(upload.checkpoint)
+                self._remove_oldest(upload.checkpoint, self._keep_best(upload.checkpoint))
             except FileNotFoundError:  # newer ones have pushed it out
                 pass
             except Exception as error:  # whatever it is: the run must not lose its uploads by it
@@ -214,12 +213,29 @@ class Uploads:
                 raise FileNotFoundError(checkpoint)
             time.sleep(_FIRST_PAUSE)
 
-    def _remove_oldest(self, newest: Path) -> None:
+    def _keep_best(self, newest: Path) -> str | None:
+        """Let the best one be in the bucket, also where it was left out; return its name."""
+        folder = newest.parent / BEST
+        note = (folder / NOTE).read_bytes() if (folder / NOTE).exists() else None
+        name = named_best(note)
+        if not self._leads or note is None or name is None:
+            return None
+        best = folder / name
+        with self._bucket as bucket, contextlib.suppress(FileNotFoundError):  # on other disks
+            manifest = manifest_of(best)
+            there = bucket.find(manifest.relative_to(folder).as_posix())
+            if best.exists() and there != manifest.read_bytes():
+                self._most = 0  # its first byte is progress
+                self._upload(_Upload(best, tuple(files_of(best))))
+            bucket.put(f"{BEST}/{NOTE}", note)
+        return name
+
+    def _remove_oldest(self, newest: Path, best: str | None) -> None:
         if self.keep < 0 or not self._leads:
             return
         try:
             with self._bucket as bucket:
-                remove_oldest(bucket, self.keep, newest.name)
+                remove_oldest(bucket, self.keep, newest.name, best)
         except UserError as error:  # what is new is there all the same
             print(f"warning: old checkpoints stay in {self.remote}: {error}", file=sys.stderr)
 
@@ -273,39 +289,3 @@ def lacks(remote: str, checkpoint: Path) -> bool:
             if there.get(path.relative_to(checkpoint.parent).as_posix()) != path.stat().st_size:
                 return True
         return bucket.find(manifest.relative_to(checkpoint.parent).as_posix()) != noted
-
-
-def mirror_run(run_folder: Path, remote: Bucket) -> None:
-    """Copy a run's small files into its bucket: all but its checkpoints."""
-    paths = [run_folder / name for name in _NAMES]
-    for folder in _FOLDERS:
-        paths += sorted(path for path in (run_folder / folder).rglob("*") if path.is_file())
-    with remote as bucket:
-        for path in paths:
-            if path.exists():
-                bucket.put(path.relative_to(run_folder).as_posix(), path.read_bytes())
-
-
-def restore_metrics(run_folder: Path, remote: str) -> None:
-    """Fetch the metrics of a run whose bucket is further than its local folder; warnings, too."""
-    target = run_folder / "metrics.jsonl"
-    with Bucket(remote) as bucket:
-        names = bucket.list()
-        if target.name not in names:
-            return
-        theirs = bucket.read(target.name)
-        ours = target.read_bytes() if target.exists() else b""
-        if _last_step(theirs) > _last_step(ours):
-            target.write_bytes(theirs)
-            if "watch.jsonl" in names:
-                target.with_name("watch.jsonl").write_bytes(bucket.read("watch.jsonl"))
-
-
-def _last_step(metrics: bytes) -> int:
-    """Return the last step that a metrics file tells of, 0 without any."""
-    for line in reversed(metrics.splitlines()):
-        try:
-            return int(json.loads(line)["step"])
-        except (ValueError, KeyError):  # a kill came in the middle of this line
-            continue
-    return 0

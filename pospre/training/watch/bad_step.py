@@ -11,9 +11,9 @@ from composer.utils import dist
 from pospre.batch import EPOCH, INDEX
 from pospre.model.algorithm import pretrain_model
 from pospre.recipe.recipe import Recipe
-from pospre.training.checkpoints.file import write_whole
 from pospre.training.checkpoints.finding import checkpoints_of
 from pospre.training.watch.metrics import plain_name
+from pospre.whole_file import write_whole
 
 BAD_STEPS = "bad_steps"
 """The folder in a run's that holds them."""

@@ -14,7 +14,7 @@ from composer.loggers import Logger, LoggerDestination
 from composer.utils import dist
 
 from pospre.errors import UserError
-from pospre.training.checkpoints.file import write_whole
+from pospre.whole_file import write_whole
 
 _SKIPPED = ("time/batch", "time/sample", "time/epoch", "time/token", "trainer/")  # Composer's
 _AXES = ("step", "time")  # every logger counts steps and notes the time by itself

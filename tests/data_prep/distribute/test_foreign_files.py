@@ -35,18 +35,25 @@ def partial(target: Path) -> Path:
     return target.with_name(target.name + ".partial")
 
 
-def is_free(target: Path, name: str) -> bool:
-    """Tell whether another process could begin the work of this name."""
-    script = (
-        "import sys; from pathlib import Path; from data_prep.publish import locks\n"
-        "from data_prep.publish.local import LocalShards\n"
-        "locks._LOCK_SECONDS = 0\n"
-        "with LocalShards(Path(sys.argv[1])).alone(sys.argv[2]): pass"
-    )
-    command = [sys.executable, "-c", script, str(target), name]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 or "right now; wait for it" in done.stderr
-    return done.returncode == 0
+def free(target: Path, *names: str) -> set[str]:
+    """Return the names of whose work another process could begin."""
+    script = """
+import sys
+from pathlib import Path
+from data_prep.publish import locks
+from data_prep.publish.local import LocalShards
+from pospre.errors import UserError
+locks._LOCK_SECONDS = 0
+for name in sys.argv[2:]:
+    try:
+        with LocalShards(Path(sys.argv[1])).alone(name):
+            print(name)
+    except UserError as error:
+        assert "right now; wait for it" in str(error)
+"""
+    command = [sys.executable, "-c", script, str(target), *names]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(done.stdout.split("\n")) - {""}
 
 
 @pytest.fixture
@@ -215,12 +222,10 @@ def test_locks_exclude_each_other(tmp_path: Path) -> None:
     store = LocalShards(target)
     with store.alone(WHOLE):
         store.discard()  # takes no lock away
-        assert not is_free(target, WHOLE) and not is_free(target, "part-1-of-2")
-    with store.alone("part-1-of-2"):
-        assert not is_free(target, WHOLE) and not is_free(target, "part-1-of-2")
-        assert is_free(target, "part-2-of-2")
-        assert not is_free(target, WHOLE)  # the other part took no lock away, either
-    assert is_free(target, WHOLE)
+        assert not free(target, WHOLE, "part-1-of-2")
+    with store.alone("part-1-of-2"):  # the other part takes no lock away, either
+        assert free(target, WHOLE, "part-1-of-2", "part-2-of-2", WHOLE) == {"part-2-of-2"}
+    assert free(target, WHOLE) == {WHOLE}
     assert not list(tmp_path.iterdir())
 
 

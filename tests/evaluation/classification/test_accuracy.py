@@ -23,6 +23,7 @@ from pospre.evaluation.classification.accuracy import (
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.registry import Context
 from pospre.evaluation.run import run_evaluation
+from pospre.evaluation.sampling import Sampling
 from pospre.exchange.export import export
 from pospre.recipe.recipe import recipe_from_dict
 from pospre.training.checkpoints.content import load_model
@@ -172,7 +173,7 @@ def test_an_ensemble_averages_probabilities(tmp_path: Path, image_folder: Images
     model, _ = load_model(str(runs[0]))
     context = Context(model, lambda: model, str(data), torch.device("cpu"), progress=False)
     (batch,) = centre_batches(
-        context, str(data), title="", num_samples=None, batch_size=12, num_workers=1, seed=0
+        context, str(data), title="", sampling=Sampling(batch_size=12, num_workers=1)
     )
     with torch.no_grad():  # one encoder, two heads that share the images out in halves
         features = model.tokens(model.images(batch)[:, 0])[:, 0]

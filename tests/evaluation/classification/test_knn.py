@@ -14,6 +14,7 @@ from pospre.evaluation.classification import knn
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.registry import Context
 from pospre.evaluation.run import run_evaluation
+from pospre.evaluation.sampling import Sampling
 from pospre.training.checkpoints.content import load_model
 
 
@@ -145,7 +146,7 @@ def test_small_views_show_the_whole_image(mae_checkpoint, image_folder):
         model.encoder.image_size = (side, side)
         context = Context(model, lambda: model, data, torch.device("cpu"), progress=False)
         (batch,) = centre_batches(
-            context, data, title="", num_samples=None, batch_size=2, num_workers=1, seed=0
+            context, data, title="", sampling=Sampling(batch_size=2, num_workers=1)
         )
         boxes[side] = batch["view/box"][0, 0].tolist()
     assert boxes[32] == [0, 0, 1, 1]

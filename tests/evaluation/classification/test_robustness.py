@@ -17,6 +17,7 @@ from pospre.evaluation.classification.predictions import log_probabilities
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.registry import Context
 from pospre.evaluation.run import check_evaluation, run_evaluation
+from pospre.evaluation.sampling import Sampling
 from pospre.recipe.recipe import recipe_from_dict
 from pospre.training.checkpoints.content import load_model
 from tests.evaluation.checkpoints import save_checkpoint
@@ -53,7 +54,7 @@ def scores_of(checkpoint: Path, data: Path) -> tuple[torch.Tensor, torch.Tensor]
     model, _ = load_model(str(checkpoint))
     context = Context(model, lambda: model, str(data), torch.device("cpu"), progress=False)
     (batch,) = centre_batches(
-        context, str(data), title="", num_samples=None, batch_size=64, num_workers=1, seed=0
+        context, str(data), title="", sampling=Sampling(batch_size=64, num_workers=1)
     )
     return log_probabilities(model, model.images(batch)[:, 0], batch), batch["label"]
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,12 +14,12 @@ from torchvision.models.detection import FasterRCNN, MaskRCNN
 
 from data_prep.scenes import Settings, render_scenes
 from pospre.errors import UserError
-from pospre.evaluation.dense import detection
-from pospre.evaluation.dense.average_precision import average_precision
-from pospre.evaluation.dense.box_data import BoxSet, open_boxes
-from pospre.evaluation.dense.jittered import Jittered
+from pospre.evaluation.dense.detection import detection
+from pospre.evaluation.dense.detection.average_precision import average_precision
+from pospre.evaluation.dense.detection.box_data import BoxSet, open_boxes
+from pospre.evaluation.dense.detection.jittered import Jittered
+from pospre.evaluation.dense.detection.mask_rcnn import build_detector, stride_of
 from pospre.evaluation.dense.maps import FeatureMaps
-from pospre.evaluation.dense.mask_rcnn import build_detector, stride_of
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.recipe.recipe import Recipe
@@ -219,10 +220,15 @@ def test_rectangles_are_found_by_a_frozen_encoder(measure: Run, voc: Path):
     assert "encoder frozen; 80 iterations, long side 64" in detection.table(results)
 
 
-def test_masks_are_learned_too_and_what_is_fine_tuned_is_a_copy(measure: Run, tmp_path: Path):
+def test_masks_are_learned_too_and_what_is_fine_tuned_is_a_copy(
+    measure: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     data = coco_folder(tmp_path, {"train": 2, "val": 2})
     settings = {**SMALL, "iterations": 2, "finetune": True}
+    read = Mock(wraps=open_boxes)
+    monkeypatch.setattr(detection, "open_boxes", read)
     results = measure("detection", data, **settings)
+    assert [call.args[2] for call in read.call_args_list] == ["train", "val"]  # once each
     assert results["mask_AP"] is not None
     assert results["initial_AP"] == results["AP"] and results["initial_loss"] == results["loss"]
     text = detection.table(json.loads(json.dumps(results)))

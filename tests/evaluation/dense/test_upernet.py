@@ -10,7 +10,7 @@ from torch import nn
 from transformers.models.upernet.configuration_upernet import UperNetConfig
 from transformers.models.upernet.modeling_upernet import UperNetFCNHead, UperNetHead
 
-from pospre.evaluation.dense.decoders import UperNet
+from pospre.evaluation.dense.segmentation.decoders import UperNet
 from tests.evaluation.dense.pictures import mask_folder
 
 

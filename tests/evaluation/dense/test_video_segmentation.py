@@ -14,9 +14,13 @@ from sklearn.metrics import jaccard_score
 
 from data_prep.scenes import Settings, render_scenes
 from pospre.errors import UserError
-from pospre.evaluation.dense import propagation, video_segmentation
-from pospre.evaluation.dense.region_measures import contour, contour_accuracy, region_similarity
-from pospre.evaluation.dense.video_data import open_videos
+from pospre.evaluation.dense.video import propagation, video_segmentation
+from pospre.evaluation.dense.video.region_measures import (
+    contour,
+    contour_accuracy,
+    region_similarity,
+)
+from pospre.evaluation.dense.video.video_data import open_videos
 from tests.evaluation.dense.pictures import davis_folder, save
 
 Run = Callable[..., dict[str, Any]]

@@ -7,8 +7,8 @@ from PIL import Image
 
 from pospre.errors import UserError
 from pospre.evaluation.position import position_pictures
-from pospre.evaluation.position.mosaic import place_patches
-from pospre.evaluation.position.position_pictures import VIEWS, compose_views, strew, table
+from pospre.evaluation.position.mosaic import compose_views, place_patches
+from pospre.evaluation.position.position_pictures import VIEWS, strew, table
 from pospre.evaluation.run import run_evaluation
 from pospre.nn.decoder import patchify
 from pospre.recipe.recipe import recipe_from_dict

@@ -1,5 +1,6 @@
 """Checkpoints in a bucket, over HTTP: saved, resumed, and refused within seconds."""
 
+import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,8 @@ from moto.server import ThreadedMotoServer
 from data_prep import convert
 from pospre.errors import UserError
 from pospre.training.build import build_model
-from pospre.training.checkpoints.uploads import mirror_run
+from pospre.training.checkpoints.finding import NOTE
+from pospre.training.checkpoints.mirror import mirror_run
 from pospre.training.start import load_weights
 from tests.data.flaky_s3 import use_bucket
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
@@ -47,9 +49,12 @@ def names(client: Any) -> list[str]:
 def test_resume_from_the_bucket(bucket: Any, tiny: Path, run: Run, tmp_path: Path) -> None:
     short = ("trainer.max_duration=2ep", "trainer.save_interval=2ba")
     assert run(tiny, *short, "run_name=local")[0] == 0
-    code, said = run(tiny, *short, FOLDER)
+    often = ("evaluation={knn: {every: 2ba, k: 3, baseline: false}}", "trainer.keep_best=knn/top1")
+    code, said = run(tiny, *short, *often, FOLDER, "trainer.keep_remote=1")
     assert code == 0, said
     assert {"ep1-ba6.pt", "ep1-ba6.json"} <= set(names(bucket))
+    best = json.loads((tmp_path / "runs" / "tiny" / "checkpoints" / "best" / NOTE).read_text())
+    assert {NOTE, best["checkpoint"]} <= set(names(bucket))
     # as if the run had been killed after its fourth step, and its disk been lost
     kept = tmp_path / "runs" / "tiny" / "checkpoints"
     for name in ("ep1-ba4.pt", "ep1-ba4.json"):  # in so short a run it may have been left out

@@ -19,10 +19,10 @@ from pospre.training.checkpoints.finding import checkpoints_in
 from pospre.training.checkpoints.reading import open_newest, read_checkpoint
 from pospre.training.checkpoints.uploads import Uploads, files_of, lacks
 from tests.data.flaky_s3 import FlakyS3, flaky_s3, use_bucket
-from tests.processes import finished, until
+from tests.processes import finished, launcher, until
 from tests.training.checkpoints.test_damage import Payload
 from tests.training.checkpoints.test_saver import full_disk
-from tests.training.tiny_runs import command, curve, environment, flat
+from tests.training.tiny_runs import curve, environment, flat
 
 Run = Callable[..., tuple[int, str]]
 MAE = "algorithms={mae: {decoder_dim: 32, decoder_depth: 1, decoder_heads: 2}}"
@@ -239,17 +239,19 @@ def test_the_manifest_waits_for_the_shards_of_other_ranks(
 
 
 def test_ranks_come_and_go(
-    folder: Path, whole: Path, bucket: Any, tiny: Path, run: Run, tmp_path: Path
+    folder: Path, whole: Path, proxy: FlakyS3, bucket: Any, tiny: Path, run: Run, tmp_path: Path
 ) -> None:
     shutil.rmtree(folder / "ep1-ba4")
     script = Path(__file__).with_name("sharded_ranks.py")
-    launcher = command(tiny, ranks=2)
-    start = [*launcher[: launcher.index("-m")], str(script), str(tiny), str(tmp_path / "runs")]
+    start = [*launcher(2), str(script), str(tiny), str(tmp_path / "runs")]
     done = finished([*start, *SHARDED, "trainer.fsdp={}"], env=environment())
     said = done.stdout + done.stderr
     assert done.returncode == 0 and "Traceback" not in said, said
     assert said.count(f"going on from {folder}/ep0-ba2\n") == 1
     assert said.count("going on from s3://bucket/shards/ep1-ba4\n") == 1
+    # once for both ranks, which share a node
+    fetched = [name for name in names(bucket, "shards/ep1-ba4") if name.endswith(".distcp")]
+    assert fetched and {proxy.gets[name] for name in fetched} == {1}
     losses = [step[1] for step in curve(whole)]
     assert [step[1] for step in curve(folder.parent)] == pytest.approx(losses, rel=1e-5)
     shards = [path.name for path in (folder / "ep1-ba6").glob("*.distcp")]

@@ -10,16 +10,19 @@ import boto3
 import pytest
 import torch
 
+from pospre.evaluation.best import BestCheckpoint
 from pospre.object_store import Bucket
 from pospre.training.checkpoints import uploads as uploading
 from pospre.training.checkpoints.content import load_model
 from pospre.training.checkpoints.file import write_checkpoint
-from pospre.training.checkpoints.reading import Checkpoint
+from pospre.training.checkpoints.finding import NOTE, remove_checkpoints
+from pospre.training.checkpoints.mirror import restore_metrics
+from pospre.training.checkpoints.reading import Checkpoint, open_checkpoint
 from pospre.training.checkpoints.uploads import Uploads, lacks
 from pospre.training.run import in_bucket
 from tests.data.flaky_s3 import FlakyS3, flaky_s3, use_bucket
-from tests.processes import finished, until
-from tests.training.tiny_runs import command, curve, environment
+from tests.processes import finished, launcher, until
+from tests.training.tiny_runs import curve, environment
 
 Run = Callable[..., tuple[int, str]]
 REMOTE = "s3://bucket/runs/tiny"
@@ -55,7 +58,8 @@ def names(server: FlakyS3) -> list[str]:
 
 def checkpoint(folder: Path, batch: int) -> Path:
     path = folder / f"ep0-ba{batch}.pt"
-    write_checkpoint({"batch": batch, "model": torch.ones(1000)}, path)
+    content = {"state": {"callbacks": {"RecipeRecord": {}}}, "model": torch.ones(1000)}
+    write_checkpoint(content, path)
     return path
 
 
@@ -70,6 +74,48 @@ def test_the_manifest_goes_up_last(server: FlakyS3, tmp_path: Path) -> None:
     assert not lacks(REMOTE, path)
     write_checkpoint({"batch": 2, "model": torch.zeros(1000)}, path)
     assert lacks(REMOTE, path)
+
+
+class Machine:
+    """A machine that trains and measures, with a bucket that keeps one checkpoint."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.checkpoints = folder, folder / "checkpoints"
+        self.checkpoints.mkdir(parents=True)
+        restore_metrics(folder, REMOTE)
+        self.best = BestCheckpoint(folder / "metrics.jsonl", self.checkpoints, "knn/top1", "max")
+        self.best.look_into(REMOTE)
+        self.best.settle()
+
+    def train(self, batch: int, figure: float, *, left_out: bool = False) -> None:
+        with (self.folder / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"step": batch, "knn/top1": figure}) + "\n")
+        self.best.settle(checkpoint(self.checkpoints, batch))
+        if not left_out:
+            with Uploads(self.folder, REMOTE, keep=1) as uploads:
+                uploads.offer(self.checkpoints / f"ep0-ba{batch}.pt")
+
+
+def test_the_best_one_stays_for_another_machine(server: FlakyS3, tmp_path: Path) -> None:
+    def there() -> list[str]:
+        return [name.rpartition("/")[2] for name in names(server) if "metrics" not in name]
+
+    first = Machine(tmp_path / "first")
+    first.train(3, 0.2)
+    first.train(6, 0.5, left_out=True)  # the bucket was busy with another one
+    first.train(9, 0.3)
+    kept = ["ep0-ba6.json", "ep0-ba6.pt"]
+    assert there() == ["figure.json", *kept, "ep0-ba9.json", "ep0-ba9.pt"]
+    second = Machine(tmp_path / "second")
+    second.train(12, 0.4)
+    assert there() == ["figure.json", "ep0-ba12.json", "ep0-ba12.pt", *kept]
+    note = json.loads((second.best.folder / NOTE).read_text())
+    assert note == {"step": 6, "figure": "knn/top1", "value": 0.5, "checkpoint": "ep0-ba6.pt"}
+    assert open_checkpoint(f"{REMOTE}/best").uri == f"{REMOTE}/ep0-ba6.pt"
+    second.train(15, 0.6)
+    assert there() == ["figure.json", "ep0-ba15.json", "ep0-ba15.pt"]
+    remove_checkpoints(REMOTE)
+    assert there() == []
 
 
 def test_an_outage_is_said_once_and_sat_out(
@@ -285,14 +331,14 @@ def test_two_ranks_load_what_the_first_one_read(
     server: FlakyS3, tiny: Path, tmp_path: Path
 ) -> None:
     script = Path(__file__).with_name("two_ranks_resume.py")
-    launcher = command(tiny, ranks=2)
-    start = [*launcher[: launcher.index("-m")], str(script), str(tiny), str(tmp_path / "runs")]
+    start = [*launcher(2), str(script), str(tiny), str(tmp_path / "runs")]
     done = finished([*start, *OPTIONS[1:], "trainer.fsdp={}"], env=environment())
     said = done.stdout + done.stderr
     assert done.returncode == 2 and "Traceback" not in said, said
     folder = tmp_path / "runs" / "tiny"
     assert said.count(f"going on from {folder}/checkpoints/ep1-ba4.pt") == 1
     assert said.count("going on from s3://bucket/far/ep1-ba4.pt") == 1
+    assert server.gets["ep1-ba4.pt"] == 1  # for both ranks, which share a node
     assert f"{folder}/checkpoints/ep1-ba4.pt holds other bytes on" in said
     assert not (folder / "checkpoints" / "ep1-ba6.pt").exists()
 

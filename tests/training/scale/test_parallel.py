@@ -1,6 +1,5 @@
 """Hybrid sharding on four ranks is one process, whatever else is on; degrees and precisions."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from torch import Tensor
 from pospre.errors import UserError
 from pospre.recipe.sections import Fsdp
 from pospre.training.scale.parallel import build_sharding, num_copies
-from tests.processes import finished
+from tests.processes import finished, launcher
 from tests.training.tiny_runs import curve, environment
 
 Run = Callable[..., tuple[int, str]]
@@ -28,9 +27,8 @@ OPTIONS = (
 @pytest.mark.timeout(900)
 def test_two_copies_of_two_shards_are_one_process(tiny: Path, run: Run, tmp_path: Path) -> None:
     script = str(Path(__file__).with_name("four_ranks.py"))
-    launcher = [sys.executable, "-m", "composer.cli.launcher", "-n", "4"]
     runs = tmp_path / "runs"
-    done = finished([*launcher, script, str(tiny), str(runs), *OPTIONS], env=environment())
+    done = finished([*launcher(4), script, str(tiny), str(runs), *OPTIONS], env=environment())
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert "auto: 1 of a rank's 2 samples at a time" in done.stdout
     assert "going on from" in done.stdout and "ep0-ba2\n" in done.stdout

@@ -9,7 +9,7 @@ drops paths, and the rate falls in a straight line after a short rise.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,31 +21,22 @@ from torchmetrics.functional.classification import multiclass_confusion_matrix
 from tqdm import tqdm
 
 from pospre.errors import UserError
-from pospre.evaluation.dense.crops import Crops, Encoded
-from pospre.evaluation.dense.decoders import LinearDecoder, UperNet
 from pospre.evaluation.dense.fitting import batches, fit, seeded, trained_groups
-from pospre.evaluation.dense.iou import class_iou, constant, summarise
-from pospre.evaluation.dense.maps import (
-    FeatureMaps,
-    check_encoder,
-    check_not_smaller,
-    check_side,
-    image_sides,
-    read_image,
-)
-from pospre.evaluation.dense.mask_data import (
+from pospre.evaluation.dense.images import check_not_smaller, image_sides, read_image
+from pospre.evaluation.dense.maps import FeatureMaps, check_encoder, check_side
+from pospre.evaluation.dense.segmentation.crops import Crops, Encoded
+from pospre.evaluation.dense.segmentation.decoders import LinearDecoder, UperNet
+from pospre.evaluation.dense.segmentation.iou import class_iou, constant, summarise
+from pospre.evaluation.dense.segmentation.mask_data import (
     IGNORED,
-    MaskSet,
     check_masks,
-    count_classes,
-    open_masks,
 )
-from pospre.evaluation.dense.windows import Showing, predict, show
+from pospre.evaluation.dense.segmentation.setup import Setup, check_upernet, open_setup
+from pospre.evaluation.dense.segmentation.windows import predict, show
 from pospre.evaluation.listed import Numbers
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.table import format_table, percent
 from pospre.model.model import PretrainModel
-from pospre.nn.encoder import Encoder
 from pospre.recipe.ranges import PositiveShare
 from pospre.schedules import linear
 
@@ -54,17 +45,6 @@ OWN_DATA = True
 # learning rate and weight decay: DINOv2's linear probe; UperNet of MAE and LUT
 _RATES = {"linear": (1e-3, 1e-4), "upernet": (1e-4, 0.05)}
 _RISE = 0.01  # share of the training, as 1500 of 160 000
-
-
-class Setup(NamedTuple):
-    """The data, and the settings that follow from others."""
-
-    train: MaskSet
-    val: MaskSet
-    num_classes: int
-    showing: Showing
-    crop: tuple[int, int]
-    layers: tuple[int, ...]
 
 
 def evaluate(
@@ -129,7 +109,7 @@ def evaluate(
         (``constant_…``); and what it was measured with.
     """
     given = dict(locals())
-    setup = _setup("segmentation", context.data, given, context.model.encoder)
+    setup: Setup = context.opened
     learn = {"trained": context.model, **({"initial": context.initial()} if baseline else {})}
     results: dict[str, Any] = dict.fromkeys(("initial_mIoU", "initial_aAcc", "initial_IoU"))
     names = setup.train.classes or [f"class {number}" for number in range(setup.num_classes)]
@@ -158,16 +138,16 @@ def evaluate(
     }
 
 
-def check(plan: Plan) -> None:
-    """Raise a ``UserError`` for data, masks, classes, sizes or layers that will not do."""
+def check(plan: Plan) -> Setup:
+    """Return the data; raise a ``UserError`` for masks, classes, sizes or layers that won't do."""
     settings = plan.settings
     encoder = check_encoder("segmentation", plan.recipe, settings["layers"])
-    setup = _setup("segmentation", plan.data, settings, encoder)
+    setup = open_setup("segmentation", plan.data, settings, encoder)
     check_side("segmentation", "crop", setup.crop, encoder)
     if setup.showing.window is None and encoder.is_relative:
         raise UserError("segmentation: inference=whole, but relative positions know one size only.")
     if settings["decoder"] == "upernet":
-        _check_upernet(setup, settings["batch_size"], encoder)
+        check_upernet(setup, settings["batch_size"], encoder)
     if not settings["augment"] and (settings["finetune"] or setup.showing.window is None):
         raise UserError(
             "segmentation: augment=false is for a frozen encoder and for windows, which it sees "
@@ -178,38 +158,7 @@ def check(plan: Plan) -> None:
         scaled = setup.showing.scaled(*image_sides(path))
         check_not_smaller("segmentation", path, scaled, encoder.patch_size[0])
     check_masks("segmentation", setup.train, setup.val, settings["num_classes"])
-
-
-def _check_upernet(setup: Setup, batch_size: int, encoder: Encoder) -> None:
-    if len(setup.layers) != 4:
-        raise UserError(f"segmentation: upernet takes four layers, not {list(setup.layers)}.")
-    if min(setup.crop) < 2 * encoder.patch_size[0] or batch_size < 2:
-        raise UserError(
-            f"segmentation: upernet needs crops of two patches and more ({setup.crop}, patches of "
-            f"{encoder.patch_size[0]}) and batch_size=2 or more ({batch_size}) for its batch norms."
-        )
-
-
-def _setup(owner: str, data: str, settings: Mapping[str, Any], encoder: Encoder) -> Setup:
-    """Open the data, and decide what the settings leave open."""
-    ignore, side = settings["ignore"], settings["crop"]
-    train = open_masks(owner, settings["bank"] or data, settings["train_split"], ignore)
-    val = open_masks(owner, data, settings["split"], ignore)
-    crop = encoder.image_size if side is None else (side, side)
-    window = crop if settings["inference"] == "slide" else None
-    depth = encoder.depth
-    usual = {
-        "linear": (depth,),
-        "upernet": tuple(round(depth * share / 12) for share in (4, 6, 8, 12)),
-    }
-    return Setup(
-        train,
-        val,
-        count_classes(train, settings["num_classes"]),
-        Showing(settings["size"], window, encoder.patch_size[0]),
-        crop,
-        settings["layers"] or usual[settings["decoder"]],
-    )
+    return setup
 
 
 def _measure(

@@ -11,9 +11,10 @@ from tqdm import tqdm
 
 from pospre.errors import UserError
 from pospre.evaluation.dense.fitting import seeded
-from pospre.evaluation.dense.maps import FeatureMaps, read_image
-from pospre.evaluation.dense.mask_data import IGNORED, MaskSet
-from pospre.evaluation.dense.windows import Showing, show
+from pospre.evaluation.dense.images import read_image
+from pospre.evaluation.dense.maps import FeatureMaps
+from pospre.evaluation.dense.segmentation.mask_data import IGNORED, MaskSet
+from pospre.evaluation.dense.segmentation.windows import Showing, show
 from pospre.evaluation.registry import Context
 
 SCALES = (0.5, 2.0)

@@ -18,7 +18,7 @@ from pycocotools import mask as coco_mask
 from tqdm import tqdm
 
 from pospre.errors import UserError
-from pospre.evaluation.dense.maps import image_sides
+from pospre.evaluation.dense.images import image_sides
 from pospre.evaluation.dense.scene_labels import LABELS, SCENE_CLASSES, scene_lines
 
 _IMAGES = (".jpg", ".jpeg", ".png", ".JPEG", ".JPG")

@@ -1,10 +1,13 @@
 """Decoders of semantic segmentation on a plain ViT: a linear one, and UperNet."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torchvision.ops import Conv2dNormActivation as Block
+
+from pospre.evaluation.dense.maps import four_scales
 
 _POOLS = (1, 2, 3, 6)
 _AUXILIARY_LEVEL, _AUXILIARY_WEIGHT, _AUXILIARY_CHANNELS = 2, 0.4, 256
@@ -54,15 +57,15 @@ class UperNet(nn.Module):
         super().__init__()
         self.scales, dims = four_scales(dim, nn.BatchNorm2d, halve=False)
         self.pools = nn.ModuleList(
-            [nn.Sequential(nn.AdaptiveAvgPool2d(side), _block(dim, channels, 1)) for side in _POOLS]
+            [nn.Sequential(nn.AdaptiveAvgPool2d(side), Block(dim, channels, 1)) for side in _POOLS]
         )
-        self.top = _block(dim + len(_POOLS) * channels, channels, 3)
-        self.lateral = nn.ModuleList([_block(width, channels, 1) for width in dims[:-1]])
-        self.smooth = nn.ModuleList([_block(channels, channels, 3) for _ in dims[:-1]])
-        self.fuse = _block(len(dims) * channels, channels, 3)
+        self.top = Block(dim + len(_POOLS) * channels, channels, 3)
+        self.lateral = nn.ModuleList([Block(width, channels, 1) for width in dims[:-1]])
+        self.smooth = nn.ModuleList([Block(channels, channels, 3) for _ in dims[:-1]])
+        self.fuse = Block(len(dims) * channels, channels, 3)
         self.classify = nn.Sequential(nn.Dropout2d(dropout), nn.Conv2d(channels, num_classes, 1))
         self.auxiliary = nn.Sequential(
-            _block(dim, _AUXILIARY_CHANNELS, 3),
+            Block(dim, _AUXILIARY_CHANNELS, 3),
             nn.Dropout2d(dropout),
             nn.Conv2d(_AUXILIARY_CHANNELS, num_classes, 1),
         )
@@ -94,33 +97,6 @@ class UperNet(nn.Module):
             self.fuse(torch.cat([_resize(each, smooth[0]) for each in smooth], dim=1))
         )
         return logits
-
-
-def four_scales(
-    dim: int, norm: Callable[[int], nn.Module], *, halve: bool
-) -> tuple[nn.ModuleList, tuple[int, int, int, int]]:
-    """Return what makes maps of 4, 2, 1 and 1/2 times the size out of maps, and their widths.
-
-    Args:
-        dim: width of the encoder.
-        norm: between the two deconvolutions of the first.
-        halve: every deconvolution halves the width, as in ViTDet (Li et al. 2022); else all keep
-            it, as in BEiT and MAE.
-    """
-    half, quarter = (dim // 2, dim // 4) if halve else (dim, dim)
-    first = nn.Sequential(
-        nn.ConvTranspose2d(dim, half, 2, 2),
-        norm(half),
-        nn.GELU(),
-        nn.ConvTranspose2d(half, quarter, 2, 2),
-    )
-    scales = [first, nn.ConvTranspose2d(dim, half, 2, 2), nn.Identity(), nn.MaxPool2d(2)]
-    return nn.ModuleList(scales), (quarter, half, dim, dim)
-
-
-def _block(dim: int, channels: int, side: int) -> nn.Sequential:
-    convolution = nn.Conv2d(dim, channels, side, padding=side // 2, bias=False)
-    return nn.Sequential(convolution, nn.BatchNorm2d(channels), nn.ReLU())
 
 
 def _apply(module: nn.Module, tensor: Tensor) -> Tensor:

@@ -15,8 +15,7 @@ import numpy as np
 from numpy import ndarray
 
 from pospre.errors import UserError
-from pospre.evaluation.dense.maps import image_sides
-from pospre.evaluation.dense.mask_data import read_mask
+from pospre.evaluation.dense.images import image_sides, read_mask
 from pospre.evaluation.dense.scene_labels import LABELS, run_length_mask, scene_lines
 
 VOID = 255

@@ -17,8 +17,7 @@ from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredic
 from torchvision.models.detection.rpn import RPNHead
 from torchvision.ops import MultiScaleRoIAlign
 
-from pospre.evaluation.dense.decoders import four_scales
-from pospre.evaluation.dense.maps import FeatureMaps
+from pospre.evaluation.dense.maps import FeatureMaps, four_scales
 
 _LEVELS = ("0", "1", "2", "3")
 

@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 from numpy import ndarray
-from PIL import Image
 from tqdm import tqdm
 
 from pospre.data.stores.folder import list_images
 from pospre.errors import UserError
-from pospre.evaluation.dense.maps import image_sides
+from pospre.evaluation.dense.images import image_sides, read_mask
 from pospre.evaluation.dense.scene_labels import LABELS, SCENE_CLASSES, run_length_mask, scene_lines
 
 IGNORED = -1
@@ -203,24 +202,6 @@ def _count_pixels(owner: str, part: MaskSet, num_classes: int) -> ndarray:
     if not counts.any():
         raise UserError(f"{owner}: no pixel of {part.address} has a class; look at ignore=….")
     return counts
-
-
-def read_mask(path: Path) -> ndarray:
-    """Return the values of a mask file, int64 (H, W).
-
-    Raises:
-        UserError: it cannot be read, or has colours.
-    """
-    try:
-        with Image.open(path) as image:
-            values = np.asarray(image)
-    except (OSError, ValueError, Image.DecompressionBombError) as error:
-        raise UserError(f"{path} is no mask that can be read ({error}).") from error
-    if values.ndim != 2:
-        raise UserError(
-            f"{path} has {values.shape[2]} channels; a mask is a grey or indexed PNG of class ids."
-        )
-    return values.astype(np.int64)
 
 
 def _class_names(path: Path) -> list[str] | None:

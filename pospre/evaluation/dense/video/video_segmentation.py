@@ -19,16 +19,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from pospre.errors import UserError
-from pospre.evaluation.dense.maps import (
-    FeatureMaps,
-    check_encoder,
-    check_not_smaller,
-    image_sides,
-    read_image,
-)
-from pospre.evaluation.dense.propagation import propagate
-from pospre.evaluation.dense.region_measures import contour_accuracy, region_similarity
-from pospre.evaluation.dense.video_data import VOID, Video, check_video, open_videos
+from pospre.evaluation.dense.images import check_not_smaller, image_sides, read_image
+from pospre.evaluation.dense.maps import FeatureMaps, check_encoder
+from pospre.evaluation.dense.video.propagation import propagate
+from pospre.evaluation.dense.video.region_measures import contour_accuracy, region_similarity
+from pospre.evaluation.dense.video.video_data import VOID, Video, check_video, open_videos
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.table import format_table, percent
 from pospre.model.model import PretrainModel
@@ -71,7 +66,7 @@ def evaluate(
         (``initial_…``) and for leaving the first mask where it is (``still_…``); ``videos``: J and
         F of each; and what it was measured with.
     """
-    videos = open_videos("video_segmentation", context.data, split)[:num_videos]
+    videos: list[Video] = context.opened
     models = {"": context.model, **({"initial_": context.initial()} if baseline else {})}
     options = {
         "neighbours": neighbours,
@@ -103,8 +98,8 @@ def evaluate(
     }
 
 
-def check(plan: Plan) -> None:
-    """Raise a ``UserError`` for videos, masks or frames that will not do."""
+def check(plan: Plan) -> list[Video]:
+    """Return the videos; raise a ``UserError`` for masks or frames that will not do."""
     encoder = check_encoder("video_segmentation", plan.recipe)
     if encoder.is_relative:
         raise UserError(
@@ -113,12 +108,14 @@ def check(plan: Plan) -> None:
         )
     settings = plan.settings
     videos = open_videos("video_segmentation", plan.data, settings["split"])
-    for video in videos[: settings["num_videos"]]:
+    videos = videos[: settings["num_videos"]]
+    for video in videos:
         check_video("video_segmentation", video)
         height, width = image_sides(video.frames[0])
         factor = 1.0 if settings["size"] is None else settings["size"] / min(height, width)
         sides = (height * factor, width * factor)
         check_not_smaller("video_segmentation", video.frames[0], sides, encoder.patch_size[0])
+    return videos
 
 
 @torch.no_grad()

@@ -7,9 +7,9 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from pospre.evaluation.dense.box_data import BoxSet
+from pospre.evaluation.dense.detection.box_data import BoxSet
 from pospre.evaluation.dense.fitting import seeded
-from pospre.evaluation.dense.maps import read_image
+from pospre.evaluation.dense.images import read_image
 
 
 class Jittered(Dataset[tuple[Tensor, dict[str, Tensor]]]):

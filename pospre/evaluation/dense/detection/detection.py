@@ -21,18 +21,13 @@ from torchvision.models.detection import FasterRCNN
 from tqdm import tqdm
 
 from pospre.errors import UserError
-from pospre.evaluation.dense.average_precision import average_precision
-from pospre.evaluation.dense.box_data import BoxSet, open_boxes
+from pospre.evaluation.dense.detection.average_precision import average_precision
+from pospre.evaluation.dense.detection.box_data import BoxSet, open_boxes
+from pospre.evaluation.dense.detection.jittered import Jittered
+from pospre.evaluation.dense.detection.mask_rcnn import build_detector, stride_of
 from pospre.evaluation.dense.fitting import batches, fit, seeded, trained_groups
-from pospre.evaluation.dense.jittered import Jittered
-from pospre.evaluation.dense.maps import (
-    FeatureMaps,
-    check_encoder,
-    check_not_smaller,
-    check_side,
-    read_image,
-)
-from pospre.evaluation.dense.mask_rcnn import build_detector, stride_of
+from pospre.evaluation.dense.images import check_not_smaller, read_image
+from pospre.evaluation.dense.maps import FeatureMaps, check_encoder, check_side
 from pospre.evaluation.listed import listed
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.table import format_table, percent
@@ -105,7 +100,7 @@ def evaluate(
         untrained encoder (``initial_…``); and what it was measured with.
     """
     given = dict(locals())
-    setup = _setup("detection", context.data, given, context.model.encoder)
+    setup: Setup = context.opened
     learn = {"": context.model, **({"initial_": context.initial()} if baseline else {})}
     results: dict[str, Any] = dict.fromkeys(("initial_AP", "mask_AP", "initial_mask_AP"))
     for prefix, model in learn.items():
@@ -131,8 +126,8 @@ def evaluate(
     }
 
 
-def check(plan: Plan) -> None:
-    """Raise a ``UserError`` for data, annotations, classes or sizes that will not do."""
+def check(plan: Plan) -> Setup:
+    """Return the data; raise a ``UserError`` for annotations, classes or sizes that will not do."""
     encoder = check_encoder("detection", plan.recipe)
     setup = _setup("detection", plan.data, plan.settings, encoder)
     patch = encoder.patch_size[0]
@@ -152,6 +147,7 @@ def check(plan: Plan) -> None:
         for path, sides in zip(part.images, part.sides, strict=True):
             factor = setup.size / max(sides)
             check_not_smaller("detection", path, [each * factor for each in sides], patch)
+    return setup
 
 
 def _setup(owner: str, data: str, settings: Mapping[str, Any], encoder: Encoder) -> Setup:
