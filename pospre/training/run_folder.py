@@ -119,7 +119,13 @@ def _patience(recipe: Recipe) -> float:
 def _locked(folder: Path) -> Iterator[None]:
     """Hold a folder's lock; in the end remove it, and the folder where nothing was written."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"run folder {folder} cannot be made ({error.strerror}); choose another "
+            "trainer.run_folder"
+        ) from error
     try:
         with _lock(folder / LOCK):
             try:
