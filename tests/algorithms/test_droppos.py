@@ -346,7 +346,7 @@ def test_parameter_counts_are_the_published_ones(size, parameters):
 def test_attaching_twice_is_attaching_once():
     model, _ = model_and_batch()
     names = [name for name, _ in model.named_parameters()]
-    DropPos(mask_ratio=0.5, **DECODER).attach(model)
+    DropPos(mask_ratio=0.5).attach(model)
     assert [name for name, _ in model.named_parameters()] == names
 
 
