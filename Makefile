@@ -26,7 +26,8 @@ test: setup ## Run the tests on two processes (real photographs: POSPRE_TEST_DAT
 
 test-newest: setup ## Run the tests with the newest torch, torchvision and timm there are (.venv-newest, 8 GB).
 	@.setup/newest.sh
-	OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest -n 2 --dist loadfile $(ARGS)
+	@# what they give up warns in every process, beside what the tests read there
+	PYTHONWARNINGS=ignore::FutureWarning OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 certify: need-RECIPE setup ## Prove that RECIPE=<yaml> resumes exactly: killed, on other ranks (ARGS="data.path=…").
 	$(PYTHON_RUN) -m pospre.certify "$(RECIPE)" $(ARGS)

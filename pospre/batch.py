@@ -60,22 +60,25 @@ def from_images(
     index: Tensor,
     epoch: int | None = None,
     label: Tensor | None = None,
+    boxes: Tensor | None = None,
     group: str = "view",
 ) -> Batch:
     """Return the batch of images that came from any loader, as the algorithms take it.
 
-    The images count as whole and upright: cut and mirror them yourself.
+    The images count as upright: cut and mirror them yourself.
 
     Args:
         images: uint8 (B, C, H, W), or (B, V, C, H, W) with several views of each sample.
         index: (B,) position of each sample in the data set: masks are drawn from it.
         epoch: counted from 0, masks are drawn from it too; None leaves it to Composer's Trainer.
         label: (B,) classes, for ``supervised``; None: unknown.
+        boxes: (B, 4), or (B, V, 4), where in the whole image each view was cut: left, top, right
+            and bottom as shares of its sides. ``crop_field`` needs them; None: unknown.
         group: the view group that these are.
 
     Raises:
         UserError: the images are not uint8 or of another shape, or there is not one whole number of
-            ``index`` and of ``label`` for each.
+            ``index`` and of ``label``, or one box, for each.
     """
     if images.dtype != torch.uint8 or images.ndim not in (4, 5):
         raise UserError(
@@ -88,14 +91,19 @@ def from_images(
     views = images.unsqueeze(1) if images.ndim == 4 else images
     rows, count = views.shape[:2]
     numbers = _numbers("index", index, images)
-    whole = torch.tensor([0.0, 0.0, 1.0, 1.0], device=views.device)
     batch = {
         INDEX: numbers,
         LABEL: torch.full_like(numbers, -1) if label is None else _numbers("label", label, images),
         image_key(group): views,
-        box_key(group): whole.expand(rows, count, 4).clone(),
         flip_key(group): views.new_zeros(rows, count, dtype=torch.bool),
     }
+    if boxes is not None:
+        if boxes.shape != (*images.shape[:-3], 4):
+            raise UserError(
+                f"from_images got boxes of shape {tuple(boxes.shape)} for images of shape "
+                f"{tuple(images.shape)}; give left, top, right and bottom of each view."
+            )
+        batch[box_key(group)] = boxes.to(views.device).float().view(rows, count, 4)
     return batch if epoch is None else numbered(batch, epoch=epoch)
 
 

@@ -140,6 +140,21 @@ def test_images_of_any_loader_become_a_batch() -> None:
         pospre.batch.numbered(batch, epoch=0)
 
 
+def test_the_crop_field_asks_where_images_were_cut() -> None:
+    model, algorithms = Case(("mae", "crop_field")).build()
+    images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
+    given: dict[str, Any] = {"images": images, "index": torch.arange(4), "epoch": 0}
+    with pytest.raises(UserError, match=r"lacks 'view/box'.*from_images\(images, boxes="):
+        pospre.prepare(model, algorithms, pospre.from_images(**given), 0.0)
+    with pytest.raises(UserError, match=r"boxes of shape \(4, 2\) for images of shape"):
+        pospre.from_images(**given, boxes=torch.zeros(4, 2))
+    boxes = torch.tensor([0.25, 0.0, 0.75, 0.5]).repeat(4, 1)
+    batch = pospre.prepare(model, algorithms, pospre.from_images(**given, boxes=boxes), 0.0)
+    assert torch.equal(batch["view/box"], boxes[:, None])
+    assert batch["view/field_box"].shape == (4, 1, 4)
+    assert torch.isfinite(model.loss(model(batch), batch)["total"])
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -179,7 +194,6 @@ def test_a_model_of_timm_becomes_the_encoder(name: str, options: dict[str, Any])
         ("vit_small_patch16_18x2_224", {}, "no plain Vision"),
         ("vit_tiny_patch16_224", {"img_size": 30}, r"\(14, 14\) do not divide its img_size \(30"),
         ("vit_tiny_patch16_224", {"act_layer": "relu"}, "other tokens"),
-        ("vit_tiny_patch16_224", {"pos_embed": "none"}, "other tokens"),
     ],
 )
 def test_a_model_of_timm_that_does_not_fit_is_refused(

@@ -145,6 +145,13 @@ class CropField(PretrainAlgorithm):
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
         """Draw where the boxes of an image lie in the field."""
+        for name in model.views:
+            if box_key(name) not in batch:
+                raise UserError(
+                    f"the batch lacks '{box_key(name)}', where in its image each view was cut, "
+                    "which crop_field takes as its position; pospre.build_loader writes it, and "
+                    "pospre.from_images(images, boxes=…)."
+                )
         groups = {name: batch[box_key(name)].shape[1] for name in model.views}
         box_BV4 = torch.cat([batch[box_key(name)] for name in groups], dim=1).double()
         flip_BV = torch.cat([batch[flip_key(name)] for name in groups], dim=1)

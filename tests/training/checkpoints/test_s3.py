@@ -165,9 +165,9 @@ def test_shards_in_the_bucket_train_as_the_folder_does(
     bucket: Any, tiny: Path, run: Run, tmp_path: Path
 ) -> None:
     folder = yaml.safe_load(tiny.read_text())["data"]["path"]
-    assert convert.main([folder, "s3://bucket/shards", "--format", "mds"]) == 0
+    assert convert.main([folder, "s3://bucket/photos", "--format", "mds"]) == 0
     cache = f"data.cache_dir={tmp_path}/cache"
-    code, said = run(tiny, cache, "data.path=s3://bucket/shards", "run_name=remote")
+    code, said = run(tiny, cache, "data.path=s3://bucket/photos", "run_name=remote")
     assert code == 0, said
     often = "trainer.save_interval=3ba"
     assert run(tiny, often, "run_name=folder")[0] == 0
@@ -176,7 +176,7 @@ def test_shards_in_the_bucket_train_as_the_folder_does(
     shutil.rmtree(tmp_path / "cache")
     for name in ("ep3-ba12.pt", "ep2-ba9.pt"):
         (tmp_path / "runs" / "folder" / "checkpoints" / name).unlink()
-    code, said = run(tiny, cache, "data.path=s3://bucket/shards", often, "run_name=folder")
+    code, said = run(tiny, cache, "data.path=s3://bucket/photos", often, "run_name=folder")
     assert code == 0 and "going on from" in said, said
     assert curve(tmp_path / "runs" / "remote") == curve(tmp_path / "runs" / "folder")
 

@@ -158,8 +158,7 @@ def test_a_position_that_is_not_dropped_is_seen(
     assert "warning" not in capsys.readouterr().err
     monkeypatch.setattr(DroppedPositions, "forward", lambda self, position, *_: position)
     assert max(accuracies(80)) > 0.4
-    said = capsys.readouterr().err
-    assert said.count("droppos knows where patches are without looking at them") == 1
+    assert "droppos knows where patches are without looking" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
