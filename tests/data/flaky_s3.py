@@ -12,10 +12,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 from moto.server import ThreadedMotoServer
@@ -300,16 +301,23 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def flaky_s3() -> Iterator[FlakyS3]:
-    """Run moto's server and the proxy before it."""
+def moto_server() -> Iterator[int]:
+    """Run moto's server; give its port. What it holds is the process's, and is emptied after it."""
     moto = ThreadedMotoServer(port=0, verbose=False)
     moto.start()
-    flaky = FlakyS3(moto.get_host_and_port()[1])
+    port = moto.get_host_and_port()[1]
     try:
-        yield flaky
+        yield port
     finally:
-        flaky.close()
+        urlopen(Request(f"http://127.0.0.1:{port}/moto-api/reset", method="POST")).close()
         moto.stop()
+
+
+@contextmanager
+def flaky_s3() -> Iterator[FlakyS3]:
+    """Run moto's server and the proxy before it."""
+    with moto_server() as port, closing(FlakyS3(port)) as flaky:
+        yield flaky
 
 
 def use_bucket(

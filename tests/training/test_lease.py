@@ -13,13 +13,12 @@ from typing import Any
 
 import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 from pospre.errors import UserError
 from pospre.object_store import Bucket
 from pospre.training import lease as leasing
 from pospre.training.lease import LEASE, check_held, lease
-from tests.data.flaky_s3 import use_bucket
+from tests.data.flaky_s3 import moto_server, use_bucket
 from tests.processes import until
 
 Run = Callable[..., tuple[int, str]]
@@ -29,10 +28,8 @@ KEY = {"Bucket": "bucket", "Key": f"runs/tiny/{LEASE}"}
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    moto = ThreadedMotoServer(port=0, verbose=False)
-    moto.start()
-    yield f"http://127.0.0.1:{moto.get_host_and_port()[1]}"
-    moto.stop()
+    with moto_server() as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import pytest
 import requests
 import torch
 import yaml
-from moto.server import ThreadedMotoServer
 
 from data_prep import convert
 from pospre.errors import UserError
@@ -20,7 +19,7 @@ from pospre.training.build import build_model
 from pospre.training.checkpoints.finding import NOTE
 from pospre.training.checkpoints.mirror import mirror_run
 from pospre.training.start import load_weights
-from tests.data.flaky_s3 import use_bucket
+from tests.data.flaky_s3 import moto_server, use_bucket
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
 from tests.training.tiny_runs import curve
 
@@ -31,14 +30,11 @@ FOLDER = "trainer.save_folder=s3://bucket/runs/tiny"
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Serve an S3 with the bucket ``bucket``; give a client."""
-    server = ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    _, port = server.get_host_and_port()
-    use_bucket(monkeypatch, f"http://127.0.0.1:{port}")
-    client: Any = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{port}")
-    client.create_bucket(Bucket="bucket")
-    yield client
-    server.stop()
+    with moto_server() as port:
+        use_bucket(monkeypatch, f"http://127.0.0.1:{port}")
+        client: Any = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{port}")
+        client.create_bucket(Bucket="bucket")
+        yield client
 
 
 def names(client: Any) -> list[str]:
@@ -165,9 +161,9 @@ def test_shards_in_the_bucket_train_as_the_folder_does(
     bucket: Any, tiny: Path, run: Run, tmp_path: Path
 ) -> None:
     folder = yaml.safe_load(tiny.read_text())["data"]["path"]
-    assert convert.main([folder, "s3://bucket/photos", "--format", "mds"]) == 0
+    assert convert.main([folder, "s3://bucket/shards", "--format", "mds"]) == 0
     cache = f"data.cache_dir={tmp_path}/cache"
-    code, said = run(tiny, cache, "data.path=s3://bucket/photos", "run_name=remote")
+    code, said = run(tiny, cache, "data.path=s3://bucket/shards", "run_name=remote")
     assert code == 0, said
     often = "trainer.save_interval=3ba"
     assert run(tiny, often, "run_name=folder")[0] == 0
@@ -176,7 +172,7 @@ def test_shards_in_the_bucket_train_as_the_folder_does(
     shutil.rmtree(tmp_path / "cache")
     for name in ("ep3-ba12.pt", "ep2-ba9.pt"):
         (tmp_path / "runs" / "folder" / "checkpoints" / name).unlink()
-    code, said = run(tiny, cache, "data.path=s3://bucket/photos", often, "run_name=folder")
+    code, said = run(tiny, cache, "data.path=s3://bucket/shards", often, "run_name=folder")
     assert code == 0 and "going on from" in said, said
     assert curve(tmp_path / "runs" / "remote") == curve(tmp_path / "runs" / "folder")
 
