@@ -20,13 +20,10 @@ KEY = re.compile(r"shard\.[0-9a-f]{16}\.")
 
 @pytest.fixture(scope="session")
 def endpoint() -> Iterator[str]:
-    from moto.server import ThreadedMotoServer  # takes its time
+    from tests.data.flaky_s3 import moto_server  # takes its time
 
-    server = ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}".replace("0.0.0.0", "127.0.0.1")
-    server.stop()
+    with moto_server() as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 @pytest.fixture
