@@ -23,7 +23,7 @@ ADDRESS = "s3://bucket/set"
 OPEN: "list[RemoteMdsReader]" = []
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server() -> "Iterator[FlakyS3]":
     from tests.data.flaky_s3 import flaky_s3  # moto takes its time
 

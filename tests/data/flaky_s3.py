@@ -300,16 +300,25 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
 
+_SERVERS: set[ThreadedMotoServer] = set()
+
+
 @contextmanager
 def moto_server() -> Iterator[int]:
-    """Run moto's server; give its port. What it holds is the process's, and is emptied after it."""
+    """Run moto's server; give its port.
+
+    All of a process hold the same buckets, so the last one that ends empties them.
+    """
     moto = ThreadedMotoServer(port=0, verbose=False)
     moto.start()
+    _SERVERS.add(moto)
     port = moto.get_host_and_port()[1]
     try:
         yield port
     finally:
-        urlopen(Request(f"http://127.0.0.1:{port}/moto-api/reset", method="POST")).close()
+        _SERVERS.discard(moto)
+        if not _SERVERS:
+            urlopen(Request(f"http://127.0.0.1:{port}/moto-api/reset", method="POST")).close()
         moto.stop()
 
 

@@ -18,7 +18,7 @@ URI = "s3://bucket/photos"
 KEY = re.compile(r"shard\.[0-9a-f]{16}\.")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
     from tests.data.flaky_s3 import moto_server  # takes its time
 
