@@ -244,6 +244,11 @@ class Bucket:
                 f"{address}: {where} refuses the credentials ({code}); "
                 "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
             )
+        if code == "RequestTimeTooSkewed":
+            return (
+                f"{address}: {where} refuses what this machine signs, whose clock is minutes off "
+                f"({code}); set the clock"
+            )
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
         if code in _MISSING or status == 404:
             return f"{address} does not exist at {where}"

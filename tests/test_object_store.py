@@ -110,3 +110,13 @@ def test_only_what_may_pass_is_called_unreachable(status: int, kind: type[UserEr
         check_writable("s3://bucket/run")  # nobody listens there
     with pytest.raises(Unreachable, match="does not answer"), Bucket("s3://bucket/run"):
         raise ReadTimeoutError(endpoint_url="http://127.0.0.1:9")
+
+
+def test_a_clock_that_is_off_is_not_called_a_wrong_key() -> None:
+    answer: Any = {
+        "Error": {"Code": "RequestTimeTooSkewed", "Message": "The difference is too large"},
+        "ResponseMetadata": {"HTTPStatusCode": 403},
+    }
+    with pytest.raises(UserError, match="set the clock") as caught, Bucket("s3://bucket/run"):
+        raise ClientError(answer, "PutObject")
+    assert "AWS_ACCESS_KEY_ID" not in str(caught.value)

@@ -1,5 +1,6 @@
 """One run from start to end: where to go on, training, and what follows it."""
 
+import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -138,6 +139,11 @@ def fit(
     )
     if start is not None:
         print_once(f"going on from {start.uri}")
+    for needless in (
+        "No batches were trained",  # of an epoch at whose very end the run goes on
+        "The current world size",  # is another: no draw depends on a rank's own random state
+    ):
+        warnings.filterwarnings("ignore", message=needless)
     try:
         trainer.fit()
     except torch.OutOfMemoryError as error:

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import shutil
 import socket
 import sys
@@ -15,12 +16,12 @@ from typing import Any, TextIO
 import yaml
 from composer.utils import dist
 
-from pospre.data.memory import readable
 from pospre.errors import UserError
 from pospre.object_store import is_remote, s3_patience
 from pospre.recipe.recipe import Recipe
 from pospre.recipe.yaml_text import read_mapping
 from pospre.training.checkpoints.content import recorded
+from pospre.training.checkpoints.file import why_not_written
 from pospre.training.checkpoints.finding import remove_checkpoints
 from pospre.training.checkpoints.reading import open_newest
 from pospre.training.lease import lease
@@ -63,7 +64,7 @@ FREE_KEYS = (
 
 
 LOCK = "run.lock"
-_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
 
 @contextlib.contextmanager
@@ -95,11 +96,9 @@ def hold(recipe: Recipe) -> Iterator[None]:
         except OSError as error:
             if error.errno not in _DISK_ERRORS:
                 raise
-            free = readable(shutil.disk_usage(folders[0]).free)
             raise UserError(
-                f"run folder {folders[0]} cannot be written: {error} ({free} free). Make room "
-                "there, or make it writable, and give the command again: it goes on from the last "
-                "checkpoint"
+                f"run folder {folders[0]} cannot be written: {why_not_written(error, folders[0])}, "
+                "and give the command again: it goes on from the last checkpoint"
             ) from error
 
 
@@ -179,7 +178,10 @@ def _check_folders(recipe: Recipe) -> None:
                 "trainer.save_folder"
             )
         if not os.access(nearest, os.W_OK | os.X_OK):
-            raise UserError(f"{name} cannot be written: no permission to write into {nearest}")
+            raise UserError(
+                f"{name} cannot be written: {nearest} is read-only, or not yours; make it "
+                "writable, or choose another trainer.run_folder or trainer.save_folder"
+            )
 
 
 def clear(recipe: Recipe) -> None:
@@ -228,14 +230,25 @@ def check_folder(recipe: Recipe) -> None:
 
 def compare_recipes(previous: dict[str, Any], recipe: Recipe, source: str) -> None:
     """Raise a ``UserError`` naming the first key in which two recipes are not the same run."""
-    previous = with_defaults(previous)
-    key = first_difference(previous, recipe.dump())
-    if key is not None:
+    previous, now = with_defaults(previous), recipe.dump()
+    key = first_difference(previous, now)
+    if key is None:
+        return
+    elsewhere = " and trainer.save_folder" if recipe.trainer.save_folder else ""
+    if key == "run_name":
         raise UserError(
-            f"run '{recipe.run_name}' exists with another recipe: {source} has "
-            f"{key} = {_look_up(previous, key)}, this one {_look_up(recipe.dump(), key)}; "
-            "choose another run_name=…, or trainer.overwrite=true to delete it and start again"
+            f"{source} is of run '{previous['run_name']}', this one is '{recipe.run_name}'; choose "
+            f"another {'trainer.save_folder' if elsewhere else 'run_name'}"
         )
+    old, new = (_look_up(one, key) for one in (previous, now))
+    if re.fullmatch(r"algorithms\.\w+", key) and None in (old, new):  # another method
+        key = "algorithms"
+        old, new = (" + ".join(one["algorithms"]) for one in (previous, now))
+    raise UserError(
+        f"run '{recipe.run_name}' exists with another recipe: {source} has {key} = {old}, this one "
+        f"{new}; choose another run_name{elsewhere}, or trainer.overwrite=true to delete it and "
+        "start again"
+    )
 
 
 def first_difference(old: Any, new: Any, key: str = "") -> str | None:
@@ -277,5 +290,6 @@ def write_recipe(recipe: Recipe) -> None:
             with suppress(OSError):
                 path.rmdir()
         raise UserError(
-            f"run folder {target.parent} or trainer.save_folder cannot be written: {error}"
+            f"run folder {target.parent} or trainer.save_folder cannot be written: "
+            f"{why_not_written(error, target.parent)}, and give the command again"
         ) from error

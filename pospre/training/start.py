@@ -30,6 +30,9 @@ KEYS = Keys("encoder.weights = ", "encoder.weights_from")
 _TABLE = "relative_position_bias_table"
 _SHARED = f"shared_rel_pos.{_TABLE}"
 _KERNEL = "patch_embed.proj.weight"
+_COMPARE = (
+    "compare name, depth, class_token, num_registers, layer_scale and final_norm of the encoder"
+)
 
 
 @dataclass
@@ -134,7 +137,7 @@ def _matching(key: str, own: Tensor, encoder: Encoder, done: Loaded) -> Tensor |
     if found is None and key == "pos_embed":
         return None
     if found is None:
-        raise UserError(f"{source.named} lacks the tensor '{key}'")
+        raise UserError(f"{source.named} lacks the tensor '{key}'; {_COMPARE}")
     old = tuple(found.shape)
     if key == "pos_embed" and found.shape != own.shape:
         class_token = encoder.has_class_token
@@ -151,7 +154,8 @@ def _matching(key: str, own: Tensor, encoder: Encoder, done: Loaded) -> Tensor |
         found = resize_rel_pos_bias_table(found, encoder.grid, tuple(own.shape))
     if found.shape != own.shape:
         raise UserError(
-            f"{source.named}: tensor '{key}' has shape {old}, the encoder wants {tuple(own.shape)}"
+            f"{source.named}: tensor '{key}' has shape {old}, the encoder wants "
+            f"{tuple(own.shape)}; {_COMPARE}"
         )
     done.resampled.append(f"{key} {_shape(old)} → {_shape(own.shape)}")
     return found
@@ -176,10 +180,7 @@ def _check_unused(unused: list[str], source: Source) -> None:
     allowed = ("pos_embed", "norm.", "fc_norm.", "head.", "shared_rel_pos.")
     for key in unused:
         if not key.startswith(allowed) and not key.endswith(f"rel_pos.{_TABLE}"):
-            raise UserError(
-                f"{source.named}: its tensor '{key}' is not in the encoder; compare name, depth, "
-                "class_token, num_registers and layer_scale"
-            )
+            raise UserError(f"{source.named}: its tensor '{key}' is not in the encoder; {_COMPARE}")
 
 
 def _shape(shape: tuple[int, ...]) -> str:

@@ -17,16 +17,19 @@ def rates(folder: Path) -> list[float]:
     return [rate for _, _, rate in curve(folder)]
 
 
-def test_a_finished_run_is_made_longer(tiny: Path, run: Run, tmp_path: Path) -> None:
+def test_a_finished_run_is_made_longer(
+    tiny: Path, run: Run, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
     folder = tmp_path / "runs" / "tiny"
-    assert run(tiny, MEASURED, "trainer.max_duration=2ep")[0] == 0
+    assert run(tiny, MEASURED, "trainer.max_duration=6ba")[0] == 0
     measured = (folder / "evaluation" / "position_grid.json").read_text()
     code, said = run(tiny, MEASURED, "trainer.max_duration=3ep")
-    assert code == 0 and f"going on from {folder}/checkpoints/ep2-ba6.pt" in said
+    assert code == 0 and f"going on from {folder}/checkpoints/ep1-ba6.pt" in said
     assert (
-        "trainer.max_duration was 2ep, is 3ep: from step 7 on all schedules are those of 9" in said
+        "trainer.max_duration was 6ba, is 3ep: from step 7 on all schedules are those of 9" in said
     )
     assert "it would have been 0" in said
+    assert not [one for one in recwarn if "No batches were trained" in str(one.message)]
     # the rates are those of the new length from the first new step on
     assert run(tiny, "trainer.max_duration=3ep", "run_name=whole")[0] == 0
     assert rates(folder)[6:] == rates(tmp_path / "runs" / "whole")[6:]

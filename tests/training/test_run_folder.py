@@ -36,6 +36,9 @@ def test_overwrite_spares_the_checkpoints_of_another_run(
     before = content(tmp_path)
     code, said = run(tiny, *SHORT, shared, "run_name=other", "trainer.overwrite=true")
     assert code == 2 and "is of run 'tiny'" in said and "trainer.save_folder" in said
+    code, said = run(tiny, *SHORT, shared, "run_name=third")
+    assert code == 2 and "is of run 'tiny', this one is 'third'" in said
+    assert "choose another trainer.save_folder" in said  # another name would not help
     assert content(tmp_path) == before
     assert run(tiny, *SHORT, shared, "trainer.overwrite=true", "seed=1")[0] == 0
 
@@ -117,6 +120,10 @@ def test_a_run_from_before_an_option_came_goes_on(tiny: Path, run: Run, tmp_path
     assert run(tiny, *SHORT)[0] == 0
     code, said = run(tiny, *SHORT, "schedule.unit=epoch")
     assert code == 2 and "schedule.unit = step, this one epoch" in said
+    changed = {**yaml.safe_load(tiny.read_text()), "algorithms": {"simmim": {}}}
+    tiny.write_text(yaml.safe_dump(changed))
+    code, said = run(tiny, *SHORT)
+    assert code == 2 and "algorithms = droppos, this one simmim" in said
 
 
 def test_a_second_run_in_the_same_folder_is_refused(tiny: Path, run: Run, tmp_path: Path) -> None:

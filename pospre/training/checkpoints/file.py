@@ -7,10 +7,12 @@ zip archive that they are, which ``torch.load`` does not look at.
 """
 
 import datetime
+import errno
 import hashlib
 import io
 import json
 import pickle
+import shutil
 import warnings
 import zipfile
 from pathlib import Path
@@ -19,6 +21,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
+from pospre.data.memory import readable
 from pospre.errors import UserError
 from pospre.whole_file import flush, shown_when_whole, write_whole
 
@@ -137,6 +140,15 @@ def callback_states(content: dict[str, Any]) -> dict[str, Any]:
     """Return what callbacks have stored in a checkpoint's content."""
     state = content.get("state")
     return state.get("callbacks", {}) if isinstance(state, dict) else {}
+
+
+def why_not_written(error: OSError, place: Path) -> str:
+    """Return why something could not be written to a folder, and what helps."""
+    if error.errno == errno.EFBIG:
+        return f"{error.strerror}. Raise this shell's limit on the size of files (ulimit -f)"
+    there = next(path for path in (place, *place.absolute().parents) if path.exists())
+    free = readable(shutil.disk_usage(there).free)
+    return f"{error.strerror} ({free} free in {there}). Make room there, or make it writable"
 
 
 class _Hashing:

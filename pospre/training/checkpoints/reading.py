@@ -32,7 +32,6 @@ from pospre.training.checkpoints.file import (
 from pospre.training.checkpoints.finding import (
     BEST,
     NOTE,
-    checkpoint_folders,
     checkpoints_in,
     named_best,
 )
@@ -272,7 +271,9 @@ def _find(uri: str) -> Checkpoint:
     folders = [uri, f"{uri.rstrip('/')}/checkpoints"]
     recipe_file = Path(uri) / "recipe.yaml"
     if not is_remote(uri) and recipe_file.is_file():
-        folders += checkpoint_folders(recorded_recipe(read_mapping(recipe_file)))
+        # where its recipe has them as well; not in runs/NAME, which another may be by now
+        recorded = recorded_recipe(read_mapping(recipe_file)).trainer.save_folder
+        folders += [recorded] if recorded else []
     newest = open_newest(folders)
     if newest is not None:
         return newest

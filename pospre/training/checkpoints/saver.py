@@ -8,7 +8,6 @@ steps, when all ranks have written theirs. What carries it into a bucket (``uplo
 """
 
 import io
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,9 +21,8 @@ from composer.core import Callback, Event, State
 from composer.loggers import Logger
 from composer.utils import create_interval_scheduler, dist, reproducibility
 
-from pospre.data.memory import readable
 from pospre.errors import UserError
-from pospre.training.checkpoints.file import write_checkpoint
+from pospre.training.checkpoints.file import why_not_written, write_checkpoint
 from pospre.training.checkpoints.finding import CHECKPOINT_NAME, incomplete, remove
 from pospre.training.checkpoints.sharded import (
     Shard,
@@ -217,11 +215,8 @@ class CheckpointSaver(Callback):
             raise UserError(self._explain(error, path)) from error
 
     def _explain(self, error: OSError, path: Path) -> str:
-        place = next(place for place in (self.folder, *self.folder.parents) if place.exists())
-        free = readable(shutil.disk_usage(place).free)
         start = f"the last one, {self._kept[-1]}" if self._kept else "the start"
         return (
-            f"checkpoint {path} cannot be written: {error.strerror or error} ({free} free in "
-            f"{place}). Make room there, or make it writable, and give the command again: it goes "
-            f"on from {start}"
+            f"checkpoint {path} cannot be written: {why_not_written(error, self.folder)}, and give "
+            f"the command again: it goes on from {start}"
         )

@@ -1,5 +1,6 @@
 """Which checkpoint is the newest, and what is said about files that are none."""
 
+import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from pospre.errors import UserError
 from pospre.recipe.recipe import load_recipe
 from pospre.training.build import build_model
 from pospre.training.checkpoints.content import compare_tensors, load_model
-from pospre.training.checkpoints.reading import open_newest, read_checkpoint
+from pospre.training.checkpoints.reading import open_checkpoint, open_newest, read_checkpoint
 
 Run = Callable[..., tuple[int, str]]
 
@@ -91,6 +92,12 @@ def test_a_trained_model_comes_back(tiny: Path, run: Run, tmp_path: Path) -> Non
         assert torch.equal(tensor, initial.state_dict()[name])
     name = "encoder.norm.weight"
     assert not torch.equal(model.state_dict()[name], initial.state_dict()[name])
+
+    # a copy is itself, whatever becomes of the run that it was made of
+    shutil.copytree(folder, tmp_path / "copy")
+    (tmp_path / "copy" / "checkpoints" / "ep1-ba4.pt").unlink()
+    copied = open_checkpoint(str(tmp_path / "copy"))
+    assert copied.uri == f"{tmp_path}/copy/checkpoints/ep0-ba2.pt"
 
     # the same content with one tensor gone, then with another shape
     path = folder / "checkpoints" / "ep1-ba4.pt"
