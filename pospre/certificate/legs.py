@@ -153,10 +153,10 @@ class Runner:
         code = life.wait()
         if code not in ((0, _KILLED, _STOPPED) if end else (0,)):
             said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            words = said[-1].removeprefix("error: ").rstrip(".") if said else "it said nothing"
             raise UserError(
                 f"run '{leg.name}' of the certificate ended with exit code {code}"
-                f"{f' ({end})' if end else ''}: {said[-1] if said else 'it said nothing'}. "
-                f"All it said is in {log}"
+                f"{f' ({end})' if end else ''}: {words}. All it said is in {log}"
             )
         life.look()
         return end

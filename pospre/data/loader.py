@@ -179,7 +179,7 @@ class ViewLoader(LoaderOptions):
         if len(self) == 0:
             raise UserError(
                 f"{self.reader.address} holds {self.num_samples} samples, fewer than one batch of "
-                f"{self._global_size}; lower the batch size."
+                f"{self._global_size}; lower batch_size."
             )
 
     @property

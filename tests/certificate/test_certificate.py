@@ -105,7 +105,7 @@ def test_a_forgotten_state_is_named_with_its_step(pictures: Path, tmp_path: Path
     [
         (("--kills", "0"), "--kills is 0; give at least 1"),
         (("--ranks", "1,two"), "--ranks is '1,two'; give numbers of ranks such as 1,2,1"),
-        (("data.path=nowhere",), "run 'undisturbed' of the certificate ended with exit code 2"),
+        (("data.path=nowhere",), "of the certificate ended with exit code 2: nowhere"),
         (("encoder.deptg=1",), "encoder.deptg"),
     ],
 )
