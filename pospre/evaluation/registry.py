@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # --help and a mistyped setting do not wait for them
     from pospre.model.model import PretrainModel
 
 _ROOT = Path(pospre.evaluation.__path__[0])
+_LARGEST = 1e30  # float32 ends at 3e38, and what is measured multiplies
 _SAMPLING = "sampling"  # the argument that stands for the settings of a ``Sampling``
 # what a recipe's section holds beside the settings
 _ELSEWHERE = {
@@ -171,15 +172,19 @@ def _typed(what: str, hint: Any, value: Any) -> Any:
     adapter: TypeAdapter[Any] = TypeAdapter(hint)
     try:
         if not isinstance(value, str):
-            return adapter.validate_python(value, strict=True)
-        if value in ("null", "none", "~"):
-            return adapter.validate_python(None)
-        return adapter.validate_strings(value)
+            found = adapter.validate_python(value, strict=True)
+        elif value in ("null", "none", "~"):
+            found = adapter.validate_python(None)
+        else:
+            found = adapter.validate_strings(value)
     except ValidationError as error:
         # A union reports one line per member; the first is the type the setting is about.
         first = error.errors()[0]
         said = "Input should have more values" if first["type"] == "missing" else first["msg"]
         raise UserError(f"{what}: {said}.") from None
+    if isinstance(found, float) and not abs(found) < _LARGEST:
+        raise UserError(f"{what}: Input should be a number below {_LARGEST:g}.")
+    return found
 
 
 def describe() -> str:

@@ -63,8 +63,8 @@ def check_evaluation(
         has = ", ".join(recipe.algorithms)
         there = f"this recipe has {has}" if has else "these are weights without heads, no run's"
         raise UserError(
-            f"{name} measures the head that algorithms.{needed} trains, and {there}; knn and "
-            "logistic measure the features of any encoder."
+            f"{name} measures the head that algorithms.{needed} trains, and {there}; name a run "
+            "or checkpoint that has it. knn and logistic measure the features of any encoder."
         )
     check_output("--output", output, ".json")
     folder = None if output is None else output.with_suffix("")

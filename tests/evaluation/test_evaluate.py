@@ -76,6 +76,7 @@ def test_settings_are_typed_and_completed():
         ("position_probe", {"batch_size": "3"}, "no setting 'batch_size'"),
         ("knn", {"k": "many"}, "knn: k=many: .*integer"),
         ("knn", {"k": 2.5}, "knn: k=2.5: .*integer"),
+        ("segmentation", {"lr": "1e300"}, "segmentation: lr=1e300: .* below 1e"),
         ("knn", {"k": True}, "knn: k=True: .*integer"),
         ("knn", {"k": "0"}, "knn: k=0: .*greater than 0"),
         ("knn", {"k": "null"}, "knn: k=null: .*integer"),
