@@ -67,6 +67,7 @@ def check_evaluation(
             "or checkpoint that has it. knn and logistic measure the features of any encoder."
         )
     check_output("--output", output, ".json")
+    _check_replaced(name, output)
     folder = None if output is None else output.with_suffix("")
     opened = None
     if hasattr(module, "check"):
@@ -76,6 +77,18 @@ def check_evaluation(
         for path in (str(data_path), *banks):
             check_views(recipe, path)
     return Checked(checked, opened)
+
+
+def _check_replaced(name: str, output: Path | None) -> None:
+    """Refuse to replace JSON of other kinds; an earlier result, whole or damaged, is replaced."""
+    try:
+        found = json.loads(output.read_bytes()) if output is not None else {"name": name}
+    except (OSError, ValueError):
+        return
+    if not isinstance(found, dict) or found.get("name") != name:
+        raise UserError(
+            f"--output {output} exists and is no result of {name}; name another file, or remove it."
+        )
 
 
 def run_evaluation(

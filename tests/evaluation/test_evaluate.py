@@ -283,3 +283,14 @@ def test_output_in_no_writable_folder_is_refused_before_the_work(
     pictures.write_text("")
     arguments[-1] = f"{pictures}.json"
     assert f"{pictures}, which is a file" in fails("position_pictures", *arguments)
+
+
+@pytest.mark.parametrize("text", ['{"version": 1}', '{"name": "logistic"}', "[]"])
+def test_json_that_is_no_result_of_this_evaluation_stays(
+    droppos_checkpoint, image_folder, fails, tmp_path, text
+):
+    output = tmp_path / "package.json"
+    output.write_text(text)
+    arguments = ["--model", droppos_checkpoint, "--data", image_folder(), "--output", output]
+    assert "exists and is no result of knn" in fails("knn", *arguments, "k=2")
+    assert output.read_text() == text

@@ -1,7 +1,7 @@
 """Training of what the dense evaluations put on an encoder."""
 
-import os
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -116,8 +116,9 @@ def batches(
 
 
 def _hush(_: int) -> None:
-    """Let a worker say no more at Ctrl-C: it ends with its parent, and not without tracebacks."""
-    signal.signal(signal.SIGINT, lambda *_: os.dup2(os.open(os.devnull, os.O_WRONLY), 2))
+    """Let a worker end with its parent at Ctrl-C, and say nothing: errors go through the queue."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.excepthook = lambda *_: None  # called by the thread that hands tensors over
 
 
 @contextmanager
