@@ -254,8 +254,8 @@ def _default(value: ast.expr | None) -> Any:
 
 def _wrap(label: str, text: str, width: int) -> str:
     """Return ``label`` and what it means, in two columns."""
-    indents = {"initial_indent": f"  {label:{width}} ", "subsequent_indent": " " * (width + 3)}
-    return textwrap.fill(text, 98, **indents)
+    first, others = f"  {label:{width}} ", " " * (width + 3)
+    return textwrap.fill(text, 98, initial_indent=first, subsequent_indent=others)
 
 
 def _spell(value: Any) -> str:
