@@ -188,24 +188,27 @@ def _typed(what: str, hint: Any, value: Any) -> Any:
 
 
 def describe() -> str:
-    """Return all evaluations and their settings as the text of a ``--help``.
+    """Return all evaluations with a sentence each, as the text of a ``--help``.
 
     The modules are read and not imported, which would take seconds.
     """
-    blocks = []
-    for name in evaluation_names():
-        module = _parse(_path(name))
-        function = _evaluate_in(module)
-        assert function is not None
-        summary = (ast.get_docstring(module) or "").partition("\n")[0]
-        texts = _argument_texts(inspect.getdoc(Sampling) or "")
-        texts |= _argument_texts(ast.get_docstring(function) or "")
-        lines = [
-            _wrap(f"{key}={_spell(value)}", texts.get(key, ""))
-            for key, value in default_settings(name).items()
-        ]
-        blocks.append("\n".join([f"  {name}: {summary}", *lines]))
-    return "\n\n".join(blocks)
+    return "\n".join(
+        _wrap(name, _docstring(name).partition("\n")[0], 20) for name in evaluation_names()
+    )
+
+
+def describe_one(name: str) -> str:
+    """Return what evaluation ``name`` measures and its settings, as the text of its ``--help``."""
+    function = _evaluate_in(_parse(_path(name)))
+    assert function is not None
+    texts = _argument_texts(inspect.getdoc(Sampling) or "")
+    texts |= _argument_texts(ast.get_docstring(function) or "")
+    lines = [
+        _wrap(f"{key}={_spell(value)}", texts.get(key, ""), 25)
+        for key, value in default_settings(name).items()
+    ]
+    heading = "settings (key=value, with the defaults):" if lines else "It has no settings."
+    return "\n".join([_docstring(name), "", heading, *lines])
 
 
 def default_settings(name: str) -> dict[str, Any]:
@@ -240,6 +243,10 @@ def _parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+def _docstring(name: str) -> str:
+    return ast.get_docstring(_parse(_path(name))) or ""
+
+
 def _evaluate_in(module: ast.Module) -> ast.FunctionDef | None:
     functions = (item for item in module.body if isinstance(item, ast.FunctionDef))
     return next((function for function in functions if function.name == "evaluate"), None)
@@ -250,9 +257,10 @@ def _default(value: ast.expr | None) -> Any:
     return inspect.Parameter.empty if value is None else ast.literal_eval(value)
 
 
-def _wrap(setting: str, text: str) -> str:
-    """Return one setting and what it means, in two columns."""
-    return textwrap.fill(text, 98, initial_indent=f"    {setting:25} ", subsequent_indent=" " * 30)
+def _wrap(label: str, text: str, width: int) -> str:
+    """Return ``label`` and what it means, in two columns."""
+    first, others = f"  {label:{width}} ", " " * (width + 3)
+    return textwrap.fill(text, 98, initial_indent=first, subsequent_indent=others)
 
 
 def _spell(value: Any) -> str:
