@@ -15,6 +15,7 @@ from data_prep.kinds import KINDS
 from pospre.data.cores import available_cores
 from pospre.data.decode.deep import parse_range
 from pospre.errors import UserError, run_command
+from pospre.output import check_picture
 
 _EPILOG = """\
 examples:
@@ -249,10 +250,7 @@ def _finish(destination: str, summary: Summary | None, args: argparse.Namespace)
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return its exit code."""
     args = _parser().parse_args(argv)
-    if args.statistics is not None:
-        from data_prep.statistics import check_picture
-
-        check_picture(args.statistics)
+    check_picture("--statistics", args.statistics)
     if args.merge is None:
         _finish(args.destination, _convert(args), args)
         return 0

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,8 @@ from data_prep.distribute.records import Record
 from data_prep.encode.moments import Moments
 from pospre.data.cores import available_cores
 from pospre.data.decode.deep import parse_range
-from pospre.errors import UserError, needing, run_command
+from pospre.errors import UserError, run_command
+from pospre.output import check_picture, save_picture
 
 if TYPE_CHECKING:
     from pospre.data.stores.reader import Reader
@@ -35,7 +35,6 @@ channel are printed as a recipe takes them. data_prep.convert prints the same ta
 """
 
 _HEADS = ("mean", "min", "5 %", "median", "95 %", "max")
-_PICTURE_KINDS = (".png", ".pdf", ".svg")
 _MOST_TICKS = 5
 _LONGEST_NAME = 40
 _MOST_CLASSES = 40  # that a picture names
@@ -190,21 +189,6 @@ def _class_rows(statistics: Statistics) -> list[tuple[str, str]]:
     return [*rows, ("unlabelled", f"{num_unlabelled}")]
 
 
-def check_picture(path: Path) -> None:
-    """Refuse a name that no picture can have, before hours of work.
-
-    Raises:
-        UserError: its ending is none of a picture, its folder does not exist, or matplotlib is not
-            installed.
-    """
-    if path.suffix not in _PICTURE_KINDS:
-        raise UserError(f"{path} must end in {', '.join(_PICTURE_KINDS)}: a picture is drawn.")
-    if not path.absolute().parent.is_dir():
-        raise UserError(f"{path.parent} does not exist; the picture {path} cannot be drawn there.")
-    with needing("convert", f"the picture {path}"):
-        import_module("matplotlib")
-
-
 def draw(statistics: Statistics, path: Path, title: str) -> None:
     """Draw a histogram of every quantity, and the sizes of the classes.
 
@@ -230,10 +214,7 @@ def draw(statistics: Statistics, path: Path, title: str) -> None:
     if counts is not None:
         _draw_classes(figure.add_subplot(grid[1, :]), counts, statistics.classes or [])
     figure.suptitle(f"{title}: {len(statistics.labels)} samples")
-    try:
-        figure.savefig(path, dpi=110)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}.") from error
+    save_picture(figure, path, dpi=110)
     print(f"drew {path}")
 
 
@@ -262,8 +243,9 @@ def main(argv: list[str] | None = None) -> int:
         "--deep-range", default="auto", metavar="auto|LOW,HIGH", help="as of data_prep.convert"
     )
     args = parser.parse_args(argv)
-    if args.picture is not None:
-        check_picture(args.picture)
+    check_picture("--picture", args.picture)
+    if args.channels is not None and args.channels < 1:
+        raise UserError(f"--channels {args.channels} is out of range; it must be at least 1.")
     wanted = parse_range(args.deep_range, "--deep-range")
     statistics = of_data_set(args.path, max(1, args.workers), args.channels)
     print(f"{args.path}: {len(statistics.labels)} samples")

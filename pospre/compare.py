@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pospre.errors import UserError, run_command
-from pospre.recipe.command_line import write_output
+from pospre.output import check_output, write_output
 
 if TYPE_CHECKING:  # --help does not wait for it
     from pospre.report.run import Run
@@ -93,14 +93,10 @@ def _check(given: argparse.Namespace) -> None:
         raise UserError(
             f"{given.runs[0]} is one run; name another one to compare it with, or --reference FILE."
         )
-    if given.output is None:
-        return
-    if single:
+    if single and given.output is not None:
         raise UserError("--output is a page of several runs; leave it out here.")
-    if given.output.suffix != ".html":
-        raise UserError(f"--output {given.output} must end in .html.")
-    if not given.output.absolute().parent.is_dir():
-        raise UserError(f"--output {given.output}: {given.output.parent} is no folder.")
+    check_output("--output", given.output, ".html")
+    check_output("--write-reference", given.write_reference)
 
 
 if __name__ == "__main__":

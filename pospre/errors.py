@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 _LISTED = 40  # names that a message gives at most; timm has hundreds
+_UNDONE = "before the end: no result is half written; give the same command again"
 
 
 class UserError(ValueError):
@@ -94,11 +95,12 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 def run_command(main: Callable[[], int]) -> int:
     """Run a command-line entry and return its exit code.
 
-    2 for a ``UserError`` and for memory that does not suffice, 75 or 130 for ``Stopped``, 130 for
-    another Ctrl-C; for ``Lost`` 75 or the code of the rank that ended.
+    2 for a ``UserError`` and for memory that does not suffice, 75 for SIGTERM and 130 for Ctrl-C,
+    75 or the code of the rank that ended for ``Lost``.
     """
     try:
-        return main()
+        with stoppable(_UNDONE):
+            return main()
     except UserError as error:
         if int(os.environ.get("RANK", "0")) > 0:
             # rank 0 has mostly met the same mistake: it speaks, and the launcher ends the others
@@ -116,9 +118,6 @@ def run_command(main: Callable[[], int]) -> int:
         if str(lost):
             print(f"error: {lost}", file=sys.stderr)
         return lost.code
-    except KeyboardInterrupt:
-        print("stopped by Ctrl-C", file=sys.stderr)
-        return 130
     except (MemoryError, RuntimeError) as error:
         text = str(error).rpartition("] ")[2]  # torch's begins with its file and line
         if not isinstance(error, MemoryError) and "can't allocate memory" not in text:

@@ -27,7 +27,7 @@ models:
 
 exit codes: 0 done, 2 a mistake in the command, the model or the data (said in one message).
 
-evaluations and their settings (key=value, with the defaults):
+evaluations (python -m pospre.evaluate NAME --help: how it measures, and its settings):
 """
 
 
@@ -39,11 +39,15 @@ class _Renamed(argparse.Action):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Lists the evaluations in its help."""
+    """Lists the evaluations in its help, or describes the one that is named."""
+
+    named: str | None = None
 
     def format_help(self) -> str:
-        from pospre.evaluation.registry import describe
+        from pospre.evaluation.registry import describe, describe_one
 
+        if self.named is not None:
+            return f"{self.format_usage()}\n{self.named}: {describe_one(self.named)}\n"
         self.epilog = _EPILOG + describe()
         return super().format_help()
 
@@ -99,8 +103,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "settings", nargs="*", metavar="key=value", help="settings of the evaluation; see below"
     )
-    arguments = parser.parse_intermixed_args(argv)
-    return _evaluate(arguments)
+    words = sys.argv[1:] if argv is None else argv
+    if {"-h", "--help"} & set(words):
+        from pospre.evaluation.registry import evaluation_names
+
+        parser.named = next((word for word in words if word in evaluation_names()), None)
+    return _evaluate(parser.parse_intermixed_args(argv))
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:

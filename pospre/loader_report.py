@@ -3,11 +3,11 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 
-from pospre.errors import UserError, needing, run_command
-from pospre.recipe.command_line import recipe_parser, write_output
+from pospre.errors import UserError, run_command
+from pospre.output import check_output, check_picture, write_output
+from pospre.recipe.command_line import recipe_parser
 from pospre.recipe.recipe import load_recipe
 
 _EPILOG = """\
@@ -25,21 +25,6 @@ downloads what is needed.
 
 exit codes: 0 done, 2 a mistake in the recipe or the data (said in one message).
 """
-_PLOT_KINDS = (".png", ".pdf", ".svg")
-
-
-def _check_file(option: str, path: Path | None) -> None:
-    """Refuse a file that cannot be written, before anything is measured."""
-    if path is None:
-        return
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        state = "is a folder" if path.is_dir() else f"cannot lie in {path.parent}: it is no folder"
-        raise UserError(f"{option} {path} {state}; give a file in a folder that exists.")
-    if option == "--plot" and path.suffix not in _PLOT_KINDS:
-        raise UserError(f"--plot {path} must end in {', '.join(_PLOT_KINDS)}.")
-    if option == "--plot":
-        with needing("convert", f"--plot {path}"):
-            import_module("matplotlib")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -62,10 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_intermixed_args(argv)
     for name in ("images", "feed"):
         value = getattr(arguments, name)
-        if value is not None and not 0 < value < float("inf"):
-            raise UserError(f"--{name} is {value}; give a number above 0.")
-    for option in ("output", "plot"):
-        _check_file(f"--{option}", getattr(arguments, option))
+        if value is not None and not 1 <= value < float("inf"):
+            raise UserError(f"--{name} is {value}; give a number from 1 on.")
+    check_output("--output", arguments.output)
+    check_picture("--plot", arguments.plot)
     recipe = load_recipe(arguments.recipe, arguments.overrides)
     from pospre.report.loader.advice import advise
     from pospre.report.loader.measure import measure

@@ -9,9 +9,10 @@ from dataclasses import fields
 from pathlib import Path
 
 from pospre.errors import UserError, run_command
+from pospre.output import check_output, write_output
 from pospre.planning.assumptions import Assumptions, option
 from pospre.planning.gpus import GIB, GIGA, GPUS, TERA, gpu_named
-from pospre.recipe.command_line import recipe_parser, write_output
+from pospre.recipe.command_line import recipe_parser
 from pospre.recipe.recipe import load_recipe
 
 _NODE = 8  # GPUs of a node, where nothing else is said
@@ -68,8 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = _parser().parse_intermixed_args(argv)
     assumed = Assumptions(**{one.name: getattr(given, one.name) for one in fields(Assumptions)})
     gpu, nodes = gpu_named(given.gpu), _nodes(given.gpus, given.nodes)
-    if given.output is not None and not given.output.absolute().parent.is_dir():
-        raise UserError(f"--output {given.output}: {given.output.parent} is no folder.")
+    check_output("--output", given.output)
     recipe = load_recipe(given.recipe, given.overrides)
     # Late, so that --help and a mistyped key answer at once.
     from pospre.planning.estimate import plan

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 from pospre.errors import UserError, run_command
-from pospre.recipe.command_line import recipe_parser, write_output
+from pospre.output import check_output, write_output
+from pospre.recipe.command_line import recipe_parser
 
 _EPILOG = """\
 examples:
@@ -34,6 +35,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--launcher", default="", metavar="COMMAND", help='as "composer -n 8"')
     parser.add_argument("--output", type=Path, metavar="FILE.json", help="keep the figures there")
     arguments = parser.parse_intermixed_args(argv)
+    check_output("--output", arguments.output)
+    launcher = _split(arguments.launcher) or [sys.executable]
     # Late, so that --help answers at once.
     from tqdm import tqdm
 
@@ -41,7 +44,6 @@ def main(argv: list[str] | None = None) -> int:
 
     cells = cells_of(arguments.recipe, arguments.overrides)
     check_cells(cells)
-    launcher = shlex.split(arguments.launcher) or [sys.executable]
     for cell in tqdm(cells, desc="sweep", unit="run"):
         if cell.is_done:
             continue
@@ -58,6 +60,13 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
+def _split(launcher: str) -> list[str]:
+    try:
+        return shlex.split(launcher)
+    except ValueError as error:
+        raise UserError(f"--launcher is {launcher}, which no shell could read: {error}.") from error
+
+
 def _run(command: list[str]) -> int:
     """Run a training, which saves when this is told to stop; return its exit code."""
     try:
@@ -65,10 +74,8 @@ def _run(command: list[str]) -> int:
     except OSError as error:
         raise UserError(f"--launcher: {command[0]} cannot be run ({error.strerror}).") from error
     signal.signal(signal.SIGTERM, lambda number, _: process.send_signal(number))
-    try:
-        return process.wait()
-    except KeyboardInterrupt:  # the run got the signal as well
-        return process.wait()
+    signal.signal(signal.SIGINT, lambda *_: None)  # the run got the signal as well
+    return process.wait()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """How a command ends, and what a message suggests."""
 
+import signal
+
 import pytest
 
 from pospre.errors import run_command, suggestion
@@ -25,6 +27,21 @@ def test_memory_that_does_not_suffice_is_one_message(
     text = capsys.readouterr().err
     assert text.startswith("error: not enough memory (") and text.count("\n") == 1
     assert ("30000000768 bytes" in text) == (type(error) is RuntimeError)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_a_signal_is_one_line(
+    number: signal.Signals, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main() -> int:
+        signal.raise_signal(number)
+        return 0
+
+    before = signal.getsignal(signal.SIGTERM)
+    assert run_command(main) == code
+    signal.signal(signal.SIGTERM, before)
+    text = capsys.readouterr().err
+    assert text.startswith("stopped by ") and "give the same command again\n" in text
 
 
 def test_other_errors_keep_their_traceback() -> None:

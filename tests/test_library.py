@@ -309,3 +309,17 @@ def test_labels_that_no_class_has_are_refused() -> None:
     batch = pospre.from_images(pixels(), index=torch.arange(4), epoch=0)
     with pytest.raises(UserError, match=r"num_classes = \d+, and a batch the label -1"):
         pospre.prepare(model, algorithms, batch, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: pospre.build_encoder("vits16", image_size="a"), "image_size is 'a': .*integer"),
+        (lambda: pospre.build_encoder(5), "build_encoder: name is 5: .*string"),
+        (lambda: pospre.build_encoder("vits16", image_sise=32), "image_sise is 32: Unexpected"),
+        (lambda: pospre.build_loader("photos", batch_size=2.5), "batch_size is 2.5: .*integer"),
+    ],
+)
+def test_an_argument_of_another_type_is_said(call: Callable[[], Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        call()

@@ -47,7 +47,7 @@ import sys
 from pathlib import Path
 from data_prep.distribute.conversion import Settings, convert
 from data_prep.sources.registry import open_source
-from data_prep.statistics import check_picture
+from pospre.output import check_picture
 from pospre.data.opening import open_reader
 from pospre.data.views.resize import _opencv
 from pospre.errors import UserError
@@ -67,7 +67,7 @@ for ask in (
     lambda: convert(images, "out", Settings(format="mds"), num_workers=0),
     lambda: open_source(Path("rows")),
     lambda: open_source(Path("clips")),
-    lambda: check_picture(Path("picture.png")),
+    lambda: check_picture("--picture", Path("picture.png")),
 ):
     try:
         ask()

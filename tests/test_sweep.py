@@ -72,7 +72,10 @@ def test_a_grid_is_trained_once_and_summarised(
     [
         (["seed=1"], "needs a key with several values"),
         (["seed=1,1"], "names a value twice"),
+        (["seed=1,2", "seed=3,4"], "seed is given twice"),
         (["seed=1,,2"], "has an empty value"),
+        (["seed=1,2", "--launcher", "a 'b"], "--launcher is a 'b, which no shell could read"),
+        (["seed=1,2", "--output", "/dev/null/x.json"], "is no writable folder"),
         (["seed"], "'seed' is no setting"),
         (["optimizer.betas=[0.9, 0.95]"], "needs a key with several values"),
         (["optimizer.base_lr=1e-3,fast"], "optimizer.base_lr"),

@@ -26,6 +26,8 @@ def open_destination(destination: str | Path, data_format: str) -> Destination:
     from data_prep.publish.local import LocalBeton, LocalShards
 
     path = Path(destination)
+    if not path.name:
+        raise UserError(f"DST '{name}' has no name; give that of a file or folder to make.")
     is_beton = path.suffix == ".beton"
     if is_beton != (data_format == "ffcv"):
         remedy = "end in .beton" if data_format == "ffcv" else "be a folder, not a .beton"

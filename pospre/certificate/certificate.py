@@ -12,6 +12,8 @@ from pospre.certificate.legs import Leg, Runner, check_ends
 from pospre.certificate.lives import Lives, Order
 from pospre.certificate.page import write
 from pospre.certificate.result import Certificate, Column, Request
+from pospre.errors import UserError
+from pospre.output import check_output
 from pospre.recipe.recipe import Recipe, load_recipe
 
 _OTHER_SUMS = ("trainer.microbatch_size", "trainer.compile", "trainer.fsdp")
@@ -34,6 +36,15 @@ def certify(request: Request, live: Callable[[Order], None]) -> tuple[Certificat
     """
     recipe = load_recipe(request.recipe, request.overrides)
     folder = recipe.run_path() / "certificate"
+    check_output("the certificate", folder / "certificate.json")
+    for keys in request.also:
+        load_recipe(request.recipe, (*request.overrides, *keys))
+    for ranks in request.ranks:
+        if recipe.data.batch_size % ranks:
+            raise UserError(
+                f"--ranks {','.join(map(str, request.ranks))}: {ranks} ranks cannot share "
+                f"data.batch_size = {recipe.data.batch_size} evenly; give divisors of it."
+            )
     remote = recipe.trainer.save_folder if recipe.checkpoint_folder().startswith("s3://") else None
     runner = Runner(
         request.recipe,

@@ -3,7 +3,7 @@
 import sys
 
 from pospre.certificate.lives import Order
-from pospre.errors import run_command, stoppable
+from pospre.errors import run_command
 
 
 def live(order: Order) -> None:
@@ -28,6 +28,6 @@ def _train(order: Order) -> int:
         every_weight=order.every_weight,
         values=order.values,
     )
-    with stoppable("outside of the training steps"), joined(recipe), hold(recipe):
+    with joined(recipe), hold(recipe):
         train(recipe, [observer])
     return 0

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pospre.arguments import typed
 from pospre.batch import Batch
 from pospre.data.batches import BatchFiller, empty_batch
 from pospre.data.buffers import BatchMemory
@@ -36,6 +37,7 @@ _CHUNK = 16  # samples per task: enough to plan together, few enough to share ev
 _MIN_PREFETCH = 2
 
 
+@typed
 def build_loader(
     path: str | Path,
     *,

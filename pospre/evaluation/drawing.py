@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pospre.errors import UserError, needing
 from pospre.evaluation.registry import Plan
+from pospre.output import save_picture
 
 if TYPE_CHECKING:  # an analysis without a folder draws nothing
     from matplotlib.axes import Axes
@@ -185,11 +186,7 @@ def save_figure(figure: "Figure", folder: Path, name: str) -> str:
     Raises:
         UserError: it cannot be written.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        figure.savefig(folder / name, dpi=DPI)
-    except OSError as error:
-        raise UserError(f"{folder / name} cannot be written: {error.strerror}.") from error
+    save_picture(figure, folder / name, DPI)
     return name
 
 

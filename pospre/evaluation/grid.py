@@ -65,6 +65,8 @@ def cells_of(recipe: str, settings: Sequence[str]) -> list[Cell]:
             "a sweep needs a key with several values, such as optimizer.base_lr=1e-3,5e-4."
         )
     for key, values in axes.items():
+        if [given for _, given, _ in parted].count(key) > 1:
+            raise UserError(f"{key} is given twice; write all of its values behind one {key}=.")
         if len(set(values)) < len(values):
             raise UserError(f"{key}={','.join(values)} names a value twice.")
     name = load_recipe(recipe, fixed).run_name

@@ -25,7 +25,8 @@ def measure(
     """Return the figures of evaluation ``name``, as ``python -m pospre.evaluate`` finds them.
 
     Args:
-        name: ``knn``, …: ``python -m pospre.evaluate --help`` lists them with their settings.
+        name: ``knn``, …: ``python -m pospre.evaluate --help`` lists them, ``NAME --help`` its
+            settings.
         model: a ``PretrainModel``, a ViT of timm, or what the command takes as ``--model``.
         data: images to measure on: folder, ``.beton`` file or MDS directory.
         settings: of the evaluation; the others keep their defaults.

@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # --help and a mistyped setting do not wait for them
     from pospre.model.model import PretrainModel
 
 _ROOT = Path(pospre.evaluation.__path__[0])
+_LARGEST = 1e30  # float32 ends at 3e38, and what is measured multiplies
 _SAMPLING = "sampling"  # the argument that stands for the settings of a ``Sampling``
 # what a recipe's section holds beside the settings
 _ELSEWHERE = {
@@ -171,36 +172,43 @@ def _typed(what: str, hint: Any, value: Any) -> Any:
     adapter: TypeAdapter[Any] = TypeAdapter(hint)
     try:
         if not isinstance(value, str):
-            return adapter.validate_python(value, strict=True)
-        if value in ("null", "none", "~"):
-            return adapter.validate_python(None)
-        return adapter.validate_strings(value)
+            found = adapter.validate_python(value, strict=True)
+        elif value in ("null", "none", "~"):
+            found = adapter.validate_python(None)
+        else:
+            found = adapter.validate_strings(value)
     except ValidationError as error:
         # A union reports one line per member; the first is the type the setting is about.
         first = error.errors()[0]
         said = "Input should have more values" if first["type"] == "missing" else first["msg"]
         raise UserError(f"{what}: {said}.") from None
+    if isinstance(found, float) and not abs(found) < _LARGEST:
+        raise UserError(f"{what}: Input should be a number below {_LARGEST:g}.")
+    return found
 
 
 def describe() -> str:
-    """Return all evaluations and their settings as the text of a ``--help``.
+    """Return all evaluations with a sentence each, as the text of a ``--help``.
 
     The modules are read and not imported, which would take seconds.
     """
-    blocks = []
-    for name in evaluation_names():
-        module = _parse(_path(name))
-        function = _evaluate_in(module)
-        assert function is not None
-        summary = (ast.get_docstring(module) or "").partition("\n")[0]
-        texts = _argument_texts(inspect.getdoc(Sampling) or "")
-        texts |= _argument_texts(ast.get_docstring(function) or "")
-        lines = [
-            _wrap(f"{key}={_spell(value)}", texts.get(key, ""))
-            for key, value in default_settings(name).items()
-        ]
-        blocks.append("\n".join([f"  {name}: {summary}", *lines]))
-    return "\n\n".join(blocks)
+    return "\n".join(
+        _wrap(name, _docstring(name).partition("\n")[0], 20) for name in evaluation_names()
+    )
+
+
+def describe_one(name: str) -> str:
+    """Return what evaluation ``name`` measures and its settings, as the text of its ``--help``."""
+    function = _evaluate_in(_parse(_path(name)))
+    assert function is not None
+    texts = _argument_texts(inspect.getdoc(Sampling) or "")
+    texts |= _argument_texts(ast.get_docstring(function) or "")
+    lines = [
+        _wrap(f"{key}={_spell(value)}", texts.get(key, ""), 25)
+        for key, value in default_settings(name).items()
+    ]
+    heading = "settings (key=value, with the defaults):" if lines else "It has no settings."
+    return "\n".join([_docstring(name), "", heading, *lines])
 
 
 def default_settings(name: str) -> dict[str, Any]:
@@ -235,6 +243,10 @@ def _parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+def _docstring(name: str) -> str:
+    return ast.get_docstring(_parse(_path(name))) or ""
+
+
 def _evaluate_in(module: ast.Module) -> ast.FunctionDef | None:
     functions = (item for item in module.body if isinstance(item, ast.FunctionDef))
     return next((function for function in functions if function.name == "evaluate"), None)
@@ -245,9 +257,10 @@ def _default(value: ast.expr | None) -> Any:
     return inspect.Parameter.empty if value is None else ast.literal_eval(value)
 
 
-def _wrap(setting: str, text: str) -> str:
-    """Return one setting and what it means, in two columns."""
-    return textwrap.fill(text, 98, initial_indent=f"    {setting:25} ", subsequent_indent=" " * 30)
+def _wrap(label: str, text: str, width: int) -> str:
+    """Return ``label`` and what it means, in two columns."""
+    first, others = f"  {label:{width}} ", " " * (width + 3)
+    return textwrap.fill(text, 98, initial_indent=first, subsequent_indent=others)
 
 
 def _spell(value: Any) -> str:

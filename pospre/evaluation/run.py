@@ -2,7 +2,6 @@
 
 import datetime
 import json
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,10 +18,10 @@ from pospre.evaluation.registry import (
     evaluation_module,
 )
 from pospre.model.model import PretrainModel
+from pospre.output import check_output, write_output
 from pospre.recipe.recipe import Recipe
 from pospre.training.build import build_model
 from pospre.training.data import storage
-from pospre.whole_file import write_whole
 
 
 class Checked(NamedTuple):
@@ -64,11 +63,11 @@ def check_evaluation(
         has = ", ".join(recipe.algorithms)
         there = f"this recipe has {has}" if has else "these are weights without heads, no run's"
         raise UserError(
-            f"{name} measures the head that algorithms.{needed} trains, and {there}; knn and "
-            "logistic measure the features of any encoder."
+            f"{name} measures the head that algorithms.{needed} trains, and {there}; name a run "
+            "or checkpoint that has it. knn and logistic measure the features of any encoder."
         )
-    if output is not None:
-        _check_output(output)
+    check_output("--output", output, ".json")
+    _check_replaced(name, output)
     folder = None if output is None else output.with_suffix("")
     opened = None
     if hasattr(module, "check"):
@@ -78,6 +77,18 @@ def check_evaluation(
         for path in (str(data_path), *banks):
             check_views(recipe, path)
     return Checked(checked, opened)
+
+
+def _check_replaced(name: str, output: Path | None) -> None:
+    """Refuse to replace JSON of other kinds; an earlier result, whole or damaged, is replaced."""
+    try:
+        found = json.loads(output.read_bytes()) if output is not None else {"name": name}
+    except (OSError, ValueError):
+        return
+    if not isinstance(found, dict) or found.get("name") != name:
+        raise UserError(
+            f"--output {output} exists and is no result of {name}; name another file, or remove it."
+        )
 
 
 def run_evaluation(
@@ -183,26 +194,6 @@ def find_device(name: str) -> torch.device:
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def _check_output(path: Path) -> None:
-    """Find out before the work whether its result can be written."""
-    if path.suffix != ".json":
-        raise UserError(f"--output {path} must end in .json.")
-    if path.is_dir():
-        raise UserError(f"--output {path} is a folder; name a file in it.")
-    nearest = next(parent for parent in path.absolute().parents if parent.exists())
-    try:
-        tempfile.TemporaryFile(dir=nearest).close()
-    except OSError as error:
-        raise UserError(
-            f"--output {path} cannot be written: {nearest} is no writable folder "
-            f"({error.strerror})."
-        ) from error
-
-
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
     """Write ``document`` as JSON, whole or not at all."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, (json.dumps(document, indent=2) + "\n").encode())
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error}") from error
+    write_output(path, json.dumps(document, indent=2) + "\n")

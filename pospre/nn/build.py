@@ -2,6 +2,7 @@
 
 from typing import cast
 
+from pospre.arguments import typed
 from pospre.errors import UserError, suggestion
 from pospre.nn.encoder import Encoder
 from pospre.nn.sizes import SIZES, pair
@@ -10,6 +11,7 @@ from pospre.nn.timm_models import PREFIX, timm_size
 from pospre.recipe.values import Init, PositionKind
 
 
+@typed
 def build_encoder(
     name: str,
     *,

@@ -1,9 +1,6 @@
 """What the commands that take a recipe share."""
 
 import argparse
-from pathlib import Path
-
-from pospre.errors import UserError
 
 
 def recipe_parser(command: str, description: str, epilog: str) -> argparse.ArgumentParser:
@@ -28,15 +25,3 @@ def recipe_parser(command: str, description: str, epilog: str) -> argparse.Argum
         help="change a value of the recipe, for instance trainer.max_duration=2ep",
     )
     return parser
-
-
-def write_output(path: Path, text: str) -> None:
-    """Write what ``--output`` asks for.
-
-    Raises:
-        UserError: it cannot be written.
-    """
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}.") from error

@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-from pathlib import Path
 
 from pospre.errors import run_command
 
@@ -26,7 +25,6 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "run_folder",
-        type=Path,
         metavar="RUN_FOLDER",
         help="folder that python -m pospre.train made: recipe.yaml, metrics.jsonl, evaluation/",
     )

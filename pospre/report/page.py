@@ -14,7 +14,7 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import YamlLexer
 
-from pospre.errors import UserError
+from pospre.output import write_output
 from pospre.report import summary
 from pospre.report.evaluations import (
     PICTURE_BUDGET,
@@ -32,7 +32,6 @@ from pospre.report.plots import Chart, draw_chart, format_value
 from pospre.report.published import published_beside
 from pospre.report.questions import questions_of
 from pospre.report.run import Record, Run, is_number, read_run
-from pospre.whole_file import write_whole
 
 HERE = Path(__file__).parent
 # evaluations that the page knows how to show
@@ -40,7 +39,7 @@ SHOWN = ("position_grid", "position_pictures", "patch_position", "knn")
 VIEWS = "views"  # as views.py calls it; importing that takes seconds
 
 
-def write_report(run_folder: Path, *, refresh: int | None = None) -> Path:
+def write_report(run_folder: str | Path, *, refresh: int | None = None) -> Path:
     """Write ``report.html`` into ``run_folder`` (whole or not at all) and return its path.
 
     Args:
@@ -51,13 +50,9 @@ def write_report(run_folder: Path, *, refresh: int | None = None) -> Path:
         UserError: the folder or its metrics are missing, a file in it is broken, or the page
             cannot be written there.
     """
-    run_folder = Path(run_folder)
     html = render(read_run(run_folder), refresh=refresh)
-    target = run_folder / "report.html"
-    try:
-        write_whole(target, html.encode())
-    except OSError as error:
-        raise UserError(f"cannot write {target}: {error.strerror}") from error
+    target = Path(run_folder) / "report.html"
+    write_output(target, html)
     return target
 
 

@@ -10,6 +10,7 @@ import yaml
 
 from pospre.errors import UserError
 from pospre.evaluation.figures import read_documents
+from pospre.object_store import is_remote
 
 Record = dict[str, Any]
 
@@ -42,8 +43,18 @@ class Run:
         return [str(name) for name in self.setting("algorithms") or {}]
 
 
-def read_run(folder: Path) -> Run:
-    """Read ``folder``; ``UserError`` when it is missing, logs nothing, or holds a broken file."""
+def read_run(folder: str | Path) -> Run:
+    """Read a run folder of this machine.
+
+    Raises:
+        UserError: it is missing, in a bucket, logs nothing, or holds a broken file.
+    """
+    if is_remote(str(folder)):
+        raise UserError(
+            f"{folder} is in a bucket, and curves are read from folders on this machine; copy it "
+            f"first, such as: aws s3 sync {folder} runs/…"
+        )
+    folder = Path(folder)
     if not folder.is_dir():
         state = "is no folder" if folder.exists() else "does not exist"
         raise UserError(

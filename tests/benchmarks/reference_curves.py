@@ -19,7 +19,7 @@ from tqdm import tqdm
 from data_prep import scenes
 from pospre.errors import run_command
 from pospre.evaluation.table import format_table
-from pospre.recipe.command_line import write_output
+from pospre.output import write_output
 from pospre.recipe.recipe import load_recipe
 from pospre.report.compare.reference import (
     Check,

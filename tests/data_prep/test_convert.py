@@ -182,6 +182,11 @@ def test_source_and_destination_must_lie_apart(tmp_path: Path, photos: Path, whe
     assert len(list(photos.rglob("*.jpg"))) == 12
 
 
+def test_a_destination_has_a_name(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(photos, "") == 2
+    assert "DST '' has no name" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("data_format", FORMATS)
 def test_existing_destination(
     tmp_path: Path,

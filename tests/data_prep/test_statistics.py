@@ -86,11 +86,12 @@ def test_classes_without_samples_and_samples_without_classes(
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("x.txt", "must end in .png"), ("no/x.png", "does not exist")]
+    ("name", "message"), [("x.txt", "must end in .png"), ("text/x.png", "is no writable folder")]
 )
 def test_a_picture_that_cannot_be_is_refused_first(
     tmp_path: Path, source: Path, name: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "text").touch()
     arguments = [str(source), str(tmp_path / "out"), "--format", "mds"]
     options = ["--statistics", str(tmp_path / name)]
     assert run_command(lambda: convert.main([*arguments, *options])) == 2

@@ -76,6 +76,7 @@ def test_settings_are_typed_and_completed():
         ("position_probe", {"batch_size": "3"}, "no setting 'batch_size'"),
         ("knn", {"k": "many"}, "knn: k=many: .*integer"),
         ("knn", {"k": 2.5}, "knn: k=2.5: .*integer"),
+        ("segmentation", {"lr": "1e300"}, "segmentation: lr=1e300: .* below 1e"),
         ("knn", {"k": True}, "knn: k=True: .*integer"),
         ("knn", {"k": "0"}, "knn: k=0: .*greater than 0"),
         ("knn", {"k": "null"}, "knn: k=null: .*integer"),
@@ -89,21 +90,21 @@ def test_wrong_settings_are_named(name, settings, message):
         check_settings(name, settings)
 
 
-def test_help_lists_evaluations_and_settings(capsys):
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ([], ["examples:", "exit codes:", describe()]),
+        (["knn"], ["Wu et al.", "k=20 ", "batch_size=64", "seed=0", "bank=null", "by the seed"]),
+        (["linear", "--model", "runs/mae"], ["LARS", "bank=… (required)", "protocol=… (required)"]),
+        (["field"], ["It has no settings."]),
+    ],
+)
+def test_help_teaches(words, wanted, capsys):
     with pytest.raises(SystemExit) as stopped:
-        evaluate.main(["--help"])
+        evaluate.main([*words, "--help"])
     text = capsys.readouterr().out
-    assert stopped.value.code == 0 and describe() in text
-    for wanted in (
-        "examples:",
-        "position_grid:",
-        "k=20 ",
-        "batch_size=64",
-        "seed=0",
-        "bank=null",
-        "bank=… (required)",
-    ):
-        assert wanted in text
+    assert stopped.value.code == 0 and text.startswith("usage: python -m pospre.evaluate")
+    assert all(each in text for each in wanted)
 
 
 def test_run_folder_gets_the_results(tmp_path, image_folder, capsys):
@@ -282,3 +283,14 @@ def test_output_in_no_writable_folder_is_refused_before_the_work(
     pictures.write_text("")
     arguments[-1] = f"{pictures}.json"
     assert f"{pictures}, which is a file" in fails("position_pictures", *arguments)
+
+
+@pytest.mark.parametrize("text", ['{"version": 1}', '{"name": "logistic"}', "[]"])
+def test_json_that_is_no_result_of_this_evaluation_stays(
+    droppos_checkpoint, image_folder, fails, tmp_path, text
+):
+    output = tmp_path / "package.json"
+    output.write_text(text)
+    arguments = ["--model", droppos_checkpoint, "--data", image_folder(), "--output", output]
+    assert "exists and is no result of knn" in fails("knn", *arguments, "k=2")
+    assert output.read_text() == text

@@ -170,7 +170,7 @@ def test_communication_hides_behind_computing_as_far_as_there_is_some() -> None:
         (["--gpus", "7", "--gpu", "h100"], "must be a multiple of --gpus 7; use data.batch_size="),
         (["--gpus", "8", "--gpu", "h100", "--utilisation", "40"], "--utilisation is 40.0; give"),
         (["--gpus", "8", "--gpu", "h100", "--images", "0"], "--images is 0; give a number above 0"),
-        (["--gpus", "8", "--gpu", "h100", "--output", "no/such/plan.json"], "no/such is no folder"),
+        (["--gpus", "8", "--gpu", "h100", "--output", "/dev/null/x"], "is no writable folder"),
         (["encoder.nam=x", "--gpus", "8", "--gpu", "h100"], "unknown key 'encoder.nam'"),
     ],
 )

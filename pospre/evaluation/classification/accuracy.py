@@ -18,6 +18,7 @@ from pospre.data.opening import open_reader
 from pospre.data.stores.reader import Reader
 from pospre.errors import UserError
 from pospre.evaluation.classification.predictions import (
+    check_distinct,
     class_head,
     load_classifiers,
     log_probabilities,
@@ -65,6 +66,7 @@ def evaluate(
     """
     num_classes = class_head(context.model).num_classes
     members = [context.model, *(member.to(context.device) for member in context.opened)]
+    check_distinct("accuracy", "ensemble", ["the measured model", *ensemble], members)
     batches = centre_batches(context, context.data, title="accuracy", sampling=sampling)
     ranks: list[Tensor] = []
     for batch in batches:

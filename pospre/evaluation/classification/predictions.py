@@ -1,6 +1,7 @@
 """Class probabilities of models that a supervised run has fine-tuned."""
 
 from collections.abc import Sequence
+from itertools import combinations
 
 import torch
 from torch import Tensor
@@ -37,6 +38,19 @@ def log_probabilities(
     tokens = model.tokens(images_BCHW, positions)
     logits: Tensor = class_head(model)({"student": tokens}, batch)["logits"]
     return logits.float().log_softmax(-1)
+
+
+def check_distinct(
+    owner: str, key: str, names: Sequence[str], models: Sequence[PretrainModel]
+) -> None:
+    """Raise a ``UserError`` of evaluation ``owner`` if two models have the same weights."""
+    pairs = zip(names, (model.state_dict() for model in models), strict=True)
+    for (name, one), (other, two) in combinations(pairs, 2):
+        if one.keys() == two.keys() and all(torch.equal(one[each], two[each]) for each in one):
+            raise UserError(
+                f"{owner}: {key}={other} has the very weights of {name}; give runs that were "
+                "trained apart, such as with other seeds."
+            )
 
 
 def load_classifiers(

@@ -139,13 +139,22 @@ def check(plan: Plan) -> None:
             raise UserError(
                 f"robustness: tiles={count} does not divide images of {size[0]} x {size[1]} pixels."
             )
-    patches = blank_encoder(plan.recipe).num_patches
+    encoder = blank_encoder(plan.recipe)
+    if settings["shift"] >= max(2, *encoder.grid):
+        raise UserError(
+            f"robustness: shift={settings['shift']} goes round the grid of {encoder.grid[0]} x "
+            f"{encoder.grid[1]} patches; give less than {max(encoder.grid)}."
+        )
     for ratio in settings["patch_drop"]:
-        num_kept(patches, ratio, key="robustness: patch_drop")
+        num_kept(encoder.num_patches, ratio, key="robustness: patch_drop")
     if settings["outliers"] is not None:
         with needing("evaluate", "robustness outliers=…"):
             import sklearn.metrics  # noqa: F401
-        open_reader(settings["outliers"])
+        if open_reader(settings["outliers"]).address == open_reader(plan.data).address:
+            raise UserError(
+                f"robustness: outliers={settings['outliers']} are the data themselves; give images "
+                "of other classes."
+            )
     known = open_reader(plan.data).classes or [str(number) for number in range(classes)]
     if settings["reassessed"] is not None:
         read_reassessed("robustness", settings["reassessed"], open_reader(plan.data), classes)

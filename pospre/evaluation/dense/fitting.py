@@ -1,5 +1,7 @@
 """Training of what the dense evaluations put on an encoder."""
 
+import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -52,7 +54,8 @@ def fit(
             value = loss(batch)
             losses.append(float(value.detach()))
             if not np.isfinite(losses[-1]):
-                raise UserError(f"{title}: the loss is {losses[-1]} after {step} steps; lower lr=…")
+                remedy = "lower lr=…" if step else "no rate mends that; give a larger size=…"
+                raise UserError(f"{title}: the loss is {losses[-1]} after {step} steps; {remedy}")
             optimizer.zero_grad()
             value.backward()
             optimizer.step()
@@ -108,7 +111,14 @@ def batches(
         batch_sampler=chunks,
         num_workers=num_workers,
         collate_fn=collate,
+        worker_init_fn=_hush,
     )
+
+
+def _hush(_: int) -> None:
+    """Let a worker end with its parent at Ctrl-C, and say nothing: errors go through the queue."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.excepthook = lambda *_: None  # called by the thread that hands tensors over
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from pospre.errors import UserError
 from pospre.evaluation.classification.knn import nearest_class
 from pospre.evaluation.estimates import standard_error
 from pospre.evaluation.features import Pooling, pool_tokens
-from pospre.evaluation.layers import check_layers
+from pospre.evaluation.layers import blank_encoder, check_layers
 from pospre.evaluation.listed import listed
 from pospre.evaluation.position.layer_features import BATCH, load_images
 from pospre.evaluation.registry import Context, Plan
@@ -132,8 +132,21 @@ def check(plan: Plan) -> None:
     additive = encoder.positions != "none"
     if not settings["scales"] and not (additive and (settings["shifts"] or settings["zooms"])):
         raise UserError("shifted_positions: nothing to disturb; give shifts, zooms or scales.")
-    if len(open_reader(plan.data)) < 2:
+    grid = blank_encoder(plan.recipe).grid
+    for count in settings["shifts"]:
+        if count > max(4, *grid):
+            raise UserError(
+                f"shifted_positions: shifts={count} goes round the grid of {grid[0]} x {grid[1]} "
+                f"patches; give at most {max(grid)}."
+            )
+    reader, k = open_reader(plan.data), settings["k"]
+    images = min(len(reader), settings["num_samples"])
+    if images < 2:
         raise UserError(f"shifted_positions: {plan.data} has one image; give at least 2.")
+    if images <= k and reader.classes is not None:
+        raise UserError(
+            f"shifted_positions: k={k}, but only {images - 1} images can vote; use k={images - 1}."
+        )
 
 
 def edits_of(

@@ -10,7 +10,6 @@ from typing import Any
 
 from pospre.errors import UserError
 from pospre.evaluation.figures import Figure, figures_in
-from pospre.object_store import is_remote
 from pospre.recipe.provenance import values
 from pospre.recipe.recipe import recorded_recipe
 from pospre.report.plots import format_value
@@ -58,19 +57,13 @@ def read_runs(folders: Sequence[str]) -> list[Run]:
     Raises:
         UserError: one is no run folder, is in a bucket, or is given twice.
     """
-    for folder in folders:
-        if is_remote(folder):
-            raise UserError(
-                f"{folder} is in a bucket, and curves are compared from folders on this machine; "
-                f"copy it first, such as: aws s3 sync {folder} runs/…"
-            )
     seen: dict[Path, str] = {}
     for folder in folders:
         place = Path(folder).resolve()
         if place in seen:
             raise UserError(f"{folder} and {seen[place]} are the same run; name another one.")
         seen[place] = folder
-    return [read_run(Path(folder)) for folder in folders]
+    return [read_run(folder) for folder in folders]
 
 
 def compare_runs(runs: Sequence[Run]) -> Comparison:
@@ -87,8 +80,8 @@ def compare_runs(runs: Sequence[Run]) -> Comparison:
             f"{' and '.join(names)} have nothing in common: no curve, and no evaluation. "
             f"{names[0]} logged {', '.join(curve_keys(runs[0].records)) or 'nothing'}."
         )
-    steps = [int(run.records[-1]["step"]) for run in runs if run.records]
-    step = min(steps, default=0)
+    steps = [int(run.records[-1]["step"]) if run.records else 0 for run in runs]
+    step = min(steps)
     figures, notes = _figure_rows(runs)
     return Comparison(
         runs=list(runs),

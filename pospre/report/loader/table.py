@@ -5,8 +5,8 @@ import textwrap
 from dataclasses import asdict
 from pathlib import Path
 
-from pospre.errors import UserError
 from pospre.evaluation.table import format_table
+from pospre.output import save_picture
 from pospre.report.loader.advice import gigabytes
 from pospre.report.loader.costs import LoaderCosts, StageTimes
 
@@ -136,7 +136,4 @@ def draw(costs: LoaderCosts, path: Path) -> None:
     axis.set_yticks(range(len(bars)), list(bars))
     axis.invert_yaxis()
     axis.set_xlabel("ms an image")
-    try:
-        figure.savefig(path, dpi=110)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}.") from error
+    save_picture(figure, path, dpi=110)

@@ -209,3 +209,5 @@ def test_an_ensemble_that_does_not_fit_is_said(
         measure(checkpoint, data, ensemble=str(small))
     with pytest.raises(UserError, match="nowhere"):
         measure(checkpoint, data, ensemble="nowhere")
+    with pytest.raises(UserError, match="has the very weights of the measured model"):
+        measure(checkpoint, data, ensemble=str(checkpoint))

@@ -175,6 +175,8 @@ def test_what_cannot_be_measured_is_said_before(
         ({"reassessed": str(wrong)}, "is no JSON list with a list of numbers"),
         ({"sets": "nowhere"}, "nowhere does not exist"),
         ({"outliers": "nowhere"}, "nowhere does not exist"),
+        ({"shift": "4"}, "shift=4 goes round the grid of 4 x 4 patches; give less than 4"),
+        ({"outliers": str(data)}, "are the data themselves"),
         ({"tiles": "5"}, "tiles=5 does not divide images of 32 x 32"),
         ({"patch_drop": "0.99"}, "robustness: patch_drop = 0.99 leaves none of the 16"),
     ):

@@ -170,6 +170,9 @@ def test_levels_have_the_strides_that_torchvision_counts(patch: int, stride: int
         stride // 4, stride // 2, stride, 2 * stride, 4 * stride,
     ]  # fmt: skip
     assert isinstance(detector, MaskRCNN)
+    small = build_detector(maps, 2, size=32, channels=8, regions=4, has_masks=False)
+    anchors = torch.cat(small.rpn.anchor_generator.cell_anchors)
+    assert (anchors[:, 2:] > anchors[:, :2]).all()  # torchvision's of 1 pixel have no area
     boxes_alone = build_detector(maps, 2, size=64, channels=8, regions=4, has_masks=False)
     assert isinstance(boxes_alone, FasterRCNN) and not isinstance(boxes_alone, MaskRCNN)
 

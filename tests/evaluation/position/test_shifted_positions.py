@@ -82,6 +82,8 @@ def test_nothing_to_disturb_is_said(image_folder: Callable[..., Path], tmp_path:
         ({"positions": "relative"}, {}, "encoder.positions = relative adds none"),
         ({"positions": "none"}, {"scales": []}, "nothing to disturb"),
         ({"class_token": False}, {"features": "cls"}, "no class token"),
+        ({}, {"shifts": "9"}, "shifts=9 goes round the grid"),
+        ({}, {}, "k=20, but only 2 images can vote; use k=2"),
     ):
         recipe = tiny_recipe(tmp_path, "supervised", **encoder)
         with pytest.raises(UserError, match=wanted):

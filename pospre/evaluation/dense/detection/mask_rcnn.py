@@ -6,7 +6,9 @@ region proposals, four and a linear layer for boxes, four for masks, layer norms
 """
 
 import math
+from typing import Any
 
+import torch
 import torch.nn.functional as F
 from timm.layers import LayerNorm2d
 from torch import Tensor, nn
@@ -58,6 +60,15 @@ class Pyramid(nn.Module):
         return {**levels, "pool": F.max_pool2d(levels[_LEVELS[-1]], 1, 2)}
 
 
+class _Anchors(AnchorGenerator):
+    """torchvision's, which are of whole pixels, but at least one: it rounds small sides to 0."""
+
+    def generate_anchors(self, *given: Any, **named: Any) -> Tensor:
+        """Return the corners of an anchor of each scale and ratio, centred at 0."""
+        half = super().generate_anchors(*given, **named)[:, 2:].clamp(min=0.5)
+        return torch.cat([-half, half], dim=1)
+
+
 def build_detector(
     maps: FeatureMaps,
     num_classes: int,
@@ -84,7 +95,7 @@ def build_detector(
         "size_divisible": size,
         "image_mean": augment.mean.flatten().tolist(),
         "image_std": augment.std.flatten().tolist(),
-        "rpn_anchor_generator": AnchorGenerator(
+        "rpn_anchor_generator": _Anchors(
             tuple((size / 32 * 2**level,) for level in range(5)), ((0.5, 1.0, 2.0),) * 5
         ),
         "rpn_head": RPNHead(channels, 3, conv_depth=2),

@@ -1,0 +1,70 @@
+"""Files that a command writes where its user says: checked before the work, whole or not there."""
+
+import io
+import tempfile
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pospre.errors import UserError, needing
+from pospre.whole_file import write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_PICTURES = (".png", ".pdf", ".svg")
+
+
+def check_output(option: str, path: Path | None, *endings: str) -> None:
+    """Find out before the work whether its result can be written.
+
+    Args:
+        option: names the path in messages.
+        path: of a file, in folders that exist or can be made; None is always right.
+        endings: that it may have; any without them.
+
+    Raises:
+        UserError: it cannot.
+    """
+    if path is None:
+        return
+    if endings and path.suffix not in endings:
+        raise UserError(f"{option} {path} must end in {' or '.join(endings)}.")
+    if path.is_dir():
+        raise UserError(f"{option} {path} is a folder; name a file in it.")
+    nearest = next(parent for parent in path.absolute().parents if parent.exists())
+    try:
+        tempfile.TemporaryFile(dir=nearest).close()
+    except OSError as error:
+        raise UserError(
+            f"{option} {path} cannot be written: {nearest} is no writable folder "
+            f"({error.strerror}); name another one."
+        ) from error
+
+
+def check_picture(option: str, path: Path | None) -> None:
+    """Find out before the work whether a picture can be drawn, as ``check_output`` does."""
+    check_output(option, path, *_PICTURES)
+    if path is not None:
+        with needing("convert", f"the picture {path}"):
+            import_module("matplotlib")
+
+
+def write_output(path: Path, content: str | bytes) -> None:
+    """Write a file, whole or not at all, and the folders that it lies in.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, content.encode() if isinstance(content, str) else content)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}.") from error
+
+
+def save_picture(figure: "Figure", path: Path, dpi: int) -> None:
+    """Write a figure as ``write_output`` does."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=path.suffix[1:], dpi=dpi)
+    write_output(path, buffer.getvalue())
