@@ -47,7 +47,9 @@ class Synthetic:
     num_samples, skips_bad = _MANY, False
 
     def __init__(self, views: dict[str, ViewGroup], size: int, channels: int, pinned: bool) -> None:
-        batch = make_batch(views, size, "cpu", channels=channels)
+        with torch.random.fork_rng(devices=[]):  # cells are compared: all have the same images
+            torch.manual_seed(dist.get_global_rank())
+            batch = make_batch(views, size, "cpu", channels=channels)
         self.batch = {key: value.pin_memory() if pinned else value for key, value in batch.items()}
         self.batch_size, self.bad = size, dict[int, str]()
         # of which trainer.microbatch_size: auto makes its batch

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from pospre.data.views.plan import ViewGroup
 from tests.benchmarks import gpu_cell, gpu_facts, gpu_report
 
 SMALL = [
@@ -46,6 +47,13 @@ def test_the_command_measures_resumes_and_writes_the_report(
     monkeypatch.setattr(gpu_report, "_run", None)  # nothing is measured again
     assert gpu_report.main(given) == 0
     assert json.loads((tmp_path / "report.json").read_text()) == report
+
+
+def test_cells_that_are_compared_see_the_same_images() -> None:
+    views = {"view": ViewGroup(size=32)}
+    one, other = (gpu_cell.Synthetic(views, 2, 3, pinned=False).batch for _ in range(2))
+    for key, value in one.items():
+        assert torch.equal(value, other[key]), key
 
 
 def outcome(setting: str, *losses: float, **more: Any) -> dict[str, Any]:
