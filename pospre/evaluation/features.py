@@ -12,6 +12,7 @@ from tqdm import tqdm
 from pospre.batch import Batch
 from pospre.data.loader import ViewLoader, build_loader
 from pospre.data.opening import open_reader
+from pospre.data.stores.folder import FolderReader
 from pospre.data.stores.reader import Reader
 from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
@@ -184,8 +185,20 @@ def check_probe(owner: str, plan: Plan) -> Reader:
 
 
 def open_labelled(owner: str, data: str) -> Reader:
-    """Open a data set; raise a ``UserError`` of evaluation ``owner`` if it has no labels."""
+    """Open a data set; raise a ``UserError`` of evaluation ``owner`` if it has no labels.
+
+    Class folders without images are no classes; they are said.
+    """
     reader = open_reader(data)
+    if isinstance(reader, FolderReader) and reader.classes is not None:
+        folders = {path.name for path in reader.path.iterdir() if path.is_dir()}
+        empty = sorted(name for name in folders - {*reader.classes} if not name.startswith("."))
+        if empty:
+            print(
+                f"warning: {owner}: {data}/{empty[0]} holds no images and is no class; {data} has "
+                f"{len(reader.classes)} classes",
+                file=sys.stderr,
+            )
     if reader.classes is None:  # shards of other origin may have labels without names
         require_labels(owner, torch.tensor([reader.read(0).label]), data)
     return reader

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pospre.errors import UserError
 from pospre.evaluation.classification import knn
-from pospre.evaluation.features import centre_batches
+from pospre.evaluation.features import centre_batches, open_labelled
 from pospre.evaluation.registry import Context
 from pospre.evaluation.run import run_evaluation
 from pospre.evaluation.sampling import Sampling
@@ -136,6 +136,15 @@ def test_missing_bank_is_refused(mae_checkpoint, image_folder):
 def test_real_photographs_one_per_class_are_refused(mae_checkpoint, test_data):
     with pytest.raises(UserError, match="one image per class"):
         evaluate(mae_checkpoint, test_data / "imagenet_sample", num_samples=30)
+
+
+def test_a_class_folder_without_images_is_said(image_folder, capsys):
+    data = image_folder(num_images=4)
+    (data / "zebra").mkdir()
+    (data / ".cache").mkdir()
+    assert open_labelled("knn", str(data)).classes is not None
+    said = capsys.readouterr().err
+    assert f"warning: knn: {data}/zebra holds no images and is no class" in said
 
 
 def test_small_views_show_the_whole_image(mae_checkpoint, image_folder):
