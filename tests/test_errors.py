@@ -37,9 +37,13 @@ def test_a_signal_is_one_line(
         signal.raise_signal(number)
         return 0
 
+    ctrl_c = signal.signal(signal.SIGINT, signal.default_int_handler)
     before = signal.getsignal(signal.SIGTERM)
-    assert run_command(main) == code
-    signal.signal(signal.SIGTERM, before)
+    try:
+        assert run_command(main) == code
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGINT, ctrl_c)
     text = capsys.readouterr().err
     assert text.startswith("stopped by ") and "give the same command again\n" in text
 

@@ -73,9 +73,9 @@ def test_a_green_certificate(
         assert found["masks"] == "equal" and found["losses"].startswith("within")
 
 
-def red(live: Callable[[Order], None], pictures: Path, folder: Path) -> Certificate:
+def red(live: Callable[[Order], None], pictures: Path, folder: Path, kills: int = 2) -> Certificate:
     path, keys = overrides("mae", pictures, folder)
-    request = Request(str(path), keys, steps=6, kills=2, ranks=(1,))
+    request = Request(str(path), keys, steps=6, kills=kills, ranks=(1,))
     certificate, written = certify(request, live)
     assert not certificate.is_green and "RED" in (written / "certificate.md").read_text()
     assert (written / "killed" / "life0-rank0.jsonl").exists()  # to look into
@@ -93,11 +93,12 @@ def test_an_impure_draw_is_named_with_its_step(pictures: Path, tmp_path: Path) -
 
 
 def test_a_forgotten_state_is_named_with_its_step(pictures: Path, tmp_path: Path) -> None:
-    certificate = red(impure.forget_the_momenta, pictures, tmp_path)
+    # One of four kills is a SIGTERM: the life after it does go on from a checkpoint.
+    certificate = red(impure.forget_the_momenta, pictures, tmp_path, kills=4)
     verdicts = {verdict.property: verdict for verdict in certificate.columns[0].verdicts}
     assert verdicts["masks"].holds
     assert not verdicts["parameters"].holds and not verdicts["optimiser"].holds
-    assert verdicts["parameters"].step is not None and verdicts["parameters"].step > 2
+    assert verdicts["parameters"].step is not None and verdicts["parameters"].step > 1
 
 
 @pytest.mark.parametrize(
