@@ -117,12 +117,16 @@ def synthetic(recipe: Recipe) -> Components:
 def measure(recipe: Recipe, *, real: bool, warm_up: int) -> dict[str, Any]:
     """Train the recipe and return what was measured."""
     run = build_components(recipe) if real else synthetic(recipe)
-    trainer = build_trainer(run, signals=StopSignals())
+    signals = StopSignals()
+    trainer = build_trainer(run, signals=signals)
     meter = Meter(warm_up)
     kept = [one for one in trainer.state.callbacks if not isinstance(one, CheckpointSaver)]
     trainer.state.callbacks = [*kept, meter]
-    trainer.fit()
-    trainer.engine.close()
+    try:
+        trainer.fit()
+    finally:
+        signals.give_back()
+        trainer.engine.close()
     steps = len(meter.losses) - warm_up
     on_gpu = run.device.name == "gpu"
     peak = torch.tensor(torch.cuda.max_memory_allocated() if on_gpu else process_peak())
