@@ -107,7 +107,8 @@ def main(argv: list[str] | None = None) -> int:
     if {"-h", "--help"} & set(words):
         from pospre.evaluation.registry import evaluation_names
 
-        parser.named = next((word for word in words if word in evaluation_names()), None)
+        names = evaluation_names()
+        parser.named = next((word for word in words if word in names), None)
     return _evaluate(parser.parse_intermixed_args(argv))
 
 

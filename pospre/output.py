@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pospre.errors import UserError, needing
-from pospre.whole_file import write_whole
+from pospre.whole_file import nearest_existing, write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,7 +32,7 @@ def check_output(option: str, path: Path | None, *endings: str) -> None:
         raise UserError(f"{option} {path} must end in {' or '.join(endings)}.")
     if path.is_dir():
         raise UserError(f"{option} {path} is a folder; name a file in it.")
-    nearest = next(parent for parent in path.absolute().parents if parent.exists())
+    nearest = nearest_existing(path.absolute().parent)
     try:
         tempfile.TemporaryFile(dir=nearest).close()
     except OSError as error:

@@ -29,6 +29,11 @@ def shown_when_whole(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
+def nearest_existing(path: Path) -> Path:
+    """Return ``path``, or the nearest folder above it that there is: where it would be made."""
+    return next(place for place in (path, *path.absolute().parents) if place.exists())
+
+
 def flush(file: BinaryIO) -> None:
     """Wait until what was written is on the disk."""
     file.flush()

@@ -81,8 +81,10 @@ def check_evaluation(
 
 def _check_replaced(name: str, output: Path | None) -> None:
     """Refuse to replace JSON of other kinds; an earlier result, whole or damaged, is replaced."""
+    if output is None:
+        return
     try:
-        found = json.loads(output.read_bytes()) if output is not None else {"name": name}
+        found = json.loads(output.read_bytes())
     except (OSError, ValueError):
         return
     if not isinstance(found, dict) or found.get("name") != name:

@@ -26,7 +26,7 @@ from pospre.training.checkpoints.finding import remove_checkpoints
 from pospre.training.checkpoints.reading import open_newest
 from pospre.training.lease import lease
 from pospre.training.resolve import with_defaults
-from pospre.whole_file import PARTIAL, write_whole
+from pospre.whole_file import PARTIAL, nearest_existing, write_whole
 
 _HALF_WRITTEN = f"recipe.yaml*{PARTIAL}"
 # What may differ when a run goes on: where things are and how fast they go, not what is learned
@@ -171,7 +171,7 @@ def _check_folders(recipe: Recipe) -> None:
     if not is_remote(folder):
         folders[f"trainer.save_folder {folder}"] = Path(folder)
     for name, wanted in folders.items():
-        nearest = next(path for path in (wanted, *wanted.absolute().parents) if path.exists())
+        nearest = nearest_existing(wanted)
         if not nearest.is_dir():
             raise UserError(
                 f"{name}: {nearest} is a file; choose another run_name, trainer.run_folder or "
@@ -246,7 +246,7 @@ def compare_recipes(previous: dict[str, Any], recipe: Recipe, source: str) -> No
         old, new = (" + ".join(one["algorithms"]) for one in (previous, now))
     raise UserError(
         f"run '{recipe.run_name}' exists with another recipe: {source} has {key} = {old}, this one "
-        f"{new}; choose another run_name{elsewhere}, or trainer.overwrite=true to delete it and "
+        f"{new}; choose another run_name=…{elsewhere}, or trainer.overwrite=true to delete it and "
         "start again"
     )
 

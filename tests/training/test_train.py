@@ -183,7 +183,7 @@ def test_a_folder_of_another_run_is_left_alone(tiny: Path, run: Run, tmp_path: P
 
     code, said = run(tiny, *short, "algorithms.droppos.mask_ratio=0.25")
     assert code == 2
-    for word in ("algorithms.droppos.mask_ratio = 0.5", "0.25", "run_name", "overwrite"):
+    for word in ("algorithms.droppos.mask_ratio = 0.5", "0.25", "run_name=", "overwrite"):
         assert word in said
     code, said = run(tiny, *short, "trainer.autoresume=false")
     assert code == 2 and "trainer.autoresume" in said

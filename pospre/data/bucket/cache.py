@@ -32,6 +32,7 @@ from filelock import FileLock, Timeout
 from pospre.data.bucket.checks import difference
 from pospre.data.stores.mds_index import FileEntry
 from pospre.errors import UserError
+from pospre.whole_file import nearest_existing
 
 _PART = ".part"
 _LOCKS = "locks"
@@ -267,7 +268,7 @@ def _writing(path: Path, size: int) -> Iterator[None]:
                 f"{path} cannot be written ({error.strerror or error}); set data.cache_dir or "
                 "POSPRE_CACHE to a folder that can."
             ) from error
-        folder = next(folder for folder in path.parents if folder.exists())
+        folder = nearest_existing(path.parent)
         raise UserError(
             f"the disk of {folder} is full: {path.name} needs {size} bytes, and "
             f"{shutil.disk_usage(folder).free} are free. Make room, or set data.cache_limit, or "

@@ -133,6 +133,7 @@ def check(plan: Plan) -> None:
     """Raise a ``UserError`` for data, sets, lists or tiles that the model cannot be measured on."""
     settings = plan.settings
     classes = check_classes("robustness", plan)
+    reader = open_reader(plan.data)
     size = pair(plan.recipe.encoder.image_size)
     for count in settings["tiles"]:
         if size[0] % count or size[1] % count:
@@ -150,14 +151,14 @@ def check(plan: Plan) -> None:
     if settings["outliers"] is not None:
         with needing("evaluate", "robustness outliers=…"):
             import sklearn.metrics  # noqa: F401
-        if open_reader(settings["outliers"]).address == open_reader(plan.data).address:
+        if open_reader(settings["outliers"]).address == reader.address:
             raise UserError(
                 f"robustness: outliers={settings['outliers']} are the data themselves; give images "
                 "of other classes."
             )
-    known = open_reader(plan.data).classes or [str(number) for number in range(classes)]
+    known = reader.classes or [str(number) for number in range(classes)]
     if settings["reassessed"] is not None:
-        read_reassessed("robustness", settings["reassessed"], open_reader(plan.data), classes)
+        read_reassessed("robustness", settings["reassessed"], reader, classes)
     if settings["lists"] is not None and not settings["sets"]:
         raise UserError(
             f"robustness: lists={settings['lists']} says what the folders of sets stand for; give "

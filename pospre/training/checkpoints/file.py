@@ -23,7 +23,7 @@ import torch
 
 from pospre.data.memory import readable
 from pospre.errors import UserError
-from pospre.whole_file import flush, shown_when_whole, write_whole
+from pospre.whole_file import flush, nearest_existing, shown_when_whole, write_whole
 
 MANIFEST = "manifest.json"
 """The manifest in a folder of shards."""
@@ -146,7 +146,7 @@ def why_not_written(error: OSError, place: Path) -> str:
     """Return why something could not be written to a folder, and what helps."""
     if error.errno == errno.EFBIG:
         return f"{error.strerror}. Raise this shell's limit on the size of files (ulimit -f)"
-    there = next(path for path in (place, *place.absolute().parents) if path.exists())
+    there = nearest_existing(place)
     free = readable(shutil.disk_usage(there).free)
     return f"{error.strerror} ({free} free in {there}). Make room there, or make it writable"
 
