@@ -11,7 +11,7 @@ import yaml
 from pospre.evaluation.run import run_evaluation
 from pospre.training.checkpoints.content import load_model
 from tests.processes import finished, started
-from tests.training.tiny_runs import command, curve, environment, wait_for_step
+from tests.training.tiny_runs import command, curve, environment, wait_for_save
 
 Run = Callable[..., tuple[int, str]]
 
@@ -46,7 +46,7 @@ def test_killed_and_resumed_is_the_same_curve(tiny: Path, run: Run, tmp_path: Pa
     assert run(tiny, *options, "run_name=whole")[0] == 0
     killed = tmp_path / "runs" / "tiny"
     with started(command(tiny, *options), env=environment()) as process:
-        wait_for_step(6, killed, process)
+        wait_for_save(killed, process)
     trained = curve(killed)[-1][0]
     assert trained < 120
     # microbatches, loggers and where it is measured may change in the middle of a run

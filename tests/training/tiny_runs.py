@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +43,17 @@ def flat(value: Any) -> Any:
 def wait_for_step(step: int, folder: Path, process: "subprocess.Popen[str]") -> None:
     """Wait until a run in a process of its own has logged a step."""
     metrics = folder / "metrics.jsonl"
+    _wait(lambda: metrics.exists() and metrics.read_text().count("\n") >= step, process)
 
-    def has_logged() -> bool:
+
+def wait_for_save(folder: Path, process: "subprocess.Popen[str]") -> None:
+    """Wait until a run in a process of its own has a checkpoint, which it writes beside steps."""
+    _wait(lambda: any((folder / "checkpoints").glob("*.json")), process)
+
+
+def _wait(is_so: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
+    def still_runs() -> bool:
         assert process.poll() is None
-        return metrics.exists() and metrics.read_text().count("\n") >= step
+        return is_so()
 
-    until(has_logged, LIMIT)
+    until(still_runs, LIMIT)

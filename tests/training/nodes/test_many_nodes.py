@@ -17,7 +17,14 @@ import pytest
 from tests.processes import LIMIT, started
 from tests.training.nodes.networks import two_networks
 from tests.training.nodes.test_rendezvous import free_port
-from tests.training.tiny_runs import ROOT, command, curve, environment, wait_for_step
+from tests.training.tiny_runs import (
+    ROOT,
+    command,
+    curve,
+    environment,
+    wait_for_save,
+    wait_for_step,
+)
 
 MAE = "algorithms={mae: {decoder_dim: 32, decoder_depth: 1, decoder_heads: 2}}"
 LONG = (
@@ -54,7 +61,7 @@ def test_a_lost_rank_is_named(
 ) -> None:
     folder = tmp_path / "runs" / "tiny"
     with started(command(tiny, *LONG, ranks=2), env=environment()) as launcher:
-        wait_for_step(4, folder, launcher)
+        wait_for_save(folder, launcher)
         first, second = ranks(launcher)
         start = time.monotonic()
         lose(second)
