@@ -19,7 +19,8 @@ from torch import Tensor
 from pospre import draws
 from pospre.data.stores.subset import subset
 from pospre.errors import UserError
-from pospre.evaluation.features import Pooling, check_probe, encode_data
+from pospre.evaluation.classification.vectors import Part, encode_parts
+from pospre.evaluation.features import Pooling, check_probe
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.sampling import Sampling
 from pospre.evaluation.table import format_table, percent, standard_error
@@ -68,16 +69,10 @@ def evaluate(
     models = {"top1": context.model}
     if baseline:
         models["initial_top1"] = context.initial()
-
-    encode = partial(
-        encode_data,
-        context,
-        models,
-        pooling=features,
-        owner="logistic",
-    )
+    part: Part = (None, features)
+    encode = partial(encode_parts, context, models, parts=[part], owner="logistic")
     banks, bank_labels_M = encode(
-        bank,
+        data=bank,
         title="logistic bank",
         sampling=replace(sampling, num_samples=num_bank),
         label_fraction=label_fraction,
@@ -85,11 +80,11 @@ def evaluate(
     )
     classes = len(bank_labels_M.unique())
     _require_enough(bank, len(bank_labels_M), classes)
-    queries, labels_Q = encode(context.data, title="logistic", sampling=sampling)
+    queries, labels_Q = encode(data=context.data, title="logistic", sampling=sampling)
     num_classes = int(torch.cat([labels_Q, bank_labels_M]).max()) + 1
     results: dict[str, Any] = {"initial_top1": None}
     for name in models:
-        bank_MD, queries_QD = standardise(banks[name], queries[name])
+        bank_MD, queries_QD = standardise(banks[name][part], queries[name][part])
         weights, decay = fit(
             bank_MD.to(context.device),
             bank_labels_M.to(context.device),
