@@ -140,6 +140,15 @@ def check_probe(owner: str, plan: Plan) -> Reader:
     return voters
 
 
+def check_enough(owner: str, bank: str, images: int, classes: int) -> None:
+    """Raise a ``UserError`` of evaluation ``owner`` if no classifier can be fitted to so few."""
+    if images < 10 or classes < 2:
+        raise UserError(
+            f"{owner}: bank={bank} gives {images} images of {classes} classes; a classifier needs "
+            "at least 10 images and 2 classes."
+        )
+
+
 def open_labelled(owner: str, data: str) -> Reader:
     """Open a data set; raise a ``UserError`` of evaluation ``owner`` if it has no labels.
 
