@@ -87,7 +87,6 @@ def test_durations_for_people(seconds: float, text: str) -> None:
     ("accuracy", "heat"), [(0.0, 0.0), (0.01, 0.0), (0.1, 0.5), (1.0, 1.0), (0.001, 0.0)]
 )
 def test_heat_is_the_logarithm_between_chance_and_one(accuracy: float, heat: float) -> None:
-    cell = GridCell(
-        mask_ratio=0, position_mask_ratio=0.5, dropped=98, accuracy=accuracy, chance=0.01
-    )
+    ratios = {"mask_ratio": 0, "position_mask_ratio": 0.5, "chance_excluding": 0.01}
+    cell = GridCell(accuracy=accuracy, initial_accuracy=None, **ratios)
     assert cell.heat == pytest.approx(heat)

@@ -19,7 +19,7 @@ from torch import Tensor
 from pospre.errors import UserError
 from pospre.evaluation.classification.vectors import Part, encode_parts
 from pospre.evaluation.features import Pooling, check_probe
-from pospre.evaluation.layers import blank_encoder, check_layers
+from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.listed import Numbers
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.sampling import Sampling
@@ -115,9 +115,7 @@ def check(plan: Plan) -> None:
     """Raise a ``UserError`` for data or a bank that kNN is not for, or too few who could vote."""
     layers = plan.settings["layers"]
     if layers is not None:
-        check_layers("knn", plan.recipe.encoder.name, 0, [])
-        depth = blank_encoder(plan.recipe).depth
-        check_layers("knn", plan.recipe.encoder.name, depth, all_layers(layers, depth) or [])
+        planned_encoder("knn", plan.recipe, layers)
     bank, k = plan.settings["bank"], plan.settings["k"]
     wanted = plan.settings["num_samples" if bank is None else "num_bank"]
     if bank is None and plan.settings["num_bank"] is not None:

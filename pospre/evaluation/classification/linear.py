@@ -32,7 +32,7 @@ from pospre.evaluation.classification.heads import (
 from pospre.evaluation.classification.protocols import PROTOCOLS, Name, Protocol
 from pospre.evaluation.classification.vectors import Parts, encode_parts
 from pospre.evaluation.features import Pooling, check_enough, check_probe
-from pospre.evaluation.layers import blank_encoder, check_layers
+from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.sampling import Sampling
 from pospre.evaluation.table import format_table, percent, standard_error
@@ -174,9 +174,8 @@ def check(plan: Plan) -> None:
     settings, owner = plan.settings, "linear"
     protocol = PROTOCOLS[settings["protocol"]]
     pooling = settings["features"] or protocol.pooling
-    check_layers(owner, plan.recipe.encoder.name, 0, [])
+    depth, wanted = planned_encoder(owner, plan.recipe).depth, max(protocol.blocks)
     bank = check_probe(owner, replace(plan, settings={**settings, "features": pooling}))
-    depth, wanted = blank_encoder(plan.recipe).depth, max(protocol.blocks)
     if depth < wanted:
         raise UserError(
             f"linear: protocol={settings['protocol']} looks at the last {wanted} blocks, and the "

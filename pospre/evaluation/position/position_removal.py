@@ -20,7 +20,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from pospre.errors import UserError
-from pospre.evaluation.layers import check_layers
+from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.listed import Listed
 from pospre.evaluation.position.layer_features import (
     Features,
@@ -153,7 +153,7 @@ def evaluate(
 
 def check(plan: Plan) -> dict[str, Checked]:
     """Return the other evaluations; raise a ``UserError`` if one would fail, or planes lack."""
-    check_layers("position_removal", plan.recipe.encoder.name, 0, ())
+    planned_encoder("position_removal", plan.recipe)
     check_images("position_removal", plan)
     if plan.settings["by"] == "covariance" and plan.settings["planes"] not in (None, 1):
         raise UserError(

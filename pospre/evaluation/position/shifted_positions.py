@@ -24,7 +24,7 @@ from pospre.evaluation.classification.damage import scale_positions, shift_posit
 from pospre.evaluation.classification.knn import nearest_class
 from pospre.evaluation.estimates import standard_error
 from pospre.evaluation.features import Pooling, pool_tokens
-from pospre.evaluation.layers import blank_encoder, check_layers
+from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.listed import Listed
 from pospre.evaluation.position.layer_features import BATCH, load_images
 from pospre.evaluation.registry import Context, Plan
@@ -117,7 +117,7 @@ def evaluate(
 def check(plan: Plan) -> None:
     """Raise a ``UserError`` for an encoder without positions to disturb, or none to disturb."""
     encoder, settings = plan.recipe.encoder, plan.settings
-    check_layers("shifted_positions", encoder.name, 0, ())
+    grid = planned_encoder("shifted_positions", plan.recipe).grid
     if settings["features"] == "cls" and not encoder.class_token:
         raise UserError(
             "shifted_positions: features=cls, but the encoder has no class token; use mean."
@@ -130,7 +130,6 @@ def check(plan: Plan) -> None:
     additive = encoder.positions != "none"
     if not settings["scales"] and not (additive and (settings["shifts"] or settings["zooms"])):
         raise UserError("shifted_positions: nothing to disturb; give shifts, zooms or scales.")
-    grid = blank_encoder(plan.recipe).grid
     for count in settings["shifts"]:
         if count > max(4, *grid):
             raise UserError(
