@@ -47,21 +47,20 @@ class Cell:
     colours: str = "viridis"
 
 
-def check_pictures(owner: str, plan: Plan, *, required: bool = False) -> None:
-    """Raise a ``UserError`` of evaluation ``owner`` if its pictures cannot be drawn or written.
+def check_pictures(plan: Plan, *, required: bool = False) -> None:
+    """Raise a ``UserError`` if its pictures cannot be drawn or written.
 
     Args:
-        owner: the evaluation.
         plan: of it.
         required: it is in vain without a folder to draw into.
     """
     if plan.folder is None:
         if required:
-            raise UserError(f"{owner} writes pictures: say where with --output FILE.json")
+            raise UserError("it writes pictures: say where with --output FILE.json")
         return
     if plan.folder.exists() and not plan.folder.is_dir():
-        raise UserError(f"{owner} writes to the folder {plan.folder}, which is a file")
-    with needing("evaluate", f"the picture of {owner}"):
+        raise UserError(f"it writes to the folder {plan.folder}, which is a file")
+    with needing("evaluate", "its picture"):
         import matplotlib  # noqa: F401
 
 

@@ -20,7 +20,8 @@ import ast
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from importlib import import_module
@@ -56,12 +57,14 @@ class Plan:
     """What is known of an evaluation before there is a model.
 
     Attributes:
+        name: of the evaluation.
         recipe: what the model is made of, or will be.
         data: see ``Context``.
         settings: all settings of the evaluation, typed.
         folder: see ``Context``.
     """
 
+    name: str
     recipe: Recipe
     data: str
     settings: Mapping[str, Any]
@@ -157,13 +160,23 @@ def check_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     return checked
 
 
+@contextmanager
+def named_in_errors(name: str) -> Iterator[None]:
+    """Say in a ``UserError`` of what is done inside that it is about evaluation ``name``."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from error
+
+
 def evaluate_by_name(name: str, context: Context, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return what evaluation ``name`` finds with all of its settings, as ``check_settings`` has."""
     function, arguments = evaluation_module(name).evaluate, dict(settings)
     if _SAMPLING in inspect.signature(function).parameters:
         own = {each.name: arguments.pop(each.name) for each in fields(Sampling)}
         arguments[_SAMPLING] = Sampling(**own)
-    results: dict[str, Any] = function(context, **arguments)
+    with named_in_errors(name):
+        results: dict[str, Any] = function(context, **arguments)
     return results
 
 

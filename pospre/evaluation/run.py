@@ -16,6 +16,7 @@ from pospre.evaluation.registry import (
     check_settings,
     evaluate_by_name,
     evaluation_module,
+    named_in_errors,
 )
 from pospre.model.model import PretrainModel
 from pospre.output import check_output, write_output
@@ -70,12 +71,12 @@ def check_evaluation(
     _check_replaced(name, output)
     folder = None if output is None else output.with_suffix("")
     opened = None
-    if hasattr(module, "check"):
-        opened = module.check(Plan(recipe, str(data_path), checked, folder))
-    if not getattr(module, "OWN_DATA", False):
-        banks = [checked["bank"]] if checked.get("bank") is not None else []
-        for path in (str(data_path), *banks):
-            check_views(recipe, path)
+    with named_in_errors(name):
+        if hasattr(module, "check"):
+            opened = module.check(Plan(name, recipe, str(data_path), checked, folder))
+        if not getattr(module, "OWN_DATA", False):
+            for path in filter(None, (str(data_path), checked.get("bank"))):
+                check_views(recipe, path)
     return Checked(checked, opened)
 
 

@@ -100,10 +100,9 @@ def _training(parts: Parts, checkpoint: str, weights: str) -> str:
     methods = [f"- `{name}`: {_summary(name)}" for name in recipe.algorithms]
     start = recipe.encoder.weights
     lines = [
-        f"Trained by pospre on `{recipe.data.path}`, at most "
-        f"{recipe.trainer.max_duration} of it, with seed {recipe.seed}"
-        f"{f', from the weights `{start}`' if start else ''}. Exported from `{checkpoint}` "
-        f"({weights}). Methods:",
+        f"Trained by pospre on `{recipe.data.path}`, at most {recipe.trainer.max_duration} of it, "
+        f"with seed {recipe.seed}{f', from the weights `{start}`' if start else ''}. Exported from "
+        f"`{checkpoint}` ({weights}). Methods:",
         "",
         *methods,
     ]

@@ -128,11 +128,11 @@ def evaluate(
 
 def check(plan: Plan) -> None:
     """Raise a ``UserError`` for layers or a class token that are not there, or a single image."""
-    encoder = planned_encoder("spectrum", plan.recipe, plan.settings["layers"])
+    encoder = planned_encoder(plan.recipe, plan.settings["layers"])
     if plan.settings["features"] == "cls" and not encoder.has_class_token:
-        raise UserError("spectrum: features=cls, but the encoder has no class token; use mean.")
-    require_two_images("spectrum", plan)
-    check_pictures("spectrum", plan)
+        raise UserError("features=cls, but the encoder has no class token; use mean.")
+    require_two_images(plan)
+    check_pictures(plan)
 
 
 def _vectors(tokens_BTD: Tensor, num_prefix: int, features: Source) -> Tensor:

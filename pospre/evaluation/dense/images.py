@@ -58,10 +58,10 @@ def _unreadable(path: Path, error: Exception) -> UserError:
     return UserError(f"{path} is no image that can be read ({error}); replace it, or leave it out.")
 
 
-def check_not_smaller(owner: str, path: Path, sides: Sequence[float], patch: int) -> None:
-    """Raise a ``UserError`` of ``owner`` for an image that is smaller than a patch."""
+def check_not_smaller(path: Path, sides: Sequence[float], patch: int) -> None:
+    """Raise a ``UserError`` for an image that is smaller than a patch."""
     if min(sides) < patch:
         raise UserError(
-            f"{owner}: {path} has {sides[0]:.0f}×{sides[1]:.0f} pixels as it is shown, less than a "
+            f"{path} has {sides[0]:.0f}×{sides[1]:.0f} pixels as it is shown, less than a "
             f"patch of {patch}; give a greater size=…, or leave it out."
         )

@@ -168,15 +168,15 @@ def evaluate(
 def check(plan: Plan) -> PretrainModel | None:
     """Return the model of ``versus``; raise a ``UserError`` for what cannot be probed."""
     recipe, settings = plan.recipe, plan.settings
-    encoder = planned_encoder("position_probe", recipe, settings["layers"])
+    encoder = planned_encoder(recipe, settings["layers"])
     kind = recipe.encoder.positions
     if settings["grids"] and kind in ("relative", "shared_relative"):
         raise UserError(
-            f"position_probe: grids={settings['grids']}, but encoder.positions = {kind} knows the "
+            f"grids={settings['grids']}, but encoder.positions = {kind} knows the "
             "offsets of one grid only; leave grids out."
         )
-    check_images("position_probe", plan)
-    check_pictures("position_probe", plan)
+    check_images(plan)
+    check_pictures(plan)
     if settings["versus"] is None:
         return None
     other = open_model(settings["versus"]).model
@@ -184,7 +184,7 @@ def check(plan: Plan) -> PretrainModel | None:
         theirs, ours = getattr(other.encoder, key), getattr(encoder, key)
         if theirs != ours:
             raise UserError(
-                f"position_probe: the encoder of versus={settings['versus']} has {key} = "
+                f"the encoder of versus={settings['versus']} has {key} = "
                 f"{theirs}, and the one measured {ours}; give another training of the same."
             )
     return other

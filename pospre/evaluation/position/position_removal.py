@@ -153,22 +153,22 @@ def evaluate(
 
 def check(plan: Plan) -> dict[str, Checked]:
     """Return the other evaluations; raise a ``UserError`` if one would fail, or planes lack."""
-    planned_encoder("position_removal", plan.recipe)
-    check_images("position_removal", plan)
+    planned_encoder(plan.recipe)
+    check_images(plan)
     if plan.settings["by"] == "covariance" and plan.settings["planes"] not in (None, 1):
         raise UserError(
-            f"position_removal: planes={plan.settings['planes']}, but nothing of row and column is "
+            f"planes={plan.settings['planes']}, but nothing of row and column is "
             "left to find after the plane of their covariance; leave planes out."
         )
     others = {}
     for name in plan.settings["evaluations"]:
         if not figures_of(name) or name == "position_removal":
-            raise UserError(f"position_removal: evaluations={name} has no figures to compare")
+            raise UserError(f"evaluations={name} has no figures to compare")
         settings = _settings(name, plan.settings["bank"])
         try:
             others[name] = check_evaluation(name, plan.recipe, plan.data, settings, None)
         except UserError as error:
-            raise UserError(f"position_removal: evaluations={name}: {error}") from error
+            raise UserError(f"evaluations={name}: {error}") from error
     return others
 
 

@@ -117,33 +117,29 @@ def evaluate(
 def check(plan: Plan) -> None:
     """Raise a ``UserError`` for an encoder without positions to disturb, or none to disturb."""
     encoder, settings = plan.recipe.encoder, plan.settings
-    grid = planned_encoder("shifted_positions", plan.recipe).grid
+    grid = planned_encoder(plan.recipe).grid
     if settings["features"] == "cls" and not encoder.class_token:
-        raise UserError(
-            "shifted_positions: features=cls, but the encoder has no class token; use mean."
-        )
+        raise UserError("features=cls, but the encoder has no class token; use mean.")
     if encoder.positions in ("relative", "shared_relative"):
         raise UserError(
-            "shifted_positions moves the positions that are added to patches, and "
+            "it moves the positions that are added to patches, and "
             f"encoder.positions = {encoder.positions} adds none; position_probe measures there."
         )
     additive = encoder.positions != "none"
     if not settings["scales"] and not (additive and (settings["shifts"] or settings["zooms"])):
-        raise UserError("shifted_positions: nothing to disturb; give shifts, zooms or scales.")
+        raise UserError("nothing to disturb; give shifts, zooms or scales.")
     for count in settings["shifts"]:
         if count > max(4, *grid):
             raise UserError(
-                f"shifted_positions: shifts={count} goes round the grid of {grid[0]} x {grid[1]} "
+                f"shifts={count} goes round the grid of {grid[0]} x {grid[1]} "
                 f"patches; give at most {max(grid)}."
             )
     reader, k = open_reader(plan.data), settings["k"]
     images = min(len(reader), settings["num_samples"])
     if images < 2:
-        raise UserError(f"shifted_positions: {plan.data} has one image; give at least 2.")
+        raise UserError(f"{plan.data} has one image; give at least 2.")
     if images <= k and reader.classes is not None:
-        raise UserError(
-            f"shifted_positions: k={k}, but only {images - 1} images can vote; use k={images - 1}."
-        )
+        raise UserError(f"k={k}, but only {images - 1} images can vote; use k={images - 1}.")
 
 
 def edits_of(

@@ -128,32 +128,32 @@ def evaluate(
 
 def check(plan: Plan) -> Setup:
     """Return the data; raise a ``UserError`` for annotations, classes or sizes that will not do."""
-    encoder = check_encoder("detection", plan.recipe)
-    setup = _setup("detection", plan.data, plan.settings, encoder)
+    encoder = check_encoder(plan.recipe)
+    setup = _setup(plan.data, plan.settings, encoder)
     patch = encoder.patch_size[0]
     unit = 2 * stride_of(patch)
     if setup.size % unit:
         near = max(unit, round(setup.size / unit) * unit)
-        raise UserError(f"detection: size={setup.size} is no multiple of {unit}; use {near}.")
+        raise UserError(f"size={setup.size} is no multiple of {unit}; use {near}.")
     side = setup.size * patch // stride_of(patch)
-    check_side("detection", "size", (side, side), encoder)
+    check_side("size", (side, side), encoder)
     both = {file.resolve() for file in setup.train.images}
     if both & {file.resolve() for file in setup.val.images}:
         raise UserError(
-            f"detection: {setup.val.address} would be measured on images that the detector learns "
+            f"{setup.val.address} would be measured on images that the detector learns "
             "from; give another split=…, train_split=… or bank=…."
         )
     for part in (setup.train, setup.val):
         for path, sides in zip(part.images, part.sides, strict=True):
             factor = setup.size / max(sides)
-            check_not_smaller("detection", path, [each * factor for each in sides], patch)
+            check_not_smaller(path, [each * factor for each in sides], patch)
     return setup
 
 
-def _setup(owner: str, data: str, settings: Mapping[str, Any], encoder: Encoder) -> Setup:
+def _setup(data: str, settings: Mapping[str, Any], encoder: Encoder) -> Setup:
     """Open the data, and decide the size where it is left open."""
-    train = open_boxes(owner, settings["bank"] or data, settings["train_split"])
-    val = open_boxes(owner, data, settings["split"], train.classes)
+    train = open_boxes(settings["bank"] or data, settings["train_split"])
+    val = open_boxes(data, settings["split"], train.classes)
     usual = max(encoder.grid) * stride_of(encoder.patch_size[0])
     return Setup(train, val, settings["size"] or usual)
 

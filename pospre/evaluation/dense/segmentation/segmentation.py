@@ -141,23 +141,23 @@ def evaluate(
 def check(plan: Plan) -> Setup:
     """Return the data; raise a ``UserError`` for masks, classes, sizes or layers that won't do."""
     settings = plan.settings
-    encoder = check_encoder("segmentation", plan.recipe, settings["layers"])
-    setup = open_setup("segmentation", plan.data, settings, encoder)
-    check_side("segmentation", "crop", setup.crop, encoder)
+    encoder = check_encoder(plan.recipe, settings["layers"])
+    setup = open_setup(plan.data, settings, encoder)
+    check_side("crop", setup.crop, encoder)
     if setup.showing.window is None and encoder.is_relative:
-        raise UserError("segmentation: inference=whole, but relative positions know one size only.")
+        raise UserError("inference=whole, but relative positions know one size only.")
     if settings["decoder"] == "upernet":
         check_upernet(setup, settings["batch_size"], encoder)
     if not settings["augment"] and (settings["finetune"] or setup.showing.window is None):
         raise UserError(
-            "segmentation: augment=false is for a frozen encoder and for windows, which it sees "
+            "augment=false is for a frozen encoder and for windows, which it sees "
             "only once; give finetune=false and inference=slide, or augment=true."
         )
     files = [*setup.train.images, *setup.val.images]
     for path in tqdm(files, "images", unit="img", disable=None, delay=2):
         scaled = setup.showing.scaled(*image_sides(path))
-        check_not_smaller("segmentation", path, scaled, encoder.patch_size[0])
-    check_masks("segmentation", setup.train, setup.val, settings["num_classes"])
+        check_not_smaller(path, scaled, encoder.patch_size[0])
+    check_masks(setup.train, setup.val, settings["num_classes"])
     return setup
 
 

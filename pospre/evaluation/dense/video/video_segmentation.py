@@ -100,21 +100,21 @@ def evaluate(
 
 def check(plan: Plan) -> list[Video]:
     """Return the videos; raise a ``UserError`` for masks or frames that will not do."""
-    encoder = check_encoder("video_segmentation", plan.recipe)
+    encoder = check_encoder(plan.recipe)
     if encoder.is_relative:
         raise UserError(
-            "video_segmentation shows frames of their own size, and relative positions know the "
+            "it shows frames of their own size, and relative positions know the "
             f"{encoder.image_size[0]}×{encoder.image_size[1]} of the encoder only."
         )
     settings = plan.settings
-    videos = open_videos("video_segmentation", plan.data, settings["split"])
+    videos = open_videos(plan.data, settings["split"])
     videos = videos[: settings["num_videos"]]
     for video in videos:
-        check_video("video_segmentation", video)
+        check_video(video)
         height, width = image_sides(video.frames[0])
         factor = 1.0 if settings["size"] is None else settings["size"] / min(height, width)
         sides = (height * factor, width * factor)
-        check_not_smaller("video_segmentation", video.frames[0], sides, encoder.patch_size[0])
+        check_not_smaller(video.frames[0], sides, encoder.patch_size[0])
     return videos
 
 
