@@ -123,9 +123,8 @@ def check_probe(plan: Plan) -> Reader:
         UserError: no labels, other classes in the bank, or features of a
             class token that the encoder lacks.
     """
-    encoder, bank = plan.recipe.encoder, plan.settings["bank"]
-    if plan.settings["features"] == "cls" and (encoder.name == SWIN or not encoder.class_token):
-        raise UserError("features=cls, but the encoder has no class token; use mean.")
+    bank = plan.settings["bank"]
+    check_pooling(plan)
     data = open_labelled(plan.data)
     if bank is None:
         return data
@@ -138,6 +137,13 @@ def check_probe(plan: Plan) -> Reader:
             file=sys.stderr,
         )
     return voters
+
+
+def check_pooling(plan: Plan) -> None:
+    """Raise a ``UserError`` for features of a class token that the encoder lacks."""
+    encoder = plan.recipe.encoder
+    if plan.settings["features"] == "cls" and (encoder.name == SWIN or not encoder.class_token):
+        raise UserError("features=cls, but the encoder has no class token; use mean.")
 
 
 def check_enough(bank: str, images: int, classes: int) -> None:

@@ -51,6 +51,13 @@ def figures_in(document: Mapping[str, Any]) -> list[Figure]:
     ]
 
 
+def run_folder_of(checkpoint: str | Path) -> Path | None:
+    """Return the local run folder that a checkpoint address lies in, None if in none."""
+    path = Path(checkpoint)
+    candidates = (path, *path.parents[:3])  # it may be checkpoints/best/ep1-ba4.pt
+    return next((folder for folder in candidates if (folder / "recipe.yaml").is_file()), None)
+
+
 def read_documents(run_folder: Path) -> dict[str, dict[str, Any]]:
     """Return what evaluations have written into a run folder, by the names of the files.
 

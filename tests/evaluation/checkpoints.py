@@ -52,3 +52,11 @@ def measured(name: str, checkpoint: Path, data: Path, **settings: Any) -> dict[s
     document = run_evaluation(name, model, recipe, data, settings, progress=False)
     results: dict[str, Any] = document["results"]
     return results
+
+
+def printed_model(lines: list[str]) -> Any:
+    """Run the lines that ``pospre.export`` prints, as a user would; return ``model``."""
+    scope: dict[str, Any] = {}
+    first = next(place for place, line in enumerate(lines) if line.startswith("import "))
+    exec("\n".join(lines[first:]), scope)
+    return scope["model"].eval()

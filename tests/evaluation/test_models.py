@@ -137,7 +137,6 @@ def test_what_cannot_be_measured_is_refused_in_a_line(
         code, _, complained = run("knn", "--model", weights, "--data", where, "k=2")
         assert code == 2 and message in complained
     refused = {
-        "--checkpoint is called --model now": ["--checkpoint", weights],
         "weights without heads": ["--model", weights],
         "give a side in pixels, or HxW": ["--model", weights, "--image-size", "big"],
         "is measured as its recipe says": ["--model", mae_checkpoint, "--image-size", "64"],

@@ -15,19 +15,12 @@ from pospre.exchange.export import export
 from pospre.export import main
 from pospre.recipe.recipe import recipe_from_dict
 from pospre.training.checkpoints.content import load_model
-from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
+from tests.evaluation.checkpoints import printed_model, save_checkpoint, tiny_recipe
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     return save_checkpoint(tiny_recipe(tmp_path_factory.mktemp("runs"), "mae"))
-
-
-def printed_model(lines):
-    """Run the lines that the command prints, as a user would; return ``model``."""
-    scope: dict = {}
-    exec("\n".join(lines[lines.index("import timm") :]), scope)
-    return scope["model"].eval()
 
 
 def images_for(encoder, count=3):

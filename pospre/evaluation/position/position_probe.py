@@ -24,6 +24,7 @@ from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.listed import Numbers
 from pospre.evaluation.models import open_model
 from pospre.evaluation.position.layer_features import (
+    BATCH,
     Features,
     Input,
     hold_out,
@@ -34,6 +35,7 @@ from pospre.evaluation.position.probe_picture import draw_depth
 from pospre.evaluation.position.probes import fit_probes, scores
 from pospre.evaluation.position.settings import Grids, Images, check_images
 from pospre.evaluation.registry import Context, Plan
+from pospre.evaluation.sampling import Sampling
 from pospre.evaluation.table import format_table
 from pospre.model.model import PretrainModel
 
@@ -133,16 +135,11 @@ def evaluate(
     chosen = all_layers(layers, encoder.depth) or ()
     rows: list[dict[str, Any]] = []
     counts: list[int] = []
+    sampling = Sampling(num_samples, BATCH, num_workers, seed)
     for grid in dict.fromkeys([encoder.grid, *grids]):
         size = grid[0] * encoder.patch_size[0], grid[1] * encoder.patch_size[1]
-        batch = load_images(
-            context,
-            size,
-            title=f"position_probe {grid[0]}x{grid[1]}",
-            num_samples=num_samples,
-            num_workers=num_workers,
-            seed=seed,
-        )
+        title = f"position_probe {grid[0]}x{grid[1]}"
+        batch = load_images(context, size, title=title, sampling=sampling)
         learn, measure = hold_out(batch, HELD_OUT, seed)
         counts = [len(learn[INDEX]), len(measure[INDEX])]
         with tqdm(desc="encoding, fitting", unit="img", disable=not context.progress) as bar:

@@ -8,6 +8,7 @@ are pycocotools'. Images are scaled so that their long side is ``size``, in trai
 ``jitter``, and padded to a square.
 """
 
+import itertools
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
@@ -30,7 +31,7 @@ from pospre.evaluation.dense.images import check_not_smaller, read_image
 from pospre.evaluation.dense.maps import FeatureMaps, check_encoder, check_side
 from pospre.evaluation.listed import listed
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.table import format_table, percent
+from pospre.evaluation.table import format_table, percent, percent_and_error
 from pospre.model.model import PretrainModel
 from pospre.nn.encoder import Encoder
 from pospre.recipe.ranges import PositiveRange, PositiveShare
@@ -244,11 +245,15 @@ def table(results: Mapping[str, Any]) -> str:
     who = [("trained", "")] + (
         [("untrained", "initial_")] if results["initial_AP"] is not None else []
     )
-    rows = [
-        [f"{name}, {kind}", *(_cell(results, f"{first}{second}{key}") for key in _COLUMNS)]
-        for kind, second in kinds
-        for name, first in who
-    ]
+    columns = ("AP", "AP50", "AP75")
+    rows = []
+    for (kind, second), (name, first) in itertools.product(kinds, who):
+        keys = [f"{first}{second}{column}" for column in columns]
+        cells = [
+            "–" if results[key] is None else percent_and_error(results[key], results[f"{key}_se"])
+            for key in keys
+        ]
+        rows.append([f"{name}, {kind}", *cells])
     classes = ", ".join(f"{key} {percent(value or 0)}" for key, value in results["classes"].items())
     notes = [
         f"Mask R-CNN with a simple feature pyramid, encoder "
@@ -261,15 +266,4 @@ def table(results: Mapping[str, Any]) -> str:
         notes.append(f"{results['dropped_boxes']} boxes without area are left out")
     if results["empty_classes"]:
         notes.append(f"nothing to learn from for: {', '.join(results['empty_classes'])}")
-    return format_table("Detection, average precision in %", ["encoder", *_COLUMNS], rows, notes)
-
-
-_COLUMNS = ("AP", "AP50", "AP75")
-
-
-def _cell(results: Mapping[str, Any], key: str) -> str:
-    return (
-        "–"
-        if results[key] is None
-        else f"{percent(results[key])} ± {percent(results[f'{key}_se'])}"
-    )
+    return format_table("Detection, average precision in %", ["encoder", *columns], rows, notes)

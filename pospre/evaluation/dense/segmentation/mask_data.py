@@ -18,7 +18,7 @@ from tqdm import tqdm
 from pospre.data.stores.folder import list_images
 from pospre.errors import UserError
 from pospre.evaluation.dense.images import image_sides, read_mask
-from pospre.evaluation.dense.scene_labels import LABELS, SCENE_CLASSES, run_length_mask, scene_lines
+from pospre.evaluation.dense.scene_labels import LABELS, SCENE_CLASSES, painted, scene_lines
 
 IGNORED = -1
 _ALIASES = {"train": ("train", "training"), "val": ("val", "validation")}
@@ -86,11 +86,8 @@ class MaskSet:
         mask = self.masks[index]
         if isinstance(mask, Path):
             return read_mask(mask)
-        values = np.zeros(image_sides(self.images[index]), np.int64)
-        for item in mask["objects"]:
-            place = run_length_mask(item["mask"]).astype(bool)
-            values[place] = 1 + SCENE_CLASSES.index(item["class"])
-        return values
+        sides = image_sides(self.images[index])
+        return painted(mask, sides, lambda item: 1 + SCENE_CLASSES.index(item["class"]))
 
 
 def open_masks(root: str, split: str, ignore: int | None) -> MaskSet:

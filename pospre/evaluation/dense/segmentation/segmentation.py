@@ -35,7 +35,7 @@ from pospre.evaluation.dense.segmentation.setup import Setup, check_upernet, ope
 from pospre.evaluation.dense.segmentation.windows import predict, show
 from pospre.evaluation.listed import Numbers
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.table import format_table, percent
+from pospre.evaluation.table import format_table, percent, percent_and_error
 from pospre.model.model import PretrainModel
 from pospre.recipe.ranges import PositiveShare
 from pospre.schedules import linear
@@ -280,8 +280,4 @@ def table(results: Mapping[str, Any]) -> str:
 
 def _cells(results: Mapping[str, Any], prefix: str) -> list[str]:
     names = [f"{prefix}{name}" for name in ("mIoU", "aAcc", "mAcc")]
-    errors = [results.get(f"{name}_se") for name in names]
-    return [
-        percent(results[name]) + ("" if error is None else f" ± {percent(error)}")
-        for name, error in zip(names, errors, strict=True)
-    ]
+    return [percent_and_error(results[name], results.get(f"{name}_se")) for name in names]

@@ -16,7 +16,7 @@ from numpy import ndarray
 
 from pospre.errors import UserError
 from pospre.evaluation.dense.images import image_sides, read_mask
-from pospre.evaluation.dense.scene_labels import LABELS, run_length_mask, scene_lines
+from pospre.evaluation.dense.scene_labels import LABELS, painted, scene_lines
 
 VOID = 255
 _RESOLUTION = "480p"
@@ -45,10 +45,7 @@ class Video:
         mask = self.masks[index]
         if isinstance(mask, Path):
             return read_mask(mask)
-        values = np.zeros(image_sides(self.frames[index]), np.int64)
-        for item in mask["objects"]:
-            values[run_length_mask(item["mask"]).astype(bool)] = item["id"] + 1
-        return values
+        return painted(mask, image_sides(self.frames[index]), lambda item: int(item["id"]) + 1)
 
     def first_objects(self) -> list[int]:
         """Return the ids in the first frame: these are followed."""

@@ -25,7 +25,7 @@ from pospre.evaluation.dense.video.propagation import propagate
 from pospre.evaluation.dense.video.region_measures import contour_accuracy, region_similarity
 from pospre.evaluation.dense.video.video_data import VOID, Video, check_video, open_videos
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.table import format_table, percent
+from pospre.evaluation.table import format_table, percent_and_error
 from pospre.model.model import PretrainModel
 
 FIGURES = {"JF": "max", "J": "max", "F": "max"}
@@ -209,9 +209,11 @@ def table(results: Mapping[str, Any]) -> str:
     names = {"trained": "", "untrained": "initial_", "first mask": "still_"}
     columns = ("JF", "J", "J_recall", "F", "F_recall")
     rows = [
-        [name, *(_cell(results, prefix, column) for column in columns)]
-        for name, prefix in names.items()
-        if results[f"{prefix}JF"] is not None
+        [name, *(percent_and_error(results[key], results.get(f"{key}_se")) for key in keys)]
+        for name, keys in (
+            (name, [f"{prefix}{column}" for column in columns]) for name, prefix in names.items()
+        )
+        if results[keys[0]] is not None
     ]
     notes = [
         f"{results['neighbours']} neighbours in the first and the last {results['context_frames']} "
@@ -221,8 +223,3 @@ def table(results: Mapping[str, Any]) -> str:
     ]
     header = ["encoder", "J&F", "J", "J recall", "F", "F recall"]
     return format_table("Video object segmentation in %", header, rows, notes)
-
-
-def _cell(results: Mapping[str, Any], prefix: str, column: str) -> str:
-    error = results.get(f"{prefix}{column}_se")
-    return percent(results[f"{prefix}{column}"]) + ("" if error is None else f" ± {percent(error)}")
