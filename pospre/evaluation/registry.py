@@ -98,6 +98,10 @@ class Context:
     storage: Mapping[str, Any] = field(default_factory=dict)
     go_on: Callable[[], None] = lambda: None
 
+    def models(self, name: str, untrained: str, *, baseline: bool) -> "dict[str, PretrainModel]":
+        """Return the trained model by name, and with ``baseline`` the untrained one beside it."""
+        return {name: self.model, **({untrained: self.initial()} if baseline else {})}
+
     @property
     def image_size(self) -> tuple[int, int]:
         """Height and width of the views that the encoder takes."""

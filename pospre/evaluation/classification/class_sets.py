@@ -1,11 +1,11 @@
 """Which of a model's classes the folders of another data set stand for."""
 
-import json
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
+from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from pospre.data.stores.reader import Reader
@@ -47,7 +47,9 @@ def open_class_set(path: str, known: list[str], lists: str | None) -> ClassSet:
     reader = open_labelled(path)
     if reader.classes is None:
         raise UserError(f"the labels of {path} have no names; give one folder per class.")
-    named = {} if lists is None else _read_lists(Path(lists))
+    what = 'JSON object of lists of classes, such as {"folder": ["n01440764", "n01443537"]}'
+    kind = dict[str, list[str | int]]
+    named = {} if lists is None else _read_json("lists", lists, kind, what)
     numbers = {name: number for number, name in enumerate(known)}
     if not set(reader.classes) & numbers.keys() and all(n.isdecimal() for n in reader.classes):
         numbers = {str(number): number for number in range(len(known))}
@@ -78,15 +80,9 @@ def read_reassessed(path: str, data: Reader, count: int) -> Tensor:
     Raises:
         UserError: the file is no such list, or an image's number is not in it.
     """
-    found = _read_json("reassessed", Path(path))
-    if not isinstance(found, list) or not all(
-        isinstance(row, list) and all(isinstance(n, int) and 0 <= n < count for n in row)
-        for row in found
-    ):
-        raise UserError(
-            f"reassessed={path} is no JSON list with a list of numbers of classes, from 0 "
-            f"to {count - 1}, for each image."
-        )
+    number = Annotated[int, Field(ge=0, lt=count)]
+    what = f"JSON list with a list of numbers of classes, from 0 to {count - 1}, for each image"
+    found = _read_json("reassessed", path, list[list[number]], what)  # type: ignore[valid-type]
     right = torch.zeros(len(data), count, dtype=torch.bool)
     for index in range(len(data)):
         name = data.about(index)[1]
@@ -101,21 +97,11 @@ def read_reassessed(path: str, data: Reader, count: int) -> Tensor:
     return right
 
 
-def _read_json(key: str, path: Path) -> Any:
+def _read_json(key: str, path: str, kind: Any, what: str) -> Any:
+    """Return what is in the file of setting ``key``, of a type that ``what`` has in words."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{key}={path} cannot be read as JSON ({error}).") from error
-
-
-def _read_lists(path: Path) -> dict[str, list[str | int]]:
-    found = _read_json("lists", path)
-    if not isinstance(found, dict) or not all(
-        isinstance(names, list) and all(isinstance(n, str | int) for n in names)
-        for names in found.values()
-    ):
-        raise UserError(
-            f"lists={path} is no JSON object of lists of classes, such as "
-            '{"folder": ["n01440764", "n01443537"]}.'
-        )
-    return found
+        return TypeAdapter(kind).validate_json(Path(path).read_bytes(), strict=True)
+    except OSError as error:
+        raise UserError(f"{key}={path} cannot be read ({error}).") from error
+    except ValidationError:
+        raise UserError(f"{key}={path} is no {what}.") from None

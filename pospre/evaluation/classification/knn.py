@@ -64,9 +64,7 @@ def evaluate(
     Raises:
         UserError: an image has no label, or no image's class is in the bank.
     """
-    models = {"top1": context.model}
-    if baseline:
-        models["initial_top1"] = context.initial()
+    models = context.models("top1", "initial_top1", baseline=baseline)
 
     chosen: Sequence[int | None] = all_layers(layers, context.model.encoder.depth) or (None,)
     parts: list[Part] = [(layer, features) for layer in chosen]

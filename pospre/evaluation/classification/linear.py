@@ -91,9 +91,7 @@ def evaluate(
     settings = adjusted(PROTOCOLS[protocol], given)
     depth = context.model.encoder.depth
     kinds = kinds_of(settings, features or settings.pooling, depth)
-    models = {"top1": context.model}
-    if baseline:
-        models["initial_top1"] = context.initial()
+    models = context.models("top1", "initial_top1", baseline=baseline)
     encode = partial(
         encode_parts,
         context,

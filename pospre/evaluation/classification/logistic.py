@@ -66,9 +66,7 @@ def evaluate(
     Raises:
         UserError: an image has no label, or the images taken from the bank are of one class.
     """
-    models = {"top1": context.model}
-    if baseline:
-        models["initial_top1"] = context.initial()
+    models = context.models("top1", "initial_top1", baseline=baseline)
     part: Part = (None, features)
     encode = partial(encode_parts, context, models, parts=[part])
     banks, bank_labels_M = encode(

@@ -70,9 +70,7 @@ def evaluate(
         ``rows`` (one dict per model and disturbance: ``cosine`` with its standard error over
         images, ``top1`` in [0, 1] or None), and the trained model's mean ``cosine`` of all.
     """
-    models = {"trained": context.model}
-    if baseline:
-        models["untrained"] = context.initial()
+    models = context.models("trained", "untrained", baseline=baseline)
     sampling = Sampling(num_samples, BATCH, num_workers, seed)
     load = partial(load_images, context, title="shifted_positions", sampling=sampling)
     encoder = context.model.encoder

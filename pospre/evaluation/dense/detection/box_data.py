@@ -80,21 +80,19 @@ class BoxSet:
 
     def coco(self) -> dict[str, Any]:
         """Return it all as COCO's annotations: ids count from 1, images in their order."""
+        placed = [(place, item) for place, row in enumerate(self.items, start=1) for item in row]
         annotations = [
             {
-                "id": 0,
-                "image_id": number,
+                "id": number,
+                "image_id": place,
                 "category_id": item.label,
                 "bbox": [*item.box[:2], item.box[2] - item.box[0], item.box[3] - item.box[1]],
                 "area": item.area,
                 "iscrowd": int(item.crowd),
                 **({} if item.mask is None else {"segmentation": item.mask}),
             }
-            for number, items in enumerate(self.items, start=1)
-            for item in items
+            for number, (place, item) in enumerate(placed, start=1)
         ]
-        for number, annotation in enumerate(annotations, start=1):
-            annotation["id"] = number
         return {
             "images": [
                 {"id": number, "height": height, "width": width}

@@ -102,7 +102,7 @@ def evaluate(
     """
     given = dict(locals())
     setup: Setup = context.opened
-    learn = {"": context.model, **({"initial_": context.initial()} if baseline else {})}
+    learn = context.models("", "initial_", baseline=baseline)
     results: dict[str, Any] = dict.fromkeys(("initial_AP", "mask_AP", "initial_mask_AP"))
     for prefix, model in learn.items():
         with seeded(seed, 0, 0, "detection/detector", context.device):

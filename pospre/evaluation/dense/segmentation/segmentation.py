@@ -110,7 +110,7 @@ def evaluate(
     """
     given = dict(locals())
     setup: Setup = context.opened
-    learn = {"trained": context.model, **({"initial": context.initial()} if baseline else {})}
+    learn = context.models("trained", "initial", baseline=baseline)
     results: dict[str, Any] = dict.fromkeys(("initial_mIoU", "initial_aAcc", "initial_IoU"))
     names = setup.train.classes or [f"class {number}" for number in range(setup.num_classes)]
     for name, model in learn.items():

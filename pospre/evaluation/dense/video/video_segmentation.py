@@ -67,7 +67,7 @@ def evaluate(
         F of each; and what it was measured with.
     """
     videos: list[Video] = context.opened
-    models = {"": context.model, **({"initial_": context.initial()} if baseline else {})}
+    models = context.models("", "initial_", baseline=baseline)
     options = {
         "neighbours": neighbours,
         "context_frames": context_frames,
