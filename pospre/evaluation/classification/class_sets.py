@@ -82,7 +82,7 @@ def read_reassessed(path: str, data: Reader, count: int) -> Tensor:
     """
     number = Annotated[int, Field(ge=0, lt=count)]
     what = f"JSON list with a list of numbers of classes, from 0 to {count - 1}, for each image"
-    found = _read_json("reassessed", path, list[list[number]], what)  # type: ignore[valid-type]
+    found = _read_json("reassessed", path, list[list[number]], what)
     right = torch.zeros(len(data), count, dtype=torch.bool)
     for index in range(len(data)):
         name = data.about(index)[1]
