@@ -1,5 +1,6 @@
 """What the analyses draw: grids of maps, alone or over images, and curves over the layers."""
 
+import io
 import itertools
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from pospre.errors import UserError, needing
 from pospre.evaluation.registry import Plan
-from pospre.output import save_picture
+from pospre.output import save_picture, write_output
 
 if TYPE_CHECKING:  # an analysis without a folder draws nothing
     from matplotlib.axes import Axes
@@ -207,9 +208,7 @@ def save_arrays(arrays: Mapping[str, Tensor], folder: Path, name: str) -> str:
         UserError: it cannot be written.
     """
     found: dict[str, Any] = {key: value.float().cpu().numpy() for key, value in arrays.items()}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(folder / name, **found)
-    except OSError as error:
-        raise UserError(f"{folder / name} cannot be written: {error.strerror}.") from error
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **found)
+    write_output(folder / name, buffer.getvalue())
     return name

@@ -12,7 +12,8 @@ An evaluation is a module with
   the best: ``{"top1": "max"}``; they are what a training logs that is measured in between;
 - where it can be in vain, ``check(plan)``: raises a UserError for all that can be known of that
   without a model. It is called before ``evaluate``, and by a recipe before it trains; what it
-  returns, data or models that it had to open, ``evaluate`` finds as ``context.opened``;
+  returns, data or models that it had to open, ``evaluate`` finds as ``context.opened``; whatever
+  either raises gets the evaluation's name in front;
 - ``OWN_DATA = True`` where the data are no images with a label each, so that ``check`` opens them.
 """
 

@@ -124,14 +124,11 @@ def class_maps(
         return found["tokens"]
 
     hook = model.encoder.blocks[layer - 1].norm1.register_forward_hook(hold)
-    try:
-        with _frozen(model), torch.enable_grad():
-            logits_BC = head({"student": model.tokens(images_BCHW)}, {})["logits"]
-            asked_B = logits_BC.argmax(-1) if class_B is None else class_B
-            asked = logits_BC.gather(1, asked_B[:, None]).sum()
-            (gradient_BTD,) = torch.autograd.grad(asked, found["tokens"])
-    finally:
-        hook.remove()
+    with hook, _frozen(model), torch.enable_grad():
+        logits_BC = head({"student": model.tokens(images_BCHW)}, {})["logits"]
+        asked_B = logits_BC.argmax(-1) if class_B is None else class_B
+        asked = logits_BC.gather(1, asked_B[:, None]).sum()
+        (gradient_BTD,) = torch.autograd.grad(asked, found["tokens"])
     patches = slice(model.encoder.num_prefix_tokens, None)
     weight_B1D = gradient_BTD[:, patches].mean(1, keepdim=True)
     maps_BN = (found["tokens"].detach()[:, patches] * weight_B1D).sum(-1).clamp_min(0)

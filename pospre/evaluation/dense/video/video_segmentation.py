@@ -7,6 +7,7 @@ and the last of every object, then over objects. Published: size=480, 5 neighbou
 12, T = 0.1, on the list 2017/val.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -134,13 +135,8 @@ def follow(
     one_hot = torch.from_numpy(np.stack([objects == value for value in ids], axis=-1)).float()
     labels = F.interpolate(one_hot.permute(2, 0, 1)[None], first.shape[:2], mode="nearest")
     labels_hwC = labels[0].permute(1, 2, 0).to(first)
-    for shares_hwC in propagate(_chain(first, features), labels_hwC, **options):
+    for shares_hwC in propagate(itertools.chain([first], features), labels_hwC, **options):
         yield np.array(ids)[_decide(shares_hwC, objects.shape)]
-
-
-def _chain(first: Tensor, rest: Iterator[Tensor]) -> Iterator[Tensor]:
-    yield first
-    yield from rest
 
 
 def _features(
