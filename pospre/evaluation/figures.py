@@ -37,18 +37,22 @@ def figures_in(document: Mapping[str, Any]) -> list[Figure]:
     name, results = str(document.get("name")), document["results"]
     if name not in evaluation_names():
         return []
-    alone = results.get("standard_error")
     return [
         Figure(
             name=key,
             value=results[key],
-            error=results.get(f"{key}_se", alone if key == "top1" else None),
+            error=error_of(results, key),
             untrained=results.get(f"{_UNTRAINED}{key}"),
             best=best,
         )
         for key, best in figures_of(name).items()
         if results.get(key) is not None
     ]
+
+
+def error_of(results: Mapping[str, Any], key: str) -> Any:
+    """Return the standard error of a figure, None where the evaluation gives none."""
+    return results.get(f"{key}_se", results.get("standard_error") if key == "top1" else None)
 
 
 def run_folder_of(checkpoint: str | Path) -> Path | None:

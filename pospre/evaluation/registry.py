@@ -123,13 +123,8 @@ def evaluation_module(name: str) -> ModuleType:
     known = evaluation_names()
     if name not in known:
         raise UserError(f"unknown evaluation '{name}'.{suggestion(name, known)}")
-    return _import(name)
-
-
-def _import(name: str) -> ModuleType:
-    path = _path(name)
     with needing("evaluate", f"the evaluation {name}"):
-        place = path.relative_to(_ROOT).with_suffix("")
+        place = _path(name).relative_to(_ROOT).with_suffix("")
         return import_module(".".join([pospre.evaluation.__name__, *place.parts]))
 
 
@@ -244,7 +239,8 @@ def default_settings(name: str) -> dict[str, Any]:
             given = {str(each.arg): ast.literal_eval(each.value) for each in value.keywords}
             defaults |= asdict(Sampling(**given))
         else:
-            defaults[setting.arg] = _default(value)
+            required = inspect.Parameter.empty
+            defaults[setting.arg] = required if value is None else ast.literal_eval(value)
     return defaults
 
 
@@ -268,11 +264,6 @@ def _docstring(name: str) -> str:
 def _evaluate_in(module: ast.Module) -> ast.FunctionDef | None:
     functions = (item for item in module.body if isinstance(item, ast.FunctionDef))
     return next((function for function in functions if function.name == "evaluate"), None)
-
-
-def _default(value: ast.expr | None) -> Any:
-    """Return the value of a setting's default, which is a literal."""
-    return inspect.Parameter.empty if value is None else ast.literal_eval(value)
 
 
 def _wrap(label: str, text: str, width: int) -> str:

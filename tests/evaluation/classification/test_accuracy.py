@@ -88,7 +88,7 @@ def test_other_names_than_the_training_data_s_are_said(
     assert "calls a class 'x' that is 'b' in the training data" in capsys.readouterr().err
 
 
-def test_the_teacher_is_measured_and_exported(
+def test_the_teacher_is_measured(
     tmp_path: Path, image_folder: Images, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint = make(tmp_path / "runs", "ema_teacher")
@@ -107,9 +107,6 @@ def test_the_teacher_is_measured_and_exported(
     assert command.main([*arguments, "--weights", "teacher"]) == 0
     document = json.loads((checkpoint.parents[1] / "evaluation/accuracy_teacher.json").read_text())
     assert document["weights"] == "teacher" and document["name"] == "accuracy"
-    out = tmp_path / "teacher.pth"
-    export(str(checkpoint), out, format="timm", weights="teacher")
-    assert torch.equal(torch.load(out)["cls_token"], saved["teacher.module.cls_token"])
 
 
 def test_without_a_teacher(mae_checkpoint: Path) -> None:
@@ -117,7 +114,7 @@ def test_without_a_teacher(mae_checkpoint: Path) -> None:
         load_model(str(mae_checkpoint), weights="teacher")
 
 
-@pytest.mark.parametrize("positions", ["sincos", "none", "relative"])
+@pytest.mark.parametrize("positions", ["sincos", "relative"])
 @pytest.mark.parametrize(
     ("pooling", "final"), [("cls", True), ("cls", False), ("mean", True), ("mean", False)]
 )
