@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from pospre.certificate.records import property_of
 from pospre.model.algorithm import PretrainAlgorithm
-from pospre.training.watch.metrics import plain_name
+from pospre.training.watch.metrics import losses_of
 
 _BREATH = 0.05  # seconds that a step takes at least, so that whoever kills can strike in it
 _ROW_BYTES = 8  # of a sample's hash: enough to tell a few thousand samples apart
@@ -63,11 +63,10 @@ class Observer(Callback):
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Write the line of the step that is done."""
-        losses = {plain_name(name): value for name, value in state.total_loss_dict.items()}
         self._write(
             step=state.timestamp.batch.value,
             rows={name: "".join(rows) for name, rows in self._rows.items()},
-            losses={name: value.hex() for name, value in losses.items()},
+            losses={name: value.hex() for name, value in losses_of(state).items()},
             parameters=hash_tensors(state.model.state_dict()) if self.every_weight else None,
         )
 
