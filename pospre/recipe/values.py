@@ -39,7 +39,7 @@ Side = Annotated[int, Field(gt=0)]
 Size = Side | Annotated[tuple[Side, Side], Field(strict=False)]
 Rate = float | Annotated[tuple[float, ...], Field(strict=False)]
 Betas = Annotated[
-    Pair, only(lambda pair: 0 <= min(pair) and max(pair) < 1, "two numbers from 0 to below 1")
+    Pair, only(lambda pair: min(pair) >= 0 and max(pair) < 1, "two numbers from 0 to below 1")
 ]
 RisingRange = Annotated[
     Pair, only(lambda pair: pair[0] < pair[1], "auto, or two numbers with low < high")
