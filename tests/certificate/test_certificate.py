@@ -108,7 +108,7 @@ def test_a_forgotten_state_is_named_with_its_step(pictures: Path, tmp_path: Path
     [
         (("--kills", "0"), "--kills is 0; give at least 1"),
         (("--ranks", "1,two"), "--ranks is '1,two'; give numbers of ranks such as 1,2,1"),
-        (("--ranks", "1,5"), "5 ranks cannot share data.batch_size"),
+        (("--ranks", "1,5"), "must be a multiple of their number, 5; use"),
         (("--also", "data.bath_size=4"), "unknown key 'data.bath_size'"),
         (("trainer.run_folder=/dev/null/x",), "is no writable folder"),
         (
