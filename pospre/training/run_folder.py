@@ -173,12 +173,10 @@ def _check_folders(recipe: Recipe) -> None:
     for name, wanted in folders.items():
         nearest = nearest_existing(wanted)
         if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-            mend = (
-                "read-only, or not yours; make it writable, or" if nearest.is_dir() else "a file;"
-            )
+            what = "read-only, or not yours" if nearest.is_dir() else "a file"
             raise UserError(
-                f"{name} cannot be written: {nearest} is {mend} choose another run_name, "
-                "trainer.run_folder or trainer.save_folder"
+                f"{name} cannot be written: {nearest} is {what}; make it a writable folder, or "
+                "choose another run_name, trainer.run_folder or trainer.save_folder"
             )
 
 
