@@ -58,8 +58,11 @@ class Observer(Callback):
 
     def after_forward(self, state: State, logger: Logger) -> None:
         """Hash the samples of a microbatch with all that was drawn for them."""
-        for name, keys in _by_property(state.batch).items():
-            self._rows[name].extend(hash_rows({key: state.batch[key] for key in keys}))
+        found: dict[str, dict[str, Tensor]] = defaultdict(dict)
+        for key, value in state.batch.items():
+            found[property_of(key)][key] = value
+        for name, values in found.items():
+            self._rows[name].extend(hash_rows(values))
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Write the line of the step that is done."""
@@ -143,10 +146,3 @@ def _local(value: Tensor) -> Tensor:
 
 def _bytes(value: Tensor) -> bytes:
     return value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-def _by_property(batch: Mapping[str, Tensor]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = defaultdict(list)
-    for key in batch:
-        found[property_of(key)].append(key)
-    return found
