@@ -23,16 +23,10 @@ from pospre.training.checkpoints.file import DamagedCheckpoint
 from pospre.training.checkpoints.finding import checkpoints_in
 from pospre.training.checkpoints.reading import read_checkpoint
 from tests.conftest import draw_image
-from tests.data.flaky_s3 import FlakyS3
+from tests.data.flaky_s3 import FlakyS3, access
 
 KINDS = ("step", "save", "upload", "start", "download")
 REMOTE = "s3://bucket/run"
-KEYS = {
-    "AWS_ACCESS_KEY_ID": "key",
-    "AWS_SECRET_ACCESS_KEY": "secret",
-    "AWS_DEFAULT_REGION": "us-east-1",
-    "POSPRE_S3_PATIENCE": "60",
-}
 SAVE_EVERY = 2
 _DISK_LOSSES = 6  # every sixth kill, and those of a download
 _MISSED = 6  # steps after which what a kill waited for must have gone by
@@ -209,7 +203,7 @@ class Drill:
             records=(records.with_suffix(".jsonl"),),
             values=self.folder / "weights.npz",
             log=records.with_suffix(".log"),
-            environment={**KEYS, "S3_ENDPOINT_URL": self.server.url},
+            environment={**access(self.server.url), "POSPRE_S3_PATIENCE": "60"},
         )
 
 

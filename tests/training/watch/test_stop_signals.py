@@ -15,6 +15,7 @@ import pytest
 from pospre.errors import Stopped, run_command, stoppable
 from pospre.training.checkpoints import uploads as uploading
 from pospre.training.watch.stop_signals import StopSignals
+from tests.data.flaky_s3 import use_bucket
 from tests.processes import LIMIT, started
 from tests.training.tiny_runs import command, curve, environment, wait_for_step
 
@@ -118,9 +119,7 @@ def test_a_stopped_run_does_not_wait_long_for_a_bucket_that_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as nobody:  # takes calls, and never answers
-        monkeypatch.setenv("S3_ENDPOINT_URL", f"http://127.0.0.1:{nobody.getsockname()[1]}")
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        use_bucket(monkeypatch, f"http://127.0.0.1:{nobody.getsockname()[1]}")
         monkeypatch.setattr(uploading, "_GRACE", 3.0)
         checkpoint = tmp_path / "ep0-ba2.pt"
         checkpoint.touch()
