@@ -1,7 +1,6 @@
 """Damage met while training: named, with a checkpoint to go on from once it is left out."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +8,8 @@ import pytest
 
 from pospre import draws
 from tests.processes import finished
-from tests.training.tiny_runs import command, curve, environment
+from tests.training.tiny_runs import Run, command, curve, environment
 
-Run = Callable[..., tuple[int, str]]
 SEED, NUM_IMAGES, BATCH_SIZE = 0, 24, 8
 OPTIONS = (f"seed={SEED}", "trainer.max_duration=2ep", "trainer.save_interval=1ba")
 SKIP = "data.bad_samples=skip"

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,9 @@ from pospre.training.build import build_model
 from pospre.training.checkpoints.content import load_model
 from tests.conftest import draw_image
 from tests.data.deep_files import band_folder
+from tests.training.tiny_runs import Run
 
 RECIPE = Path(__file__).parents[2] / "yamls" / "demo" / "mae_channels.yaml"
-Run = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture

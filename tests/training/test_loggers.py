@@ -2,7 +2,7 @@
 
 import json
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,8 @@ from composer.loggers import LoggerDestination
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pospre.training import loggers
+from tests.training.tiny_runs import Run
 
-Run = Callable[..., tuple[int, str]]
 Values = dict[str, dict[int, Any]]
 
 MEASURED = "evaluation={knn: {every: 3ep, k: 3, baseline: false}}"

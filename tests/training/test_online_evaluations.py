@@ -21,9 +21,7 @@ from pospre.evaluation import online
 from pospre.training import ranks
 from pospre.training.checkpoints.finding import NOTE
 from pospre.training.checkpoints.reading import read_checkpoint
-from tests.training.tiny_runs import curve
-
-Run = Callable[..., tuple[int, str]]
+from tests.training.tiny_runs import Run, curve
 
 DROPOUT = ("encoder.dropout=0.2", "encoder.drop_path=0.1", "schedule={warmup: 2ba, length: 12ba}")
 OFTEN = "evaluation={knn: {every: 1ep, k: 3}, position_grid: {every: 5ba, num_samples: 8}}"

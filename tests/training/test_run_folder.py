@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ from pospre.training.checkpoints.content import load_model
 from pospre.training.checkpoints.file import write_checkpoint
 from pospre.training.checkpoints.reading import read_checkpoint
 from pospre.training.run_folder import LOCK, hold
+from tests.training.tiny_runs import Run
 
-Run = Callable[..., tuple[int, str]]
 SHORT = ("trainer.max_duration=2ba", "schedule.warmup=1ba")
 
 

@@ -4,7 +4,6 @@ import os
 import pickle
 import tarfile
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,7 @@ from pospre.training.build import build_model
 from pospre.training.checkpoints.content import load_model
 from pospre.training.start import load_weights
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
-
-Run = Callable[..., tuple[int, str]]
+from tests.training.tiny_runs import Run
 
 
 def small(**options: Any) -> PretrainModel:

@@ -14,8 +14,8 @@ from pospre.training.checkpoints.content import load_model
 from pospre.training.start import load_weights
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
 from tests.swin_runs import DROPPOS, SUPERVISED, small_swin
+from tests.training.tiny_runs import Run
 
-Run = Callable[..., tuple[int, str]]
 YAMLS = Path(__file__).parents[2] / "yamls"
 
 

@@ -10,9 +10,7 @@ import torch
 import yaml
 
 from tests.processes import finished
-from tests.training.tiny_runs import command, curve, environment
-
-Run = Callable[..., tuple[int, str]]
+from tests.training.tiny_runs import Run, command, curve, environment
 
 
 @pytest.fixture

@@ -11,9 +11,7 @@ import yaml
 from pospre.evaluation.run import run_evaluation
 from pospre.training.checkpoints.content import load_model
 from tests.processes import finished, started
-from tests.training.tiny_runs import command, curve, environment, wait_for_save
-
-Run = Callable[..., tuple[int, str]]
+from tests.training.tiny_runs import MAE, Run, command, curve, environment, wait_for_save
 
 
 def test_end_to_end(tiny: Path, run: Run, tmp_path: Path) -> None:
@@ -203,8 +201,7 @@ def test_a_folder_of_another_run_is_left_alone(tiny: Path, run: Run, tmp_path: P
 
 
 def test_microbatches_and_bf16_are_near(tiny: Path, run: Run, tmp_path: Path) -> None:
-    mae = "algorithms={mae: {decoder_dim: 32, decoder_depth: 1, decoder_heads: 2}}"
-    short = (mae, "trainer.max_duration=4ba", "trainer.save_interval=4ba")
+    short = (MAE, "trainer.max_duration=4ba", "trainer.save_interval=4ba")
     losses = {}
     for name, options in {
         "plain": (),

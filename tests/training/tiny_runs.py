@@ -11,6 +11,10 @@ from typing import Any
 from tests.processes import LIMIT, launcher, until
 
 ROOT = Path(__file__).parents[2]
+MAE = "algorithms={mae: {decoder_dim: 32, decoder_depth: 1, decoder_heads: 2}}"
+
+Run = Callable[..., tuple[int, str]]
+"""The command in this process: ``run(recipe, *overrides) -> (exit code, output)``."""
 
 
 def command(recipe: Path, *overrides: str, ranks: int = 1) -> list[str]:

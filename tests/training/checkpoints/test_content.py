@@ -2,7 +2,6 @@
 
 import shutil
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,7 @@ from pospre.recipe.recipe import load_recipe
 from pospre.training.build import build_model
 from pospre.training.checkpoints.content import compare_tensors, load_model
 from pospre.training.checkpoints.reading import open_checkpoint, open_newest, read_checkpoint
-
-Run = Callable[..., tuple[int, str]]
-
+from tests.training.tiny_runs import Run
 
 CONTENT = {"state": {"callbacks": {"RecipeRecord": {}}, "model": {"a": torch.ones(100)}}}
 

@@ -6,7 +6,6 @@ import os
 import pickle
 import shutil
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,8 @@ from pospre.training.checkpoints import reading as checkpoint_reading
 from pospre.training.checkpoints.content import load_model
 from pospre.training.checkpoints.file import write_checkpoint
 from pospre.training.checkpoints.reading import open_newest, read_checkpoint
-from tests.training.tiny_runs import curve
+from tests.training.tiny_runs import Run, curve
 
-Run = Callable[..., tuple[int, str]]
 OPTIONS = ("trainer.max_duration=6ba", "trainer.save_interval=2ba")
 
 

@@ -21,8 +21,7 @@ from pospre.training.checkpoints.file import write_checkpoint
 from pospre.training.checkpoints.reading import read_checkpoint
 from pospre.training.checkpoints.saver import CheckpointSaver
 from tests.training.checkpoints.test_saver import OPTIONS, files
-
-Run = Callable[..., tuple[int, str]]
+from tests.training.tiny_runs import Run
 
 
 @contextlib.contextmanager

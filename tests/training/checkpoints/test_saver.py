@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,8 @@ from pospre.training.checkpoints.reading import open_newest, read_checkpoint
 from pospre.training.checkpoints.saver import CheckpointSaver
 from pospre.training.checkpoints.staging import Staging
 from tests.processes import finished
-from tests.training.tiny_runs import curve, environment, flat
+from tests.training.tiny_runs import MAE, Run, curve, environment, flat
 
-Run = Callable[..., tuple[int, str]]
 OPTIONS = ("trainer.max_duration=6ba", "trainer.save_interval=2ba")
 CONTENT = {"state": {"callbacks": {"RecipeRecord": {}}, "model": {"a": torch.ones(300_000)}}}
 
@@ -240,8 +239,7 @@ def test_what_diverges_names_the_checkpoint_that_is_being_written(
         write_checkpoint(content, path)
 
     monkeypatch.setattr(checkpoint_saver, "write_checkpoint", slow)
-    mae = "algorithms={mae: {decoder_dim: 32, decoder_depth: 1, decoder_heads: 2}}"
-    code, said = run(tiny, mae, "optimizer.base_lr=1.0e30", "trainer.save_interval=2ba")
+    code, said = run(tiny, MAE, "optimizer.base_lr=1.0e30", "trainer.save_interval=2ba")
     assert code == 2 and "training diverged: after step 3" in said
     assert f"({tmp_path}/runs/tiny/checkpoints/ep0-ba2.pt, of the step before, gave this" in said
 

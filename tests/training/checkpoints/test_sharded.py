@@ -22,10 +22,8 @@ from tests.data.flaky_s3 import FlakyS3, flaky_s3, use_bucket
 from tests.processes import finished, launcher, until
 from tests.training.checkpoints.test_damage import Payload
 from tests.training.checkpoints.test_saver import full_disk
-from tests.training.tiny_runs import curve, environment, flat
+from tests.training.tiny_runs import MAE, Run, curve, environment, flat
 
-Run = Callable[..., tuple[int, str]]
-MAE = "algorithms={mae: {decoder_dim: 32, decoder_depth: 1, decoder_heads: 2}}"
 SHORT = ("trainer.max_duration=6ba", "trainer.save_interval=2ba", MAE)
 SHARDED = (*SHORT, "trainer.checkpoint=sharded")
 

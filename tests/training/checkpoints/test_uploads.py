@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,9 +22,8 @@ from pospre.training.checkpoints.uploads import Uploads, lacks
 from pospre.training.run import in_bucket
 from tests.data.flaky_s3 import FlakyS3, flaky_s3, use_bucket
 from tests.processes import finished, launcher, until
-from tests.training.tiny_runs import curve, environment
+from tests.training.tiny_runs import Run, curve, environment
 
-Run = Callable[..., tuple[int, str]]
 REMOTE = "s3://bucket/runs/tiny"
 OPTIONS = (f"trainer.save_folder={REMOTE}", "trainer.max_duration=6ba", "trainer.save_interval=2ba")
 

@@ -18,7 +18,9 @@ from tests.processes import LIMIT, started
 from tests.training.nodes.networks import two_networks
 from tests.training.nodes.test_rendezvous import free_port
 from tests.training.tiny_runs import (
+    MAE,
     ROOT,
+    Run,
     command,
     curve,
     environment,
@@ -26,7 +28,6 @@ from tests.training.tiny_runs import (
     wait_for_step,
 )
 
-MAE = "algorithms={mae: {decoder_dim: 32, decoder_depth: 1, decoder_heads: 2}}"
 LONG = (
     MAE,
     "trainer.max_duration=200ep",
@@ -36,7 +37,6 @@ LONG = (
     "trainer.peer_timeout=6",
 )
 HOST = socket.gethostname()
-Run = Callable[..., tuple[int, str]]
 
 
 def ranks(launcher: "subprocess.Popen[str]") -> list[psutil.Process]:

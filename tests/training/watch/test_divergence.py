@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,11 +18,9 @@ from pospre.training.watch.divergence import Divergence
 from pospre.training.watch.replay import Replay, replay
 from tests.algorithms.cases import Case
 from tests.processes import finished
-from tests.training.tiny_runs import command, environment
+from tests.training.tiny_runs import MAE, Run, command, environment
 from tests.training.watch.plain import fit
 
-Run = Callable[..., tuple[int, str]]
-MAE = "algorithms={mae: {decoder_dim: 32, decoder_depth: 1, decoder_heads: 2}}"
 TOO_FAST = (MAE, "optimizer.base_lr=1.0e30", "trainer.save_interval=1ba")
 
 

@@ -3,7 +3,6 @@
 import json
 import random
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,8 @@ from pospre.training.checkpoints.file import callback_states
 from pospre.training.checkpoints.reading import read_checkpoint
 from pospre.training.watch.replay import replay
 from pospre.training.watch.spikes import LossSpikes
+from tests.training.tiny_runs import Run
 
-Run = Callable[..., tuple[int, str]]
 CURVES: dict[str, list[float]] = json.loads(
     (Path(__file__).with_name("demo_losses.json")).read_text()
 )

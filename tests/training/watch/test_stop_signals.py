@@ -17,11 +17,10 @@ from pospre.training.checkpoints import uploads as uploading
 from pospre.training.watch.stop_signals import StopSignals
 from tests.data.flaky_s3 import use_bucket
 from tests.processes import LIMIT, started
-from tests.training.tiny_runs import command, curve, environment, wait_for_step
+from tests.training.tiny_runs import MAE, Run, command, curve, environment, wait_for_step
 
-Run = Callable[..., tuple[int, str]]
 LONG = (
-    "algorithms={mae: {decoder_dim: 32, decoder_depth: 1, decoder_heads: 2}}",
+    MAE,
     "trainer.max_duration=200ep",
     "trainer.keep_checkpoints=1",
     "schedule={warmup: 2ba, length: 200ep}",  # nothing here depends on the run's own length
