@@ -1,6 +1,5 @@
 """Images of one or of many channels, from files to an exported encoder."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from pospre.training.build import build_model
 from pospre.training.checkpoints.content import load_model
 from tests.conftest import draw_image
 from tests.data.deep_files import band_folder
-from tests.training.tiny_runs import Run
+from tests.training.tiny_runs import Run, curve
 
 RECIPE = Path(__file__).parents[2] / "yamls" / "demo" / "mae_channels.yaml"
 
@@ -47,8 +46,7 @@ def shards(tmp_path: Path) -> Path:
 
 
 def losses(folder: Path) -> list[float]:
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line)["loss/total"] for line in lines]
+    return [loss for _, loss, _ in curve(folder)]
 
 
 def test_six_bands_from_conversion_to_export(

@@ -28,10 +28,21 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    """Return the lines of a run's metrics."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    """Return every file below a folder with its content."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def curve(folder: Path) -> list[tuple[int, float, float]]:
     """Return (step, total loss, learning rate) of every line of a run's metrics."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    steps = (line for line in lines if "loss/total" in line)  # not what was measured in between
+    steps = (
+        line for line in metrics(folder) if "loss/total" in line
+    )  # not what was measured in between
     return [(line["step"], line["loss/total"], line["lr"]) for line in steps]
 
 
@@ -46,8 +57,8 @@ def flat(value: Any) -> Any:
 
 def wait_for_step(step: int, folder: Path, process: "subprocess.Popen[str]") -> None:
     """Wait until a run in a process of its own has logged a step."""
-    metrics = folder / "metrics.jsonl"
-    _wait(lambda: metrics.exists() and metrics.read_text().count("\n") >= step, process)
+    path = folder / "metrics.jsonl"
+    _wait(lambda: path.exists() and path.read_text().count("\n") >= step, process)
 
 
 def wait_for_save(folder: Path, process: "subprocess.Popen[str]") -> None:

@@ -17,7 +17,7 @@ from pospre.training.checkpoints import reading as checkpoint_reading
 from pospre.training.checkpoints.content import load_model
 from pospre.training.checkpoints.file import write_checkpoint
 from pospre.training.checkpoints.reading import open_newest, read_checkpoint
-from tests.training.tiny_runs import Run, curve
+from tests.training.tiny_runs import Run, contents, curve
 
 OPTIONS = ("trainer.max_duration=6ba", "trainer.save_interval=2ba")
 
@@ -147,23 +147,17 @@ def test_no_form_of_pickle_is_executed(
     assert proof.exists()  # it would have been
 
 
-def everything(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def test_none_usable_is_an_error_and_nothing_is_overwritten(
     folder: Path, tiny: Path, run: Run
 ) -> None:
     for path in folder.glob("*.pt"):
         flip(path, path.stat().st_size // 2)
-    before = everything(folder.parent)
+    before = contents(folder.parent)
     for _ in range(2):
         code, said = run(tiny, *OPTIONS)
         assert code == 2 and f"no checkpoint in {folder} can be used" in said
         assert "ep1-ba4.pt is damaged" in said and "Bring one back" in said
-    assert before == {
-        path: path.read_bytes() for path in folder.parent.rglob("*") if path.is_file()
-    }
+    assert before == contents(folder.parent)
     with pytest.raises(UserError, match="can be used"):
         load_model(str(folder.parent))
     with pytest.raises(UserError, match=r"ep0-ba2.pt is damaged"):

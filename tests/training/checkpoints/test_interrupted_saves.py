@@ -1,7 +1,6 @@
 """A save while the disk turns read-only, while the run is told to stop, and before the next one."""
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -21,7 +20,7 @@ from pospre.training.checkpoints.file import write_checkpoint
 from pospre.training.checkpoints.reading import read_checkpoint
 from pospre.training.checkpoints.saver import CheckpointSaver
 from tests.training.checkpoints.test_saver import OPTIONS, files
-from tests.training.tiny_runs import Run
+from tests.training.tiny_runs import Run, metrics
 
 
 @contextlib.contextmanager
@@ -96,6 +95,7 @@ def test_the_wait_for_the_save_before_counts_as_saving(
     monkeypatch.setattr(checkpoint_saver, "write_checkpoint", slow)
     options = ("trainer.max_duration=3ba", "trainer.save_interval=1ba")
     assert run(tiny, *options)[0] == 0
-    metrics = (tmp_path / "runs" / "tiny" / "metrics.jsonl").read_text().splitlines()
-    last = json.loads(metrics[-1])  # the second save waited for the first, before the third step
+    last = metrics(tmp_path / "runs" / "tiny")[
+        -1
+    ]  # the second save waited for the first, before the third step
     assert last["time/save"] > 0.5 and last["time/evaluation"] < 0.5

@@ -27,7 +27,7 @@ from pospre.training.checkpoints.reading import open_newest, read_checkpoint
 from pospre.training.checkpoints.saver import CheckpointSaver
 from pospre.training.checkpoints.staging import Staging
 from tests.processes import finished
-from tests.training.tiny_runs import MAE, Run, curve, environment, flat
+from tests.training.tiny_runs import MAE, Run, curve, environment, flat, metrics
 
 OPTIONS = ("trainer.max_duration=6ba", "trainer.save_interval=2ba")
 CONTENT = {"state": {"callbacks": {"RecipeRecord": {}}, "model": {"a": torch.ones(300_000)}}}
@@ -227,8 +227,7 @@ def test_a_save_that_fails_is_raised_after_the_next_step(
     assert code == 2 and "Traceback" not in said
     assert f"{folder}/checkpoints/ep0-ba2.pt cannot be written: No space left on device" in said
     assert "it goes on from the start" in said and said.count("cannot be written") == 1
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3]
+    assert [line["step"] for line in metrics(folder)] == [1, 2, 3]
 
 
 def test_what_diverges_names_the_checkpoint_that_is_being_written(
