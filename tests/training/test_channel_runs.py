@@ -22,17 +22,22 @@ from tests.training.tiny_runs import Run, curve
 RECIPE = Path(__file__).parents[2] / "yamls" / "demo" / "mae_channels.yaml"
 
 
+SMALL = (
+    "data.batch_size=6",
+    "data.num_workers=1",
+    "schedule.warmup=1ba",
+    "trainer.device=cpu",
+    "trainer.log_interval=1",
+    "trainer.progress_bar=false",
+)
+
+
 @pytest.fixture
 def options(tmp_path: Path) -> list[str]:
     return [
-        "data.batch_size=6",
-        "data.num_workers=1",
+        *SMALL,
         "encoder={name: vit_tiny16, image_size: 32, patch_size: 8, depth: 1, channels: 6}",
-        "schedule.warmup=1ba",
         "trainer.max_duration=3ba",
-        "trainer.device=cpu",
-        "trainer.log_interval=1",
-        "trainer.progress_bar=false",
         f"trainer.run_folder={tmp_path}/runs",
     ]
 
@@ -129,16 +134,11 @@ def test_other_methods_take_any_number_of_channels(
 ) -> None:
     recipe = RECIPE.parent / f"{name}.yaml"
     small = [
+        *SMALL,
         f"data.path={shards}",
-        "data.batch_size=6",
-        "data.num_workers=1",
         "encoder.channels=6",
         "encoder.depth=1",
-        "schedule.warmup=1ba",
         "trainer.max_duration=2ba",
-        "trainer.device=cpu",
-        "trainer.log_interval=1",
-        "trainer.progress_bar=false",
         "evaluation={}",
         f"trainer.run_folder={tmp_path}/runs",
     ]

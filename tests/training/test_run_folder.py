@@ -17,7 +17,7 @@ from pospre.training.checkpoints.content import load_model
 from pospre.training.checkpoints.file import write_checkpoint
 from pospre.training.checkpoints.reading import read_checkpoint
 from pospre.training.run_folder import LOCK, hold
-from tests.training.tiny_runs import Run, contents
+from tests.training.tiny_runs import Run, contents, no_space
 
 SHORT = ("trainer.max_duration=2ba", "schedule.warmup=1ba")
 
@@ -71,11 +71,8 @@ def test_nothing_is_cleared_where_nothing_can_be_written(
 def test_a_failed_start_leaves_nothing(
     tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(source: Path, target: Path) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr("pospre.training.run_folder.os.replace", full)
+        patch.setattr("pospre.training.run_folder.os.replace", no_space)
         code, said = run(tiny, *SHORT)
     assert code == 2 and "No space left" in said
     assert not (tmp_path / "runs").exists()

@@ -12,6 +12,13 @@ from tests.processes import LIMIT, launcher, until
 
 ROOT = Path(__file__).parents[2]
 MAE = "algorithms={mae: {decoder_dim: 32, decoder_depth: 1, decoder_heads: 2}}"
+LONG = (
+    MAE,
+    "trainer.max_duration=200ep",
+    "schedule={warmup: 2ba, length: 200ep}",  # nothing here depends on the run's own length
+)
+SHORT = ("trainer.max_duration=6ba", "trainer.save_interval=2ba")
+"""With checkpoints ep0-ba2, ep1-ba4 and ep1-ba6."""
 
 Run = Callable[..., tuple[int, str]]
 """The command in this process: ``run(recipe, *overrides) -> (exit code, output)``."""
@@ -40,9 +47,8 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 def curve(folder: Path) -> list[tuple[int, float, float]]:
     """Return (step, total loss, learning rate) of every line of a run's metrics."""
-    steps = (
-        line for line in metrics(folder) if "loss/total" in line
-    )  # not what was measured in between
+    # not what was measured in between
+    steps = (line for line in metrics(folder) if "loss/total" in line)
     return [(line["step"], line["loss/total"], line["lr"]) for line in steps]
 
 
@@ -53,6 +59,11 @@ def flat(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [flat(item) for item in value]
     return value.tolist() if hasattr(value, "tolist") else value
+
+
+def no_space(*_: Any) -> None:
+    """Stand for a write to a disk that is full."""
+    raise OSError(28, "No space left on device")
 
 
 def wait_for_step(step: int, folder: Path, process: "subprocess.Popen[str]") -> None:

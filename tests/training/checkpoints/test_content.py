@@ -24,10 +24,12 @@ def test_the_newest_is_by_progress_and_whole(
     for name in ("ep2-ba9.pt", "ep10-ba100.pt", "ep1-ba20.pt", "other.pt"):
         torch.save(CONTENT, tmp_path / name)
     (tmp_path / "ep11-ba110.pt").write_bytes((tmp_path / "ep10-ba100.pt").read_bytes()[:40])
+    (tmp_path / "ep12-ba120.pt").touch()
     found = open_newest([str(tmp_path)])
     assert found is not None and found.uri == f"{tmp_path}/ep10-ba100.pt"
     said = capsys.readouterr().err
     assert "ep11-ba110.pt is no checkpoint, or one cut short (40 bytes); passed over" in said
+    assert "ep12-ba120.pt is no checkpoint, or one cut short (0 bytes); passed over" in said
 
 
 class Unsafe:

@@ -22,10 +22,10 @@ from pospre.training.checkpoints.uploads import Uploads, lacks
 from pospre.training.run import in_bucket
 from tests.data.flaky_s3 import FlakyS3, flaky_s3, use_bucket
 from tests.processes import finished, launcher, until
-from tests.training.tiny_runs import Run, curve, environment, metrics
+from tests.training.tiny_runs import SHORT, Run, curve, environment, metrics
 
 REMOTE = "s3://bucket/runs/tiny"
-OPTIONS = (f"trainer.save_folder={REMOTE}", "trainer.max_duration=6ba", "trainer.save_interval=2ba")
+OPTIONS = (f"trainer.save_folder={REMOTE}", *SHORT)
 
 
 @pytest.fixture(scope="module")
