@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from pospre.augment.device import IMAGENET_MEAN, IMAGENET_STD
 from pospre.data.views.plan import ViewGroup
-from pospre.model.algorithm import Progress, algorithm_class
+from pospre.model.algorithm import PretrainAlgorithm, Progress, after_step, attach, prepare
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.nn.positions import grid_distances, smoothed_labels
@@ -154,14 +154,11 @@ def training_step(
     return step
 
 
-def build_ours(name: str, size: str, device: str) -> tuple[PretrainModel, list[Any]]:
+def build_ours(name: str, size: str, device: str) -> tuple[PretrainModel, list[PretrainAlgorithm]]:
     """Return our model with its algorithms attached."""
     algorithms, encoder = OURS[name]
-    made = [algorithm_class(key)(**options) for key, options in algorithms.items()]
-    made.sort(key=lambda algorithm: not algorithm.is_host)
     model = PretrainModel(build_encoder(size, **encoder), seed=0, views=views_of(name))
-    for algorithm in made:
-        algorithm.attach(model)
+    made = [attach(model, key, **options) for key, options in algorithms.items()]
     return model.to(device).train(), made
 
 
@@ -172,17 +169,14 @@ def ours(name: str, size: str, num: int, precision: str, device: str) -> Step:
     progress = Progress(0.5, 0.5)
 
     def loss() -> Tensor:
-        for algorithm in algorithms:
-            algorithm.schedule(model, progress)
-            algorithm.write(batch, model)
+        prepare(model, algorithms, batch, progress)
         return model.loss(model(batch), batch)["total"]
 
     step = training_step(model, loss, precision, device)
 
     def whole() -> None:
         step()
-        for algorithm in algorithms:
-            algorithm.after_step(model, progress)
+        after_step(model, algorithms, progress)
 
     return whole
 
