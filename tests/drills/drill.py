@@ -22,7 +22,7 @@ from pospre.errors import UserError
 from pospre.training.checkpoints.file import DamagedCheckpoint
 from pospre.training.checkpoints.finding import checkpoints_in
 from pospre.training.checkpoints.reading import read_checkpoint
-from tests.conftest import draw_image
+from tests.conftest import write_images
 from tests.data.flaky_s3 import FlakyS3, access
 
 KINDS = ("step", "save", "upload", "start", "download")
@@ -209,10 +209,7 @@ class Drill:
 
 def _write_recipe(folder: Path, steps: int) -> Path:
     """Write a recipe of tiny steps, and its images."""
-    images = folder / "images"
-    images.mkdir(parents=True)
-    for number in range(32):
-        draw_image(number, 48, 40).save(images / f"{number:02d}.jpg")
+    images = write_images(folder / "images", 32, size=(48, 40))
     sizes = {"decoder_dim": 16, "decoder_depth": 1, "decoder_heads": 2}
     recipe = {
         "data": {"path": str(images), "batch_size": 4, "num_workers": 1},

@@ -12,6 +12,7 @@ from pospre.recipe.recipe import load_recipe
 from pospre.training.build import build_model
 from pospre.training.checkpoints.content import compare_tensors, load_model
 from pospre.training.checkpoints.reading import open_checkpoint, open_newest, read_checkpoint
+from tests.training.checkpoints.test_damage import Payload
 from tests.training.tiny_runs import Run
 
 CONTENT = {"state": {"callbacks": {"RecipeRecord": {}}, "model": {"a": torch.ones(100)}}}
@@ -30,10 +31,6 @@ def test_the_newest_is_by_progress_and_whole(
     said = capsys.readouterr().err
     assert "ep11-ba110.pt is no checkpoint, or one cut short (40 bytes); passed over" in said
     assert "ep12-ba120.pt is no checkpoint, or one cut short (0 bytes); passed over" in said
-
-
-class Unsafe:
-    """Stands for code hidden in a pickle."""
 
 
 def test_files_that_are_no_checkpoint(tmp_path: Path) -> None:
@@ -55,7 +52,7 @@ def test_files_that_are_no_checkpoint(tmp_path: Path) -> None:
     torch.save({"model": torch.zeros(2)}, other)
     assert "holds no recipe" in said(other)
     unsafe = tmp_path / "unsafe.pt"
-    torch.save(Unsafe(), unsafe)
+    torch.save(Payload(tmp_path / "executed"), unsafe)
     assert "more than plain data" in said(unsafe)
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="holds no checkpoint"):
