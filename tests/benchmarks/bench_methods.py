@@ -40,6 +40,7 @@ Step = Callable[[], None]
 Algorithms = dict[str, dict[str, Any]]
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}
 PROTOTYPES = 4096
+MP3_RATIOS = (0.0, 0.3, 0.5, 0.75, 0.9)
 LEARNED = {"positions": "learned"}
 
 OURS: dict[str, tuple[Algorithms, dict[str, Any]]] = {
@@ -53,7 +54,7 @@ OURS: dict[str, tuple[Algorithms, dict[str, Any]]] = {
     "droppos, no affinity": ({"droppos": {"temperature": None}}, {}),
     **{
         f"mp3, η = {ratio}": ({"mp3": {"mask_ratio": ratio}}, {"positions": "none"})
-        for ratio in (0.0, 0.3, 0.5, 0.75, 0.9)
+        for ratio in MP3_RATIOS
     },
     "stop": ({"ijepa": {}, "stop": {}}, {}),
     "lut, paper": ({"mae": {}, "lut": {}}, {}),
@@ -91,11 +92,10 @@ ROWS = [
     Row("droppos", "mae", "≤ 1.1"),
     Row("droppos, affinity of visible patches", "mae", ""),
     Row("droppos, no affinity", "mae", "≤ 0.55"),
-    Row("mp3, η = 0.0", "mae", "falling"),
-    Row("mp3, η = 0.3", "mae", "falling"),
-    Row("mp3, η = 0.5", "mae", "falling"),
-    Row("mp3, η = 0.75", "mae", "≤ 1.0"),
-    Row("mp3, η = 0.9", "mae", "falling"),
+    *(
+        Row(f"mp3, η = {ratio}", "mae", "≤ 1.0" if ratio == 0.75 else "falling")
+        for ratio in MP3_RATIOS
+    ),
     Row("stop", "ijepa", "≤ 1.02"),
     Row("lut, paper", "mae", "≤ 1.7 (FLOPs)"),
     Row("lut, code", "mae", ""),

@@ -274,13 +274,7 @@ def test_the_newest_of_disk_and_bucket(
     lines = (here / "metrics.jsonl").read_text().splitlines(keepends=True)
     (here / "metrics.jsonl").write_text("".join(lines[:2]))
     s3 = client(server)
-    for ending in ("pt", "json"):
-        s3.delete_object(Bucket="bucket", Key=f"runs/tiny/ep1-ba6.{ending}")
-        s3.upload_file(
-            str(there / "checkpoints" / f"ep1-ba4.{ending}"),
-            "bucket",
-            f"runs/tiny/ep1-ba4.{ending}",
-        )
+    as_if_killed(s3, there)
     code, said = run(tiny, *OPTIONS)
     assert code == 0 and f"going on from {REMOTE}/ep1-ba4.pt" in said, said
     assert curve(here) == whole
