@@ -44,7 +44,6 @@ kinds of sources:
 """
 
 _NUM_SHOWN = 20
-SCHEDULER = "of a Dask cluster that does the work; local: one of --workers processes, started here"
 
 
 def _print_summary(destination: str, summary: Summary) -> None:
@@ -96,7 +95,11 @@ def _parser() -> argparse.ArgumentParser:
     _add_result_options(parser.add_argument)
     add = parser.add_argument
     add("--workers", type=int, default=available_cores(), help="processes (all cores)")
-    add("--scheduler", metavar="ADDRESS", help=SCHEDULER)
+    add(
+        "--scheduler",
+        metavar="ADDRESS",
+        help="of a Dask cluster that does the work; local: of --workers processes, started here",
+    )
     add("--part", metavar="K/N", help="write only the K-th of N parts, from 1")
     add("--merge", metavar="DST", help="make one data set of the parts of DST")
     add("--overwrite", action="store_true", help="replace DST, when the new one is complete")

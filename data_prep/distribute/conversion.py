@@ -118,7 +118,8 @@ def merge(destination: str | Path) -> Summary | None:
         records = [found[number] for number in range(plan.num_blocks)]
         check_samples(records, plan, target.partial)
         _publish(target, plan, records, overwrite=False)
-    return _summary(records, plan, num_reused=len(records), seconds=time.monotonic() - start)
+    seconds = time.monotonic() - start
+    return Summary(records, plan.classes, len(records), seconds, plan.num_ignored, plan.ignored)
 
 
 def _absolute(destination: str | Path) -> str:
@@ -216,10 +217,5 @@ def _convert_blocks(
             bar.update(block.stop - block.start)
         for future in settled:
             future.result()
-    return _summary([found[block.number] for block in blocks], plan, num_reused=num_reused)
-
-
-def _summary(
-    records: Sequence[Record], plan: Plan, *, num_reused: int, seconds: float = 0.0
-) -> Summary:
-    return Summary(records, plan.classes, num_reused, seconds, plan.num_ignored, plan.ignored)
+    records = [found[block.number] for block in blocks]
+    return Summary(records, plan.classes, num_reused, 0.0, plan.num_ignored, plan.ignored)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from data_prep import convert
-from data_prep.distribute.records import Record, parse_record
+from data_prep.distribute.records import Record, parse
 from data_prep.publish.local import LocalDestination, LocalShards
 from data_prep.publish.locks import WHOLE
 from pospre.errors import UserError, run_command
@@ -268,4 +268,4 @@ def test_work_of_an_older_version_is_not_gone_on_with(
 
 def test_a_record_without_checksums_is_damaged() -> None:
     with pytest.raises(UserError, match=r"0\.json is damaged; remove it"):
-        parse_record(b'{"number": 0, "plan": "x", "labels": [1, 2]}', "0.json")
+        parse(Record, b'{"number": 0, "key": "x", "labels": [1, 2]}', "0.json")
