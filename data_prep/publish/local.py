@@ -191,8 +191,6 @@ class LocalShards(LocalDestination):
             data.put(name, text.encode())
         atomic.replace_folder(data.folder, self.path)
         self.discard()
-        with suppress(UserError, OSError):  # another process's, who knows
-            atomic.remove_stale_partials(self.path)
 
 
 class LocalBeton(LocalDestination):

@@ -11,7 +11,6 @@ import pytest
 
 from data_prep import convert
 from data_prep.distribute.records import Record
-from data_prep.publish.atomic import remove_stale_partials
 from data_prep.publish.local import LocalDestination
 from pospre.errors import UserError, run_command
 from tests.data_prep.reading import FORMATS, destination, read_samples
@@ -162,14 +161,6 @@ def test_ctrl_c_keeps_what_is_finished(
     assert len(list(tmp_path.glob("out.partial/blocks/*.json"))) == 2
     assert convert.main([*arguments, "--quality", "50", "--overwrite"]) == 0
     assert len(read_samples(tmp_path / "out")) == NUM_IMAGES
-
-
-def test_only_partials_of_this_destination_are_removed(tmp_path: Path) -> None:
-    dead = 2**22 + 1  # above the largest process number of Linux
-    for name in (f"out.partial-{dead}", f"out.partial-{dead}-old", f"output.partial-{dead}", "out"):
-        (tmp_path / name).mkdir()
-    remove_stale_partials(tmp_path / "out")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", f"output.partial-{dead}"]
 
 
 def test_a_dead_worker_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
