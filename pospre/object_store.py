@@ -168,13 +168,6 @@ class Bucket:
             file, self.name, self.path(name), Callback=progress, Config=options
         )
 
-    def put_new(self, name: str, content: bytes) -> bool:
-        """Write a small object unless there is one of this name; tell whether it was written.
-
-        Where the server cannot decide that, it is written.
-        """
-        return self.put_if(name, content, IfNoneMatch="*") is not None
-
     def put_if(self, name: str, content: bytes, **condition: str) -> str | None:
         """Write a small object if ``IfMatch`` or ``IfNoneMatch`` holds; return its tag, or None.
 

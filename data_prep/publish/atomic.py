@@ -3,23 +3,11 @@
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from data_prep.publish.locks import WHOLE, locked
 from pospre.errors import UserError
-
-
-@contextmanager
-def clean_parents(path: Path) -> Iterator[None]:
-    """Remove the folders made on the way to ``path`` if nothing comes of it."""
-    missing = [parent for parent in path.absolute().parents if not parent.exists()]
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            for folder in missing:
-                folder.rmdir()
 
 
 @contextmanager
@@ -45,11 +33,7 @@ def partial_folder(destination: Path) -> Iterator[Path]:
     """
     partial = destination.with_name(f"{destination.name}.partial-new")
     lock = destination.with_name(f"{destination.name}.partial.lock")
-    with (
-        writing(destination),
-        clean_parents(destination),
-        locked(lock, WHOLE, f"is writing {destination} right now; wait for it."),
-    ):
+    with writing(destination), locked(lock, WHOLE, destination):
         shutil.rmtree(partial, ignore_errors=True)
         try:
             partial.mkdir()

@@ -149,9 +149,6 @@ class Destination(ABC):
     def keep(self, folder: Path, record: Record) -> None:
         """Take the files of a finished block out of its scratch folder, then note its record."""
 
-    def settle(self, record: Record) -> None:  # noqa: B027 (what is far away is settled)
-        """Make sure that the files of a finished block are on the disk."""
-
     @abstractmethod
     def discard(self) -> None:
         """Remove what this command has put there."""

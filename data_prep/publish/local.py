@@ -7,7 +7,7 @@ there at once or not at all.
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -140,11 +140,6 @@ class LocalDestination(Destination):
             (folder / name).replace(self.data.folder / name)
         self.record_files.put(self.record_name(record.number, record.key), record.as_json())
 
-    def settle(self, record: Record) -> None:
-        """Write what the system still holds in memory, unless it is going to be copied."""
-        for name, _, _ in record.files if self.data_format == "mds" else ():
-            atomic.sync(self.data.folder / name)
-
     def discard(self) -> None:
         """Remove the plan and all that belongs to it; the folder too, unless it holds more."""
         if (self.folder / PLAN_NAME).exists():
@@ -155,15 +150,9 @@ class LocalDestination(Destination):
         with suppress(OSError):
             self.folder.rmdir()
 
-    @contextmanager
-    def alone(self, name: str) -> Iterator[None]:
-        """Hold a lock that ends with this process, however it ends.
-
-        Folders made on the way are removed if nothing comes of it.
-        """
-        busy = f"is writing {self.path} right now; wait for it."
-        with atomic.clean_parents(self.path), locked(self.lock, name, busy):
-            yield
+    def alone(self, name: str) -> AbstractContextManager[None]:
+        """Hold a lock that ends with this process, however it ends."""
+        return locked(self.lock, name, self.path)
 
 
 class LocalShards(LocalDestination):

@@ -23,6 +23,8 @@ _MAX_FIELDS = 64
 class FfcvReader(Reader):
     """Reads the fields ``image`` (RGBImageField, JPEG or raw) and ``label`` (IntField or none)."""
 
+    _bytes: SampleBytes
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self.format = "ffcv"
@@ -61,14 +63,6 @@ class FfcvReader(Reader):
     def name(self, index: int) -> str:
         """Return file and place."""
         return f"{self.path}, sample {index}"
-
-    def expect(self, indices: np.ndarray) -> None:
-        """Have the operating system fetch these samples ahead."""
-        self._bytes.expect(indices)
-
-    def close(self) -> None:
-        """End what ``expect`` started."""
-        self._bytes.close()
 
     def _place(self, index: int) -> Place:
         return Place(self.path, int(self._images["data_ptr"][index]), int(self._sizes[index]))

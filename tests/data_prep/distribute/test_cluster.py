@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from data_prep import convert
 from data_prep.distribute import cluster, conversion
-from pospre.errors import run_command
+from tests.data_prep.reading import call
 from tests.data_prep.sample_images import encoded, odd_files, picture, write_files
 
 pytest.importorskip("distributed")
@@ -23,10 +22,6 @@ OPTIONS = ("--format", "mds", "--shard-mb", 0.02)
 def source(tmp_path: Path) -> Path:
     more = {f"plain/{number}.jpg": encoded(picture(number)) for number in range(20)}
     return write_files(tmp_path / "source", odd_files() | more)
-
-
-def call(*arguments: object) -> int:
-    return run_command(lambda: convert.main([str(argument) for argument in arguments]))
 
 
 def test_the_same_bytes_as_without_a_cluster(

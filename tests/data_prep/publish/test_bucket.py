@@ -17,7 +17,8 @@ from data_prep.publish.bucket import BucketShards
 from pospre.data.opening import open_reader
 from pospre.errors import run_command
 from tests.data.flaky_s3 import FlakyS3, flaky_s3
-from tests.data_prep.bucket import URI, as_in_a_folder, call, contents, keys, shard, write
+from tests.data_prep.bucket import URI, as_in_a_folder, contents, keys, shard, write
+from tests.data_prep.reading import call
 
 
 def test_the_bucket_holds_what_a_folder_would(

@@ -164,14 +164,6 @@ def test_no_labels_for_validation(root: Path) -> None:
         open_source(root, split="val")
 
 
-@pytest.mark.parametrize("kept", [600, 3000, 12000, -10240])
-def test_a_tar_that_is_cut_off_is_named(root: Path, kept: int) -> None:
-    whole = (root / TRAIN).read_bytes()
-    (root / TRAIN).write_bytes(whole[:kept])
-    with pytest.raises(UserError, match=r"img_train\.tar is damaged or no tar"):
-        open_source(root, split="train")
-
-
 def test_damage_inside_of_a_class(root: Path) -> None:
     files = {f"{wnid}.tar": tar_bytes({f"{wnid}_0.JPEG": JPEGS[0]}) for wnid in WNIDS}
     cut = files[f"{WNIDS[1]}.tar"][:700]
