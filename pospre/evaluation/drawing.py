@@ -86,10 +86,21 @@ def new_figure(width: float, height: float) -> "Figure":
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def in_rows(groups: Sequence[Sequence[Cell]], count: int) -> list[list[Cell]]:
-    """Return groups of cells in rows of ``count`` groups."""
+def save_groups(
+    groups: Sequence[Sequence[Cell]], count: int, folder: Path | None, name: str, title: str = ""
+) -> list[str]:
+    """Write groups of cells, ``count`` of them in a row, as the PNG ``name``; return the name.
+
+    Nothing is written, and no name returned, without a folder or groups.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    if folder is None or not groups:
+        return []
     starts = range(0, len(groups), count)
-    return [[cell for group in groups[start : start + count] for cell in group] for start in starts]
+    rows = [[cell for group in groups[at : at + count] for cell in group] for at in starts]
+    return [save_figure(draw_cells(rows, title=title), folder, name)]
 
 
 def draw_cells(

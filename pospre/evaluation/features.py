@@ -1,7 +1,7 @@
-"""What evaluations share: batches of centre views, and one feature vector per image."""
+"""What evaluations share: batches of centre views, their labels, and a vector of tokens."""
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -109,55 +109,11 @@ def _centre_loader(
     )
 
 
-@torch.no_grad()
-def pooled_features(
-    models: Mapping[str, PretrainModel], batches: Iterable[Batch], pooling: Pooling
-) -> tuple[dict[str, Tensor], Tensor]:
-    """Encode whole images with every model.
-
-    Args:
-        models: encoders to compare by name; all see the same pixels.
-        batches: batches of one view per image.
-        pooling: ``cls`` takes the class token, ``mean`` the average of the patch tokens, both
-            after the encoder's final norm.
-
-    Returns:
-        Float32 features (M, D) by model name, and the labels (M,), on the CPU.
-    """
-    features: dict[str, list[Tensor]] = {name: [] for name in models}
-    labels = [torch.zeros(0, dtype=torch.int64)]
-    for batch in batches:
-        labels.append(batch["label"].cpu())
-        for name, model in models.items():
-            tokens_BND = model.tokens(model.images(batch)[:, 0])
-            features[name].append(pool_tokens(model, tokens_BND, pooling).cpu())
-    return {name: torch.cat(parts) for name, parts in features.items()}, torch.cat(labels)
-
-
 def pool_tokens(model: PretrainModel, tokens_BND: Tensor, pooling: Pooling) -> Tensor:
     """Return one float32 vector (B, D) per image: its class token, or its patch tokens' mean."""
     if pooling == "cls":
         return tokens_BND[:, 0].float()
     return tokens_BND[:, model.encoder.num_prefix_tokens :].float().mean(dim=1)
-
-
-def encode_data(
-    context: Context,
-    models: Mapping[str, PretrainModel],
-    data: str,
-    pooling: Pooling,
-    *,
-    owner: str,
-    **options: Any,
-) -> tuple[dict[str, Tensor], Tensor]:
-    """Encode the centre views of a labelled data set; see ``centre_batches``, ``pooled_features``.
-
-    Raises:
-        UserError: of evaluation ``owner``: an image has no label.
-    """
-    features, labels = pooled_features(models, centre_batches(context, data, **options), pooling)
-    require_labels(owner, labels, data)
-    return features, labels
 
 
 def check_probe(owner: str, plan: Plan) -> Reader:
@@ -182,6 +138,15 @@ def check_probe(owner: str, plan: Plan) -> Reader:
             file=sys.stderr,
         )
     return voters
+
+
+def check_enough(owner: str, bank: str, images: int, classes: int) -> None:
+    """Raise a ``UserError`` of evaluation ``owner`` if no classifier can be fitted to so few."""
+    if images < 10 or classes < 2:
+        raise UserError(
+            f"{owner}: bank={bank} gives {images} images of {classes} classes; a classifier needs "
+            "at least 10 images and 2 classes."
+        )
 
 
 def open_labelled(owner: str, data: str) -> Reader:

@@ -1,8 +1,8 @@
 """What goes on inside an encoder: the tokens after every block, and who attends to whom."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,16 +21,26 @@ def blank_encoder(recipe: Recipe) -> Encoder:
         return build_encoder(**recipe.encoder.arguments())
 
 
-def check_layers(owner: str, encoder_name: str, depth: int, layers: Sequence[int]) -> None:
-    """Raise a ``UserError`` of evaluation ``owner`` for layers that an encoder does not have."""
-    if encoder_name == SWIN:
+def planned_encoder(
+    owner: str, recipe: Recipe, layers: Sequence[int] | Literal["all"] | None = None
+) -> Encoder:
+    """Return a recipe's ViT without memory.
+
+    Raises:
+        UserError: of evaluation ``owner``: it is no ViT, or it lacks one of ``layers``.
+    """
+    if recipe.encoder.name == SWIN:
         raise UserError(f"{owner} looks into the blocks of a ViT, and the encoder is {SWIN}")
-    wrong = [layer for layer in layers if not 0 <= layer <= depth]
+    encoder = blank_encoder(recipe)
+    depth = encoder.depth
+    asked = () if layers is None or layers == "all" else layers
+    wrong = [layer for layer in asked if not 0 <= layer <= depth]
     if wrong:
         raise UserError(
             f"{owner}: layer {wrong[0]}, but the encoder has {depth} blocks; 0 is the embedding, "
             f"{depth} the last block"
         )
+    return encoder
 
 
 def layer_tokens(
@@ -56,33 +66,26 @@ def layer_tokens(
     found: dict[int, Tensor] = {}
     blocks = list(model.encoder.blocks)
 
-    def before(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-        found[0] = arguments[0]
+    def keep(layer: int) -> Any:
+        def hook(_: nn.Module, given: tuple[Tensor, ...], *returned: Tensor) -> None:
+            found[layer] = (returned or given)[0]
 
-    def after(layer: int) -> Any:
-        def keep(_: nn.Module, __: Any, output: Tensor) -> None:
-            found[layer] = output
+        return hook
 
-        return keep
-
-    hooks = [
-        blocks[0].register_forward_pre_hook(before)
-        if layer == 0
-        else blocks[layer - 1].register_forward_hook(after(layer))
-        for layer in layers
-    ]
-    with _removed(hooks), torch.set_grad_enabled(grad and torch.is_grad_enabled()):
+    with ExitStack() as hooks, torch.set_grad_enabled(grad and torch.is_grad_enabled()):
+        for layer in layers:
+            hooks.enter_context(
+                blocks[0].register_forward_pre_hook(keep(0))
+                if layer == 0
+                else blocks[layer - 1].register_forward_hook(keep(layer))
+            )
         model.tokens(images_BCHW, positions)
         return [model.encoder.norm(found[layer]) if norm else found[layer] for layer in layers]
 
 
 @torch.no_grad()
 def attention_maps(
-    model: PretrainModel,
-    images_BCHW: Tensor,
-    layers: Sequence[int],
-    *,
-    positions: Edit | None = None,
+    model: PretrainModel, images_BCHW: Tensor, layers: Sequence[int]
 ) -> list[Tensor]:
     """Return the attention (B, heads, T, T) of each of ``layers``: rows are queries and sum to 1.
 
@@ -90,7 +93,6 @@ def attention_maps(
         model: of a ViT, in eval mode.
         images_BCHW: normalised images.
         layers: blocks, the first is 1.
-        positions: see ``PretrainModel.tokens``.
     """
     found: dict[int, Tensor] = {}
 
@@ -101,17 +103,9 @@ def attention_maps(
         return keep
 
     attentions = [block.attn for block in model.encoder.blocks]
-    hooks = [attentions[layer - 1].register_forward_pre_hook(keep_of(layer)) for layer in layers]
-    with _removed(hooks):
-        model.tokens(images_BCHW, positions)
+    with ExitStack() as hooks:
+        for layer in layers:
+            hook = attentions[layer - 1].register_forward_pre_hook(keep_of(layer))
+            hooks.enter_context(hook)
+        model.tokens(images_BCHW)
     return [found[layer] for layer in layers]
-
-
-@contextmanager
-def _removed(hooks: Sequence[Any]) -> Iterator[None]:
-    """Remove hooks in the end."""
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()

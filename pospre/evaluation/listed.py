@@ -1,6 +1,6 @@
 """Settings that are lists: ``0,6,12`` on the command line, ``[0, 6, 12]`` in a recipe."""
 
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import BeforeValidator, Field, NonNegativeInt
 
@@ -11,5 +11,7 @@ def listed(value: object) -> object:
     return tuple(parts) if isinstance(parts, list) else parts
 
 
+Item = TypeVar("Item")
+Listed = Annotated[tuple[Item, ...], BeforeValidator(listed)]
 Numbers = Annotated[tuple[NonNegativeInt, ...], Field(min_length=1), BeforeValidator(listed)]
 """Layers (0 is the embedding, the first block is 1), or patches (row by row from 0)."""

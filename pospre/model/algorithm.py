@@ -9,12 +9,12 @@ from typing import Any, ClassVar, NamedTuple
 
 from composer.core import Algorithm, Event, State, TimeUnit
 from composer.loggers import Logger
-from torch.optim import Optimizer
 
 from pospre import algorithms
 from pospre.batch import EPOCH, INDEX, Batch, numbered
 from pospre.errors import UserError, suggestion
 from pospre.model.model import PretrainModel
+from pospre.model.untrained import check_moved, check_optimized, fingerprints
 from pospre.nn.patch_encoder import PatchEncoder
 from pospre.recipe.recipe import check_arguments
 
@@ -187,7 +187,7 @@ def prepare(
     if not isinstance(progress, Progress):  # a loop without Composer
         _check_given(model, algorithms)
         if model.before_first_step is None:
-            model.before_first_step = _fingerprints(model)
+            model.before_first_step = fingerprints(model)
     for key in (INDEX, EPOCH):
         if key not in batch:
             raise UserError(
@@ -215,7 +215,7 @@ def after_step(
             the optimiser's first step has not used.
     """
     _check_given(model, algorithms)
-    _check_moved(model)
+    check_moved(model)
     for algorithm in algorithms:
         algorithm.after_step(model, _progress(progress))
 
@@ -238,57 +238,6 @@ def _check_given(model: PretrainModel, algorithms: Sequence[Algorithm]) -> None:
         raise UserError(
             f"algorithms.{left[0]} is attached to the model, but not among the algorithms given; "
             "give all of them, in the order of their attachment."
-        )
-
-
-def _fingerprints(model: PretrainModel) -> dict[str, tuple[int, float]]:
-    """Return what changes when an optimiser moves a tensor: its version, or the sum of it."""
-    return {
-        name: (parameter._version, parameter.detach().double().sum().item())
-        for name, parameter in model.named_parameters()
-    }
-
-
-def _check_moved(model: PretrainModel) -> None:
-    """Raise ``UserError`` if the optimiser's first step has moved some tensors, but not all.
-
-    Those count that still hold a gradient; a step that moved nothing (a scaler's, a rate of 0) says
-    nothing.
-    """
-    if not model.before_first_step:
-        return
-    now, before = _fingerprints(model), model.before_first_step
-    still = [name for name in before if now.get(name) == before[name]]
-    if len(still) < len(before):
-        model.before_first_step = {}  # asked once
-        held = dict(model.named_parameters())
-        _refuse_untrained([name for name in still if held[name].grad is not None])
-
-
-def check_optimized(model: PretrainModel, optimizers: Sequence[Optimizer]) -> None:
-    """Raise ``UserError`` if something that takes a gradient is in no optimiser's group."""
-    held = {
-        id(parameter)
-        for optimizer in optimizers
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    }
-    left = [
-        name
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad and id(parameter) not in held
-    ]
-    _refuse_untrained(left)
-
-
-def _refuse_untrained(left: list[str]) -> None:
-    if left:
-        more = f" and {len(left) - 3} more" if len(left) > 3 else ""
-        raise UserError(
-            f"{len(left)} tensors take a gradient, but no optimiser trains them: "
-            f"{', '.join(left[:3])}{more}. Attach the algorithms before you make the optimiser, "
-            'algorithm = pospre.attach(model, "mae"), and give the Trainer that one; what shall '
-            "not learn needs requires_grad_(False)."
         )
 
 

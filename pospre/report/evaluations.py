@@ -28,23 +28,16 @@ class GridCell(BaseModel):
 
     mask_ratio: float
     position_mask_ratio: float
-    dropped: int
     accuracy: float
-    initial_accuracy: float | None = None
-    chance: float
-    chance_excluding: float | None = None
-
-    @property
-    def guess(self) -> float:
-        """Accuracy of guessing among the positions that no shown patch has taken."""
-        return self.chance if self.chance_excluding is None else self.chance_excluding
+    initial_accuracy: float | None
+    chance_excluding: float
 
     @property
     def heat(self) -> float:
         """Place of the accuracy between guessing (0) and 1 (1) on a logarithmic scale."""
-        if self.accuracy <= self.guess or not 0 < self.guess < 1:
+        if self.accuracy <= self.chance_excluding:
             return 0.0
-        return min(1.0, 1 - math.log(self.accuracy) / math.log(self.guess))
+        return 1 - math.log(self.accuracy) / math.log(self.chance_excluding)
 
 
 class PositionGrid(BaseModel):
@@ -52,8 +45,8 @@ class PositionGrid(BaseModel):
 
     cells: list[GridCell] = Field(min_length=1)
     mean: float
-    initial_mean: float | None = None
-    samples: int | None = None
+    initial_mean: float | None
+    samples: int
 
     @property
     def mask_ratios(self) -> list[float]:
@@ -67,8 +60,8 @@ class PositionGrid(BaseModel):
 
     @property
     def guess_mean(self) -> float:
-        """Mean of the cells' chance levels."""
-        return sum(cell.guess for cell in self.cells) / len(self.cells)
+        """Mean of the cells' chance levels, among the positions that no shown patch has taken."""
+        return sum(cell.chance_excluding for cell in self.cells) / len(self.cells)
 
     def cell(self, mask_ratio: float, position_mask_ratio: float) -> GridCell | None:
         """Return the cell at that pair of ratios, None where nothing was measured."""
@@ -82,7 +75,7 @@ class PatchRatio(BaseModel):
 
     mask_ratio: float
     top1: float | None
-    initial_top1: float | None = None
+    initial_top1: float | None
 
 
 class PatchPosition(BaseModel):
@@ -90,39 +83,41 @@ class PatchPosition(BaseModel):
 
     ratios: list[PatchRatio] = Field(min_length=1)
     chance: float
-    samples: int | None = None
+    samples: int
 
 
 class Knn(BaseModel):
     """Results of ``knn``."""
 
     top1: float
-    standard_error: float | None = None
-    initial_top1: float | None = None
-    chance: float | None = None
-    k: int | None = None
-    temperature: float | None = None
-    bank_samples: int | None = None
-    query_samples: int | None = None
-    classes: int | None = None
-    leave_one_out: bool = False
-    features: str | None = None
-    left_out: int = 0
+    standard_error: float
+    initial_top1: float | None
+    chance: float
+    k: int
+    temperature: float
+    bank_samples: int
+    query_samples: int
+    classes: int
+    leave_one_out: bool
+    features: str
+    left_out: int
 
     @property
     def conditions(self) -> list[str]:
         """What the figure was measured with, in words."""
-        words = {
-            "k = {}": self.k,
-            "temperature {:g}": self.temperature,
-            "{} pictures in the bank": self.bank_samples,
-            "{} pictures asked": self.query_samples,
-            "{} classes": self.classes,
-            "{} features": self.features,
-            "each picture left out of its own bank": self.leave_one_out or None,
-            "{} pictures of classes with no other left out": self.left_out or None,
-        }
-        return [word.format(value) for word, value in words.items() if value is not None]
+        words = [
+            f"k = {self.k}",
+            f"temperature {self.temperature:g}",
+            f"{self.bank_samples} pictures in the bank",
+            f"{self.query_samples} pictures asked",
+            f"{self.classes} classes",
+            f"{self.features} features",
+        ]
+        if self.leave_one_out:
+            words.append("each picture left out of its own bank")
+        if self.left_out:
+            words.append(f"{self.left_out} pictures of classes with no other left out")
+        return words
 
 
 class PictureFiles(BaseModel):
@@ -139,8 +134,8 @@ class PositionPictures(BaseModel):
     """Results of ``position_pictures``."""
 
     pictures: list[PictureFiles] = Field(min_length=1)
-    mask_ratio: float | None = None
-    position_mask_ratio: float | None = None
+    mask_ratio: float
+    position_mask_ratio: float | None
 
 
 class ViewGroup(BaseModel):

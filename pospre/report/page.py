@@ -28,7 +28,7 @@ from pospre.report.evaluations import (
     parse_results,
     read_other,
 )
-from pospre.report.plots import Chart, draw_chart, format_value
+from pospre.report.plots import draw_charts, format_value
 from pospre.report.published import published_beside
 from pospre.report.questions import questions_of
 from pospre.report.run import Record, Run, is_number, read_run
@@ -102,8 +102,8 @@ def page_context(run: Run) -> dict[str, Any]:
         "views": load_views(run.folder / VIEWS),
         "subtitle": summary.subtitle(run),
         "headline": summary.headline(run, grid, knn),
-        "charts": run_charts(run.records),
-        "watch_charts": watch_charts(run.records),
+        "charts": draw_charts([run.records], curve_titles(run.records)),
+        "watch_charts": draw_charts([run.records], watch_titles(run.records)),
         "warnings": [(w["step"], str(w.get("warning", ""))) for w in run.warnings],
         "grid": grid,
         "knn": knn,
@@ -123,14 +123,11 @@ def page_context(run: Run) -> dict[str, Any]:
     }
 
 
-def run_charts(records: list[Record]) -> list[Chart]:
-    """Draw losses, metrics, what was evaluated while training, learning rate and throughput."""
-    charts = [draw_chart(records, key, **how) for key, how in curve_titles(records).items()]
-    return [chart for chart in charts if chart is not None]
-
-
 def curve_titles(records: list[Record]) -> dict[str, dict[str, Any]]:
-    """Return which keys of the records are drawn, with the title and options of each chart."""
+    """Return which keys are drawn, with the title and options of each chart.
+
+    They are losses, metrics, what was evaluated while training, learning rate and throughput.
+    """
     keys = _keys(records)
     terms = [key for key in keys if key.startswith("loss/") and key != "loss/total"]
     found: dict[str, dict[str, Any]] = {}
@@ -156,18 +153,16 @@ def _are_shares(records: list[Record], key: str) -> bool:
     return all(0 <= record[key] <= 1 for record in records if is_number(record.get(key)))
 
 
-def watch_charts(records: list[Record]) -> list[Chart]:
-    """Draw what watches a run: gradients, features, where the time went, and memory."""
+def watch_titles(records: list[Record]) -> dict[str, dict[str, Any]]:
+    """Return the same of what watches a run: gradients, features, where time went, and memory."""
     titles = {"gradient/": "Gradient norm", "features/": "Features", "time/": "Share of time"}
-    charts = []
+    charts: dict[str, dict[str, Any]] = {}
     for kind, title in titles.items():
         found = [key for key in _keys(records) if key.startswith(kind)]
         for key in (key for key in found if any(record.get(key) for record in records)):
             name = f"{title} · {key.removeprefix(kind).replace('_', ' ')}"
-            share = kind == "time/"
-            charts.append(draw_chart(records, key, title=name, percent=share, from_zero=True))
-    charts.append(draw_chart(records, "memory", title="Memory, GiB", from_zero=True, smooth=False))
-    return [chart for chart in charts if chart is not None]
+            charts[key] = {"title": name, "percent": kind == "time/", "from_zero": True}
+    return {**charts, "memory": {"title": "Memory, GiB", "from_zero": True, "smooth": False}}
 
 
 def _keys(records: list[Record]) -> list[str]:

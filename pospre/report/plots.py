@@ -6,9 +6,9 @@ labels are HTML at a fixed size; so one chart is legible on a phone and on a wid
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,21 +32,8 @@ class Tick:
 
 
 @dataclass(frozen=True)
-class Chart:
-    """One curve: ``raw_path`` as logged, ``line_path`` smoothed (empty when there is no need)."""
-
-    title: str
-    last: str
-    raw_path: str
-    line_path: str
-    x_ticks: list[Tick]
-    y_ticks: list[Tick]
-    note: str
-
-
-@dataclass(frozen=True)
 class Line:
-    """One of the curves of a shared chart, as those of ``Chart``; ``run`` says whose."""
+    """A curve: ``raw_path`` as logged, ``line_path`` smoothed (empty when there is no need)."""
 
     run: int
     last: str
@@ -56,8 +43,8 @@ class Line:
 
 
 @dataclass(frozen=True)
-class SharedChart:
-    """The curves of several runs on the same axes."""
+class Chart:
+    """The curves of one or several runs on the same axes; ``Line.run`` says whose each is."""
 
     title: str
     lines: list[Line]
@@ -65,34 +52,15 @@ class SharedChart:
     y_ticks: list[Tick]
 
 
+def draw_charts(
+    runs: Sequence[Sequence[Record]], titles: Mapping[str, Mapping[str, Any]]
+) -> list[Chart]:
+    """Return the charts of the keys of ``titles``, which has the options of ``draw_chart`` too."""
+    charts = [draw_chart(runs, key, **options) for key, options in titles.items()]
+    return [chart for chart in charts if chart is not None]
+
+
 def draw_chart(
-    records: Sequence[Record],
-    key: str,
-    *,
-    title: str,
-    percent: bool = False,
-    from_zero: bool = False,
-    smooth: bool = True,
-) -> Chart | None:
-    """Draw ``records[…][key]`` over ``step``; None when no record has a number there."""
-    shared = draw_shared(
-        [records], key, title=title, percent=percent, from_zero=from_zero, smooth=smooth
-    )
-    if shared is None:
-        return None
-    (line,) = shared.lines
-    return Chart(
-        title=title,
-        last=line.last,
-        raw_path=line.raw_path,
-        line_path=line.line_path,
-        x_ticks=shared.x_ticks,
-        y_ticks=shared.y_ticks,
-        note=line.note,
-    )
-
-
-def draw_shared(
     runs: Sequence[Sequence[Record]],
     key: str,
     *,
@@ -100,8 +68,8 @@ def draw_shared(
     percent: bool = False,
     from_zero: bool = False,
     smooth: bool = True,
-) -> SharedChart | None:
-    """Draw the same of several runs; None when no run has a number there."""
+) -> Chart | None:
+    """Draw ``record[key]`` of every run over ``step``; None when no run has a number there."""
     read = {number: _read_curve(records, key) for number, records in enumerate(runs)}
     curves = {number: curve for number, curve in read.items() if curve is not None}
     if not curves:
@@ -123,7 +91,7 @@ def draw_shared(
                 note=note,
             )
         )
-    return SharedChart(title, lines, frame.x_ticks(), frame.y_ticks(y_step, percent=percent))
+    return Chart(title, lines, frame.x_ticks(), frame.y_ticks(y_step, percent=percent))
 
 
 class _Curve(NamedTuple):

@@ -133,8 +133,7 @@ def environment(run: Run) -> list[tuple[str, str]]:
 def evaluate_command(run: Run, name: str) -> str:
     """Return the command that makes ``evaluation/<name>.json``, as it was or as it could be."""
     made = run.evaluations.get(name, {})
-    # earlier versions called the model the checkpoint
-    model = str(made.get("model") or made.get("checkpoint") or short_path(run.folder))
+    model = str(made.get("model") or short_path(run.folder))
     planned = run.setting("evaluation", name) or {}
     trained_on = None if name == "knn" else run.setting("data", "path")  # which may have no labels
     found = made.get("data") or planned.get("data") or trained_on

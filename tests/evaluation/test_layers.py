@@ -1,14 +1,18 @@
 """The tokens after every block and the attention are those of the forward pass itself."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
 from pospre.errors import UserError
-from pospre.evaluation.layers import attention_maps, check_layers, layer_tokens
+from pospre.evaluation.layers import attention_maps, layer_tokens, planned_encoder
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.recipe.values import PositionKind
+from tests.evaluation.checkpoints import tiny_recipe
+from tests.swin_runs import small_swin
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
@@ -71,9 +75,10 @@ def test_no_hook_is_left() -> None:
     )
 
 
-def test_layers_that_are_not_there() -> None:
-    check_layers("probe", "vit_tiny16", 3, [0, 3])
+def test_layers_that_are_not_there(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path, "mae", depth=3)
+    assert planned_encoder("probe", recipe, [0, 3]).depth == 3
     with pytest.raises(UserError, match="probe: layer 4, but the encoder has 3 blocks"):
-        check_layers("probe", "vit_tiny16", 3, [1, 4])
+        planned_encoder("probe", recipe, [1, 4])
     with pytest.raises(UserError, match="looks into the blocks of a ViT"):
-        check_layers("probe", "swin_tiny", 12, [1])
+        planned_encoder("probe", small_swin(tmp_path, "simmim", {}), [1])

@@ -103,6 +103,7 @@ def knn() -> dict[str, Any]:
     return {
         "top1": 0.713, "initial_top1": 0.402, "k": 20, "temperature": 0.07, "bank_samples": 1600,
         "query_samples": 400, "classes": 8, "chance": 0.125, "standard_error": 0.0226,
+        "leave_one_out": False, "features": "mean", "left_out": 0,
     }  # fmt: skip
 
 

@@ -202,7 +202,7 @@ def test_position_accuracy_of_mp3(tmp_path: Path) -> None:
     assert "pospre.evaluate patch_position --model" in text and "position_grid" not in text
     rows = [
         {"mask_ratio": 0.25, "top1": 0.41, "initial_top1": 0.02},
-        {"mask_ratio": 0.75, "top1": None},
+        {"mask_ratio": 0.75, "top1": None, "initial_top1": None},
     ]
     write_evaluation(folder, "patch_position", {"ratios": rows, "chance": 1 / 64, "samples": 20})
     html = written(folder)

@@ -38,28 +38,28 @@ def test_smoothing_flattens_noise() -> None:
 def test_pen_lifts_at_values_that_are_not_finite() -> None:
     values = [1.0, 2.0, math.nan, None, 3.0, 4.0]
     records = [{"step": i, "x": value} for i, value in enumerate(values)]
-    chart = draw_chart(records, "x", title="x")
+    chart = draw_chart([records], "x", title="x")
     assert chart is not None
-    assert chart.raw_path.count("M") == 2 and chart.raw_path.count("L") == 2
-    assert chart.note == "2 of 6 logged values are not finite"
+    assert chart.lines[0].raw_path.count("M") == 2 and chart.lines[0].raw_path.count("L") == 2
+    assert chart.lines[0].note == "2 of 6 logged values are not finite"
 
 
 @pytest.mark.parametrize("values", [[], ["a"], [None], [True]])
 def test_no_numbers_no_chart(values: list) -> None:
     records = [{"step": i, "x": value} for i, value in enumerate(values)]
-    assert draw_chart(records, "x", title="x") is None
+    assert draw_chart([records], "x", title="x") is None
 
 
 @pytest.mark.parametrize("values", [[0.0], [5.0, 5.0], [-3.0] * 4])
 def test_flat_curves_have_a_range(values: list[float]) -> None:
-    chart = draw_chart([{"step": i, "x": v} for i, v in enumerate(values)], "x", title="x")
+    chart = draw_chart([[{"step": i, "x": v} for i, v in enumerate(values)]], "x", title="x")
     assert chart is not None and len(chart.y_ticks) >= 2
-    assert "nan" not in chart.raw_path and "inf" not in chart.raw_path
+    assert "nan" not in chart.lines[0].raw_path and "inf" not in chart.lines[0].raw_path
 
 
 def test_ticks_are_round() -> None:
     records = [{"step": i, "x": 0.13 + i / 1000} for i in range(1, 800)]
-    chart = draw_chart(records, "x", title="x")
+    chart = draw_chart([records], "x", title="x")
     assert chart is not None
     assert [tick.label for tick in chart.x_ticks] == ["200", "400", "600"]
     assert [tick.label for tick in chart.y_ticks] == ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"] or (
@@ -87,7 +87,6 @@ def test_durations_for_people(seconds: float, text: str) -> None:
     ("accuracy", "heat"), [(0.0, 0.0), (0.01, 0.0), (0.1, 0.5), (1.0, 1.0), (0.001, 0.0)]
 )
 def test_heat_is_the_logarithm_between_chance_and_one(accuracy: float, heat: float) -> None:
-    cell = GridCell(
-        mask_ratio=0, position_mask_ratio=0.5, dropped=98, accuracy=accuracy, chance=0.01
-    )
+    ratios = {"mask_ratio": 0, "position_mask_ratio": 0.5, "chance_excluding": 0.01}
+    cell = GridCell(accuracy=accuracy, initial_accuracy=None, **ratios)
     assert cell.heat == pytest.approx(heat)

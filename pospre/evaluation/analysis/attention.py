@@ -36,10 +36,10 @@ from pospre.evaluation.drawing import (
     as_map,
     as_picture,
     check_pictures,
-    draw_cells,
     draw_depth,
     new_figure,
     save_figure,
+    save_groups,
 )
 from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.features import centre_batches
@@ -226,7 +226,6 @@ def _draw(results: Mapping[str, Any], cells: list[list[Cell]], folder: Path | No
     if folder is None:
         return []
     rows = results["layers"]
-    numbers = [row["layer"] for row in rows]
     figure = new_figure(12, 3.2)
     *axes, last = figure.subplots(1, len(PER_HEAD) + 1)
     for axis, (name, label) in zip(axes, PER_HEAD.items(), strict=True):
@@ -236,11 +235,11 @@ def _draw(results: Mapping[str, Any], cells: list[list[Cell]], folder: Path | No
         draw_depth(last, rows, name, "share of variance")
     figure.suptitle("dots: heads; bars: two standard errors; dotted: uniform attention", fontsize=9)
     last.legend(["between columns", "between rows"], fontsize=8)
-    names = [save_figure(figure, folder, "attention.png")]
-    if cells:
-        title = f"attention of chosen patches, layer {numbers[-1]}, mean of heads"
-        names.append(save_figure(draw_cells(cells, title=title), folder, "queries.png"))
-    return names
+    title = f"attention of chosen patches, layer {rows[-1]['layer']}, mean of heads"
+    return [
+        save_figure(figure, folder, "attention.png"),
+        *save_groups(cells, 1, folder, "queries.png", title),
+    ]
 
 
 def table(results: Mapping[str, Any]) -> str:

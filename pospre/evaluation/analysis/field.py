@@ -15,8 +15,9 @@ from torch import Tensor
 
 from pospre.algorithms.crop_field.crop_field import PositionField
 from pospre.errors import UserError
-from pospre.evaluation.analysis.settings import planned_encoder, three_patches
+from pospre.evaluation.analysis.settings import three_patches
 from pospre.evaluation.drawing import Cell, as_map, check_pictures, draw_cells, save_figure
+from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.table import format_table, percent
 from pospre.model.model import PretrainModel
@@ -55,7 +56,7 @@ def evaluate(context: Context) -> dict[str, Any]:
 
 def check(plan: Plan) -> None:
     """Raise a ``UserError`` for an encoder without a table of positions."""
-    kind = planned_encoder("field", plan).position_kind
+    kind = planned_encoder("field", plan.recipe).position_kind
     if kind not in ("sincos", "learned"):
         raise UserError(
             f"field draws a table of positions, and encoder.positions is {kind}; it is for learned "

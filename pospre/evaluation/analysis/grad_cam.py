@@ -7,7 +7,6 @@ the weighted sum. Pictures: the maps over their images.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -16,7 +15,6 @@ from torch import Tensor, nn
 
 from pospre.batch import LABEL, Batch
 from pospre.data.opening import open_reader
-from pospre.evaluation.analysis.settings import planned_encoder
 from pospre.evaluation.classification.accuracy import check_classes, require_known
 from pospre.evaluation.classification.predictions import class_head
 from pospre.evaluation.drawing import (
@@ -24,12 +22,11 @@ from pospre.evaluation.drawing import (
     as_map,
     as_picture,
     check_pictures,
-    draw_cells,
-    in_rows,
-    save_figure,
+    save_groups,
 )
 from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.features import centre_batches, require_labels
+from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.sampling import Sampling
 from pospre.evaluation.table import format_table, percent
@@ -85,7 +82,7 @@ def evaluate(
             cells.append(_cells(context, batch, row, maps_BN[row], name))
     area_M = torch.cat(areas)
     found = area_M > 0
-    results = {
+    return {
         **(
             mean_and_error("area", area_M[found])
             if found.any()
@@ -95,14 +92,14 @@ def evaluate(
         "target": target,
         "layer": layer,
         "samples": len(area_M),
+        "pictures": save_groups(cells, IN_A_ROW, context.folder, "grad_cam.png", "Grad-CAM"),
     }
-    return {**results, "pictures": _draw(cells, context.folder)}
 
 
 def check(plan: Plan) -> None:
     """Raise a ``UserError`` for a layer or labels that are not there, or nowhere to draw."""
     layer = plan.settings["layer"]
-    planned_encoder("grad_cam", plan, [] if layer is None else [layer])
+    planned_encoder("grad_cam", plan.recipe, None if layer is None else [layer])
     if plan.settings["target"] == "label":
         check_classes("grad_cam", plan)
     check_pictures("grad_cam", plan, required=True)
@@ -168,13 +165,6 @@ def _cells(context: Context, batch: Batch, row: int, map_N: Tensor, name: str) -
     return Cell(grid, image=view), Cell(
         grid, heat, view, name[:20], limits=limits, colours="inferno"
     )
-
-
-def _draw(cells: list[tuple[Cell, Cell]], folder: Path | None) -> list[str]:
-    """Write the picture; return its name."""
-    assert folder is not None  # checked
-    figure = draw_cells(in_rows(cells, IN_A_ROW), title="Grad-CAM")
-    return [save_figure(figure, folder, "grad_cam.png")]
 
 
 def table(results: Mapping[str, Any]) -> str:

@@ -19,11 +19,11 @@ from pydantic import NonNegativeInt
 from torch import Tensor
 
 from pospre.batch import Batch
-from pospre.evaluation.analysis.settings import planned_encoder, require_two_images
+from pospre.evaluation.analysis.settings import require_two_images
 from pospre.evaluation.drawing import check_pictures, new_figure, save_arrays, save_figure
 from pospre.evaluation.estimates import estimate_rows
 from pospre.evaluation.features import centre_batches
-from pospre.evaluation.layers import layer_tokens
+from pospre.evaluation.layers import layer_tokens, planned_encoder
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.sampling import Sampling
 from pospre.evaluation.table import format_table
@@ -72,7 +72,7 @@ def evaluate(
 def check(plan: Plan) -> None:
     """Raise a ``UserError`` for a layer that is not there, or fewer than two images."""
     wanted = plan.settings["layer"]
-    planned_encoder("position_correlation", plan, [] if wanted is None else [wanted])
+    planned_encoder("position_correlation", plan.recipe, None if wanted is None else [wanted])
     require_two_images("position_correlation", plan)
     check_pictures("position_correlation", plan)
 

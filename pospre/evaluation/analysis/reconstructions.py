@@ -8,7 +8,6 @@ predicted so gets its own mean and spread back, as in the published ones (He et 
 
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,9 +21,7 @@ from pospre.evaluation.drawing import (
     Cell,
     as_picture,
     check_pictures,
-    draw_cells,
-    in_rows,
-    save_figure,
+    save_groups,
 )
 from pospre.evaluation.estimates import estimate_rows, mean_and_error
 from pospre.evaluation.features import centre_batches
@@ -83,7 +80,7 @@ def evaluate(
         "initial_error": None if initial is None else float(untrained_error.mean()),
         "mask_ratio": mask_ratio,
         "samples": len(error),
-        "pictures": _draw(cells, context.folder),
+        "pictures": save_groups(cells, IN_A_ROW, context.folder, "reconstructions.png"),
     }
 
 
@@ -177,12 +174,6 @@ def _cells(model: PretrainModel, batch: Batch, outputs: Outputs, row: int) -> li
         Cell(model.encoder.grid, image=as_picture(view), title=title)
         for view, title in zip(views, titles, strict=True)
     ]
-
-
-def _draw(cells: list[list[Cell]], folder: Path | None) -> list[str]:
-    """Write the picture; return its name."""
-    assert folder is not None  # checked
-    return [save_figure(draw_cells(in_rows(cells, IN_A_ROW)), folder, "reconstructions.png")]
 
 
 def table(results: Mapping[str, Any]) -> str:

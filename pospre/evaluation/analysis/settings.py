@@ -4,22 +4,10 @@ from collections.abc import Sequence
 
 from pospre.data.opening import open_reader
 from pospre.errors import UserError
-from pospre.evaluation.layers import blank_encoder, check_layers
+from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.registry import Plan
 from pospre.model.model import PretrainModel
 from pospre.nn.build import check_divides
-from pospre.nn.encoder import Encoder
-
-
-def planned_encoder(owner: str, plan: Plan, layers: Sequence[int] = ()) -> Encoder:
-    """Return the plan's ViT without weights.
-
-    Raises:
-        UserError: of evaluation ``owner``: it is no ViT, or it has no such layer.
-    """
-    encoder = blank_encoder(plan.recipe)
-    check_layers(owner, plan.recipe.encoder.name, encoder.depth, layers)
-    return encoder
 
 
 def check_attention(owner: str, plan: Plan) -> tuple[int, int]:
@@ -30,7 +18,7 @@ def check_attention(owner: str, plan: Plan) -> tuple[int, int]:
             encoder does not take.
     """
     layers, side = plan.settings["layers"] or (), plan.settings["image_size"]
-    encoder = planned_encoder(owner, plan, layers)
+    encoder = planned_encoder(owner, plan.recipe, layers)
     if 0 in layers:
         raise UserError(f"{owner}: layer 0 is the embedding; the first attention is layer 1.")
     if side is None:

@@ -18,21 +18,20 @@ from pydantic import Field, NonNegativeInt
 from torch import Tensor
 
 from pospre.errors import UserError
-from pospre.evaluation.analysis.settings import planned_encoder, require_two_images
+from pospre.evaluation.analysis.settings import require_two_images
 from pospre.evaluation.drawing import (
     Cell,
     as_map,
     as_picture,
     check_pictures,
-    draw_cells,
     draw_depth,
-    in_rows,
     new_figure,
     save_figure,
+    save_groups,
 )
 from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.features import centre_batches
-from pospre.evaluation.layers import layer_tokens
+from pospre.evaluation.layers import layer_tokens, planned_encoder
 from pospre.evaluation.listed import Numbers
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.sampling import Sampling
@@ -129,7 +128,7 @@ def evaluate(
 
 def check(plan: Plan) -> None:
     """Raise a ``UserError`` for layers or a class token that are not there, or a single image."""
-    encoder = planned_encoder("spectrum", plan, plan.settings["layers"] or ())
+    encoder = planned_encoder("spectrum", plan.recipe, plan.settings["layers"])
     if plan.settings["features"] == "cls" and not encoder.has_class_token:
         raise UserError("spectrum: features=cls, but the encoder has no class token; use mean.")
     require_two_images("spectrum", plan)
@@ -220,13 +219,11 @@ def _draw(
     for name in ("length", "longest"):
         draw_depth(lengths, rows, name, "length of patch tokens")
     lengths.legend(["mean", "longest of an image"], fontsize=8)
-    names = [save_figure(figure, folder, "spectrum.png")]
-    if cells:
-        title = f"lengths of patch tokens, layer {numbers[-1]}; points: artefacts"
-        names.append(
-            save_figure(draw_cells(in_rows(cells, IN_A_ROW), title=title), folder, "lengths.png")
-        )
-    return names
+    title = f"lengths of patch tokens, layer {numbers[-1]}; points: artefacts"
+    return [
+        save_figure(figure, folder, "spectrum.png"),
+        *save_groups(cells, IN_A_ROW, folder, "lengths.png", title),
+    ]
 
 
 def table(results: Mapping[str, Any]) -> str:

@@ -8,7 +8,6 @@ image: does the prediction look like its place, or like what is of its kind?
 
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,9 +24,7 @@ from pospre.evaluation.drawing import (
     as_map,
     as_picture,
     check_pictures,
-    draw_cells,
-    in_rows,
-    save_figure,
+    save_groups,
 )
 from pospre.evaluation.estimates import estimate_rows, mean_and_error
 from pospre.evaluation.features import centre_batches
@@ -93,7 +90,13 @@ def evaluate(
         "temperature": temperature,
         "grid": list(grid),
         "samples": len(nearest),
-        "pictures": _draw(cells, context.folder),
+        "pictures": save_groups(
+            cells,
+            IN_A_ROW,
+            context.folder,
+            "stop_heatmaps.png",
+            "which patches a predicted feature resembles (point: the patch it is of)",
+        ),
     }
 
 
@@ -156,14 +159,6 @@ def _cells(batch: Batch, row: int, weight_QN: Tensor, grid: tuple[int, int]) -> 
         Cell(grid, image=hidden, marks=mark),
         Cell(grid, heat, view, marks=mark, colours="inferno"),
     ]
-
-
-def _draw(cells: list[list[Cell]], folder: Path | None) -> list[str]:
-    """Write the picture; return its name."""
-    assert folder is not None  # checked
-    title = "which patches a predicted feature resembles (point: the patch it is of)"
-    figure = draw_cells(in_rows(cells, IN_A_ROW), title=title)
-    return [save_figure(figure, folder, "stop_heatmaps.png")]
 
 
 def table(results: Mapping[str, Any]) -> str:

@@ -20,9 +20,10 @@ from pospre.algorithms.ijepa.ijepa import FeaturePrediction
 from pospre.algorithms.ijepa.predictor import Predictor
 from pospre.algorithms.stop import NOISY, NoisyTokens
 from pospre.errors import UserError
-from pospre.evaluation.analysis.settings import check_queries, planned_encoder, three_patches
+from pospre.evaluation.analysis.settings import check_queries, three_patches
 from pospre.evaluation.drawing import Cell, as_map, check_pictures, draw_cells, save_figure
 from pospre.evaluation.estimates import estimate_rows, mean_and_error
+from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.listed import Numbers
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.table import format_table
@@ -93,7 +94,7 @@ def check(plan: Plan) -> None:
             f"stop_similarity: stop.variant = {variant} adds no noise to positions; "
             f"{', '.join(NOISY)} do."
         )
-    grid = planned_encoder("stop_similarity", plan).grid
+    grid = planned_encoder("stop_similarity", plan.recipe).grid
     check_queries("stop_similarity", plan.settings["queries"] or (), grid)
     check_pictures("stop_similarity", plan)
 

@@ -8,10 +8,9 @@ Top-1 and top-5 on held-out images, centre views. What an untrained head knows i
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import BeforeValidator
 from torch import Tensor
 
 from pospre.data.opening import open_reader
@@ -29,7 +28,7 @@ from pospre.evaluation.features import (
     open_labelled,
     require_labels,
 )
-from pospre.evaluation.listed import listed
+from pospre.evaluation.listed import Listed
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.sampling import Sampling
 from pospre.evaluation.table import format_table, percent, standard_error
@@ -39,13 +38,12 @@ from pospre.object_store import is_remote
 
 NEEDS = "supervised"
 FIGURES = {"top1": "max", "top5": "max"}
-Runs = Annotated[tuple[str, ...], BeforeValidator(listed)]
 
 
 def evaluate(
     context: Context,
     *,
-    ensemble: Runs = (),
+    ensemble: Listed[str] = (),
     sampling: Sampling = Sampling(),
 ) -> dict[str, Any]:
     """Measure top-1 and top-5.

@@ -70,12 +70,16 @@ def shuffle_tiles(
     images_BCHW: Tensor, batch: Batch, seed: int, *, tiles: tuple[int, int]
 ) -> Tensor:
     """Put the tiles of a grid into random order."""
-    rows, columns = tiles
-    order_BN = draws.permutation(_keys(batch, seed, "robustness/shuffle"), rows * columns)
-    cut = images_BCHW.unflatten(3, (columns, -1)).unflatten(2, (rows, -1))
+    order_BN = draws.permutation(_keys(batch, seed, "robustness/shuffle"), tiles[0] * tiles[1])
+    return reorder_tiles(images_BCHW, order_BN, tiles)
+
+
+def reorder_tiles(images_BCHW: Tensor, order_BN: Tensor, tiles: tuple[int, int]) -> Tensor:
+    """Return images whose i-th of (rows, columns) tiles is the one that was ``order_BN[:, i]``."""
+    cut = images_BCHW.unflatten(3, (tiles[1], -1)).unflatten(2, (tiles[0], -1))
     cut = cut.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)  # B, tiles, C, h, w
-    rows_B = torch.arange(len(cut), device=cut.device).unsqueeze(1)
-    mixed = cut[rows_B, order_BN].unflatten(1, (rows, columns))
+    rows = torch.arange(len(cut), device=cut.device).unsqueeze(1)
+    mixed = cut[rows, order_BN].unflatten(1, tiles)
     return mixed.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
 
 
@@ -85,12 +89,14 @@ def shift_positions(positions_BND: Tensor, *, grid: tuple[int, int], by: int) ->
     return grid_BHWD.roll((-by, -by), (1, 2)).flatten(1, 2)
 
 
-def scale_positions(positions_BND: Tensor, *, grid: tuple[int, int], by: float) -> Tensor:
-    """Give the patches the positions of the image's middle, ``by`` of each side, bilinearly."""
+def scale_positions(
+    positions_BND: Tensor, *, grid: tuple[int, int], by: float, mode: str = "bilinear"
+) -> Tensor:
+    """Give the patches the positions of the image's middle, ``by`` of each side."""
     grid_BDHW = positions_BND.unflatten(1, grid).movedim(3, 1).float()
     theta = grid_BDHW.new_tensor([[by, 0, 0], [0, by, 0]]).expand(len(grid_BDHW), -1, -1)
     places = F.affine_grid(theta, list(grid_BDHW.shape), align_corners=False)
-    taken = F.grid_sample(grid_BDHW, places, align_corners=False, padding_mode="border")
+    taken = F.grid_sample(grid_BDHW, places, mode, "border", align_corners=False)
     return taken.flatten(2).transpose(1, 2).to(positions_BND.dtype)
 
 

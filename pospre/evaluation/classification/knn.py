@@ -6,7 +6,7 @@ leaving itself out. Nothing is trained. ``layers=all`` measures what comes out o
 et al. 2022, Fig. 9; the η of that figure is the run's).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -18,13 +18,12 @@ from torch import Tensor
 
 from pospre.errors import UserError
 from pospre.evaluation.classification.vectors import Part, encode_parts
-from pospre.evaluation.features import Pooling, check_probe, encode_data
-from pospre.evaluation.layers import blank_encoder, check_layers
+from pospre.evaluation.features import Pooling, check_probe
+from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.listed import Numbers
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.sampling import Sampling
 from pospre.evaluation.table import format_table, percent, standard_error
-from pospre.model.model import PretrainModel
 
 FIGURES = {"top1": "max"}
 SIMILARITIES_AT_ONCE = 2**25  # 128 MiB of float32
@@ -69,13 +68,9 @@ def evaluate(
     if baseline:
         models["initial_top1"] = context.initial()
 
-    encode = partial(
-        _encode,
-        context,
-        models,
-        layers=all_layers(layers, context.model.encoder.depth),
-        pooling=features,
-    )
+    chosen: Sequence[int | None] = all_layers(layers, context.model.encoder.depth) or (None,)
+    parts: list[Part] = [(layer, features) for layer in chosen]
+    encode = partial(encode_parts, context, models, parts=parts, owner="knn")
     queries, labels_Q = encode(data=context.data, title="knn", sampling=sampling)
     banks, bank_labels_M = (
         (queries, labels_Q)
@@ -85,12 +80,12 @@ def evaluate(
     answerable_Q = _answerable(labels_Q, bank_labels_M, context.data, bank)
     asked = int(answerable_Q.sum())
     rows = []
-    for layer, own in queries.items():
-        row: dict[str, Any] = {"layer": layer, "initial_top1": None}
+    for part in parts:
+        row: dict[str, Any] = {"layer": part[0], "initial_top1": None}
         for name in models:
             predicted_Q = nearest_class(
-                own[name].to(context.device),
-                banks[layer][name].to(context.device),
+                queries[name][part].to(context.device),
+                banks[name][part].to(context.device),
                 bank_labels_M.to(context.device),
                 k=k,
                 temperature=temperature,
@@ -120,9 +115,7 @@ def check(plan: Plan) -> None:
     """Raise a ``UserError`` for data or a bank that kNN is not for, or too few who could vote."""
     layers = plan.settings["layers"]
     if layers is not None:
-        check_layers("knn", plan.recipe.encoder.name, 0, [])
-        depth = blank_encoder(plan.recipe).depth
-        check_layers("knn", plan.recipe.encoder.name, depth, all_layers(layers, depth) or [])
+        planned_encoder("knn", plan.recipe, layers)
     bank, k = plan.settings["bank"], plan.settings["k"]
     wanted = plan.settings["num_samples" if bank is None else "num_bank"]
     if bank is None and plan.settings["num_bank"] is not None:
@@ -143,26 +136,6 @@ def all_layers(
     if layers == "all":
         return tuple(range(depth + 1))
     return None if layers is None else tuple(sorted(set(layers)))
-
-
-def _encode(
-    context: Context,
-    models: Mapping[str, PretrainModel],
-    *,
-    layers: tuple[int, ...] | None,
-    pooling: Pooling,
-    **options: Any,
-) -> tuple[dict[int | None, dict[str, Tensor]], Tensor]:
-    """Return the features by layer (None: the encoder's output) and model, and the labels."""
-    if layers is None:
-        found, labels = encode_data(context, models, pooling=pooling, owner="knn", **options)
-        return {None: found}, labels
-    parts: list[Part] = [(layer, pooling) for layer in layers]
-    vectors, labels = encode_parts(context, models, parts=parts, owner="knn", **options)
-    return {
-        layer: {name: of_model[layer, pooling] for name, of_model in vectors.items()}
-        for layer in layers
-    }, labels
 
 
 def nearest_class(

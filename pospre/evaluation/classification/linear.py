@@ -31,12 +31,13 @@ from pospre.evaluation.classification.heads import (
 )
 from pospre.evaluation.classification.protocols import PROTOCOLS, Name, Protocol
 from pospre.evaluation.classification.vectors import Parts, encode_parts
-from pospre.evaluation.features import Pooling, check_probe
-from pospre.evaluation.layers import blank_encoder, check_layers
+from pospre.evaluation.features import Pooling, check_enough, check_probe
+from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.sampling import Sampling
 from pospre.evaluation.table import format_table, percent, standard_error
 from pospre.model.model import PretrainModel
+from pospre.recipe.ranges import PositiveShare
 
 FIGURES = {"top1": "max"}
 
@@ -46,7 +47,7 @@ def evaluate(
     *,
     protocol: Name,
     bank: str,
-    label_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0,
+    label_fraction: PositiveShare = 1.0,
     labels: str | None = None,
     features: Pooling | None = None,
     epochs: PositiveInt | None = None,
@@ -173,9 +174,8 @@ def check(plan: Plan) -> None:
     settings, owner = plan.settings, "linear"
     protocol = PROTOCOLS[settings["protocol"]]
     pooling = settings["features"] or protocol.pooling
-    check_layers(owner, plan.recipe.encoder.name, 0, [])
+    depth, wanted = planned_encoder(owner, plan.recipe).depth, max(protocol.blocks)
     bank = check_probe(owner, replace(plan, settings={**settings, "features": pooling}))
-    depth, wanted = blank_encoder(plan.recipe).depth, max(protocol.blocks)
     if depth < wanted:
         raise UserError(
             f"linear: protocol={settings['protocol']} looks at the last {wanted} blocks, and the "
@@ -183,11 +183,7 @@ def check(plan: Plan) -> None:
         )
     chosen = subset(bank, settings["label_fraction"], settings["labels"], settings["seed"])
     classes = len(chosen if bank.classes is None else bank.classes)
-    if len(chosen) < 10 or classes < 2:
-        raise UserError(
-            f"linear: bank={bank.address} gives {len(chosen)} images of {classes} classes; a "
-            "classifier needs at least 10 images and 2 classes."
-        )
+    check_enough(owner, bank.address, len(chosen), classes)
 
 
 def _of_epoch(

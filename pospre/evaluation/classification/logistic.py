@@ -9,20 +9,21 @@ papers train a layer for tens of epochs on random crops, so that their figures a
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
 from pospre import draws
 from pospre.data.stores.subset import subset
-from pospre.errors import UserError
-from pospre.evaluation.features import Pooling, check_probe, encode_data
+from pospre.evaluation.classification.vectors import Part, encode_parts
+from pospre.evaluation.features import Pooling, check_enough, check_probe
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.sampling import Sampling
 from pospre.evaluation.table import format_table, percent, standard_error
+from pospre.recipe.ranges import PositiveShare
 
 FIGURES = {"top1": "max"}
 DECAYS = (1e-4, 1e-3, 1e-2, 1e-1)
@@ -35,7 +36,7 @@ def evaluate(
     features: Pooling = "mean",
     iterations: PositiveInt = 100,
     weight_decay: PositiveFloat | None = None,
-    label_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0,
+    label_fraction: PositiveShare = 1.0,
     labels: str | None = None,
     num_bank: PositiveInt | None = None,
     sampling: Sampling = Sampling(),
@@ -68,28 +69,22 @@ def evaluate(
     models = {"top1": context.model}
     if baseline:
         models["initial_top1"] = context.initial()
-
-    encode = partial(
-        encode_data,
-        context,
-        models,
-        pooling=features,
-        owner="logistic",
-    )
+    part: Part = (None, features)
+    encode = partial(encode_parts, context, models, parts=[part], owner="logistic")
     banks, bank_labels_M = encode(
-        bank,
+        data=bank,
         title="logistic bank",
         sampling=replace(sampling, num_samples=num_bank),
         label_fraction=label_fraction,
         labels=labels,
     )
     classes = len(bank_labels_M.unique())
-    _require_enough(bank, len(bank_labels_M), classes)
-    queries, labels_Q = encode(context.data, title="logistic", sampling=sampling)
+    check_enough("logistic", bank, len(bank_labels_M), classes)
+    queries, labels_Q = encode(data=context.data, title="logistic", sampling=sampling)
     num_classes = int(torch.cat([labels_Q, bank_labels_M]).max()) + 1
     results: dict[str, Any] = {"initial_top1": None}
     for name in models:
-        bank_MD, queries_QD = standardise(banks[name], queries[name])
+        bank_MD, queries_QD = standardise(banks[name][part], queries[name][part])
         weights, decay = fit(
             bank_MD.to(context.device),
             bank_labels_M.to(context.device),
@@ -118,15 +113,8 @@ def check(plan: Plan) -> None:
     bank = check_probe("logistic", plan)
     bank = subset(bank, settings["label_fraction"], settings["labels"], settings["seed"])
     count = min(len(bank), settings["num_bank"] or len(bank))
-    _require_enough(bank.address, count, count if bank.classes is None else len(bank.classes))
-
-
-def _require_enough(bank: str, count: int, classes: int) -> None:
-    if count < 10 or classes < 2:
-        raise UserError(
-            f"logistic: bank={bank} gives {count} images of {classes} classes; a classifier needs "
-            "at least 10 images and 2 classes."
-        )
+    classes = count if bank.classes is None else len(bank.classes)
+    check_enough("logistic", bank.address, count, classes)
 
 
 def standardise(bank_MD: Tensor, queries_QD: Tensor) -> tuple[Tensor, Tensor]:

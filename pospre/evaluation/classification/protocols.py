@@ -4,7 +4,7 @@ What is the same for all: weights from N(0, 0.01²), bias 0, cross-entropy, the 
 / 256, momentum 0.9.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pospre.evaluation.features import Pooling
@@ -59,26 +59,18 @@ class Protocol:
     crop: Literal["center", "full"] = "center"
 
 
-def _vissl(
-    epochs: int,
-    milestones: tuple[int, ...] = (),
-    floor: float = 0.0,
-    crop: Literal["center", "full"] = "center",
-) -> Protocol:
-    return Protocol(
-        pooling="mean",
-        blocks=(1, 4),
-        norms=("none", "affine"),
-        base_lrs=(0.01,),
-        epochs=epochs,
-        batch=2048,
-        nesterov=True,
-        weight_decay=5e-4,
-        milestones=milestones,
-        floor=floor,
-        crop=crop,
-    )
-
+_VISSL = Protocol(
+    pooling="mean",
+    blocks=(1, 4),
+    norms=("none", "affine"),
+    base_lrs=(0.01,),
+    epochs=28,
+    batch=2048,
+    nesterov=True,
+    weight_decay=5e-4,
+    milestones=(8, 16, 24),
+)
+_CLEVR = replace(_VISSL, milestones=(), floor=0.01, crop="full")
 
 PROTOCOLS: dict[Name, Protocol] = {
     # He et al. 2022 (arXiv 2111.06377), appendix A.1; LUT's linear columns are of the same code
@@ -103,9 +95,9 @@ PROTOCOLS: dict[Name, Protocol] = {
         adds_mean=True,
     ),
     # I-JEPA and StoP: VISSL's transfer settings, with 64 devices of 32 images
-    "vissl": _vissl(28, milestones=(8, 16, 24)),
-    "vissl_places205": _vissl(14, milestones=(4, 8, 12)),
-    "vissl_inat18": _vissl(84, milestones=(24, 48, 72)),
-    "vissl_clevr_count": _vissl(50, floor=0.01, crop="full"),
-    "vissl_clevr_distance": _vissl(100, floor=0.01, crop="full"),
+    "vissl": _VISSL,
+    "vissl_places205": replace(_VISSL, epochs=14, milestones=(4, 8, 12)),
+    "vissl_inat18": replace(_VISSL, epochs=84, milestones=(24, 48, 72)),
+    "vissl_clevr_count": replace(_CLEVR, epochs=50),
+    "vissl_clevr_distance": replace(_CLEVR, epochs=100),
 }

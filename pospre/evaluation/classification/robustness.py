@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import torch
-from pydantic import BeforeValidator, Field, PositiveInt
+from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from pospre.batch import INDEX, LABEL
@@ -28,34 +28,31 @@ from pospre.evaluation.classification.damage import Condition, conditions
 from pospre.evaluation.classification.predictions import HEAD, class_head, log_probabilities
 from pospre.evaluation.features import centre_batches, require_labels
 from pospre.evaluation.layers import blank_encoder
-from pospre.evaluation.listed import listed
+from pospre.evaluation.listed import Listed
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.sampling import Sampling
 from pospre.evaluation.table import format_table, percent, standard_error
 from pospre.nn.masking import num_kept
 from pospre.nn.sizes import pair
-from pospre.recipe.ranges import Ratio
+from pospre.recipe.ranges import PositiveShare, Ratio
 
 NEEDS = HEAD
 FIGURES = {"mean": "max"}
-Paths = Annotated[tuple[str, ...], BeforeValidator(listed)]
-Share = Annotated[float, Field(gt=0, le=1)]
-Ratios = Annotated[tuple[Ratio, ...], BeforeValidator(listed)]
-Counts = Annotated[tuple[Annotated[int, Field(ge=2)], ...], BeforeValidator(listed)]
+Count = Annotated[int, Field(ge=2)]
 
 
 def evaluate(
     context: Context,
     *,
-    sets: Paths = (),
+    sets: Listed[str] = (),
     lists: str | None = None,
     outliers: str | None = None,
     reassessed: str | None = None,
-    occlusion: Share = 0.5,
-    patch_drop: Ratios = (0.25, 0.5, 0.75),
-    tiles: Counts = (2,),
+    occlusion: PositiveShare = 0.5,
+    patch_drop: Listed[Ratio] = (0.25, 0.5, 0.75),
+    tiles: Listed[Count] = (2,),
     shift: PositiveInt = 1,
-    scale: Share = 0.5,
+    scale: PositiveShare = 0.5,
     sampling: Sampling = Sampling(),
 ) -> dict[str, Any]:
     """Measure top-1 under every condition and on every further data set.

@@ -1,4 +1,4 @@
-"""One vector per image from any block of an encoder, by its class token or its patches' mean."""
+"""One vector per image of an encoder or any of its blocks, by class token or patches' mean."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,8 +11,8 @@ from pospre.evaluation.layers import layer_tokens
 from pospre.evaluation.registry import Context
 from pospre.model.model import PretrainModel
 
-Part = tuple[int, Pooling]
-"""A layer (0 is the embedding, the first block is 1), and what stands for it."""
+Part = tuple[int | None, Pooling]
+"""A layer (0: the embedding, 1: the first block; None: what the encoder returns), and its token."""
 Parts = Mapping[Part, Tensor]
 """Vectors (M, D) of M images by part."""
 
@@ -43,7 +43,6 @@ def encode_parts(
     Raises:
         UserError: of evaluation ``owner``: an image has no label.
     """
-    layers = sorted({layer for layer, _ in parts})
     found: dict[str, dict[Part, list[Tensor]]] = {
         name: {part: [] for part in parts} for name in models
     }
@@ -51,10 +50,9 @@ def encode_parts(
     for batch in centre_batches(context, data, **options):
         labels.append(batch["label"].cpu())
         for name, model in models.items():
-            tokens = layer_tokens(model, model.images(batch)[:, 0], layers)
-            by_layer = dict(zip(layers, tokens, strict=True))
+            tokens = _tokens(model, model.images(batch)[:, 0], parts)
             for layer, pooling in parts:
-                pooled = pool_tokens(model, by_layer[layer], pooling)
+                pooled = pool_tokens(model, tokens[layer], pooling)
                 found[name][layer, pooling].append(pooled.cpu())
     label_M = torch.cat(labels)
     require_labels(owner, label_M, data)
@@ -62,3 +60,13 @@ def encode_parts(
         name: {part: torch.cat(vectors) for part, vectors in by_part.items()}
         for name, by_part in found.items()
     }, label_M
+
+
+def _tokens(
+    model: PretrainModel, images_BCHW: Tensor, parts: Sequence[Part]
+) -> dict[int | None, Tensor]:
+    """Return the tokens by layer; what an encoder returns is the same for those without blocks."""
+    layers = sorted({layer for layer, _ in parts if layer is not None})
+    if not layers:
+        return {None: model.tokens(images_BCHW)}
+    return dict(zip(layers, layer_tokens(model, images_BCHW, layers), strict=True))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor, nn
 
 from pospre.errors import UserError
-from pospre.evaluation.layers import blank_encoder, check_layers, layer_tokens
+from pospre.evaluation.layers import layer_tokens, planned_encoder
 from pospre.model.model import PretrainModel
 from pospre.nn.encoder import Encoder
 from pospre.recipe.recipe import Recipe
@@ -56,8 +56,7 @@ def check_encoder(owner: str, recipe: Recipe, layers: Sequence[int] | None = Non
         UserError: of evaluation ``owner``: it is no ViT of square patches of colour images, or has
             fewer layers.
     """
-    encoder = blank_encoder(recipe)
-    check_layers(owner, recipe.encoder.name, encoder.depth, layers or ())
+    encoder = planned_encoder(owner, recipe, layers)
     if encoder.channels != 3 or encoder.patch_size[0] != encoder.patch_size[1]:
         raise UserError(
             f"{owner} shows RGB images to square patches; this encoder has {encoder.channels} "

@@ -12,6 +12,7 @@ from torch import Tensor
 from pospre import draws
 from pospre.batch import INDEX, Batch
 from pospre.data.views.plan import ViewGroup
+from pospre.evaluation.classification.damage import reorder_tiles
 from pospre.evaluation.features import WHOLE, centre_batches
 from pospre.evaluation.layers import layer_tokens
 from pospre.evaluation.registry import Context
@@ -131,7 +132,7 @@ def layer_features(
             images = images.mean(dim=(2, 3), keepdim=True).expand_as(images)
         elif shown_as == "shuffled":
             order_BN = _permutation(part, rows * columns, seed, "shuffle")
-            images = reorder_patches(images, order_BN, model.encoder.patch_size)
+            images = reorder_tiles(images, order_BN, (rows, columns))
             origin_BT = order_BN.gather(1, asked_BT)
         found = layer_tokens(model, images, layers, positions=edit)
         for into, tokens_BTD in zip(kept, found, strict=True):
@@ -141,17 +142,6 @@ def layer_features(
         step(len(images))
     shown, origin = (torch.cat(part) for part in zip(*places, strict=True))
     return Features([torch.cat(parts) for parts in kept], shown, origin)
-
-
-def reorder_patches(images_BCHW: Tensor, order_BN: Tensor, patch_size: tuple[int, int]) -> Tensor:
-    """Return images whose i-th place shows the patch that was in place ``order_BN[:, i]``."""
-    high, wide = patch_size
-    grid = images_BCHW.shape[2] // high, images_BCHW.shape[3] // wide
-    cells = images_BCHW.unflatten(3, (grid[1], wide)).unflatten(2, (grid[0], high))
-    cells = cells.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)  # B, N, channel, high, wide
-    rows = torch.arange(len(cells), device=cells.device).unsqueeze(1)
-    cells = cells[rows, order_BN].unflatten(1, grid)
-    return cells.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
 
 
 def _permutation(batch: Batch, count: int, seed: int, purpose: str) -> Tensor:

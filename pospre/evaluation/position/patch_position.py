@@ -8,6 +8,7 @@ and 5/N. Patches that are told their position are not asked.
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
@@ -21,7 +22,6 @@ from pospre.evaluation.position.predictions import predict_patches
 from pospre.evaluation.registry import Context
 from pospre.evaluation.sampling import Sampling
 from pospre.evaluation.table import format_table, percent
-from pospre.model.model import PretrainModel
 from pospre.recipe.ranges import Ratio
 
 NEEDS = "mp3"
@@ -56,19 +56,12 @@ def evaluate(
         ``ratios`` (one dict per η, accuracies in [0, 1]), ``mean`` (of their top-1), ``chance``,
         ``chance_top5``, ``grid`` (rows, columns) and ``samples``.
     """
-    predictors = {"trained": _predictor(context.model, sampling.seed)}
+    predictors = {"trained": partial(predict_patches, context.model, seed=sampling.seed)}
     if baseline:
-        predictors["initial"] = _predictor(context.initial(), sampling.seed)
+        predictors["initial"] = partial(predict_patches, context.initial(), seed=sampling.seed)
     batches = centre_batches(context, context.data, title="patch_position", sampling=sampling)
     rows, columns = context.model.encoder.grid
     return summarise(measure(predictors, batches, mask_ratios), (rows, columns))
-
-
-def _predictor(model: PretrainModel, seed: int) -> Predictor:
-    def predict(batch: Batch, mask_ratio: float) -> Prediction:
-        return predict_patches(model, batch, mask_ratio=mask_ratio, seed=seed)
-
-    return predict
 
 
 def measure(

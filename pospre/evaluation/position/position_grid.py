@@ -14,17 +14,18 @@ An encoder that packs the visible patches into a square (Swin) is measured at γ
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from pospre.algorithms.droppos import num_shown
+from pospre.batch import Batch
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.position.predictions import predict_positions
 from pospre.evaluation.registry import Context
 from pospre.evaluation.sampling import Sampling
 from pospre.evaluation.table import format_table, percent
-from pospre.model.model import PretrainModel
 from pospre.nn.masking import num_kept
 
 NEEDS = "droppos"
@@ -34,7 +35,7 @@ POSITION_MASK_RATIOS = (0.25, 0.5, 0.75, 0.95)
 
 Cell = tuple[float, float]
 Prediction = tuple[Tensor, Tensor, Tensor]
-Predictor = Callable[[Mapping[str, Tensor], float, float], Prediction]
+Predictor = Callable[[Batch, float, float], Prediction]
 
 
 def evaluate(
@@ -54,9 +55,10 @@ def evaluate(
         ``cells`` (one dict per cell, accuracies in [0, 1]), ``mean``, ``initial_mean``, ``grid``
         (rows, columns) and ``samples``.
     """
-    predictors = {"accuracy": _predictor(context.model, sampling.seed)}
+    predictors = {"accuracy": partial(predict_positions, context.model, seed=sampling.seed)}
     if baseline:
-        predictors["initial_accuracy"] = _predictor(context.initial(), sampling.seed)
+        initial = partial(predict_positions, context.initial(), seed=sampling.seed)
+        predictors["initial_accuracy"] = initial
     batches = centre_batches(context, context.data, title="position_grid", sampling=sampling)
     encoder = context.model.encoder
     visible = {ratio: num_kept(encoder.num_patches, ratio) for ratio in MASK_RATIOS}
@@ -64,18 +66,9 @@ def evaluate(
     return summarise(measure_grid(predictors, batches, ratios), encoder.grid)
 
 
-def _predictor(model: PretrainModel, seed: int) -> Predictor:
-    def predict(batch: Mapping[str, Tensor], mask: float, position_mask: float) -> Prediction:
-        return predict_positions(
-            model, dict(batch), mask_ratio=mask, position_mask_ratio=position_mask, seed=seed
-        )
-
-    return predict
-
-
 def measure_grid(
     predictors: Mapping[str, Predictor],
-    batches: Iterable[Mapping[str, Tensor]],
+    batches: Iterable[Batch],
     mask_ratios: Sequence[float] = MASK_RATIOS,
 ) -> dict[Cell, dict[str, int]]:
     """Count, per cell, the tokens asked for (``tokens``) and each predictor's right answers."""

@@ -20,7 +20,7 @@ from pospre.batch import INDEX, Batch
 from pospre.errors import UserError
 from pospre.evaluation.classification.knn import all_layers
 from pospre.evaluation.drawing import check_pictures
-from pospre.evaluation.layers import blank_encoder, check_layers
+from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.listed import Numbers
 from pospre.evaluation.models import open_model
 from pospre.evaluation.position.layer_features import (
@@ -168,10 +168,7 @@ def evaluate(
 def check(plan: Plan) -> PretrainModel | None:
     """Return the model of ``versus``; raise a ``UserError`` for what cannot be probed."""
     recipe, settings = plan.recipe, plan.settings
-    check_layers("position_probe", recipe.encoder.name, 0, ())
-    encoder = blank_encoder(recipe)
-    layers = all_layers(settings["layers"], encoder.depth) or ()
-    check_layers("position_probe", recipe.encoder.name, encoder.depth, layers)
+    encoder = planned_encoder("position_probe", recipe, settings["layers"])
     kind = recipe.encoder.positions
     if settings["grids"] and kind in ("relative", "shared_relative"):
         raise UserError(

@@ -16,12 +16,12 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from pospre.errors import UserError
-from pospre.evaluation.layers import check_layers
-from pospre.evaluation.listed import listed
+from pospre.evaluation.layers import planned_encoder
+from pospre.evaluation.listed import Listed
 from pospre.evaluation.position.layer_features import (
     Features,
     hold_out,
@@ -51,7 +51,6 @@ FIGURES = {"r2_left": "min", "top1_left": "min"}
 HELD_OUT = 0.25
 
 Direction = Literal["regression", "covariance"]
-Names = Annotated[tuple[str, ...], BeforeValidator(listed)]
 Planes = Annotated[int, Field(ge=1, le=15)]
 
 
@@ -76,7 +75,7 @@ def evaluate(
     *,
     by: Direction = "regression",
     planes: Planes | None = None,
-    evaluations: Names = (),
+    evaluations: Listed[str] = (),
     bank: str | None = None,
     num_samples: Images = 400,
     num_tokens: PositiveInt = 64,
@@ -154,7 +153,7 @@ def evaluate(
 
 def check(plan: Plan) -> dict[str, Checked]:
     """Return the other evaluations; raise a ``UserError`` if one would fail, or planes lack."""
-    check_layers("position_removal", plan.recipe.encoder.name, 0, ())
+    planned_encoder("position_removal", plan.recipe)
     check_images("position_removal", plan)
     if plan.settings["by"] == "covariance" and plan.settings["planes"] not in (None, 1):
         raise UserError(

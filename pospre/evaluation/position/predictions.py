@@ -15,12 +15,7 @@ from pospre.nn.masking import slot_mask
 
 @torch.no_grad()
 def predict_positions(
-    model: PretrainModel,
-    batch: Batch,
-    *,
-    mask_ratio: float,
-    position_mask_ratio: float,
-    seed: int,
+    model: PretrainModel, batch: Batch, mask_ratio: float, position_mask_ratio: float, *, seed: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Predict the positions of the visible patches at any two mask ratios.
 
@@ -54,7 +49,7 @@ def predict_positions(
 
 @torch.no_grad()
 def predict_patches(
-    model: PretrainModel, batch: Batch, *, mask_ratio: float, seed: int
+    model: PretrainModel, batch: Batch, mask_ratio: float, *, seed: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Predict the position of every patch at any mask ratio.
 

@@ -14,38 +14,36 @@ from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
-from pydantic import BeforeValidator, Field, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from pospre.batch import INDEX, Batch
 from pospre.data.opening import open_reader
 from pospre.errors import UserError
+from pospre.evaluation.classification.damage import scale_positions, shift_positions
 from pospre.evaluation.classification.knn import nearest_class
 from pospre.evaluation.estimates import standard_error
 from pospre.evaluation.features import Pooling, pool_tokens
-from pospre.evaluation.layers import blank_encoder, check_layers
-from pospre.evaluation.listed import listed
+from pospre.evaluation.layers import planned_encoder
+from pospre.evaluation.listed import Listed
 from pospre.evaluation.position.layer_features import BATCH, load_images
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.table import format_table
 from pospre.model.model import PretrainModel
 from pospre.nn.encoder import Edit
-from pospre.nn.interpolation import interpolation_weights
 
 FIGURES = {"cosine": "max"}
 TEMPERATURE = 0.07
 
-Shifts = Annotated[tuple[PositiveInt, ...], BeforeValidator(listed)]
-Zooms = Annotated[tuple[Annotated[float, Field(gt=1)], ...], BeforeValidator(listed)]
-Scales = Annotated[tuple[Annotated[float, Field(gt=0)], ...], BeforeValidator(listed)]
+Zoom = Annotated[float, Field(gt=1)]
 
 
 def evaluate(
     context: Context,
     *,
-    shifts: Shifts = (1, 2, 4),
-    zooms: Zooms = (1.25, 2.0),
-    scales: Scales = (0.75, 1.5),
+    shifts: Listed[PositiveInt] = (1, 2, 4),
+    zooms: Listed[Zoom] = (1.25, 2.0),
+    scales: Listed[PositiveFloat] = (0.75, 1.5),
     features: Pooling = "mean",
     k: PositiveInt = 20,
     num_samples: Annotated[int, Field(ge=2)] = 500,
@@ -119,7 +117,7 @@ def evaluate(
 def check(plan: Plan) -> None:
     """Raise a ``UserError`` for an encoder without positions to disturb, or none to disturb."""
     encoder, settings = plan.recipe.encoder, plan.settings
-    check_layers("shifted_positions", encoder.name, 0, ())
+    grid = planned_encoder("shifted_positions", plan.recipe).grid
     if settings["features"] == "cls" and not encoder.class_token:
         raise UserError(
             "shifted_positions: features=cls, but the encoder has no class token; use mean."
@@ -132,7 +130,6 @@ def check(plan: Plan) -> None:
     additive = encoder.positions != "none"
     if not settings["scales"] and not (additive and (settings["shifts"] or settings["zooms"])):
         raise UserError("shifted_positions: nothing to disturb; give shifts, zooms or scales.")
-    grid = blank_encoder(plan.recipe).grid
     for count in settings["shifts"]:
         if count > max(4, *grid):
             raise UserError(
@@ -154,30 +151,15 @@ def edits_of(
 ) -> dict[str, Edit]:
     """Return by name what to do to the positions (B, N, D) of a grid."""
     edits: dict[str, Edit] = {
-        f"shifted by {count}": partial(shift, grid=grid, count=count) for count in shifts
+        f"shifted by {count}": partial(shift_positions, grid=grid, by=-count) for count in shifts
     }
     edits |= {
-        f"the middle, x {factor:g}": partial(zoom, grid=grid, factor=factor) for factor in zooms
+        f"the middle, x {factor:g}": partial(
+            scale_positions, grid=grid, by=1 / factor, mode="bicubic"
+        )
+        for factor in zooms
     }
     return {**edits, "no positions": torch.zeros_like}
-
-
-def shift(positions_BND: Tensor, grid: tuple[int, int], count: int) -> Tensor:
-    """Return positions whose place (r, c) has those of (r − count, c − count), cyclically."""
-    table = positions_BND.unflatten(1, grid)
-    return table.roll((count, count), dims=(1, 2)).flatten(1, 2)
-
-
-def zoom(positions_BND: Tensor, grid: tuple[int, int], factor: float) -> Tensor:
-    """Return the positions of the middle 1/factor of both sides over the whole grid: bicubic."""
-    down, across = (
-        interpolation_weights(
-            (0.5 + ((torch.arange(count) + 0.5) / count - 0.5) / factor)[None], count, "bicubic"
-        )[0].to(positions_BND)
-        for count in grid
-    )
-    table = positions_BND.unflatten(1, grid)
-    return torch.einsum("rh,cw,bhwd->brcd", down, across, table).flatten(1, 2)
 
 
 @torch.no_grad()

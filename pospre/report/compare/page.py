@@ -5,7 +5,7 @@ from typing import Any
 from pospre.report.compare.runs import Comparison
 from pospre.report.compare.table import BEYOND, DIFFERENCE
 from pospre.report.page import curve_titles, render_template
-from pospre.report.plots import SharedChart, draw_shared
+from pospre.report.plots import draw_charts
 
 
 def comparison_page(comparison: Comparison) -> str:
@@ -16,24 +16,18 @@ def comparison_page(comparison: Comparison) -> str:
 def page_context(comparison: Comparison) -> dict[str, Any]:
     """Return the template's variables."""
     header = comparison.names
+    records = [run.records for run in comparison.runs]
+    titles = curve_titles([record for each in records for record in each])
     return {
         "names": comparison.names,
         "subtitles": [" + ".join(run.algorithms) for run in comparison.runs],
         "folders": [str(run.folder) for run in comparison.runs],
         "step": comparison.step,
         "curves": comparison.curves,
-        "charts": shared_charts(comparison),
+        "charts": draw_charts(records, titles),
         "figures": comparison.figures,
         "figure_header": [*header, DIFFERENCE] if len(header) == 2 else header,
         "beyond": BEYOND,
         "notes": comparison.notes,
         "recipe": comparison.recipe,
     }
-
-
-def shared_charts(comparison: Comparison) -> list[SharedChart]:
-    """Draw every curve that any of the runs has logged."""
-    records = [run.records for run in comparison.runs]
-    how = curve_titles([record for each in records for record in each])
-    charts = [draw_shared(records, key, **options) for key, options in how.items()]
-    return [chart for chart in charts if chart is not None]

@@ -5,13 +5,13 @@ import torch
 from torch import Tensor
 
 from pospre.batch import Batch
+from pospre.evaluation.classification.damage import reorder_tiles
 from pospre.evaluation.layers import layer_tokens
 from pospre.evaluation.position.layer_features import (
     Features,
     Input,
     hold_out,
     layer_features,
-    reorder_patches,
 )
 from pospre.model.algorithm import attach
 from pospre.model.model import PretrainModel
@@ -55,7 +55,7 @@ def in_order(found: Features, places: Tensor, layer: int) -> Tensor:
 def test_patches_are_put_where_the_order_says(batch: Batch) -> None:
     images = batch["view/image"][:, 0].float()
     order = torch.stack([torch.randperm(12) for _ in range(6)])
-    moved = patchify(reorder_patches(images, order, (8, 8)), (8, 8))
+    moved = patchify(reorder_tiles(images, order, GRID), (8, 8))
     for image, row in enumerate(order):
         assert torch.equal(moved[image], patchify(images, (8, 8))[image, row])
 

@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from sklearn.neighbors import KNeighborsClassifier
 
 from pospre.errors import UserError
-from pospre.evaluation.position.shifted_positions import _figures, shift, table, zoom
+from pospre.evaluation.position.shifted_positions import _figures, edits_of, table
 from pospre.evaluation.registry import figures_of
 from pospre.evaluation.run import check_evaluation, run_evaluation
+from pospre.nn.interpolation import interpolation_weights
 from pospre.training.build import build_model
 from tests.evaluation.checkpoints import tiny_recipe
 
@@ -19,21 +20,18 @@ POSITIONS = torch.randn(2, 12, 8, generator=torch.Generator().manual_seed(0))
 GRID = (3, 4)
 
 
-def test_shifted_positions_are_those_of_the_place_before() -> None:
-    shifted = shift(POSITIONS, GRID, 1).unflatten(1, GRID)
+def test_shifted_and_stretched_positions_are_those_of_the_place_before_and_of_grid_sample() -> None:
+    edits = edits_of(GRID, shifts=(1,), zooms=(2.0,))
+    shifted = edits["shifted by 1"](POSITIONS).unflatten(1, GRID)
     own = POSITIONS.unflatten(1, GRID)
     assert torch.equal(shifted[:, 1, 1], own[:, 0, 0])
     assert torch.equal(shifted[:, 0, 0], own[:, 2, 3])
-
-
-def test_stretched_positions_are_those_of_grid_sample() -> None:
-    picture = POSITIONS.unflatten(1, GRID).permute(0, 3, 1, 2)
-    theta = torch.tensor([[0.5, 0, 0], [0, 0.5, 0]]).expand(2, -1, -1)
-    points = F.affine_grid(theta, list(picture.shape), align_corners=False)
-    wanted = F.grid_sample(
-        picture, points, mode="bicubic", padding_mode="border", align_corners=False
+    down, across = (
+        interpolation_weights(((torch.arange(side) + 0.5) / side / 2 + 0.25)[None], side, "bicubic")
+        for side in GRID
     )
-    found = zoom(POSITIONS, GRID, 2.0).unflatten(1, GRID).permute(0, 3, 1, 2)
+    wanted = torch.einsum("rh,cw,bhwd->brcd", down[0], across[0], own)
+    found = edits["the middle, x 2"](POSITIONS).unflatten(1, GRID)
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
 
 

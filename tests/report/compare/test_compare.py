@@ -13,8 +13,8 @@ import pytest
 
 from pospre.compare import main
 from pospre.errors import run_command
-from pospre.report.compare.page import shared_charts
 from pospre.report.compare.runs import compare_runs, read_runs
+from pospre.report.plots import draw_chart
 from tests.report.fabricated_run import fabricate_run, knn, write_evaluation
 
 
@@ -118,11 +118,10 @@ def test_the_page_is_whole_and_fetches_nothing(
 
 
 def test_one_axis_holds_all_curves(pair: tuple[Path, Path]) -> None:
-
-    charts = {
-        chart.title: chart for chart in shared_charts(compare_runs(read_runs([*map(str, pair)])))
-    }
-    ends = [line.raw_path.split("L")[-1].split()[0] for line in charts["Loss · mae"].lines]
+    records = [run.records for run in read_runs([*map(str, pair)])]
+    chart = draw_chart(records, "loss/mae", title="Loss")
+    assert chart is not None
+    ends = [line.raw_path.split("L")[-1].split()[0] for line in chart.lines]
     assert [float(end) for end in ends] == pytest.approx([1000, 1000 * 119 / 199], abs=0.1)
 
 

@@ -1,0 +1,59 @@
+"""What takes a gradient and is trained by no optimiser: under a Trainer, and in a plain loop."""
+
+from collections.abc import Sequence
+
+from torch.optim import Optimizer
+
+from pospre.errors import UserError
+from pospre.model.model import PretrainModel
+
+
+def fingerprints(model: PretrainModel) -> dict[str, tuple[int, float]]:
+    """Return what changes when an optimiser moves a tensor: its version, or the sum of it."""
+    return {
+        name: (parameter._version, parameter.detach().double().sum().item())
+        for name, parameter in model.named_parameters()
+    }
+
+
+def check_moved(model: PretrainModel) -> None:
+    """Raise ``UserError`` if the optimiser's first step has moved some tensors, but not all.
+
+    Those count that still hold a gradient; a step that moved nothing (a scaler's, a rate of 0) says
+    nothing.
+    """
+    if not model.before_first_step:
+        return
+    now, before = fingerprints(model), model.before_first_step
+    still = [name for name in before if now.get(name) == before[name]]
+    if len(still) < len(before):
+        model.before_first_step = {}  # asked once
+        held = dict(model.named_parameters())
+        _refuse_untrained([name for name in still if held[name].grad is not None])
+
+
+def check_optimized(model: PretrainModel, optimizers: Sequence[Optimizer]) -> None:
+    """Raise ``UserError`` if something that takes a gradient is in no optimiser's group."""
+    held = {
+        id(parameter)
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    left = [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and id(parameter) not in held
+    ]
+    _refuse_untrained(left)
+
+
+def _refuse_untrained(left: list[str]) -> None:
+    if left:
+        more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+        raise UserError(
+            f"{len(left)} tensors take a gradient, but no optimiser trains them: "
+            f"{', '.join(left[:3])}{more}. Attach the algorithms before you make the optimiser, "
+            'algorithm = pospre.attach(model, "mae"), and give the Trainer that one; what shall '
+            "not learn needs requires_grad_(False)."
+        )
