@@ -16,6 +16,7 @@ from pospre.data.cores import available_cores
 from pospre.data.decode.deep import parse_range
 from pospre.errors import UserError, run_command
 from pospre.output import check_picture
+from pospre.recipe.command_line import command_parser
 
 _EPILOG = """\
 examples:
@@ -86,12 +87,8 @@ def _shown(name: str) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m data_prep.convert",
-        description=__doc__,
-        epilog=_EPILOG + "".join(f"  {name:<16}{text}\n" for name, text in KINDS.items()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    kinds = "".join(f"  {name:<16}{text}\n" for name, text in KINDS.items())
+    parser = command_parser("data_prep.convert", __doc__, _EPILOG + kinds)
     _add_result_options(parser.add_argument)
     add = parser.add_argument
     add("--workers", type=int, default=available_cores(), help="processes (all cores)")

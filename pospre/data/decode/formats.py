@@ -28,12 +28,12 @@ _OTHERS = (
 # Common formats that Pillow reads, with both kinds of TIFF's byte order.
 _OWN = (
     (0, b"\xff\xd8\xff", "JPEG"),
-    (0, b"\x89PNG\r\n\x1a\n", "PNG"),
+    (0, b"\x89PNG", "PNG"),
     (0, b"GIF8", "GIF"),
     (8, b"WEBP", "WebP"),
     (0, b"II*\0", "TIFF"),
     (0, b"MM\0*", "TIFF"),
-    (4, b"jP  \r\n\x87\n", "JPEG 2000"),
+    (4, b"jP  \r\n", "JPEG 2000"),
     (4, b"ftypavif", "AVIF"),
     (4, b"ftypavis", "AVIF"),
 )
