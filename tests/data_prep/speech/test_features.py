@@ -147,19 +147,6 @@ def test_options_of_the_other_kind(tmp_path: Path, capsys: pytest.CaptureFixture
     assert description(tmp_path / "mds")["ignored"] == 1
 
 
-def test_numbered_names_parts(tmp_path: Path) -> None:
-    for word in ("0", "1", "2"):
-        for number in range(3, 9):
-            path = tmp_path / "set" / "recordings" / f"{word}_ann_{number}.wav"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(wav(chirp(number)))
-    for part, count in (("train", 12), ("val", 6)):
-        assert run(tmp_path / "set", tmp_path / part, "--split", part) == 0
-        content = description(tmp_path / part)
-        assert content["samples"] == count and content["classes"] == ["0", "1", "2"]
-    assert [MdsReader(tmp_path / "val").read(i).label for i in range(6)] == [0, 0, 1, 1, 2, 2]
-
-
 def test_spoken_digits(test_data: Path, tmp_path: Path) -> None:
     with tarfile.open(test_data / "spoken_digits.tar.gz") as archive:
         members = [m for m in archive.getmembers() if "_theo_" in m.name]
