@@ -335,7 +335,7 @@ def use_bucket(
     """Let a test, and what it starts, use the S3 at ``endpoint``."""
     monkeypatch.setenv("S3_ENDPOINT_URL", endpoint)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-of-nobody")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     if patience is not None:
         monkeypatch.setenv("POSPRE_S3_PATIENCE", f"{patience:g}")

@@ -28,13 +28,9 @@ def endpoint() -> Iterator[str]:
 @pytest.fixture
 def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     """An empty bucket ``bucket``, and a place of our own for temporary files; gives a client."""
-    for name, value in {
-        "S3_ENDPOINT_URL": endpoint,
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }.items():
-        monkeypatch.setenv(name, value)
+    from tests.data.flaky_s3 import use_bucket
+
+    use_bucket(monkeypatch, endpoint)
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     import boto3
