@@ -92,13 +92,10 @@ def evaluate(
         scale=scale,
         has_table=encoder.pos_embed is not None or context.model.position_source is not None,
     )
-    reader = open_reader(context.data)
-    names = reader.classes
+    others, real_MC = context.opened
     classes = class_head(context.model).num_classes
-    known = names or [str(number) for number in range(classes)]
     own = ClassSet(context.data, torch.eye(classes).bool(), torch.ones(classes).bool())
     rows, clean = _measure(context, own, wanted, sampling)
-    others = [open_class_set(path, known, lists) for path in sets]
     further = [_measure(context, other, wanted[:1], sampling)[0][0] for other in others]
     aupr = None
     if outliers is not None:
@@ -109,8 +106,8 @@ def evaluate(
         scores = -torch.cat([clean.confidence, strange])
         aupr = float(average_precision_score(truth, scores.numpy()))
     real = None
-    if reassessed is not None:
-        right_MC = read_reassessed(reassessed, reader, classes)[clean.place]
+    if real_MC is not None:
+        right_MC = real_MC[clean.place]
         some_M = right_MC.any(1)
         right_M = right_MC.gather(1, clean.answer[:, None])[:, 0][some_M]
         real = _row("reassessed labels", right_M, classes) if len(right_M) else None
@@ -126,8 +123,12 @@ def evaluate(
     }
 
 
-def check(plan: Plan) -> None:
-    """Raise a ``UserError`` for data, sets, lists or tiles that the model cannot be measured on."""
+def check(plan: Plan) -> tuple[list[ClassSet], Tensor | None]:
+    """Return the further sets, and which classes are right for each image where that is reassessed.
+
+    Raises:
+        UserError: data, sets, lists or tiles that the model cannot be measured on.
+    """
     settings = plan.settings
     classes = check_classes(plan)
     reader = open_reader(plan.data)
@@ -153,16 +154,14 @@ def check(plan: Plan) -> None:
                 f"outliers={settings['outliers']} are the data themselves; give images "
                 "of other classes."
             )
-    known = reader.classes or [str(number) for number in range(classes)]
-    if settings["reassessed"] is not None:
-        read_reassessed(settings["reassessed"], reader, classes)
     if settings["lists"] is not None and not settings["sets"]:
         raise UserError(
             f"lists={settings['lists']} says what the folders of sets stand for; give "
             "sets=PATH as well."
         )
-    for path in settings["sets"]:
-        open_class_set(path, known, settings["lists"])
+    known, path = reader.classes or list(map(str, range(classes))), settings["reassessed"]
+    sets = [open_class_set(each, known, settings["lists"]) for each in settings["sets"]]
+    return sets, None if path is None else read_reassessed(path, reader, classes)
 
 
 class Clean(NamedTuple):

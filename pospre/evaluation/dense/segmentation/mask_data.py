@@ -142,13 +142,13 @@ def _pairs(images: Path, masks: Path) -> tuple[list[Path], list[Path]]:
     return files, wanted
 
 
-def check_masks(train: MaskSet, val: MaskSet, num_classes: int | None) -> None:
+def check_masks(train: MaskSet, val: MaskSet, num_classes: int) -> None:
     """Read all masks; say which classes are measured and cannot be learned.
 
     Args:
         train: what is learned from.
         val: what is measured.
-        num_classes: as given; None takes the layout's, or as many as the first part's masks show.
+        num_classes: of both.
 
     Raises:
         UserError: a mask has an unknown id or is not of its image's size, a part has no labelled
@@ -159,14 +159,13 @@ def check_masks(train: MaskSet, val: MaskSet, num_classes: int | None) -> None:
             f"{val.address} would be measured on images that the decoder learns from; "
             "give another split=…, train_split=… or bank=…."
         )
-    count = count_classes(train, num_classes)
-    named = train.classes is not None and len(train.classes) != count
+    named = train.classes is not None and len(train.classes) != num_classes
     if named or train.classes != val.classes:
         raise UserError(
             f"{train.address} names {len(train.classes or ())} classes, {val.address} "
-            f"{len(val.classes or ())}, and num_classes is {count}; all three must agree."
+            f"{len(val.classes or ())}, and num_classes is {num_classes}; all three must agree."
         )
-    learned, measured = (_count_pixels(part, count) for part in (train, val))
+    learned, measured = (_count_pixels(part, num_classes) for part in (train, val))
     for number in np.flatnonzero((learned == 0) & (measured > 0)).tolist():
         name = f"class {number}" if train.classes is None else train.classes[number]
         print(

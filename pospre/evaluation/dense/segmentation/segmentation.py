@@ -157,7 +157,7 @@ def check(plan: Plan) -> Setup:
     for path in tqdm(files, "images", unit="img", disable=None, delay=2):
         scaled = setup.showing.scaled(*image_sides(path))
         check_not_smaller(path, scaled, encoder.patch_size[0])
-    check_masks(setup.train, setup.val, settings["num_classes"])
+    check_masks(setup.train, setup.val, setup.num_classes)
     return setup
 
 
