@@ -110,14 +110,15 @@ def evaluate(
         models, data=context.data, title="linear", sampling=sampling, view=view
     )
     rest, held = _split(len(label_M), sampling.seed, hold_back=len(kinds) > 1)
-    crops = partial(from_bank, view=_view(context, crop="random" if view is None else "full"))
+    cut = _view(context, crop="random" if view is None else "full")
+    crops = partial(from_bank, view=cut) if augment else None
     measured: dict[str, list[Measured]] = {}
     for name, model in models.items():
         own = _rows(seen[name], rest)
         heads = train_heads(
             kinds,
             settings,
-            partial(_of_epoch, model, crops, rest) if augment else partial(_of_any_epoch, own),
+            partial(_of_epoch, model, own, crops, rest),
             label_M[rest],
             int(torch.cat([label_M, label_Q]).max()) + 1,
             dim=model.encoder.embed_dim,
@@ -185,18 +186,16 @@ def check(plan: Plan) -> None:
 
 def _of_epoch(
     model: PretrainModel,
-    crops: Callable[..., tuple[dict[str, Parts], Tensor]],
+    own: Parts,
+    crops: Callable[..., tuple[dict[str, Parts], Tensor]] | None,
     rest: Tensor,
     epoch: int,
 ) -> Parts:
-    """Return what an epoch's random crops of the bank look like to a model."""
+    """Return what a model sees in an epoch: random crops of the bank, or ``own`` without them."""
+    if crops is None:
+        return own
     found, _ = crops({"": model}, title=f"linear bank, epoch {epoch + 1}", epoch=epoch)
     return _rows(found[""], rest)
-
-
-def _of_any_epoch(own: Parts, epoch: int) -> Parts:
-    """Return what every epoch sees where nothing is drawn anew."""
-    return own
 
 
 def _view(context: Context, **options: Any) -> ViewGroup:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -48,13 +49,14 @@ def batch_of(*indices: int) -> dict[str, torch.Tensor]:
 
 def test_boxes_are_painted() -> None:
     images = torch.rand(3, 3, 20, 12) + 1
-    middle = damage.occlude_center(images, batch_of(0, 1, 2), 0, side=0.5)
+    middle = damage.occlude(images, batch_of(0, 1, 2), 0, side=0.5, anywhere=False)
     assert (middle[..., 5:15, 3:9] == 0).all() and int((middle == 0).sum()) == 3 * 3 * 10 * 6
     assert torch.equal(middle[..., :5, :], images[..., :5, :])
-    moved = damage.occlude_random(images, batch_of(0, 1, 2), 0, side=0.5)
+    box = partial(damage.occlude, side=0.5, anywhere=True)
+    moved = box(images, batch_of(0, 1, 2), 0)
     assert ((moved == 0).sum((1, 2, 3)) == 3 * 10 * 6).all()
-    assert torch.equal(moved[1:], damage.occlude_random(images[1:], batch_of(1, 2), 0, side=0.5))
-    assert not torch.equal(moved, damage.occlude_random(images, batch_of(0, 1, 2), 1, side=0.5))
+    assert torch.equal(moved[1:], box(images[1:], batch_of(1, 2), 0))
+    assert not torch.equal(moved, box(images, batch_of(0, 1, 2), 1))
 
 
 def test_whole_patches_are_painted() -> None:
