@@ -113,16 +113,12 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     settings = parse_settings(arguments.settings)
     check_settings(arguments.name, settings)
     from pospre.evaluation.figures import run_folder_of
-    from pospre.evaluation.models import open_model
+    from pospre.evaluation.models import Shown, open_model
     from pospre.evaluation.run import run_evaluation
 
+    shown = Shown(image_size, mean, std)
     subject = open_model(
-        arguments.model,
-        weights=arguments.weights,
-        image_size=image_size,
-        mean=mean,
-        std=std,
-        seed=arguments.seed,
+        arguments.model, weights=arguments.weights, shown=shown, seed=arguments.seed
     )
     if subject.origin:
         print(subject.origin, file=sys.stderr)

@@ -31,17 +31,22 @@ Numbers = Sequence[float] | None
 
 
 class Shown(NamedTuple):
-    """What images a foreign encoder is given; None: those that are noted for it.
+    """What images a foreign encoder is given.
 
     Attributes:
-        image_size: (height, width) in pixels.
-        mean: of the normalisation, one for each channel in [0, 1], or one for all.
+        image_size: (height, width) in pixels; its positions are resampled for it. None takes that
+            of its positions, or timm's for the name.
+        mean: of the normalisation, one for each channel in [0, 1], or one for all; None takes our
+            export's or timm's for the name, else ImageNet's.
         std: likewise.
     """
 
     image_size: tuple[int, int] | None = None
     mean: Numbers = None
     std: Numbers = None
+
+
+AS_NOTED = Shown()
 
 
 class Subject(NamedTuple):
@@ -65,9 +70,7 @@ def open_model(
     address: str,
     *,
     weights: Weights = "student",
-    image_size: tuple[int, int] | None = None,
-    mean: Numbers = None,
-    std: Numbers = None,
+    shown: Shown = AS_NOTED,
     seed: int = 0,
     keys: Keys = MODEL_KEYS,
 ) -> Subject:
@@ -77,11 +80,7 @@ def open_model(
         address: a run folder or checkpoint; a file of weights, of ours or of a layout that
             ``pospre.nn.layouts`` knows; ``timm:NAME`` (random weights); or ``timm:NAME,FILE``.
         weights: ``teacher``: the one that follows the trained encoder, where there is one.
-        image_size: (height, width) of the images that a foreign encoder sees; its positions are
-            resampled for it. None takes that of its positions, or timm's for the name.
-        mean: of its normalisation, one for each channel in [0, 1], or one for all; None takes our
-            export's or timm's for the name, else ImageNet's.
-        std: likewise.
+        shown: what images a foreign encoder is given.
         seed: of random weights.
         keys: what errors call the options.
 
@@ -89,12 +88,11 @@ def open_model(
         UserError: nothing is there, it cannot be read, or it is no encoder of the kind ours is;
             or a size, mean or deviation is given for a run, whose recipe says it.
     """
-    shown = Shown(image_size, mean, std)
     if address.startswith(PREFIX):
         return _of_timm(address, weights, shown, seed, keys)
     if address.endswith(EXPORTED):
         return _of_file(address, weights, shown, seed, keys)
-    if shown != Shown():
+    if shown != AS_NOTED:
         raise UserError(
             f"--image-size, --mean and --std are for weights of others; {address} is measured as "
             "its recipe says"
@@ -120,7 +118,7 @@ def subject_of(model: PretrainModel | nn.Module, *, seed: int = 0) -> Subject:
     encoder = wrap_encoder(model)
     config = getattr(model, "pretrained_cfg", {})
     noted = (config.get("mean"), config.get("std"))
-    return _subject(_headless(encoder, Shown(), noted, seed), seed)
+    return _subject(_headless(encoder, AS_NOTED, noted, seed), seed)
 
 
 def _of_timm(address: str, weights: Weights, shown: Shown, seed: int, keys: Keys) -> Subject:

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 import pospre
 from pospre import evaluate
 from pospre.errors import UserError, run_command
-from pospre.evaluation.models import open_model
+from pospre.evaluation.models import Shown, open_model
 from pospre.exchange.export import export
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
 
@@ -110,7 +110,7 @@ def test_a_name_of_timm_has_random_weights_of_a_seed_and_says_so(
 
 
 def test_a_name_of_timm_takes_the_weights_of_a_file(tiny_timm: str, weights: Path) -> None:
-    subject = open_model(f"timm:{tiny_timm},{weights}", image_size=(64, 64))
+    subject = open_model(f"timm:{tiny_timm},{weights}", shown=Shown((64, 64)))
     for shown in ("patch_embed.proj.weight 192×3×8×8 → 192×3×16×16", "mean 0.5, 0.5, 0.5"):
         assert shown in subject.origin
     for address, message in (

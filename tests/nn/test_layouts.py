@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pospre.errors import UserError
-from pospre.evaluation.models import open_model
+from pospre.evaluation.models import Shown, open_model
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.nn.layouts import with_prefix_rows
@@ -226,14 +226,14 @@ def test_swiglu_under_dinov2s_names(tmp_path: Path) -> None:
 def test_positions_are_resampled_for_another_size(tmp_path: Path) -> None:
     state = vit(init_values=0.3).state_dict()
     save_file(dinov2(state), tmp_path / "dinov2.safetensors")
-    subject = open_model(str(tmp_path / "dinov2.safetensors"), image_size=(48, 24))
+    subject = open_model(str(tmp_path / "dinov2.safetensors"), shown=Shown((48, 24)))
     table = subject.model.encoder.state_dict()["pos_embed"][0]
     expected = resample_positions(state["pos_embed"][0, 1:], (4, 4), (6, 3))
     assert torch.equal(table[0], state["pos_embed"][0, 0]) and torch.equal(table[1:], expected)
     assert "resampled: pos_embed 1×17×192 → 1×19×192" in subject.origin
     assert subject.model.encoder.image_size == (48, 24)
     with pytest.raises(UserError, match=r"--image-size = 50 is not divisible .* Use 48"):
-        open_model(str(tmp_path / "dinov2.safetensors"), image_size=(48, 50))
+        open_model(str(tmp_path / "dinov2.safetensors"), shown=Shown((48, 50)))
 
 
 def test_a_table_is_read_with_the_rows_that_it_has() -> None:
