@@ -33,7 +33,6 @@ from pospre.evaluation.listed import listed
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.table import format_table, percent, percent_and_error
 from pospre.model.model import PretrainModel
-from pospre.nn.encoder import Encoder
 from pospre.recipe.ranges import PositiveRange, PositiveShare
 from pospre.schedules import linear, staircase
 
@@ -50,6 +49,11 @@ class Setup(NamedTuple):
     train: BoxSet
     val: BoxSet
     size: int
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether every object has a mask."""
+        return self.train.has_masks and self.val.has_masks
 
 
 def evaluate(
@@ -110,7 +114,7 @@ def evaluate(
             detector, loss = _train(context, setup, model, given, title)
         truth, detections = setup.val.coco(), _detect(context, setup, detector)
         found = {"loss": loss, **average_precision(truth, detections)}
-        if _has_masks(setup):
+        if setup.has_masks:
             masks = average_precision(truth, detections, "segm")
             found |= {f"mask_{key}": value for key, value in masks.items()}
         results |= {f"{prefix}{key}": value for key, value in found.items()}
@@ -130,8 +134,10 @@ def evaluate(
 def check(plan: Plan) -> Setup:
     """Return the data; raise a ``UserError`` for annotations, classes or sizes that will not do."""
     encoder = check_encoder(plan.recipe)
-    setup = _setup(plan.data, plan.settings, encoder)
-    patch = encoder.patch_size[0]
+    settings, patch = plan.settings, encoder.patch_size[0]
+    train = open_boxes(settings["bank"] or plan.data, settings["train_split"])
+    val = open_boxes(plan.data, settings["split"], train.classes)
+    setup = Setup(train, val, settings["size"] or max(encoder.grid) * stride_of(patch))
     unit = 2 * stride_of(patch)
     if setup.size % unit:
         near = max(unit, round(setup.size / unit) * unit)
@@ -149,18 +155,6 @@ def check(plan: Plan) -> Setup:
             factor = setup.size / max(sides)
             check_not_smaller(path, [each * factor for each in sides], patch)
     return setup
-
-
-def _setup(data: str, settings: Mapping[str, Any], encoder: Encoder) -> Setup:
-    """Open the data, and decide the size where it is left open."""
-    train = open_boxes(settings["bank"] or data, settings["train_split"])
-    val = open_boxes(data, settings["split"], train.classes)
-    usual = max(encoder.grid) * stride_of(encoder.patch_size[0])
-    return Setup(train, val, settings["size"] or usual)
-
-
-def _has_masks(setup: Setup) -> bool:
-    return setup.train.has_masks and setup.val.has_masks
 
 
 def _empty(setup: Setup) -> list[str]:
@@ -181,12 +175,12 @@ def _train(
         size=setup.size,
         channels=settings["channels"],
         regions=settings["regions"],
-        has_masks=_has_masks(setup),
+        has_masks=setup.has_masks,
     ).to(context.device)
     rates = {key: settings[key] for key in ("lr", "weight_decay", "layer_decay")}
     fill = tuple((255 * model.augment.mean.flatten()).round().int().tolist())
     samples = Jittered(
-        setup.train, setup.size, settings["jitter"], fill, settings["seed"], _has_masks(setup)
+        setup.train, setup.size, settings["jitter"], fill, settings["seed"], setup.has_masks
     )
     steps = {key: settings[key] for key in ("iterations", "batch_size", "num_workers", "seed")}
 
