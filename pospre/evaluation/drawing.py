@@ -49,10 +49,10 @@ class Cell:
 
 
 def check_pictures(plan: Plan, *, required: bool = False) -> None:
-    """Raise a ``UserError`` if its pictures cannot be drawn or written.
+    """Raise a ``UserError`` if an evaluation's pictures cannot be drawn or written.
 
     Args:
-        plan: of it.
+        plan: of the evaluation.
         required: it is in vain without a folder to draw into.
     """
     if plan.folder is None:

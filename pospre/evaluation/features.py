@@ -120,8 +120,8 @@ def check_probe(plan: Plan) -> Reader:
     """Return the data set that classes are learned from: the bank, or the data where there is none.
 
     Raises:
-        UserError: no labels, other classes in the bank, or features of a
-            class token that the encoder lacks.
+        UserError: no labels, other classes in the bank, or features of a class token that the
+            encoder lacks.
     """
     bank = plan.settings["bank"]
     check_pooling(plan)

@@ -27,7 +27,7 @@ def planned_encoder(
     """Return a recipe's ViT without memory.
 
     Raises:
-        UserError: it is no ViT, or it lacks one of ``layers``.
+        UserError: the encoder is no ViT, or it lacks one of ``layers``.
     """
     if recipe.encoder.name == SWIN:
         raise UserError(f"it looks into the blocks of a ViT, and the encoder is {SWIN}")

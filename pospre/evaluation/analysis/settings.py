@@ -14,8 +14,7 @@ def check_attention(plan: Plan) -> tuple[int, int]:
     """Return the grid of the views of an evaluation with settings ``layers`` and ``image_size``.
 
     Raises:
-        UserError: a layer that has no attention, or a view size that the
-            encoder does not take.
+        UserError: a layer that has no attention, or a view size that the encoder does not take.
     """
     layers, side = plan.settings["layers"] or (), plan.settings["image_size"]
     encoder = planned_encoder(plan.recipe, layers)
@@ -57,7 +56,7 @@ def chosen_layers(model: PretrainModel, layers: Sequence[int] | None) -> list[in
 
 
 def require_two_images(plan: Plan) -> None:
-    """Raise a ``UserError`` if it is to measure a single image."""
+    """Raise a ``UserError`` if a single image is to be measured."""
     found = min(len(open_reader(plan.data)), plan.settings["num_samples"] or 2)
     if found < 2:
         raise UserError(

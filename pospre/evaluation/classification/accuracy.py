@@ -103,7 +103,7 @@ def check_classes(plan: Plan) -> int:
     """Return the number of the head's classes, where the data has labels of them.
 
     Raises:
-        UserError: it has none, or others.
+        UserError: the data have no classes, or others.
     """
     data = open_labelled(plan.data)
     expected: int | None = plan.recipe.algorithms[NEEDS].get("num_classes")

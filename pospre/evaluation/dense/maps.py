@@ -53,8 +53,7 @@ def check_encoder(recipe: Recipe, layers: Sequence[int] | None = None) -> Encode
     """Return a recipe's encoder without memory, after a look at what maps need of it.
 
     Raises:
-        UserError: it is no ViT of square patches of colour images, or has
-            fewer layers.
+        UserError: it is no ViT of square patches of colour images, or has fewer layers.
     """
     encoder = planned_encoder(recipe, layers)
     if encoder.channels != 3 or encoder.patch_size[0] != encoder.patch_size[1]:
