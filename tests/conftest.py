@@ -54,12 +54,22 @@ def draw_image(seed: int, width: int, height: int) -> Image.Image:
     return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
 
 
+def write_images(
+    root: Path, count: int, classes: tuple[str, ...] = (), size: tuple[int, int] = (80, 60)
+) -> Path:
+    """Write JPEGs ``<class>/<number>.jpg`` in turn over the classes (none: flat) below ``root``."""
+    for number in range(count):
+        folder = root / classes[number % len(classes)] if classes else root
+        folder.mkdir(parents=True, exist_ok=True)
+        draw_image(number, *size).save(folder / f"{number:04d}.jpg", quality=92)
+    return root
+
+
 @pytest.fixture
 def image_folder(tmp_path: Path) -> Callable[..., Path]:
     """Return ``make(num_images=8, classes=("cat", "dog"), size=(80, 60), name="images")``.
 
-    It writes JPEGs ``<class>/<number>.jpg`` in turn over the classes (no classes: flat) and returns
-    their folder.
+    It writes JPEGs as ``write_images`` does, and returns their folder.
     """
 
     def make(
@@ -68,11 +78,6 @@ def image_folder(tmp_path: Path) -> Callable[..., Path]:
         size: tuple[int, int] = (80, 60),
         name: str = "images",
     ) -> Path:
-        root = tmp_path / name
-        for number in range(num_images):
-            folder = root / classes[number % len(classes)] if classes else root
-            folder.mkdir(parents=True, exist_ok=True)
-            draw_image(number, *size).save(folder / f"{number:04d}.jpg", quality=92)
-        return root
+        return write_images(tmp_path / name, num_images, classes, size)
 
     return make

@@ -12,9 +12,9 @@ from pospre.certificate.legs import Leg, Runner, check_ends
 from pospre.certificate.lives import Lives, Order
 from pospre.certificate.page import write
 from pospre.certificate.result import Certificate, Column, Request
-from pospre.errors import UserError
 from pospre.output import check_output
 from pospre.recipe.recipe import Recipe, load_recipe
+from pospre.training.data import rank_batch
 
 _OTHER_SUMS = ("trainer.microbatch_size", "trainer.compile", "trainer.fsdp")
 _IN_FP32 = ("trainer.precision=fp32",)
@@ -40,11 +40,7 @@ def certify(request: Request, live: Callable[[Order], None]) -> tuple[Certificat
     for keys in request.also:
         load_recipe(request.recipe, (*request.overrides, *keys))
     for ranks in request.ranks:
-        if recipe.data.batch_size % ranks:
-            raise UserError(
-                f"--ranks {','.join(map(str, request.ranks))}: {ranks} ranks cannot share "
-                f"data.batch_size = {recipe.data.batch_size} evenly; give divisors of it."
-            )
+        rank_batch(recipe, ranks)  # or an error
     remote = recipe.trainer.save_folder if recipe.checkpoint_folder().startswith("s3://") else None
     runner = Runner(
         request.recipe,

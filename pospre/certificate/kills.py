@@ -96,13 +96,8 @@ def is_due(kill: Kill, life: Life, pace: Pace, folder: Path) -> bool:
     if life.begun < kill.step:
         return False
     if kill.kind == "save":
-        return is_saving(folder) or life.begun > kill.step + _MISSED
+        return bool(incomplete(folder)) or life.begun > kill.step + _MISSED
     return life.since_begun() >= kill.delay * pace.step
-
-
-def is_saving(folder: Path) -> bool:
-    """Tell whether a checkpoint in this folder is half written."""
-    return bool(incomplete(folder))
 
 
 def describe(kill: Kill, life: Life, folder: Path) -> str:
@@ -111,4 +106,4 @@ def describe(kill: Kill, life: Life, folder: Path) -> str:
         return "by SIGTERM"
     if not life.begun:  # what is half written is of the life before
         return "before a step"
-    return "in a save" if is_saving(folder) else "in a step"
+    return "in a save" if incomplete(folder) else "in a step"

@@ -7,7 +7,7 @@ import statistics
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -85,7 +85,6 @@ class Runner:
         folder: where the legs go, each into a folder of its own.
         save_folder: of the checkpoints in a bucket, a folder for each leg; None: local ones only.
         lives: what starts the processes.
-        environment: variables of theirs.
     """
 
     recipe: str
@@ -94,7 +93,6 @@ class Runner:
     folder: Path
     save_folder: str | None
     lives: Lives
-    environment: dict[str, str] = field(default_factory=dict)
 
     def run(self, leg: Leg, pace: Pace) -> Done:
         """Run a leg to its end; once more from the start where a kill came too late.
@@ -179,7 +177,6 @@ class Runner:
             values=folder / "weights.npz",
             log=folder / f"life{number}.log",
             every_weight=leg.exact,
-            environment=self.environment,
         )
 
 
@@ -205,7 +202,7 @@ def _say(leg: Leg, number: int, end: str, life: Life) -> None:
     """Print how a life ended, on stderr."""
     of = f" of {len(leg.kills) + 1}" if leg.kills else ""
     how = f"ended {end}" if end else "came to the end"
-    where = f", at step {life.begun}" if life.begun else ""
+    where = f", at step {life.begun}" if life.begun else "" if end else ", nothing was left to do"
     print(
         f"{leg.title}, life {number}{of}: {how}{where}, after {life.age():.1f} s",
         file=sys.stderr,

@@ -15,11 +15,12 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 _SERVER = {  # with these no library starts a thread before the fork, and none touches a GPU
     "OMP_NUM_THREADS": "1",
@@ -128,7 +129,7 @@ class Lives:
         self._live = live
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["pospre.certificate.warm"])
-        with _variables(_SERVER):
+        with mock.patch.dict(os.environ, _SERVER):
             multiprocessing.forkserver.ensure_running()
 
     def start(self, order: Order) -> Life:
@@ -183,18 +184,3 @@ def _free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
-
-
-@contextmanager
-def _variables(values: Mapping[str, str]) -> Iterator[None]:
-    """Set variables of the environment for a while."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from pospre.certificate.records import property_of
 from pospre.model.algorithm import PretrainAlgorithm
-from pospre.training.watch.metrics import plain_name
+from pospre.training.watch.metrics import losses_of
 
 _BREATH = 0.05  # seconds that a step takes at least, so that whoever kills can strike in it
 _ROW_BYTES = 8  # of a sample's hash: enough to tell a few thousand samples apart
@@ -58,16 +58,18 @@ class Observer(Callback):
 
     def after_forward(self, state: State, logger: Logger) -> None:
         """Hash the samples of a microbatch with all that was drawn for them."""
-        for name, keys in _by_property(state.batch).items():
-            self._rows[name].extend(hash_rows({key: state.batch[key] for key in keys}))
+        found: dict[str, dict[str, Tensor]] = defaultdict(dict)
+        for key, value in state.batch.items():
+            found[property_of(key)][key] = value
+        for name, values in found.items():
+            self._rows[name].extend(hash_rows(values))
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Write the line of the step that is done."""
-        losses = {plain_name(name): value for name, value in state.total_loss_dict.items()}
         self._write(
             step=state.timestamp.batch.value,
             rows={name: "".join(rows) for name, rows in self._rows.items()},
-            losses={name: value.hex() for name, value in losses.items()},
+            losses={name: value.hex() for name, value in losses_of(state).items()},
             parameters=hash_tensors(state.model.state_dict()) if self.every_weight else None,
         )
 
@@ -144,10 +146,3 @@ def _local(value: Tensor) -> Tensor:
 
 def _bytes(value: Tensor) -> bytes:
     return value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-def _by_property(batch: Mapping[str, Tensor]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = defaultdict(list)
-    for key in batch:
-        found[property_of(key)].append(key)
-    return found

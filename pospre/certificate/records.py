@@ -46,22 +46,18 @@ class LifeRecord:
 
     Attributes:
         start: the step it went on from; None where it ended before that.
-        begun: the last step that it began, 0 for none.
         steps: those that it finished.
         end: hashes of the final state, of a life that came to the end.
         coupled: what looks at all samples of a forward at once; empty for nothing.
         first: when its first step began, in seconds of the machine's clock.
-        begun_at: when its last one began.
         seconds: that each of its steps took.
     """
 
     start: int | None = None
-    begun: int = 0
     steps: list[Step] = field(default_factory=list)
     end: dict[str, Any] | None = None
     coupled: str = ""
     first: float = 0.0
-    begun_at: float = 0.0
     seconds: list[float] = field(default_factory=list)
 
 
@@ -71,30 +67,21 @@ def read_life(paths: Sequence[Path]) -> LifeRecord:
     A step counts as finished when all ranks have written it.
     """
     ranks = [list(map(json.loads, _whole_lines(path))) for path in paths]
-    record = LifeRecord()
-    by_step: dict[int, list[dict[str, Any]]] = {}
-    for lines in ranks:
-        for line in lines:
-            if "step" in line:
-                by_step.setdefault(line["step"], []).append(line)
+    record, begun_at = LifeRecord(), 0.0
     for line in ranks[0]:
-        _take(record, line)
-    for number, lines in sorted(by_step.items()):
-        if len(lines) == len(ranks):
-            record.steps.append(_joined(number, lines))
+        if "start" in line:
+            record.start, record.coupled = line["start"], line["coupled"]
+        elif "begun" in line:
+            begun_at = line["at"]
+            record.first = record.first or begun_at
+        elif "step" in line:
+            record.seconds.append(line["at"] - begun_at)
+        elif "end" in line:
+            record.end = line
+    by_rank = [{line["step"]: line for line in lines if "step" in line} for lines in ranks]
+    for number in sorted(set.intersection(*map(set, by_rank))):
+        record.steps.append(_joined(number, [steps[number] for steps in by_rank]))
     return record
-
-
-def _take(record: LifeRecord, line: dict[str, Any]) -> None:
-    if "start" in line:
-        record.start, record.coupled = line["start"], line["coupled"]
-    elif "begun" in line:
-        record.begun, record.begun_at = line["begun"], line["at"]
-        record.first = record.first or record.begun_at
-    elif "step" in line:
-        record.seconds.append(line["at"] - record.begun_at)
-    elif "end" in line:
-        record.end = line
 
 
 def _joined(number: int, lines: list[dict[str, Any]]) -> Step:

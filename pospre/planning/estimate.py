@@ -14,7 +14,7 @@ from pospre.planning.layouts import Held, Layout, layouts
 from pospre.planning.speed import Machine, StepTime, decode_rate, step_time
 from pospre.recipe.recipe import Recipe
 from pospre.schedules import duration_steps
-from pospre.training.data import open_data
+from pospre.training.data import open_data, rank_batch
 from pospre.training.scale.microbatch import loss_change
 
 _NEAR = 1.01  # step times that differ by less count as equal
@@ -135,7 +135,7 @@ def plan(recipe: Recipe, machine: Machine, assumed: Assumptions) -> Plan:
     Raises:
         UserError: the batch cannot be split so, or nothing fits; it says what would.
     """
-    device_batch = _device_batch(recipe, machine)
+    device_batch = rank_batch(recipe, machine.gpus)
     counts = count(recipe)
     choices = list(_choices(recipe, counts, machine, assumed, device_batch))
     fitting = [choice for choice in choices if choice.held.total <= machine.gpu.memory]
@@ -165,18 +165,6 @@ def keys(choice: Choice, device_batch: int) -> list[str]:
         f"trainer.microbatch_size={'null' if whole else choice.microbatch}",
         f"trainer.activation_checkpointing={str(choice.checkpointing).lower()}",
     ]
-
-
-def _device_batch(recipe: Recipe, machine: Machine) -> int:
-    batch = recipe.data.batch_size
-    if batch % machine.gpus:
-        near = sorted({max(1, batch // machine.gpus), batch // machine.gpus + 1})
-        raise UserError(
-            f"data.batch_size = {batch} is the batch over all GPUs and must be a multiple of "
-            f"--gpus {machine.gpus}; use data.batch_size="
-            f"{' or '.join(str(one * machine.gpus) for one in near)}, or another number of GPUs."
-        )
-    return batch // machine.gpus
 
 
 def _choices(

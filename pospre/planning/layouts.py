@@ -1,10 +1,10 @@
 """Ways to spread a training step over GPUs: what each holds, and what they say to one another."""
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from composer.distributed.fsdp2_utils import generate_composer_model_policy
-from torch import nn
 
 from pospre.model.model import PretrainModel
 from pospre.planning.memory import StepMemory
@@ -138,37 +138,22 @@ def layouts(gpus: int, nodes: int) -> list[Layout]:
 def count_parameters(model: PretrainModel) -> Parameters:
     """Return how many parameters there are, also in what FSDP2 gathers at once."""
     units = generate_composer_model_policy(model)._run_policy(model, set(), {})
-    own = {unit: _own_parameters(unit, set(units)) for unit in units}
-    chains = [_chain(model, unit, own) for unit in units]
+    names = [name for name, module in model.named_modules() if module in units]
+    own = {name: Counter[bool]() for name in names}  # those in no smaller unit, by requires_grad
+    for name, one in model.named_parameters():
+        around = [unit for unit in names if name.startswith(f"{unit}.")]
+        if around:
+            own[max(around, key=len)][one.requires_grad] += one.numel()
+    # a unit stands in those whose names its own begins with
+    gathered = [
+        sum((own[outer] for outer in names if f"{unit}.".startswith(f"{outer}.")), Counter[bool]())
+        for unit in names
+    ]
     every = list(model.parameters())
     trained = sum(one.numel() for one in every if one.requires_grad)
     return Parameters(
         trained=trained,
         frozen=sum(one.numel() for one in every) - trained,
-        unit=max(sum(pair) for pair in chains),
-        unit_trained=max(pair[0] for pair in chains),
+        unit=max(counts.total() for counts in gathered),
+        unit_trained=max(counts[True] for counts in gathered),
     )
-
-
-def _own_parameters(unit: nn.Module, units: set[nn.Module]) -> tuple[int, int]:
-    """Return how many (trained, frozen) parameters a unit has outside of the units in it."""
-    inner = {
-        id(one)
-        for module in unit.modules()
-        if module is not unit and module in units
-        for one in module.parameters()
-    }
-    counts = [0, 0]
-    for one in unit.parameters():
-        if id(one) not in inner:
-            counts[not one.requires_grad] += one.numel()
-    return counts[0], counts[1]
-
-
-def _chain(
-    model: nn.Module, unit: nn.Module, own: dict[nn.Module, tuple[int, int]]
-) -> tuple[int, int]:
-    """Return the (trained, frozen) parameters of a unit and of those that it stands in."""
-    around = [other for other in own if any(part is unit for part in other.modules())]
-    trained, frozen = (sum(own[other][kind] for other in around) for kind in (0, 1))
-    return trained, frozen

@@ -3,38 +3,39 @@
 Beside them stand pydantic's ``PositiveInt``, ``NonNegativeFloat`` and so on.
 """
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
+
+
+def only(is_allowed: Callable[[Any], bool], words: str) -> AfterValidator:
+    """Return a validator that refuses other values, saying what the input should be."""
+
+    def check(value: Any) -> Any:
+        if not is_allowed(value):
+            raise PydanticCustomError("range", f"Input should be {words}")
+        return value
+
+    return AfterValidator(check)
+
 
 Width = Annotated[int, Field(ge=4, multiple_of=4)]
 Ratio = Annotated[float, Field(ge=0, lt=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 PositiveShare = Annotated[float, Field(gt=0, le=1)]
 Pair = Annotated[tuple[float, float], Field(strict=False)]
-
-
-def _share_range(pair: tuple[float, float]) -> tuple[float, float]:
-    if not 0 < pair[0] <= pair[1] <= 1:
-        raise PydanticCustomError("pair", "Input should be two numbers with 0 < low <= high <= 1")
-    return pair
-
-
-def _ratio_range(pair: tuple[float, float]) -> tuple[float, float]:
-    if not 0 <= pair[0] <= pair[1] < 1 or pair[1] == 0:
-        raise PydanticCustomError(
-            "pair", "Input should be two numbers with 0 <= low <= high < 1, and high above 0"
-        )
-    return pair
-
-
-def _positive_range(pair: tuple[float, float]) -> tuple[float, float]:
-    if not 0 < pair[0] <= pair[1]:
-        raise PydanticCustomError("pair", "Input should be two numbers with 0 < low <= high")
-    return pair
-
-
-ShareRange = Annotated[Pair, AfterValidator(_share_range)]
-RatioRange = Annotated[Pair, AfterValidator(_ratio_range)]
-PositiveRange = Annotated[Pair, AfterValidator(_positive_range)]
+ShareRange = Annotated[
+    Pair, only(lambda pair: 0 < pair[0] <= pair[1] <= 1, "two numbers with 0 < low <= high <= 1")
+]
+RatioRange = Annotated[
+    Pair,
+    only(
+        lambda pair: 0 <= pair[0] <= pair[1] < 1 and pair[1] > 0,
+        "two numbers with 0 <= low <= high < 1, and high above 0",
+    ),
+]
+PositiveRange = Annotated[
+    Pair, only(lambda pair: 0 < pair[0] <= pair[1], "two numbers with 0 < low <= high")
+]

@@ -46,11 +46,14 @@ def build_components(recipe: Recipe) -> Components:
     device = build_device(recipe)
     if recipe.trainer.fsdp is not None:
         num_copies(recipe.trainer.fsdp)  # or an error
-    views = build_views(recipe)
-    loader = build_data(recipe, views)
-    recipe = resolve(recipe, loader.reader)
+    loader = build_data(recipe, build_views(recipe))
+    return put_together(resolve(recipe, loader.reader), device, loader)
+
+
+def put_together(recipe: Recipe, device: Device, loader: ViewLoader) -> Components:
+    """Return what a resolved recipe is made of, around a loader that is there."""
     algorithms = build_algorithms(recipe)
-    model = attached_model(recipe, views, algorithms)
+    model = attached_model(recipe, build_views(recipe), algorithms)
     batch_size = recipe.data.batch_size
     optimizer = build_optimizer(model, recipe.optimizer, batch_size=batch_size)
     schedule = build_schedule(

@@ -21,15 +21,10 @@ from pospre.recipe.values import Size
 def build_data(recipe: Recipe, views: Mapping[str, ViewGroup]) -> ViewLoader:
     """Return this rank's loader of ``views``, the recipe's by name."""
     data, world, local = recipe.data, dist.get_world_size(), dist.get_local_world_size()
-    if data.batch_size % world:
-        raise UserError(
-            f"data.batch_size = {data.batch_size} is the batch over all ranks and must be a "
-            f"multiple of their number, {world}"
-        )
     loader = build_loader(
         data.path,
         views=list(views.values()),
-        batch_size=data.batch_size // world,
+        batch_size=rank_batch(recipe, world),
         seed=recipe.seed,
         rank=dist.get_global_rank(),
         world_size=world,
@@ -48,6 +43,23 @@ def build_data(recipe: Recipe, views: Mapping[str, ViewGroup]) -> ViewLoader:
     )
     loader.probe()
     return loader
+
+
+def rank_batch(recipe: Recipe, ranks: int) -> int:
+    """Return the samples of a step on each of so many ranks.
+
+    Raises:
+        UserError: they cannot share the batch evenly.
+    """
+    batch = recipe.data.batch_size
+    if batch % ranks:
+        near = sorted({max(1, batch // ranks), batch // ranks + 1})
+        sizes = " or ".join(str(number * ranks) for number in near)
+        raise UserError(
+            f"data.batch_size = {batch} is the batch over all ranks (GPUs) and must be a multiple "
+            f"of their number, {ranks}; use data.batch_size={sizes}, or another number of them"
+        )
+    return batch // ranks
 
 
 def open_data(recipe: Recipe, path: str | Path | None = None) -> Reader:

@@ -86,7 +86,8 @@ class _Lease:
         """Write the lease where there is none, or only that of a dead run; then keep it."""
         with self._bucket:
             old = self._wait_for_death(self._find())
-            other = None if self._write(**_as(old)) else self._retake()
+            condition = {"IfNoneMatch": "*"} if old is None else {"IfMatch": old.tag}
+            other = None if self._write(**condition) else self._retake()
             if other is not None:
                 raise self._refusal(other)
             if self._write(IfNoneMatch="*") or self._write(IfMatch='"0"'):
@@ -188,10 +189,6 @@ class _Lease:
             return found
         self._tag = found.tag  # of a write of ours, the answer to which was lost
         return None
-
-
-def _as(old: _Found | None) -> dict[str, str]:
-    return {"IfNoneMatch": "*"} if old is None else {"IfMatch": old.tag}
 
 
 def _name(owner: dict[str, Any]) -> str:

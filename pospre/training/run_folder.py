@@ -172,15 +172,11 @@ def _check_folders(recipe: Recipe) -> None:
         folders[f"trainer.save_folder {folder}"] = Path(folder)
     for name, wanted in folders.items():
         nearest = nearest_existing(wanted)
-        if not nearest.is_dir():
+        if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+            what = "read-only, or not yours" if nearest.is_dir() else "a file"
             raise UserError(
-                f"{name}: {nearest} is a file; choose another run_name, trainer.run_folder or "
-                "trainer.save_folder"
-            )
-        if not os.access(nearest, os.W_OK | os.X_OK):
-            raise UserError(
-                f"{name} cannot be written: {nearest} is read-only, or not yours; make it "
-                "writable, or choose another trainer.run_folder or trainer.save_folder"
+                f"{name} cannot be written: {nearest} is {what}; make it a writable folder, or "
+                "choose another run_name, trainer.run_folder or trainer.save_folder"
             )
 
 
@@ -269,27 +265,8 @@ def _look_up(recipe: Any, key: str) -> Any:
 
 
 def write_recipe(recipe: Recipe) -> None:
-    """Make the run's folders with the recipe in them, or leave nothing."""
+    """Write the recipe into the run's folder, which ``hold`` has made."""
     target = recipe.run_path() / "recipe.yaml"
-    folders = [recipe.run_path()]
-    if not is_remote(recipe.checkpoint_folder()):
-        folders.append(Path(recipe.checkpoint_folder()))
-    new = [path for folder in folders for path in (folder, *folder.parents) if not path.exists()]
-    is_new = not target.exists()
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        for killed in target.parent.glob(_HALF_WRITTEN):
-            killed.unlink()
-        write_whole(target, yaml.safe_dump(recipe.dump(), sort_keys=False).encode())
-        folders[-1].mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        if is_new:
-            with suppress(OSError):
-                target.unlink()
-        for path in sorted(new, key=lambda path: len(path.parts), reverse=True):
-            with suppress(OSError):
-                path.rmdir()
-        raise UserError(
-            f"run folder {target.parent} or trainer.save_folder cannot be written: "
-            f"{why_not_written(error, target.parent)}, and give the command again"
-        ) from error
+    for killed in target.parent.glob(_HALF_WRITTEN):
+        killed.unlink()
+    write_whole(target, yaml.safe_dump(recipe.dump(), sort_keys=False).encode())

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import safetensors.torch
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 
 from pospre.errors import UserError
@@ -105,8 +105,7 @@ def _read_file(uri: str, which: Weights, keys: Keys) -> Source:
     with _local_copy(uri) as path:
         if not path.is_file():
             raise UserError(f"{keys.weights}{uri} does not exist")
-        content = _load(path, uri)
-        metadata = _metadata(path)
+        content, metadata = _load(path, uri)
     found = timm_names(content, uri, which, keys.which)
     # an encoder without positions is exported with a table of zeros
     tensors = {k: v for k, v in found.tensors.items() if k != "pos_embed" or bool(v.any())}
@@ -127,18 +126,19 @@ def _local_copy(uri: str) -> Iterator[Path]:
         yield target
 
 
-def _load(path: Path, name: str) -> Any:
-    """Return what a file of tensors holds. What torch says of others is not repeated.
+def _load(path: Path, name: str) -> tuple[Any, dict[str, str]]:
+    """Return what a file of tensors holds, and the header's texts of a ``.safetensors`` file.
 
-    It advises to load them with code execution allowed.
+    What torch says of others is not repeated: it advises to load them with code execution allowed.
     """
     try:
         if path.suffix == ".safetensors":
-            return safetensors.torch.load_file(path)
+            with safe_open(path, "pt") as file:
+                return load_file(path), dict(file.metadata() or {})
         # MAE's and DINO's files hold the command line of their training: names and plain values
         plain = torch.serialization.safe_globals([argparse.Namespace])
         with warnings.catch_warnings(action="ignore"), plain:  # about pickles that it refuses
-            return torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(path, map_location="cpu", weights_only=True), {}
     except OSError as error:
         raise UserError(f"{name} cannot be read: {error.strerror or error}") from error
     except SafetensorError as error:
@@ -148,14 +148,6 @@ def _load(path: Path, name: str) -> Any:
             f"{name} is damaged, or holds more than tensors, which could be code: nothing of it "
             "was loaded or run. Use a .safetensors file, or a .pth of a plain dict of tensors."
         ) from error
-
-
-def _metadata(path: Path) -> dict[str, str]:
-    """Return the header's texts of a ``.safetensors`` file."""
-    if path.suffix != ".safetensors":
-        return {}
-    with safe_open(path, "pt") as file:
-        return dict(file.metadata() or {})
 
 
 def recipe_in(metadata: dict[str, str]) -> dict[str, Any] | None:

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from pospre.augment.device import IMAGENET_MEAN, IMAGENET_STD
 from pospre.data.views.plan import ViewGroup
-from pospre.model.algorithm import Progress, algorithm_class
+from pospre.model.algorithm import PretrainAlgorithm, Progress, after_step, attach, prepare
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.nn.positions import grid_distances, smoothed_labels
@@ -40,6 +40,7 @@ Step = Callable[[], None]
 Algorithms = dict[str, dict[str, Any]]
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}
 PROTOTYPES = 4096
+MP3_RATIOS = (0.0, 0.3, 0.5, 0.75, 0.9)
 LEARNED = {"positions": "learned"}
 
 OURS: dict[str, tuple[Algorithms, dict[str, Any]]] = {
@@ -53,7 +54,7 @@ OURS: dict[str, tuple[Algorithms, dict[str, Any]]] = {
     "droppos, no affinity": ({"droppos": {"temperature": None}}, {}),
     **{
         f"mp3, η = {ratio}": ({"mp3": {"mask_ratio": ratio}}, {"positions": "none"})
-        for ratio in (0.0, 0.3, 0.5, 0.75, 0.9)
+        for ratio in MP3_RATIOS
     },
     "stop": ({"ijepa": {}, "stop": {}}, {}),
     "lut, paper": ({"mae": {}, "lut": {}}, {}),
@@ -91,11 +92,10 @@ ROWS = [
     Row("droppos", "mae", "≤ 1.1"),
     Row("droppos, affinity of visible patches", "mae", ""),
     Row("droppos, no affinity", "mae", "≤ 0.55"),
-    Row("mp3, η = 0.0", "mae", "falling"),
-    Row("mp3, η = 0.3", "mae", "falling"),
-    Row("mp3, η = 0.5", "mae", "falling"),
-    Row("mp3, η = 0.75", "mae", "≤ 1.0"),
-    Row("mp3, η = 0.9", "mae", "falling"),
+    *(
+        Row(f"mp3, η = {ratio}", "mae", "≤ 1.0" if ratio == 0.75 else "falling")
+        for ratio in MP3_RATIOS
+    ),
     Row("stop", "ijepa", "≤ 1.02"),
     Row("lut, paper", "mae", "≤ 1.7 (FLOPs)"),
     Row("lut, code", "mae", ""),
@@ -154,14 +154,11 @@ def training_step(
     return step
 
 
-def build_ours(name: str, size: str, device: str) -> tuple[PretrainModel, list[Any]]:
+def build_ours(name: str, size: str, device: str) -> tuple[PretrainModel, list[PretrainAlgorithm]]:
     """Return our model with its algorithms attached."""
     algorithms, encoder = OURS[name]
-    made = [algorithm_class(key)(**options) for key, options in algorithms.items()]
-    made.sort(key=lambda algorithm: not algorithm.is_host)
     model = PretrainModel(build_encoder(size, **encoder), seed=0, views=views_of(name))
-    for algorithm in made:
-        algorithm.attach(model)
+    made = [attach(model, key, **options) for key, options in algorithms.items()]
     return model.to(device).train(), made
 
 
@@ -172,17 +169,14 @@ def ours(name: str, size: str, num: int, precision: str, device: str) -> Step:
     progress = Progress(0.5, 0.5)
 
     def loss() -> Tensor:
-        for algorithm in algorithms:
-            algorithm.schedule(model, progress)
-            algorithm.write(batch, model)
+        prepare(model, algorithms, batch, progress)
         return model.loss(model(batch), batch)["total"]
 
     step = training_step(model, loss, precision, device)
 
     def whole() -> None:
         step()
-        for algorithm in algorithms:
-            algorithm.after_step(model, progress)
+        after_step(model, algorithms, progress)
 
     return whole
 

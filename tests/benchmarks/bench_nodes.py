@@ -14,13 +14,13 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
-from moto.server import ThreadedMotoServer
 from PIL import Image
 
 from pospre.data.loader import build_loader
 from pospre.data.views.plan import ViewGroup
 from pospre.evaluation.table import format_table
 from pospre.object_store import Bucket
+from tests.data.flaky_s3 import access, moto_server
 
 NUM_SAMPLES, BATCH_SIZE, LANES, WINDOW = 4096, 64, 4, 512
 ADDRESS = "s3://bucket/set"
@@ -28,16 +28,10 @@ ADDRESS = "s3://bucket/set"
 
 def main() -> None:
     logging.getLogger("werkzeug").setLevel(logging.WARNING)  # no line for each request
-    server = ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    keys = dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "nobody")
-    os.environ |= {"S3_ENDPOINT_URL": f"http://{host}:{port}", "AWS_DEFAULT_REGION": "us-east-1"}
-    os.environ |= keys
-    with tempfile.TemporaryDirectory() as folder:
+    with moto_server() as port, tempfile.TemporaryDirectory() as folder:
+        os.environ |= access(f"http://127.0.0.1:{port}")
         total = serve(Path(folder) / "shards")
         print(table(Path(folder), total))
-    server.stop()
 
 
 def serve(folder: Path) -> int:

@@ -24,16 +24,13 @@ def main(steps: int, interval: int, batch: int, rounds: int, *changes: str) -> i
     """Print the figures."""
     import boto3
     import numpy as np
-    from moto.server import ThreadedMotoServer
     from PIL import Image
 
-    server = ThreadedMotoServer("127.0.0.1", 0)
-    server.start()
-    url = "http://{}:{}".format(*server.get_host_and_port())
-    keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
-    os.environ |= {"S3_ENDPOINT_URL": url, "AWS_DEFAULT_REGION": "us-east-1", **keys}
-    boto3.client("s3", endpoint_url=url).create_bucket(Bucket="bucket")
-    with tempfile.TemporaryDirectory() as name:
+    from tests.data.flaky_s3 import access, moto_server
+
+    with moto_server() as port, tempfile.TemporaryDirectory() as name:
+        os.environ |= access(url := f"http://127.0.0.1:{port}")
+        boto3.client("s3", endpoint_url=url).create_bucket(Bucket="bucket")
         folder, generator = Path(name), np.random.default_rng(0)
         for number in range(4 * batch):
             pixels = generator.integers(0, 256, (256, 256, 3), np.uint8)
@@ -44,7 +41,6 @@ def main(steps: int, interval: int, batch: int, rounds: int, *changes: str) -> i
                 train(folder, batch, run, *options, *changes)
         shutil.rmtree(folder / "runs" / run)
         train(folder, batch, run, f"trainer.max_duration={steps + 4}ba", *changes)
-    server.stop()
     return 0
 
 

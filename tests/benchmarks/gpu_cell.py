@@ -26,13 +26,10 @@ from pospre.data.loader import ViewLoader
 from pospre.data.views.plan import ViewGroup
 from pospre.planning.counts import flops_per_image
 from pospre.recipe.recipe import Recipe, load_recipe
-from pospre.training.build import attached_model, build_algorithms
 from pospre.training.checkpoints.saver import CheckpointSaver
-from pospre.training.components import Components, build_components
+from pospre.training.components import Components, build_components, put_together
 from pospre.training.data import build_views
 from pospre.training.device import build_device
-from pospre.training.optimizer.optim import build_optimizer
-from pospre.training.optimizer.schedule import build_schedule
 from pospre.training.resolve import resolve
 from pospre.training.trainer import build_trainer
 from pospre.training.watch.stop_signals import StopSignals
@@ -97,21 +94,9 @@ class Meter(Callback):
 def synthetic(recipe: Recipe) -> Components:
     """Return what a trainer is made of, over a random batch instead of the recipe's data."""
     recipe, device, views = resolve(recipe), build_device(recipe), build_views(recipe)
-    algorithms = build_algorithms(recipe)
-    model = attached_model(recipe, views, algorithms)
     size = recipe.data.batch_size // dist.get_world_size()
     loader = Synthetic(views, size, recipe.encoder.channels, device.name == "gpu")
-    optimizer = build_optimizer(model, recipe.optimizer, batch_size=recipe.data.batch_size)
-    schedule = build_schedule(
-        optimizer,
-        recipe.schedule,
-        rates=recipe.optimizer,
-        max_duration=recipe.trainer.max_duration,
-        steps_per_epoch=_MANY,
-        batch_size=recipe.data.batch_size,
-    )
-    made = cast(ViewLoader, loader)
-    return Components(recipe, device, made, algorithms, model, optimizer, schedule)
+    return put_together(recipe, device, cast(ViewLoader, loader))
 
 
 def measure(recipe: Recipe, *, real: bool, warm_up: int) -> dict[str, Any]:

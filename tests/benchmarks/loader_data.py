@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,7 @@ _WRITERS: dict[str, Callable[[Path, Path, int], None]] = {
     "small_mds": write_small_mds,
     "stock_beton": write_stock_beton,
 }
+_PACKAGES = {"litdata": "litdata", "webdataset": "webdataset", "stock_beton": "ffcv.writer"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -173,25 +175,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("target", type=Path)
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     options = parser.parse_args(arguments)
-    _import_writer(options.kind)
+    import_module("torchvision.datasets")  # beforehand: it is the writing that is timed
+    import_module(_PACKAGES.get(options.kind, "streaming"))
     start = time.perf_counter()
     _WRITERS[options.kind](options.source, options.target, options.workers)
     print(json.dumps({"seconds": time.perf_counter() - start}))
     return 0
-
-
-def _import_writer(kind: str) -> None:
-    """Import beforehand what takes long to import."""
-    import torchvision.datasets  # noqa: F401
-
-    if kind == "litdata":
-        import litdata  # noqa: F401
-    elif kind == "webdataset":
-        import webdataset  # noqa: F401
-    elif kind == "stock_beton":
-        import ffcv.writer  # noqa: F401
-    else:
-        import streaming  # noqa: F401
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ END = {"end": 4, "optimiser": "o", "random": "r"}
 
 def life(start: int | None, *steps: int, loss: float = 1.0, **rows: str) -> LifeRecord:
     found = [Step(number, {"masks": "aa", **rows}, {"total": loss}, "p") for number in steps]
-    return LifeRecord(start, steps[-1] if steps else 0, found, dict(END))
+    return LifeRecord(start, found, dict(END))
 
 
 def named(verdicts: list[Verdict]) -> dict[str, Verdict]:
@@ -116,7 +116,7 @@ def test_a_step_counts_when_all_ranks_have_written_it(tmp_path: Path) -> None:
     with paths[1].open("a") as file:
         file.write(json.dumps({**line(2, "bb"), "at": 11.0})[:-5])
     record = read_life(paths)
-    assert (record.start, record.begun, record.first) == (0, 2, 10.0)
+    assert (record.start, record.first) == (0, 10.0)
     assert record.seconds == [0.5, pytest.approx(0.4)]
     assert record.steps == [Step(1, {"masks": "aabb"}, {"total": 0.5}, None)]
     assert read_life([tmp_path / "none"]) == LifeRecord()

@@ -329,13 +329,21 @@ def flaky_s3() -> Iterator[FlakyS3]:
         yield flaky
 
 
+def access(endpoint: str) -> dict[str, str]:
+    """Return the variables of the environment that lead to the S3 at ``endpoint``."""
+    return {
+        "S3_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+
+
 def use_bucket(
     monkeypatch: pytest.MonkeyPatch, endpoint: str, patience: float | None = None
 ) -> None:
     """Let a test, and what it starts, use the S3 at ``endpoint``."""
-    monkeypatch.setenv("S3_ENDPOINT_URL", endpoint)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-of-nobody")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    for name, value in access(endpoint).items():
+        monkeypatch.setenv(name, value)
     if patience is not None:
         monkeypatch.setenv("POSPRE_S3_PATIENCE", f"{patience:g}")

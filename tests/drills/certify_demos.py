@@ -15,7 +15,7 @@ from pospre.certificate.page import headline
 from pospre.certificate.result import Certificate, Request
 from pospre.errors import UserError
 from pospre.recipe.recipe import load_recipe
-from tests.conftest import draw_image
+from tests.conftest import write_images
 from tests.data_prep.sample_clips import write_clips
 
 YAMLS = Path(__file__).parents[2] / "yamls"
@@ -88,12 +88,7 @@ def small(path: Path, data: Path) -> tuple[str, ...]:
 
 def write_pictures(folder: Path) -> Path:
     """Write 32 pictures of two classes and return their folder."""
-    root = folder / "pictures"
-    for number in range(32):
-        path = root / ("cat", "dog")[number % 2] / f"{number:02d}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draw_image(number, 80, 60).save(path, quality=92)
-    return root
+    return write_images(folder / "pictures", 32, ("cat", "dog"))
 
 
 def write_words(folder: Path) -> Path:

@@ -22,17 +22,11 @@ from pospre.errors import UserError
 from pospre.training.checkpoints.file import DamagedCheckpoint
 from pospre.training.checkpoints.finding import checkpoints_in
 from pospre.training.checkpoints.reading import read_checkpoint
-from tests.conftest import draw_image
-from tests.data.flaky_s3 import FlakyS3
+from tests.conftest import write_images
+from tests.data.flaky_s3 import FlakyS3, access
 
 KINDS = ("step", "save", "upload", "start", "download")
 REMOTE = "s3://bucket/run"
-KEYS = {
-    "AWS_ACCESS_KEY_ID": "key",
-    "AWS_SECRET_ACCESS_KEY": "secret",
-    "AWS_DEFAULT_REGION": "us-east-1",
-    "POSPRE_S3_PATIENCE": "60",
-}
 SAVE_EVERY = 2
 _DISK_LOSSES = 6  # every sixth kill, and those of a download
 _MISSED = 6  # steps after which what a kill waited for must have gone by
@@ -209,16 +203,13 @@ class Drill:
             records=(records.with_suffix(".jsonl"),),
             values=self.folder / "weights.npz",
             log=records.with_suffix(".log"),
-            environment={**KEYS, "S3_ENDPOINT_URL": self.server.url},
+            environment={**access(self.server.url), "POSPRE_S3_PATIENCE": "60"},
         )
 
 
 def _write_recipe(folder: Path, steps: int) -> Path:
     """Write a recipe of tiny steps, and its images."""
-    images = folder / "images"
-    images.mkdir(parents=True)
-    for number in range(32):
-        draw_image(number, 48, 40).save(images / f"{number:02d}.jpg")
+    images = write_images(folder / "images", 32, size=(48, 40))
     sizes = {"decoder_dim": 16, "decoder_depth": 1, "decoder_heads": 2}
     recipe = {
         "data": {"path": str(images), "batch_size": 4, "num_workers": 1},

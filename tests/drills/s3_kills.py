@@ -17,9 +17,9 @@ from pathlib import Path
 import boto3
 
 from pospre.certificate.compare import Verdict
-from tests.data.flaky_s3 import flaky_s3
+from tests.data.flaky_s3 import access, flaky_s3
 from tests.data.storm import Storm
-from tests.drills.drill import KEYS, Drill, Tally
+from tests.drills.drill import Drill, Tally
 
 RATES = {
     "500": 0.02,
@@ -93,7 +93,7 @@ def drill(
     began = time.monotonic()
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # moto's requests
     with flaky_s3() as server:
-        os.environ.update(KEYS, S3_ENDPOINT_URL=server.upstream)
+        os.environ.update(access(server.upstream))
         boto3.client("s3", endpoint_url=server.upstream).create_bucket(Bucket="bucket")
         it = Drill(folder, server, steps, seed)
         reference, values, pace = it.undisturbed()

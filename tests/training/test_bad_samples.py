@@ -1,17 +1,13 @@
 """Damage met while training: named, with a checkpoint to go on from once it is left out."""
 
-import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pospre import draws
 from tests.processes import finished
-from tests.training.tiny_runs import command, curve, environment
+from tests.training.tiny_runs import Run, command, curve, environment, metrics
 
-Run = Callable[..., tuple[int, str]]
 SEED, NUM_IMAGES, BATCH_SIZE = 0, 24, 8
 OPTIONS = (f"seed={SEED}", "trainer.max_duration=2ep", "trainer.save_interval=1ba")
 SKIP = "data.bad_samples=skip"
@@ -32,10 +28,7 @@ def checkpoints(folder: Path) -> set[str]:
 
 
 def bad_samples(folder: Path) -> list[int | None]:
-    lines: list[dict[str, Any]] = [
-        json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()
-    ]
-    return [line.get("data/bad_samples") for line in lines]
+    return [line.get("data/bad_samples") for line in metrics(folder)]
 
 
 @pytest.mark.filterwarnings("ignore:.*cannot be decoded")

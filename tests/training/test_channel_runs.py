@@ -1,8 +1,6 @@
 """Images of one or of many channels, from files to an exported encoder."""
 
-import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +17,27 @@ from pospre.training.build import build_model
 from pospre.training.checkpoints.content import load_model
 from tests.conftest import draw_image
 from tests.data.deep_files import band_folder
+from tests.training.tiny_runs import Run, curve
 
 RECIPE = Path(__file__).parents[2] / "yamls" / "demo" / "mae_channels.yaml"
-Run = Callable[..., tuple[int, str]]
+
+
+SMALL = (
+    "data.batch_size=6",
+    "data.num_workers=1",
+    "schedule.warmup=1ba",
+    "trainer.device=cpu",
+    "trainer.log_interval=1",
+    "trainer.progress_bar=false",
+)
 
 
 @pytest.fixture
 def options(tmp_path: Path) -> list[str]:
     return [
-        "data.batch_size=6",
-        "data.num_workers=1",
+        *SMALL,
         "encoder={name: vit_tiny16, image_size: 32, patch_size: 8, depth: 1, channels: 6}",
-        "schedule.warmup=1ba",
         "trainer.max_duration=3ba",
-        "trainer.device=cpu",
-        "trainer.log_interval=1",
-        "trainer.progress_bar=false",
         f"trainer.run_folder={tmp_path}/runs",
     ]
 
@@ -48,8 +51,7 @@ def shards(tmp_path: Path) -> Path:
 
 
 def losses(folder: Path) -> list[float]:
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line)["loss/total"] for line in lines]
+    return [loss for _, loss, _ in curve(folder)]
 
 
 def test_six_bands_from_conversion_to_export(
@@ -132,16 +134,11 @@ def test_other_methods_take_any_number_of_channels(
 ) -> None:
     recipe = RECIPE.parent / f"{name}.yaml"
     small = [
+        *SMALL,
         f"data.path={shards}",
-        "data.batch_size=6",
-        "data.num_workers=1",
         "encoder.channels=6",
         "encoder.depth=1",
-        "schedule.warmup=1ba",
         "trainer.max_duration=2ba",
-        "trainer.device=cpu",
-        "trainer.log_interval=1",
-        "trainer.progress_bar=false",
         "evaluation={}",
         f"trainer.run_folder={tmp_path}/runs",
     ]

@@ -1,11 +1,11 @@
 """Combinations and options that cannot work: exit 2, one message that says what would."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-Run = Callable[..., tuple[int, str]]
+from tests.training.tiny_runs import Run
+
 CROPS = "data.views={global: {count: 2, size: 64}}"
 SWIN = (
     "encoder={name: swin_tiny, image_size: 256, positions: relative, class_token: false,"

@@ -1,39 +1,24 @@
 """Training on a part of the labels: so many images, the same ones when a run goes on."""
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-from pospre.errors import UserError
-from pospre.train import main
-
-RECIPE = """\
-data: {path: %s, batch_size: 4, label_fraction: 0.5, views: {view: {size: 32}}}
-encoder: {name: vit_tiny16, depth: 1, image_size: 32, patch_size: 16}
-algorithms: {supervised: {}}
-schedule: {warmup: 1ba}
-trainer: {max_duration: 3ep, device: cpu, progress_bar: false, run_folder: %s, log_interval: 1}
-"""
-
-
-def lines(run: Path) -> list[tuple[int, float]]:
-    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [(line["step"], line["loss/total"]) for line in found]
+from tests.training.tiny_runs import Run, curve
 
 
 def test_an_epoch_is_of_the_part_and_a_run_goes_on_with_it(
-    image_folder: Callable[..., Path], tmp_path: Path
+    tiny: Path, run: Run, tmp_path: Path
 ) -> None:
-    recipe = tmp_path / "part.yaml"
-    recipe.write_text(RECIPE % (image_folder(num_images=16), tmp_path / "runs"))
-    assert main([str(recipe), "run_name=whole"]) == 0
-    whole = lines(tmp_path / "runs" / "whole")
-    assert [step for step, _ in whole] == [1, 2, 3, 4, 5, 6]  # 8 of 16 images in batches of 4
-    stopped = [str(recipe), "run_name=stopped", "schedule.length=3ep"]
-    assert main([*stopped, "trainer.max_duration=3ba"]) == 0
-    assert main(stopped) == 0
-    assert lines(tmp_path / "runs" / "stopped") == whole
-    with pytest.raises(UserError, match="label_fraction"):
-        main([*stopped, "data.label_fraction=1.0", "trainer.max_duration=4ep"])
+    half = (
+        "algorithms={supervised: {}}",
+        "data.batch_size=4",
+        "data.label_fraction=0.5",
+        "schedule.length=2ep",
+    )
+    assert run(tiny, *half, "run_name=whole", "trainer.max_duration=2ep")[0] == 0
+    whole = curve(tmp_path / "runs" / "whole")
+    assert [step for step, *_ in whole] == [1, 2, 3, 4, 5, 6]  # 12 of 24 images in batches of 4
+    assert run(tiny, *half, "trainer.max_duration=4ba")[0] == 0
+    assert run(tiny, *half, "trainer.max_duration=2ep")[0] == 0
+    assert curve(tmp_path / "runs" / "tiny") == whole
+    code, said = run(tiny, *half, "data.label_fraction=1.0", "trainer.max_duration=3ep")
+    assert code == 2 and "data.label_fraction" in said

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ from pospre.training import lease as leasing
 from pospre.training.lease import LEASE, check_held, lease
 from tests.data.flaky_s3 import moto_server, use_bucket
 from tests.processes import until
+from tests.training.tiny_runs import Run
 
-Run = Callable[..., tuple[int, str]]
 FOLDER = "s3://bucket/runs/tiny"
 KEY = {"Bucket": "bucket", "Key": f"runs/tiny/{LEASE}"}
 

@@ -1,8 +1,7 @@
 """Loggers beside ``metrics.jsonl``: each gets every line of that file, and nothing else."""
 
-import json
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,8 @@ from composer.loggers import LoggerDestination
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pospre.training import loggers
+from tests.training.tiny_runs import Run, metrics
 
-Run = Callable[..., tuple[int, str]]
 Values = dict[str, dict[int, Any]]
 
 MEASURED = "evaluation={knn: {every: 3ep, k: 3, baseline: false}}"
@@ -22,7 +21,7 @@ OPTIONS = ("trainer.log_interval=4", "trainer.save_interval=1ep", "trainer.clip_
 def logged(folder: Path) -> Values:
     """Return what the file of metrics holds for other loggers: values by name and step."""
     values: Values = {}
-    for line in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()):
+    for line in metrics(folder):
         for name in line.keys() - {"step", "time"}:
             values.setdefault(name, {})[line["step"]] = pytest.approx(line[name], rel=1e-6)
     return values

@@ -1,15 +1,13 @@
 """Another length for a run that is there: longer after its end, and never shorter than it is."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
 from pospre.report.page import write_report
-from tests.training.tiny_runs import curve
+from tests.training.tiny_runs import Run, curve
 
-Run = Callable[..., tuple[int, str]]
 MEASURED = "evaluation={position_grid: {num_samples: 8, baseline: false}}"
 
 

@@ -21,23 +21,17 @@ from pospre.evaluation import online
 from pospre.training import ranks
 from pospre.training.checkpoints.finding import NOTE
 from pospre.training.checkpoints.reading import read_checkpoint
-from tests.training.tiny_runs import curve
-
-Run = Callable[..., tuple[int, str]]
+from tests.training.tiny_runs import Run, curve, metrics
 
 DROPOUT = ("encoder.dropout=0.2", "encoder.drop_path=0.1", "schedule={warmup: 2ba, length: 12ba}")
 OFTEN = "evaluation={knn: {every: 1ep, k: 3}, position_grid: {every: 5ba, num_samples: 8}}"
 STEPS = {"knn": [3, 6, 9, 12], "position_grid": [5, 10, 12]}
 
 
-def lines(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def measured(folder: Path, name: str) -> dict[int, dict[str, float]]:
     """Return the figures of an evaluation by step; none may be there twice."""
     start, found = f"evaluation/{name}/", {}
-    for line in lines(folder):
+    for line in metrics(folder):
         figures = {key.removeprefix(start): line[key] for key in line if key.startswith(start)}
         if figures:
             assert line["step"] not in found and figures.pop("seconds") >= 0
@@ -66,7 +60,7 @@ def test_training_does_not_notice_and_checkpoints_measure_the_same(
     folder = tmp_path / "runs" / "tiny"
     code, said = run(tiny, *DROPOUT, OFTEN, "loggers.tensorboard={}")
     assert code == 0, said
-    trained = [line for line in lines(folder) if "loss/total" in line]
+    trained = [line for line in metrics(folder) if "loss/total" in line]
     assert [(line["step"], line["loss/total"], line["lr"]) for line in trained] == curve(quiet)
     assert same(weights(folder), weights(quiet))
 
@@ -114,7 +108,7 @@ def test_told_to_stop_while_measuring_it_goes_on_without_a_gap(
     assert saved.read_bytes() == before  # it was the best one when training went on
     for name, steps in STEPS.items():
         assert sorted(measured(folder, name)) == steps
-    trained = [line["loss/total"] for line in lines(folder) if "loss/total" in line]
+    trained = [line["loss/total"] for line in metrics(folder) if "loss/total" in line]
     assert trained == [loss for _, loss, _ in curve(quiet)]
     assert same(weights(folder), weights(quiet))
 
@@ -134,7 +128,7 @@ def test_killed_it_measures_nothing_twice_and_keeps_the_same_best(
     for step in (8, 10, 12):
         for path in (folder / "checkpoints").rglob(f"*-ba{step}.*"):
             path.unlink()
-    kept_lines = [line for line in lines(folder) if "loss/total" in line or line["step"] != 6]
+    kept_lines = [line for line in metrics(folder) if "loss/total" in line or line["step"] != 6]
     text = "".join(json.dumps(line) + "\n" for line in kept_lines)
     (folder / "metrics.jsonl").write_text(text)
     code, said = run(tiny, *options, "trainer.keep_checkpoints=1")
@@ -190,13 +184,18 @@ def test_random_states_are_left_alone() -> None:
 def test_ranks_wait_for_as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks after one another: what the first sends, the second receives."""
     sent: list[Any] = []
+
+    def send(told: Any) -> list[Any]:
+        sent.append(told)
+        return [told]
+
     device: Any = SimpleNamespace(tensor_to_device=lambda tensor: tensor)
     clock = iter(range(0, 1000, 2))  # each look at it is 2 s later
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     monkeypatch.setattr(dist, "get_global_rank", lambda: 0)
     monkeypatch.setattr(dist, "broadcast", lambda tensor, src: sent.append(tensor.clone()))
-    monkeypatch.setattr(dist, "broadcast_object_list", lambda values: sent.append(list(values)))
+    monkeypatch.setattr(dist, "all_gather_object", send)
 
     def work(go_on: Callable[[], None]) -> str:
         for _ in range(10):
@@ -209,9 +208,5 @@ def test_ranks_wait_for_as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(dist, "get_global_rank", lambda: 1)
     monkeypatch.setattr(dist, "broadcast", lambda tensor, src: tensor.copy_(sent.pop(0)))
-
-    def receive(values: list[Any]) -> None:
-        values[:] = sent.pop(0)
-
-    monkeypatch.setattr(dist, "broadcast_object_list", receive)
+    monkeypatch.setattr(dist, "all_gather_object", lambda _: [sent.pop(0)])
     assert ranks.while_others_wait(work, device) == "done" and not sent

@@ -2,15 +2,12 @@
 
 import contextlib
 import io
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from data_prep import convert
-from tests.training.tiny_runs import curve
-
-Run = Callable[..., tuple[int, str]]
+from tests.training.tiny_runs import Run, curve
 
 
 @pytest.mark.parametrize("lanes", [1, 2])

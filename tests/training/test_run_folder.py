@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,9 @@ from pospre.training.checkpoints.content import load_model
 from pospre.training.checkpoints.file import write_checkpoint
 from pospre.training.checkpoints.reading import read_checkpoint
 from pospre.training.run_folder import LOCK, hold
+from tests.training.tiny_runs import Run, contents, no_space
 
-Run = Callable[..., tuple[int, str]]
 SHORT = ("trainer.max_duration=2ba", "schedule.warmup=1ba")
-
-
-def content(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_overwrite_spares_the_checkpoints_of_another_run(
@@ -33,13 +28,13 @@ def test_overwrite_spares_the_checkpoints_of_another_run(
     shared = f"trainer.save_folder={tmp_path}/shared"
     assert run(tiny, *SHORT, shared)[0] == 0
     assert run(tiny, *SHORT, "run_name=other")[0] == 0
-    before = content(tmp_path)
+    before = contents(tmp_path)
     code, said = run(tiny, *SHORT, shared, "run_name=other", "trainer.overwrite=true")
     assert code == 2 and "is of run 'tiny'" in said and "trainer.save_folder" in said
     code, said = run(tiny, *SHORT, shared, "run_name=third")
     assert code == 2 and "is of run 'tiny', this one is 'third'" in said
     assert "choose another trainer.save_folder" in said  # another name would not help
-    assert content(tmp_path) == before
+    assert contents(tmp_path) == before
     assert run(tiny, *SHORT, shared, "trainer.overwrite=true", "seed=1")[0] == 0
 
 
@@ -58,7 +53,7 @@ def test_nothing_is_cleared_where_nothing_can_be_written(
     tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run(tiny, *SHORT)[0] == 0
-    before = content(tmp_path)
+    before = contents(tmp_path)
     locked = tmp_path / "locked"
     locked.mkdir()
     real = os.access
@@ -70,17 +65,14 @@ def test_nothing_is_cleared_where_nothing_can_be_written(
     for options in ((), ("trainer.overwrite=true",)):
         code, said = run(tiny, *SHORT, f"trainer.save_folder={locked}", *options)
         assert code == 2 and f"trainer.save_folder {locked} cannot be written" in said
-    assert content(tmp_path) == before
+    assert contents(tmp_path) == before
 
 
 def test_a_failed_start_leaves_nothing(
     tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(source: Path, target: Path) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr("pospre.training.run_folder.os.replace", full)
+        patch.setattr("pospre.training.run_folder.os.replace", no_space)
         code, said = run(tiny, *SHORT)
     assert code == 2 and "No space left" in said
     assert not (tmp_path / "runs").exists()
@@ -129,17 +121,17 @@ def test_a_run_from_before_an_option_came_goes_on(tiny: Path, run: Run, tmp_path
 def test_a_second_run_in_the_same_folder_is_refused(tiny: Path, run: Run, tmp_path: Path) -> None:
     folder, shared = tmp_path / "runs" / "tiny", tmp_path / "shared"
     assert run(tiny, *SHORT)[0] == 0 and not (folder / LOCK).exists()
-    before = content(tmp_path)
+    before = contents(tmp_path)
     with hold(load_recipe(tiny, SHORT)):
         for options in ((), ("trainer.overwrite=true",)):
             code, said = run(tiny, *SHORT, *options)
             assert code == 2 and f"{folder} is in use by another run" in said
             assert f"process {os.getpid()} on {socket.gethostname()}" in said
-    assert content(tmp_path) == before
+    assert contents(tmp_path) == before
     with hold(load_recipe(tiny, ["run_name=other", f"trainer.save_folder={shared}"])):
         code, said = run(tiny, *SHORT, f"trainer.save_folder={shared}")
         assert code == 2 and f"{shared} is in use" in said
-    assert content(tmp_path) == before and not shared.exists()
+    assert contents(tmp_path) == before and not shared.exists()
     assert run(tiny, *SHORT, "trainer.overwrite=true")[0] == 0
 
 

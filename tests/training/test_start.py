@@ -1,10 +1,8 @@
 """Starting from another training's encoder: all of it, or an error that names the tensor."""
 
-import os
 import pickle
 import tarfile
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +22,8 @@ from pospre.training.build import build_model
 from pospre.training.checkpoints.content import load_model
 from pospre.training.start import load_weights
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
-
-Run = Callable[..., tuple[int, str]]
+from tests.training.checkpoints.test_damage import Payload
+from tests.training.tiny_runs import Run
 
 
 def small(**options: Any) -> PretrainModel:
@@ -181,16 +179,6 @@ def test_files_that_are_no_weights(tmp_path: Path) -> None:
     torch.save({**weights, "cls_token": weights["cls_token"] * torch.nan}, path)
     with pytest.raises(UserError, match=r"'cls_token' holds values that are not finite"):
         load_weights(small(), str(path))
-
-
-class Payload:
-    """Touches a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return os.system, (f"touch '{self.path}'",)
 
 
 def write_foreign(path: Path, kind: str, ran: Path) -> None:

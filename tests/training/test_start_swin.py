@@ -1,6 +1,5 @@
 """Fine-tuning Swin from a DropPos run: every tensor, in windows and images of another size."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,8 +13,8 @@ from pospre.training.checkpoints.content import load_model
 from pospre.training.start import load_weights
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
 from tests.swin_runs import DROPPOS, SUPERVISED, small_swin
+from tests.training.tiny_runs import Run, metrics
 
-Run = Callable[..., tuple[int, str]]
 YAMLS = Path(__file__).parents[2] / "yamls"
 
 
@@ -78,6 +77,5 @@ def test_the_shipped_recipes_follow_each_other(
     )
     assert code == 0 and "; fresh" not in said and "; not used" not in said, said
     folder = tmp_path / "runs" / "finetune_droppos_swint"
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert len([line for line in lines if "loss/supervised" in line]) == 2
+    assert len([line for line in metrics(folder) if "loss/supervised" in line]) == 2
     assert "top-1" in said

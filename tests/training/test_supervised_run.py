@@ -10,51 +10,20 @@ import torch
 import yaml
 
 from tests.processes import finished
-from tests.training.tiny_runs import command, curve, environment
+from tests.training.tiny_runs import Run, command, curve, environment
 
-Run = Callable[..., tuple[int, str]]
-
-
-@pytest.fixture
-def classifier(tmp_path: Path, image_folder: Callable[..., Path]) -> Path:
-    """Return a recipe of 3 epochs of 4 steps that uses all that changes with the step."""
-    recipe: dict[str, Any] = {
-        "data": {"path": str(image_folder(num_images=32)), "batch_size": 8, "num_workers": 1},
-        "encoder": {
-            "name": "vit_tiny16",
-            "image_size": 64,
-            "depth": 2,
-            "positions": "learned",
-            "drop_path": 0.2,
-            "final_norm": False,
-        },
-        "algorithms": {
-            "supervised": {"pooling": "mean", "mixup": 0.8, "cutmix": 1.0},
-            "ema_teacher": {"momentum_start": 0.5},
-        },
-        "schedule": {"warmup": "2ba", "start_lr": 0.001, "fix_after": "10ba"},
-        "optimizer": {
-            "base_lr": 0.1,
-            "weight_decay": 0.5,
-            "weight_decay_end": 5.0,
-            "layer_decay": 0.75,
-            "patch_embed_lr": 0.5,
-            "no_decay": ["cls_token"],
-        },
-        "trainer": {
-            "max_duration": "12ba",
-            "save_interval": "6ba",
-            "device": "cpu",
-            "run_folder": str(tmp_path / "runs"),
-            "log_interval": 1,
-            "progress_bar": False,
-            "keep_checkpoints": -1,
-            "clip_grad": {"mode": "per_module", "threshold": 0.5},
-        },
-    }
-    path = tmp_path / "classifier.yaml"
-    path.write_text(yaml.safe_dump(recipe))
-    return path
+CLASSIFIER = (  # 12 steps with all that changes with the step
+    "encoder={name: vit_tiny16, image_size: 64, depth: 2, positions: learned, drop_path: 0.2,"
+    " final_norm: false}",
+    "algorithms={supervised: {pooling: mean, mixup: 0.8, cutmix: 1.0}, ema_teacher:"
+    " {momentum_start: 0.5}}",
+    "schedule={warmup: 2ba, start_lr: 0.001, fix_after: 10ba}",
+    "optimizer={base_lr: 0.1, weight_decay: 0.5, weight_decay_end: 5.0, layer_decay: 0.75,"
+    " patch_embed_lr: 0.5, no_decay: [cls_token]}",
+    "trainer.max_duration=12ba",
+    "trainer.save_interval=6ba",
+    "trainer.clip_grad={mode: per_module, threshold: 0.5}",
+)
 
 
 def last_checkpoint(folder: Path) -> Path:
@@ -68,13 +37,13 @@ def last_state(folder: Path) -> dict[str, Any]:
     return state
 
 
-def test_resumed_is_the_same_run(classifier: Path, run: Run, tmp_path: Path) -> None:
-    assert run(classifier, "run_name=whole")[0] == 0
-    assert run(classifier, "run_name=again")[0] == 0
+def test_resumed_is_the_same_run(tiny: Path, run: Run, tmp_path: Path) -> None:
+    assert run(tiny, *CLASSIFIER, "run_name=whole")[0] == 0
+    assert run(tiny, *CLASSIFIER, "run_name=again")[0] == 0
     whole, again = tmp_path / "runs" / "whole", tmp_path / "runs" / "again"
     last_checkpoint(again).unlink()  # as if killed after step 6
-    code, said = run(classifier, "run_name=again")
-    assert code == 0 and "ep1-ba6.pt" in said
+    code, said = run(tiny, *CLASSIFIER, "run_name=again")
+    assert code == 0 and "ep2-ba6.pt" in said
     assert curve(again) == curve(whole)
     expected = last_state(whole)
     for key, value in last_state(again)["model"].items():
@@ -85,39 +54,35 @@ def test_resumed_is_the_same_run(classifier: Path, run: Run, tmp_path: Path) -> 
     assert len({group["lr"] for group in groups}) > 3
 
 
-def test_evaluated_with_the_teacher_and_reported(
-    classifier: Path, run: Run, tmp_path: Path
-) -> None:
+def test_evaluated_with_the_teacher_and_reported(tiny: Path, run: Run, tmp_path: Path) -> None:
     accuracy = "evaluation.accuracy={weights: teacher, batch_size: 8}"
-    code, said = run(classifier, accuracy, "trainer.max_duration=4ba")
+    code, said = run(tiny, *CLASSIFIER, accuracy, "trainer.max_duration=4ba")
     assert code == 0 and "Classification accuracy in %" in said
-    folder = tmp_path / "runs" / "classifier"
+    folder = tmp_path / "runs" / "tiny"
     document = json.loads((folder / "evaluation" / "accuracy.json").read_text())
-    assert document["weights"] == "teacher" and document["results"]["samples"] == 32
+    assert document["weights"] == "teacher" and document["results"]["samples"] == 24
     recorded = yaml.safe_load((folder / "recipe.yaml").read_text())
     assert recorded["algorithms"]["supervised"]["num_classes"] == 2
     assert "metric/supervised_accuracy" in (folder / "metrics.jsonl").read_text()
-    code, said = run(classifier, "evaluation.accuracy={weights: mine}", "run_name=other")
+    code, said = run(tiny, *CLASSIFIER, "evaluation.accuracy={weights: mine}", "run_name=other")
     assert code == 2 and "evaluation.accuracy.weights" in said
 
 
 def test_unlabelled_images_are_refused_before_anything_is_written(
-    classifier: Path, run: Run, tmp_path: Path, image_folder: Callable[..., Path]
+    tiny: Path, run: Run, tmp_path: Path, image_folder: Callable[..., Path]
 ) -> None:
     flat = image_folder(num_images=16, classes=(), name="flat")
-    code, said = run(classifier, f"data.path={flat}")
+    code, said = run(tiny, *CLASSIFIER, f"data.path={flat}")
     assert code == 2 and "has no labels" in said
     assert not (tmp_path / "runs").exists()
 
 
-def test_two_sharded_ranks_train_the_same_groups(
-    classifier: Path, run: Run, tmp_path: Path
-) -> None:
+def test_two_sharded_ranks_train_the_same_groups(tiny: Path, run: Run, tmp_path: Path) -> None:
     """Mixing is off: its partners depend on the rank's share of the batch."""
     plain = ("algorithms.supervised.mix_rate=0.0", "trainer.max_duration=4ba")
-    assert run(classifier, *plain, "run_name=ranks1")[0] == 0
+    assert run(tiny, *CLASSIFIER, *plain, "run_name=ranks1")[0] == 0
     result = finished(
-        command(classifier, *plain, "trainer.fsdp={}", "run_name=ranks2", ranks=2),
+        command(tiny, *CLASSIFIER, *plain, "trainer.fsdp={}", "run_name=ranks2", ranks=2),
         env=environment(),
     )
     assert result.returncode == 0, result.stderr

@@ -1,6 +1,5 @@
 """The command: from nothing to a report, killed and resumed, and what it refuses."""
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +10,16 @@ import yaml
 from pospre.evaluation.run import run_evaluation
 from pospre.training.checkpoints.content import load_model
 from tests.processes import finished, started
-from tests.training.tiny_runs import command, curve, environment, wait_for_save
-
-Run = Callable[..., tuple[int, str]]
+from tests.training.tiny_runs import (
+    MAE,
+    Run,
+    command,
+    contents,
+    curve,
+    environment,
+    metrics,
+    wait_for_save,
+)
 
 
 def test_end_to_end(tiny: Path, run: Run, tmp_path: Path) -> None:
@@ -29,7 +35,7 @@ def test_end_to_end(tiny: Path, run: Run, tmp_path: Path) -> None:
     assert "loss " in result.stderr and "images/s" in result.stderr and "left" in result.stderr
     for name in ("recipe.yaml", "report.html", "evaluation/position_grid.json", "tensorboard"):
         assert (folder / name).exists()
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = metrics(folder)
     assert [line["step"] for line in lines] == list(range(1, 13))
     last = lines[-1]
     assert (last["samples"], last["epoch"]) == (96, 3)
@@ -67,10 +73,9 @@ def test_old_checkpoints_go_also_after_a_resume(tiny: Path, run: Run, tmp_path: 
 
 def watched(folder: Path) -> dict[tuple[int, str], float]:
     """Return what the callbacks of a run have measured, by step and name."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     found = {
         (line["step"], name): value
-        for line in lines
+        for line in metrics(folder)
         for name, value in line.items()
         if name.startswith(("gradient/", "features/")) or name.endswith("blank_accuracy")
     }
@@ -111,7 +116,7 @@ def test_two_ranks(options: tuple[str, ...], tiny: Path, run: Run, tmp_path: Pat
 def check_figures(folder: Path, data: Path) -> None:
     """What the ranks measured together is what their checkpoints measure; one of them is kept."""
     found = {}
-    for line in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()):
+    for line in metrics(folder):
         if "evaluation/knn/top1" in line:
             found[line["step"]] = line["evaluation/knn/top1"]
     for step, name in ((3, "ep1-ba3.pt"), (6, "ep2-ba6.pt")):
@@ -179,7 +184,7 @@ def test_a_folder_of_another_run_is_left_alone(tiny: Path, run: Run, tmp_path: P
     folder = tmp_path / "runs" / "tiny"
     short = ("trainer.max_duration=1ep",)
     assert run(tiny, *short)[0] == 0
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    before = contents(folder)
 
     code, said = run(tiny, *short, "algorithms.droppos.mask_ratio=0.25")
     assert code == 2
@@ -187,7 +192,7 @@ def test_a_folder_of_another_run_is_left_alone(tiny: Path, run: Run, tmp_path: P
         assert word in said
     code, said = run(tiny, *short, "trainer.autoresume=false")
     assert code == 2 and "trainer.autoresume" in said
-    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert before == contents(folder)
 
     code, _ = run(tiny, *short, "algorithms.droppos.mask_ratio=0.25", "trainer.overwrite=true")
     assert code == 0
@@ -203,8 +208,7 @@ def test_a_folder_of_another_run_is_left_alone(tiny: Path, run: Run, tmp_path: P
 
 
 def test_microbatches_and_bf16_are_near(tiny: Path, run: Run, tmp_path: Path) -> None:
-    mae = "algorithms={mae: {decoder_dim: 32, decoder_depth: 1, decoder_heads: 2}}"
-    short = (mae, "trainer.max_duration=4ba", "trainer.save_interval=4ba")
+    short = (MAE, "trainer.max_duration=4ba", "trainer.save_interval=4ba")
     losses = {}
     for name, options in {
         "plain": (),

@@ -11,6 +11,17 @@ from typing import Any
 from tests.processes import LIMIT, launcher, until
 
 ROOT = Path(__file__).parents[2]
+MAE = "algorithms={mae: {decoder_dim: 32, decoder_depth: 1, decoder_heads: 2}}"
+LONG = (
+    MAE,
+    "trainer.max_duration=200ep",
+    "schedule={warmup: 2ba, length: 200ep}",  # nothing here depends on the run's own length
+)
+SHORT = ("trainer.max_duration=6ba", "trainer.save_interval=2ba")
+"""With checkpoints ep0-ba2, ep1-ba4 and ep1-ba6."""
+
+Run = Callable[..., tuple[int, str]]
+"""The command in this process: ``run(recipe, *overrides) -> (exit code, output)``."""
 
 
 def command(recipe: Path, *overrides: str, ranks: int = 1) -> list[str]:
@@ -24,10 +35,20 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    """Return the lines of a run's metrics."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    """Return every file below a folder with its content."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def curve(folder: Path) -> list[tuple[int, float, float]]:
     """Return (step, total loss, learning rate) of every line of a run's metrics."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    steps = (line for line in lines if "loss/total" in line)  # not what was measured in between
+    # not what was measured in between
+    steps = (line for line in metrics(folder) if "loss/total" in line)
     return [(line["step"], line["loss/total"], line["lr"]) for line in steps]
 
 
@@ -40,10 +61,15 @@ def flat(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
+def no_space(*_: Any) -> None:
+    """Stand for a write to a disk that is full."""
+    raise OSError(28, "No space left on device")
+
+
 def wait_for_step(step: int, folder: Path, process: "subprocess.Popen[str]") -> None:
     """Wait until a run in a process of its own has logged a step."""
-    metrics = folder / "metrics.jsonl"
-    _wait(lambda: metrics.exists() and metrics.read_text().count("\n") >= step, process)
+    path = folder / "metrics.jsonl"
+    _wait(lambda: path.exists() and path.read_text().count("\n") >= step, process)
 
 
 def wait_for_save(folder: Path, process: "subprocess.Popen[str]") -> None:

@@ -44,8 +44,7 @@ def save(tensors: dict[str, Tensor]) -> dict[str, io.BytesIO]:
         tensors: sharded ones, or ones that all ranks have, which the first one writes.
     """
     files: dict[str, io.BytesIO] = {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there is one process only
+    with warnings.catch_warnings(action="ignore"):  # that there is one process only
         dcp.save(
             tensors,
             storage_writer=_Writer(files),
@@ -78,8 +77,7 @@ def _load(files: Mapping[str, bytes]) -> dict[str, Tensor]:
     ):
         raise ValueError("more is described than there is")
     tensors = {key: torch.empty(size, dtype=dtype) for key, (size, dtype) in sizes.items()}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there is one process only
+    with warnings.catch_warnings(action="ignore"):  # that there is one process only
         dcp.load(
             tensors,
             storage_reader=_Reader(files, described),

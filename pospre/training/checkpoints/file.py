@@ -120,8 +120,9 @@ def unpickle(data: io.BytesIO, name: str) -> dict[str, Any]:
     """
     data.seek(0)
     try:
-        with torch.serialization.safe_globals(_ALLOWED), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about TorchScript: that it will fail is said below
+        # about TorchScript: that it will fail is said below
+        quiet = warnings.catch_warnings(action="ignore")
+        with torch.serialization.safe_globals(_ALLOWED), quiet:
             content = torch.load(data, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise DamagedCheckpoint(

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from pospre.object_store import Bucket
+from pospre.whole_file import write_whole
 
 _NAMES = ("recipe.yaml", "metrics.jsonl", "watch.jsonl", "report.html")
 _FOLDERS = ("evaluation", "bad_steps")
@@ -30,9 +31,9 @@ def restore_metrics(run_folder: Path, remote: str) -> None:
         theirs = bucket.read(target.name)
         ours = target.read_bytes() if target.exists() else b""
         if _last_step(theirs) > _last_step(ours):
-            target.write_bytes(theirs)
+            write_whole(target, theirs)
             if "watch.jsonl" in names:
-                target.with_name("watch.jsonl").write_bytes(bucket.read("watch.jsonl"))
+                write_whole(target.with_name("watch.jsonl"), bucket.read("watch.jsonl"))
 
 
 def _last_step(metrics: bytes) -> int:

@@ -40,6 +40,7 @@ from pospre.training.checkpoints.versions import warn_of_other_versions
 from pospre.training.ranks import from_rank_zero, on_every_rank
 
 _FOLDER = re.compile(r"(.*/)?ep\d+-ba\d+/?")
+_ONE_FOLDER = "All nodes must see one trainer.save_folder, or use a bucket"
 
 
 class Checkpoint(NamedTuple):
@@ -93,12 +94,18 @@ def read_checkpoint(uri: str) -> Checkpoint:
         DamagedCheckpoint: it is not what training wrote.
         UserError: it is missing, cannot be fetched, or is not one of this package.
     """
+    files = _files_of(uri)
     if _FOLDER.fullmatch(uri):
-        return _read_shards(uri)
-    data, manifest = _read(uri)
-    sha256 = verify(data, manifest, uri)
-    content = unpickle(data, uri)
-    return Checkpoint(uri, sha256, content, _if_shared(uri, {Path(uri).name: data.getvalue()}))
+        manifest = files[MANIFEST]
+        sha256 = hashlib.sha256(manifest).hexdigest()
+        content = assemble(files, read_manifest(manifest, uri), uri)
+    else:
+        path = Path(uri)
+        data = io.BytesIO(files[path.name])
+        sha256 = verify(data, files.get(manifest_of(path).name), uri)
+        content = unpickle(data, uri)
+    is_shared = is_remote(uri) and dist.get_local_world_size() > 1
+    return Checkpoint(uri, sha256, content, files if is_shared else None)
 
 
 def read_on_every_rank(start: Checkpoint | None) -> dict[str, Any] | None:
@@ -135,10 +142,8 @@ def _on_this_node(uri: str, files: dict[str, bytes] | None) -> Iterator[str]:
         uri: of the checkpoint.
         files: what this rank has read of it; emptied when it is written.
     """
-    if not is_remote(uri):
+    if not is_remote(uri) or dist.get_world_size() == 1:  # one process has read it already
         yield uri
-    elif dist.get_world_size() == 1:
-        yield ""  # it was read already
     else:
         with contextlib.ExitStack() as stack:
             copy = None
@@ -153,64 +158,48 @@ def _on_this_node(uri: str, files: dict[str, bytes] | None) -> Iterator[str]:
 
 
 def _copy(uri: str, target: Path, files: dict[str, bytes] | None) -> None:
-    is_folder = _FOLDER.fullmatch(uri)
-    if files is None and not is_folder:
-        with Bucket(uri) as bucket, target.open("wb") as file:
-            bucket.download(file)
-        return
-    folder = target if is_folder else target.parent
+    folder = target if _FOLDER.fullmatch(uri) else target.parent
     folder.mkdir(exist_ok=True)
-    for name, content in (_files_of(uri) if files is None else files).items():
+    for name, content in (files or _files_of(uri)).items():
         (folder / name).write_bytes(content)
     if files is not None:
         files.clear()
 
 
-def _if_shared(uri: str, files: dict[str, bytes]) -> dict[str, bytes] | None:
-    return files if is_remote(uri) and dist.get_local_world_size() > 1 else None
-
-
 def _read_same(place: str, uri: str, sha256: str) -> dict[str, Any]:
     """Return the content of a local copy, if it is what the first rank has read at ``uri``."""
-    path = Path(place)
+    host = socket.gethostname()
     try:
-        data = (path / MANIFEST if path.is_dir() else path).read_bytes()
-    except OSError as error:
+        found = read_checkpoint(place)
+    except UserError as error:
         raise UserError(
-            f"{uri}, from which the first rank goes on, cannot be read on {socket.gethostname()} "
-            f"({error.strerror}). All nodes must see one trainer.save_folder, or use a bucket"
+            f"{uri}, from which the first rank goes on, cannot be read on {host} ({error}). "
+            f"{_ONE_FOLDER}"
         ) from error
-    found = hashlib.sha256(data).hexdigest()
-    if found != sha256:
+    if found.sha256 != sha256:
         raise UserError(
-            f"{uri} holds other bytes on {socket.gethostname()} than the first rank has read "
-            f"(SHA-256 {found[:12]}…, there {sha256[:12]}…). All nodes must see one "
-            "trainer.save_folder, or use a bucket"
+            f"{uri} holds other bytes on {host} than the first rank has read (SHA-256 "
+            f"{found.sha256[:12]}…, there {sha256[:12]}…). {_ONE_FOLDER}"
         )
-    return _read_shards(place).content if path.is_dir() else unpickle(io.BytesIO(data), uri)
+    return found.content
 
 
-def _read_shards(uri: str) -> Checkpoint:
-    files = _files_of(uri)
-    manifest = files[MANIFEST]
-    content = assemble(files, read_manifest(manifest, uri), uri)
-    return Checkpoint(uri, hashlib.sha256(manifest).hexdigest(), content, _if_shared(uri, files))
+def _files_of(uri: str) -> dict[str, bytes]:
+    """Return the content of a checkpoint's files by name, its manifest among them if there is one.
 
-
-def _files_of(folder: str) -> dict[str, bytes]:
-    """Return the content of a checkpoint's folder: the manifest, and the files that it lists."""
-    (manifest,) = _read_files(folder, [MANIFEST])
-    names = [part.file for part in read_manifest(manifest, folder)]
-    return {MANIFEST: manifest, **dict(zip(names, _read_files(folder, names), strict=True))}
+    Raises:
+        DamagedCheckpoint: a file is missing from a folder, or cannot be read.
+        UserError: there is no such file, or the bucket does not answer.
+    """
+    if not _FOLDER.fullmatch(uri):
+        return _read_file(uri)
+    (manifest,) = _read_files(uri, [MANIFEST])
+    names = [part.file for part in read_manifest(manifest, uri)]
+    return {MANIFEST: manifest, **dict(zip(names, _read_files(uri, names), strict=True))}
 
 
 def _read_files(folder: str, names: list[str]) -> Iterator[bytes]:
-    """Yield files of a checkpoint's folder, one after another.
-
-    Raises:
-        DamagedCheckpoint: one is missing.
-        UserError: they cannot be fetched.
-    """
+    """Yield files of a checkpoint's folder, one after another."""
     if is_remote(folder):
         with Bucket(folder) as bucket:
             there = bucket.list()
@@ -228,19 +217,18 @@ def _read_files(folder: str, names: list[str]) -> Iterator[bytes]:
         raise DamagedCheckpoint(f"{folder} is no whole checkpoint: it lacks {missing[0]}")
 
 
-def _read(uri: str) -> tuple[io.BytesIO, bytes | None]:
-    """Return the bytes of a checkpoint file and of its manifest, where it has one."""
-    if is_remote(uri):
-        folder, _, name = uri.rpartition("/")
-        data = io.BytesIO()
-        with Bucket(uri) as bucket:
-            bucket.download(data)
-        with Bucket(folder) as bucket:
-            return data, bucket.find(manifest_of(Path(name)).name)
+def _read_file(uri: str) -> dict[str, bytes]:
     path = Path(uri)
+    manifest = manifest_of(path)
+    if is_remote(uri):
+        with Bucket(uri) as bucket:
+            bucket.download(data := io.BytesIO())
+        with Bucket(uri.rpartition("/")[0]) as bucket:
+            noted = bucket.find(manifest.name)
+        return {path.name: data.getvalue()} | ({} if noted is None else {manifest.name: noted})
+    manifests = [manifest] if manifest.exists() else []
     try:
-        manifest = manifest_of(path)
-        return io.BytesIO(path.read_bytes()), manifest.read_bytes() if manifest.exists() else None
+        return {place.name: place.read_bytes() for place in (path, *manifests)}
     except FileNotFoundError as error:
         raise UserError(f"checkpoint {uri} does not exist") from error
     except OSError as error:

@@ -212,11 +212,9 @@ class CheckpointSaver(Callback):
             self.folder.mkdir(parents=True, exist_ok=True)
             yield
         except OSError as error:
-            raise UserError(self._explain(error, path)) from error
-
-    def _explain(self, error: OSError, path: Path) -> str:
-        start = f"the last one, {self._kept[-1]}" if self._kept else "the start"
-        return (
-            f"checkpoint {path} cannot be written: {why_not_written(error, self.folder)}, and give "
-            f"the command again: it goes on from {start}"
-        )
+            start = f"the last one, {self._kept[-1]}" if self._kept else "the start"
+            why = why_not_written(error, self.folder)
+            raise UserError(
+                f"checkpoint {path} cannot be written: {why}, and give the command again: it goes "
+                f"on from {start}"
+            ) from error

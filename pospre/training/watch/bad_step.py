@@ -12,7 +12,7 @@ from pospre.batch import EPOCH, INDEX
 from pospre.model.algorithm import pretrain_model
 from pospre.recipe.recipe import Recipe
 from pospre.training.checkpoints.finding import checkpoints_of
-from pospre.training.watch.metrics import plain_name
+from pospre.training.watch.metrics import losses_of
 from pospre.whole_file import write_whole
 
 BAD_STEPS = "bad_steps"
@@ -42,11 +42,10 @@ def note_step(state: State, folder: Path | None, recipe: Recipe | None) -> str:
     path = folder / f"ba{step}.json"
     if dist.get_global_rank() > 0:
         return ""
-    losses = {plain_name(name): value for name, value in state.total_loss_dict.items()}
     noted = {
         "step": step,
         "seed": pretrain_model(state).seed,
-        "losses": {k: v if math.isfinite(v) else str(v) for k, v in losses.items()},
+        "losses": {k: v if math.isfinite(v) else str(v) for k, v in losses_of(state).items()},
         "ranks": ranks,
         "recipe": None if recipe is None else recipe.dump(),
     }

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from pospre.errors import UserError
 from pospre.recipe.recipe import Recipe
 from pospre.training.watch.bad_step import kept_checkpoints, note_step
-from pospre.training.watch.metrics import plain_name
+from pospre.training.watch.metrics import losses_of
 
 
 class Divergence(Callback):
@@ -39,7 +39,7 @@ class Divergence(Callback):
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         """Look at the losses of the step that is done; its line is written by now."""
-        losses = {plain_name(name): value for name, value in state.total_loss_dict.items()}
+        losses = losses_of(state)
         bad = [
             f"{name} = {value}"
             for name, value in losses.items()
@@ -50,8 +50,11 @@ class Divergence(Callback):
 
     def before_save(self, state: State) -> None:
         """Raise where a weight is not finite, on every rank: one number for all of the model."""
-        model = state.model.state_dict()
-        tensors = {name: _local(value) for name, value in model.items() if _is_float(value)}
+        tensors = {
+            name: value.to_local() if isinstance(value, DTensor) else value
+            for name, value in state.model.state_dict().items()
+            if isinstance(value, Tensor) and value.is_floating_point()
+        }
         finite = torch.stack([value.isfinite().all() for value in tensors.values()])
         everywhere = finite.to(torch.uint8)
         dist.all_reduce(everywhere, reduce_operation="MIN")
@@ -76,11 +79,3 @@ class Divergence(Callback):
             "it under another run_name; or give the same command again if the cause is gone "
             "(damaged data, a faulty GPU)."
         )
-
-
-def _is_float(value: object) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
-
-
-def _local(value: Tensor) -> Tensor:
-    return value.to_local() if isinstance(value, DTensor) else value

@@ -4,10 +4,8 @@ import torch
 from composer.core import Algorithm, Event, State
 from composer.loggers import Logger
 from torch import Tensor
-from torch.distributed.tensor import DTensor
-from torch.nn.utils import get_total_norm
 
-from pospre.model.algorithm import pretrain_model
+from pospre.training.optimizer.clipping import gradient_norm, with_gradients
 from pospre.training.watch.watcher import is_due
 
 
@@ -37,26 +35,13 @@ class GradientNorms(Algorithm):
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Measure, then log."""
         if event == Event.AFTER_TRAIN_BATCH:
-            self._norms = module_norms(state)
+            groups = with_gradients(state, _owner)
+            self._norms = {name: gradient_norm(found) for name, found in groups.items()}
             return
         values = torch.stack(list(self._norms.values())).tolist()
         names = [f"gradient/{name}" for name in self._norms]
         self._norms = {}
         logger.log_metrics(dict(zip(names, values, strict=True)))
-
-
-def module_norms(state: State) -> dict[str, Tensor]:
-    """Return the gradient's norm of the encoder and of every objective, over all their shards."""
-    gradients: dict[str, list[Tensor]] = {}
-    for name, parameter in pretrain_model(state).named_parameters():
-        if parameter.grad is not None:
-            gradients.setdefault(_owner(name), []).append(parameter.grad)
-    norms = {name: get_total_norm(found) for name, found in gradients.items()}
-    # the norm of sharded tensors is a sum still to be made
-    return {
-        name: norm.full_tensor() if isinstance(norm, DTensor) else norm
-        for name, norm in norms.items()
-    }
 
 
 def _owner(name: str) -> str:

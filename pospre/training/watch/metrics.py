@@ -26,6 +26,11 @@ def plain_name(name: str) -> str:
     return term if term == name or term.startswith("metric/") else f"loss/{term}"
 
 
+def losses_of(state: State) -> dict[str, float]:
+    """Return the losses and metrics of the step that is just done, under our names."""
+    return {plain_name(name): value for name, value in state.total_loss_dict.items()}
+
+
 class MetricsFile(LoggerDestination):
     """Writes step, epoch, samples, time, lr, throughput, memory, losses and metrics.
 

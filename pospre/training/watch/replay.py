@@ -21,7 +21,7 @@ from pospre.training.checkpoints.reading import Checkpoint, read_checkpoint
 from pospre.training.components import build_components
 from pospre.training.start import load_weights
 from pospre.training.trainer import build_trainer
-from pospre.training.watch.metrics import plain_name
+from pospre.training.watch.metrics import losses_of
 from pospre.training.watch.resume import Resume
 from pospre.training.watch.stop_signals import StopSignals
 
@@ -150,5 +150,5 @@ class _Hold(Callback):
 
     def batch_end(self, state: State, logger: Logger) -> None:
         if state.timestamp.batch.value == self.step:
-            self.losses = {plain_name(k): value for k, value in state.total_loss_dict.items()}
+            self.losses = losses_of(state)
             state.stop_training()

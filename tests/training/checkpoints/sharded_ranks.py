@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import boto3
 import pytest
@@ -16,6 +15,7 @@ from composer.utils import dist
 from pospre.errors import UserError
 from pospre.train import main
 from pospre.training.checkpoints import saver
+from tests.training.tiny_runs import no_space
 
 RECIPE, RUNS, *OPTIONS = sys.argv[1:]
 BUCKET = "trainer.save_folder=s3://bucket/shards"
@@ -23,11 +23,6 @@ BUCKET = "trainer.save_folder=s3://bucket/shards"
 
 def train(*options: str) -> int:
     return main([RECIPE, *OPTIONS, *options])
-
-
-def full(*_: Any) -> None:
-    """Stand for the disk of the second rank."""
-    raise OSError(28, "No space left on device")
 
 
 def lose_the_disk(folder: Path) -> None:
@@ -47,7 +42,7 @@ if __name__ == "__main__":
 
     with pytest.MonkeyPatch.context() as patch:
         if dist.get_global_rank() == 1:
-            patch.setattr(saver, "write_shards", full)
+            patch.setattr(saver, "write_shards", no_space)
         with pytest.raises(UserError, match=r"ep0-ba2 cannot be written: No space left"):
             train("run_name=full")
 

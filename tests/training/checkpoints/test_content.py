@@ -2,7 +2,6 @@
 
 import shutil
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,8 @@ from pospre.recipe.recipe import load_recipe
 from pospre.training.build import build_model
 from pospre.training.checkpoints.content import compare_tensors, load_model
 from pospre.training.checkpoints.reading import open_checkpoint, open_newest, read_checkpoint
-
-Run = Callable[..., tuple[int, str]]
-
+from tests.training.checkpoints.test_damage import Payload
+from tests.training.tiny_runs import Run
 
 CONTENT = {"state": {"callbacks": {"RecipeRecord": {}}, "model": {"a": torch.ones(100)}}}
 
@@ -27,14 +25,12 @@ def test_the_newest_is_by_progress_and_whole(
     for name in ("ep2-ba9.pt", "ep10-ba100.pt", "ep1-ba20.pt", "other.pt"):
         torch.save(CONTENT, tmp_path / name)
     (tmp_path / "ep11-ba110.pt").write_bytes((tmp_path / "ep10-ba100.pt").read_bytes()[:40])
+    (tmp_path / "ep12-ba120.pt").touch()
     found = open_newest([str(tmp_path)])
     assert found is not None and found.uri == f"{tmp_path}/ep10-ba100.pt"
     said = capsys.readouterr().err
     assert "ep11-ba110.pt is no checkpoint, or one cut short (40 bytes); passed over" in said
-
-
-class Unsafe:
-    """Stands for code hidden in a pickle."""
+    assert "ep12-ba120.pt is no checkpoint, or one cut short (0 bytes); passed over" in said
 
 
 def test_files_that_are_no_checkpoint(tmp_path: Path) -> None:
@@ -56,7 +52,7 @@ def test_files_that_are_no_checkpoint(tmp_path: Path) -> None:
     torch.save({"model": torch.zeros(2)}, other)
     assert "holds no recipe" in said(other)
     unsafe = tmp_path / "unsafe.pt"
-    torch.save(Unsafe(), unsafe)
+    torch.save(Payload(tmp_path / "executed"), unsafe)
     assert "more than plain data" in said(unsafe)
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="holds no checkpoint"):

@@ -1,7 +1,6 @@
 """A save while the disk turns read-only, while the run is told to stop, and before the next one."""
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -20,9 +19,8 @@ from pospre.training.checkpoints import saver as checkpoint_saver
 from pospre.training.checkpoints.file import write_checkpoint
 from pospre.training.checkpoints.reading import read_checkpoint
 from pospre.training.checkpoints.saver import CheckpointSaver
-from tests.training.checkpoints.test_saver import OPTIONS, files
-
-Run = Callable[..., tuple[int, str]]
+from tests.training.checkpoints.test_saver import files
+from tests.training.tiny_runs import SHORT, Run, metrics
 
 
 @contextlib.contextmanager
@@ -42,7 +40,7 @@ def test_a_folder_that_becomes_read_only(
     tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "runs" / "tiny" / "checkpoints"
-    assert run(tiny, *OPTIONS)[0] == 0
+    assert run(tiny, *SHORT)[0] == 0
     for path in [*folder.glob("ep1-*")]:
         path.unlink()
     before = files(folder)
@@ -54,19 +52,19 @@ def test_a_folder_that_becomes_read_only(
                     spoil()
 
         monkeypatch.setattr(trainer, "CheckpointSaver", Spoilt)
-        code, said = run(tiny, *OPTIONS)
+        code, said = run(tiny, *SHORT)
         assert code == 2 and "Traceback" not in said and said.count("cannot be written") == 1
         assert "Read-only file system" in said and "goes on from the last" in said
         assert f"checkpoint {folder}/ep1-ba4.pt" in said
         monkeypatch.undo()
-        code, said = run(tiny, *OPTIONS)  # it is from the start
+        code, said = run(tiny, *SHORT)  # it is from the start
         assert code == 2 and f"save_folder {folder} cannot be written" in said
         assert "going on from" not in said and files(folder) == before
     with read_only(folder.parent) as spoil:
         spoil()
-        code, said = run(tiny, *OPTIONS)
+        code, said = run(tiny, *SHORT)
         assert code == 2 and f"{folder.parent} cannot be written" in said
-    assert run(tiny, *OPTIONS)[0] == 0 and set(before) < set(files(folder))
+    assert run(tiny, *SHORT)[0] == 0 and set(before) < set(files(folder))
 
 
 def test_sigterm_while_a_checkpoint_is_written(
@@ -79,7 +77,7 @@ def test_sigterm_while_a_checkpoint_is_written(
         write_checkpoint(content, path)
 
     monkeypatch.setattr(checkpoint_saver, "write_checkpoint", slow)
-    code, said = run(tiny, *OPTIONS)
+    code, said = run(tiny, *SHORT)
     folder = tmp_path / "runs" / "tiny" / "checkpoints"
     assert code == 75 and f"saved in {folder}/ep0-ba3.pt; the same command goes on" in said
     for step in (2, 3):
@@ -97,6 +95,6 @@ def test_the_wait_for_the_save_before_counts_as_saving(
     monkeypatch.setattr(checkpoint_saver, "write_checkpoint", slow)
     options = ("trainer.max_duration=3ba", "trainer.save_interval=1ba")
     assert run(tiny, *options)[0] == 0
-    metrics = (tmp_path / "runs" / "tiny" / "metrics.jsonl").read_text().splitlines()
-    last = json.loads(metrics[-1])  # the second save waited for the first, before the third step
+    # the second save waited for the first, before the third step
+    last = metrics(tmp_path / "runs" / "tiny")[-1]
     assert last["time/save"] > 0.5 and last["time/evaluation"] < 0.5

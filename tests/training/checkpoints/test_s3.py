@@ -3,7 +3,7 @@
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,8 @@ from pospre.training.checkpoints.mirror import mirror_run
 from pospre.training.start import load_weights
 from tests.data.flaky_s3 import moto_server, use_bucket
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
-from tests.training.tiny_runs import curve
+from tests.training.tiny_runs import Run, curve
 
-Run = Callable[..., tuple[int, str]]
 FOLDER = "trainer.save_folder=s3://bucket/runs/tiny"
 
 

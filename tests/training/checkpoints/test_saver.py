@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,8 @@ from pospre.training.checkpoints.reading import open_newest, read_checkpoint
 from pospre.training.checkpoints.saver import CheckpointSaver
 from pospre.training.checkpoints.staging import Staging
 from tests.processes import finished
-from tests.training.tiny_runs import curve, environment, flat
+from tests.training.tiny_runs import MAE, SHORT, Run, curve, environment, flat, metrics, no_space
 
-Run = Callable[..., tuple[int, str]]
-OPTIONS = ("trainer.max_duration=6ba", "trainer.save_interval=2ba")
 CONTENT = {"state": {"callbacks": {"RecipeRecord": {}}, "model": {"a": torch.ones(300_000)}}}
 
 
@@ -62,10 +60,10 @@ def test_a_full_disk_leaves_what_was_there(size: int, tmp_path: Path) -> None:
 
 
 def test_a_run_ends_with_one_message_on_a_full_disk(tiny: Path, run: Run, tmp_path: Path) -> None:
-    options = (*OPTIONS, "trainer.keep_checkpoints=1")
+    options = (*SHORT, "trainer.keep_checkpoints=1")
     folder = tmp_path / "runs" / "tiny" / "checkpoints"
-    assert run(tiny, *OPTIONS, "run_name=whole")[0] == 0
-    assert run(tiny, *OPTIONS)[0] == 0
+    assert run(tiny, *SHORT, "run_name=whole")[0] == 0
+    assert run(tiny, *SHORT)[0] == 0
     for name in ("ep1-ba4.pt", "ep1-ba6.pt"):
         (folder / name).unlink()
         manifest_of(folder / name).unlink()
@@ -86,11 +84,8 @@ def test_a_run_ends_with_one_message_on_a_full_disk(tiny: Path, run: Run, tmp_pa
 def test_a_full_disk_under_the_metrics(
     tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("pospre.training.watch.metrics.MetricsFile.batch_end", full)
-    code, said = run(tiny, *OPTIONS)
+    monkeypatch.setattr("pospre.training.watch.metrics.MetricsFile.batch_end", no_space)
+    code, said = run(tiny, *SHORT)
     assert (
         code == 2
         and "No space left on device" in said
@@ -162,7 +157,7 @@ MADE: list[Eager] = []
 
 def test_a_step_is_saved_once(tiny: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer, "CheckpointSaver", Eager)
-    assert run(tiny, *OPTIONS)[0] == 0
+    assert run(tiny, *SHORT)[0] == 0
     steps = [f"ep{(step - 1) // 3}-ba{step}.pt" for step in range(1, 7)]
     assert MADE.pop().written == steps
 
@@ -176,7 +171,7 @@ def test_a_save_can_be_vetoed(
             self.forbidden = 3
 
     monkeypatch.setattr(trainer, "CheckpointSaver", Vetoed)
-    code, said = run(tiny, *OPTIONS)
+    code, said = run(tiny, *SHORT)
     assert code == 2 and "this state is not worth it" in said
     folder = tmp_path / "runs" / "tiny" / "checkpoints"
     assert {path.name for path in folder.glob("*.pt")} == {"ep0-ba1.pt", "ep0-ba2.pt"}
@@ -186,7 +181,7 @@ def test_a_save_can_be_vetoed(
 def test_training_goes_on_while_a_checkpoint_is_written(
     tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run(tiny, *OPTIONS, "run_name=whole")[0] == 0
+    assert run(tiny, *SHORT, "run_name=whole")[0] == 0
     trained = threading.Event()
 
     def slow(content: Any, path: Path) -> None:
@@ -200,7 +195,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
 
     monkeypatch.setattr(checkpoint_saver, "write_checkpoint", slow)
     monkeypatch.setattr(trainer, "CheckpointSaver", Watching)
-    assert run(tiny, *OPTIONS)[0] == 0
+    assert run(tiny, *SHORT)[0] == 0
     for name in ("ep0-ba2.pt", "ep1-ba4.pt", "ep1-ba6.pt"):  # the step's state, not a later one
         ours, theirs = (
             read_checkpoint(str(tmp_path / "runs" / run_name / "checkpoints" / name)).content
@@ -214,22 +209,18 @@ def test_training_goes_on_while_a_checkpoint_is_written(
 def test_a_save_that_fails_is_raised_after_the_next_step(
     tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
     class Patient(CheckpointSaver):
         def batch_end(self, state: State, logger: Logger) -> None:
             concurrent.futures.wait([self._writing] if self._writing else [])
 
-    monkeypatch.setattr(checkpoint_saver, "write_checkpoint", full)
+    monkeypatch.setattr(checkpoint_saver, "write_checkpoint", no_space)
     monkeypatch.setattr(trainer, "CheckpointSaver", Patient)
-    code, said = run(tiny, *OPTIONS)
+    code, said = run(tiny, *SHORT)
     folder = tmp_path / "runs" / "tiny"
     assert code == 2 and "Traceback" not in said
     assert f"{folder}/checkpoints/ep0-ba2.pt cannot be written: No space left on device" in said
     assert "it goes on from the start" in said and said.count("cannot be written") == 1
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3]
+    assert [line["step"] for line in metrics(folder)] == [1, 2, 3]
 
 
 def test_what_diverges_names_the_checkpoint_that_is_being_written(
@@ -240,8 +231,7 @@ def test_what_diverges_names_the_checkpoint_that_is_being_written(
         write_checkpoint(content, path)
 
     monkeypatch.setattr(checkpoint_saver, "write_checkpoint", slow)
-    mae = "algorithms={mae: {decoder_dim: 32, decoder_depth: 1, decoder_heads: 2}}"
-    code, said = run(tiny, mae, "optimizer.base_lr=1.0e30", "trainer.save_interval=2ba")
+    code, said = run(tiny, MAE, "optimizer.base_lr=1.0e30", "trainer.save_interval=2ba")
     assert code == 2 and "training diverged: after step 3" in said
     assert f"({tmp_path}/runs/tiny/checkpoints/ep0-ba2.pt, of the step before, gave this" in said
 

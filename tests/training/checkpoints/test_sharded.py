@@ -22,18 +22,16 @@ from tests.data.flaky_s3 import FlakyS3, flaky_s3, use_bucket
 from tests.processes import finished, launcher, until
 from tests.training.checkpoints.test_damage import Payload
 from tests.training.checkpoints.test_saver import full_disk
-from tests.training.tiny_runs import curve, environment, flat
+from tests.training.tiny_runs import MAE, SHORT, Run, curve, environment, flat
 
-Run = Callable[..., tuple[int, str]]
-MAE = "algorithms={mae: {decoder_dim: 32, decoder_depth: 1, decoder_heads: 2}}"
-SHORT = ("trainer.max_duration=6ba", "trainer.save_interval=2ba", MAE)
-SHARDED = (*SHORT, "trainer.checkpoint=sharded")
+MAE_RUN = (*SHORT, MAE)
+SHARDED = (*MAE_RUN, "trainer.checkpoint=sharded")
 
 
 @pytest.fixture
 def whole(tiny: Path, run: Run, tmp_path: Path) -> Path:
     """Return the folder of a run with checkpoints in files."""
-    assert run(tiny, *SHORT, "run_name=whole")[0] == 0
+    assert run(tiny, *MAE_RUN, "run_name=whole")[0] == 0
     return tmp_path / "runs" / "whole"
 
 

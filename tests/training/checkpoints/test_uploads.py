@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,11 +22,10 @@ from pospre.training.checkpoints.uploads import Uploads, lacks
 from pospre.training.run import in_bucket
 from tests.data.flaky_s3 import FlakyS3, flaky_s3, use_bucket
 from tests.processes import finished, launcher, until
-from tests.training.tiny_runs import curve, environment
+from tests.training.tiny_runs import SHORT, Run, curve, environment, metrics
 
-Run = Callable[..., tuple[int, str]]
 REMOTE = "s3://bucket/runs/tiny"
-OPTIONS = (f"trainer.save_folder={REMOTE}", "trainer.max_duration=6ba", "trainer.save_interval=2ba")
+OPTIONS = (f"trainer.save_folder={REMOTE}", *SHORT)
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +196,7 @@ def test_a_silent_server_holds_no_step(
     assert "waiting for" in said and "given up after 1 s without progress" in said
     assert f"It is whole at {folder}/checkpoints/ep1-ba6.pt" in said
     assert "give the command again to upload it" in said
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = metrics(folder)
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
     assert lines[-1]["time"] - lines[0]["time"] < 15  # a single try takes 20 s
     assert not [name for name in names(server) if name.startswith("ep")]
@@ -275,13 +274,7 @@ def test_the_newest_of_disk_and_bucket(
     lines = (here / "metrics.jsonl").read_text().splitlines(keepends=True)
     (here / "metrics.jsonl").write_text("".join(lines[:2]))
     s3 = client(server)
-    for ending in ("pt", "json"):
-        s3.delete_object(Bucket="bucket", Key=f"runs/tiny/ep1-ba6.{ending}")
-        s3.upload_file(
-            str(there / "checkpoints" / f"ep1-ba4.{ending}"),
-            "bucket",
-            f"runs/tiny/ep1-ba4.{ending}",
-        )
+    as_if_killed(s3, there)
     code, said = run(tiny, *OPTIONS)
     assert code == 0 and f"going on from {REMOTE}/ep1-ba4.pt" in said, said
     assert curve(here) == whole

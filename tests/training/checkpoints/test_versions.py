@@ -3,7 +3,6 @@
 import json
 import platform
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,7 @@ from pospre.training.checkpoints import versions as checkpoint_versions
 from pospre.training.checkpoints.content import load_model
 from pospre.training.checkpoints.reading import read_checkpoint
 from pospre.training.checkpoints.versions import revision
-
-Run = Callable[..., tuple[int, str]]
+from tests.training.tiny_runs import Run
 
 
 def git(folder: Path, *command: str) -> str:

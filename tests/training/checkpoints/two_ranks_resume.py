@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import boto3
 import pytest
@@ -16,7 +15,7 @@ from composer.utils import dist
 from pospre.errors import UserError, run_command
 from pospre.train import main
 from pospre.training.checkpoints import reading, saver
-from tests.training.tiny_runs import curve
+from tests.training.tiny_runs import curve, no_space
 
 RECIPE, RUNS, *OPTIONS = sys.argv[1:]
 BUCKET = "trainer.save_folder=s3://bucket/far"
@@ -48,14 +47,9 @@ def as_if_killed(*, disk_lost: bool = False) -> None:
     dist.barrier()
 
 
-def full(*_: Any) -> None:
-    """Stand for the disk of the first rank, which alone writes."""
-    raise OSError(28, "No space left on device")
-
-
 if __name__ == "__main__":
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(saver, "write_checkpoint", full)
+        patch.setattr(saver, "write_checkpoint", no_space)  # of the first rank, which alone writes
         with pytest.raises(UserError, match=r"ep0-ba2.pt cannot be written: No space left"):
             main([RECIPE, *OPTIONS, "run_name=full"])
     assert train() == 0

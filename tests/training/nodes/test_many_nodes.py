@@ -18,7 +18,9 @@ from tests.processes import LIMIT, started
 from tests.training.nodes.networks import two_networks
 from tests.training.nodes.test_rendezvous import free_port
 from tests.training.tiny_runs import (
+    LONG,
     ROOT,
+    Run,
     command,
     curve,
     environment,
@@ -26,17 +28,13 @@ from tests.training.tiny_runs import (
     wait_for_step,
 )
 
-MAE = "algorithms={mae: {decoder_dim: 32, decoder_depth: 1, decoder_heads: 2}}"
-LONG = (
-    MAE,
-    "trainer.max_duration=200ep",
-    "schedule={warmup: 2ba, length: 200ep}",  # nothing here depends on the run's own length
+LOSING = (
+    *LONG,
     "trainer.save_interval=2ba",
     "trainer.keep_checkpoints=2",
     "trainer.peer_timeout=6",
 )
 HOST = socket.gethostname()
-Run = Callable[..., tuple[int, str]]
 
 
 def ranks(launcher: "subprocess.Popen[str]") -> list[psutil.Process]:
@@ -60,7 +58,7 @@ def test_a_lost_rank_is_named(
     lose: Callable[[psutil.Process], None], words: str, tiny: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "runs" / "tiny"
-    with started(command(tiny, *LONG, ranks=2), env=environment()) as launcher:
+    with started(command(tiny, *LOSING, ranks=2), env=environment()) as launcher:
         wait_for_save(folder, launcher)
         first, second = ranks(launcher)
         start = time.monotonic()
@@ -112,14 +110,14 @@ def test_two_nodes_of_a_script_that_is_stopped_are_one_process(
     tiny: Path, ssh: Path, run: Run, tmp_path: Path
 ) -> None:
     folder = tmp_path / "runs" / "tiny"
-    launch, surroundings = nodes(tiny, *LONG, ssh=ssh)
+    launch, surroundings = nodes(tiny, *LOSING, ssh=ssh)
     with started(launch, env=surroundings) as script:
         wait_for_step(4, folder, script)
         script.send_signal(signal.SIGTERM)
         output, errors = script.communicate(timeout=LIMIT)
     assert script.returncode == 75 and "Traceback" not in output + errors, errors
     (step,) = re.findall(r"stopped by SIGTERM after step (\d+) of 600, saved in", errors)
-    assert run(tiny, *LONG, "run_name=one", f"trainer.max_duration={step}ba")[0] == 0
+    assert run(tiny, *LOSING, "run_name=one", f"trainer.max_duration={step}ba")[0] == 0
     one, two = (curve(tmp_path / "runs" / name) for name in ("one", "tiny"))
     assert len(one) == len(two) == int(step)
     for (_, loss, rate), (_, other_loss, other_rate) in zip(one, two, strict=True):
@@ -128,7 +126,7 @@ def test_two_nodes_of_a_script_that_is_stopped_are_one_process(
 
 def test_a_node_without_its_launcher_stops_all(tiny: Path, ssh: Path, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "tiny"
-    launch, surroundings = nodes(tiny, *LONG, ssh=ssh)
+    launch, surroundings = nodes(tiny, *LOSING, ssh=ssh)
     with started(launch, env=surroundings) as script:
         wait_for_step(4, folder, script)
         launchers = below(script, "composer")

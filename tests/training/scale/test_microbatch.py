@@ -8,11 +8,9 @@ import pytest
 import torch
 
 from pospre.nn.attention import EncoderBlock
-from tests.training.tiny_runs import curve
+from tests.training.tiny_runs import MAE, Run, curve
 
-Run = Callable[..., tuple[int, str]]
 SHORT = ("trainer.max_duration=2ba", "trainer.save_interval=2ba", "schedule.warmup=1ba")
-MAE = "algorithms={mae: {decoder_dim: 32, decoder_depth: 1, decoder_heads: 2}}"
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Hybrid sharding on four ranks is one process, whatever else is on; degrees and precisions."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,8 @@ from pospre.errors import UserError
 from pospre.recipe.sections import Fsdp
 from pospre.training.scale.parallel import build_sharding, num_copies
 from tests.processes import finished, launcher
-from tests.training.tiny_runs import curve, environment
+from tests.training.tiny_runs import Run, curve, environment
 
-Run = Callable[..., tuple[int, str]]
 OPTIONS = (
     "algorithms={mae: {decoder_dim: 32, decoder_depth: 1, decoder_heads: 2}, ema_teacher: {}}",
     "trainer.max_duration=4ba",

@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,11 +18,9 @@ from pospre.training.watch.divergence import Divergence
 from pospre.training.watch.replay import Replay, replay
 from tests.algorithms.cases import Case
 from tests.processes import finished
-from tests.training.tiny_runs import command, environment
+from tests.training.tiny_runs import MAE, Run, command, environment, metrics
 from tests.training.watch.plain import fit
 
-Run = Callable[..., tuple[int, str]]
-MAE = "algorithms={mae: {decoder_dim: 32, decoder_depth: 1, decoder_heads: 2}}"
 TOO_FAST = (MAE, "optimizer.base_lr=1.0e30", "trainer.save_interval=1ba")
 
 
@@ -57,8 +54,7 @@ def test_nan_stops_the_run(tiny: Path, run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "tiny"
     code, said = run(tiny, *TOO_FAST, "trainer.log_interval=100")
     assert code == 2 and "Traceback" not in said
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [1, 3]
+    assert [line["step"] for line in metrics(folder)] == [1, 3]
     # the same command meets it again, and says the same; a report can be made of what there is
     code, said = run(tiny, *TOO_FAST)
     assert code == 2 and "going on from" in said and "after step 3 not finite" in said

@@ -3,7 +3,6 @@
 import json
 import random
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,8 @@ from pospre.training.checkpoints.file import callback_states
 from pospre.training.checkpoints.reading import read_checkpoint
 from pospre.training.watch.replay import replay
 from pospre.training.watch.spikes import LossSpikes
+from tests.training.tiny_runs import Run, contents, metrics
 
-Run = Callable[..., tuple[int, str]]
 CURVES: dict[str, list[float]] = json.loads(
     (Path(__file__).with_name("demo_losses.json")).read_text()
 )
@@ -61,14 +60,13 @@ def test_a_spike_is_noted_and_made_again(
     path = folder / "bad_steps" / f"ba{step}.json"
     assert warning["watch"] == "LossSpikes" and str(path) in warning["warning"]
     noted = json.loads(path.read_text())
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if line["time/save"] > 0] == [4, 7, 10]
+    assert [line["step"] for line in metrics(folder) if line["time/save"] > 0] == [4, 7, 10]
     assert len(noted["ranks"]) == 1 and len(noted["ranks"][0]["index"]) == 8
-    before = sorted(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    before = contents(folder)
     again = replay(path)
     assert again.losses == noted["losses"]
     assert again.batch["index"].tolist() == noted["ranks"][0]["index"]
-    assert sorted(path.read_bytes() for path in folder.rglob("*") if path.is_file()) == before
+    assert contents(folder) == before
 
 
 def test_the_start_is_kept_and_an_older_checkpoint_has_none(
@@ -80,7 +78,7 @@ def test_the_start_is_kept_and_an_older_checkpoint_has_none(
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message=".*not in the state_dict")
             assert run(tiny, "callbacks.collapse.every=2", f"trainer.max_duration={length}")[0] == 0
-    lines = [json.loads(line) for line in (tmp_path / "runs/tiny/metrics.jsonl").open()]
+    lines = metrics(tmp_path / "runs/tiny")
     looks = [line for line in lines if "features/student_std" in line]
     assert [line["step"] for line in looks] == [4, 6, 8]
     assert not any("gradient/encoder" in line for line in lines[:3])
@@ -94,7 +92,7 @@ def test_a_spike_stops_before_it_is_saved(tiny: Path, run: Run, tmp_path: Path) 
     options = (*SENSITIVE, "callbacks.loss_spikes.action=stop", "trainer.save_interval=1ba")
     code, said = run(tiny, *options)
     assert code == 2 and "Traceback" not in said and "is a spike" in said
-    step = json.loads((tmp_path / "runs/tiny/metrics.jsonl").read_text().splitlines()[-1])["step"]
+    step = metrics(tmp_path / "runs/tiny")[-1]["step"]
     newest = max(int(p.stem.split("-ba")[1]) for p in tmp_path.rglob("ep*-ba*.pt"))
     assert newest == step - 1 and f"the last good one is {tmp_path}" in said
     assert "callbacks.loss_spikes.action=warn" in said

@@ -15,16 +15,11 @@ import pytest
 from pospre.errors import Stopped, run_command, stoppable
 from pospre.training.checkpoints import uploads as uploading
 from pospre.training.watch.stop_signals import StopSignals
+from tests.data.flaky_s3 import use_bucket
 from tests.processes import LIMIT, started
-from tests.training.tiny_runs import command, curve, environment, wait_for_step
+from tests.training.tiny_runs import LONG, Run, command, curve, environment, wait_for_step
 
-Run = Callable[..., tuple[int, str]]
-LONG = (
-    "algorithms={mae: {decoder_dim: 32, decoder_depth: 1, decoder_heads: 2}}",
-    "trainer.max_duration=200ep",
-    "trainer.keep_checkpoints=1",
-    "schedule={warmup: 2ba, length: 200ep}",  # nothing here depends on the run's own length
-)
+LONG_RUN = (*LONG, "trainer.keep_checkpoints=1")
 
 
 def saved_steps(folder: Path) -> list[int]:
@@ -39,7 +34,7 @@ def test_stopped_and_gone_on_is_the_same_curve(
     number: signal.Signals, code: int, name: str, tiny: Path, run: Run, tmp_path: Path
 ) -> None:
     folder = tmp_path / "runs" / "tiny"
-    with started(command(tiny, *LONG), env=environment()) as process:
+    with started(command(tiny, *LONG_RUN), env=environment()) as process:
         wait_for_step(4, folder, process)
         process.send_signal(number)
         _, errors = process.communicate(timeout=LIMIT)
@@ -49,8 +44,8 @@ def test_stopped_and_gone_on_is_the_same_curve(
     assert curve(folder)[-1][0] == step and saved_steps(folder) == [step]
     assert Path(told[1]).is_file() and "the same command goes on" in errors
     length = f"trainer.max_duration={step + 2}ba"
-    assert run(tiny, *LONG, length)[0] == 0
-    assert run(tiny, *LONG, length, "run_name=whole")[0] == 0
+    assert run(tiny, *LONG_RUN, length)[0] == 0
+    assert run(tiny, *LONG_RUN, length, "run_name=whole")[0] == 0
     assert curve(folder) == curve(tmp_path / "runs" / "whole")
 
 
@@ -71,7 +66,7 @@ def test_two_ranks_stop_after_the_same_step(
     stop: Callable[[psutil.Process], None], code: int, tiny: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "runs" / "tiny"
-    with started(command(tiny, *LONG, ranks=2), env=environment()) as process:
+    with started(command(tiny, *LONG_RUN, ranks=2), env=environment()) as process:
         wait_for_step(3, folder, process)
         stop(psutil.Process(process.pid))
         output, errors = process.communicate(timeout=LIMIT)  # until the ranks have ended
@@ -82,7 +77,7 @@ def test_two_ranks_stop_after_the_same_step(
 
 
 def test_a_signal_before_the_first_step(tiny: Path) -> None:
-    with started(command(tiny, *LONG), env=environment()) as process:
+    with started(command(tiny, *LONG_RUN), env=environment()) as process:
         assert process.stdout is not None
         assert "Ctrl-C saves and stops" in process.stdout.readline()
         process.terminate()
@@ -118,9 +113,7 @@ def test_a_stopped_run_does_not_wait_long_for_a_bucket_that_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as nobody:  # takes calls, and never answers
-        monkeypatch.setenv("S3_ENDPOINT_URL", f"http://127.0.0.1:{nobody.getsockname()[1]}")
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        use_bucket(monkeypatch, f"http://127.0.0.1:{nobody.getsockname()[1]}")
         monkeypatch.setattr(uploading, "_GRACE", 3.0)
         checkpoint = tmp_path / "ep0-ba2.pt"
         checkpoint.touch()
