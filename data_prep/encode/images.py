@@ -125,8 +125,7 @@ def _keep(data: bytes, max_side: int | None, check: str) -> PreparedImage | Unre
     if check == "header" and data.rstrip(b"\0").endswith(_END_OF_IMAGE):
         return PreparedImage(data, width, height, kept=True)
     try:
-        buffer = np.empty(jpeg.num_bytes(header, _SHRINK), np.uint8)
-        jpeg.decode(np.frombuffer(data, np.uint8), header, _SHRINK, header.whole, buffer)
+        jpeg.decode(np.frombuffer(data, np.uint8), header, _SHRINK, header.whole)
     except jpeg.JpegError as error:
         return Unreadable(str(error))
     except jpeg.UnusualJpeg:

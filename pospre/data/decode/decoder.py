@@ -7,7 +7,6 @@ parallel. Arrays (``.npy``) and TIFFs of several bands are ``bands``'s, values o
 """
 
 import io
-import threading
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -31,7 +30,6 @@ _MIRRORS = {
 
 
 _PICTURES = {1, 3}  # numbers of channels that are made of any picture
-_LARGEST_SCRATCH = 1 << 26  # bytes that a thread keeps for its next image
 
 
 class DecodeError(Exception):
@@ -87,9 +85,8 @@ class OpenedImage:
     ) -> tuple[np.ndarray, int, tuple[int, int]]:
         """Return the upright image, (H, W, channels), how much smaller it is, and where it begins.
 
-        The pixels are good until this thread decodes again. Images that cannot be decoded smaller
-        come in full. Where they begin is a column and a row of the full size, multiples of the
-        shrinking: what lies left of them and above is left out.
+        Images that cannot be decoded smaller come in full. Where they begin is a column and a row
+        of the full size, multiples of the shrinking: what lies left of them and above is left out.
 
         Args:
             shrink: 1, 2, 4 or 8: how much smaller it may be. Sides are rounded up.
@@ -107,8 +104,7 @@ class OpenedImage:
         if rotated:  # a grid of shrunk pixels would start at another side
             shrink, box = 1, None
         try:
-            buffer = _scratch(jpeg.num_bytes(header, shrink))
-            pixels, start = jpeg.decode(self._data, header, shrink, box or header.whole, buffer)
+            pixels, start = jpeg.decode(self._data, header, shrink, box or header.whole)
         except jpeg.UnusualJpeg:
             return decode_otherwise(self._data, Decoding(self._channels))[0], 1, (0, 0)
         except (jpeg.JpegError, MemoryError) as error:
@@ -119,25 +115,12 @@ class OpenedImage:
 
 
 def decode_image(encoded: Tensor, decoding: Decoding = RGB) -> np.ndarray:
-    """Return the whole upright image in full size, in memory of its own; see ``OpenedImage``.
+    """Return the whole upright image in full size; see ``OpenedImage``.
 
     Raises:
         DecodeError: the bytes are cut off, damaged, no image, or one of other channels.
     """
-    return OpenedImage(encoded, decoding).decode()[0].copy()
-
-
-_threads = threading.local()
-
-
-def _scratch(num_bytes: int) -> np.ndarray:
-    """Return this thread's room for pixels: fresh memory would cost a page fault every 4 kB."""
-    if num_bytes > _LARGEST_SCRATCH:
-        return np.empty(num_bytes, np.uint8)
-    buffer: np.ndarray | None = getattr(_threads, "buffer", None)
-    if buffer is None or len(buffer) < num_bytes:
-        buffer = _threads.buffer = np.empty(num_bytes, np.uint8)
-    return buffer
+    return OpenedImage(encoded, decoding).decode()[0]
 
 
 def _upright(pixels: np.ndarray, orientation: int) -> np.ndarray:

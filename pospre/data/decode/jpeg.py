@@ -109,7 +109,7 @@ def read_header(data: memoryview) -> JpegHeader:
 
 
 def decode(
-    data: np.ndarray, header: JpegHeader, shrink: int, box: Box, buffer: np.ndarray
+    data: np.ndarray, header: JpegHeader, shrink: int, box: Box
 ) -> tuple[np.ndarray, tuple[int, int]]:
     """Decode to RGB at 1/``shrink`` of the size: uint8 (rows, columns, 3), not turned upright.
 
@@ -118,8 +118,6 @@ def decode(
         header: of this JPEG.
         shrink: 1, 2, 4 or 8; sides are rounded up.
         box: what is wanted, at least, in pixels of the full size.
-        buffer: room for the pixels, uint8, at least ``num_bytes(header, shrink)`` long; what is
-            returned lies in it.
 
     Returns:
         the pixels, and the column and row of the full size that they begin with, multiples of
@@ -135,6 +133,7 @@ def decode(
     width, height = place.right - place.left, place.bottom - place.top
     shape = (-(-height // shrink), -(-width // shrink), 3)
     options = {} if shrink == 1 else {"min_height": shape[0], "min_width": shape[1]}
+    buffer = np.empty(shape, np.uint8)  # filled also where libjpeg complains at the end
     try:
         found = simplejpeg.decode_jpeg(
             data, "RGB", min_factor=float(shrink), buffer=buffer, strict=True, **options
@@ -150,12 +149,7 @@ def decode(
         is_lower = data is not whole and not header.interval[0]
         if left_over is None or not (is_lower or _is_padding(data, *left_over.groups())):
             raise JpegError(text) from error
-    return buffer[: shape[0] * shape[1] * 3].reshape(shape), place[:2]
-
-
-def num_bytes(header: JpegHeader, shrink: int) -> int:
-    """Return the bytes that the decoded pixels take at most."""
-    return -(-header.width // shrink) * -(-header.height // shrink) * 3
+    return buffer, place[:2]
 
 
 def _is_padding(data: np.ndarray, count: str, marker: str) -> bool:

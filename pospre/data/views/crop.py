@@ -29,13 +29,6 @@ def least_oversampling(tolerance: float) -> float:
 
 def choose_shrink(groups: Sequence[Crops], oversampling: float) -> int:
     """Return by how much an image may be decoded smaller: 8, 4, 2 or 1."""
-    ratios = [
-        side / view
-        for crops in groups
-        for side, view in zip(crops.image, crops.scaled, strict=True)
-    ]
-    if min(ratios) < min(SHRINKS) * oversampling:
-        return 1  # as for most photographs; the boxes need not be looked at
     least = min(float((crops.boxes[:, 2:] / crops.scaled).min()) for crops in groups)
     return next((shrink for shrink in SHRINKS if least >= shrink * oversampling), 1)
 
