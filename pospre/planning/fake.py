@@ -65,7 +65,8 @@ class FakeTraining:
                 batch[key] = torch.empty(shape, dtype=torch.uint8)
         for algorithm in self.algorithms:
             self._write(algorithm, batch)
-        return {key: _fake(self.mode, value) for key, value in batch.items()}
+        fake = self.mode
+        return {k: v if fake.is_our_fake(v) else fake.from_tensor(v) for k, v in batch.items()}
 
     def _write(self, algorithm: PretrainAlgorithm, batch: Batch) -> None:
         """Let an algorithm draw; for real where its shapes depend on what is drawn."""
@@ -106,7 +107,3 @@ def _with_classes(recipe: Recipe) -> Recipe:
             kind = algorithm_class(name)
             algorithms[name] = kind.for_classes(given, _CLASSES, recipe.data.path)
     return recipe.model_copy(update={"algorithms": algorithms})
-
-
-def _fake(mode: FakeTensorMode, value: torch.Tensor) -> torch.Tensor:
-    return value if mode.is_our_fake(value) else mode.from_tensor(value)
