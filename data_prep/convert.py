@@ -16,6 +16,7 @@ from pospre.data.cores import available_cores
 from pospre.data.decode.deep import parse_range
 from pospre.errors import UserError, run_command
 from pospre.output import check_picture
+from pospre.recipe.command_line import command_parser
 
 _EPILOG = """\
 examples:
@@ -44,7 +45,6 @@ kinds of sources:
 """
 
 _NUM_SHOWN = 20
-SCHEDULER = "of a Dask cluster that does the work; local: one of --workers processes, started here"
 
 
 def _print_summary(destination: str, summary: Summary) -> None:
@@ -87,16 +87,16 @@ def _shown(name: str) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m data_prep.convert",
-        description=__doc__,
-        epilog=_EPILOG + "".join(f"  {name:<16}{text}\n" for name, text in KINDS.items()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    kinds = "".join(f"  {name:<16}{text}\n" for name, text in KINDS.items())
+    parser = command_parser("data_prep.convert", __doc__, _EPILOG + kinds)
     _add_result_options(parser.add_argument)
     add = parser.add_argument
     add("--workers", type=int, default=available_cores(), help="processes (all cores)")
-    add("--scheduler", metavar="ADDRESS", help=SCHEDULER)
+    add(
+        "--scheduler",
+        metavar="ADDRESS",
+        help="of a Dask cluster that does the work; local: of --workers processes, started here",
+    )
     add("--part", metavar="K/N", help="write only the K-th of N parts, from 1")
     add("--merge", metavar="DST", help="make one data set of the parts of DST")
     add("--overwrite", action="store_true", help="replace DST, when the new one is complete")

@@ -21,6 +21,7 @@ from data_prep.distribute.processes import ordered_map
 from data_prep.publish.atomic import partial_folder, replace_folder
 from pospre.data.cores import available_cores
 from pospre.errors import UserError, run_command
+from pospre.recipe.command_line import command_parser
 
 LABELS_NAME = "labels.jsonl"
 SETTINGS_NAME = "scenes.json"
@@ -161,12 +162,7 @@ def _render_scene(number: int, settings: Settings) -> list[Picture]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m data_prep.scenes",
-        description=__doc__,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser("data_prep.scenes", __doc__, _EPILOG)
     add = parser.add_argument
     add("destination", metavar="DST", type=Path, help="folder to make")
     add("--num-images", type=int, default=600, help="pictures in all (600)")

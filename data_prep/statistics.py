@@ -1,6 +1,5 @@
 """Sizes, aspect ratios, bytes and classes of a data set, as a table and as a picture."""
 
-import argparse
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ from pospre.data.cores import available_cores
 from pospre.data.decode.deep import parse_range
 from pospre.errors import UserError, run_command
 from pospre.output import check_picture, save_picture
+from pospre.recipe.command_line import command_parser
 
 if TYPE_CHECKING:
     from pospre.data.stores.reader import Reader
@@ -229,12 +229,7 @@ def _draw_classes(axis: Any, counts: np.ndarray, classes: list[str]) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m data_prep.statistics",
-        description=__doc__,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser("data_prep.statistics", __doc__, _EPILOG)
     parser.add_argument("path", metavar="DST", help="data set, or folder of images")
     parser.add_argument("--picture", type=Path, metavar="PATH.png", help="where to draw it")
     parser.add_argument("--workers", type=int, default=available_cores(), help="threads")

@@ -1,6 +1,5 @@
 """Check a converted data set: description, checksums, labels, and every image by decoding it."""
 
-import argparse
 import json
 import sys
 import tempfile
@@ -28,6 +27,7 @@ from pospre.data.stores.description import SIDECAR_NAME, unpack_sums
 from pospre.data.stores.mds_index import INDEX_NAME, read_index
 from pospre.errors import UserError, run_command
 from pospre.object_store import Bucket, is_remote
+from pospre.recipe.command_line import command_parser
 
 if TYPE_CHECKING:  # readers and decoders take seconds to import, and --help does not wait for them
     from pospre.data.stores.reader import Reader
@@ -200,12 +200,7 @@ def _unusable(
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m data_prep.verify",
-        description=__doc__,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser("data_prep.verify", __doc__, _EPILOG)
     parser.add_argument("path", metavar="DST", help="file.beton, or folder or s3:// of shards")
     parser.add_argument(
         "--workers", type=int, default=available_cores(), help="threads (all cores)"

@@ -120,21 +120,19 @@ class Bucket:
         found = [item for page in pages for item in page.get("Contents", [])]
         return {item["Key"].removeprefix(prefix): item["Size"] for item in found}
 
-    def download(self, target: BinaryIO) -> None:
-        """Write this object into an open file: in several pieces at once, of its full size."""
-        self._download(self.key, target)
-
-    def fetch(self, name: str) -> bytes:
-        """Return a large object of this folder: in several pieces at once."""
-        target = io.BytesIO()
-        self._download(self.path(name), target)
-        return target.getvalue()
-
-    def _download(self, key: str, target: BinaryIO) -> None:
+    def download(self, target: BinaryIO, name: str = "") -> None:
+        """Write this object, or one of this folder, into an open file: in several pieces."""
         from boto3.s3.transfer import TransferConfig
 
         options = TransferConfig(multipart_chunksize=_PIECE, preferred_transfer_client="classic")
+        key = self.path(name) if name else self.key
         self.client.download_fileobj(self.name, key, target, Config=options)
+
+    def fetch(self, name: str) -> bytes:
+        """Return a large object of this folder."""
+        target = io.BytesIO()
+        self.download(target, name)
+        return target.getvalue()
 
     def read(self, name: str) -> bytes:
         """Return a small object of this folder."""
@@ -169,13 +167,6 @@ class Bucket:
         self.client.upload_fileobj(
             file, self.name, self.path(name), Callback=progress, Config=options
         )
-
-    def put_new(self, name: str, content: bytes) -> bool:
-        """Write a small object unless there is one of this name; tell whether it was written.
-
-        Where the server cannot decide that, it is written.
-        """
-        return self.put_if(name, content, IfNoneMatch="*") is not None
 
     def put_if(self, name: str, content: bytes, **condition: str) -> str | None:
         """Write a small object if ``IfMatch`` or ``IfNoneMatch`` holds; return its tag, or None.

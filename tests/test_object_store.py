@@ -40,7 +40,7 @@ def test_passwords_are_not_shown(monkeypatch: pytest.MonkeyPatch, name: str, end
     assert "127.0.0.1:9" in str(caught.value)
 
 
-def test_put_new(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_put_if_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     bucket = Bucket("s3://bucket/photos", patience=1)
     written: list[dict[str, Any]] = []
     code = ""
@@ -52,15 +52,15 @@ def test_put_new(monkeypatch: pytest.MonkeyPatch) -> None:
         return {"ETag": '"1"'}
 
     monkeypatch.setattr(bucket.client, "put_object", put)
-    assert bucket.put_new("plan", b"x") and written[0]["IfNoneMatch"] == "*"
+    assert bucket.put_if("plan", b"x", IfNoneMatch="*") and written[0]["IfNoneMatch"] == "*"
     assert written[0]["Key"] == "photos/plan"
     code = "PreconditionFailed"
-    assert not bucket.put_new("plan", b"y") and len(written) == 1
+    assert not bucket.put_if("plan", b"y", IfNoneMatch="*") and len(written) == 1
     code = "NotImplemented"  # an older server
-    assert bucket.put_new("plan", b"z") and written[1]["Body"] == b"z"
+    assert bucket.put_if("plan", b"z", IfNoneMatch="*") and written[1]["Body"] == b"z"
     code = "AccessDenied"
     with pytest.raises(ClientError):
-        bucket.put_new("plan", b"z")
+        bucket.put_if("plan", b"z", IfNoneMatch="*")
 
 
 def test_what_the_bucket_does_not_remove_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ there. Parts on several machines, and runs that follow a killed one, convert wha
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -118,7 +117,8 @@ def merge(destination: str | Path) -> Summary | None:
         records = [found[number] for number in range(plan.num_blocks)]
         check_samples(records, plan, target.partial)
         _publish(target, plan, records, overwrite=False)
-    return _summary(records, plan, num_reused=len(records), seconds=time.monotonic() - start)
+    seconds = time.monotonic() - start
+    return Summary(records, plan.classes, len(records), seconds, plan.num_ignored, plan.ignored)
 
 
 def _absolute(destination: str | Path) -> str:
@@ -207,19 +207,9 @@ def _convert_blocks(
     before = total - sum(len(some) for _, some in tasks)
     unit = "clip" if job.source.is_audio else "img"
     bar = tqdm(total=total, initial=before, unit=unit, desc="convert", disable=None)
-    # The disk works beside the processors: at the end there is little to wait for.
-    with closing(results), closing(bar), ThreadPoolExecutor(1) as background:
-        settled = []
+    with closing(results), closing(bar):
         for block, record in zip(missing, results, strict=True):
             found[block.number] = record
-            settled.append(background.submit(job.destination.settle, record))
             bar.update(block.stop - block.start)
-        for future in settled:
-            future.result()
-    return _summary([found[block.number] for block in blocks], plan, num_reused=num_reused)
-
-
-def _summary(
-    records: Sequence[Record], plan: Plan, *, num_reused: int, seconds: float = 0.0
-) -> Summary:
-    return Summary(records, plan.classes, num_reused, seconds, plan.num_ignored, plan.ignored)
+    records = [found[block.number] for block in blocks]
+    return Summary(records, plan.classes, num_reused, 0.0, plan.num_ignored, plan.ignored)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from data_prep.distribute.records import Record, Summary
+from data_prep.distribute.records import Record, Summary, spans_of
 
 
 def deep_rows(summary: Summary) -> list[tuple[str, str]]:
@@ -28,21 +28,16 @@ def deep_rows(summary: Summary) -> list[tuple[str, str]]:
 def describe_deep(records: Sequence[Record]) -> dict[str, Any]:
     """Return the samples of more than 8 bits by range, as spans of numbers, first and last."""
     ranges: dict[str, dict[str, Any]] = {}
-    flat: list[list[int]] = []
+    flat: list[int] = []
     first = 0
     for record in records:
         for number, text, guessed, is_flat in record.deep:
             entry = ranges.setdefault(text, {"guessed": False, "samples": []})
             entry["guessed"] |= guessed
-            _extend(entry["samples"], first + number)
+            entry["samples"].append(first + number)
             if is_flat:
-                _extend(flat, first + number)
+                flat.append(first + number)
         first += len(record.labels)
-    return {"ranges": ranges, "nearly_one_grey": flat}
-
-
-def _extend(spans: list[list[int]], number: int) -> None:
-    if spans and spans[-1][1] == number - 1:
-        spans[-1][1] = number
-    else:
-        spans.append([number, number])
+    for entry in ranges.values():
+        entry["samples"] = spans_of(entry["samples"])
+    return {"ranges": ranges, "nearly_one_grey": spans_of(flat)}

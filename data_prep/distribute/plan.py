@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from data_prep.distribute.blocks import Block, Share
-from data_prep.distribute.records import Record, Settings, Summary
+from data_prep.distribute.records import Record, Settings, Summary, spans_of
 from pospre.errors import UserError
 
-_VERSION = 3  # of plans and records: what another version has begun is not gone on with
+VERSION = 3  # of plans and records: what another version has begun is not gone on with
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Plan:
     annotation_classes: list[str] | None = None
     ignored: list[str] = field(default_factory=list)
     block_keys: list[str] = field(default_factory=list)
-    version: int = _VERSION
+    version: int = 1  # the first noted none
 
     @property
     def key(self) -> str:
@@ -75,20 +75,8 @@ class Plan:
         )
 
     def as_json(self) -> bytes:
-        """Return the text that ``parse_plan`` reads."""
+        """Return the text that ``records.parse`` reads."""
         return (json.dumps(asdict(self), indent=1, sort_keys=True) + "\n").encode()
-
-
-def parse_plan(text: bytes, where: str) -> Plan:
-    """Read a plan that another run has left at ``where``.
-
-    Raises:
-        UserError: it is damaged.
-    """
-    try:
-        return Plan(**{"version": 1, **json.loads(text)})
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{where} is damaged; remove it and convert again.") from error
 
 
 def difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
@@ -158,10 +146,5 @@ def check_samples(records: Sequence[Record], plan: Plan, source: object) -> None
 
 def ranges(numbers: Iterable[int]) -> str:
     """Write numbers, counted from 1, shortly: ``1-3, 7``."""
-    spans: list[list[int]] = []
-    for number in sorted(numbers):
-        if spans and spans[-1][1] == number:
-            spans[-1][1] = number + 1
-        else:
-            spans.append([number, number + 1])
-    return ", ".join(str(a + 1) if b == a + 1 else f"{a + 1}-{b}" for a, b in spans)
+    spans = spans_of(number + 1 for number in sorted(numbers))
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)

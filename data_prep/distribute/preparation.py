@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.distribute.blocks import Block, cut_blocks
-from data_prep.distribute.plan import Plan
+from data_prep.distribute.plan import VERSION, Plan
 from data_prep.distribute.records import Settings
 from data_prep.sources.registry import open_source
 from data_prep.sources.source import Source
@@ -74,6 +74,7 @@ class Prepared:
             annotation_classes=source.annotation_classes,
             ignored=list(source.ignored),
             block_keys=[block.key for block in blocks],
+            version=VERSION,
         )
         return plan, blocks
 

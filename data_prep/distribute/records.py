@@ -2,12 +2,14 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from pospre.data.decode.deep import Decoding, parse_range
 from pospre.errors import UserError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -77,24 +79,36 @@ class Record:
     sums: list[list[float]] | None = None
     deep: list[tuple[int, str, bool, bool]] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        if not len(self.labels) == len(self.num_bytes) == len(self.crc32c):
+            raise ValueError("as many labels as samples and checksums")
+
     def as_json(self) -> bytes:
-        """Return what ``parse_record`` reads."""
+        """Return what ``parse`` reads."""
         return json.dumps(vars(self), separators=(",", ":")).encode()
 
 
-def parse_record(text: bytes, where: str) -> Record:
-    """Read the record of a block that lies at ``where``.
+def parse(kind: type[T], text: bytes, where: str) -> T:
+    """Read a record, or a plan, that another run has left at ``where``.
 
     Raises:
         UserError: it is damaged.
     """
     try:
-        record = Record(**json.loads(text))
-        if not len(record.labels) == len(record.num_bytes) == len(record.crc32c):
-            raise ValueError("as many labels as samples and checksums")
-        return record
+        return kind(**json.loads(text))
     except (ValueError, TypeError) as error:
         raise UserError(f"{where} is damaged; remove it and convert again.") from error
+
+
+def spans_of(numbers: Iterable[int]) -> list[list[int]]:
+    """Return the first and the last of numbers that follow each other, in their order."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and spans[-1][1] == number - 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return spans
 
 
 @dataclass

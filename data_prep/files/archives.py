@@ -78,8 +78,7 @@ def tar_entries(
                         raise _damaged(named, f"{member.name} is cut off")
                     advance(stop - at)
                     at = stop
-                    if _is_file(member):
-                        entries.append(_tar_entry(path, member))
+                    entries += _visible_file(path, member)
                     if len(entries) == limit:
                         return entries
                 mark = archive.offset
@@ -140,19 +139,13 @@ def is_visible(name: str) -> bool:
     return not any(part.startswith(".") or part == "__MACOSX" for part in name.split("/"))
 
 
-def _is_file(member: tarfile.TarInfo) -> bool:
-    return member.isreg() and not member.issparse() and is_visible(_plain(member.name))
-
-
-def _tar_entry(path: Path, member: tarfile.TarInfo) -> Entry:
+def _visible_file(path: Path, member: tarfile.TarInfo) -> list[Entry]:
+    """Return the entry of a member, none where it is no regular file or hidden."""
+    name = member.name.removeprefix("./")
+    if not member.isreg() or member.issparse() or not is_visible(name):
+        return []
     location = InTar(str(path), member.offset_data, member.size)
-    return Entry(
-        _plain(member.name), member.size, f"{member.mtime:g}@{member.offset_data}", location
-    )
-
-
-def _plain(name: str) -> str:
-    return name.removeprefix("./")
+    return [Entry(name, member.size, f"{member.mtime:g}@{member.offset_data}", location)]
 
 
 def _refuse_compressed(path: Path, start: bytes) -> None:

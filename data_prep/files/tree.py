@@ -142,14 +142,18 @@ class Tree:
         return {inside[name]: replace(entry, name=inside[name]) for name, entry in entries.items()}
 
 
-def files_below(root: Path, suffix: str) -> list[Path]:
-    """Return the visible files below a folder whose names end so, sorted by relative path.
+def files_below(root: Path, suffix: str) -> dict[str, Path]:
+    """Return a file, or those below a folder that are visible and end so, by name and sorted.
 
     Raises:
-        UserError: one of them is no file.
+        UserError: there is none, or one of them is no file.
     """
-    paths = [root / name for name in sorted(visible_files(root)) if name.endswith(suffix)]
-    for path in paths:
+    if not root.is_dir():
+        return {root.name: root}
+    paths = {name: root / name for name in sorted(visible_files(root)) if name.endswith(suffix)}
+    if not paths:
+        raise UserError(f"{root} holds no {suffix} file.")
+    for path in paths.values():
         if not path.is_file():
             what = odd_file(path) or "a link that leads nowhere"
             raise UserError(f"{path} is {what}; remove it.")

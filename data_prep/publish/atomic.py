@@ -1,25 +1,13 @@
 """All or nothing: write into a partial folder beside the destination, rename when complete."""
 
 import os
-import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
+from data_prep.publish.locks import WHOLE, locked
 from pospre.errors import UserError
-
-
-@contextmanager
-def clean_parents(path: Path) -> Iterator[None]:
-    """Remove the folders made on the way to ``path`` if nothing comes of it."""
-    missing = [parent for parent in path.absolute().parents if not parent.exists()]
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            for folder in missing:
-                folder.rmdir()
 
 
 @contextmanager
@@ -36,17 +24,17 @@ def writing(destination: object) -> Iterator[None]:
 
 @contextmanager
 def partial_folder(destination: Path) -> Iterator[Path]:
-    """Give a fresh folder ``<destination>.partial-<pid>`` and remove it at the end, come what may.
+    """Give a fresh folder ``<destination>.partial-new`` and remove it at the end, come what may.
 
-    Partial folders that killed runs left behind for the same destination are removed first.
+    What a killed run left behind for the same destination is removed first.
 
     Raises:
         UserError: nothing can be written there, or another process is writing it.
     """
-    partial = destination.with_name(f"{destination.name}.partial-{os.getpid()}")
-    with writing(destination), clean_parents(destination):
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        remove_stale_partials(destination)
+    partial = destination.with_name(f"{destination.name}.partial-new")
+    lock = destination.with_name(f"{destination.name}.partial.lock")
+    with writing(destination), locked(lock, WHOLE, destination):
+        shutil.rmtree(partial, ignore_errors=True)
         try:
             partial.mkdir()
             yield partial
@@ -54,32 +42,15 @@ def partial_folder(destination: Path) -> Iterator[Path]:
             shutil.rmtree(partial, ignore_errors=True)
 
 
-def remove_stale_partials(destination: Path) -> None:
-    """Remove the partial folders of dead processes.
-
-    Raises:
-        UserError: a living process is writing this destination.
-    """
-    pattern = re.compile(re.escape(destination.name) + r"\.partial-(\d+)(-old)?")
-    for path in sorted(destination.parent.iterdir()):
-        match = pattern.fullmatch(path.name)
-        if match and int(match[1]) != os.getpid() and is_alive(int(match[1])):
-            raise UserError(
-                f"process {match[1]} is writing {destination} right now; wait for it, or remove "
-                f"{path} if that process is something else."
-            )
-        if match:
-            shutil.rmtree(path)
-
-
 def replace_folder(complete: Path, destination: Path) -> None:
     """Put a complete folder in the destination's place; an old one is moved aside, then removed.
 
-    If that fails the old one is put back.
+    If that fails the old one is put back. Nobody else may write the destination meanwhile.
     """
     for path in (*complete.rglob("*"), complete):
         sync(path)
-    old = destination.with_name(f"{destination.name}.partial-{os.getpid()}-old")
+    old = destination.with_name(f"{destination.name}.partial-old")
+    shutil.rmtree(old, ignore_errors=True)  # left by a run that was killed
     was_there = destination.exists()
     if was_there:
         destination.rename(old)

@@ -72,7 +72,7 @@ class BucketFiles:
     def put_new(self, name: str, content: bytes) -> bool:
         """Write a small object unless it is there; tell whether it was written."""
         with self.open() as bucket:
-            return bucket.put_new(name, content)
+            return bucket.put_if(name, content, IfNoneMatch="*") is not None
 
     def remove(self, names: Sequence[str]) -> None:
         """Remove objects."""

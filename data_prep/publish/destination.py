@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from data_prep.distribute.plan import Plan, difference, parse_plan
-from data_prep.distribute.records import Record, parse_record
+from data_prep.distribute.plan import Plan, difference
+from data_prep.distribute.records import Record, parse
 from data_prep.publish.description import Files, check_sizes, data_files
 from pospre.errors import UserError
 
@@ -64,8 +64,7 @@ class Destination(ABC):
         check_sizes(self.files, noted, "copy it again or convert again with --overwrite")
         return True
 
-    @abstractmethod
-    def check_replaceable(self) -> None:
+    def check_replaceable(self) -> None:  # noqa: B027 (a file whose name ends in .beton is one)
         """Refuse to remove what is no data set: the name may be a slip."""
 
     def check_apart(self, source: Path) -> None:  # noqa: B027 (only disks can overlap)
@@ -76,7 +75,7 @@ class Destination(ABC):
         if PLAN_NAME not in self.work.sizes():
             return None
         (text,) = self.work.read([PLAN_NAME])
-        return parse_plan(text, self.work.locate(PLAN_NAME))
+        return parse(Plan, text, self.work.locate(PLAN_NAME))
 
     def begin(self, plan: Plan) -> None:
         """Note the plan, or compare it with what an earlier run or another part has noted.
@@ -125,7 +124,7 @@ class Destination(ABC):
         named = {self.record_name(number, key) for number, key in enumerate(plan.block_keys)}
         names = sorted(named & self.record_files.sizes().keys())
         found = [
-            parse_record(text, self.record_files.locate(name))
+            parse(Record, text, self.record_files.locate(name))
             for name, text in zip(names, self.record_files.read(names), strict=True)
         ]
         return {
@@ -149,9 +148,6 @@ class Destination(ABC):
     @abstractmethod
     def keep(self, folder: Path, record: Record) -> None:
         """Take the files of a finished block out of its scratch folder, then note its record."""
-
-    def settle(self, record: Record) -> None:  # noqa: B027 (what is far away is settled)
-        """Make sure that the files of a finished block are on the disk."""
 
     @abstractmethod
     def discard(self) -> None:

@@ -4,12 +4,10 @@
 there at once or not at all.
 """
 
-import os
-import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +27,9 @@ from pospre.data.stores.description import SIDECAR_NAME
 from pospre.data.stores.mds import is_mds
 from pospre.data.stores.mds_index import INDEX_NAME
 from pospre.errors import UserError
+from pospre.whole_file import shown_when_whole
 
 _BETON_NAME = "data.beton"  # while it is being written
-_UNFINISHED_PLAN = re.compile(re.escape(PLAN_NAME) + r"\.\d+")
 
 
 class LocalFiles:
@@ -60,13 +58,8 @@ class LocalFiles:
     def put(self, name: str, content: bytes) -> None:
         """Write a small file, at once or not at all."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        fresh = self.folder / f"{name}.{os.getpid()}"
-        try:
-            fresh.write_bytes(content)
-            fresh.replace(self.folder / name)
-        except BaseException:
-            fresh.unlink(missing_ok=True)
-            raise
+        with shown_when_whole(self.folder / name) as file:
+            file.write(content)
 
     def put_new(self, name: str, content: bytes) -> bool:
         """Write a small file."""
@@ -125,7 +118,7 @@ class LocalDestination(Destination):
     def check_free(self) -> None:
         """Refuse a folder without a plan that is not empty: it is not ours."""
         for path in self.folder.iterdir() if self.folder.exists() else ():
-            if not _UNFINISHED_PLAN.fullmatch(path.name):
+            if not path.name.startswith(f"{PLAN_NAME}."):  # one that was never finished
                 raise UserError(
                     f"{self.folder} would keep the finished blocks, but holds something else "
                     f"({path.name}); move it away or choose another DST."
@@ -147,11 +140,6 @@ class LocalDestination(Destination):
             (folder / name).replace(self.data.folder / name)
         self.record_files.put(self.record_name(record.number, record.key), record.as_json())
 
-    def settle(self, record: Record) -> None:
-        """Write what the system still holds in memory, unless it is going to be copied."""
-        for name, _, _ in record.files if self.data_format == "mds" else ():
-            atomic.sync(self.data.folder / name)
-
     def discard(self) -> None:
         """Remove the plan and all that belongs to it; the folder too, unless it holds more."""
         if (self.folder / PLAN_NAME).exists():
@@ -162,15 +150,9 @@ class LocalDestination(Destination):
         with suppress(OSError):
             self.folder.rmdir()
 
-    @contextmanager
-    def alone(self, name: str) -> Iterator[None]:
-        """Hold a lock that ends with this process, however it ends.
-
-        Folders made on the way are removed if nothing comes of it.
-        """
-        busy = f"is writing {self.path} right now; wait for it."
-        with atomic.clean_parents(self.path), locked(self.lock, name, busy):
-            yield
+    def alone(self, name: str) -> AbstractContextManager[None]:
+        """Hold a lock that ends with this process, however it ends."""
+        return locked(self.lock, name, self.path)
 
 
 class LocalShards(LocalDestination):
@@ -198,17 +180,12 @@ class LocalShards(LocalDestination):
             data.put(name, text.encode())
         atomic.replace_folder(data.folder, self.path)
         self.discard()
-        with suppress(UserError, OSError):  # another process's, who knows
-            atomic.remove_stale_partials(self.path)
 
 
 class LocalBeton(LocalDestination):
     """A ``.beton`` file."""
 
     data_format = "ffcv"
-
-    def check_replaceable(self) -> None:
-        """A file is replaced whatever it holds: its name ends in ``.beton``."""
 
     def publish(self, plan: Plan, records: Sequence[Record]) -> None:
         """Put the pieces together, then rename file and description."""

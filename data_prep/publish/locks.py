@@ -21,19 +21,19 @@ _LOCK_SECONDS = 3.0  # workers of a run that was just killed need a moment to en
 
 
 @contextmanager
-def locked(path: Path, name: str, busy: str) -> Iterator[None]:
+def locked(path: Path, name: str, guarded: Path) -> Iterator[None]:
     """Hold the lock file ``path`` for the work called ``name``; ``WHOLE`` keeps everybody out.
 
     Args:
-        path: of the file; it is made here, and removed by the last to leave.
+        path: of the file; it is made here, and removed by the last to leave, as are folders on the
+            way to it if nothing has come into them.
         name: one process at a time does the work of this name.
-        busy: what to say after the name of another process, if one is at work.
+        guarded: what is written meanwhile, for messages.
 
     Raises:
         UserError: another process is at work.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with _open_locked(path, name, busy) as file:
+    with _clean_parents(path), _open_locked(path, name, guarded) as file:
         file.truncate(0)
         file.write(f"process {os.getpid()} on {os.uname().nodename}\n")
         file.flush()
@@ -45,7 +45,20 @@ def locked(path: Path, name: str, busy: str) -> Iterator[None]:
                 path.unlink(missing_ok=True)
 
 
-def _open_locked(path: Path, name: str, busy: str) -> Any:
+@contextmanager
+def _clean_parents(path: Path) -> Iterator[None]:
+    """Make the folders on the way to ``path``, and remove them if nothing comes of it."""
+    missing = [parent for parent in path.absolute().parents if not parent.exists()]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    finally:
+        with suppress(OSError):
+            for folder in missing:
+                folder.rmdir()
+
+
+def _open_locked(path: Path, name: str, guarded: Path) -> Any:
     end = time.monotonic() + _LOCK_SECONDS
     while True:
         file = path.open("a+")
@@ -53,7 +66,8 @@ def _open_locked(path: Path, name: str, busy: str) -> Any:
             if not _try_lock(file, name):
                 if time.monotonic() > end:
                     file.seek(0)
-                    raise UserError(f"{file.read().strip() or 'another process'} {busy}")
+                    other = file.read().strip() or "another process"
+                    raise UserError(f"{other} is writing {guarded} right now; wait for it.")
             elif _is_there(file, path):
                 return file
         except BaseException:

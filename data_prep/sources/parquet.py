@@ -99,10 +99,7 @@ def load(tree: Tree, part: Part) -> Parquet:
         UserError: there is no parquet file, it is damaged, or its columns are others.
     """
     root = tree.root
-    below = {path.relative_to(root).as_posix(): path for path in files_below(root, ".parquet")}
-    paths = below if root.is_dir() else {root.name: root}
-    if not paths:
-        raise UserError(f"{root} holds no .parquet file.")
+    paths = files_below(root, ".parquet")
     bar = tqdm(paths.items(), unit="file", desc="index", disable=None)
     tables = [_Table(path, name) for name, path in bar]
     # the classes of all parts, so that a label means the same in each of them

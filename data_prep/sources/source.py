@@ -41,8 +41,9 @@ class Item:
         label: number of the class, or -1 where it is unknown.
         size: bytes of the encoded image, 0 where that is not known.
         stamp: changes when the content changes: time of change, offset in an archive.
-        location: what ``read`` and ``annotate`` need beside the name: ``ImageFiles``, None for a
-            file below the root, or of a kind's own.
+        location: what ``read`` needs beside the name: a ``Location``, None for a file below the
+            root, or of a kind's own.
+        about: the annotation: a JSON object as bytes, the location of it or of a PNG, or None.
     """
 
     name: str
@@ -50,18 +51,6 @@ class Item:
     size: int
     stamp: str
     location: Any = None
-
-
-@dataclass(frozen=True, slots=True)
-class ImageFiles:
-    """Where an item's image and its annotation lie.
-
-    Attributes:
-        image: the image.
-        about: the annotation: a JSON object as bytes, the location of it or of a PNG, or None.
-    """
-
-    image: Location
     about: Location | bytes | None = None
 
 
@@ -107,7 +96,7 @@ class Source:
         """
         if item.location is None:
             return read_regular(self.root / item.name)
-        image: Location = item.location.image
+        image: Location = item.location
         return image.read()
 
     def annotate(self, item: Item) -> bytes | None:
@@ -173,8 +162,7 @@ class MaskSource(Source):
 
     def annotate(self, item: Item) -> bytes | None:
         """Return the mask as it is stored: same size, values and palette."""
-        mask: Location | None = item.location.about
-        return None if mask is None else mask.read()
+        return None if item.about is None else _read(item.about)
 
 
 @dataclass(frozen=True)
@@ -185,11 +173,10 @@ class JsonSource(Source):
 
     def annotate(self, item: Item) -> bytes | None:
         """Return the JSON object, with the ``width`` and ``height`` of the original image."""
-        about: Location | bytes | None = item.location.about
-        if about is None:
+        if item.about is None:
             return None
         try:
-            content = json.loads(about if isinstance(about, bytes) else about.read())
+            content = json.loads(_read(item.about))
         except ValueError as error:
             raise DamagedItem(f"its annotation is no JSON: {error}") from error
         if not isinstance(content, dict):
@@ -202,9 +189,9 @@ class JsonSource(Source):
 def image_item(entry: Entry, name: str, label: int, about: Entry | bytes | None = None) -> Item:
     """Return the item of an image file; its stamp changes with the file ``about`` it as well."""
     if not isinstance(about, Entry):  # bytes come from a list, which has a stamp of its own
-        return Item(name, label, entry.size, entry.stamp, ImageFiles(entry.location, about))
+        return Item(name, label, entry.size, entry.stamp, entry.location, about)
     stamp = f"{entry.stamp} {about.stamp} {about.size}"
-    return Item(name, label, entry.size, stamp, ImageFiles(entry.location, about.location))
+    return Item(name, label, entry.size, stamp, entry.location, about.location)
 
 
 def jpegs_among(entries: Sequence[Entry]) -> tuple[list[Entry], int]:
@@ -235,6 +222,10 @@ def one_of_each_ending(names: Iterable[str]) -> tuple[str, ...]:
         first[ending] = min(name, first.get(ending, name))
     often = sorted(counts, key=lambda ending: (-counts[ending], ending))
     return tuple(first[ending] for ending in often[:_MOST_ENDINGS])
+
+
+def _read(about: Location | bytes) -> bytes:
+    return about if isinstance(about, bytes) else about.read()
 
 
 def _size(data: bytes) -> tuple[int, int]:

@@ -38,11 +38,9 @@ def load(tree: Tree, part: Part) -> JsonSource:
     Raises:
         UserError: there is no tar, one is cut off, or labels are not as expected.
     """
-    tars = _tars(tree.root)
-    if not tars:
-        raise UserError(f"{tree.root} holds no .tar file.")
-    with index_progress(tars) as advance:
-        shards = [_Shard(path, _name(path, tree.root), advance) for path in tars]
+    tars = files_below(tree.root, ".tar")
+    with index_progress(list(tars.values())) as advance:
+        shards = [_Shard(path, name, advance) for name, path in tars.items()]
     # the classes of all parts, so that a label means the same in each of them
     classes = class_names((label for shard in shards for label in shard.labels), tree.root)
     parts = parts_of_names(shards, tree.root)
@@ -118,13 +116,3 @@ def _samples(path: Path, entries: list[Entry]) -> dict[str, dict[str, Entry]]:
 def _image(files: dict[str, Entry]) -> str:
     """Return the extension of a sample's image, or nothing."""
     return next((kind for kind in _IMAGES if kind in files), "")
-
-
-def _tars(root: Path) -> list[Path]:
-    if root.is_dir():
-        return files_below(root, ".tar")
-    return [root] if root.suffix == ".tar" else []
-
-
-def _name(path: Path, root: Path) -> str:
-    return path.name if path == root else path.relative_to(root).as_posix()

@@ -105,11 +105,9 @@ def pieces(root: Path, files: Sequence[Item], part: Part) -> list[Item]:
     found = []
     for file in files:
         length, size = _measure(root / file.name)
-        first, end = 0, length
-        if part.split == "train":
-            end = _boundary(length, part)
-        elif part.split is not None:
-            first = _boundary(length, part)
+        boundary = length - round(length * part.val_fraction)
+        first = 0 if part.split in ("train", None) else boundary
+        end = boundary if part.split == "train" else length
         found += [
             replace(file, name=f"{file.name}@{start / _STEPS:.2f}s", size=size, location=start)
             for start in range(first, end - _STEPS + 1)
@@ -132,23 +130,15 @@ def read_piece(root: Path, item: Item) -> bytes:
     """
     import soundfile
 
-    buffer = io.BytesIO()
+    buffer, path = io.BytesIO(), root / item.name.rpartition("@")[0]
     try:
-        with (root / _file_of(item)).open("rb") as file, soundfile.SoundFile(file) as sound:
+        with path.open("rb") as file, soundfile.SoundFile(file) as sound:
             sound.seek(item.location * sound.samplerate // _STEPS)
             samples = sound.read(sound.samplerate, dtype="float32", always_2d=True)
             soundfile.write(buffer, samples, sound.samplerate, subtype="FLOAT", format="WAV")
     except soundfile.LibsndfileError as error:
         raise DamagedItem(str(error.error_string)) from error
     return buffer.getvalue()
-
-
-def _file_of(item: Item) -> str:
-    return item.name.rpartition("@")[0]
-
-
-def _boundary(length: int, part: Part) -> int:
-    return length - round(length * part.val_fraction)
 
 
 def _measure(path: Path) -> tuple[int, int]:

@@ -4,7 +4,6 @@ import math
 import threading
 import warnings
 from collections import deque
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,10 +14,11 @@ from pospre.batch import EPOCH, INDEX, LABEL, Batch, box_key, flip_key, image_ke
 from pospre.data.buffers import BatchMemory
 from pospre.data.decode.decoder import DecodeError, OpenedImage
 from pospre.data.decode.deep import DeepRange
+from pospre.data.options import LoaderOptions
 from pospre.data.stores.reader import DamagedSample, Reader
 from pospre.data.timing import LoaderTiming, Stopwatch
 from pospre.data.views.crop import DecodePlan, least_oversampling, plan_decoding, write_views
-from pospre.data.views.plan import GroupPlan, ViewGroup, plan_views
+from pospre.data.views.plan import GroupPlan, plan_views
 from pospre.data.views.resize import Views
 from pospre.errors import UserError
 
@@ -34,21 +34,10 @@ class BatchFiller:
         bad: why each sample that was left out cannot be used, by index; with ``"skip"`` only.
     """
 
-    def __init__(
-        self,
-        reader: Reader,
-        views: Sequence[ViewGroup],
-        *,
-        seed: int,
-        skips_bad: bool,
-        tolerance: float,
-        timing: LoaderTiming,
-    ) -> None:
-        self.reader = reader
-        self.views = tuple(views)
-        self.seed = seed
-        self.skips_bad = skips_bad
-        self.oversampling = least_oversampling(tolerance)
+    def __init__(self, options: LoaderOptions, timing: LoaderTiming) -> None:
+        self.options = options
+        self.reader = options.reader
+        self.oversampling = least_oversampling(options.tolerance)
         self.timing = timing
         self.bad: dict[int, str] = {}
         self._lock = threading.Lock()
@@ -187,7 +176,7 @@ class BatchFiller:
         text = str(error)
         if isinstance(error, DecodeError):
             text = f"{self.reader.name(index)} cannot be decoded: {error}."
-        if not self.skips_bad:
+        if not self.options.skips_bad:
             remedy = f" {self.reader.remedy}" if isinstance(error, DecodeError) else ""
             raise UserError(
                 f"{text}{remedy} To train without such samples, set data.bad_samples: skip."
@@ -202,7 +191,8 @@ class BatchFiller:
         """Put another sample into a row; whatever is drawn for it is its own."""
         batch[INDEX][row] = index
         epoch = batch[EPOCH][row : row + 1].numpy()
-        plans = plan_views(self.views, seed=self.seed, epoch=epoch, index=np.array([index]))
+        views, seed = self.options.views, self.options.seed
+        plans = plan_views(views, seed=seed, epoch=epoch, index=np.array([index]))
         for plan in plans:
             batch[flip_key(plan.group.name)][row] = torch.from_numpy(plan.flips[0])
         return plans

@@ -168,14 +168,7 @@ class ViewLoader(LoaderOptions):
         self.classes = self.reader.classes
         self.pinned = self.pin_memory and torch.cuda.is_available()
         self.timing = LoaderTiming()
-        self._filler = BatchFiller(
-            self.reader,
-            self.views,
-            seed=self.seed,
-            skips_bad=self.skips_bad,
-            tolerance=self.tolerance,
-            timing=self.timing,
-        )
+        self._filler = BatchFiller(self, self.timing)
         self._memory = None if self.pinned else BatchMemory(self.num_batches_held)
         self._position = self._reading = _Position(0)
         if len(self) == 0:
@@ -188,11 +181,6 @@ class ViewLoader(LoaderOptions):
     def bad(self) -> dict[int, str]:
         """Why each sample that was left out so far cannot be used, by index (this rank's)."""
         return self._filler.bad
-
-    @property
-    def skips_bad(self) -> bool:
-        """Whether bad samples are left out, instead of ending the iteration."""
-        return self.bad_samples == "skip"
 
     @property
     def num_batches_held(self) -> int:

@@ -74,21 +74,18 @@ def _open(path: str | Path, cache_dir: str | Path | None, cache_limit: int | Non
     if "://" in str(path):
         return _open_remote(str(path), cache_dir, cache_limit)
     path = Path(path)
+    problem = ""
     if not path.exists():
+        problem = "does not exist"
+    elif odd := odd_file(path):
+        problem = f"is {odd}"
+    elif path.is_file() and path.suffix != ".beton":
+        problem = "is a file, but no .beton"
+    if problem:
         raise UserError(
-            f"{path} does not exist; give an image folder, a .beton file or an MDS directory."
-        )
-    odd = odd_file(path)
-    if odd is not None:
-        raise UserError(
-            f"{path} is {odd}; give an image folder, a .beton file or an MDS directory."
+            f"{path} {problem}; give an image folder, a .beton file or an MDS directory."
         )
     if path.is_file():
-        if path.suffix != ".beton":
-            raise UserError(
-                f"{path} is a file, but no .beton; give an image folder, a .beton file or an MDS "
-                "directory."
-            )
         return FfcvReader(path)
     if not is_mds(path):
         return FolderReader(path)

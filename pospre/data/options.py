@@ -75,6 +75,11 @@ class LoaderOptions:
             self.views = [_whole_view(group, self.reader) for group in self.views]
 
     @property
+    def skips_bad(self) -> bool:
+        """Whether bad samples are left out, instead of ending the iteration."""
+        return self.bad_samples == "skip"
+
+    @property
     def follows_parts(self) -> bool:
         """Whether the order of the samples depends on how the data set is cut into parts."""
         return self.shuffle and (self.order == "windows" or self.lanes > 1)

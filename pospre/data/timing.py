@@ -17,7 +17,7 @@ class Stopwatch:
     """
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
+        self.seconds = dict.fromkeys(STAGES, 0.0)
         self.num_images = 0
         self.num_bytes = 0
         self._last = time.perf_counter()
@@ -25,7 +25,7 @@ class Stopwatch:
     def lap(self, stage: str) -> None:
         """Book the time since the last lap on ``stage``."""
         now = time.perf_counter()
-        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
+        self.seconds[stage] += now - self._last
         self._last = now
 
 

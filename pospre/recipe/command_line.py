@@ -1,22 +1,27 @@
-"""What the commands that take a recipe share."""
+"""What the commands share, and those that take a recipe."""
 
 import argparse
 
 
-def recipe_parser(command: str, description: str, epilog: str) -> argparse.ArgumentParser:
-    """Return a parser of ``RECIPE [key=value …]``; the command adds its own options.
+def command_parser(command: str, description: str | None, epilog: str) -> argparse.ArgumentParser:
+    """Return a parser to which the command adds its options.
 
     Args:
         command: the module that is run.
         description: what it does, in a sentence.
         epilog: examples and more, printed as it is.
     """
-    parser = argparse.ArgumentParser(
+    return argparse.ArgumentParser(
         prog=f"python -m {command}",
         description=description,
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+
+
+def recipe_parser(command: str, description: str, epilog: str) -> argparse.ArgumentParser:
+    """Return a parser of ``RECIPE [key=value …]``, see ``command_parser``."""
+    parser = command_parser(command, description, epilog)
     parser.add_argument("recipe", help="YAML file; see yamls/")
     parser.add_argument(
         "overrides",

@@ -61,15 +61,11 @@ def upload(
     server: "FlakyS3", monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shards: Any
 ) -> Iterator[Callable[..., Any]]:
     """Return ``upload(directory)``: put its files at ADDRESS; give a client."""
-    for name, value in {
-        "S3_ENDPOINT_URL": server.url,
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret-of-nobody",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "POSPRE_CACHE": str(tmp_path / "cache"),
-        "POSPRE_S3_PATIENCE": "60",  # a server that is slow for seconds is not asked again
-    }.items():
-        monkeypatch.setenv(name, value)
+    from tests.data.flaky_s3 import use_bucket
+
+    # 60: a server that is slow for seconds is not asked again
+    use_bucket(monkeypatch, server.url, patience=60)
+    monkeypatch.setenv("POSPRE_CACHE", str(tmp_path / "cache"))
     server.heal()
     made = []
 

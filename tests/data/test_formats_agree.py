@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pospre.data.loader import ViewLoader, build_loader
-from pospre.data.opening import open_reader
 from pospre.data.views.plan import ViewGroup
 from tests.data.conftest import FORMATS, NUM_IMAGES
 from tests.processes import finished, launcher
@@ -142,15 +141,6 @@ def test_a_run_goes_on_in_another_format_and_on_other_ranks(
     whole = len(expected) // (world * batch_size) * world * batch_size
     found = read_ranks(stored(formats[1]), world, state, batch_size=batch_size)
     assert_same(found, expected[:whole])
-
-
-@pytest.mark.parametrize("name", ["mds", "ffcv"])
-def test_the_stored_bytes_are_the_files(stored, photos, name):
-    ours, files = open_reader(stored(name)), open_reader(photos)
-    assert len(ours) == len(files) == NUM_IMAGES and ours.classes == files.classes
-    for index in range(NUM_IMAGES):
-        assert ours.read(index).label == files.read(index).label
-        assert torch.equal(ours.read(index).encoded, files.read(index).encoded)
 
 
 def test_two_ranks_in_composer_share_a_beton_exactly(stored, tmp_path):

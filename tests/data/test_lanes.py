@@ -82,6 +82,7 @@ def test_a_lane_is_shuffled_in_windows_of_its_parts(
             assert set(own[piece]) == set(parts[piece]) and (keys[1:] > keys[:-1]).all()
         of = np.searchsorted(ends, parts, side="right")  # every part comes in one piece
         assert np.count_nonzero(of[1:] != of[:-1]) == max(0, len(set(of)) - 1)
+        assert (np.diff(parts)[of[1:] == of[:-1]] == 1).all()  # and in its own order
 
 
 @given(

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from pospre import draws
 from pospre.data.order import epoch_order
-from pospre.errors import UserError
 
 SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=20).filter(sum)
 WINDOWS = st.integers(1, 900)
@@ -27,29 +26,6 @@ def test_random_order_is_that_of_the_draws(seed, epoch, sizes):
     order = epoch_order(seed, epoch, ends_of(sizes))
     assert order.dtype == np.int64
     assert np.array_equal(order, draws.order(seed, epoch, sum(sizes)))
-
-
-@given(seed=SEEDS, epoch=st.integers(0, 10**6), sizes=SIZES, window=WINDOWS)
-def test_windows_hold_every_sample_once(seed, epoch, sizes, window):
-    order = epoch_order(seed, epoch, ends_of(sizes), "windows", window)
-    assert order.dtype == np.int64
-    assert np.array_equal(np.sort(order), np.arange(sum(sizes)))
-    assert np.array_equal(order, epoch_order(seed, epoch, ends_of(sizes), "windows", window))
-
-
-@given(seed=SEEDS, sizes=SIZES, window=WINDOWS)
-def test_a_window_holds_the_samples_of_the_parts_that_lie_in_it(seed, sizes, window):
-    """Windows of 1 give the sequence of parts; the window's samples are that sequence's."""
-    ends = ends_of(sizes)
-    sequence = epoch_order(seed, 0, ends, "windows", 1)
-    visits = epoch_order(seed, 0, ends, "windows", window)
-    for start in range(0, len(visits), window):
-        part = slice(start, start + window)
-        assert set(visits[part]) == set(sequence[part])
-    # In the sequence every part comes in one piece, in its own order.
-    parts = part_of(sequence, ends)
-    assert (np.diff(parts) != 0).sum() + 1 == len(set(parts))
-    assert (np.diff(sequence)[np.diff(parts) == 0] == 1).all()
 
 
 @pytest.mark.parametrize(("size", "window"), [(100, 64), (100, 1000), (7, 7), (64, 50), (1, 30)])
@@ -107,18 +83,6 @@ def test_blocks_and_the_last_window_follow_the_same_rule(monkeypatch):
     keys = draws.sample_keys(1, 1, sequence, 0, "shuffle")
     last = slice(650 - 650 % 32, None)
     assert np.array_equal(whole[last], sequence[last][np.argsort(keys[last])])
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"order": "window"}, r"order 'window' is unknown\. Did you mean 'windows'"),
-        ({"order": "windows", "window": 0}, r"window is 0; it counts samples"),
-    ],
-)
-def test_wrong_settings_are_refused(wrong, said):
-    with pytest.raises(UserError, match=said):
-        epoch_order(0, 0, np.array([10]), **wrong)
 
 
 def test_golden_order_never_changes():

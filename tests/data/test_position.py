@@ -3,25 +3,9 @@
 import itertools
 from collections.abc import Iterable
 
-import pytest
-
 from pospre import draws
 from pospre.batch import Batch
 from tests.data.loading import count_calls, joined, loader, same
-
-
-@pytest.mark.parametrize("order", ["random", "windows"])
-def test_more_ranks_than_shards(stored, order):
-    path = stored("mds")
-    world = len(list(path.glob("shard.*"))) + 3
-    whole = list(loader(path, batch_size=world, order=order, window=8))
-    ranks = [
-        list(loader(path, batch_size=1, order=order, window=8, rank=rank, world_size=world))
-        for rank in range(world)
-    ]
-    assert {len(batches) for batches in ranks} == {22 // world}
-    for number, batch in enumerate(whole):
-        assert same(joined([batches[number] for batches in ranks]), batch)
 
 
 def test_skipping_equals_iterating(data_set, monkeypatch):

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from data_prep import convert
 from data_prep.publish.description import as_text
-from pospre.errors import run_command
+from tests.data_prep.reading import run
 from tests.data_prep.sample_images import encoded, odd_files, picture, write_files
 
 URI = "s3://bucket/photos"
@@ -29,13 +28,9 @@ def endpoint() -> Iterator[str]:
 @pytest.fixture
 def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     """An empty bucket ``bucket``, and a place of our own for temporary files; gives a client."""
-    for name, value in {
-        "S3_ENDPOINT_URL": endpoint,
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }.items():
-        monkeypatch.setenv(name, value)
+    from tests.data.flaky_s3 import use_bucket
+
+    use_bucket(monkeypatch, endpoint)
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     import boto3
@@ -80,9 +75,5 @@ def source(tmp_path: Path) -> Path:
     return write_files(tmp_path / "source", odd_files() | more)
 
 
-def call(*arguments: object) -> int:
-    return run_command(lambda: convert.main([str(argument) for argument in arguments]))
-
-
-def write(source: Path, target: object, *options: object) -> int:
-    return call(source, target, "--format", "mds", "--workers", 1, "--shard-mb", 0.03, *options)
+def write(source: Path, target: Path | str, *options: object) -> int:
+    return run(source, target, "--shard-mb", 0.03, *options)

@@ -1,4 +1,4 @@
-"""Read converted data sets with the stock libraries, for comparison with the source."""
+"""Convert, and read the result with the stock libraries, for comparison with the source."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,36 @@ from typing import Any
 
 import pytest
 
+from data_prep import convert
+from pospre.errors import run_command
+
 FORMATS = ("mds", "ffcv")
+
+
+def call(*arguments: object) -> int:
+    """Run the command; return its exit code."""
+    return run_command(lambda: convert.main([str(argument) for argument in arguments]))
+
+
+def run(source: Path, target: Path | str, *options: object, workers: int = 1) -> int:
+    """Convert to the format that the target's name asks for."""
+    data_format = "ffcv" if str(target).endswith(".beton") else "mds"
+    return call(source, target, "--format", data_format, "--workers", workers, *options)
+
+
+def partial(target: Path) -> Path:
+    """The folder of the finished blocks."""
+    return target.with_name(f"{target.name}.partial")
+
+
+def sidecar(target: Path) -> Path:
+    """The description of a data set."""
+    return target / "pospre.json" if target.is_dir() else Path(f"{target}.json")
+
+
+def description(target: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(sidecar(target).read_text())
+    return content
 
 
 def destination(folder: Path, data_format: str, name: str = "out") -> Path:

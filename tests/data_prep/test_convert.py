@@ -1,7 +1,6 @@
 import errno
 import importlib
 import io
-import json
 import os
 import resource
 import sys
@@ -14,11 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_prep import convert
 from data_prep.publish.description import sha256
 from data_prep.sources.source import Item
-from pospre.errors import run_command
-from tests.data_prep.reading import FORMATS, destination, read_samples
+from tests.data_prep.reading import FORMATS, description, destination, read_samples, run
 from tests.data_prep.sample_images import (
     KEPT,
     bad_files,
@@ -29,17 +26,6 @@ from tests.data_prep.sample_images import (
 )
 
 Snapshot = Callable[[Path], dict[str, bytes]]
-
-
-def run(source: Path, target: Path | str, *options: object, workers: int = 1) -> int:
-    data_format = "ffcv" if str(target).endswith(".beton") else "mds"
-    arguments = [source, target, "--format", data_format, "--workers", workers, *options]
-    return run_command(lambda: convert.main([str(argument) for argument in arguments]))
-
-
-def description(target: Path) -> dict:
-    path = target / "pospre.json" if target.is_dir() else Path(f"{target}.json")
-    return json.loads(path.read_text())
 
 
 @pytest.mark.parametrize("data_format", FORMATS)

@@ -12,9 +12,8 @@ from pospre.data.stores.folder import FolderReader
 from pospre.data.stores.reader import DamagedSample
 from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
-from tests.data_prep.reading import FORMATS, destination, read_samples
+from tests.data_prep.reading import FORMATS, description, destination, read_samples, run
 from tests.data_prep.sample_images import encoded, picture, write_files
-from tests.data_prep.test_convert import description, run
 
 pytestmark = pytest.mark.timeout(60)
 

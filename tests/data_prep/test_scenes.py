@@ -159,6 +159,18 @@ def test_existing_destination(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "scenes"]
 
 
+def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
+    target, others = tmp_path / "scenes", tmp_path / "scenes.partial"  # a conversion's
+    for folder in (
+        others,
+        tmp_path / "scenes.partial-new" / "ball",
+        tmp_path / "scenes.partial-old",
+    ):
+        folder.mkdir(parents=True)
+    assert run(target, "--num-images", 2, "--workers", 1) == 0
+    assert sorted(tmp_path.iterdir()) == [target, others]
+
+
 @pytest.mark.parametrize("option", ["--num-images", "--frames", "--workers"])
 def test_bad_numbers(tmp_path: Path, option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path / "scenes", option, 0) == 2

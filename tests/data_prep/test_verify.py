@@ -4,13 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from data_prep import convert, verify
+from data_prep import verify
 from data_prep.publish.description import sha256
-from pospre.data.opening import open_reader
 from pospre.data.stores.description import pack_sums, unpack_sums
 from pospre.errors import run_command
-from tests.data_prep.reading import FORMATS, destination
-from tests.data_prep.sample_images import KEPT, odd_files, write_files
+from tests.data_prep.reading import FORMATS, destination, sidecar
+from tests.data_prep.reading import run as convert
 
 
 @pytest.fixture
@@ -19,8 +18,7 @@ def make(tmp_path: Path, photos: Path) -> Callable[[str], Path]:
 
     def converted(data_format: str) -> Path:
         target = destination(tmp_path, data_format)
-        arguments = [str(photos), str(target), "--format", data_format, "--workers", "1"]
-        assert convert.main([*arguments, "--verify"]) == 0
+        assert convert(photos, target, "--verify") == 0
         return target
 
     return converted
@@ -32,10 +30,6 @@ def run(path: Path) -> int:
 
 def data_file(target: Path) -> Path:
     return target / "shard.00000.mds" if target.is_dir() else target
-
-
-def sidecar_file(target: Path) -> Path:
-    return target / "pospre.json" if target.is_dir() else Path(f"{target}.json")
 
 
 @pytest.mark.parametrize("data_format", FORMATS)
@@ -70,7 +64,7 @@ def test_truncated_and_missing_parts(
     assert run(target) == 2
     assert str(data_file(target)) in capsys.readouterr().err
     data_file(target).write_bytes(whole)
-    sidecar_file(target).unlink()
+    sidecar(target).unlink()
     assert run(target) == 2
     assert "is missing" in capsys.readouterr().err
     assert run(target.parent / "nowhere") == 2
@@ -84,12 +78,12 @@ def test_an_image_that_does_not_decode_is_named(
     data = data_file(target).read_bytes()
     at = data.rindex(b"\xff\xd8\xff")
     data_file(target).write_bytes(data[:at] + b"\0" * 60 + data[at + 60 :])
-    content = json.loads(sidecar_file(target).read_text())
+    content = json.loads(sidecar(target).read_text())
     if data_format == "ffcv":
         content["sha256"] = sha256(target)
     else:
         content["manifest"]["shard.00000.mds"][1] = sha256(data_file(target))
-    sidecar_file(target).write_text(json.dumps(content))
+    sidecar(target).write_text(json.dumps(content))
     assert run(target) == 2
     assert "1 of 12 samples cannot be used" in capsys.readouterr().err
 
@@ -99,10 +93,10 @@ def test_a_sample_with_another_checksum_is_named(
     make: Callable[[str], Path], data_format: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = make(data_format)
-    content = json.loads(sidecar_file(target).read_text())
+    content = json.loads(sidecar(target).read_text())
     sums = unpack_sums(content, 12, "", "").copy()
     sums[7] += 1
-    sidecar_file(target).write_text(json.dumps({**content, "crc32c": pack_sums(sums.tolist())}))
+    sidecar(target).write_text(json.dumps({**content, "crc32c": pack_sums(sums.tolist())}))
     assert run(target) == 2
     message = capsys.readouterr().err
     assert "1 of 12 samples cannot be used" in message and "(crc32c)" in message
@@ -113,16 +107,3 @@ def test_a_folder_is_no_converted_data_set(
 ) -> None:
     assert run(photos) == 2
     assert "is a folder of images" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("data_format", FORMATS)
-def test_index_label_and_bytes_are_those_of_the_folder(tmp_path: Path, data_format: str) -> None:
-    source = write_files(tmp_path / "photos", odd_files())
-    target = destination(tmp_path, data_format)
-    assert convert.main([str(source), str(target), "--format", data_format]) == 0
-    folder, converted = open_reader(source), open_reader(target)
-    assert len(folder) == len(converted) and folder.classes == converted.classes
-    for index, name in enumerate(sorted(odd_files())):
-        there, here = folder.read(index), converted.read(index)
-        assert there.label == here.label
-        assert (there.encoded.tolist() == here.encoded.tolist()) == (name in KEPT)

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from streaming import MDSWriter
 
 from data_prep.distribute.records import Record
@@ -24,17 +23,10 @@ def size_limit(items: tuple[Item, ...], largest_block: int) -> int:
 
 
 class _ShardWriter(MDSWriter):
-    """MDSWriter, whose shards are put together with a single copy instead of three."""
-
-    def encode_joint_shard(self) -> bytes:
-        """Return the bytes of a shard: count, offsets, columns, samples."""
-        count = np.uint32(len(self.new_samples)).tobytes()
-        offsets = np.cumsum([0, *map(len, self.new_samples)]).astype(np.uint32)
-        offsets += np.uint32(len(count) + offsets.nbytes + len(self.config_data))
-        return b"".join([count, offsets.tobytes(), self.config_data, *self.new_samples])
+    """MDSWriter, which would write an empty shard before a first sample above the limit."""
 
     def flush_shard(self) -> None:
-        """Write what has gathered, if anything: a sample above the limit flushes before it."""
+        """Write what has gathered, if anything."""
         if self.new_samples:
             super().flush_shard()
 

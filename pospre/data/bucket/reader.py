@@ -9,7 +9,6 @@ and stops the next, and its workers wait for each other without bound.
 import io
 import math
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -188,7 +187,8 @@ class RemoteMdsReader(MdsReader):
         if noted is None:
             return entry
         hashes = {**entry.raw.hashes, "sha256": noted[1]}
-        return replace(entry, raw=entry.raw.model_copy(update={"hashes": hashes}))
+        raw = entry.raw.model_copy(update={"hashes": hashes})
+        return entry.model_copy(update={"raw": raw})
 
     def _check_limit(self) -> None:
         if self._cache_limit is not None and self._cache_limit < 2 * self._largest:

@@ -25,7 +25,7 @@ _OTHERS = (
     (b"\x1f\x8b", "compressed by gzip; unpack it"),
     (b"version https://git-lfs", "only a pointer; git lfs pull fetches the file itself"),
 )
-# Formats that Pillow reads: what begins so and is not known to it is damaged.
+# Common formats that Pillow reads, with both kinds of TIFF's byte order.
 _OWN = (
     (0, b"\xff\xd8\xff", "JPEG"),
     (0, b"\x89PNG", "PNG"),
@@ -40,9 +40,14 @@ _OWN = (
 _START = 1024  # bytes in which a text says what it is
 
 
+def own_format(data: bytes) -> str | None:
+    """Name the common format of those that Pillow reads, by a file's first bytes."""
+    return next((name for at, magic, name in _OWN if data[at : at + len(magic)] == magic), None)
+
+
 def why_unknown(data: bytes) -> str:
     """Say what bytes are that Pillow does not take for an image, and what to do about it."""
-    name = next((name for at, magic, name in _OWN if data[at : at + len(magic)] == magic), None)
+    name = own_format(data)  # then it is damaged
     if name == "AVIF" and not features.check("avif"):
         return "AVIF, which this Pillow was built without; pip install 'pillow>=11.3'"
     if name == "TIFF":

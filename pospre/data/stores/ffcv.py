@@ -23,6 +23,8 @@ _MAX_FIELDS = 64
 class FfcvReader(Reader):
     """Reads the fields ``image`` (RGBImageField, JPEG or raw) and ``label`` (IntField or none)."""
 
+    _bytes: SampleBytes
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self.format = "ffcv"
@@ -62,14 +64,6 @@ class FfcvReader(Reader):
         """Return file and place."""
         return f"{self.path}, sample {index}"
 
-    def expect(self, indices: np.ndarray) -> None:
-        """Have the operating system fetch these samples ahead."""
-        self._bytes.expect(indices)
-
-    def close(self) -> None:
-        """End what ``expect`` started."""
-        self._bytes.close()
-
     def _place(self, index: int) -> Place:
         return Place(self.path, int(self._images["data_ptr"][index]), int(self._sizes[index]))
 
@@ -105,7 +99,7 @@ class FfcvReader(Reader):
     def _open(self) -> None:
         """Let FFCV read the metadata, and keep image places, sizes and labels."""
         try:
-            stock = self._ffcv.Reader(str(self.path))
+            stock = self._ffcv.reader.Reader(str(self.path))
         except (AssertionError, KeyError, ValueError, TypeError) as error:
             raise UserError(f"{self.path} has damaged fields ({error}). {self.remedy}") from error
         image, label = stock.handlers.get("image"), stock.handlers.get("label")
@@ -153,37 +147,27 @@ class FfcvReader(Reader):
         return sizes
 
 
-class _Ffcv:
-    """The parts of FFCV that are used."""
-
-    def __init__(self) -> None:
-        # Here, not at the top: it needs system libraries that MDS does not need. Importing FFCV
-        # sets torch to a single thread, for the whole program, and fills a dict of numba's with two
-        # names, which is compiled for 2 s at every start; a plain one does, as FFCV reads it in
-        # plain Python.
-        num_threads = torch.get_num_threads()
-        typed: Any = importlib.import_module("numba.typed")
-        compiled_dict = typed.Dict
-        try:
-            typed.Dict = dict
-            import ffcv.fields
-            import ffcv.reader
-            import ffcv.types
-        finally:
-            typed.Dict = compiled_dict
-            torch.set_num_threads(num_threads)
-
-        self.types: Any = ffcv.types
-        self.fields: Any = ffcv.fields
-        self.Reader: Any = ffcv.reader.Reader
-
-
-def _import_ffcv(path: Path) -> _Ffcv:
+def _import_ffcv(path: Path) -> Any:
+    """Return FFCV, with the parts that are used."""
+    # Here, not at the top: it needs system libraries that MDS does not need. Importing FFCV sets
+    # torch to a single thread, for the whole program, and fills a dict of numba's with two names,
+    # which is compiled for 2 s at every start; a plain one does, as FFCV reads it in plain Python.
+    num_threads = torch.get_num_threads()
+    typed: Any = importlib.import_module("numba.typed")
+    compiled_dict = typed.Dict
     try:
-        return _Ffcv()
+        typed.Dict = dict
+        import ffcv.fields
+        import ffcv.reader
+        import ffcv.types
+
+        return ffcv
     except (ImportError, OSError) as error:
         raise UserError(
             f"{path} needs FFCV, which cannot be imported here ({error}). Install pospre[ffcv] "
             "(in a checkout `make setup` says what it lacks), or use an MDS directory or an image "
             "folder."
         ) from error
+    finally:
+        typed.Dict = compiled_dict
+        torch.set_num_threads(num_threads)

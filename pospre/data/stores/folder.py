@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from pospre.data.decode.formats import foreign_format
+from pospre.data.decode.formats import foreign_format, own_format
 from pospre.data.stores.files import odd_file, read_bytes
 from pospre.data.stores.reader import DamagedSample, Reader, Sample
 from pospre.errors import UserError
@@ -18,17 +18,6 @@ _UNREADABLE_FORMATS = frozenset({"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"})
 
 ARRAYS = ".npy"
 
-# Place and first bytes of the formats recognised in files whose name says nothing.
-_SIGNATURES = (
-    (0, b"\xff\xd8\xff"),  # JPEG
-    (0, b"\x89PNG\r\n\x1a\n"),
-    (0, b"GIF8"),
-    (8, b"WEBP"),
-    (0, b"II*\x00"),  # TIFF, little endian
-    (0, b"MM\x00*"),  # TIFF, big endian
-    (4, b"ftypavif"),
-    (4, b"jP  \r\n\x87\n"),  # JPEG 2000
-)
 _START = 1024
 
 
@@ -147,8 +136,7 @@ def looks_like_image(root: Path, name: str) -> bool:
     """Tell by its extension, else by its first bytes, whether a file is an image."""
     if os.path.splitext(name)[1].lower() in _image_extensions():  # fast: there may be millions
         return True
-    start = file_start(root / name)
-    return any(start[at : at + len(magic)] == magic for at, magic in _SIGNATURES)
+    return own_format(file_start(root / name)) is not None
 
 
 def file_start(path: Path) -> bytes:

@@ -96,6 +96,8 @@ class MdsReader(Reader):
     ``label`` and ``path`` may be missing in shards of other origin; further columns are ignored.
     """
 
+    _bytes: SampleBytes
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self.remedy = (
@@ -134,7 +136,9 @@ class MdsReader(Reader):
                 f"{self.path} holds features of several shapes, or images too. {self.remedy}"
             )
         if shape is not None:
-            self.features = self._describe_features(shape, sidecar.get("features", {}))
+            noted = sidecar.get("features", {})
+            moments = unpack_moments(noted, shape[1], f"{name}: features", self.remedy)
+            self.features = Features(shape, *moments)
         self.noted = unpack_noted(sidecar, name, self.remedy)
 
     def __len__(self) -> int:
@@ -168,14 +172,6 @@ class MdsReader(Reader):
             source = ""
         return f"{self._shard_name(place)}, sample {number}" + (f" ({source})" if source else "")
 
-    def expect(self, indices: np.ndarray) -> None:
-        """Have the operating system fetch these samples ahead."""
-        self._bytes.expect(indices)
-
-    def close(self) -> None:
-        """End what ``expect`` started."""
-        self._bytes.close()
-
     def _locate(self, index: int) -> tuple[int, int]:
         """Return the place of a sample's shard among the shards, and its number in there."""
         if not 0 <= index < len(self):
@@ -199,11 +195,11 @@ class MdsReader(Reader):
         data = self._data(index)
         place, number = self._locate(index)
         layout = self._entries[place].columns
-        num_variable = sum(size is None for _, size in layout)
+        num_variable = sum(size is None for size in layout.values())
         head = data[: 4 * num_variable].numpy()
         sizes = head[: len(head) // 4 * 4].view("<u4").tolist()
         columns, position = {}, 4 * num_variable
-        for name, fixed in layout:
+        for name, fixed in layout.items():
             size = fixed if fixed is not None else sizes.pop(0) if sizes else 0
             columns[name] = data[position : position + size]
             position += size
@@ -212,11 +208,6 @@ class MdsReader(Reader):
                 f"{self._shard_name(place)}, sample {number} is damaged. {self.remedy}"
             )
         return columns
-
-    def _describe_features(self, shape: tuple[int, int], noted: Any) -> Features:
-        """Return the shape of the features and what the description notes about them."""
-        name = f"{self.path / SIDECAR_NAME}: features"
-        return Features(shape, *unpack_moments(noted, shape[1], name, self.remedy))
 
     def _check_manifest(self) -> None:
         """Refuse a description that counts other bytes than the index."""

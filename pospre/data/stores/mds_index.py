@@ -4,7 +4,7 @@ Streaming's own classes check nothing, and take three seconds and 180 MB to impo
 """
 
 import re
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +19,7 @@ INDEX_NAME = "index.json"
 _VERSION = 2
 _LABEL_BYTES = 8  # MDS stores an int as int64
 _ENCODINGS = {"image": ("bytes", "jpeg", "png"), "label": ("int",), "path": ("str",)}
+_Count = Annotated[StrictInt, Field(ge=0)]
 _FEATURE_ENCODING = re.compile(r"ndarray:float32:(\d+),(\d+)")
 
 
@@ -43,25 +44,39 @@ class FileEntry(BaseModel, frozen=True):
     hashes: dict[str, StrictStr] = {}
 
 
-@dataclass(frozen=True)
-class ShardEntry:
+class ShardEntry(BaseModel, frozen=True):
     """What the index says about a shard.
 
     Attributes:
         raw: the shard as it is read.
         num_samples: how many samples it holds.
-        columns: name, and size in bytes where it is fixed.
-        shape: of the features it holds; None for images.
-        packed: the shard as it is stored, when compressed.
         compression: name of the algorithm, or None.
+        packed: the shard as it is stored, when compressed.
     """
 
-    raw: FileEntry
-    num_samples: int
-    columns: tuple[tuple[str, int | None], ...]
-    shape: tuple[int, int] | None
-    packed: FileEntry | None
-    compression: str | None
+    raw: FileEntry = Field(alias="raw_data")
+    num_samples: _Count = Field(alias="samples")
+    column_names: list[StrictStr]
+    column_encodings: list[StrictStr]
+    column_sizes: list[_Count | None]
+    compression: StrictStr | None = None
+    packed: FileEntry | None = Field(default=None, alias="zip_data")
+
+    @cached_property
+    def columns(self) -> dict[str, int | None]:
+        """Size in bytes of each column, where it is fixed."""
+        return dict(zip(self.column_names, self.column_sizes, strict=True))
+
+    @cached_property
+    def encodings(self) -> dict[str, str]:
+        """How each column is encoded."""
+        return dict(zip(self.column_names, self.column_encodings, strict=True))
+
+    @property
+    def shape(self) -> tuple[int, int] | None:
+        """Shape of the features that it holds; None for images."""
+        match = _FEATURE_ENCODING.fullmatch(self.encodings.get("features", ""))
+        return None if match is None else (int(match[1]), int(match[2]))
 
     @property
     def stored(self) -> FileEntry:
@@ -103,18 +118,6 @@ def read_index(path: Path, remedy: str) -> list[ShardEntry]:
     return [_shard_entry(path, entry, remedy) for entry in entries]
 
 
-class _Shard(BaseModel):
-    """A shard as the index describes it."""
-
-    raw_data: FileEntry
-    samples: Annotated[StrictInt, Field(ge=0)]
-    column_names: list[StrictStr]
-    column_encodings: list[StrictStr]
-    column_sizes: list[Annotated[StrictInt, Field(ge=0)] | None]
-    compression: StrictStr | None = None
-    zip_data: FileEntry | None = None
-
-
 def _shard_entry(path: Path, entry: Any, remedy: str) -> ShardEntry:
     if not isinstance(entry, dict):
         raise UserError(f"{path / INDEX_NAME} lists {entry!r} as a shard. {remedy}")
@@ -124,53 +127,41 @@ def _shard_entry(path: Path, entry: Any, remedy: str) -> ShardEntry:
             f"{entry.get('version')!r}; MDS version {_VERSION} is read. {remedy}"
         )
     shard = _checked(path, entry, remedy)
-    columns = dict(zip(shard.column_names, shard.column_encodings, strict=True))
-    sizes = dict(zip(shard.column_names, shard.column_sizes, strict=True))
-    return ShardEntry(
-        raw=shard.raw_data,
-        num_samples=shard.samples,
-        columns=tuple(sizes.items()),
-        shape=_check_columns(path, columns, sizes, remedy),
-        packed=shard.zip_data,
-        compression=shard.compression or None,
-    )
+    _check_columns(path, shard, remedy)
+    return shard
 
 
-def _checked(path: Path, entry: dict[str, Any], remedy: str) -> _Shard:
+def _checked(path: Path, entry: dict[str, Any], remedy: str) -> ShardEntry:
     """Refuse a description that lacks something."""
     is_packed = bool(entry.get("compression"))
     try:
-        shard = _Shard.model_validate(entry if is_packed else {**entry, "zip_data": None})
+        shard = ShardEntry.model_validate(entry if is_packed else {**entry, "zip_data": None})
     except ValidationError as error:
         wrong = error.errors()[0]["loc"][0]
     else:
         columns = shard.column_names, shard.column_encodings, shard.column_sizes
-        if len({len(column) for column in columns}) == 1 and is_packed == bool(shard.zip_data):
+        if len({len(column) for column in columns}) == 1 and is_packed == bool(shard.packed):
             return shard
-        wrong = "zip_data" if is_packed and not shard.zip_data else "column_names"
+        wrong = "zip_data" if is_packed and not shard.packed else "column_names"
     raise UserError(f"{path / INDEX_NAME} describes a shard without a valid {wrong!r}. {remedy}")
 
 
-def _check_columns(
-    path: Path, found: dict[str, str], sizes: dict[str, int | None], remedy: str
-) -> tuple[int, int] | None:
-    """Return the shape of the features in a shard; None where it holds images."""
-    match = _FEATURE_ENCODING.fullmatch(found.get("features", ""))
+def _check_columns(path: Path, shard: ShardEntry, remedy: str) -> None:
+    """Refuse columns that are not read."""
+    found, shape = shard.encodings, shard.shape
     wrong = [name for name, kinds in _ENCODINGS.items() if found.get(name, kinds[0]) not in kinds]
-    if wrong or ("image" in found) == (match is not None):
+    if wrong or ("image" in found) == (shape is not None):
         raise UserError(
             f"{path} has the columns {found}; needed: image (bytes, jpeg or png) or "
             "features (ndarray:float32:H,W), label (int) and path (str), of which the last two "
             f"may be missing. {remedy}"
         )
-    shape = None if match is None else (int(match[1]), int(match[2]))
     needed = {"label": _LABEL_BYTES}
     if shape is not None:
         needed["features"] = 4 * shape[0] * shape[1]
     for name, size in needed.items():
-        if sizes.get(name, size) != size:
+        if shard.columns.get(name, size) != size:
             raise UserError(
-                f"{path / INDEX_NAME} gives the column '{name}' {sizes[name]} bytes; its type has "
-                f"{size}. {remedy}"
+                f"{path / INDEX_NAME} gives the column '{name}' {shard.columns[name]} bytes; its "
+                f"type has {size}. {remedy}"
             )
-    return shape

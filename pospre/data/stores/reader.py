@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pospre.data.decode.deep import RGB, Decoding
 from pospre.data.stores.description import Noted
+from pospre.data.stores.files import SampleBytes
 from pospre.errors import UserError
 
 
@@ -88,6 +89,7 @@ class Reader(ABC):
     checksums: np.ndarray | None = None
     max_pixels: int | None = None
     num_bytes: int | None = None
+    _bytes: SampleBytes | None = None
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -122,12 +124,16 @@ class Reader(ABC):
     def prepare(self, visits: Visits) -> None:  # noqa: B027 (most can read in any order)
         """Hear what is read in every epoch; raise a UserError where that cannot go well."""
 
-    def expect(self, indices: np.ndarray) -> None:  # noqa: B027 (most readers need not know)
+    def expect(self, indices: np.ndarray) -> None:
         """Hear which samples will be read from now on, in order: int64 (n,); replaces the last."""
+        if self._bytes is not None:
+            self._bytes.expect(indices)
 
     def heal(self, index: int) -> bool:
         """Look for the cause of a damaged sample; tell whether it is worth reading again."""
         return False
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """End what ``expect`` started; it may be called again."""
+        if self._bytes is not None:
+            self._bytes.close()

@@ -26,11 +26,6 @@ class SubsetReader(Reader):
     def __len__(self) -> int:
         return len(self.indices)
 
-    @property
-    def address(self) -> str:
-        """What to call the data set in messages."""
-        return self._whole.address
-
     def read(self, index: int) -> Sample:
         """Return a sample."""
         return self._whole.read(int(self.indices[index]))
@@ -46,10 +41,6 @@ class SubsetReader(Reader):
     def expect(self, indices: np.ndarray) -> None:
         """Hear which samples will be read."""
         self._whole.expect(self.indices[indices])
-
-    def heal(self, index: int) -> bool:
-        """Look for the cause of a damaged sample."""
-        return self._whole.heal(int(self.indices[index]))
 
     def close(self) -> None:
         """End what ``expect`` started."""

@@ -213,20 +213,6 @@ def test_ranks_that_lag_keep_their_shards(bucket: Any, server: FlakyS3) -> None:
     assert shard_gets(server) == [1] * 5
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_batches_are_those_of_the_local_shards(
-    upload: Any, server: FlakyS3, stored: Any, num_workers: int
-) -> None:
-    upload(stored("mds"))
-    settings: dict[str, Any] = {"views": [ViewGroup("view", 2, (16, 16))], "batch_size": 4}
-    settings |= {"seed": 1, "order": "windows", "window": 7, "num_workers": num_workers}
-    local = build_loader(stored("mds"), **settings)
-    remote = build_loader(ADDRESS, **settings)
-    for here, there in zip(local, remote, strict=True):
-        assert all(torch.equal(here[key], there[key]) for key in here)
-    assert shard_gets(server) == [1]
-
-
 def test_a_loader_is_left_while_it_waits(bucket: Any, server: FlakyS3) -> None:
     loader = build_loader(
         ADDRESS, views=[ViewGroup("view", 1, (8, 8))], batch_size=4, seed=0, num_workers=2

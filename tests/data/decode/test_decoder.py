@@ -72,7 +72,7 @@ def test_pixels_pass_through():
 @pytest.mark.parametrize("kept", [0, 1, 10, 300, 0.5, 0.98])
 def test_cut_off_jpegs_are_refused(kept):
     data = encoded(picture(size=(400, 300)), "JPEG")
-    with pytest.raises(DecodeError):
+    with pytest.raises(DecodeError, match="Premature end" if kept in (0.5, 0.98) else None):
         decode(data[: kept if isinstance(kept, int) else int(kept * len(data))])
 
 

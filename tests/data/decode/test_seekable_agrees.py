@@ -13,7 +13,6 @@ from pospre.data.decode import jpeg
 from pospre.data.loader import build_loader
 from pospre.data.opening import open_reader
 from pospre.data.views.plan import ViewGroup
-from pospre.errors import UserError
 
 VIEWS = (
     ViewGroup(name="small", count=1, size=16, scale=(0.05, 0.2)),
@@ -71,12 +70,3 @@ def test_images_encoded_anew_get_markers_too(photos, tmp_path):
     assert (content["marked"], content["encoded"]) == (0, content["samples"])
     reader = open_reader(tmp_path / "small")
     assert jpeg.read_header(reader.read(0).encoded.numpy().data).interval[1] == 16
-
-
-def test_clips_have_no_rows(tmp_path):
-    (tmp_path / "words/yes").mkdir(parents=True)
-    (tmp_path / "words/yes/a_nohash_0.wav").write_bytes(b"RIFF")
-    with pytest.raises(UserError, match=r"--seekable is for JPEGs"):
-        convert.main(
-            [str(tmp_path / "words"), str(tmp_path / "out"), "--format", "mds", "--seekable"]
-        )

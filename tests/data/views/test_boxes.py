@@ -36,9 +36,6 @@ SEEDS = st.integers(-(2**70), 2**70)
 SIDES = st.integers(1, 3000)
 LARGE_SIDES = st.one_of(SIDES, st.integers(1, 2**20))
 # Of 2 : 3 to 3 : 2, in which every draw of the usual crops finds room within ten tries.
-MODERATE_SIZES = st.integers(100, 2000).flatmap(
-    lambda width: st.tuples(st.just(width), st.integers(2 * width // 3 + 1, (3 * width - 1) // 2))
-)
 RATIOS = st.floats(0.001, 1000)
 DRAW = st.integers(0, 2**24 - 1).map(lambda word: word / 2**24)
 DRAWS = st.lists(DRAW, min_size=40, max_size=40)
@@ -66,16 +63,6 @@ def test_boxes_lie_inside_the_image(draw, width, height, low, ratio, wider):
     assert 0 <= x0 < x1 <= 1 and 0 <= y0 < y1 <= 1
 
 
-@given(draw=DRAWS, size=MODERATE_SIZES)
-def test_area_and_aspect_keep_their_ranges(draw, size):
-    (width, height), scale = size, (0.2, 0.5)
-    box = one_box(draw, width, height, scale, USUAL)
-    rounding = 1 + 2 / min(box.width, box.height)
-    area = box.width * box.height / (width * height)
-    assert scale[0] / rounding <= area <= scale[1] * rounding
-    assert USUAL[0] / rounding <= box.width / box.height <= USUAL[1] * rounding
-
-
 @pytest.mark.parametrize(
     ("width", "height", "expected"),
     [
@@ -95,9 +82,9 @@ def test_the_eleventh_try_is_never_needed_or_made():
         assert one_box(draw, 100, 100, (0.25, 1.0), USUAL) == PixelBox(25, 25, 50, 50)
 
 
-def in_python(draw, width, height, scale, ratio, exp=math.exp, logs=None):
+def in_python(draw, width, height, scale, ratio):
     """Torchvision's ``get_params`` on given draws."""
-    low, high = logs or map(math.log, ratio)
+    low, high = log_range(ratio)
     for start in range(0, 40, 4):
         area = width * height * (scale[0] + (scale[1] - scale[0]) * draw[start])
         aspect = exp(low + (high - low) * draw[start + 1])
@@ -111,17 +98,6 @@ def in_python(draw, width, height, scale, ratio, exp=math.exp, logs=None):
     elif width / height > ratio[1]:
         w = min(width, max(1, round(height * ratio[1])))
     return (width - w) // 2, (height - h) // 2, w, h
-
-
-@pytest.mark.parametrize("scale", [(0.08, 1.0), (0.05, 0.4), (0.9, 1.0)])
-@pytest.mark.parametrize("ratio", [USUAL, (0.5, 2.0), (0.05, 20.0)])
-def test_boxes_are_those_of_the_c_library(scale, ratio):
-    """With its logarithm and power, too, though they may differ in the last bit."""
-    draw = crop_draws(2000)
-    sides = np.random.default_rng(0).integers(1, 2000, (2000, 2)).tolist()
-    for row, (width, height) in zip(draw, sides, strict=True):
-        expected = in_python(row.tolist(), width, height, scale, ratio)
-        assert one_box(row, width, height, scale, ratio) == expected
 
 
 def ks_limit(num, risk=1e-6):
@@ -172,19 +148,6 @@ def test_distribution_is_torchvisions(size, scale):
     assert chi_square < used.sum() + 6 * math.sqrt(2 * used.sum())
 
 
-def test_area_and_aspect_are_the_stated_distributions():
-    """Where every first try fits, the area is uniform and so is the logarithm of the aspect."""
-    boxes = random_boxes(crop_draws(), (40_000, 40_000), (0.1, 0.5), USUAL).astype(float)
-    area = (boxes[:, 2] * boxes[:, 3] / 40_000**2 - 0.1) / 0.4
-    aspect = np.log(boxes[:, 2] / boxes[:, 3]) / math.log(4 / 3) / 2 + 0.5
-    across = boxes[:, 0] / (40_000 - boxes[:, 2])
-    even = (np.arange(NUM) + 0.5) / NUM
-    for values in (area, aspect, across):
-        assert np.abs(np.sort(values) - even).max() < 2.7 / math.sqrt(NUM)  # risk 1e-6
-    pairs = np.corrcoef([area, aspect, across])
-    assert np.abs(pairs[~np.eye(3, dtype=bool)]).max() < 5 / math.sqrt(NUM)
-
-
 @given(
     draw=DRAWS,
     image=st.tuples(LARGE_SIDES, LARGE_SIDES),
@@ -193,7 +156,7 @@ def test_area_and_aspect_are_the_stated_distributions():
 )
 def test_boxes_are_the_stated_formulas_to_the_bit(draw, image, low, ratio):
     (width, height), scale = image, (low, 1.0)
-    expected = in_python(draw, width, height, scale, ratio, exp, log_range(ratio))
+    expected = in_python(draw, width, height, scale, ratio)
     assert one_box(draw, width, height, scale, ratio) == expected
 
 

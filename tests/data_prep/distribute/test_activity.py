@@ -10,8 +10,8 @@ import pytest
 
 from data_prep.distribute import activity, worker
 from data_prep.encode.images import PreparedImage, Unreadable, prepare_image
+from tests.data_prep.reading import description, run
 from tests.data_prep.sample_images import encoded, picture, write_files
-from tests.data_prep.test_convert import description, run
 
 BAD = b"II*\0 bad"
 

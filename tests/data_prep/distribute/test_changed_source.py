@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from tests.data_prep import bucket as remote
-from tests.data_prep.reading import FORMATS, destination
+from tests.data_prep.reading import FORMATS, destination, run
 from tests.data_prep.sample_images import encoded, picture, write_files
-from tests.data_prep.test_convert import run
 
 OPTIONS = ("--shard-mb", "0.16", "--strict")
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from data_prep import convert, engine
 from data_prep.distribute import cluster, conversion
-from pospre.errors import run_command
+from tests.data_prep.reading import call
 from tests.data_prep.sample_images import encoded, odd_files, picture, write_files
 
 pytest.importorskip("distributed")
@@ -25,10 +24,6 @@ def source(tmp_path: Path) -> Path:
     return write_files(tmp_path / "source", odd_files() | more)
 
 
-def call(*arguments: object, command: Callable[[list[str]], int] = convert.main) -> int:
-    return run_command(lambda: command([str(argument) for argument in arguments]))
-
-
 def test_the_same_bytes_as_without_a_cluster(
     tmp_path: Path,
     source: Path,
@@ -37,11 +32,11 @@ def test_the_same_bytes_as_without_a_cluster(
 ) -> None:
     assert call(source, tmp_path / "whole", *OPTIONS) == 0
     capsys.readouterr()
-    target, options = tmp_path / "dask", (*OPTIONS, "--workers", 2)
-    assert call(source, target, *options, "--parts", 3, command=engine.main) == 0
+    target, options = tmp_path / "dask", (*OPTIONS, "--workers", 2, "--scheduler", "local")
+    assert call(source, target, *options) == 0
     assert "images          35" in capsys.readouterr().out
     assert snapshot(target) == snapshot(tmp_path / "whole")
-    assert call(source, target, *options, "--scheduler", "local") == 0
+    assert call(source, target, *options) == 0
     assert "already holds this conversion" in capsys.readouterr().out
 
 

@@ -8,31 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from data_prep import convert
-from data_prep.distribute.records import Record, parse_record
+from data_prep.distribute.records import Record, parse
 from data_prep.publish.local import LocalDestination, LocalShards
 from data_prep.publish.locks import WHOLE
-from pospre.errors import UserError, run_command
-from tests.data_prep.reading import FORMATS, destination, read_samples
+from pospre.errors import UserError
+from tests.data_prep.reading import FORMATS, call, destination, partial, read_samples, run
 from tests.data_prep.sample_images import write_files
 
 ROOT = Path(__file__).parents[3]
 Snapshot = Callable[[Path], dict[str, bytes]]
 
 
-def run(*arguments: object) -> int:
-    return run_command(lambda: convert.main([str(argument) for argument in arguments]))
-
-
 def write(source: Path, target: Path, *options: object) -> int:
     """Convert in six blocks."""
-    data_format = "ffcv" if target.suffix == ".beton" else "mds"
-    cut = ("--shard-mb", 0.009, "--workers", 1)
-    return run(source, target, "--format", data_format, *cut, *options)
-
-
-def partial(target: Path) -> Path:
-    return target.with_name(target.name + ".partial")
+    return run(source, target, "--shard-mb", 0.009, *options)
 
 
 def free(target: Path, *names: str) -> set[str]:
@@ -110,7 +99,7 @@ def test_what_others_put_beside_finished_blocks_stays(tmp_path: Path, photos: Pa
     target = tmp_path / "out"
     assert write(photos, target, "--part", "1/1") == 0
     write_files(partial(target), {"notes.txt": b"x"})
-    assert run("--merge", target) == 0
+    assert call("--merge", target) == 0
     assert len(read_samples(target)) == 12
     assert [path.name for path in partial(target).iterdir()] == ["notes.txt"]
 
@@ -130,7 +119,7 @@ def test_merging_leaves_what_is_there(
     else:
         target.write_bytes(b"precious")
     before = snapshot(tmp_path)
-    assert run("--merge", target) == 2
+    assert call("--merge", target) == 2
     assert f"{target} exists and was not made by this command" in capsys.readouterr().err
     assert snapshot(tmp_path) == before
 
@@ -139,13 +128,13 @@ def test_merging_leaves_what_is_there(
 def test_what_comes_during_the_conversion_is_left(
     tmp_path: Path, photos: Path, options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target, settle = tmp_path / "out", LocalDestination.settle
+    target, keep = tmp_path / "out", LocalDestination.keep
 
-    def meanwhile(self: LocalDestination, record: Record) -> None:
+    def meanwhile(self: LocalDestination, folder: Path, record: Record) -> None:
         write_files(target, {"precious.jpg": b"x"})
-        settle(self, record)
+        keep(self, folder, record)
 
-    monkeypatch.setattr(LocalDestination, "settle", meanwhile)
+    monkeypatch.setattr(LocalDestination, "keep", meanwhile)
     assert write(photos, target, *options) == 2
     assert [path.name for path in target.iterdir()] == ["precious.jpg"]
     assert len(list(partial(target).glob("blocks/*.json"))) == 6  # nor is the work lost
@@ -184,6 +173,7 @@ def test_unfinished_work_of_another_conversion_is_left(
     target, other = tmp_path / "out", ("--quality", 80, "--overwrite")
     assert write(photos, target) == 0
     interrupt(photos, target, *other)
+    assert "2 of 6 blocks are finished and kept" in capsys.readouterr().err
     assert write(photos, target) == 0
     assert "already holds this conversion" in capsys.readouterr().out
     assert len(list(partial(target).glob("blocks/*.json"))) == 2
@@ -246,7 +236,7 @@ def test_an_old_data_set_comes_back_if_it_cannot_be_replaced(
     monkeypatch.undo()
     assert snapshot(target) == before
     # one that was moved aside by a run that was killed then goes with the next
-    old = tmp_path / f"out.partial-{2**22 + 1}-old"
+    old = tmp_path / "out.partial-old"
     target.rename(old)
     assert write(photos, target, "--quality", 80) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "photos"]
@@ -268,4 +258,4 @@ def test_work_of_an_older_version_is_not_gone_on_with(
 
 def test_a_record_without_checksums_is_damaged() -> None:
     with pytest.raises(UserError, match=r"0\.json is damaged; remove it"):
-        parse_record(b'{"number": 0, "plan": "x", "labels": [1, 2]}', "0.json")
+        parse(Record, b'{"number": 0, "key": "x", "labels": [1, 2]}', "0.json")

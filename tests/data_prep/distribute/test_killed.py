@@ -10,11 +10,8 @@ from pathlib import Path
 import pytest
 
 from data_prep import convert
-from data_prep.distribute.records import Record
-from data_prep.publish.atomic import remove_stale_partials
-from data_prep.publish.local import LocalDestination
 from pospre.errors import UserError, run_command
-from tests.data_prep.reading import FORMATS, destination, read_samples
+from tests.data_prep.reading import FORMATS, destination
 from tests.data_prep.sample_images import encoded, picture, write_files
 
 ROOT = Path(__file__).parents[3]
@@ -133,43 +130,6 @@ def test_a_living_writer_is_respected(tmp_path: Path, photos: Path) -> None:
     other.communicate("\n")
     assert convert.main([str(photos), str(tmp_path / "out"), "--format", "mds"]) == 0
     assert not (tmp_path / "out.partial").exists()
-
-
-def test_ctrl_c_keeps_what_is_finished(
-    tmp_path: Path,
-    slow_source: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    keep, calls = LocalDestination.keep, []
-
-    def interrupted(self: LocalDestination, folder: Path, record: Record) -> None:
-        keep(self, folder, record)
-        calls.append(record.number)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(LocalDestination, "keep", interrupted)
-    arguments = command(slow_source, tmp_path / "out", "mds")
-    arguments[arguments.index("--workers") + 1] = "1"
-    assert run_command(lambda: convert.main(arguments)) == 130
-    assert f"2 of {NUM_BLOCKS} blocks are finished and kept" in capsys.readouterr().err
-    monkeypatch.undo()
-    # other settings are not mixed in
-    assert run_command(lambda: convert.main([*arguments, "--quality", "50"])) == 2
-    message = capsys.readouterr().err
-    assert "another conversion (made with quality=90 instead of 50)" in message
-    assert len(list(tmp_path.glob("out.partial/blocks/*.json"))) == 2
-    assert convert.main([*arguments, "--quality", "50", "--overwrite"]) == 0
-    assert len(read_samples(tmp_path / "out")) == NUM_IMAGES
-
-
-def test_only_partials_of_this_destination_are_removed(tmp_path: Path) -> None:
-    dead = 2**22 + 1  # above the largest process number of Linux
-    for name in (f"out.partial-{dead}", f"out.partial-{dead}-old", f"output.partial-{dead}", "out"):
-        (tmp_path / name).mkdir()
-    remove_stale_partials(tmp_path / "out")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", f"output.partial-{dead}"]
 
 
 def test_a_dead_worker_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from data_prep import convert
 from pospre.data.opening import open_reader
-from pospre.errors import run_command
-from tests.data_prep.reading import FORMATS, destination
+from tests.data_prep.reading import FORMATS, call, destination, partial, run
 from tests.data_prep.sample_images import encoded, odd_files, picture, write_files
 
 Snapshot = Callable[[Path], dict[str, bytes]]
@@ -21,18 +19,8 @@ def source(tmp_path: Path) -> Path:
     return write_files(tmp_path / "source", odd_files() | more | {"odd/empty.jpg": b""})
 
 
-def call(*arguments: object) -> int:
-    return run_command(lambda: convert.main([str(argument) for argument in arguments]))
-
-
 def write(source: Path, target: Path, *options: object, shard_mb: float = 0.016) -> int:
-    data_format = "ffcv" if target.suffix == ".beton" else "mds"
-    options = ("--format", data_format, "--workers", 1, "--shard-mb", shard_mb, *options)
-    return call(source, target, *options)
-
-
-def partial(target: Path) -> Path:
-    return target.with_name(target.name + ".partial")
+    return run(source, target, "--shard-mb", shard_mb, *options)
 
 
 @pytest.mark.parametrize("data_format", FORMATS)

@@ -1,22 +1,19 @@
 """Converting images of more than 8 bits or of other channels: stored, counted and said."""
 
 import io
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from data_prep.convert import main
 from data_prep.distribute.plan import difference
 from data_prep.encode.images import PreparedImage, prepare_image
 from data_prep.statistics import main as statistics
 from pospre.data.decode.deep import Decoding, DeepRange
 from pospre.data.opening import open_reader
-from pospre.errors import run_command
 from tests.data.deep_files import RAMP, band_folder, bands, npy, png16, saved
+from tests.data_prep.reading import description, run
 
 TWELVE = (RAMP * 4095).astype(np.uint16)
 
@@ -41,21 +38,10 @@ def scans(tmp_path: Path) -> Path:
     return root
 
 
-def convert(source: Path, target: Path, *options: str) -> int:
-    return run_command(
-        lambda: main([str(source), str(target), "--format", "mds", "--workers", "1", *options])
-    )
-
-
-def description(target: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((target / "pospre.json").read_text())
-    return content
-
-
 def test_the_summary_and_the_description_count_deep_images(
     scans: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert convert(scans, tmp_path / "out") == 0
+    assert run(scans, tmp_path / "out") == 0
     said = capsys.readouterr().out
     assert "5 of more than 8 bits; these values became 0..255:" in said
     assert "0..4096       2, guessed" in said and "0..65536      2\n" in said
@@ -74,7 +60,7 @@ def test_the_summary_and_the_description_count_deep_images(
 def test_a_range_of_the_users_holds_for_all(
     scans: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert convert(scans, tmp_path / "out", "--deep-range=-1024,3072.0") == 0
+    assert run(scans, tmp_path / "out", "--deep-range=-1024,3072.0") == 0
     assert "guessed" not in capsys.readouterr().out
     content = description(tmp_path / "out")
     assert content["made_from"]["settings"]["deep_range"] == "-1024,3072"
@@ -84,9 +70,9 @@ def test_a_range_of_the_users_holds_for_all(
     wanted = np.clip((TWELVE.astype(int) + 1024) >> 4, 0, 255)
     assert np.abs(levels - wanted).mean() < 3
     # another spelling is the same conversion, another range is not
-    assert convert(scans, tmp_path / "out", "--deep-range=-1024.0,3072") == 0
+    assert run(scans, tmp_path / "out", "--deep-range=-1024.0,3072") == 0
     assert "nothing to do" in capsys.readouterr().out
-    assert convert(scans, tmp_path / "out") == 2
+    assert run(scans, tmp_path / "out") == 2
     assert "made with deep_range=-1024,3072 instead of auto" in capsys.readouterr().err
 
 
@@ -95,7 +81,7 @@ def test_photographs_say_nothing_of_depth(
 ) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.png").write_bytes(saved((RAMP * 255).astype(np.uint8), "PNG"))
-    assert convert(tmp_path / "in", tmp_path / "out") == 0
+    assert run(tmp_path / "in", tmp_path / "out") == 0
     assert "8 bits" not in capsys.readouterr().out
     assert not {"deep", "channels", "pixels"} & set(description(tmp_path / "out"))
 
@@ -114,7 +100,7 @@ def test_wrong_options_are_refused(
 ) -> None:
     for name in ("b.tif", "c.png", "d.png", "e.tif", "f.png"):
         (scans / name).unlink()
-    assert convert(scans, tmp_path / "out", option) == 2
+    assert run(scans, tmp_path / "out", option) == 2
     assert message in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
@@ -131,7 +117,7 @@ def test_bands_are_stored_without_loss_and_measured(
 ) -> None:
     source = band_folder(tmp_path / "arrays")
     options = ("--channels", "6", "--deep-range", "0,4096", "--verify", "--val-fraction=0.5")
-    assert convert(source, tmp_path / "out", *options) == 0
+    assert run(source, tmp_path / "out", *options) == 0
     reader = open_reader(tmp_path / "out")
     assert reader.decoding == Decoding(6) and reader.noted is not None
     found = [np.load(io.BytesIO(reader.read(n).encoded.numpy().tobytes())) for n in range(12)]

@@ -16,8 +16,9 @@ from data_prep.publish import bucket as remote
 from data_prep.publish.bucket import BucketShards
 from pospre.data.opening import open_reader
 from pospre.errors import run_command
-from tests.data.flaky_s3 import FlakyS3, flaky_s3
-from tests.data_prep.bucket import URI, as_in_a_folder, call, contents, keys, shard, write
+from tests.data.flaky_s3 import FlakyS3, flaky_s3, use_bucket
+from tests.data_prep.bucket import URI, as_in_a_folder, contents, keys, shard, write
+from tests.data_prep.reading import call
 
 
 def test_the_bucket_holds_what_a_folder_would(
@@ -109,10 +110,7 @@ def test_an_interrupted_upload_goes_on(
     assert "3 of " in capsys.readouterr().err
     assert not {"index.json", "pospre.json"} & set(keys(bucket))
     monkeypatch.undo()
-    for name, value in {"S3_ENDPOINT_URL": bucket.meta.endpoint_url}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    use_bucket(monkeypatch, bucket.meta.endpoint_url)
     # one of the shards did not arrive in full
     bucket.put_object(Bucket="bucket", Key=f"photos/{shard(bucket, 1)}", Body=b"half")
     assert write(source, URI) == 0

@@ -25,6 +25,15 @@ def test_speech_commands(tmp_path: Path) -> None:
     assert train.read(train.items[0]).startswith(b"RIFF")
 
 
+def test_spoken_digits(tmp_path: Path) -> None:
+    names = {f"recordings/{word}_ann_{n}.wav": word for word in "012" for n in range(3, 9)}
+    root = write_files(tmp_path, dict.fromkeys(names, b"RIFF"))
+    for split, count in (("train", 12), ("val", 6)):
+        source = open_source(root, split=split)
+        assert source.classes == ["0", "1", "2"] and len(source.items) == count
+        assert all(source.classes[item.label] == names[item.name] for item in source.items)
+
+
 def test_an_image_among_the_clips(tmp_path: Path) -> None:
     root = write_clips(tmp_path / "words", 2)
     assert detect(Tree(root)) == "audio_folder"

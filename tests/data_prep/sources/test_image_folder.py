@@ -25,18 +25,6 @@ def test_order_labels_and_ignored_files(tmp_path: Path) -> None:
     assert folder.num_ignored == 4
 
 
-def test_an_image_at_the_root_means_no_classes(tmp_path: Path) -> None:
-    folder = open_source(write_files(tmp_path, {"a/1.jpg": JPEG, "2.jpg": JPEG}))
-    assert folder.classes is None
-    assert {item.label for item in folder.items} == {-1}
-
-
-def test_content_decides_where_the_name_says_nothing(tmp_path: Path) -> None:
-    files = {"photo": JPEG, "photo.bak": encoded(picture(), "PNG"), "text": b"hello"}
-    folder = open_source(write_files(tmp_path, files))
-    assert [item.name for item in folder.items] == ["photo", "photo.bak"]
-
-
 def test_linked_folders_are_followed_once(tmp_path: Path) -> None:
     write_files(tmp_path, {"outside/1.jpg": JPEG, "photos/a/1.jpg": JPEG})
     (tmp_path / "photos/b").symlink_to(tmp_path / "outside")
@@ -51,20 +39,6 @@ def test_fingerprint_changes_with_the_files(tmp_path: Path) -> None:
     assert open_source(tmp_path).fingerprint() == first
     write_files(tmp_path, {"a/2.jpg": JPEG})
     assert open_source(tmp_path).fingerprint() != first
-
-
-@pytest.mark.parametrize("files", [{}, {"readme.txt": b"x"}])
-def test_folder_without_images(tmp_path: Path, files: dict[str, bytes]) -> None:
-    with pytest.raises(UserError, match="holds no image"):
-        open_source(write_files(tmp_path, files))
-
-
-def test_missing_folder_and_file_instead(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="does not exist"):
-        open_source(tmp_path / "missing")
-    (tmp_path / "file").write_bytes(JPEG)
-    with pytest.raises(UserError, match="is a file"):
-        open_source(tmp_path / "file")
 
 
 def folder_of(names: list[str]) -> Source:

@@ -4,8 +4,6 @@ from typing import Any
 
 import pytest
 
-from data_prep.encode.images import Unreadable
-from data_prep.encode.reading import read_item
 from data_prep.sources.registry import open_source
 from pospre.errors import UserError
 from tests.data_prep.sample_images import write_files
@@ -99,13 +97,6 @@ def test_equal_names_stay_apart(tmp_path: Path) -> None:
     same = [{"id": number, "name": "3", "supercategory": "Birds"} for number in (3, 40)]
     root = write_files(tmp_path, files() | {TRAIN: text(content() | {"categories": same})})
     assert open_source(root, split="train").classes == ["3 (3)", "3 (40)"]
-
-
-def test_a_listed_image_that_is_absent(tmp_path: Path) -> None:
-    root = write_files(tmp_path, files())
-    (root / "train_val2019/Birds/40/a.jpg").unlink()
-    source = open_source(root, split="train")
-    assert read_item(source, source.items[0]) == Unreadable("it is listed, but missing")
 
 
 def broken(**changes: Any) -> bytes:

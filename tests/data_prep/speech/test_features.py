@@ -1,29 +1,18 @@
 """WAV folders become features: the numbers, the classes, the held-out part, bad files."""
 
-import json
 import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from data_prep import convert
 from data_prep.encode.images import Unreadable
 from data_prep.publish.description import sha256
 from data_prep.speech.features import PreparedClip, clip_features, prepare_clip
 from pospre.data.stores.mds import MdsReader
-from pospre.errors import run_command
+from tests.data_prep.reading import description, run
 from tests.data_prep.sample_clips import chirp, wav, write_clips
 from tests.data_prep.sample_images import encoded, picture
-
-
-def run(source: Path, target: Path, *options: object, data_format: str = "mds") -> int:
-    arguments = [source, target, "--format", data_format, "--workers", 1, *options]
-    return run_command(lambda: convert.main([str(argument) for argument in arguments]))
-
-
-def described(target: Path) -> dict:
-    return json.loads((target / "pospre.json").read_text())
 
 
 def plain_mfcc(samples: np.ndarray, num_frames: int) -> np.ndarray:
@@ -127,7 +116,7 @@ def test_bad_files_are_left_out_by_name(tmp_path: Path, capsys: pytest.CaptureFi
     for name, data in bad.items():
         (source / "yes" / name).write_bytes(data)
     assert run(source, tmp_path / "mds") == 0
-    content = described(tmp_path / "mds")
+    content = description(tmp_path / "mds")
     assert content["samples"] == 12
     assert [item["path"] for item in content["skipped"]] == sorted(f"yes/{name}" for name in bad)
     assert "unreadable: yes/text.wav" in capsys.readouterr().out
@@ -145,50 +134,17 @@ def test_nothing_left_is_the_users_mistake(tmp_path: Path, capsys: pytest.Captur
 
 def test_options_of_the_other_kind(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     words = write_clips(tmp_path / "words")
-    assert run(words, tmp_path / "words.beton", data_format="ffcv") == 2
+    assert run(words, tmp_path / "words.beton") == 2
     assert "--format mds" in capsys.readouterr().err
+    assert run(words, tmp_path / "mds", "--seekable") == 2
+    assert "--seekable is for JPEGs" in capsys.readouterr().err
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "a.jpg").write_bytes(encoded(picture()))
     (tmp_path / "photos" / "a.wav").write_bytes(wav(chirp()))
     assert run(tmp_path / "photos", tmp_path / "mds", "--frames", 98) == 2
     assert "--frames 98 is for clips" in capsys.readouterr().err
     assert run(tmp_path / "photos", tmp_path / "mds") == 0  # images: the stray clip is ignored
-    assert described(tmp_path / "mds")["ignored"] == 1
-
-
-def test_speech_commands_parts(tmp_path: Path) -> None:
-    source = write_clips(tmp_path / "words", 4, ("go", "up"))
-    write_clips(source, 1, ("_background_noise_",))
-    (source / "testing_list.txt").write_text("go/0.wav\nup/3.wav\n")
-    (source / "validation_list.txt").write_text("go/1.wav\n")
-    for part, count in (("train", 5), ("val", 2)):
-        assert run(source, tmp_path / part, "--split", part) == 0
-        content = described(tmp_path / part)
-        assert content["samples"] == count and content["classes"] == ["go", "up"]
-        assert content["split_rule"] == "testing_list.txt"
-    assert MdsReader(tmp_path / "val").name(0).endswith("(go/0.wav)")
-
-
-def test_numbered_names_parts(tmp_path: Path) -> None:
-    for word in ("0", "1", "2"):
-        for number in range(3, 9):
-            path = tmp_path / "set" / "recordings" / f"{word}_ann_{number}.wav"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(wav(chirp(number)))
-    for part, count in (("train", 12), ("val", 6)):
-        assert run(tmp_path / "set", tmp_path / part, "--split", part) == 0
-        content = described(tmp_path / part)
-        assert content["samples"] == count and content["classes"] == ["0", "1", "2"]
-    assert [MdsReader(tmp_path / "val").read(i).label for i in range(6)] == [0, 0, 1, 1, 2, 2]
-
-
-def test_parts_are_drawn_where_the_set_has_none(tmp_path: Path) -> None:
-    source = write_clips(tmp_path / "words")
-    for part in ("train", "val"):
-        assert run(source, tmp_path / part, "--split", part, "--val-fraction", 0.4) == 0
-    counts = [described(tmp_path / part)["samples"] for part in ("train", "val")]
-    assert sum(counts) == 12 and min(counts) > 0
-    assert described(tmp_path / "val")["split_rule"] == "drawn, val 0.4"
+    assert description(tmp_path / "mds")["ignored"] == 1
 
 
 def test_spoken_digits(test_data: Path, tmp_path: Path) -> None:
@@ -196,5 +152,5 @@ def test_spoken_digits(test_data: Path, tmp_path: Path) -> None:
         members = [m for m in archive.getmembers() if "_theo_" in m.name]
         archive.extractall(tmp_path / "digits", members, filter="data")
     assert run(tmp_path / "digits", tmp_path / "val", "--split", "val") == 0
-    content = described(tmp_path / "val")
+    content = description(tmp_path / "val")
     assert (content["samples"], len(content["classes"])) == (50, 10)

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import soundfile
 
-from data_prep import convert
 from data_prep.sources.registry import open_source
 from data_prep.sources.source import Source
 from data_prep.speech.keywords import USUAL, parse_keywords
-from pospre.errors import UserError, run_command
-from tests.data_prep.reading import read_samples
+from pospre.errors import UserError
+from tests.data_prep.reading import read_samples, run
 from tests.data_prep.sample_clips import chirp, wav, write_clips
 from tests.data_prep.sample_images import write_files
 from tests.data_prep.sources.fakes import JPEGS
@@ -37,11 +36,6 @@ def words(tmp_path: Path) -> Path:
 
 def noise() -> np.ndarray:
     return np.random.default_rng(0).uniform(-0.5, 0.5, 20 * 16000).astype(np.float32)
-
-
-def run(root: Path, target: Path, *options: str) -> int:
-    arguments = [str(root), str(target), "--format", "mds", *options]
-    return run_command(lambda: convert.main(arguments))
 
 
 def counts(source: Source) -> dict[str, int]:
