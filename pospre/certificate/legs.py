@@ -202,7 +202,7 @@ def _say(leg: Leg, number: int, end: str, life: Life) -> None:
     """Print how a life ended, on stderr."""
     of = f" of {len(leg.kills) + 1}" if leg.kills else ""
     how = f"ended {end}" if end else "came to the end"
-    where = f", at step {life.begun}" if life.begun else ""
+    where = f", at step {life.begun}" if life.begun else "" if end else ", nothing was left to do"
     print(
         f"{leg.title}, life {number}{of}: {how}{where}, after {life.age():.1f} s",
         file=sys.stderr,

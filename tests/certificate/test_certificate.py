@@ -1,6 +1,7 @@
 """Certificates of small recipes: green where a run goes on exactly, red where it does not."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -58,7 +59,9 @@ def test_a_green_certificate(
     said = capsys.readouterr()
     folder = tmp_path / "runs" / name / "certificate"
     assert f"certificate of {path}: green" in said.out and f"{folder}/certificate.md" in said.out
-    assert "3 kills, life 4 of 4: came to the end, at step 6" in said.err
+    # the third kill may have hit after the last step, in the last save
+    last = r"3 kills, life 4 of 4: came to the end, (at step 6|nothing was left to do)"
+    assert re.search(last, said.err)
     assert {entry.name for entry in folder.iterdir()} == {"certificate.json", "certificate.md"}
     document = json.loads((folder / "certificate.json").read_text())
     killed, *others = document["columns"]
