@@ -19,7 +19,6 @@ from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm, after_step, algorithm_class
 from pospre.recipe.recipe import Recipe
 from pospre.training.build import attached_model, build_algorithms
-from pospre.training.data import build_views
 from pospre.training.optimizer.optim import build_optimizer
 from pospre.training.resolve import resolve
 
@@ -44,8 +43,7 @@ class FakeTraining:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.algorithms = build_algorithms(self.recipe)
         with torch.device("meta"):
-            views = build_views(self.recipe)
-            self.model = attached_model(self.recipe, views, self.algorithms)
+            self.model = attached_model(self.recipe, self.algorithms)
         with self.mode:
             self.model.to_empty(device="cpu").train()
             self.optimizer = build_optimizer(

@@ -53,7 +53,7 @@ def build_components(recipe: Recipe) -> Components:
 def put_together(recipe: Recipe, device: Device, loader: ViewLoader) -> Components:
     """Return what a resolved recipe is made of, around a loader that is there."""
     algorithms = build_algorithms(recipe)
-    model = attached_model(recipe, build_views(recipe), algorithms)
+    model = attached_model(recipe, algorithms)
     batch_size = recipe.data.batch_size
     optimizer = build_optimizer(model, recipe.optimizer, batch_size=batch_size)
     schedule = build_schedule(
