@@ -1,7 +1,6 @@
 """The view groups of a recipe, and the loader that cuts them out of its data."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from composer.utils import dist
@@ -62,9 +61,9 @@ def rank_batch(recipe: Recipe, ranks: int) -> int:
     return batch // ranks
 
 
-def open_data(recipe: Recipe, path: str | Path | None = None) -> Reader:
-    """Return a reader of the recipe's data, or of those at ``path``, read as the recipe says."""
-    return open_reader(path or recipe.data.path, **storage(recipe))
+def open_data(recipe: Recipe) -> Reader:
+    """Return a reader of the recipe's data."""
+    return open_reader(recipe.data.path, **storage(recipe))
 
 
 def storage(recipe: Recipe) -> dict[str, Any]:
