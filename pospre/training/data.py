@@ -1,6 +1,5 @@
 """The view groups of a recipe, and the loader that cuts them out of its data."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from composer.utils import dist
@@ -17,12 +16,12 @@ from pospre.recipe.recipe import Recipe
 from pospre.recipe.values import Size
 
 
-def build_data(recipe: Recipe, views: Mapping[str, ViewGroup]) -> ViewLoader:
-    """Return this rank's loader of ``views``, the recipe's by name."""
+def build_data(recipe: Recipe) -> ViewLoader:
+    """Return this rank's loader of the recipe's views."""
     data, world, local = recipe.data, dist.get_world_size(), dist.get_local_world_size()
     loader = build_loader(
         data.path,
-        views=list(views.values()),
+        views=list(build_views(recipe).values()),
         batch_size=rank_batch(recipe, world),
         seed=recipe.seed,
         rank=dist.get_global_rank(),

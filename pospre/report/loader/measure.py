@@ -31,9 +31,9 @@ def measure(recipe: Recipe, num_images: int, feed: float | None = None) -> Loade
     Raises:
         UserError: the data cannot be read, or are fewer than a batch.
     """
-    from pospre.training.data import build_data, build_views
+    from pospre.training.data import build_data
 
-    loader = build_data(recipe, build_views(recipe))
+    loader = build_data(recipe)
     # In small batches: not more images than were asked for, whatever the recipe's batch.
     some = min(num_images, loader.num_samples)
     loader.batch_size = min(loader.batch_size, max(1, some // _LEAST_BATCHES))
