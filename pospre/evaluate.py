@@ -5,7 +5,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from pospre.errors import UserError, run_command
 
@@ -29,13 +29,6 @@ exit codes: 0 done, 2 a mistake in the command, the model or the data (said in o
 
 evaluations (python -m pospre.evaluate NAME --help: how it measures, and its settings):
 """
-
-
-class _Renamed(argparse.Action):
-    """An option under its former name."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        parser.error(f"{self.option_strings[0]} is called {self.const} now: it takes any ViT")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -68,7 +61,6 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("name", metavar="NAME", help="the evaluation; see below")
     parser.add_argument("--model", required=True, help="what is measured; see below")
-    parser.add_argument("--checkpoint", action=_Renamed, const="--model", help=argparse.SUPPRESS)
     parser.add_argument(
         "--data", required=True, metavar="PATH", help="image folder, .beton file or MDS directory"
     )
@@ -120,6 +112,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
     settings = parse_settings(arguments.settings)
     check_settings(arguments.name, settings)
+    from pospre.evaluation.figures import run_folder_of
     from pospre.evaluation.models import open_model
     from pospre.evaluation.run import run_evaluation
 
@@ -208,13 +201,6 @@ def parse_settings(items: Sequence[str]) -> dict[str, str]:
             raise UserError(f"setting '{key}' is given twice.")
         settings[key] = value
     return settings
-
-
-def run_folder_of(checkpoint: str) -> Path | None:
-    """Return the local run folder that a checkpoint address lies in, None if in none."""
-    path = Path(checkpoint)
-    candidates = (path, *path.parents[:3])  # it may be checkpoints/best/ep1-ba4.pt
-    return next((folder for folder in candidates if (folder / "recipe.yaml").is_file()), None)
 
 
 def _refresh_report(run: Path) -> None:

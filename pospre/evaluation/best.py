@@ -123,8 +123,6 @@ def _link(source: Path, target: Path) -> None:
     partial.unlink(missing_ok=True)
     try:
         os.link(source, partial)
-    except FileNotFoundError:
-        raise
-    except OSError:
+    except OSError:  # also where it has just gone: then the copy says so
         shutil.copyfile(source, partial)
     os.replace(partial, target)

@@ -1,5 +1,6 @@
 """What the analyses draw: grids of maps, alone or over images, and curves over the layers."""
 
+import io
 import itertools
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from pospre.errors import UserError, needing
 from pospre.evaluation.registry import Plan
-from pospre.output import save_picture
+from pospre.output import save_picture, write_output
 
 if TYPE_CHECKING:  # an analysis without a folder draws nothing
     from matplotlib.axes import Axes
@@ -47,21 +48,20 @@ class Cell:
     colours: str = "viridis"
 
 
-def check_pictures(owner: str, plan: Plan, *, required: bool = False) -> None:
-    """Raise a ``UserError`` of evaluation ``owner`` if its pictures cannot be drawn or written.
+def check_pictures(plan: Plan, *, required: bool = False) -> None:
+    """Raise a ``UserError`` if its pictures cannot be drawn or written.
 
     Args:
-        owner: the evaluation.
         plan: of it.
         required: it is in vain without a folder to draw into.
     """
     if plan.folder is None:
         if required:
-            raise UserError(f"{owner} writes pictures: say where with --output FILE.json")
+            raise UserError("it writes pictures: say where with --output FILE.json")
         return
     if plan.folder.exists() and not plan.folder.is_dir():
-        raise UserError(f"{owner} writes to the folder {plan.folder}, which is a file")
-    with needing("evaluate", f"the picture of {owner}"):
+        raise UserError(f"it writes to the folder {plan.folder}, which is a file")
+    with needing("evaluate", "its picture"):
         import matplotlib  # noqa: F401
 
 
@@ -208,9 +208,7 @@ def save_arrays(arrays: Mapping[str, Tensor], folder: Path, name: str) -> str:
         UserError: it cannot be written.
     """
     found: dict[str, Any] = {key: value.float().cpu().numpy() for key, value in arrays.items()}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(folder / name, **found)
-    except OSError as error:
-        raise UserError(f"{folder / name} cannot be written: {error.strerror}.") from error
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **found)
+    write_output(folder / name, buffer.getvalue())
     return name

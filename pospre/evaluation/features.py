@@ -116,41 +116,47 @@ def pool_tokens(model: PretrainModel, tokens_BND: Tensor, pooling: Pooling) -> T
     return tokens_BND[:, model.encoder.num_prefix_tokens :].float().mean(dim=1)
 
 
-def check_probe(owner: str, plan: Plan) -> Reader:
+def check_probe(plan: Plan) -> Reader:
     """Return the data set that classes are learned from: the bank, or the data where there is none.
 
     Raises:
-        UserError: of evaluation ``owner``: no labels, other classes in the bank, or features of a
+        UserError: no labels, other classes in the bank, or features of a
             class token that the encoder lacks.
     """
-    encoder, bank = plan.recipe.encoder, plan.settings["bank"]
-    if plan.settings["features"] == "cls" and (encoder.name == SWIN or not encoder.class_token):
-        raise UserError(f"{owner}: features=cls, but the encoder has no class token; use mean.")
-    data = open_labelled(owner, plan.data)
+    bank = plan.settings["bank"]
+    check_pooling(plan)
+    data = open_labelled(plan.data)
     if bank is None:
         return data
-    voters = open_labelled(owner, bank)
-    compare_classes(owner, data, voters)
+    voters = open_labelled(bank)
+    compare_classes(data, voters)
     if voters.address == data.address:
         print(
-            f"warning: {owner}: bank={bank} is what is measured: every image has been seen with "
-            "its label; give the training images as bank",
+            f"warning: {plan.name}: bank={bank} is what is measured: every image has been seen "
+            "with its label; give the training images as bank",
             file=sys.stderr,
         )
     return voters
 
 
-def check_enough(owner: str, bank: str, images: int, classes: int) -> None:
-    """Raise a ``UserError`` of evaluation ``owner`` if no classifier can be fitted to so few."""
+def check_pooling(plan: Plan) -> None:
+    """Raise a ``UserError`` for features of a class token that the encoder lacks."""
+    encoder = plan.recipe.encoder
+    if plan.settings["features"] == "cls" and (encoder.name == SWIN or not encoder.class_token):
+        raise UserError("features=cls, but the encoder has no class token; use mean.")
+
+
+def check_enough(bank: str, images: int, classes: int) -> None:
+    """Raise a ``UserError`` if no classifier can be fitted to so few."""
     if images < 10 or classes < 2:
         raise UserError(
-            f"{owner}: bank={bank} gives {images} images of {classes} classes; a classifier needs "
+            f"bank={bank} gives {images} images of {classes} classes; a classifier needs "
             "at least 10 images and 2 classes."
         )
 
 
-def open_labelled(owner: str, data: str) -> Reader:
-    """Open a data set; raise a ``UserError`` of evaluation ``owner`` if it has no labels.
+def open_labelled(data: str) -> Reader:
+    """Open a data set; raise a ``UserError`` if it has no labels.
 
     Class folders without images are no classes; they are said.
     """
@@ -160,31 +166,30 @@ def open_labelled(owner: str, data: str) -> Reader:
         empty = sorted(name for name in folders - {*reader.classes} if not name.startswith("."))
         if empty:
             print(
-                f"warning: {owner}: {data}/{empty[0]} holds no images and is no class; {data} has "
+                f"warning: {data}/{empty[0]} holds no images and is no class; {data} has "
                 f"{len(reader.classes)} classes",
                 file=sys.stderr,
             )
     if reader.classes is None:  # shards of other origin may have labels without names
-        require_labels(owner, torch.tensor([reader.read(0).label]), data)
+        require_labels(torch.tensor([reader.read(0).label]), data)
     return reader
 
 
-def compare_classes(owner: str, data: Reader, bank: Reader) -> None:
-    """Raise a ``UserError`` of evaluation ``owner`` if two data sets number classes differently."""
+def compare_classes(data: Reader, bank: Reader) -> None:
+    """Raise a ``UserError`` if two data sets number classes differently."""
     names, others = data.classes, bank.classes
     if names is None or others is None or names == others:
         return
     different = sorted(set(names) ^ set(others))
     raise UserError(
-        f"{owner}: {data.address} has {len(names)} classes and {bank.address} has {len(others)}; "
-        "labels are numbers, so both need the same class names (first difference: "
-        f"'{different[0]}')."
+        f"{data.address} has {len(names)} classes and {bank.address} has {len(others)}; labels are "
+        f"numbers, so both need the same class names (first difference: '{different[0]}')."
     )
 
 
-def require_labels(owner: str, labels: Tensor, data: str) -> None:
-    """Raise a ``UserError`` of evaluation ``owner`` if an image of ``data`` has no label."""
+def require_labels(labels: Tensor, data: str) -> None:
+    """Raise a ``UserError`` if an image of ``data`` has no label."""
     if bool((labels < 0).any()):
         raise UserError(
-            f"{owner} needs labels, and {data} has none: put the images into one folder per class."
+            f"it needs labels, and {data} has none: put the images into one folder per class."
         )

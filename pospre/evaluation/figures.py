@@ -37,18 +37,29 @@ def figures_in(document: Mapping[str, Any]) -> list[Figure]:
     name, results = str(document.get("name")), document["results"]
     if name not in evaluation_names():
         return []
-    alone = results.get("standard_error")
     return [
         Figure(
             name=key,
             value=results[key],
-            error=results.get(f"{key}_se", alone if key == "top1" else None),
+            error=error_of(results, key),
             untrained=results.get(f"{_UNTRAINED}{key}"),
             best=best,
         )
         for key, best in figures_of(name).items()
         if results.get(key) is not None
     ]
+
+
+def error_of(results: Mapping[str, Any], key: str) -> Any:
+    """Return the standard error of a figure, None where the evaluation gives none."""
+    return results.get(f"{key}_se", results.get("standard_error") if key == "top1" else None)
+
+
+def run_folder_of(checkpoint: str | Path) -> Path | None:
+    """Return the local run folder that a checkpoint address lies in, None if in none."""
+    path = Path(checkpoint)
+    candidates = (path, *path.parents[:3])  # it may be checkpoints/best/ep1-ba4.pt
+    return next((folder for folder in candidates if (folder / "recipe.yaml").is_file()), None)
 
 
 def read_documents(run_folder: Path) -> dict[str, dict[str, Any]]:

@@ -22,22 +22,22 @@ def blank_encoder(recipe: Recipe) -> Encoder:
 
 
 def planned_encoder(
-    owner: str, recipe: Recipe, layers: Sequence[int] | Literal["all"] | None = None
+    recipe: Recipe, layers: Sequence[int] | Literal["all"] | None = None
 ) -> Encoder:
     """Return a recipe's ViT without memory.
 
     Raises:
-        UserError: of evaluation ``owner``: it is no ViT, or it lacks one of ``layers``.
+        UserError: it is no ViT, or it lacks one of ``layers``.
     """
     if recipe.encoder.name == SWIN:
-        raise UserError(f"{owner} looks into the blocks of a ViT, and the encoder is {SWIN}")
+        raise UserError(f"it looks into the blocks of a ViT, and the encoder is {SWIN}")
     encoder = blank_encoder(recipe)
     depth = encoder.depth
     asked = () if layers is None or layers == "all" else layers
     wrong = [layer for layer in asked if not 0 <= layer <= depth]
     if wrong:
         raise UserError(
-            f"{owner}: layer {wrong[0]}, but the encoder has {depth} blocks; 0 is the embedding, "
+            f"layer {wrong[0]}, but the encoder has {depth} blocks; 0 is the embedding, "
             f"{depth} the last block"
         )
     return encoder

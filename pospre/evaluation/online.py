@@ -126,9 +126,10 @@ class OnlineEvaluations(Callback):
             if told is not None:
                 signals.follow(told, state)
                 return
-        if self.best is not None and from_rank_zero(lambda: self._is_best(step)):
+        best = self.best
+        if best is not None and from_rank_zero(lambda: best.is_best(step)):
             if is_saved:
-                from_rank_zero(self.best.settle)
+                from_rank_zero(best.settle)
             elif state.timestamp.batch_in_epoch.value == _length(state):
                 self._waits_for_epoch = True
             else:
@@ -162,10 +163,6 @@ class OnlineEvaluations(Callback):
         start = f"{entry.prefix}/"
         lines = (line for line in read_lines(self.metrics) if line.get("step") == step)
         return any(name.startswith(start) for line in lines for name in line)
-
-    def _is_best(self, step: int) -> bool:
-        assert self.best is not None
-        return self.best.is_best(step)
 
     def _snapshot(self, state: State, weights: dict[str, Any]) -> Checkpoint:
         """Return what a checkpoint of this step would give an evaluation."""

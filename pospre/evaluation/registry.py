@@ -12,7 +12,8 @@ An evaluation is a module with
   the best: ``{"top1": "max"}``; they are what a training logs that is measured in between;
 - where it can be in vain, ``check(plan)``: raises a UserError for all that can be known of that
   without a model. It is called before ``evaluate``, and by a recipe before it trains; what it
-  returns, data or models that it had to open, ``evaluate`` finds as ``context.opened``;
+  returns, data or models that it had to open, ``evaluate`` finds as ``context.opened``; whatever
+  either raises gets the evaluation's name in front;
 - ``OWN_DATA = True`` where the data are no images with a label each, so that ``check`` opens them.
 """
 
@@ -20,7 +21,8 @@ import ast
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from importlib import import_module
@@ -56,12 +58,14 @@ class Plan:
     """What is known of an evaluation before there is a model.
 
     Attributes:
+        name: of the evaluation.
         recipe: what the model is made of, or will be.
         data: see ``Context``.
         settings: all settings of the evaluation, typed.
         folder: see ``Context``.
     """
 
+    name: str
     recipe: Recipe
     data: str
     settings: Mapping[str, Any]
@@ -95,6 +99,10 @@ class Context:
     storage: Mapping[str, Any] = field(default_factory=dict)
     go_on: Callable[[], None] = lambda: None
 
+    def models(self, name: str, untrained: str, *, baseline: bool) -> "dict[str, PretrainModel]":
+        """Return the trained model by name, and with ``baseline`` the untrained one beside it."""
+        return {name: self.model, **({untrained: self.initial()} if baseline else {})}
+
     @property
     def image_size(self) -> tuple[int, int]:
         """Height and width of the views that the encoder takes."""
@@ -115,13 +123,8 @@ def evaluation_module(name: str) -> ModuleType:
     known = evaluation_names()
     if name not in known:
         raise UserError(f"unknown evaluation '{name}'.{suggestion(name, known)}")
-    return _import(name)
-
-
-def _import(name: str) -> ModuleType:
-    path = _path(name)
     with needing("evaluate", f"the evaluation {name}"):
-        place = path.relative_to(_ROOT).with_suffix("")
+        place = _path(name).relative_to(_ROOT).with_suffix("")
         return import_module(".".join([pospre.evaluation.__name__, *place.parts]))
 
 
@@ -157,13 +160,23 @@ def check_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     return checked
 
 
+@contextmanager
+def named_in_errors(name: str) -> Iterator[None]:
+    """Say in a ``UserError`` of what is done inside that it is about evaluation ``name``."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from error
+
+
 def evaluate_by_name(name: str, context: Context, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return what evaluation ``name`` finds with all of its settings, as ``check_settings`` has."""
     function, arguments = evaluation_module(name).evaluate, dict(settings)
     if _SAMPLING in inspect.signature(function).parameters:
         own = {each.name: arguments.pop(each.name) for each in fields(Sampling)}
         arguments[_SAMPLING] = Sampling(**own)
-    results: dict[str, Any] = function(context, **arguments)
+    with named_in_errors(name):
+        results: dict[str, Any] = function(context, **arguments)
     return results
 
 
@@ -226,7 +239,8 @@ def default_settings(name: str) -> dict[str, Any]:
             given = {str(each.arg): ast.literal_eval(each.value) for each in value.keywords}
             defaults |= asdict(Sampling(**given))
         else:
-            defaults[setting.arg] = _default(value)
+            required = inspect.Parameter.empty
+            defaults[setting.arg] = required if value is None else ast.literal_eval(value)
     return defaults
 
 
@@ -250,11 +264,6 @@ def _docstring(name: str) -> str:
 def _evaluate_in(module: ast.Module) -> ast.FunctionDef | None:
     functions = (item for item in module.body if isinstance(item, ast.FunctionDef))
     return next((function for function in functions if function.name == "evaluate"), None)
-
-
-def _default(value: ast.expr | None) -> Any:
-    """Return the value of a setting's default, which is a literal."""
-    return inspect.Parameter.empty if value is None else ast.literal_eval(value)
 
 
 def _wrap(label: str, text: str, width: int) -> str:

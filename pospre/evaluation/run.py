@@ -4,7 +4,7 @@ import datetime
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -16,6 +16,7 @@ from pospre.evaluation.registry import (
     check_settings,
     evaluate_by_name,
     evaluation_module,
+    named_in_errors,
 )
 from pospre.model.model import PretrainModel
 from pospre.output import check_output, write_output
@@ -24,25 +25,13 @@ from pospre.training.build import build_model
 from pospre.training.data import storage
 
 
-class Checked(NamedTuple):
-    """What is known of an evaluation that can be done.
-
-    Attributes:
-        settings: all of them, typed.
-        opened: see ``Context``.
-    """
-
-    settings: dict[str, Any]
-    opened: Any
-
-
 def check_evaluation(
     name: str,
     recipe: Recipe,
     data_path: str | Path,
     settings: Mapping[str, Any],
     output: Path | None,
-) -> Checked:
+) -> tuple[dict[str, Any], Any]:
     """Find out without a model what would make an evaluation fail.
 
     Args:
@@ -51,6 +40,9 @@ def check_evaluation(
         data_path: see ``run_evaluation``.
         settings: likewise.
         output: likewise.
+
+    Returns:
+        All settings, typed, and what was ``opened``, see ``Context``.
 
     Raises:
         UserError: unknown evaluation or setting, data that are missing or not for this evaluation,
@@ -70,13 +62,13 @@ def check_evaluation(
     _check_replaced(name, output)
     folder = None if output is None else output.with_suffix("")
     opened = None
-    if hasattr(module, "check"):
-        opened = module.check(Plan(recipe, str(data_path), checked, folder))
-    if not getattr(module, "OWN_DATA", False):
-        banks = [checked["bank"]] if checked.get("bank") is not None else []
-        for path in (str(data_path), *banks):
-            check_views(recipe, path)
-    return Checked(checked, opened)
+    with named_in_errors(name):
+        if hasattr(module, "check"):
+            opened = module.check(Plan(name, recipe, str(data_path), checked, folder))
+        if not getattr(module, "OWN_DATA", False):
+            for path in filter(None, (str(data_path), checked.get("bank"))):
+                check_views(recipe, path)
+    return checked, opened
 
 
 def _check_replaced(name: str, output: Path | None) -> None:

@@ -27,6 +27,11 @@ def percent(rate: float) -> str:
     return f"{100 * rate:.2f}"
 
 
+def percent_and_error(rate: float, error: float | None) -> str:
+    """Return a rate and its standard error, where there is one, as ``percent`` writes them."""
+    return percent(rate) + ("" if error is None else f" ± {percent(error)}")
+
+
 def standard_error(rate: float, count: int) -> float:
     """Return the standard error of a rate that was counted over ``count`` images."""
     return math.sqrt(rate * (1 - rate) / count)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from pospre.evaluation.figures import Figure, figures_in, read_documents
+from pospre.evaluation.figures import Figure, figures_in, read_documents, run_folder_of
 from pospre.exchange.parts import Parts
 from pospre.model.algorithm import algorithm_class
 
@@ -62,13 +62,6 @@ def make_card(
     return f"---\n{front}---\n\n# {name}\n\n{text}\n"
 
 
-def run_folder_of(checkpoint: str, parts: Parts) -> Path | None:
-    """Return the run folder on this machine that a checkpoint is of, None where there is none."""
-    path = Path(checkpoint)
-    places = (path, *path.parents[:2], parts.recipe.run_path())
-    return next((each for each in places if (each / "recipe.yaml").is_file()), None)
-
-
 def _pixels(parts: Parts) -> str:
     mean, std = ([round(value, 4) for value in values] for values in (parts.mean, parts.std))
     height, width = parts.image_size
@@ -100,10 +93,9 @@ def _training(parts: Parts, checkpoint: str, weights: str) -> str:
     methods = [f"- `{name}`: {_summary(name)}" for name in recipe.algorithms]
     start = recipe.encoder.weights
     lines = [
-        f"Trained by pospre on `{recipe.data.path}`, at most "
-        f"{recipe.trainer.max_duration} of it, with seed {recipe.seed}"
-        f"{f', from the weights `{start}`' if start else ''}. Exported from `{checkpoint}` "
-        f"({weights}). Methods:",
+        f"Trained by pospre on `{recipe.data.path}`, at most {recipe.trainer.max_duration} of it, "
+        f"with seed {recipe.seed}{f', from the weights `{start}`' if start else ''}. Exported from "
+        f"`{checkpoint}` ({weights}). Methods:",
         "",
         *methods,
     ]
@@ -117,7 +109,7 @@ def _summary(algorithm: str) -> str:
 
 
 def _figures(checkpoint: str, parts: Parts, weights: str) -> str:
-    folder = run_folder_of(checkpoint, parts)
+    folder = run_folder_of(checkpoint) or run_folder_of(parts.recipe.run_path())
     documents = {} if folder is None else read_documents(folder)
     rows = [
         [name, each.name, _number(each), _untrained(each), f"`{document.get('data')}`"]

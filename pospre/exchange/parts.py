@@ -133,9 +133,11 @@ def take_parts(
     elif format != "timm":
         classes = 0
     elif classes:
-        tensors.update(_zero_head(encoder, classes))
+        tensors[f"{encoder.timm_head}.weight"] = torch.zeros(classes, encoder.embed_dim)
+        tensors[f"{encoder.timm_head}.bias"] = torch.zeros(classes)
     if kwargs.get("fc_norm") and not classifier:  # timm's relative models have this or the other
-        tensors.update(_plain_norm(encoder.embed_dim))
+        tensors["fc_norm.weight"] = torch.ones(encoder.embed_dim)
+        tensors["fc_norm.bias"] = torch.zeros(encoder.embed_dim)
     if shown != encoder.grid:
         height, width = _image_size(encoder, shown)
         kwargs["img_size"] = height if height == width else (height, width)
@@ -188,16 +190,3 @@ def _add_classifier(classifier: Any, tensors: dict[str, Tensor], kwargs: dict[st
     kwargs.pop("final_norm", None)  # said by fc_norm: the norm moves behind the pooling
     kwargs.update(options)
     return int(kwargs.pop("num_classes"))
-
-
-def _plain_norm(dim: int) -> dict[str, Tensor]:
-    """Return a norm behind the pooling with nothing learned in it."""
-    return {"fc_norm.weight": torch.ones(dim), "fc_norm.bias": torch.zeros(dim)}
-
-
-def _zero_head(encoder: Encoder, num_classes: int) -> dict[str, Tensor]:
-    """Return timm's classifier with nothing learned in it: every logit is 0."""
-    return {
-        f"{encoder.timm_head}.weight": torch.zeros(num_classes, encoder.embed_dim),
-        f"{encoder.timm_head}.bias": torch.zeros(num_classes),
-    }

@@ -12,6 +12,7 @@ from PIL import Image
 from pydantic import BaseModel, Field, ValidationError
 
 from pospre.errors import UserError
+from pospre.evaluation.figures import error_of
 from pospre.report.plots import format_value
 from pospre.report.run import Run, is_number
 
@@ -229,14 +230,13 @@ def read_other(results: dict[str, Any], folder: Path, budget: int) -> Other:
     """Return the figures and pictures of an evaluation.
 
     Args:
-        results: ``top1_se``, or of ``top1`` alone ``standard_error``, is the error of ``top1``;
-            ``pictures`` may name files.
+        results: numbers, words and errors (see ``error_of``); ``pictures`` may name files.
         folder: with its pictures.
         budget: bytes of base64 for them all; they are made smaller, and the last left out.
     """
     figures = {}
     for key, value in results.items():
-        error = results.get(f"{key}_se", results.get("standard_error") if key == "top1" else None)
+        error = error_of(results, key)
         if isinstance(value, str | bool):
             figures[key] = str(value)
         elif is_number(value) and not key.endswith("_se") and key != "standard_error":

@@ -50,15 +50,10 @@ def write_report(run_folder: str | Path, *, refresh: int | None = None) -> Path:
         UserError: the folder or its metrics are missing, a file in it is broken, or the page
             cannot be written there.
     """
-    html = render(read_run(run_folder), refresh=refresh)
+    context = {"refresh": refresh, **page_context(read_run(run_folder))}
     target = Path(run_folder) / "report.html"
-    write_output(target, html)
+    write_output(target, render_template("page.html.jinja", context))
     return target
-
-
-def render(run: Run, *, refresh: int | None = None) -> str:
-    """Return the page of ``run`` as HTML; see ``write_report``."""
-    return render_template("page.html.jinja", {"refresh": refresh, **page_context(run)})
 
 
 def render_template(name: str, context: dict[str, Any]) -> str:

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
-import yaml
-
 from pospre.errors import UserError
 from pospre.evaluation.figures import read_documents
 from pospre.object_store import is_remote
+from pospre.recipe.yaml_text import read_mapping
 
 Record = dict[str, Any]
 
@@ -67,28 +66,13 @@ def read_run(folder: str | Path) -> Run:
             f"{folder} has no metrics.jsonl, so it is no run folder; give the folder that "
             "python -m pospre.train made"
         )
-    recipe, text = _read_recipe(folder / "recipe.yaml")
+    made_of = folder / "recipe.yaml"
+    recipe = read_mapping(made_of) if made_of.is_file() else {}
+    text = made_of.read_text(encoding="utf-8") if recipe else ""
     records, watch = _read_lines(metrics), folder / "watch.jsonl"
     warnings = _read_lines(watch) if watch.is_file() else []
     name = str(recipe.get("run_name") or folder.resolve().name)
     return Run(folder, name, recipe, text, records, read_documents(folder), warnings)
-
-
-def _read_recipe(path: Path) -> tuple[dict[str, Any], str]:
-    if not path.is_file():
-        return {}, ""
-    try:
-        text = path.read_text(encoding="utf-8")
-        recipe = yaml.safe_load(text)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"{path} is not valid YAML ({error}); restore it from the recipe"
-        ) from error
-    if not isinstance(recipe, dict):
-        raise UserError(
-            f"{path} holds no keys; restore it from the recipe that the run was made of"
-        )
-    return recipe, text
 
 
 def _read_lines(path: Path) -> list[Record]:

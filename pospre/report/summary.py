@@ -97,18 +97,11 @@ def _training_seconds(records: list[Record]) -> float:
 
 def subtitle(run: Run) -> str:
     """Say in one line what was trained on what, and when."""
-    model = " ".join(
-        part
-        for part in (
-            " + ".join(run.algorithms),
-            "on " + str(run.setting("encoder", "name")) if run.setting("encoder", "name") else "",
-            "with " + str(run.setting("data", "path")) if run.setting("data", "path") else "",
-        )
-        if part
-    )
+    wanted = {"on": run.setting("encoder", "name"), "with": run.setting("data", "path")}
+    words = [f"{word} {value}" for word, value in wanted.items() if value]
     times = _column(run.records, "time")
     when = f"last step {_date(times[-1])}" if times else ""
-    return " · ".join(part for part in (model, when) if part)
+    return " · ".join(filter(None, (" ".join([" + ".join(run.algorithms), *words]).strip(), when)))
 
 
 def environment(run: Run) -> list[tuple[str, str]]:

@@ -167,7 +167,7 @@ def run(
     recipe = cell.recipe([*asked, f"trainer.max_duration={cell.duration}", *given])
     runs.mkdir(parents=True, exist_ok=True)
     path = runs / f"{cell.name}.yaml"
-    path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    path.write_text(yaml.safe_dump(recipe, sort_keys=False), encoding="utf-8")
     call("pospre.train", str(path))
     figures: dict[str, float | None] = {}
     for figure in FIGURES:

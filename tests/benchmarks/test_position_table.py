@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from pospre.evaluation.registry import figures_of
 from tests.benchmarks import position_table
@@ -15,6 +16,7 @@ from tests.benchmarks.position_table import (
     differences,
     read_lines,
     refusal,
+    run,
     table,
 )
 
@@ -93,6 +95,16 @@ def test_what_does_not_combine_says_why(method: str, positions: str, wanted: str
     assert ("crop_field" in recipe["algorithms"]) == (positions == "crop field")
     reason = refusal(recipe)
     assert (reason is None) if wanted is None else (reason is not None and wanted in reason)
+
+
+def test_algorithms_are_trained_in_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(position_table, "call", lambda *_: None)  # trains nothing
+    with pytest.raises(FileNotFoundError):
+        run(Cell("DropPos", "crop field", 0, "2ba"), tmp_path, tmp_path, {}, tmp_path, [])
+    (path,) = tmp_path.glob("*.yaml")
+    assert list(yaml.safe_load(path.read_text())["algorithms"]) == ["droppos", "crop_field"]
 
 
 def values(**cells: list[float]) -> dict[tuple[str, str], list[float]]:

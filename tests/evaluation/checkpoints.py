@@ -6,21 +6,24 @@ from typing import Any
 import torch
 import yaml
 
+from pospre.evaluation.run import run_evaluation
 from pospre.recipe.recipe import Recipe, recipe_from_dict
 from pospre.training.build import build_model
+from pospre.training.checkpoints.content import load_model
 
 NUM_PATCHES = 16
 
 
-def tiny_recipe(run_folder: Path, *algorithms: str, **encoder: Any) -> Recipe:
-    """Return a recipe of a two-block ViT on 4×4 patches."""
+def tiny_recipe(run_folder: Path, *algorithms: str | dict[str, Any], **encoder: Any) -> Recipe:
+    """Return a recipe of a two-block ViT on 4×4 patches; named algorithms have narrow decoders."""
     narrow = {"decoder_dim": 32, "decoder_depth": 1, "decoder_heads": 2}
+    given = [{each: narrow} if isinstance(each, str) else each for each in algorithms]
     return recipe_from_dict(
         {
             "run_name": "tiny",
             "data": {"path": "unused", "batch_size": 4},
             "encoder": {"name": "vit_tiny16", "image_size": 64, "depth": 2, **encoder},
-            "algorithms": dict.fromkeys(algorithms, narrow),
+            "algorithms": {name: options for each in given for name, options in each.items()},
             "trainer": {"max_duration": "1ep", "run_folder": str(run_folder)},
         }
     )
@@ -41,3 +44,19 @@ def save_checkpoint(recipe: Recipe, *, weight_seed: int = 1) -> Path:
     path = run / "checkpoints" / "ep1-ba2.pt"
     torch.save({"state": {"model": weights, "callbacks": {"RecipeRecord": record}}}, path)
     return path
+
+
+def measured(name: str, checkpoint: Path, data: Path, **settings: Any) -> dict[str, Any]:
+    """Return the results of evaluation ``name`` of a checkpoint."""
+    model, recipe = load_model(str(checkpoint))
+    document = run_evaluation(name, model, recipe, data, settings, progress=False)
+    results: dict[str, Any] = document["results"]
+    return results
+
+
+def printed_model(lines: list[str]) -> Any:
+    """Run the lines that ``pospre.export`` prints, as a user would; return ``model``."""
+    scope: dict[str, Any] = {}
+    first = next(place for place, line in enumerate(lines) if line.startswith("import "))
+    exec("\n".join(lines[first:]), scope)
+    return scope["model"].eval()

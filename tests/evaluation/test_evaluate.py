@@ -169,12 +169,12 @@ def test_mistakes_write_nothing(droppos_checkpoint, mae_checkpoint, image_folder
 @pytest.mark.parametrize(
     ("name", "folder", "settings", "said"),
     [
-        ("knn", {"classes": ()}, {}, "knn needs labels"),
+        ("knn", {"classes": ()}, {}, "knn: it needs labels"),
         ("knn", {}, {"k": 20}, "k=20, but only 11 images can vote"),
         ("knn", {}, {"k": 3, "num_samples": 3}, "k=3, but only 2 images can vote"),
         ("knn", {}, {"k": 3, "bank": "BANK", "num_bank": 2}, "k=3, but only 2 images can vote"),
         ("knn", {}, {"k": 3, "bank": "OTHER"}, "first difference: 'cow'"),
-        ("knn", {}, {"k": 3, "bank": "FLAT"}, "knn needs labels"),
+        ("knn", {}, {"k": 3, "bank": "FLAT"}, "knn: it needs labels"),
         ("knn", {}, {"k": 3, "num_bank": 5}, "num_bank=5, but there is no bank"),
         (
             "knn",

@@ -77,8 +77,8 @@ def test_no_hook_is_left() -> None:
 
 def test_layers_that_are_not_there(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path, "mae", depth=3)
-    assert planned_encoder("probe", recipe, [0, 3]).depth == 3
-    with pytest.raises(UserError, match="probe: layer 4, but the encoder has 3 blocks"):
-        planned_encoder("probe", recipe, [1, 4])
+    assert planned_encoder(recipe, [0, 3]).depth == 3
+    with pytest.raises(UserError, match="layer 4, but the encoder has 3 blocks"):
+        planned_encoder(recipe, [1, 4])
     with pytest.raises(UserError, match="looks into the blocks of a ViT"):
-        planned_encoder("probe", small_swin(tmp_path, "simmim", {}), [1])
+        planned_encoder(small_swin(tmp_path, "simmim", {}), [1])

@@ -133,11 +133,10 @@ def test_what_cannot_be_measured_is_refused_in_a_line(
     """Before any image is encoded."""
     monkeypatch.setattr(pospre.PretrainModel, "tokens", None)
     data, flat = image_folder(), image_folder(classes=(), name="flat")
-    for message, where in (("knn needs labels", flat), ("does not exist", flat / "none")):
+    for message, where in (("knn: it needs labels", flat), ("does not exist", flat / "none")):
         code, _, complained = run("knn", "--model", weights, "--data", where, "k=2")
         assert code == 2 and message in complained
     refused = {
-        "--checkpoint is called --model now": ["--checkpoint", weights],
         "weights without heads": ["--model", weights],
         "give a side in pixels, or HxW": ["--model", weights, "--image-size", "big"],
         "is measured as its recipe says": ["--model", mae_checkpoint, "--image-size", "64"],

@@ -13,21 +13,13 @@ from pospre.errors import run_command
 from pospre.exchange import timm_file
 from pospre.exchange.export import export
 from pospre.export import main
-from pospre.recipe.recipe import recipe_from_dict
 from pospre.training.checkpoints.content import load_model
-from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
+from tests.evaluation.checkpoints import printed_model, save_checkpoint, tiny_recipe
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     return save_checkpoint(tiny_recipe(tmp_path_factory.mktemp("runs"), "mae"))
-
-
-def printed_model(lines):
-    """Run the lines that the command prints, as a user would; return ``model``."""
-    scope: dict = {}
-    exec("\n".join(lines[lines.index("import timm") :]), scope)
-    return scope["model"].eval()
 
 
 def images_for(encoder, count=3):
@@ -93,20 +85,6 @@ def test_safetensors_holds_the_bare_encoder_and_its_story(checkpoint, tmp_path):
     assert kwargs == {"img_size": 64, "depth": 2, "num_classes": 0}
     assert json.loads(metadata["mean"]) == pytest.approx([0.485, 0.456, 0.406])
     assert_same_features(checkpoint, printed_model(lines))
-
-
-def test_the_command_writes_the_teacher(tmp_path):
-    plain = tiny_recipe(tmp_path / "runs", "mae").dump()
-    plain["algorithms"]["ema_teacher"] = {}
-    checkpoint, out = save_checkpoint(recipe_from_dict(plain)), tmp_path / "teacher.safetensors"
-    arguments = [str(checkpoint), str(out), "--format", "safetensors", "--weights", "teacher"]
-    assert main(arguments) == 0
-    saved = torch.load(checkpoint, weights_only=True)["state"]["model"]
-    written = load_file(out)
-    assert set(written) == set(load_model(str(checkpoint))[0].encoder.state_dict())
-    for key, tensor in written.items():
-        assert torch.equal(tensor, saved[f"teacher.module.{key}"]), key
-        assert not torch.equal(tensor, saved[f"encoder.{key}"]), key
 
 
 def fails(capsys, *arguments):

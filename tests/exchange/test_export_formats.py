@@ -22,7 +22,7 @@ from pospre.exchange import onnx_file
 from pospre.exchange.export import export
 from pospre.recipe.recipe import recipe_from_dict
 from pospre.training.checkpoints.content import load_model
-from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
+from tests.evaluation.checkpoints import printed_model, save_checkpoint, tiny_recipe
 from tests.swin_runs import SUPERVISED, small_swin
 
 SCALED = {"layer_scale": 0.1}
@@ -167,15 +167,14 @@ def test_the_hub_folder_needs_only_timm(checkpoint: Path, tmp_path: Path) -> Non
     out = tmp_path / "hub"
     lines = export(str(checkpoint), out, format="torchhub", license="cc-by-4.0")
     assert "import pospre" not in (out / "hubconf.py").read_text()
-    scope: dict[str, Any] = {}
-    exec("\n".join(lines[lines.index("import torch") :]), scope)
+    model = printed_model(lines)
     images, ours = tokens_of(checkpoint)
-    assert_ours(scope["model"].eval().forward_features(images), ours)
+    assert_ours(model.forward_features(images), ours)
     fresh: Any = torch.hub.load(
         str(out), "encoder", source="local", pretrained=False, num_classes=7
     )
     assert fresh.num_classes == 7
-    assert not torch.equal(fresh.cls_token, scope["model"].cls_token)
+    assert not torch.equal(fresh.cls_token, model.cls_token)
     with safe_open(out / "model.safetensors", "pt") as file:
         assert json.loads(file.metadata()["recipe"])["run_name"] == "tiny"
 

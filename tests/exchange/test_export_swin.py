@@ -1,7 +1,6 @@
 """Export of Swin: timm computes our features, and a fine-tuned run's logits."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -9,15 +8,8 @@ import torch
 from pospre.errors import UserError
 from pospre.exchange.export import export
 from pospre.training.checkpoints.content import load_model
-from tests.evaluation.checkpoints import save_checkpoint
+from tests.evaluation.checkpoints import printed_model, save_checkpoint
 from tests.swin_runs import DROPPOS, SUPERVISED, small_swin
-
-
-def printed_model(lines: list[str]) -> Any:
-    """Run the lines that the command prints, as a user would; return ``model``."""
-    scope: dict[str, Any] = {}
-    exec("\n".join(lines[lines.index("import timm") :]), scope)
-    return scope["model"].eval()
 
 
 @torch.no_grad()

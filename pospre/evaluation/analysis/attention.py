@@ -104,9 +104,9 @@ def evaluate(
 
 def check(plan: Plan) -> None:
     """Raise a ``UserError`` for layers, queries or a size that are not there."""
-    grid = check_attention("attention", plan)
-    check_queries("attention", plan.settings["queries"] or (), grid)
-    check_pictures("attention", plan)
+    grid = check_attention(plan)
+    check_queries(plan.settings["queries"] or (), grid)
+    check_pictures(plan)
 
 
 def _measure(

@@ -56,13 +56,13 @@ def evaluate(context: Context) -> dict[str, Any]:
 
 def check(plan: Plan) -> None:
     """Raise a ``UserError`` for an encoder without a table of positions."""
-    kind = planned_encoder("field", plan.recipe).position_kind
+    kind = planned_encoder(plan.recipe).position_kind
     if kind not in ("sincos", "learned"):
         raise UserError(
-            f"field draws a table of positions, and encoder.positions is {kind}; it is for learned "
+            f"it draws a table of positions, and encoder.positions is {kind}; it is for learned "
             "and sincos."
         )
-    check_pictures("field", plan)
+    check_pictures(plan)
 
 
 @torch.no_grad()

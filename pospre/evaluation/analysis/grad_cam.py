@@ -71,8 +71,8 @@ def evaluate(
     for batch in batches:
         label_B = batch[LABEL] if target == "label" else None
         if label_B is not None:
-            require_labels("grad_cam", label_B, context.data)
-            require_known("grad_cam", label_B, num_classes, context.data)
+            require_labels(label_B, context.data)
+            require_known(label_B, num_classes, context.data)
         images = context.model.images(batch)[:, 0]
         maps_BN, asked_B = class_maps(context.model, images, layer, label_B)
         areas.append(covered(maps_BN).cpu())
@@ -99,10 +99,10 @@ def evaluate(
 def check(plan: Plan) -> None:
     """Raise a ``UserError`` for a layer or labels that are not there, or nowhere to draw."""
     layer = plan.settings["layer"]
-    planned_encoder("grad_cam", plan.recipe, None if layer is None else [layer])
+    planned_encoder(plan.recipe, None if layer is None else [layer])
     if plan.settings["target"] == "label":
-        check_classes("grad_cam", plan)
-    check_pictures("grad_cam", plan, required=True)
+        check_classes(plan)
+    check_pictures(plan, required=True)
 
 
 def class_maps(
@@ -124,14 +124,11 @@ def class_maps(
         return found["tokens"]
 
     hook = model.encoder.blocks[layer - 1].norm1.register_forward_hook(hold)
-    try:
-        with _frozen(model), torch.enable_grad():
-            logits_BC = head({"student": model.tokens(images_BCHW)}, {})["logits"]
-            asked_B = logits_BC.argmax(-1) if class_B is None else class_B
-            asked = logits_BC.gather(1, asked_B[:, None]).sum()
-            (gradient_BTD,) = torch.autograd.grad(asked, found["tokens"])
-    finally:
-        hook.remove()
+    with hook, _frozen(model), torch.enable_grad():
+        logits_BC = head({"student": model.tokens(images_BCHW)}, {})["logits"]
+        asked_B = logits_BC.argmax(-1) if class_B is None else class_B
+        asked = logits_BC.gather(1, asked_B[:, None]).sum()
+        (gradient_BTD,) = torch.autograd.grad(asked, found["tokens"])
     patches = slice(model.encoder.num_prefix_tokens, None)
     weight_B1D = gradient_BTD[:, patches].mean(1, keepdim=True)
     maps_BN = (found["tokens"].detach()[:, patches] * weight_B1D).sum(-1).clamp_min(0)

@@ -72,9 +72,9 @@ def evaluate(
 def check(plan: Plan) -> None:
     """Raise a ``UserError`` for a layer that is not there, or fewer than two images."""
     wanted = plan.settings["layer"]
-    planned_encoder("position_correlation", plan.recipe, None if wanted is None else [wanted])
-    require_two_images("position_correlation", plan)
-    check_pictures("position_correlation", plan)
+    planned_encoder(plan.recipe, None if wanted is None else [wanted])
+    require_two_images(plan)
+    check_pictures(plan)
 
 
 @torch.no_grad()

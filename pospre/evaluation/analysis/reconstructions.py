@@ -89,23 +89,22 @@ def check(plan: Plan) -> None:
     encoder, ratio = plan.recipe.encoder, plan.settings["mask_ratio"]
     if not any(host in plan.recipe.algorithms for host in HOSTS):
         raise UserError(
-            "reconstructions shows the pixels that algorithms.mae or algorithms.simmim predicts, "
+            "it shows the pixels that algorithms.mae or algorithms.simmim predicts, "
             f"and this recipe has {', '.join(plan.recipe.algorithms)}."
         )
     if encoder.channels != 3:
         raise UserError(
-            "reconstructions shows images in red, green and blue, but encoder.channels = "
-            f"{encoder.channels}."
+            f"it shows images in red, green and blue, but encoder.channels = {encoder.channels}."
         )
     if ratio == 0:
-        raise UserError("reconstructions: mask_ratio=0 hides nothing; 0.75 is usual.")
-    check_pictures("reconstructions", plan, required=True)
+        raise UserError("mask_ratio=0 hides nothing; 0.75 is usual.")
+    check_pictures(plan, required=True)
 
 
 def hide(model: PretrainModel, batch: Batch, mask_ratio: float, seed: int) -> Batch:
     """Return a batch with the masks of MAE and of SimMIM at any ratio."""
     patches = model.encoder.num_patches
-    kept = num_kept(patches, mask_ratio, key="reconstructions: mask_ratio")
+    kept = num_kept(patches, mask_ratio, key="mask_ratio")
     keep, removed = visible_patches(batch, patches, kept, seed)
     masked = slot_mask(removed, patches)
     return {**batch, "view/keep": keep, "view/removed": removed, "view/masked": masked}

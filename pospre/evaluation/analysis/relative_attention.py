@@ -95,8 +95,8 @@ def evaluate(
 
 def check(plan: Plan) -> None:
     """Raise a ``UserError`` for layers or a size that are not there."""
-    check_attention("relative_attention", plan)
-    check_pictures("relative_attention", plan)
+    check_attention(plan)
+    check_pictures(plan)
 
 
 def by_offset(maps_HNN: Tensor, grid: tuple[int, int]) -> Tensor:

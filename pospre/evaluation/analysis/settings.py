@@ -10,36 +10,36 @@ from pospre.model.model import PretrainModel
 from pospre.nn.build import check_divides
 
 
-def check_attention(owner: str, plan: Plan) -> tuple[int, int]:
+def check_attention(plan: Plan) -> tuple[int, int]:
     """Return the grid of the views of an evaluation with settings ``layers`` and ``image_size``.
 
     Raises:
-        UserError: of evaluation ``owner``: a layer that has no attention, or a view size that the
+        UserError: a layer that has no attention, or a view size that the
             encoder does not take.
     """
     layers, side = plan.settings["layers"] or (), plan.settings["image_size"]
-    encoder = planned_encoder(owner, plan.recipe, layers)
+    encoder = planned_encoder(plan.recipe, layers)
     if 0 in layers:
-        raise UserError(f"{owner}: layer 0 is the embedding; the first attention is layer 1.")
+        raise UserError("layer 0 is the embedding; the first attention is layer 1.")
     if side is None:
         return encoder.grid
     for patch in encoder.patch_size:
-        check_divides(side, patch, key=f"{owner}: image_size")
+        check_divides(side, patch, key="image_size")
     if encoder.is_relative and encoder.grid_of(side, side) != encoder.grid:
         raise UserError(
-            f"{owner}: image_size={side}, but relative positions are those of the encoder's own "
+            f"image_size={side}, but relative positions are those of the encoder's own "
             f"size {encoder.image_size[0]}; leave image_size out."
         )
     return encoder.grid_of(side, side)
 
 
-def check_queries(owner: str, queries: Sequence[int], grid: tuple[int, int]) -> None:
-    """Raise a ``UserError`` of evaluation ``owner`` for patches that a grid does not have."""
+def check_queries(queries: Sequence[int], grid: tuple[int, int]) -> None:
+    """Raise a ``UserError`` for patches that a grid does not have."""
     patches = grid[0] * grid[1]
     wrong = [query for query in queries if query >= patches]
     if wrong:
         raise UserError(
-            f"{owner}: queries has patch {wrong[0]}, but there are {grid[0]} × {grid[1]} patches, "
+            f"queries has patch {wrong[0]}, but there are {grid[0]} × {grid[1]} patches, "
             f"numbered row by row from 0 to {patches - 1}."
         )
 
@@ -56,11 +56,11 @@ def chosen_layers(model: PretrainModel, layers: Sequence[int] | None) -> list[in
     return sorted(set(layers or range(1, model.encoder.depth + 1)))
 
 
-def require_two_images(owner: str, plan: Plan) -> None:
-    """Raise a ``UserError`` of evaluation ``owner`` if it is to measure a single image."""
+def require_two_images(plan: Plan) -> None:
+    """Raise a ``UserError`` if it is to measure a single image."""
     found = min(len(open_reader(plan.data)), plan.settings["num_samples"] or 2)
     if found < 2:
         raise UserError(
-            f"{owner} compares images with one another, and of {plan.data} one is measured; give "
+            f"it compares images with one another, and of {plan.data} one is measured; give "
             "two or more."
         )

@@ -17,7 +17,6 @@ import torch
 from pydantic import Field, NonNegativeInt
 from torch import Tensor
 
-from pospre.errors import UserError
 from pospre.evaluation.analysis.settings import require_two_images
 from pospre.evaluation.drawing import (
     Cell,
@@ -30,7 +29,7 @@ from pospre.evaluation.drawing import (
     save_groups,
 )
 from pospre.evaluation.estimates import mean_and_error
-from pospre.evaluation.features import centre_batches
+from pospre.evaluation.features import centre_batches, check_pooling
 from pospre.evaluation.layers import layer_tokens, planned_encoder
 from pospre.evaluation.listed import Numbers
 from pospre.evaluation.registry import Context, Plan
@@ -128,11 +127,10 @@ def evaluate(
 
 def check(plan: Plan) -> None:
     """Raise a ``UserError`` for layers or a class token that are not there, or a single image."""
-    encoder = planned_encoder("spectrum", plan.recipe, plan.settings["layers"])
-    if plan.settings["features"] == "cls" and not encoder.has_class_token:
-        raise UserError("spectrum: features=cls, but the encoder has no class token; use mean.")
-    require_two_images("spectrum", plan)
-    check_pictures("spectrum", plan)
+    planned_encoder(plan.recipe, plan.settings["layers"])
+    check_pooling(plan)
+    require_two_images(plan)
+    check_pictures(plan)
 
 
 def _vectors(tokens_BTD: Tensor, num_prefix: int, features: Source) -> Tensor:

@@ -102,7 +102,7 @@ def evaluate(
 
 def check(plan: Plan) -> None:
     """Raise a ``UserError`` where there is nowhere to draw."""
-    check_pictures("stop_heatmaps", plan, required=True)
+    check_pictures(plan, required=True)
 
 
 def hide(model: PretrainModel, batch: Batch, seed: int) -> Batch:

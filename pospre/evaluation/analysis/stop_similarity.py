@@ -91,12 +91,11 @@ def check(plan: Plan) -> None:
     variant = plan.recipe.algorithms[NEEDS].get("variant", "masked")
     if variant not in NOISY:
         raise UserError(
-            f"stop_similarity: stop.variant = {variant} adds no noise to positions; "
-            f"{', '.join(NOISY)} do."
+            f"stop.variant = {variant} adds no noise to positions; {', '.join(NOISY)} do."
         )
-    grid = planned_encoder("stop_similarity", plan.recipe).grid
-    check_queries("stop_similarity", plan.settings["queries"] or (), grid)
-    check_pictures("stop_similarity", plan)
+    grid = planned_encoder(plan.recipe).grid
+    check_queries(plan.settings["queries"] or (), grid)
+    check_pictures(plan)
 
 
 def noise(predictor: Predictor, num_positions: int, seed: int, draw: int) -> Tensor:

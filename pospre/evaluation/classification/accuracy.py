@@ -64,12 +64,12 @@ def evaluate(
     """
     num_classes = class_head(context.model).num_classes
     members = [context.model, *(member.to(context.device) for member in context.opened)]
-    check_distinct("accuracy", "ensemble", ["the measured model", *ensemble], members)
+    check_distinct(["the measured model", *ensemble], members)
     batches = centre_batches(context, context.data, title="accuracy", sampling=sampling)
     ranks: list[Tensor] = []
     for batch in batches:
-        require_labels("accuracy", batch["label"].cpu(), context.data)
-        require_known("accuracy", batch["label"].cpu(), num_classes, context.data)
+        require_labels(batch["label"].cpu(), context.data)
+        require_known(batch["label"].cpu(), num_classes, context.data)
         each = [log_probabilities(member, member.images(batch)[:, 0], batch) for member in members]
         answers = [torch.stack(each).logsumexp(0), *each]  # of the mean probability, up to 1/n
         ranks.append(torch.stack([rank_of(scores, batch["label"]) for scores in answers]).cpu())
@@ -93,35 +93,33 @@ def _share(right_M: Tensor) -> float:
 def check(plan: Plan) -> list[PretrainModel]:
     """Return the ensemble; raise a ``UserError`` for data without labels, or of other classes."""
     return load_classifiers(
-        "accuracy",
-        "ensemble",
         plan.settings["ensemble"],
-        num_classes=check_classes("accuracy", plan),
+        num_classes=check_classes(plan),
         size=pair(plan.recipe.encoder.image_size),
     )
 
 
-def check_classes(owner: str, plan: Plan) -> int:
+def check_classes(plan: Plan) -> int:
     """Return the number of the head's classes, where the data has labels of them.
 
     Raises:
-        UserError: of evaluation ``owner``: it has none, or others.
+        UserError: it has none, or others.
     """
-    data = open_labelled(owner, plan.data)
+    data = open_labelled(plan.data)
     expected: int | None = plan.recipe.algorithms[NEEDS].get("num_classes")
     if expected is None:  # before training: those of its data
-        compare_classes(owner, data, open_reader(plan.recipe.data.path))
+        compare_classes(data, open_reader(plan.recipe.data.path))
     elif data.classes is not None and len(data.classes) != expected:
         raise UserError(
-            f"{owner}: {plan.data} has {len(data.classes)} classes and the head {expected}; "
+            f"{plan.data} has {len(data.classes)} classes and the head {expected}; "
             "labels are numbers, so the data needs one folder for each class of the training data."
         )
     else:
-        _compare_names(owner, data, plan.recipe.data.path)
+        _compare_names(plan.name, data, plan.recipe.data.path)
     return expected or len(data.classes or ())
 
 
-def _compare_names(owner: str, data: Reader, trained_on: str) -> None:
+def _compare_names(evaluation: str, data: Reader, trained_on: str) -> None:
     """Say it if as many classes have other names than in the training data, where that is there."""
     if data.classes is None or is_remote(trained_on) or not Path(trained_on).exists():
         return
@@ -132,18 +130,18 @@ def _compare_names(owner: str, data: Reader, trained_on: str) -> None:
     for own, other in zip(data.classes, names or (), strict=False):
         if own != other:
             print(
-                f"warning: {owner}: {data.address} calls a class '{own}' that is '{other}' in the "
-                f"training data {trained_on}; labels are numbers, so both need the same order",
+                f"warning: {evaluation}: {data.address} calls a class '{own}' that is '{other}' in "
+                f"the training data {trained_on}; labels are numbers, so both need the same order",
                 file=sys.stderr,
             )
             return
 
 
-def require_known(owner: str, labels: Tensor, num_classes: int, data: str) -> None:
-    """Raise a ``UserError`` of evaluation ``owner`` if the head knows no such class."""
+def require_known(labels: Tensor, num_classes: int, data: str) -> None:
+    """Raise a ``UserError`` if the head knows no such class."""
     if int(labels.max()) >= num_classes:
         raise UserError(
-            f"{owner}: {data} has a label {int(labels.max())}, and the head knows {num_classes} "
+            f"{data} has a label {int(labels.max())}, and the head knows {num_classes} "
             "classes, from 0; give data with the classes of the training data."
         )
 

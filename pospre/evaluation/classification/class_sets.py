@@ -1,11 +1,11 @@
 """Which of a model's classes the folders of another data set stand for."""
 
-import json
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
+from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from pospre.data.stores.reader import Reader
@@ -27,7 +27,7 @@ class ClassSet(NamedTuple):
     possible: Tensor
 
 
-def open_class_set(owner: str, path: str, known: list[str], lists: str | None) -> ClassSet:
+def open_class_set(path: str, known: list[str], lists: str | None) -> ClassSet:
     """Return a data set with what its labels stand for.
 
     A folder stands for the class of its name (ImageNet-A, -R and -Sketch: WordNet ids), or, where
@@ -37,7 +37,6 @@ def open_class_set(owner: str, path: str, known: list[str], lists: str | None) -
     all.
 
     Args:
-        owner: the evaluation.
         path: the data set, one folder for each class.
         known: the model's class names by number.
         lists: JSON file, ``{"folder": ["class", …], …}``, names or numbers of classes.
@@ -45,10 +44,12 @@ def open_class_set(owner: str, path: str, known: list[str], lists: str | None) -
     Raises:
         UserError: there are no labels, a folder stands for no class, or the file is no such JSON.
     """
-    reader = open_labelled(owner, path)
+    reader = open_labelled(path)
     if reader.classes is None:
-        raise UserError(f"{owner}: the labels of {path} have no names; give one folder per class.")
-    named = {} if lists is None else _read_lists(owner, Path(lists))
+        raise UserError(f"the labels of {path} have no names; give one folder per class.")
+    what = 'JSON object of lists of classes, such as {"folder": ["n01440764", "n01443537"]}'
+    kind = dict[str, list[str | int]]
+    named = {} if lists is None else _read_json("lists", lists, kind, what)
     numbers = {name: number for number, name in enumerate(known)}
     if not set(reader.classes) & numbers.keys() and all(n.isdecimal() for n in reader.classes):
         numbers = {str(number): number for number in range(len(known))}
@@ -58,21 +59,19 @@ def open_class_set(owner: str, path: str, known: list[str], lists: str | None) -
             number = numbers.get(name, name) if isinstance(name, str) else name
             if not isinstance(number, int) or not 0 <= number < len(known):
                 raise UserError(
-                    f"{owner}: the folder '{folder}' of {path} stands for the class {name!r}, "
-                    f"which is none of the {len(known)} that the head knows ({known[0]} …); name "
-                    "folders as the training data's classes, or say in lists=FILE.json what they "
-                    "stand for."
+                    f"the folder '{folder}' of {path} stands for the class {name!r}, which is none "
+                    f"of the {len(known)} that the head knows ({known[0]} …); name folders as the "
+                    "training data's classes, or say in lists=FILE.json what they stand for."
                 )
             right[label, number] = True
     listed = any(folder in named for folder in reader.classes)
     return ClassSet(path, right, torch.ones(len(known)).bool() if listed else right.any(0))
 
 
-def read_reassessed(owner: str, path: str, data: Reader, count: int) -> Tensor:
+def read_reassessed(path: str, data: Reader, count: int) -> Tensor:
     """Return which classes are right for every image of ImageNet's validation set: bool (M, C).
 
     Args:
-        owner: the evaluation.
         path: JSON file of Beyer et al. (2020, arXiv 2006.07159): a list of numbers of classes for
             each image, in the order of the numbers in the files' names.
         data: the images; the last number in a file's name, from 1, is the image's.
@@ -81,22 +80,16 @@ def read_reassessed(owner: str, path: str, data: Reader, count: int) -> Tensor:
     Raises:
         UserError: the file is no such list, or an image's number is not in it.
     """
-    found = _read_json(owner, "reassessed", Path(path))
-    if not isinstance(found, list) or not all(
-        isinstance(row, list) and all(isinstance(n, int) and 0 <= n < count for n in row)
-        for row in found
-    ):
-        raise UserError(
-            f"{owner}: reassessed={path} is no JSON list with a list of numbers of classes, from 0 "
-            f"to {count - 1}, for each image."
-        )
+    number = Annotated[int, Field(ge=0, lt=count)]
+    what = f"JSON list with a list of numbers of classes, from 0 to {count - 1}, for each image"
+    found = _read_json("reassessed", path, list[list[number]], what)
     right = torch.zeros(len(data), count, dtype=torch.bool)
     for index in range(len(data)):
         name = data.about(index)[1]
         digits = re.findall(r"\d+", name.rpartition("/")[2])
         if not digits or not 1 <= int(digits[-1]) <= len(found):
             raise UserError(
-                f"{owner}: reassessed={path} lists {len(found)} images by the numbers in their "
+                f"reassessed={path} lists {len(found)} images by the numbers in their "
                 f"names, and {data.name(index)} has none of these; give ImageNet's validation "
                 "images as a folder or MDS shards."
             )
@@ -104,21 +97,11 @@ def read_reassessed(owner: str, path: str, data: Reader, count: int) -> Tensor:
     return right
 
 
-def _read_json(owner: str, key: str, path: Path) -> Any:
+def _read_json(key: str, path: str, kind: Any, what: str) -> Any:
+    """Return what is in the file of setting ``key``, of a type that ``what`` has in words."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{owner}: {key}={path} cannot be read as JSON ({error}).") from error
-
-
-def _read_lists(owner: str, path: Path) -> dict[str, list[str | int]]:
-    found = _read_json(owner, "lists", path)
-    if not isinstance(found, dict) or not all(
-        isinstance(names, list) and all(isinstance(n, str | int) for n in names)
-        for names in found.values()
-    ):
-        raise UserError(
-            f"{owner}: lists={path} is no JSON object of lists of classes, such as "
-            '{"folder": ["n01440764", "n01443537"]}.'
-        )
-    return found
+        return TypeAdapter(kind).validate_json(Path(path).read_bytes(), strict=True)
+    except OSError as error:
+        raise UserError(f"{key}={path} cannot be read ({error}).") from error
+    except ValidationError:
+        raise UserError(f"{key}={path} is no {what}.") from None

@@ -28,25 +28,19 @@ class Condition(NamedTuple):
     positions: Edit | None = None
 
 
-def occlude_center(images_BCHW: Tensor, batch: Batch, seed: int, *, side: float) -> Tensor:
-    """Paint the middle, ``side`` of the height and of the width, in the mean colour (0)."""
+def occlude(images_BCHW: Tensor, batch: Batch, seed: int, *, side: float, anywhere: bool) -> Tensor:
+    """Paint a box, ``side`` of the height and of the width, in the mean colour (0).
+
+    It is in the middle, or anywhere in the image.
+    """
     high, wide = images_BCHW.shape[-2:]
     tall, broad = round(side * high), round(side * wide)
-    top, left = (high - tall) // 2, (wide - broad) // 2
-    changed = images_BCHW.clone()
-    changed[..., top : top + tall, left : left + broad] = 0
-    return changed
-
-
-def occlude_random(images_BCHW: Tensor, batch: Batch, seed: int, *, side: float) -> Tensor:
-    """Paint a box of that size anywhere in the image in the mean colour."""
-    high, wide = images_BCHW.shape[-2:]
-    tall, broad = round(side * high), round(side * wide)
-    place_B2 = draws.uniform(_keys(batch, seed, "robustness/box"), 2)
-    top_B = (place_B2[:, 0] * (high - tall + 1)).long()
-    left_B = (place_B2[:, 1] * (wide - broad + 1)).long()
-    row_BH = torch.arange(high, device=images_BCHW.device) - top_B[:, None]
-    column_BW = torch.arange(wide, device=images_BCHW.device) - left_B[:, None]
+    room_2 = torch.tensor([high - tall, wide - broad], device=images_BCHW.device)
+    corner_B2 = (room_2 // 2).expand(len(images_BCHW), -1)
+    if anywhere:
+        corner_B2 = (draws.uniform(_keys(batch, seed, "robustness/box"), 2) * (room_2 + 1)).long()
+    row_BH = torch.arange(high, device=images_BCHW.device) - corner_B2[:, :1]
+    column_BW = torch.arange(wide, device=images_BCHW.device) - corner_B2[:, 1:]
     inside_BH = (row_BH >= 0) & (row_BH < tall)
     inside_BW = (column_BW >= 0) & (column_BW < broad)
     hidden_BHW = inside_BH[:, :, None] & inside_BW[:, None]
@@ -124,8 +118,10 @@ def conditions(
     """
     found = [
         Condition("clean"),
-        Condition(f"centre {occlusion:g} painted", partial(occlude_center, side=occlusion)),
-        Condition(f"random {occlusion:g} painted", partial(occlude_random, side=occlusion)),
+        Condition(
+            f"centre {occlusion:g} painted", partial(occlude, side=occlusion, anywhere=False)
+        ),
+        Condition(f"random {occlusion:g} painted", partial(occlude, side=occlusion, anywhere=True)),
     ]
     for ratio in patch_drop:
         dropping = partial(drop_patches, grid=grid, ratio=ratio)

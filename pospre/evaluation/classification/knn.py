@@ -64,13 +64,11 @@ def evaluate(
     Raises:
         UserError: an image has no label, or no image's class is in the bank.
     """
-    models = {"top1": context.model}
-    if baseline:
-        models["initial_top1"] = context.initial()
+    models = context.models("top1", "initial_top1", baseline=baseline)
 
     chosen: Sequence[int | None] = all_layers(layers, context.model.encoder.depth) or (None,)
     parts: list[Part] = [(layer, features) for layer in chosen]
-    encode = partial(encode_parts, context, models, parts=parts, owner="knn")
+    encode = partial(encode_parts, context, models, parts=parts)
     queries, labels_Q = encode(data=context.data, title="knn", sampling=sampling)
     banks, bank_labels_M = (
         (queries, labels_Q)
@@ -115,18 +113,18 @@ def check(plan: Plan) -> None:
     """Raise a ``UserError`` for data or a bank that kNN is not for, or too few who could vote."""
     layers = plan.settings["layers"]
     if layers is not None:
-        planned_encoder("knn", plan.recipe, layers)
+        planned_encoder(plan.recipe, layers)
     bank, k = plan.settings["bank"], plan.settings["k"]
     wanted = plan.settings["num_samples" if bank is None else "num_bank"]
     if bank is None and plan.settings["num_bank"] is not None:
         raise UserError(
-            f"knn: num_bank={plan.settings['num_bank']}, but there is no bank: give bank=PATH, or "
+            f"num_bank={plan.settings['num_bank']}, but there is no bank: give bank=PATH, or "
             "num_samples, of which each is then classified by all others."
         )
-    found = len(check_probe("knn", plan))
+    found = len(check_probe(plan))
     voters = min(found, wanted or found) - (bank is None)
     if voters < k:
-        raise UserError(f"knn: k={k}, but only {voters} images can vote; use k={max(1, voters)}.")
+        raise UserError(f"k={k}, but only {voters} images can vote; use k={max(1, voters)}.")
 
 
 def all_layers(
@@ -191,7 +189,7 @@ def _answerable(labels_Q: Tensor, bank_labels_M: Tensor, data: str, bank: str | 
             else (f"no class of {data} occurs in bank={bank}")
         )
         raise UserError(
-            f"knn: {where}, so no image has a neighbour of its own class and top-1 would be 0 "
+            f"{where}, so no image has a neighbour of its own class and top-1 would be 0 "
             "whatever the encoder; give data with several images per class, or another bank=PATH."
         )
     return answerable_Q

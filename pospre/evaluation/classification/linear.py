@@ -91,14 +91,11 @@ def evaluate(
     settings = adjusted(PROTOCOLS[protocol], given)
     depth = context.model.encoder.depth
     kinds = kinds_of(settings, features or settings.pooling, depth)
-    models = {"top1": context.model}
-    if baseline:
-        models["initial_top1"] = context.initial()
+    models = context.models("top1", "initial_top1", baseline=baseline)
     encode = partial(
         encode_parts,
         context,
         parts=sorted({part for kind in kinds for part in kind.features.parts}),
-        owner="linear",
     )
     from_bank = partial(
         encode,
@@ -113,14 +110,15 @@ def evaluate(
         models, data=context.data, title="linear", sampling=sampling, view=view
     )
     rest, held = _split(len(label_M), sampling.seed, hold_back=len(kinds) > 1)
-    crops = partial(from_bank, view=_view(context, crop="random" if view is None else "full"))
+    cut = _view(context, crop="random" if view is None else "full")
+    crops = partial(from_bank, view=cut) if augment else None
     measured: dict[str, list[Measured]] = {}
     for name, model in models.items():
         own = _rows(seen[name], rest)
         heads = train_heads(
             kinds,
             settings,
-            partial(_of_epoch, model, crops, rest) if augment else partial(_of_any_epoch, own),
+            partial(_of_epoch, model, own, crops, rest),
             label_M[rest],
             int(torch.cat([label_M, label_Q]).max()) + 1,
             dim=model.encoder.embed_dim,
@@ -130,7 +128,7 @@ def evaluate(
             go_on=context.go_on,
         )
         if not any(bool(torch.isfinite(head.linear.weight).all()) for head in heads):
-            raise UserError("linear: no classifier's weights are finite; lower base_lr=…")
+            raise UserError("no classifier's weights are finite; lower base_lr=…")
         for head in heads:
             right_H = classify(head, _rows(seen[name], held), context.device) == label_M[held]
             right_Q = classify(head, queries[name], context.device) == label_Q
@@ -171,35 +169,33 @@ def adjusted(protocol: Protocol, given: Mapping[str, Any]) -> Protocol:
 
 def check(plan: Plan) -> None:
     """Raise a ``UserError`` for data, a bank or an encoder that no classifier can be trained on."""
-    settings, owner = plan.settings, "linear"
+    settings = plan.settings
     protocol = PROTOCOLS[settings["protocol"]]
     pooling = settings["features"] or protocol.pooling
-    depth, wanted = planned_encoder(owner, plan.recipe).depth, max(protocol.blocks)
-    bank = check_probe(owner, replace(plan, settings={**settings, "features": pooling}))
+    depth, wanted = planned_encoder(plan.recipe).depth, max(protocol.blocks)
+    bank = check_probe(replace(plan, settings={**settings, "features": pooling}))
     if depth < wanted:
         raise UserError(
-            f"linear: protocol={settings['protocol']} looks at the last {wanted} blocks, and the "
+            f"protocol={settings['protocol']} looks at the last {wanted} blocks, and the "
             f"encoder has {depth}; use protocol=mae, or logistic."
         )
     chosen = subset(bank, settings["label_fraction"], settings["labels"], settings["seed"])
     classes = len(chosen if bank.classes is None else bank.classes)
-    check_enough(owner, bank.address, len(chosen), classes)
+    check_enough(bank.address, len(chosen), classes)
 
 
 def _of_epoch(
     model: PretrainModel,
-    crops: Callable[..., tuple[dict[str, Parts], Tensor]],
+    own: Parts,
+    crops: Callable[..., tuple[dict[str, Parts], Tensor]] | None,
     rest: Tensor,
     epoch: int,
 ) -> Parts:
-    """Return what an epoch's random crops of the bank look like to a model."""
+    """Return what a model sees in an epoch: random crops of the bank, or ``own`` without them."""
+    if crops is None:
+        return own
     found, _ = crops({"": model}, title=f"linear bank, epoch {epoch + 1}", epoch=epoch)
     return _rows(found[""], rest)
-
-
-def _of_any_epoch(own: Parts, epoch: int) -> Parts:
-    """Return what every epoch sees where nothing is drawn anew."""
-    return own
 
 
 def _view(context: Context, **options: Any) -> ViewGroup:

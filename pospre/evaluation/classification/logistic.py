@@ -66,11 +66,9 @@ def evaluate(
     Raises:
         UserError: an image has no label, or the images taken from the bank are of one class.
     """
-    models = {"top1": context.model}
-    if baseline:
-        models["initial_top1"] = context.initial()
+    models = context.models("top1", "initial_top1", baseline=baseline)
     part: Part = (None, features)
-    encode = partial(encode_parts, context, models, parts=[part], owner="logistic")
+    encode = partial(encode_parts, context, models, parts=[part])
     banks, bank_labels_M = encode(
         data=bank,
         title="logistic bank",
@@ -79,7 +77,7 @@ def evaluate(
         labels=labels,
     )
     classes = len(bank_labels_M.unique())
-    check_enough("logistic", bank, len(bank_labels_M), classes)
+    check_enough(bank, len(bank_labels_M), classes)
     queries, labels_Q = encode(data=context.data, title="logistic", sampling=sampling)
     num_classes = int(torch.cat([labels_Q, bank_labels_M]).max()) + 1
     results: dict[str, Any] = {"initial_top1": None}
@@ -110,11 +108,11 @@ def evaluate(
 def check(plan: Plan) -> None:
     """Raise a ``UserError`` for data or a bank that no classifier can be fitted to."""
     settings = plan.settings
-    bank = check_probe("logistic", plan)
+    bank = check_probe(plan)
     bank = subset(bank, settings["label_fraction"], settings["labels"], settings["seed"])
     count = min(len(bank), settings["num_bank"] or len(bank))
     classes = count if bank.classes is None else len(bank.classes)
-    check_enough("logistic", bank.address, count, classes)
+    check_enough(bank.address, count, classes)
 
 
 def standardise(bank_MD: Tensor, queries_QD: Tensor) -> tuple[Tensor, Tensor]:

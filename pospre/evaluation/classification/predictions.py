@@ -40,27 +40,23 @@ def log_probabilities(
     return logits.float().log_softmax(-1)
 
 
-def check_distinct(
-    owner: str, key: str, names: Sequence[str], models: Sequence[PretrainModel]
-) -> None:
-    """Raise a ``UserError`` of evaluation ``owner`` if two models have the same weights."""
+def check_distinct(names: Sequence[str], models: Sequence[PretrainModel]) -> None:
+    """Raise a ``UserError`` if two models have the same weights."""
     pairs = zip(names, (model.state_dict() for model in models), strict=True)
     for (name, one), (other, two) in combinations(pairs, 2):
         if one.keys() == two.keys() and all(torch.equal(one[each], two[each]) for each in one):
             raise UserError(
-                f"{owner}: {key}={other} has the very weights of {name}; give runs that were "
+                f"ensemble={other} has the very weights of {name}; give runs that were "
                 "trained apart, such as with other seeds."
             )
 
 
 def load_classifiers(
-    owner: str, key: str, uris: Sequence[str], *, num_classes: int, size: tuple[int, int]
+    uris: Sequence[str], *, num_classes: int, size: tuple[int, int]
 ) -> list[PretrainModel]:
     """Return further fine-tuned models, in eval mode on the CPU.
 
     Args:
-        owner: the evaluation, for messages.
-        key: its setting.
         uris: run folders or checkpoints.
         num_classes: that each must know.
         size: height and width of the images that each must take.
@@ -73,13 +69,13 @@ def load_classifiers(
         model, recipe = load_model(uri)
         if HEAD not in recipe.algorithms:
             raise UserError(
-                f"{owner}: {key}={uri} was trained with {', '.join(recipe.algorithms)} and has no "
+                f"ensemble={uri} was trained with {', '.join(recipe.algorithms)} and has no "
                 "class head; give a run of algorithms.supervised."
             )
         found = class_head(model).num_classes, model.encoder.image_size
         if found != (num_classes, size):
             raise UserError(
-                f"{owner}: {key}={uri} knows {found[0]} classes of images of {list(found[1])} "
+                f"ensemble={uri} knows {found[0]} classes of images of {list(found[1])} "
                 f"pixels, the measured model {num_classes} of {list(size)}; they must agree."
             )
         models.append(model)

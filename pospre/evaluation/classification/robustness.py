@@ -92,13 +92,10 @@ def evaluate(
         scale=scale,
         has_table=encoder.pos_embed is not None or context.model.position_source is not None,
     )
-    reader = open_reader(context.data)
-    names = reader.classes
+    others, real_MC = context.opened
     classes = class_head(context.model).num_classes
-    known = names or [str(number) for number in range(classes)]
     own = ClassSet(context.data, torch.eye(classes).bool(), torch.ones(classes).bool())
     rows, clean = _measure(context, own, wanted, sampling)
-    others = [open_class_set("robustness", path, known, lists) for path in sets]
     further = [_measure(context, other, wanted[:1], sampling)[0][0] for other in others]
     aupr = None
     if outliers is not None:
@@ -109,8 +106,8 @@ def evaluate(
         scores = -torch.cat([clean.confidence, strange])
         aupr = float(average_precision_score(truth, scores.numpy()))
     real = None
-    if reassessed is not None:
-        right_MC = read_reassessed("robustness", reassessed, reader, classes)[clean.place]
+    if real_MC is not None:
+        right_MC = real_MC[clean.place]
         some_M = right_MC.any(1)
         right_M = right_MC.gather(1, clean.answer[:, None])[:, 0][some_M]
         real = _row("reassessed labels", right_M, classes) if len(right_M) else None
@@ -126,43 +123,45 @@ def evaluate(
     }
 
 
-def check(plan: Plan) -> None:
-    """Raise a ``UserError`` for data, sets, lists or tiles that the model cannot be measured on."""
+def check(plan: Plan) -> tuple[list[ClassSet], Tensor | None]:
+    """Return the further sets, and which classes are right for each image where that is reassessed.
+
+    Raises:
+        UserError: data, sets, lists or tiles that the model cannot be measured on.
+    """
     settings = plan.settings
-    classes = check_classes("robustness", plan)
+    classes = check_classes(plan)
     reader = open_reader(plan.data)
     size = pair(plan.recipe.encoder.image_size)
     for count in settings["tiles"]:
         if size[0] % count or size[1] % count:
             raise UserError(
-                f"robustness: tiles={count} does not divide images of {size[0]} x {size[1]} pixels."
+                f"tiles={count} does not divide images of {size[0]} x {size[1]} pixels."
             )
     encoder = blank_encoder(plan.recipe)
     if settings["shift"] >= max(2, *encoder.grid):
         raise UserError(
-            f"robustness: shift={settings['shift']} goes round the grid of {encoder.grid[0]} x "
+            f"shift={settings['shift']} goes round the grid of {encoder.grid[0]} x "
             f"{encoder.grid[1]} patches; give less than {max(encoder.grid)}."
         )
     for ratio in settings["patch_drop"]:
-        num_kept(encoder.num_patches, ratio, key="robustness: patch_drop")
+        num_kept(encoder.num_patches, ratio, key="patch_drop")
     if settings["outliers"] is not None:
         with needing("evaluate", "robustness outliers=…"):
             import sklearn.metrics  # noqa: F401
         if open_reader(settings["outliers"]).address == reader.address:
             raise UserError(
-                f"robustness: outliers={settings['outliers']} are the data themselves; give images "
+                f"outliers={settings['outliers']} are the data themselves; give images "
                 "of other classes."
             )
-    known = reader.classes or [str(number) for number in range(classes)]
-    if settings["reassessed"] is not None:
-        read_reassessed("robustness", settings["reassessed"], reader, classes)
     if settings["lists"] is not None and not settings["sets"]:
         raise UserError(
-            f"robustness: lists={settings['lists']} says what the folders of sets stand for; give "
+            f"lists={settings['lists']} says what the folders of sets stand for; give "
             "sets=PATH as well."
         )
-    for path in settings["sets"]:
-        open_class_set("robustness", path, known, settings["lists"])
+    known, path = reader.classes or list(map(str, range(classes))), settings["reassessed"]
+    sets = [open_class_set(each, known, settings["lists"]) for each in settings["sets"]]
+    return sets, None if path is None else read_reassessed(path, reader, classes)
 
 
 class Clean(NamedTuple):
@@ -190,7 +189,7 @@ def _measure(
     title = f"robustness {Path(data.path).name}"
     for batch in centre_batches(context, data.path, title=title, sampling=sampling):
         label_B = batch[LABEL]
-        require_labels("robustness", label_B.cpu(), data.path)
+        require_labels(label_B.cpu(), data.path)
         images = model.images(batch)[:, 0]
         found: list[Tensor] = []
         for _, change, positions in wanted:

@@ -23,8 +23,6 @@ def encode_parts(
     models: Mapping[str, PretrainModel],
     data: str,
     parts: Sequence[Part],
-    *,
-    owner: str,
     **options: Any,
 ) -> tuple[dict[str, Parts], Tensor]:
     """Encode the views of a labelled data set, each layer after the encoder's final norm.
@@ -34,14 +32,13 @@ def encode_parts(
         models: encoders to compare by name; all see the same pixels.
         data: the data set.
         parts: which vectors to keep of each image.
-        owner: the evaluation.
         options: of ``centre_batches``.
 
     Returns:
         Float32 vectors by model name and part, and the labels (M,), on the CPU.
 
     Raises:
-        UserError: of evaluation ``owner``: an image has no label.
+        UserError: an image has no label.
     """
     found: dict[str, dict[Part, list[Tensor]]] = {
         name: {part: [] for part in parts} for name in models
@@ -55,7 +52,7 @@ def encode_parts(
                 pooled = pool_tokens(model, tokens[layer], pooling)
                 found[name][layer, pooling].append(pooled.cpu())
     label_M = torch.cat(labels)
-    require_labels(owner, label_M, data)
+    require_labels(label_M, data)
     return {
         name: {part: torch.cat(vectors) for part, vectors in by_part.items()}
         for name, by_part in found.items()

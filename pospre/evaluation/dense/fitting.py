@@ -55,7 +55,7 @@ def fit(
             losses.append(float(value.detach()))
             if not np.isfinite(losses[-1]):
                 remedy = "lower lr=…" if step else "no rate mends that; give a larger size=…"
-                raise UserError(f"{title}: the loss is {losses[-1]} after {step} steps; {remedy}")
+                raise UserError(f"the loss is {losses[-1]} after {step} steps ({title}); {remedy}")
             optimizer.zero_grad()
             value.backward()
             optimizer.step()

@@ -49,33 +49,31 @@ class FeatureMaps:
         return [each.transpose(1, 2).unflatten(2, grid) for each in patches]
 
 
-def check_encoder(owner: str, recipe: Recipe, layers: Sequence[int] | None = None) -> Encoder:
+def check_encoder(recipe: Recipe, layers: Sequence[int] | None = None) -> Encoder:
     """Return a recipe's encoder without memory, after a look at what maps need of it.
 
     Raises:
-        UserError: of evaluation ``owner``: it is no ViT of square patches of colour images, or has
+        UserError: it is no ViT of square patches of colour images, or has
             fewer layers.
     """
-    encoder = planned_encoder(owner, recipe, layers)
+    encoder = planned_encoder(recipe, layers)
     if encoder.channels != 3 or encoder.patch_size[0] != encoder.patch_size[1]:
         raise UserError(
-            f"{owner} shows RGB images to square patches; this encoder has {encoder.channels} "
+            f"it shows RGB images to square patches; this encoder has {encoder.channels} "
             f"channels and patches of {encoder.patch_size[0]}×{encoder.patch_size[1]}."
         )
     return encoder
 
 
-def check_side(owner: str, key: str, sides: tuple[int, int], encoder: Encoder) -> None:
-    """Raise a ``UserError`` of ``owner`` unless the encoder takes images of setting ``key``."""
+def check_side(key: str, sides: tuple[int, int], encoder: Encoder) -> None:
+    """Raise a ``UserError`` unless the encoder takes images of setting ``key``."""
     patch = encoder.patch_size[0]
     if any(side < patch or side % patch for side in sides):
         near = max(patch, round(sides[0] / patch) * patch)
-        raise UserError(
-            f"{owner}: {key}={sides[0]} is no multiple of the patch size {patch}; use {near}."
-        )
+        raise UserError(f"{key}={sides[0]} is no multiple of the patch size {patch}; use {near}.")
     if encoder.is_relative and sides != encoder.image_size:
         raise UserError(
-            f"{owner}: {key}={sides[0]}, but relative positions know the encoder's own size only; "
+            f"{key}={sides[0]}, but relative positions know the encoder's own size only; "
             f"use {encoder.image_size[0]}."
         )
 

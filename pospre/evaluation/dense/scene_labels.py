@@ -1,6 +1,7 @@
 """What ``data_prep.scenes`` writes beside its pictures: classes, boxes, masks and tracks."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,14 @@ def scene_lines(folder: Path) -> list[dict[str, Any]]:
             raise UserError(f"{folder / LABELS}, line {number}: there is no picture {path}.")
         lines.append(line)
     return lines
+
+
+def painted(line: dict[str, Any], sides: tuple[int, int], value: Callable[[Any], int]) -> ndarray:
+    """Return what each pixel shows, int64 (H, W): 0, or the ``value`` of the object there."""
+    values = np.zeros(sides, np.int64)
+    for item in line["objects"]:
+        values[run_length_mask(item["mask"]).astype(bool)] = value(item)
+    return values
 
 
 def run_length_mask(run_lengths: dict[str, Any]) -> ndarray:

@@ -46,13 +46,7 @@ class Features(NamedTuple):
 
 
 def load_images(
-    context: Context,
-    size: tuple[int, int],
-    *,
-    title: str,
-    num_samples: int,
-    num_workers: int | None,
-    seed: int,
+    context: Context, size: tuple[int, int], *, title: str, sampling: Sampling
 ) -> Batch:
     """Return the centre views of so many images of ``context.data``, in the order of the data set.
 
@@ -60,9 +54,7 @@ def load_images(
         context: says which data.
         size: (height, width) of the views in pixels.
         title: of the progress bar.
-        num_samples: how many images, drawn by ``seed``.
-        num_workers: decoding threads; None lets the loader choose.
-        seed: draws the images.
+        sampling: how many images, and what draws them.
     """
     # the same part of each image at every size, and where the encoder's is small, all of it
     crop = "full" if max(context.image_size) <= WHOLE else "center"
@@ -72,7 +64,7 @@ def load_images(
             context,
             context.data,
             title=title,
-            sampling=Sampling(num_samples, BATCH, num_workers, seed),
+            sampling=sampling,
             view=ViewGroup(size=size, crop=crop, flip_rate=0.0),
         )
     ]

@@ -56,9 +56,10 @@ def evaluate(
         ``ratios`` (one dict per η, accuracies in [0, 1]), ``mean`` (of their top-1), ``chance``,
         ``chance_top5``, ``grid`` (rows, columns) and ``samples``.
     """
-    predictors = {"trained": partial(predict_patches, context.model, seed=sampling.seed)}
-    if baseline:
-        predictors["initial"] = partial(predict_patches, context.initial(), seed=sampling.seed)
+    models = context.models("trained", "initial", baseline=baseline)
+    predictors = {
+        name: partial(predict_patches, model, seed=sampling.seed) for name, model in models.items()
+    }
     batches = centre_batches(context, context.data, title="patch_position", sampling=sampling)
     rows, columns = context.model.encoder.grid
     return summarise(measure(predictors, batches, mask_ratios), (rows, columns))

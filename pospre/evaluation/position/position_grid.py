@@ -55,10 +55,11 @@ def evaluate(
         ``cells`` (one dict per cell, accuracies in [0, 1]), ``mean``, ``initial_mean``, ``grid``
         (rows, columns) and ``samples``.
     """
-    predictors = {"accuracy": partial(predict_positions, context.model, seed=sampling.seed)}
-    if baseline:
-        initial = partial(predict_positions, context.initial(), seed=sampling.seed)
-        predictors["initial_accuracy"] = initial
+    models = context.models("accuracy", "initial_accuracy", baseline=baseline)
+    predictors = {
+        name: partial(predict_positions, model, seed=sampling.seed)
+        for name, model in models.items()
+    }
     batches = centre_batches(context, context.data, title="position_grid", sampling=sampling)
     encoder = context.model.encoder
     visible = {ratio: num_kept(encoder.num_patches, ratio) for ratio in MASK_RATIOS}

@@ -121,37 +121,37 @@ def check(plan: Plan) -> None:
     is_mp3, settings = "mp3" in algorithms, plan.settings
     if "droppos" not in algorithms and not is_mp3:
         raise UserError(
-            "position_pictures shows what the head of algorithms.droppos or algorithms.mp3 "
+            "it shows what the head of algorithms.droppos or algorithms.mp3 "
             f"predicts, and this recipe has {', '.join(algorithms)}; position_probe measures the "
             "features of any encoder."
         )
     if is_mp3 and settings["position_mask_ratio"] is not None:
         raise UserError(
-            f"position_pictures: position_mask_ratio={settings['position_mask_ratio']} is of "
+            f"position_mask_ratio={settings['position_mask_ratio']} is of "
             "DropPos; MP3's patches have no positions. Leave it out."
         )
     if settings["mixed"]:
         _check_mixed(is_mp3, algorithms.get("mp3", {}), settings["num_pictures"], len(reader))
     if plan.recipe.encoder.channels != 3:
         raise UserError(
-            "position_pictures shows images in red, green and blue, but encoder.channels = "
+            "it shows images in red, green and blue, but encoder.channels = "
             f"{plan.recipe.encoder.channels}; position_grid measures the same."
         )
     if plan.folder is None:
-        raise UserError("position_pictures writes pictures: say where with --output FILE.json")
+        raise UserError("it writes pictures: say where with --output FILE.json")
     if plan.folder.exists() and not plan.folder.is_dir():
-        raise UserError(f"position_pictures writes to the folder {plan.folder}, which is a file")
+        raise UserError(f"it writes to the folder {plan.folder}, which is a file")
 
 
 def _check_mixed(is_mp3: bool, options: Mapping[str, Any], wanted: int, found: int) -> None:
     if not is_mp3 or options.get("position_rate"):
         raise UserError(
-            "position_pictures: mixed=true shuffles the patches of two images, which makes sense "
+            "mixed=true shuffles the patches of two images, which makes sense "
             "for algorithms.mp3 only, without position_rate: no patch knows its position there."
         )
     if min(wanted, found) < 2 or wanted % 2:
         raise UserError(
-            f"position_pictures: mixed=true with num_pictures={wanted} of {found} images; every "
+            f"mixed=true with num_pictures={wanted} of {found} images; every "
             "two are mixed, so give an even number that is there."
         )
 

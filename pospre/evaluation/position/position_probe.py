@@ -24,6 +24,7 @@ from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.listed import Numbers
 from pospre.evaluation.models import open_model
 from pospre.evaluation.position.layer_features import (
+    BATCH,
     Features,
     Input,
     hold_out,
@@ -34,6 +35,7 @@ from pospre.evaluation.position.probe_picture import draw_depth
 from pospre.evaluation.position.probes import fit_probes, scores
 from pospre.evaluation.position.settings import Grids, Images, check_images
 from pospre.evaluation.registry import Context, Plan
+from pospre.evaluation.sampling import Sampling
 from pospre.evaluation.table import format_table
 from pospre.model.model import PretrainModel
 
@@ -133,16 +135,11 @@ def evaluate(
     chosen = all_layers(layers, encoder.depth) or ()
     rows: list[dict[str, Any]] = []
     counts: list[int] = []
+    sampling = Sampling(num_samples, BATCH, num_workers, seed)
     for grid in dict.fromkeys([encoder.grid, *grids]):
         size = grid[0] * encoder.patch_size[0], grid[1] * encoder.patch_size[1]
-        batch = load_images(
-            context,
-            size,
-            title=f"position_probe {grid[0]}x{grid[1]}",
-            num_samples=num_samples,
-            num_workers=num_workers,
-            seed=seed,
-        )
+        title = f"position_probe {grid[0]}x{grid[1]}"
+        batch = load_images(context, size, title=title, sampling=sampling)
         learn, measure = hold_out(batch, HELD_OUT, seed)
         counts = [len(learn[INDEX]), len(measure[INDEX])]
         with tqdm(desc="encoding, fitting", unit="img", disable=not context.progress) as bar:
@@ -168,15 +165,15 @@ def evaluate(
 def check(plan: Plan) -> PretrainModel | None:
     """Return the model of ``versus``; raise a ``UserError`` for what cannot be probed."""
     recipe, settings = plan.recipe, plan.settings
-    encoder = planned_encoder("position_probe", recipe, settings["layers"])
+    encoder = planned_encoder(recipe, settings["layers"])
     kind = recipe.encoder.positions
     if settings["grids"] and kind in ("relative", "shared_relative"):
         raise UserError(
-            f"position_probe: grids={settings['grids']}, but encoder.positions = {kind} knows the "
+            f"grids={settings['grids']}, but encoder.positions = {kind} knows the "
             "offsets of one grid only; leave grids out."
         )
-    check_images("position_probe", plan)
-    check_pictures("position_probe", plan)
+    check_images(plan)
+    check_pictures(plan)
     if settings["versus"] is None:
         return None
     other = open_model(settings["versus"]).model
@@ -184,7 +181,7 @@ def check(plan: Plan) -> PretrainModel | None:
         theirs, ours = getattr(other.encoder, key), getattr(encoder, key)
         if theirs != ours:
             raise UserError(
-                f"position_probe: the encoder of versus={settings['versus']} has {key} = "
+                f"the encoder of versus={settings['versus']} has {key} = "
                 f"{theirs}, and the one measured {ours}; give another training of the same."
             )
     return other

@@ -23,6 +23,7 @@ from pospre.errors import UserError
 from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.listed import Listed
 from pospre.evaluation.position.layer_features import (
+    BATCH,
     Features,
     hold_out,
     layer_features,
@@ -43,7 +44,8 @@ from pospre.evaluation.registry import (
     evaluate_by_name,
     figures_of,
 )
-from pospre.evaluation.run import Checked, check_evaluation
+from pospre.evaluation.run import check_evaluation
+from pospre.evaluation.sampling import Sampling
 from pospre.evaluation.table import format_table
 from pospre.model.model import PretrainModel
 
@@ -106,14 +108,8 @@ def evaluate(
     """
     model = context.model
     size, grid = model.encoder.image_size, model.encoder.grid
-    batch = load_images(
-        context,
-        size,
-        title="position_removal",
-        num_samples=num_samples,
-        num_workers=num_workers,
-        seed=seed,
-    )
+    sampling = Sampling(num_samples, BATCH, num_workers, seed)
+    batch = load_images(context, size, title="position_removal", sampling=sampling)
     learn, measure = (
         layer_features(
             model,
@@ -151,24 +147,24 @@ def evaluate(
     }
 
 
-def check(plan: Plan) -> dict[str, Checked]:
+def check(plan: Plan) -> dict[str, tuple[dict[str, Any], Any]]:
     """Return the other evaluations; raise a ``UserError`` if one would fail, or planes lack."""
-    planned_encoder("position_removal", plan.recipe)
-    check_images("position_removal", plan)
+    planned_encoder(plan.recipe)
+    check_images(plan)
     if plan.settings["by"] == "covariance" and plan.settings["planes"] not in (None, 1):
         raise UserError(
-            f"position_removal: planes={plan.settings['planes']}, but nothing of row and column is "
+            f"planes={plan.settings['planes']}, but nothing of row and column is "
             "left to find after the plane of their covariance; leave planes out."
         )
     others = {}
     for name in plan.settings["evaluations"]:
         if not figures_of(name) or name == "position_removal":
-            raise UserError(f"position_removal: evaluations={name} has no figures to compare")
+            raise UserError(f"evaluations={name} has no figures to compare")
         settings = _settings(name, plan.settings["bank"])
         try:
             others[name] = check_evaluation(name, plan.recipe, plan.data, settings, None)
         except UserError as error:
-            raise UserError(f"position_removal: evaluations={name}: {error}") from error
+            raise UserError(f"evaluations={name}: {error}") from error
     return others
 
 

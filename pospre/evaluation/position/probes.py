@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pospre.evaluation.classification.logistic import classify, logistic
-from pospre.evaluation.estimates import standard_error
+from pospre.evaluation.estimates import mean_and_error, standard_error
 
 SHRINKAGE = 1e-3
 
@@ -53,13 +53,6 @@ class Probes(NamedTuple):
     def rows_and_columns(self, tokens_MD: Tensor) -> Tensor:
         """Return the predicted row and column (M, 2) of each token, in patches."""
         return _with_one(self.whiten(tokens_MD)) @ self.coordinates
-
-
-class Score(NamedTuple):
-    """A figure over images and its standard error over them."""
-
-    value: float
-    error: float
 
 
 def fit_whitening(tokens_MD: Tensor) -> Whitening:
@@ -131,27 +124,15 @@ def scores(
     tokens_MD = tokens_BTD.flatten(0, 1).to(probes.classifier.device)
     places = probes.places(tokens_MD).cpu().view(shown_BT.shape)
     coordinates = probes.rows_and_columns(tokens_MD).cpu().view(*shown_BT.shape, 2)
-    found = {
-        "top1": top1(places, shown_BT),
-        "r2": r_squared(coordinates, coordinates_of(shown_BT, grid)),
-    }
+    figures = mean_and_error("top1", (places == shown_BT).double().mean(dim=1))
+    figures |= r_squared(coordinates, coordinates_of(shown_BT, grid))
     if origin_BT is not None:
-        found["origin_top1"] = top1(places, origin_BT)
-    return {
-        key: value
-        for name, score in found.items()
-        for key, value in ((name, score.value), (f"{name}_se", score.error))
-    }
+        figures |= mean_and_error("origin_top1", (places == origin_BT).double().mean(dim=1))
+    return figures
 
 
-def top1(predicted_BT: Tensor, places_BT: Tensor) -> Score:
-    """Return the share of right places, and its standard error over the B images."""
-    right_B = (predicted_BT == places_BT).double().mean(dim=1)
-    return Score(float(right_B.mean()), _error(right_B))
-
-
-def r_squared(predicted_BTK: Tensor, targets_BTK: Tensor) -> Score:
-    """Return 1 − residual / total sum of squares over all K coordinates, and its standard error.
+def r_squared(predicted_BTK: Tensor, targets_BTK: Tensor) -> dict[str, float]:
+    """Return ``r2``, 1 − residual / total sum of squares over all K coordinates, and ``r2_se``.
 
     It is a ratio of sums over images; the error is that of a ratio estimator (Cochran 1977, 6.4).
     """
@@ -159,11 +140,8 @@ def r_squared(predicted_BTK: Tensor, targets_BTK: Tensor) -> Score:
     residual_B = (targets - predicted).square().sum(dim=(1, 2))
     total_B = (targets - targets.mean(dim=(0, 1))).square().sum(dim=(1, 2))
     ratio = residual_B.sum() / total_B.sum()
-    return Score(float(1 - ratio), _error((residual_B - ratio * total_B) / total_B.mean()))
-
-
-def _error(values_B: Tensor) -> float:
-    return float(standard_error(values_B))
+    error = standard_error((residual_B - ratio * total_B) / total_B.mean())
+    return {"r2": float(1 - ratio), "r2_se": float(error)}
 
 
 def _with_one(features_MD: Tensor) -> Tensor:

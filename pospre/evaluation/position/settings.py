@@ -31,11 +31,11 @@ Grids = Annotated[tuple[Grid, ...], BeforeValidator(_grids)]
 Images = Annotated[int, Field(ge=LEAST_IMAGES)]
 
 
-def check_images(owner: str, plan: Plan) -> None:
-    """Raise a ``UserError`` of evaluation ``owner`` for too few images to learn and measure."""
+def check_images(plan: Plan) -> None:
+    """Raise a ``UserError`` for too few images to learn and measure."""
     found = len(open_reader(plan.data))
     if found < LEAST_IMAGES:
         raise UserError(
-            f"{owner}: {plan.data} has {found} images; most of them are learned from and the "
+            f"{plan.data} has {found} images; most of them are learned from and the "
             f"others measured on, so give at least {LEAST_IMAGES}."
         )

@@ -22,12 +22,13 @@ from pospre.data.opening import open_reader
 from pospre.errors import UserError
 from pospre.evaluation.classification.damage import scale_positions, shift_positions
 from pospre.evaluation.classification.knn import nearest_class
-from pospre.evaluation.estimates import standard_error
-from pospre.evaluation.features import Pooling, pool_tokens
+from pospre.evaluation.estimates import mean_and_error
+from pospre.evaluation.features import Pooling, check_pooling, pool_tokens
 from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.listed import Listed
 from pospre.evaluation.position.layer_features import BATCH, load_images
 from pospre.evaluation.registry import Context, Plan
+from pospre.evaluation.sampling import Sampling
 from pospre.evaluation.table import format_table
 from pospre.model.model import PretrainModel
 from pospre.nn.encoder import Edit
@@ -69,17 +70,9 @@ def evaluate(
         ``rows`` (one dict per model and disturbance: ``cosine`` with its standard error over
         images, ``top1`` in [0, 1] or None), and the trained model's mean ``cosine`` of all.
     """
-    models = {"trained": context.model}
-    if baseline:
-        models["untrained"] = context.initial()
-    load = partial(
-        load_images,
-        context,
-        title="shifted_positions",
-        num_samples=num_samples,
-        num_workers=num_workers,
-        seed=seed,
-    )
+    models = context.models("trained", "untrained", baseline=baseline)
+    sampling = Sampling(num_samples, BATCH, num_workers, seed)
+    load = partial(load_images, context, title="shifted_positions", sampling=sampling)
     encoder = context.model.encoder
     batch = load(encoder.image_size)
     labels_B = batch["label"]
@@ -117,33 +110,28 @@ def evaluate(
 def check(plan: Plan) -> None:
     """Raise a ``UserError`` for an encoder without positions to disturb, or none to disturb."""
     encoder, settings = plan.recipe.encoder, plan.settings
-    grid = planned_encoder("shifted_positions", plan.recipe).grid
-    if settings["features"] == "cls" and not encoder.class_token:
-        raise UserError(
-            "shifted_positions: features=cls, but the encoder has no class token; use mean."
-        )
+    grid = planned_encoder(plan.recipe).grid
+    check_pooling(plan)
     if encoder.positions in ("relative", "shared_relative"):
         raise UserError(
-            "shifted_positions moves the positions that are added to patches, and "
+            "it moves the positions that are added to patches, and "
             f"encoder.positions = {encoder.positions} adds none; position_probe measures there."
         )
     additive = encoder.positions != "none"
     if not settings["scales"] and not (additive and (settings["shifts"] or settings["zooms"])):
-        raise UserError("shifted_positions: nothing to disturb; give shifts, zooms or scales.")
+        raise UserError("nothing to disturb; give shifts, zooms or scales.")
     for count in settings["shifts"]:
         if count > max(4, *grid):
             raise UserError(
-                f"shifted_positions: shifts={count} goes round the grid of {grid[0]} x {grid[1]} "
+                f"shifts={count} goes round the grid of {grid[0]} x {grid[1]} "
                 f"patches; give at most {max(grid)}."
             )
     reader, k = open_reader(plan.data), settings["k"]
     images = min(len(reader), settings["num_samples"])
     if images < 2:
-        raise UserError(f"shifted_positions: {plan.data} has one image; give at least 2.")
+        raise UserError(f"{plan.data} has one image; give at least 2.")
     if images <= k and reader.classes is not None:
-        raise UserError(
-            f"shifted_positions: k={k}, but only {images - 1} images can vote; use k={images - 1}."
-        )
+        raise UserError(f"k={k}, but only {images - 1} images can vote; use k={images - 1}.")
 
 
 def edits_of(
@@ -186,15 +174,14 @@ def _figures(
     disturbed_BD: Tensor, usual_BD: Tensor, labels_B: Tensor, k: int
 ) -> dict[str, float | None]:
     """Return the cosine and its standard error, and top-1 where there are classes and k others."""
-    cosine_B = F.cosine_similarity(disturbed_BD, usual_BD).double()
+    cosine_B = F.cosine_similarity(disturbed_BD, usual_BD)
     right = None
     if bool((labels_B >= 0).all()) and len(labels_B) > k:
         predicted_B = nearest_class(
             disturbed_BD, usual_BD, labels_B, k=k, temperature=TEMPERATURE, leave_one_out=True
         )
         right = float((predicted_B == labels_B).double().mean())
-    error = float(standard_error(cosine_B))
-    return {"cosine": float(cosine_B.mean()), "cosine_se": error, "top1": right}
+    return {**mean_and_error("cosine", cosine_B), "top1": right}
 
 
 def table(results: Mapping[str, Any]) -> str:

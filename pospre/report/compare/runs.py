@@ -50,6 +50,11 @@ class Comparison:
     recipe: list[Row]
     notes: list[str]
 
+    @property
+    def figure_header(self) -> list[str]:
+        """What the columns of ``figures`` are called."""
+        return [*self.names, "difference"] if len(self.names) == 2 else self.names
+
 
 def read_runs(folders: Sequence[str]) -> list[Run]:
     """Read run folders of this machine.

@@ -7,23 +7,22 @@ from pospre.report.compare.reference import Check
 from pospre.report.compare.runs import Comparison
 from pospre.report.plots import format_value
 
-DIFFERENCE = "difference"
 BEYOND = "* beyond two standard errors of the difference (independent samples)"
 
 
 def comparison_text(comparison: Comparison) -> str:
     """Return the tables of a comparison."""
-    names, two = comparison.names, len(comparison.names) == 2
+    header = ["", *comparison.names]
     title = f"Curves: mean of the last tenth up to step {comparison.step}"
-    tables = [_table(title, names, [[row.label, *row.cells] for row in comparison.curves])]
+    tables = [format_table(title, header, [[row.label, *row.cells] for row in comparison.curves])]
     if comparison.figures:
-        header = [*names, DIFFERENCE] if two else names
         rows = [[row.label, *row.cells] for row in comparison.figures]
         notes = [*([BEYOND] if any("*" in row[-1] for row in rows) else []), *comparison.notes]
-        tables.append(_table("Evaluations ± standard error", header, rows, notes))
+        columns = ["", *comparison.figure_header]
+        tables.append(format_table("Evaluations ± standard error", columns, rows, notes))
     if comparison.recipe:
         rows = [[row.label, *row.cells] for row in comparison.recipe]
-        tables.append(_table("Recipes, where they differ", names, rows))
+        tables.append(format_table("Recipes, where they differ", header, rows))
     else:
         tables.append("The recipes are the same.")
     return "\n\n".join(tables)
@@ -52,9 +51,3 @@ def reference_text(checks: Sequence[Check], name: str) -> str:
             f"{first.curve} at steps {first.first + 1}–{first.last}"
         )
     return format_table("Beside the reference", header, rows, [verdict])
-
-
-def _table(
-    title: str, names: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()
-) -> str:
-    return format_table(title, ["", *names], rows, notes)

@@ -9,13 +9,16 @@ import torch
 
 from pospre.augment.device import DeviceAugment, ViewDraws
 from pospre.data.cores import available_cores, one_thread
+from pospre.data.loader import ViewLoader
+from pospre.data.views.plan import first_view
 from pospre.recipe.recipe import Recipe
 from pospre.report.loader.costs import STAGES, WAITING, WORK, LoaderCosts, RemoteCosts, StageTimes
 from pospre.report.loader.image_sizes import look_at_sizes
+from pospre.training.data import build_data
+from pospre.training.device import build_device
 
 if TYPE_CHECKING:
     from pospre.data.bucket.reader import RemoteMdsReader
-    from pospre.data.loader import ViewLoader
 
 _LEAST_BATCHES = 8
 
@@ -31,8 +34,6 @@ def measure(recipe: Recipe, num_images: int, feed: float | None = None) -> Loade
     Raises:
         UserError: the data cannot be read, or are fewer than a batch.
     """
-    from pospre.training.data import build_data
-
     loader = build_data(recipe)
     # In small batches: not more images than were asked for, whatever the recipe's batch.
     some = min(num_images, loader.num_samples)
@@ -73,7 +74,7 @@ def measure(recipe: Recipe, num_images: int, feed: float | None = None) -> Loade
     )
 
 
-def _remote_reader(recipe: Recipe, loader: "ViewLoader") -> "RemoteMdsReader | None":
+def _remote_reader(recipe: Recipe, loader: ViewLoader) -> "RemoteMdsReader | None":
     if "://" not in recipe.data.path:
         return None
     from pospre.data.bucket.reader import RemoteMdsReader  # boto3 is for remote data alone
@@ -95,9 +96,7 @@ def _remote_costs(recipe: Recipe, reader: "RemoteMdsReader", rate: float) -> Rem
 class _Device:
     """Does with a batch what training does before its step: copies it and augments its views."""
 
-    def __init__(self, recipe: Recipe, loader: "ViewLoader") -> None:
-        from pospre.training.device import build_device
-
+    def __init__(self, recipe: Recipe, loader: ViewLoader) -> None:
         self.loader, self.seed = loader, recipe.seed
         self.device = torch.device("cuda" if build_device(recipe).name == "gpu" else "cpu")
         mean, std, channels = recipe.data.mean, recipe.data.std, recipe.encoder.channels
@@ -105,8 +104,6 @@ class _Device:
 
     def take(self, batch: Any) -> tuple[float, float, float]:
         """Return when the batch was there, when copied, and when augmented."""
-        from pospre.data.views.plan import first_view
-
         there = self._clock()
         moved = {key: value.to(self.device) for key, value in batch.items()}
         copied = self._clock()
@@ -124,13 +121,13 @@ class _Device:
         return time.perf_counter()
 
 
-def _some_batches(loader: "ViewLoader", num_images: int, warm_up: int) -> Iterator[tuple[int, Any]]:
+def _some_batches(loader: ViewLoader, num_images: int, warm_up: int) -> Iterator[tuple[int, Any]]:
     """Yield batches, numbered so that those of the warm-up are below 0."""
     wanted = warm_up + max(1, round(num_images / loader.batch_size))
     return enumerate(islice(loader, min(len(loader), wanted)), -min(warm_up, len(loader) - 1))
 
 
-def _loaded_per_s(loader: "ViewLoader", num_images: int) -> float:
+def _loaded_per_s(loader: ViewLoader, num_images: int) -> float:
     """Let the recipe's threads work as in training, for a consumer that costs nothing."""
     seen, begin = 0, time.perf_counter()
     for number, batch in _some_batches(loader, num_images, 1):

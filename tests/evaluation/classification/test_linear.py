@@ -25,9 +25,8 @@ from pospre.evaluation.classification.heads import (
 from pospre.evaluation.classification.protocols import PROTOCOLS, Protocol
 from pospre.evaluation.classification.vectors import Part
 from pospre.evaluation.registry import check_settings
-from pospre.evaluation.run import check_evaluation, run_evaluation
-from pospre.training.checkpoints.content import load_model
-from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
+from pospre.evaluation.run import check_evaluation
+from tests.evaluation.checkpoints import measured, save_checkpoint, tiny_recipe
 
 Images = Callable[..., Path]
 CPU = torch.device("cpu")
@@ -45,11 +44,7 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def evaluate(checkpoint: Path, data: Path, **settings: Any) -> dict[str, Any]:
-    model, recipe = load_model(str(checkpoint))
-    results: dict[str, Any] = run_evaluation(
-        "linear", model, recipe, data, {"bank": str(data), **settings}, progress=False
-    )["results"]
-    return results
+    return measured("linear", checkpoint, data, bank=str(data), **settings)
 
 
 def test_lars_steps_as_in_maes_code() -> None:

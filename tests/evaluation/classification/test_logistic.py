@@ -1,24 +1,16 @@
 """Logistic regression: its optimum, what it separates, and its bad input."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from pospre.errors import UserError
 from pospre.evaluation.classification import logistic
-from pospre.evaluation.run import run_evaluation
-from pospre.training.checkpoints.content import load_model
+from tests.evaluation.checkpoints import measured
 
-
-def evaluate(checkpoint: Path, data: Path, **settings: Any) -> dict[str, Any]:
-    model, recipe = load_model(str(checkpoint))
-    results: dict[str, Any] = run_evaluation(
-        "logistic", model, recipe, data, settings, progress=False
-    )["results"]
-    return results
+evaluate = partial(measured, "logistic")
 
 
 def test_probabilities_are_those_of_scikit_learn() -> None:
@@ -58,25 +50,3 @@ def test_results_state_what_was_measured(mae_checkpoint: Path, image_folder: Any
     text = logistic.table(results)
     assert "weight decay" in text and "not the papers' protocol" in text
     assert evaluate(mae_checkpoint, data, bank=str(data), num_bank=10)["bank_samples"] == 10
-
-
-@pytest.mark.parametrize(
-    ("folder", "message"),
-    [
-        ({"num_images": 12, "classes": ()}, r"logistic needs labels.*one folder per class"),
-        ({"num_images": 6}, r"gives 6 images of 2 classes; a classifier needs at least 10"),
-    ],
-)
-def test_a_bank_that_teaches_nothing_is_refused(
-    mae_checkpoint: Path, image_folder: Any, folder: dict[str, Any], message: str
-) -> None:
-    data = image_folder(**folder)
-    with pytest.raises(UserError, match=message):
-        evaluate(mae_checkpoint, data, bank=str(data))
-
-
-def test_other_classes_in_the_bank_are_refused(mae_checkpoint: Path, image_folder: Any) -> None:
-    data = image_folder(num_images=12)
-    bank = image_folder(num_images=12, classes=("cat", "cow"), name="bank")
-    with pytest.raises(UserError, match=r"logistic: .*first difference: 'cow'"):
-        evaluate(mae_checkpoint, data, bank=str(bank))

@@ -2,8 +2,8 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,11 +16,10 @@ from pospre.evaluation.classification.class_sets import open_class_set
 from pospre.evaluation.classification.predictions import log_probabilities
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.registry import Context
-from pospre.evaluation.run import check_evaluation, run_evaluation
+from pospre.evaluation.run import check_evaluation
 from pospre.evaluation.sampling import Sampling
-from pospre.recipe.recipe import recipe_from_dict
 from pospre.training.checkpoints.content import load_model
-from tests.evaluation.checkpoints import save_checkpoint
+from tests.evaluation.checkpoints import measured, save_checkpoint, tiny_recipe
 
 Images = Callable[..., Path]
 NAMES = ("n01", "n02", "n03", "n04")
@@ -29,24 +28,9 @@ NAMES = ("n01", "n02", "n03", "n04")
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a checkpoint of a classifier of four classes at 32 pixels."""
-    recipe = recipe_from_dict(
-        {
-            "run_name": "tiny",
-            "data": {"path": "unused", "batch_size": 4},
-            "encoder": {"name": "vit_tiny16", "image_size": 32, "patch_size": 8, "depth": 1},
-            "algorithms": {"supervised": {"num_classes": 4, "head_init": 1.0}},
-            "trainer": {"max_duration": "1ep", "run_folder": str(tmp_path_factory.mktemp("runs"))},
-        }
-    )
-    return save_checkpoint(recipe)
-
-
-def measure(checkpoint: Path, data: Path, **settings: Any) -> dict[str, Any]:
-    model, recipe = load_model(str(checkpoint))
-    results: dict[str, Any] = run_evaluation(
-        "robustness", model, recipe, data, settings, progress=False
-    )["results"]
-    return results
+    algorithms = {"supervised": {"num_classes": 4, "head_init": 1.0}}
+    small = {"image_size": 32, "patch_size": 8, "depth": 1}
+    return save_checkpoint(tiny_recipe(tmp_path_factory.mktemp("runs"), algorithms, **small))
 
 
 def scores_of(checkpoint: Path, data: Path) -> tuple[torch.Tensor, torch.Tensor]:
@@ -65,13 +49,14 @@ def batch_of(*indices: int) -> dict[str, torch.Tensor]:
 
 def test_boxes_are_painted() -> None:
     images = torch.rand(3, 3, 20, 12) + 1
-    middle = damage.occlude_center(images, batch_of(0, 1, 2), 0, side=0.5)
+    middle = damage.occlude(images, batch_of(0, 1, 2), 0, side=0.5, anywhere=False)
     assert (middle[..., 5:15, 3:9] == 0).all() and int((middle == 0).sum()) == 3 * 3 * 10 * 6
     assert torch.equal(middle[..., :5, :], images[..., :5, :])
-    moved = damage.occlude_random(images, batch_of(0, 1, 2), 0, side=0.5)
+    box = partial(damage.occlude, side=0.5, anywhere=True)
+    moved = box(images, batch_of(0, 1, 2), 0)
     assert ((moved == 0).sum((1, 2, 3)) == 3 * 10 * 6).all()
-    assert torch.equal(moved[1:], damage.occlude_random(images[1:], batch_of(1, 2), 0, side=0.5))
-    assert not torch.equal(moved, damage.occlude_random(images, batch_of(0, 1, 2), 1, side=0.5))
+    assert torch.equal(moved[1:], box(images[1:], batch_of(1, 2), 0))
+    assert not torch.equal(moved, box(images, batch_of(0, 1, 2), 1))
 
 
 def test_whole_patches_are_painted() -> None:
@@ -117,8 +102,8 @@ def test_figures_are_those_of_other_libraries(
     real = tmp_path / "real.json"  # of images 1 to 23; the files here count from 0
     (data / "n01" / "0000.jpg").rename(data / "n01" / "val_0024.jpg")
     real.write_text(json.dumps([[n % 4, (n + 1) % 4] if n % 3 else [] for n in range(1, 25)]))
-    results = measure(
-        classifier, data, sets=f"{some},{numbered},{objects}", lists=str(lists),
+    results = measured(
+        "robustness", classifier, data, sets=f"{some},{numbered},{objects}", lists=str(lists),
         outliers=str(strange), reassessed=str(real), batch_size=5,
     )  # fmt: skip
     scores, labels = scores_of(classifier, data)
@@ -196,7 +181,7 @@ def test_an_encoder_without_positions_keeps_them(tmp_path: Path) -> None:
 
 def test_class_sets_by_number_and_by_name(image_folder: Images) -> None:
     numbered = image_folder(num_images=4, classes=("0", "2"), name="numbered")
-    by_number = open_class_set("robustness", str(numbered), list(NAMES), None)
+    by_number = open_class_set(str(numbered), list(NAMES), None)
     assert by_number.right.nonzero().tolist() == [[0, 0], [1, 2]]
-    by_name = open_class_set("robustness", str(numbered), ["2", "1", "0"], None)
+    by_name = open_class_set(str(numbered), ["2", "1", "0"], None)
     assert by_name.right.nonzero().tolist() == [[0, 2], [1, 0]]

@@ -38,7 +38,7 @@ def voc(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def coco(tmp_path_factory: pytest.TempPathFactory) -> BoxSet:
     folder = coco_folder(tmp_path_factory.mktemp("coco"), {"train": 2, "val": 12})
-    return open_boxes("detection", str(folder), "val")
+    return open_boxes(str(folder), "val")
 
 
 # -- figures --------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def _with_items(coco: BoxSet) -> list[tuple[dict[str, Any], Any]]:
 
 def test_coco_voc_and_scenes_are_read(coco: BoxSet, voc: Path, tmp_path: Path):
     assert list(coco.classes) == ["red", "green"]  # by their ids, 3 and 7
-    pascal = open_boxes("detection", str(voc), "val")
+    pascal = open_boxes(str(voc), "val")
     assert list(pascal.classes) == ["green", "red"]
     for index in range(4):
         wanted = [tuple(map(float, each[:4])) for each in rectangles(100 + index, 64, 64)]
@@ -126,7 +126,7 @@ def test_coco_voc_and_scenes_are_read(coco: BoxSet, voc: Path, tmp_path: Path):
     assert coco.has_masks and not pascal.has_masks
     settings = Settings(num_images=3, size=48, seed=0, split="val", frames=1)
     render_scenes(tmp_path / "scenes", settings, num_workers=1)
-    scenes = open_boxes("detection", str(tmp_path / "scenes"), "val")
+    scenes = open_boxes(str(tmp_path / "scenes"), "val")
     lines = (tmp_path / "scenes" / "labels.jsonl").read_text().splitlines()
     first = json.loads(lines[0])["objects"]
     assert [item.box for item in scenes.items[0]] == [tuple(map(float, o["box"])) for o in first]
@@ -231,7 +231,7 @@ def test_masks_are_learned_too_and_what_is_fine_tuned_is_a_copy(
     read = Mock(wraps=open_boxes)
     monkeypatch.setattr(detection, "open_boxes", read)
     results = measure("detection", data, **settings)
-    assert [call.args[2] for call in read.call_args_list] == ["train", "val"]  # once each
+    assert [call.args[1] for call in read.call_args_list] == ["train", "val"]  # once each
     assert results["mask_AP"] is not None
     assert results["initial_AP"] == results["AP"] and results["initial_loss"] == results["loss"]
     text = detection.table(json.loads(json.dumps(results)))
@@ -298,7 +298,7 @@ def test_annotations_of_nothing_are_refused(tmp_path: Path, change, message):
     content["annotations"][0] |= change
     path.write_text(json.dumps(content))
     with pytest.raises(UserError, match=message):
-        open_boxes("detection", str(data), "val")
+        open_boxes(str(data), "val")
 
 
 def test_boxes_without_area_are_counted_and_other_classes_refused(tmp_path: Path):
@@ -308,14 +308,14 @@ def test_boxes_without_area_are_counted_and_other_classes_refused(tmp_path: Path
     content["annotations"][0]["bbox"] = [70, 2, 5, 5]  # right of the image
     content["categories"].append({"id": 9, "name": "blue"})
     path.write_text(json.dumps(content))
-    found = open_boxes("detection", str(data), "val")
+    found = open_boxes(str(data), "val")
     assert found.dropped == 1 and len(found.items[0]) == 1
     with pytest.raises(UserError, match=r"other classes than what is learned from .*'blue'"):
-        open_boxes("detection", str(data), "val", ["red", "green"])
+        open_boxes(str(data), "val", ["red", "green"])
     content["images"][0] |= {"height": 640, "width": 640}
     path.write_text(json.dumps(content))
     with pytest.raises(UserError, match=r"0\.jpg has height and width \(640, 640\), but it has"):
-        open_boxes("detection", str(data), "val")
+        open_boxes(str(data), "val")
     path.write_text("[]")
     with pytest.raises(UserError, match=r"instances_val2017\.json is no COCO annotation file"):
-        open_boxes("detection", str(data), "val")
+        open_boxes(str(data), "val")

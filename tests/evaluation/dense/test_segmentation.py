@@ -99,7 +99,7 @@ def test_whole_images_are_padded_to_patches():
 
 
 def test_crops_keep_image_and_mask_together_and_follow_their_seed(data):
-    masks = open_masks("segmentation", str(data), "train", 255)
+    masks = open_masks(str(data), "train", 255)
     crops = Crops(masks, 3, 40, (32, 40), (0, 0, 0), seed=3)
     image, classes = crops[2, 1]
     assert image.shape == (3, 32, 40) and classes.shape == (32, 40)
@@ -189,10 +189,10 @@ def test_scenes_and_ade20k_are_read(measure: Run, tmp_path: Path):
             values[:8] = 0
             save(tmp_path / "ade" / "annotations" / split / f"{index}.png", values)
             save(tmp_path / "ade" / "images" / split / f"{index}.jpg", COLOURS[values // 150])
-    masks = open_masks("segmentation", str(tmp_path / "ade"), "val", None)
+    masks = open_masks(str(tmp_path / "ade"), "val", None)
     classes = masks.read(0, 150)
     assert set(np.unique(classes[:8])) == {IGNORED} and set(np.unique(classes[8:])) == {149}
-    scenes = open_masks("segmentation", str(tmp_path), "val", None)
+    scenes = open_masks(str(tmp_path), "val", None)
     line = json.loads((tmp_path / "val" / "labels.jsonl").read_text().splitlines()[1])
     areas = sum(item["area"] for item in line["objects"])
     assert (scenes.read(1, 7) > 0).sum() == areas > 0

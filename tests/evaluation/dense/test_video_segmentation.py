@@ -160,7 +160,7 @@ def test_objects_are_followed_by_their_colours(measure: Run, tmp_path: Path):
 def test_rendered_tracks_are_followed(measure: Run, tmp_path: Path):
     settings = Settings(num_images=6, size=64, seed=0, split="val", frames=3)
     render_scenes(tmp_path / "tracks", settings, num_workers=1)
-    videos = open_videos("video_segmentation", str(tmp_path / "tracks"), "2017/val")
+    videos = open_videos(str(tmp_path / "tracks"), "2017/val")
     assert [len(video.frames) for video in videos] == [3, 3]
     results = measure("video_segmentation", tmp_path / "tracks", baseline=False, size=None)
     assert results["objects"] == sum(len(video.first_objects()) for video in videos)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from pospre.batch import Batch
@@ -15,10 +14,8 @@ from pospre.errors import UserError
 from pospre.evaluation.position.patch_position import Predictor, measure, summarise, table
 from pospre.evaluation.registry import check_settings, figures_of
 from pospre.evaluation.run import run_evaluation
-from pospre.recipe.recipe import Recipe, recipe_from_dict
-from pospre.train import main
-from pospre.training.checkpoints.content import load_model
-from tests.evaluation.checkpoints import save_checkpoint
+from pospre.training.build import build_model
+from tests.evaluation.checkpoints import tiny_recipe
 
 PATCHES = 16
 Evaluate = Callable[..., dict[str, Any]]
@@ -94,27 +91,13 @@ def test_mask_ratios_are_read_from_a_command_line_and_from_a_recipe() -> None:
             check_settings("patch_position", {"mask_ratios": wrong})
 
 
-def mp3_recipe(run_folder: Path, **options: Any) -> Recipe:
-    return recipe_from_dict(
-        {
-            "run_name": "tiny",
-            "data": {"path": "unused", "batch_size": 4},
-            "encoder": {"name": "vit_tiny16", "image_size": 64, "depth": 2, "positions": "none"},
-            "algorithms": {"mp3": options},
-            "trainer": {"max_duration": "1ep", "run_folder": str(run_folder)},
-        }
-    )
-
-
 @pytest.fixture
 def evaluate(tmp_path: Path) -> Evaluate:
     def run(data: Path, options: dict[str, Any] | None = None, **settings: Any) -> dict[str, Any]:
-        folder = tmp_path / "-".join(options or {"plain": 0})
-        checkpoint = folder / "tiny" / "checkpoints" / "ep1-ba2.pt"
-        if not checkpoint.exists():
-            save_checkpoint(mp3_recipe(folder, **(options or {})))
-        model, recipe = load_model(str(checkpoint))
-        return run_evaluation("patch_position", model, recipe, data, settings, progress=False)
+        recipe = tiny_recipe(tmp_path, {"mp3": options or {}}, positions="none")
+        return run_evaluation(
+            "patch_position", build_model(recipe), recipe, data, settings, progress=False
+        )
 
     return run
 
@@ -136,42 +119,3 @@ def test_told_positions_are_told_in_the_evaluation_too(
     data = image_folder(num_images=5)
     results = evaluate(data, {"position_rate": 0.25}, **settings)["results"]
     assert results["ratios"][0]["patches"] == 3 * 12 and results["samples"] == 3
-
-
-def test_a_model_of_another_method_is_refused(
-    mae_checkpoint: Path, image_folder: Callable[..., Path]
-) -> None:
-    model, recipe = load_model(str(mae_checkpoint))
-    with pytest.raises(UserError, match=r"algorithms.mp3 trains, and this recipe has mae"):
-        run_evaluation("patch_position", model, recipe, image_folder(), progress=False)
-
-
-def test_a_recipe_without_mp3_is_refused_before_training(
-    image_folder: Callable[..., Path], tmp_path: Path
-) -> None:
-    recipe = Path(__file__).parents[3] / "yamls" / "demo" / "mae.yaml"
-    overrides = [
-        f"data.path={image_folder()}",
-        f"trainer.run_folder={tmp_path}/runs",
-        "evaluation.patch_position={}",
-    ]
-    with pytest.raises(UserError, match=r"evaluation.patch_position: .*algorithms.mp3 trains"):
-        main([str(recipe), *overrides])
-    assert not (tmp_path / "runs").exists()
-
-
-def test_solvable_pictures_are_solved_by_an_untrained_baselines_rival() -> None:
-    """Logits that know the answer beat those that do not: the two columns are not swapped."""
-
-    def knowing(batch: Batch, ratio: float) -> tuple[Tensor, Tensor, Tensor]:
-        logits = F.one_hot(torch.arange(PATCHES)).float().expand(len(batch["index"]), -1, -1)
-        everyone = torch.ones(logits.shape[:2], dtype=torch.bool)
-        return logits, everyone, everyone
-
-    def guessing(batch: Batch, ratio: float) -> tuple[Tensor, Tensor, Tensor]:
-        logits, everyone, asked = knowing(batch, ratio)
-        return logits.flip(-1), everyone, asked
-
-    counts = measure({"trained": knowing, "initial": guessing}, batches(), (0.0,))
-    row = summarise(counts, (4, 4))["ratios"][0]
-    assert (row["top1"], row["initial_top1"]) == (1.0, 0.0)

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from pospre.algorithms.droppos import draw_masks
-from pospre.errors import UserError
 from pospre.evaluation.position.position_grid import (
     MASK_RATIOS,
     POSITION_MASK_RATIOS,
@@ -113,12 +112,6 @@ def test_limit_draws_images_by_seed(evaluate, image_folder):
     assert document["results"]["samples"] == 5 and document["results"]["initial_mean"] is None
     assert document["settings"]["num_samples"] == 5
     assert evaluate(data, num_samples=50, baseline=False)["results"]["samples"] == 9
-
-
-def test_model_without_position_head_is_refused(mae_checkpoint, image_folder):
-    model, recipe = load_model(str(mae_checkpoint))
-    with pytest.raises(UserError, match=r"algorithms.droppos trains, and this recipe has mae"):
-        run_evaluation("position_grid", model, recipe, image_folder(), progress=False)
 
 
 def test_real_photographs(evaluate, test_data):

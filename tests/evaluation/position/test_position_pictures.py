@@ -11,9 +11,9 @@ from pospre.evaluation.position.mosaic import compose_views, place_patches
 from pospre.evaluation.position.position_pictures import VIEWS, strew, table
 from pospre.evaluation.run import run_evaluation
 from pospre.nn.decoder import patchify
-from pospre.recipe.recipe import recipe_from_dict
 from pospre.training.build import build_model
 from pospre.training.checkpoints.content import load_model
+from tests.evaluation.checkpoints import tiny_recipe
 
 
 def random_image(height=32, width=48):
@@ -100,21 +100,8 @@ def test_nowhere_to_write_is_refused(droppos_checkpoint, image_folder):
 
 @pytest.fixture(scope="module")
 def mp3(tmp_path_factory):
-    recipe = recipe_from_dict(
-        {
-            "run_name": "tiny",
-            "data": {"path": "unused", "batch_size": 4},
-            "encoder": {
-                "name": "vit_tiny16",
-                "image_size": 32,
-                "patch_size": 8,
-                "depth": 1,
-                "positions": "none",
-            },
-            "algorithms": {"mp3": {}},
-            "trainer": {"max_duration": "1ep", "run_folder": str(tmp_path_factory.mktemp("runs"))},
-        }
-    )
+    small = {"image_size": 32, "patch_size": 8, "depth": 1, "positions": "none"}
+    recipe = tiny_recipe(tmp_path_factory.mktemp("runs"), {"mp3": {}}, **small)
     return build_model(recipe).eval(), recipe
 
 

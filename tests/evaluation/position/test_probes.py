@@ -12,7 +12,7 @@ from pospre.evaluation.position.probes import (
     fit_probes,
     fit_whitening,
     r_squared,
-    top1,
+    scores,
 )
 
 GRID = (3, 4)
@@ -61,7 +61,7 @@ def test_the_regression_is_that_of_scikit_learn(
         probes.rows_and_columns(tokens_MD)[:, None], torch.from_numpy(targets)[:, None]
     )
     wanted = r2_score(targets, theirs.predict(white), multioutput="variance_weighted")
-    assert ours.value == pytest.approx(wanted, abs=1e-5)
+    assert ours["r2"] == pytest.approx(wanted, abs=1e-5)
 
 
 def test_whitened_tokens_are_white(tokens: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -81,20 +81,24 @@ def test_coordinates_are_row_major() -> None:
     ]
 
 
-def test_errors_are_those_of_a_jackknife_over_images() -> None:
+def test_errors_are_those_of_a_jackknife_over_images(
+    tokens: tuple[torch.Tensor, torch.Tensor], probes: Probes
+) -> None:
     generator = torch.Generator().manual_seed(1)
     targets = torch.rand(40, 9, 2, generator=generator)
     scale = torch.rand(40, 1, 1, generator=generator)
     predicted = targets + 0.3 * scale * torch.randn(40, 9, 2, generator=generator)
-    places = torch.randint(0, 3, (2, 40, 9), generator=generator)
+    read, places = tokens[0][:360].view(40, 9, 16), tokens[1][:360].view(40, 9)
+    named = probes.places(read.flatten(0, 1)).view(40, 9)
 
     def without(image: int) -> tuple[float, float]:
         rest = torch.arange(40) != image
-        ratio = r_squared(predicted[rest], targets[rest]).value
-        return ratio, accuracy_score(places[0][rest].flatten(), places[1][rest].flatten())
+        ratio = r_squared(predicted[rest], targets[rest])["r2"]
+        return ratio, accuracy_score(places[rest].flatten(), named[rest].flatten())
 
     left_out = np.array([without(image) for image in range(40)])
     jackknife = np.sqrt(39 / 40 * ((left_out - left_out.mean(0)) ** 2).sum(0))
-    assert r_squared(predicted, targets).error == pytest.approx(jackknife[0], rel=0.1)
-    assert top1(*places).error == pytest.approx(jackknife[1], rel=1e-6)
-    assert top1(*places).value == pytest.approx(accuracy_score(*places.flatten(1)))
+    assert r_squared(predicted, targets)["r2_se"] == pytest.approx(jackknife[0], rel=0.1)
+    found = scores(probes, read, places, GRID)
+    assert found["top1_se"] == pytest.approx(jackknife[1], rel=1e-6)
+    assert found["top1"] == pytest.approx(accuracy_score(places.flatten(), named.flatten()))

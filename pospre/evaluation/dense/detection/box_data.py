@@ -80,21 +80,19 @@ class BoxSet:
 
     def coco(self) -> dict[str, Any]:
         """Return it all as COCO's annotations: ids count from 1, images in their order."""
+        placed = [(place, item) for place, row in enumerate(self.items, start=1) for item in row]
         annotations = [
             {
-                "id": 0,
-                "image_id": number,
+                "id": number,
+                "image_id": place,
                 "category_id": item.label,
                 "bbox": [*item.box[:2], item.box[2] - item.box[0], item.box[3] - item.box[1]],
                 "area": item.area,
                 "iscrowd": int(item.crowd),
                 **({} if item.mask is None else {"segmentation": item.mask}),
             }
-            for number, items in enumerate(self.items, start=1)
-            for item in items
+            for number, (place, item) in enumerate(placed, start=1)
         ]
-        for number, annotation in enumerate(annotations, start=1):
-            annotation["id"] = number
         return {
             "images": [
                 {"id": number, "height": height, "width": width}
@@ -107,11 +105,10 @@ class BoxSet:
         }
 
 
-def open_boxes(owner: str, root: str, split: str, classes: Sequence[str] | None = None) -> BoxSet:
+def open_boxes(root: str, split: str, classes: Sequence[str] | None = None) -> BoxSet:
     """Find a split of a data set, and open its images and annotations.
 
     Args:
-        owner: the evaluation, for messages.
         root: folder of the data set.
         split: its name.
         classes: those of the split that is learned from; None takes what this split has.
@@ -123,14 +120,14 @@ def open_boxes(owner: str, root: str, split: str, classes: Sequence[str] | None 
     base = Path(root)
     listed = sorted((base / "annotations").glob(f"instances_{split}*.json"))
     if listed:
-        found = _coco(owner, base, listed[0])
+        found = _coco(base, listed[0])
     elif (base / "ImageSets" / "Main" / f"{split}.txt").is_file():
-        found = _voc(owner, base, split, classes)
+        found = _voc(base, split, classes)
     else:
         folders = [folder for folder in (base / split, base) if (folder / LABELS).is_file()]
         if not folders:
             raise UserError(
-                f"{owner}: {root} holds no split '{split}' of images with boxes; give a folder "
+                f"{root} holds no split '{split}' of images with boxes; give a folder "
                 f"with annotations/instances_{split}.json (COCO), with ImageSets/Main/{split}.txt, "
                 "Annotations and JPEGImages (Pascal VOC), or rendered scenes."
             )
@@ -138,19 +135,19 @@ def open_boxes(owner: str, root: str, split: str, classes: Sequence[str] | None 
     if classes is not None and list(found.classes) != list(classes):
         different = sorted(set(found.classes) ^ set(classes)) or ["their order"]
         raise UserError(
-            f"{owner}: {found.address} has other classes than what is learned from (first "
+            f"{found.address} has other classes than what is learned from (first "
             f"difference: '{different[0]}'); both need the same."
         )
     if not any(found.items):
-        raise UserError(f"{owner}: {found.address} has no boxes at all.")
+        raise UserError(f"{found.address} has no boxes at all.")
     return found
 
 
-def _coco(owner: str, base: Path, path: Path) -> BoxSet:
+def _coco(base: Path, path: Path) -> BoxSet:
     name = path.stem.removeprefix("instances_")
     folder = next((base / part for part in (name, "images") if (base / part).is_dir()), None)
     if folder is None:
-        raise UserError(f"{owner}: {path} needs its images in {base / name} or {base / 'images'}.")
+        raise UserError(f"{path} needs its images in {base / name} or {base / 'images'}.")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         categories = sorted(content["categories"], key=lambda each: each["id"])
@@ -160,14 +157,14 @@ def _coco(owner: str, base: Path, path: Path) -> BoxSet:
         places = {each["id"]: place for place, each in enumerate(images)}
         files = [folder / each["file_name"] for each in images]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{owner}: {path} is no COCO annotation file ({error!r}).") from error
+        raise UserError(f"{path} is no COCO annotation file ({error!r}).") from error
     bar = tqdm(files, "images", unit="img", disable=None, delay=2)
-    sides = [_sides(owner, file, path) for file in bar]
+    sides = [_sides(file, path) for file in bar]
     for image, file, (rows, cols) in zip(images, files, sides, strict=True):
         told = (image.get("height") or rows, image.get("width") or cols)
         if told != (rows, cols):
             raise UserError(
-                f"{owner}: {path} says that {file} has height and width {told}, but it has "
+                f"{path} says that {file} has height and width {told}, but it has "
                 f"{(rows, cols)}; boxes and masks of another size would not fit. Mend either."
             )
     items: list[list[Item | None]] = [[] for _ in images]
@@ -175,17 +172,17 @@ def _coco(owner: str, base: Path, path: Path) -> BoxSet:
         where = f"{path}: annotation {each.get('id')}"
         if each.get("category_id") not in labels:
             raise UserError(
-                f"{owner}: {where} has the category {each.get('category_id')}; known are "
+                f"{where} has the category {each.get('category_id')}; known are "
                 f"{', '.join(map(str, labels))}."
             )
         if each.get("image_id") not in places:
-            raise UserError(f"{owner}: {where} is on the image {each.get('image_id')}, not listed.")
+            raise UserError(f"{where} is on the image {each.get('image_id')}, not listed.")
         try:
             x, y, width, height = (float(number) for number in each["bbox"])
         except (KeyError, TypeError, ValueError):
             x = y = width = height = math.nan
         if not all(map(math.isfinite, (x, y, width, height))):
-            raise UserError(f"{owner}: {where} has no bbox of four numbers; add it.")
+            raise UserError(f"{where} has no bbox of four numbers; add it.")
         place = places[each["image_id"]]
         mask = _coco_mask(each.get("segmentation"), *sides[place])
         label, crowd = labels[each["category_id"]], bool(each.get("iscrowd", 0))
@@ -205,23 +202,21 @@ def _coco_mask(given: Any, height: int, width: int) -> Mapping[str, Any] | None:
     return merged
 
 
-def _voc(owner: str, base: Path, split: str, classes: Sequence[str] | None) -> BoxSet:
+def _voc(base: Path, split: str, classes: Sequence[str] | None) -> BoxSet:
     listed = base / "ImageSets" / "Main" / f"{split}.txt"
     names = [line.split()[0] for line in listed.read_text(encoding="utf-8").splitlines() if line]
     paths = [base / "Annotations" / f"{name}.xml" for name in names]
-    objects = [_voc_objects(owner, path) for path in paths]
+    objects = [_voc_objects(path) for path in paths]
     known = list(classes or sorted({name for found in objects for name, *_ in found}))
     files, sides, items = [], [], []
     for name, path, found in zip(names, paths, objects, strict=True):
         images = [base / "JPEGImages" / f"{name}{suffix}" for suffix in _IMAGES]
         file = next((image for image in images if image.is_file()), images[0])
-        side = _sides(owner, file, path)
+        side = _sides(file, path)
         row = []
         for kind, box, difficult in found:
             if kind not in known:
-                raise UserError(
-                    f"{owner}: {path} has the class '{kind}'; known are {', '.join(known)}."
-                )
+                raise UserError(f"{path} has the class '{kind}'; known are {', '.join(known)}.")
             row.append(_item(box, known.index(kind) + 1, difficult, side, None, None))
         files.append(file)
         sides.append(side)
@@ -229,14 +224,12 @@ def _voc(owner: str, base: Path, split: str, classes: Sequence[str] | None) -> B
     return _set(f"{base} ({split})", files, sides, items, known)
 
 
-def _voc_objects(
-    owner: str, path: Path
-) -> list[tuple[str, tuple[float, float, float, float], bool]]:
+def _voc_objects(path: Path) -> list[tuple[str, tuple[float, float, float, float], bool]]:
     """Return class, box and whether it is difficult of every object of an annotation."""
     try:
         tree = ElementTree.parse(path)
     except (OSError, ElementTree.ParseError) as error:
-        raise UserError(f"{owner}: {path} is no annotation that can be read ({error}).") from error
+        raise UserError(f"{path} is no annotation that can be read ({error}).") from error
     found = []
     for number, item in enumerate(tree.iter("object"), start=1):
         texts = [item.findtext(f"bndbox/{key}") for key in ("xmin", "ymin", "xmax", "ymax")]
@@ -244,7 +237,7 @@ def _voc_objects(
             x0, y0, x1, y1 = (float(str(text)) for text in texts)
         except ValueError:
             raise UserError(
-                f"{owner}: {path}, object {number}, has no bndbox of four numbers; add it."
+                f"{path}, object {number}, has no bndbox of four numbers; add it."
             ) from None
         difficult = (item.findtext("difficult") or "0").strip() == "1"
         # VOC counts pixels from 1, and x1, y1 are the last pixel of the box
@@ -273,9 +266,9 @@ def _scenes(folder: Path) -> BoxSet:
     return _set(str(folder), files, sides, items, SCENE_CLASSES)
 
 
-def _sides(owner: str, file: Path, annotation: Path) -> tuple[int, int]:
+def _sides(file: Path, annotation: Path) -> tuple[int, int]:
     if not file.is_file():
-        raise UserError(f"{owner}: {annotation} is about {file}, which is not there.")
+        raise UserError(f"{annotation} is about {file}, which is not there.")
     return image_sides(file)
 
 

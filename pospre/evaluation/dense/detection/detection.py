@@ -8,6 +8,7 @@ are pycocotools'. Images are scaled so that their long side is ``size``, in trai
 ``jitter``, and padded to a square.
 """
 
+import itertools
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
@@ -30,7 +31,7 @@ from pospre.evaluation.dense.images import check_not_smaller, read_image
 from pospre.evaluation.dense.maps import FeatureMaps, check_encoder, check_side
 from pospre.evaluation.listed import listed
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.table import format_table, percent
+from pospre.evaluation.table import format_table, percent, percent_and_error
 from pospre.model.model import PretrainModel
 from pospre.nn.encoder import Encoder
 from pospre.recipe.ranges import PositiveRange, PositiveShare
@@ -101,7 +102,7 @@ def evaluate(
     """
     given = dict(locals())
     setup: Setup = context.opened
-    learn = {"": context.model, **({"initial_": context.initial()} if baseline else {})}
+    learn = context.models("", "initial_", baseline=baseline)
     results: dict[str, Any] = dict.fromkeys(("initial_AP", "mask_AP", "initial_mask_AP"))
     for prefix, model in learn.items():
         with seeded(seed, 0, 0, "detection/detector", context.device):
@@ -128,32 +129,32 @@ def evaluate(
 
 def check(plan: Plan) -> Setup:
     """Return the data; raise a ``UserError`` for annotations, classes or sizes that will not do."""
-    encoder = check_encoder("detection", plan.recipe)
-    setup = _setup("detection", plan.data, plan.settings, encoder)
+    encoder = check_encoder(plan.recipe)
+    setup = _setup(plan.data, plan.settings, encoder)
     patch = encoder.patch_size[0]
     unit = 2 * stride_of(patch)
     if setup.size % unit:
         near = max(unit, round(setup.size / unit) * unit)
-        raise UserError(f"detection: size={setup.size} is no multiple of {unit}; use {near}.")
+        raise UserError(f"size={setup.size} is no multiple of {unit}; use {near}.")
     side = setup.size * patch // stride_of(patch)
-    check_side("detection", "size", (side, side), encoder)
+    check_side("size", (side, side), encoder)
     both = {file.resolve() for file in setup.train.images}
     if both & {file.resolve() for file in setup.val.images}:
         raise UserError(
-            f"detection: {setup.val.address} would be measured on images that the detector learns "
+            f"{setup.val.address} would be measured on images that the detector learns "
             "from; give another split=…, train_split=… or bank=…."
         )
     for part in (setup.train, setup.val):
         for path, sides in zip(part.images, part.sides, strict=True):
             factor = setup.size / max(sides)
-            check_not_smaller("detection", path, [each * factor for each in sides], patch)
+            check_not_smaller(path, [each * factor for each in sides], patch)
     return setup
 
 
-def _setup(owner: str, data: str, settings: Mapping[str, Any], encoder: Encoder) -> Setup:
+def _setup(data: str, settings: Mapping[str, Any], encoder: Encoder) -> Setup:
     """Open the data, and decide the size where it is left open."""
-    train = open_boxes(owner, settings["bank"] or data, settings["train_split"])
-    val = open_boxes(owner, data, settings["split"], train.classes)
+    train = open_boxes(settings["bank"] or data, settings["train_split"])
+    val = open_boxes(data, settings["split"], train.classes)
     usual = max(encoder.grid) * stride_of(encoder.patch_size[0])
     return Setup(train, val, settings["size"] or usual)
 
@@ -244,11 +245,15 @@ def table(results: Mapping[str, Any]) -> str:
     who = [("trained", "")] + (
         [("untrained", "initial_")] if results["initial_AP"] is not None else []
     )
-    rows = [
-        [f"{name}, {kind}", *(_cell(results, f"{first}{second}{key}") for key in _COLUMNS)]
-        for kind, second in kinds
-        for name, first in who
-    ]
+    columns = ("AP", "AP50", "AP75")
+    rows = []
+    for (kind, second), (name, first) in itertools.product(kinds, who):
+        keys = [f"{first}{second}{column}" for column in columns]
+        cells = [
+            "–" if results[key] is None else percent_and_error(results[key], results[f"{key}_se"])
+            for key in keys
+        ]
+        rows.append([f"{name}, {kind}", *cells])
     classes = ", ".join(f"{key} {percent(value or 0)}" for key, value in results["classes"].items())
     notes = [
         f"Mask R-CNN with a simple feature pyramid, encoder "
@@ -261,15 +266,4 @@ def table(results: Mapping[str, Any]) -> str:
         notes.append(f"{results['dropped_boxes']} boxes without area are left out")
     if results["empty_classes"]:
         notes.append(f"nothing to learn from for: {', '.join(results['empty_classes'])}")
-    return format_table("Detection, average precision in %", ["encoder", *_COLUMNS], rows, notes)
-
-
-_COLUMNS = ("AP", "AP50", "AP75")
-
-
-def _cell(results: Mapping[str, Any], key: str) -> str:
-    return (
-        "–"
-        if results[key] is None
-        else f"{percent(results[key])} ± {percent(results[f'{key}_se'])}"
-    )
+    return format_table("Detection, average precision in %", ["encoder", *columns], rows, notes)

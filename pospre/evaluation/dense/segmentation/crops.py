@@ -117,6 +117,6 @@ class Encoded(Dataset[tuple[Tensor, Tensor]]):
 def _check_memory(masks: MaskSet, wanted: int) -> None:
     if psutil.virtual_memory().available < 4 * wanted:
         raise UserError(
-            f"segmentation: the windows of {masks.address} do not fit into memory once encoded; "
+            f"the windows of {masks.address} do not fit into memory once encoded; "
             "give augment=true, or a smaller size=…."
         )

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from pospre.data.stores.folder import list_images
 from pospre.errors import UserError
 from pospre.evaluation.dense.images import image_sides, read_mask
-from pospre.evaluation.dense.scene_labels import LABELS, SCENE_CLASSES, run_length_mask, scene_lines
+from pospre.evaluation.dense.scene_labels import LABELS, SCENE_CLASSES, painted, scene_lines
 
 IGNORED = -1
 _ALIASES = {"train": ("train", "training"), "val": ("val", "validation")}
@@ -86,18 +86,14 @@ class MaskSet:
         mask = self.masks[index]
         if isinstance(mask, Path):
             return read_mask(mask)
-        values = np.zeros(image_sides(self.images[index]), np.int64)
-        for item in mask["objects"]:
-            place = run_length_mask(item["mask"]).astype(bool)
-            values[place] = 1 + SCENE_CLASSES.index(item["class"])
-        return values
+        sides = image_sides(self.images[index])
+        return painted(mask, sides, lambda item: 1 + SCENE_CLASSES.index(item["class"]))
 
 
-def open_masks(owner: str, root: str, split: str, ignore: int | None) -> MaskSet:
+def open_masks(root: str, split: str, ignore: int | None) -> MaskSet:
     """Find a split of a data set.
 
     Args:
-        owner: the evaluation, for messages.
         root: folder of the data set.
         split: its name; ``train`` and ``val`` also stand for ADE20K's longer ones.
         ignore: the value of pixels without a class; ADE20K's is 0, whatever is given.
@@ -110,11 +106,11 @@ def open_masks(owner: str, root: str, split: str, ignore: int | None) -> MaskSet
     for name in names:
         if (base / name / "masks").is_dir():
             classes = _class_names(base / "classes.txt")
-            pairs = _pairs(owner, base / name / "images", base / name / "masks")
+            pairs = _pairs(base / name / "images", base / name / "masks")
             return MaskSet(str(base / name), *pairs, 0, ignored, classes)
         if (base / "annotations" / name).is_dir():
             names_150 = _ade_names(base / "objectInfo150.txt")
-            pairs = _pairs(owner, base / "images" / name, base / "annotations" / name)
+            pairs = _pairs(base / "images" / name, base / "annotations" / name)
             return MaskSet(str(base / "images" / name), *pairs, 1, ignored, names_150)
         for folder in (base / name, base):
             if (folder / LABELS).is_file():
@@ -123,37 +119,36 @@ def open_masks(owner: str, root: str, split: str, ignore: int | None) -> MaskSet
                 names_all = ("ground and sky", *SCENE_CLASSES)
                 return MaskSet(str(folder), images, lines, 0, ignored, names_all)
     raise UserError(
-        f"{owner}: {root} holds no split '{split}' of images with masks; give a folder with "
+        f"{root} holds no split '{split}' of images with masks; give a folder with "
         f"{split}/images and {split}/masks, with images/{split} and annotations/{split} (ADE20K), "
         "or rendered scenes."
     )
 
 
-def _pairs(owner: str, images: Path, masks: Path) -> tuple[list[Path], list[Path]]:
+def _pairs(images: Path, masks: Path) -> tuple[list[Path], list[Path]]:
     """Return the images and their masks, which have their names."""
     if not images.is_dir():
-        raise UserError(f"{owner}: {masks} holds masks, but there is no folder {images}.")
+        raise UserError(f"{masks} holds masks, but there is no folder {images}.")
     files = [images / name for name in list_images(images)]
     wanted = [(masks / path.relative_to(images)).with_suffix(".png") for path in files]
     lone = next(
         (path for path, mask in zip(files, wanted, strict=True) if not mask.is_file()), None
     )
     if lone is not None:
-        raise UserError(f"{owner}: {lone} has no mask in {masks}; add it, or take the image away.")
+        raise UserError(f"{lone} has no mask in {masks}; add it, or take the image away.")
     left = sorted(set(masks.rglob("*.png")) - set(wanted))
     if left:
-        raise UserError(f"{owner}: {left[0]} is the mask of no image in {images}; take it away.")
+        raise UserError(f"{left[0]} is the mask of no image in {images}; take it away.")
     return files, wanted
 
 
-def check_masks(owner: str, train: MaskSet, val: MaskSet, num_classes: int | None) -> None:
+def check_masks(train: MaskSet, val: MaskSet, num_classes: int) -> None:
     """Read all masks; say which classes are measured and cannot be learned.
 
     Args:
-        owner: the evaluation, for messages.
         train: what is learned from.
         val: what is measured.
-        num_classes: as given; None takes the layout's, or as many as the first part's masks show.
+        num_classes: of both.
 
     Raises:
         UserError: a mask has an unknown id or is not of its image's size, a part has no labelled
@@ -161,21 +156,20 @@ def check_masks(owner: str, train: MaskSet, val: MaskSet, num_classes: int | Non
     """
     if {path.resolve() for path in train.images} & {path.resolve() for path in val.images}:
         raise UserError(
-            f"{owner}: {val.address} would be measured on images that the decoder learns from; "
+            f"{val.address} would be measured on images that the decoder learns from; "
             "give another split=…, train_split=… or bank=…."
         )
-    count = count_classes(train, num_classes)
-    named = train.classes is not None and len(train.classes) != count
+    named = train.classes is not None and len(train.classes) != num_classes
     if named or train.classes != val.classes:
         raise UserError(
-            f"{owner}: {train.address} names {len(train.classes or ())} classes, {val.address} "
-            f"{len(val.classes or ())}, and num_classes is {count}; all three must agree."
+            f"{train.address} names {len(train.classes or ())} classes, {val.address} "
+            f"{len(val.classes or ())}, and num_classes is {num_classes}; all three must agree."
         )
-    learned, measured = (_count_pixels(owner, part, count) for part in (train, val))
+    learned, measured = (_count_pixels(part, num_classes) for part in (train, val))
     for number in np.flatnonzero((learned == 0) & (measured > 0)).tolist():
         name = f"class {number}" if train.classes is None else train.classes[number]
         print(
-            f"{owner}: {val.address} shows '{name}', but no mask of {train.address} does: it "
+            f"segmentation: {val.address} shows '{name}', but no mask of {train.address} does: it "
             "cannot be learned, and counts as IoU 0",
             file=sys.stderr,
         )
@@ -188,19 +182,19 @@ def count_classes(train: MaskSet, num_classes: int | None) -> int:
     return train.greatest() + 1 if train.classes is None else len(train.classes)
 
 
-def _count_pixels(owner: str, part: MaskSet, num_classes: int) -> ndarray:
+def _count_pixels(part: MaskSet, num_classes: int) -> ndarray:
     counts = np.zeros(num_classes, np.int64)
     paths = tqdm(part.images, "masks", unit="img", disable=None, delay=2)
     for index, path in enumerate(paths):
         classes = part.read(index, num_classes)
         if classes.shape != image_sides(path):
             raise UserError(
-                f"{owner}: {part.name(index)} is {classes.shape[1]}×{classes.shape[0]}, and "
+                f"{part.name(index)} is {classes.shape[1]}×{classes.shape[0]}, and "
                 f"{path} has another size; a mask needs a value for every pixel."
             )
         counts += np.bincount(classes[classes >= 0], minlength=num_classes)
     if not counts.any():
-        raise UserError(f"{owner}: no pixel of {part.address} has a class; look at ignore=….")
+        raise UserError(f"no pixel of {part.address} has a class; look at ignore=….")
     return counts
 
 

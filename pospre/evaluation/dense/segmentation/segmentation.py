@@ -35,7 +35,7 @@ from pospre.evaluation.dense.segmentation.setup import Setup, check_upernet, ope
 from pospre.evaluation.dense.segmentation.windows import predict, show
 from pospre.evaluation.listed import Numbers
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.table import format_table, percent
+from pospre.evaluation.table import format_table, percent, percent_and_error
 from pospre.model.model import PretrainModel
 from pospre.recipe.ranges import PositiveShare
 from pospre.schedules import linear
@@ -110,7 +110,7 @@ def evaluate(
     """
     given = dict(locals())
     setup: Setup = context.opened
-    learn = {"trained": context.model, **({"initial": context.initial()} if baseline else {})}
+    learn = context.models("trained", "initial", baseline=baseline)
     results: dict[str, Any] = dict.fromkeys(("initial_mIoU", "initial_aAcc", "initial_IoU"))
     names = setup.train.classes or [f"class {number}" for number in range(setup.num_classes)]
     for name, model in learn.items():
@@ -141,23 +141,23 @@ def evaluate(
 def check(plan: Plan) -> Setup:
     """Return the data; raise a ``UserError`` for masks, classes, sizes or layers that won't do."""
     settings = plan.settings
-    encoder = check_encoder("segmentation", plan.recipe, settings["layers"])
-    setup = open_setup("segmentation", plan.data, settings, encoder)
-    check_side("segmentation", "crop", setup.crop, encoder)
+    encoder = check_encoder(plan.recipe, settings["layers"])
+    setup = open_setup(plan.data, settings, encoder)
+    check_side("crop", setup.crop, encoder)
     if setup.showing.window is None and encoder.is_relative:
-        raise UserError("segmentation: inference=whole, but relative positions know one size only.")
+        raise UserError("inference=whole, but relative positions know one size only.")
     if settings["decoder"] == "upernet":
         check_upernet(setup, settings["batch_size"], encoder)
     if not settings["augment"] and (settings["finetune"] or setup.showing.window is None):
         raise UserError(
-            "segmentation: augment=false is for a frozen encoder and for windows, which it sees "
+            "augment=false is for a frozen encoder and for windows, which it sees "
             "only once; give finetune=false and inference=slide, or augment=true."
         )
     files = [*setup.train.images, *setup.val.images]
     for path in tqdm(files, "images", unit="img", disable=None, delay=2):
         scaled = setup.showing.scaled(*image_sides(path))
-        check_not_smaller("segmentation", path, scaled, encoder.patch_size[0])
-    check_masks("segmentation", setup.train, setup.val, settings["num_classes"])
+        check_not_smaller(path, scaled, encoder.patch_size[0])
+    check_masks(setup.train, setup.val, setup.num_classes)
     return setup
 
 
@@ -280,8 +280,4 @@ def table(results: Mapping[str, Any]) -> str:
 
 def _cells(results: Mapping[str, Any], prefix: str) -> list[str]:
     names = [f"{prefix}{name}" for name in ("mIoU", "aAcc", "mAcc")]
-    errors = [results.get(f"{name}_se") for name in names]
-    return [
-        percent(results[name]) + ("" if error is None else f" ± {percent(error)}")
-        for name, error in zip(names, errors, strict=True)
-    ]
+    return [percent_and_error(results[name], results.get(f"{name}_se")) for name in names]

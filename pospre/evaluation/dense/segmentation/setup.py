@@ -20,11 +20,11 @@ class Setup(NamedTuple):
     layers: tuple[int, ...]
 
 
-def open_setup(owner: str, data: str, settings: Mapping[str, Any], encoder: Encoder) -> Setup:
-    """Open the data, and decide what the settings leave open; ``owner`` is the evaluation."""
+def open_setup(data: str, settings: Mapping[str, Any], encoder: Encoder) -> Setup:
+    """Open the data, and decide what the settings leave open."""
     ignore, side = settings["ignore"], settings["crop"]
-    train = open_masks(owner, settings["bank"] or data, settings["train_split"], ignore)
-    val = open_masks(owner, data, settings["split"], ignore)
+    train = open_masks(settings["bank"] or data, settings["train_split"], ignore)
+    val = open_masks(data, settings["split"], ignore)
     crop = encoder.image_size if side is None else (side, side)
     window = crop if settings["inference"] == "slide" else None
     depth = encoder.depth
@@ -45,9 +45,9 @@ def open_setup(owner: str, data: str, settings: Mapping[str, Any], encoder: Enco
 def check_upernet(setup: Setup, batch_size: int, encoder: Encoder) -> None:
     """Raise a ``UserError`` for layers, crops or batches that UperNet does not take."""
     if len(setup.layers) != 4:
-        raise UserError(f"segmentation: upernet takes four layers, not {list(setup.layers)}.")
+        raise UserError(f"upernet takes four layers, not {list(setup.layers)}.")
     if min(setup.crop) < 2 * encoder.patch_size[0] or batch_size < 2:
         raise UserError(
-            f"segmentation: upernet needs crops of two patches and more ({setup.crop}, patches of "
+            f"upernet needs crops of two patches and more ({setup.crop}, patches of "
             f"{encoder.patch_size[0]}) and batch_size=2 or more ({batch_size}) for its batch norms."
         )

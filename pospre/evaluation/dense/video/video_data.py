@@ -16,7 +16,7 @@ from numpy import ndarray
 
 from pospre.errors import UserError
 from pospre.evaluation.dense.images import image_sides, read_mask
-from pospre.evaluation.dense.scene_labels import LABELS, run_length_mask, scene_lines
+from pospre.evaluation.dense.scene_labels import LABELS, painted, scene_lines
 
 VOID = 255
 _RESOLUTION = "480p"
@@ -45,21 +45,17 @@ class Video:
         mask = self.masks[index]
         if isinstance(mask, Path):
             return read_mask(mask)
-        values = np.zeros(image_sides(self.frames[index]), np.int64)
-        for item in mask["objects"]:
-            values[run_length_mask(item["mask"]).astype(bool)] = item["id"] + 1
-        return values
+        return painted(mask, image_sides(self.frames[index]), lambda item: int(item["id"]) + 1)
 
     def first_objects(self) -> list[int]:
         """Return the ids in the first frame: these are followed."""
         return sorted(set(np.unique(self.objects(0)).tolist()) - {0, VOID})
 
 
-def open_videos(owner: str, root: str, split: str) -> list[Video]:
+def open_videos(root: str, split: str) -> list[Video]:
     """Find the sequences of a data set.
 
     Args:
-        owner: the evaluation, for messages.
         root: folder of the data set.
         split: a list of DAVIS, such as ``2017/val``; rendered tracks have none.
 
@@ -70,56 +66,55 @@ def open_videos(owner: str, root: str, split: str) -> list[Video]:
     listed = base / "ImageSets" / f"{split}.txt"
     if listed.is_file():
         names = [line.split()[0] for line in listed.read_text().splitlines() if line.strip()]
-        videos = [_davis(owner, base, name) for name in names]
+        videos = [_davis(base, name) for name in names]
     elif (base / LABELS).is_file():
         videos = _tracks(base)
     else:
         raise UserError(
-            f"{owner}: {root} holds no list ImageSets/{split}.txt beside JPEGImages and "
+            f"{root} holds no list ImageSets/{split}.txt beside JPEGImages and "
             "Annotations (DAVIS), and no rendered tracks (data_prep.scenes … --frames 4)."
         )
     short = next((video for video in videos if len(video.frames) < 3), None)
     if short is not None or not videos:
         raise UserError(
-            f"{owner}: {short.name if short else listed} has "
-            f"{len(short.frames) if short else 'no'} frames; the first one is given and the last "
-            "one does not count, so a video needs at least 3."
+            f"{short.name if short else listed} has {len(short.frames) if short else 'no'} frames; "
+            "the first one is given and the last one does not count, so a video needs at least 3."
         )
     return videos
 
 
-def check_video(owner: str, video: Video) -> None:
+def check_video(video: Video) -> None:
     """Read all masks of a video.
 
     Raises:
-        UserError: of evaluation ``owner``: the first frame has no object, a later one has another,
+        UserError: the first frame has no object, a later one has another,
             or a mask is not of its frame's size.
     """
     known = video.first_objects()
     if not known:
-        raise UserError(f"{owner}: {video.name}: the first mask has no object to follow.")
+        raise UserError(f"{video.name}: the first mask has no object to follow.")
     for index, frame in enumerate(video.frames):
         objects = video.objects(index)
         if objects.shape != image_sides(frame):
             raise UserError(
-                f"{owner}: the mask of {frame} is {objects.shape[1]}×{objects.shape[0]}, and the "
+                f"the mask of {frame} is {objects.shape[1]}×{objects.shape[0]}, and the "
                 "frame has another size."
             )
         other = sorted(set(np.unique(objects).tolist()) - {0, VOID, *known})
         if other and isinstance(video.masks[index], Path):
             raise UserError(
-                f"{owner}: {video.masks[index]} holds the id {other[0]}; known from the first "
+                f"{video.masks[index]} holds the id {other[0]}; known from the first "
                 f"frame are {', '.join(map(str, known))}, and {VOID} for what does not count."
             )
 
 
-def _davis(owner: str, base: Path, name: str) -> Video:
+def _davis(base: Path, name: str) -> Video:
     folders = [base / part / _RESOLUTION / name for part in ("JPEGImages", "Annotations")]
     frames, masks = sorted(folders[0].glob("*.jpg")), sorted(folders[1].glob("*.png"))
     lone = sorted({path.stem for path in frames} ^ {path.stem for path in masks})
     if lone or not frames:
         raise UserError(
-            f"{owner}: {folders[0]} has {len(frames)} frames and {folders[1]} {len(masks)} masks"
+            f"{folders[0]} has {len(frames)} frames and {folders[1]} {len(masks)} masks"
             f"{f'; only one of both has {lone[0]}' if lone else ''}. Every frame needs one."
         )
     return Video(name, frames, masks)

@@ -7,6 +7,7 @@ and the last of every object, then over objects. Published: size=480, 5 neighbou
 12, T = 0.1, on the list 2017/val.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -25,7 +26,7 @@ from pospre.evaluation.dense.video.propagation import propagate
 from pospre.evaluation.dense.video.region_measures import contour_accuracy, region_similarity
 from pospre.evaluation.dense.video.video_data import VOID, Video, check_video, open_videos
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.table import format_table, percent
+from pospre.evaluation.table import format_table, percent_and_error
 from pospre.model.model import PretrainModel
 
 FIGURES = {"JF": "max", "J": "max", "F": "max"}
@@ -67,7 +68,7 @@ def evaluate(
         F of each; and what it was measured with.
     """
     videos: list[Video] = context.opened
-    models = {"": context.model, **({"initial_": context.initial()} if baseline else {})}
+    models = context.models("", "initial_", baseline=baseline)
     options = {
         "neighbours": neighbours,
         "context_frames": context_frames,
@@ -100,21 +101,21 @@ def evaluate(
 
 def check(plan: Plan) -> list[Video]:
     """Return the videos; raise a ``UserError`` for masks or frames that will not do."""
-    encoder = check_encoder("video_segmentation", plan.recipe)
+    encoder = check_encoder(plan.recipe)
     if encoder.is_relative:
         raise UserError(
-            "video_segmentation shows frames of their own size, and relative positions know the "
+            "it shows frames of their own size, and relative positions know the "
             f"{encoder.image_size[0]}×{encoder.image_size[1]} of the encoder only."
         )
     settings = plan.settings
-    videos = open_videos("video_segmentation", plan.data, settings["split"])
+    videos = open_videos(plan.data, settings["split"])
     videos = videos[: settings["num_videos"]]
     for video in videos:
-        check_video("video_segmentation", video)
+        check_video(video)
         height, width = image_sides(video.frames[0])
         factor = 1.0 if settings["size"] is None else settings["size"] / min(height, width)
         sides = (height * factor, width * factor)
-        check_not_smaller("video_segmentation", video.frames[0], sides, encoder.patch_size[0])
+        check_not_smaller(video.frames[0], sides, encoder.patch_size[0])
     return videos
 
 
@@ -134,13 +135,8 @@ def follow(
     one_hot = torch.from_numpy(np.stack([objects == value for value in ids], axis=-1)).float()
     labels = F.interpolate(one_hot.permute(2, 0, 1)[None], first.shape[:2], mode="nearest")
     labels_hwC = labels[0].permute(1, 2, 0).to(first)
-    for shares_hwC in propagate(_chain(first, features), labels_hwC, **options):
+    for shares_hwC in propagate(itertools.chain([first], features), labels_hwC, **options):
         yield np.array(ids)[_decide(shares_hwC, objects.shape)]
-
-
-def _chain(first: Tensor, rest: Iterator[Tensor]) -> Iterator[Tensor]:
-    yield first
-    yield from rest
 
 
 def _features(
@@ -209,9 +205,11 @@ def table(results: Mapping[str, Any]) -> str:
     names = {"trained": "", "untrained": "initial_", "first mask": "still_"}
     columns = ("JF", "J", "J_recall", "F", "F_recall")
     rows = [
-        [name, *(_cell(results, prefix, column) for column in columns)]
-        for name, prefix in names.items()
-        if results[f"{prefix}JF"] is not None
+        [name, *(percent_and_error(results[key], results.get(f"{key}_se")) for key in keys)]
+        for name, keys in (
+            (name, [f"{prefix}{column}" for column in columns]) for name, prefix in names.items()
+        )
+        if results[keys[0]] is not None
     ]
     notes = [
         f"{results['neighbours']} neighbours in the first and the last {results['context_frames']} "
@@ -221,8 +219,3 @@ def table(results: Mapping[str, Any]) -> str:
     ]
     header = ["encoder", "J&F", "J", "J recall", "F", "F recall"]
     return format_table("Video object segmentation in %", header, rows, notes)
-
-
-def _cell(results: Mapping[str, Any], prefix: str, column: str) -> str:
-    error = results.get(f"{prefix}{column}_se")
-    return percent(results[f"{prefix}{column}"]) + ("" if error is None else f" ± {percent(error)}")
