@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pospre.errors import UserError, run_command
 from pospre.output import check_output, write_output
+from pospre.recipe.command_line import command_parser
 
 if TYPE_CHECKING:  # --help does not wait for it
     from pospre.report.run import Run
@@ -37,12 +38,8 @@ that is no run, or runs with nothing in common (said in one message).
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m pospre.compare",
-        description="Compare runs: curves, figures and recipes.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    description = "Compare runs: curves, figures and recipes."
+    parser = command_parser("pospre.compare", description, _EPILOG)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of python -m pospre.train")
     parser.add_argument("--output", type=Path, metavar="FILE", help="page to write, .html")
     group = parser.add_mutually_exclusive_group()

@@ -1,11 +1,11 @@
 """``python -m pospre.export URI OUT --format FORMAT``: encoder weights for other software."""
 
-import argparse
 import sys
 from pathlib import Path
 
 from pospre.errors import run_command
 from pospre.exchange.target import FORMATS, check_target, parse_grid
+from pospre.recipe.command_line import command_parser
 
 _EPILOG = """\
 formats:
@@ -44,12 +44,8 @@ exit codes: 0 done, 2 a mistake in the command or the checkpoint (said in one me
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m pospre.export",
-        description="Write the encoder of a checkpoint for other software.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    description = "Write the encoder of a checkpoint for other software."
+    parser = command_parser("pospre.export", description, _EPILOG)
     parser.add_argument(
         "checkpoint",
         metavar="URI",

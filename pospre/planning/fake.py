@@ -19,7 +19,6 @@ from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm, after_step, algorithm_class
 from pospre.recipe.recipe import Recipe
 from pospre.training.build import attached_model, build_algorithms
-from pospre.training.data import build_views
 from pospre.training.optimizer.optim import build_optimizer
 from pospre.training.resolve import resolve
 
@@ -44,8 +43,7 @@ class FakeTraining:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.algorithms = build_algorithms(self.recipe)
         with torch.device("meta"):
-            views = build_views(self.recipe)
-            self.model = attached_model(self.recipe, views, self.algorithms)
+            self.model = attached_model(self.recipe, self.algorithms)
         with self.mode:
             self.model.to_empty(device="cpu").train()
             self.optimizer = build_optimizer(
@@ -65,7 +63,8 @@ class FakeTraining:
                 batch[key] = torch.empty(shape, dtype=torch.uint8)
         for algorithm in self.algorithms:
             self._write(algorithm, batch)
-        return {key: _fake(self.mode, value) for key, value in batch.items()}
+        fake = self.mode
+        return {k: v if fake.is_our_fake(v) else fake.from_tensor(v) for k, v in batch.items()}
 
     def _write(self, algorithm: PretrainAlgorithm, batch: Batch) -> None:
         """Let an algorithm draw; for real where its shapes depend on what is drawn."""
@@ -106,7 +105,3 @@ def _with_classes(recipe: Recipe) -> Recipe:
             kind = algorithm_class(name)
             algorithms[name] = kind.for_classes(given, _CLASSES, recipe.data.path)
     return recipe.model_copy(update={"algorithms": algorithms})
-
-
-def _fake(mode: FakeTensorMode, value: torch.Tensor) -> torch.Tensor:
-    return value if mode.is_our_fake(value) else mode.from_tensor(value)

@@ -1,9 +1,9 @@
 """``python -m pospre.report RUN_FOLDER`` writes the report page of a run."""
 
-import argparse
 import sys
 
 from pospre.errors import run_command
+from pospre.recipe.command_line import command_parser
 
 EXAMPLES = """examples:
   python -m pospre.report runs/droppos_vits16
@@ -16,13 +16,11 @@ It may be written while the run goes on, and again after every evaluation:
 
 def main(argv: list[str] | None = None) -> int:
     """Parse the command line, write the page and say where it is."""
-    parser = argparse.ArgumentParser(
-        prog="python -m pospre.report",
-        description="Write one self-contained HTML page about a pre-training run: headline "
-        "figures, curves, position accuracy, pictures, recipe and how to repeat it.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    description = (
+        "Write one self-contained HTML page about a pre-training run: headline figures, curves, "
+        "position accuracy, pictures, recipe and how to repeat it."
     )
+    parser = command_parser("pospre.report", description, EXAMPLES)
     parser.add_argument(
         "run_folder",
         metavar="RUN_FOLDER",

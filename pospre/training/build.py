@@ -1,10 +1,9 @@
 """A recipe's algorithms, and its model with them attached."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
-from pospre.data.views.plan import ViewGroup
 from pospre.model.algorithm import PretrainAlgorithm, algorithm_class
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
@@ -20,19 +19,16 @@ def build_algorithms(recipe: Recipe) -> list[PretrainAlgorithm]:
 
 def build_model(recipe: Recipe) -> PretrainModel:
     """Return a resolved recipe's model with algorithms of its own attached."""
-    return attached_model(recipe, build_views(recipe), build_algorithms(recipe))
+    return attached_model(recipe, build_algorithms(recipe))
 
 
-def attached_model(
-    recipe: Recipe, views: Mapping[str, ViewGroup], algorithms: Sequence[PretrainAlgorithm]
-) -> PretrainModel:
+def attached_model(recipe: Recipe, algorithms: Sequence[PretrainAlgorithm]) -> PretrainModel:
     """Return a resolved recipe's model with ``algorithms`` attached.
 
     The weights are a function of the recipe's seed: the same on every rank and at every start.
 
     Args:
         recipe: what to build.
-        views: the recipe's, made by ``build_views``.
         algorithms: the recipe's, made by ``build_algorithms``.
     """
     with torch.random.fork_rng(devices=[]):
@@ -40,7 +36,7 @@ def attached_model(
         model = PretrainModel(
             build_encoder(**recipe.encoder.arguments()),
             seed=recipe.seed,
-            views=views,
+            views=build_views(recipe),
             mean=recipe.data.mean,
             std=recipe.data.std,
         )

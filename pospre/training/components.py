@@ -13,7 +13,7 @@ from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import Recipe
 from pospre.training.build import attached_model, build_algorithms
-from pospre.training.data import build_data, build_views
+from pospre.training.data import build_data
 from pospre.training.device import build_device
 from pospre.training.loggers import check_loggers
 from pospre.training.optimizer.optim import build_optimizer
@@ -46,14 +46,14 @@ def build_components(recipe: Recipe) -> Components:
     device = build_device(recipe)
     if recipe.trainer.fsdp is not None:
         num_copies(recipe.trainer.fsdp)  # or an error
-    loader = build_data(recipe, build_views(recipe))
+    loader = build_data(recipe)
     return put_together(resolve(recipe, loader.reader), device, loader)
 
 
 def put_together(recipe: Recipe, device: Device, loader: ViewLoader) -> Components:
     """Return what a resolved recipe is made of, around a loader that is there."""
     algorithms = build_algorithms(recipe)
-    model = attached_model(recipe, build_views(recipe), algorithms)
+    model = attached_model(recipe, algorithms)
     batch_size = recipe.data.batch_size
     optimizer = build_optimizer(model, recipe.optimizer, batch_size=batch_size)
     schedule = build_schedule(

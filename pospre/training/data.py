@@ -1,7 +1,5 @@
 """The view groups of a recipe, and the loader that cuts them out of its data."""
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from composer.utils import dist
@@ -18,12 +16,12 @@ from pospre.recipe.recipe import Recipe
 from pospre.recipe.values import Size
 
 
-def build_data(recipe: Recipe, views: Mapping[str, ViewGroup]) -> ViewLoader:
-    """Return this rank's loader of ``views``, the recipe's by name."""
+def build_data(recipe: Recipe) -> ViewLoader:
+    """Return this rank's loader of the recipe's views."""
     data, world, local = recipe.data, dist.get_world_size(), dist.get_local_world_size()
     loader = build_loader(
         data.path,
-        views=list(views.values()),
+        views=list(build_views(recipe).values()),
         batch_size=rank_batch(recipe, world),
         seed=recipe.seed,
         rank=dist.get_global_rank(),
@@ -62,9 +60,9 @@ def rank_batch(recipe: Recipe, ranks: int) -> int:
     return batch // ranks
 
 
-def open_data(recipe: Recipe, path: str | Path | None = None) -> Reader:
-    """Return a reader of the recipe's data, or of those at ``path``, read as the recipe says."""
-    return open_reader(path or recipe.data.path, **storage(recipe))
+def open_data(recipe: Recipe) -> Reader:
+    """Return a reader of the recipe's data."""
+    return open_reader(recipe.data.path, **storage(recipe))
 
 
 def storage(recipe: Recipe) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from pospre.training.checkpoints.finding import (
 )
 from pospre.training.checkpoints.mirror import restore_metrics
 from pospre.training.checkpoints.reading import Checkpoint, open_newest, read_on_every_rank
-from pospre.training.checkpoints.uploads import Uploads, files_of, lacks
+from pospre.training.checkpoints.uploads import Uploads, lacks
 from pospre.training.checkpoints.versions import warn_of_other_versions
 from pospre.training.components import Components, build_components
 from pospre.training.nodes.agreement import check_data
@@ -110,7 +110,7 @@ def in_bucket(start: Checkpoint, uploads: Uploads) -> Checkpoint:
         return start
     path = Path(start.uri)
     if lacks(uploads.remote, path):
-        uploads.offer(path, files_of(path))
+        uploads.offer(path)
     if dist.get_world_size() == dist.get_local_world_size():
         return start
     missing = uploads.finish()

@@ -170,15 +170,13 @@ def leave_out(name: str, reason: str) -> None:
 
 
 @contextlib.contextmanager
-def workers(
-    jobs: Mapping[str, Job], folder: Path, extra: Mapping[str, str] | None = None
-) -> Iterator[dict[str, Worker]]:
+def workers(jobs: Mapping[str, Job], folder: Path) -> Iterator[dict[str, Worker]]:
     """Start a process for each job, one after the other; end them all at the end."""
     started: dict[str, Worker] = {}
     try:
         for number, (name, job) in enumerate(jobs.items()):
             try:
-                started[name] = Worker(job, folder / f"{os.getpid()}-{number}.log", extra)
+                started[name] = Worker(job, folder / f"{os.getpid()}-{number}.log")
             except LoaderDied as error:
                 if job.loader == "ours":
                     raise
@@ -196,11 +194,9 @@ def workers(
             worker.close()
 
 
-def take_turns(
-    jobs: Mapping[str, Job], runs: int, folder: Path, extra: Mapping[str, str] | None = None
-) -> dict[str, list[Epoch]]:
+def take_turns(jobs: Mapping[str, Job], runs: int, folder: Path) -> dict[str, list[Epoch]]:
     """Run every job's first epoch and then ``runs`` more, one epoch of each in turn."""
-    with workers(jobs, folder, extra) as started:
+    with workers(jobs, folder) as started:
         epochs = {name: [worker.first] for name, worker in started.items()}
         for run in range(1, runs + 1):
             for name, worker in started.items():

@@ -23,7 +23,7 @@ from pospre.data.views.plan import ViewGroup, plan_views
 from pospre.data.views.resize import Views, resize_crops
 from pospre.errors import UserError
 from pospre.recipe.recipe import recipe_from_dict
-from pospre.training.data import build_data, build_views
+from pospre.training.data import build_data
 from tests.data.loading import VIEW, count_calls, joined, loader, same
 from tests.processes import started
 
@@ -246,7 +246,7 @@ def test_a_run_on_the_cpu_pins_no_memory_beside_a_gpu(photos, monkeypatch, devic
     }
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     recipe = recipe_from_dict(content)
-    assert build_data(recipe, build_views(recipe)).pinned == pinned
+    assert build_data(recipe).pinned == pinned
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -29,7 +29,7 @@ def recipe_of(method: str, *overrides: str) -> Recipe:
 def real_step(recipe: Recipe, size: int) -> tuple[Any, dict[str, torch.Tensor]]:
     """Return a real model and a prepared batch."""
     views, algorithms = build_views(recipe), build_algorithms(recipe)
-    model = attached_model(recipe, views, algorithms).train()
+    model = attached_model(recipe, algorithms).train()
     return model, prepare(model, algorithms, make_batch(views, size, "cpu"), 0.5)
 
 

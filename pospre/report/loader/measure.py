@@ -14,7 +14,7 @@ from pospre.data.views.plan import first_view
 from pospre.recipe.recipe import Recipe
 from pospre.report.loader.costs import STAGES, WAITING, WORK, LoaderCosts, RemoteCosts, StageTimes
 from pospre.report.loader.image_sizes import look_at_sizes
-from pospre.training.data import build_data, build_views
+from pospre.training.data import build_data
 from pospre.training.device import build_device
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def measure(recipe: Recipe, num_images: int, feed: float | None = None) -> Loade
     Raises:
         UserError: the data cannot be read, or are fewer than a batch.
     """
-    loader = build_data(recipe, build_views(recipe))
+    loader = build_data(recipe)
     # In small batches: not more images than were asked for, whatever the recipe's batch.
     some = min(num_images, loader.num_samples)
     loader.batch_size = min(loader.batch_size, max(1, some // _LEAST_BATCHES))

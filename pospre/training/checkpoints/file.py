@@ -75,7 +75,7 @@ def write_checkpoint(content: dict[str, Any], path: Path) -> None:
     write_whole(manifest, json.dumps(noted).encode())
 
 
-def verify(data: io.BytesIO, manifest: bytes | None, name: str) -> str:
+def verify(data: bytes, manifest: bytes | None, name: str) -> str:
     """Return the SHA-256 of a checkpoint's bytes, if they are those that were written.
 
     Args:
@@ -86,7 +86,7 @@ def verify(data: io.BytesIO, manifest: bytes | None, name: str) -> str:
     Raises:
         DamagedCheckpoint: they are not.
     """
-    found = hashlib.sha256(data.getbuffer()).hexdigest()
+    found = hashlib.sha256(data).hexdigest()
     if manifest is not None:
         try:
             noted = json.loads(manifest)
@@ -96,34 +96,33 @@ def verify(data: io.BytesIO, manifest: bytes | None, name: str) -> str:
         if found != expected:
             raise DamagedCheckpoint(
                 f"{name} is damaged: its SHA-256 is not the one in its manifest "
-                f"({data.getbuffer().nbytes} bytes, {size} were written)"
+                f"({len(data)} bytes, {size} were written)"
             )
         return found
     try:
-        with zipfile.ZipFile(data) as archive:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
             broken = archive.testzip()
     except Exception as error:  # zipfile raises a dozen kinds for bytes that make no sense
         raise DamagedCheckpoint(
-            f"{name} is no checkpoint, or one cut short ({data.getbuffer().nbytes} bytes)"
+            f"{name} is no checkpoint, or one cut short ({len(data)} bytes)"
         ) from error
     if broken is not None:
         raise DamagedCheckpoint(f"{name} is damaged: {broken} in it has another checksum")
     return found
 
 
-def unpickle(data: io.BytesIO, name: str) -> dict[str, Any]:
+def unpickle(data: bytes, name: str) -> dict[str, Any]:
     """Return the content of a checkpoint's bytes on the CPU; nothing in it is ever executed.
 
     Raises:
         DamagedCheckpoint: it cannot be read, or holds more than plain data and tensors.
         UserError: it is no checkpoint of this package.
     """
-    data.seek(0)
     try:
         # about TorchScript: that it will fail is said below
         quiet = warnings.catch_warnings(action="ignore")
         with torch.serialization.safe_globals(_ALLOWED), quiet:
-            content = torch.load(data, map_location="cpu", weights_only=True)
+            content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise DamagedCheckpoint(
             f"{name} is no checkpoint of pospre.train: it holds more than plain data and tensors "

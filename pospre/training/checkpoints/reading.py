@@ -101,7 +101,7 @@ def read_checkpoint(uri: str) -> Checkpoint:
         content = assemble(files, read_manifest(manifest, uri), uri)
     else:
         path = Path(uri)
-        data = io.BytesIO(files[path.name])
+        data = files[path.name]
         sha256 = verify(data, files.get(manifest_of(path).name), uri)
         content = unpickle(data, uri)
     is_shared = is_remote(uri) and dist.get_local_world_size() > 1

@@ -135,7 +135,7 @@ def assemble(files: Mapping[str, bytes], shards: list[Shard], name: str) -> dict
                 f"{name} is damaged: the SHA-256 of {part.file} is not the one in its manifest "
                 f"({len(files[part.file])} bytes, {part.bytes} were written)"
             )
-    content = unpickle(io.BytesIO(files[_REST]), f"{name}/{_REST}")
+    content = unpickle(files[_REST], f"{name}/{_REST}")
     try:
         for key, tensor in distributed.load(files).items():
             *path, last = key.split("/")

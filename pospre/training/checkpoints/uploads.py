@@ -72,21 +72,25 @@ class Uploads:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         missing = self.finish() if error is None else self.finish(at_most=_GRACE)
-        self._end()
+        with self._changed:  # a thread that waits for an answer tries no more after it
+            self._over.set()
+            self._changed.notify_all()
         if missing is not None and error is None:
             raise UserError(missing)
         if missing is not None:
             print(f"warning: {missing}", file=sys.stderr)
 
-    def offer(self, checkpoint: Path, files: Sequence[Path] = ()) -> None:
+    def offer(self, checkpoint: Path, files: Sequence[Path] | None = None) -> None:
         """Upload a checkpoint as soon as may be, instead of an older one that still waits.
 
         Args:
             checkpoint: the file or folder.
-            files: those to upload, by default the checkpoint itself; the manifest goes along.
+            files: those to upload, by default all of it; the manifest goes along.
         """
         with self._changed:
-            self._waiting = _Upload(checkpoint, tuple(files) or (checkpoint,))
+            self._waiting = _Upload(
+                checkpoint, tuple(files_of(checkpoint) if files is None else files)
+            )
             if not self._thread.is_alive():
                 self._thread.start()
             self._changed.notify_all()
@@ -135,12 +139,6 @@ class Uploads:
                 self._changed.wait(left)
             self._hurry = False
         return None
-
-    def _end(self) -> None:
-        """Let the thread end; one that waits for an answer tries no more after it."""
-        with self._changed:
-            self._over.set()
-            self._changed.notify_all()
 
     def _work(self) -> None:
         pause = _FIRST_PAUSE

@@ -101,16 +101,16 @@ class Peers:
         with suppress(ValueError):  # not the main thread
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         end = time.monotonic() + 2 * _SILENT
-        while not self._missing(_SILENT) and time.monotonic() < end:
+        while not self._missing() and time.monotonic() < end:
             time.sleep(BEAT / 10)
         time.sleep(BEAT)  # for the others of its node
-        return self._missing(_SILENT)
+        return self._missing()
 
-    def _missing(self, seconds: float) -> dict[int, Gone]:
-        """Return the ranks that have ended and those that have been silent for so long."""
+    def _missing(self) -> dict[int, Gone]:
+        """Return the ranks that have ended and those that have been silent."""
         silent = {
             rank: Gone(f"has not answered for {length:.0f} s", _AGAIN, 0.0)
-            for rank, length in self._heartbeat.silent(seconds).items()
+            for rank, length in self._heartbeat.silent(_SILENT).items()
         }
         return silent | self._heartbeat.gone
 
@@ -140,7 +140,7 @@ class Peers:
         late = {r: g for r, g in self._heartbeat.gone.items() if now - g.since > _LEAVE}
         silent = self._heartbeat.silent(self._recipe.trainer.peer_timeout)
         if late or silent:
-            lost = self._lost(self._missing(_SILENT))
+            lost = self._lost(self._missing())
             _say(f"error: {lost}" if str(lost) else "")
             _end(lost.code)
         if os.getppid() != self._launcher:

@@ -14,7 +14,7 @@ from pospre.data.traffic import describe_traffic
 from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
 from pospre.recipe.recipe import recipe_from_dict
-from pospre.training.data import build_data, build_views
+from pospre.training.data import build_data
 from tests.data.buckets import ADDRESS, OPEN, used
 
 BATCH = 8  # of all ranks
@@ -156,7 +156,7 @@ def test_a_recipe_s_machines_are_those_of_the_launcher(
             "trainer": {"max_duration": "1ep"},
         }
     )
-    loader = build_data(recipe, build_views(recipe))
+    loader = build_data(recipe)
     OPEN.append(loader.reader)  # type: ignore[arg-type]
     assert (loader.rank, loader.nodes, loader.lanes) == (3, 2, 4)
     assert list(loader.reader.visits.lanes) == [2, 3]  # type: ignore[attr-defined]

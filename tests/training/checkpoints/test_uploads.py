@@ -155,6 +155,13 @@ def test_a_checkpoint_that_has_gone_holds_nobody_up(server: FlakyS3, tmp_path: P
     assert uploads.finish() is None and names(server) == []
 
 
+def test_a_rank_that_has_written_nothing_uploads_nothing(server: FlakyS3, tmp_path: Path) -> None:
+    uploads = Uploads(tmp_path, REMOTE)
+    uploads._leads = False
+    uploads.offer(checkpoint(tmp_path, 1), [])
+    assert uploads.finish() is None and names(server) == []
+
+
 def test_the_oldest_go_once_a_newer_one_is_whole(
     server: FlakyS3, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

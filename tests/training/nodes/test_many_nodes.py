@@ -41,17 +41,12 @@ def ranks(launcher: "subprocess.Popen[str]") -> list[psutil.Process]:
     return sorted(psutil.Process(launcher.pid).children(), key=lambda child: child.pid)
 
 
-def kill_it(rank: psutil.Process) -> None:
-    rank.kill()
-
-
-def stop_it(rank: psutil.Process) -> None:
-    rank.suspend()
-
-
 @pytest.mark.parametrize(
     ("lose", "words"),
-    [(kill_it, "ended without a word"), (stop_it, r"has not answered for \d+ s")],
+    [
+        (psutil.Process.kill, "ended without a word"),
+        (psutil.Process.suspend, r"has not answered for \d+ s"),
+    ],
     ids=["killed", "stopped"],
 )
 def test_a_lost_rank_is_named(
