@@ -98,7 +98,7 @@ def hold(recipe: Recipe) -> Iterator[None]:
                 raise
             raise UserError(
                 f"run folder {folders[0]} cannot be written: {why_not_written(error, folders[0])}, "
-                "and give the command again: it goes on from the last checkpoint"
+                "and give the command again: it goes on from the last checkpoint, if there is one"
             ) from error
 
 
