@@ -1,5 +1,7 @@
 """Fixtures for all tests: one compute thread, small image folders, and real photographs."""
 
+import atexit
+import gc
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -9,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from composer.core import Engine
 from hypothesis import HealthCheck, settings
 from PIL import Image
+from torch.distributed.checkpoint.state_dict import _get_fqns
 
 # No property is about time, which goes by whatever else the machine does; the rest stays as it is,
 # also what hypothesis does in CI.
@@ -25,6 +29,20 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def models_forgotten() -> Iterator[None]:
+    """Let go of the models that were trained, of which a process would hold 10 GB in the end.
+
+    torch's cache of names keeps every model whose state was read, Composer what it would close when
+    the process ends.
+    """
+    yield
+    atexit.unregister(Engine._close)
+    if _get_fqns.cache_info().currsize:
+        _get_fqns.cache_clear()
+        gc.collect()
 
 
 @pytest.fixture

@@ -157,7 +157,7 @@ def test_pictures_of_other_channels_are_refused(
     )
     from pospre.errors import UserError
 
-    with pytest.raises(UserError, match=r"position_pictures .* encoder\.channels = 6"):
+    with pytest.raises(UserError, match=r"position_pictures: .* encoder\.channels = 6"):
         run_evaluation(
             "position_pictures",
             build_model(recipe),
