@@ -24,6 +24,7 @@ from pospre.object_store import Bucket, patiently
 LEASE = "run.lease"
 EXPIRES = 45.0  # seconds without a change after which the owner is taken for dead
 _RENEWED = 10.0  # seconds between two writes of the owner
+_TIMEOUT = _RENEWED / 2  # seconds after which a try of a write has failed
 _LOOK = 2.0  # seconds between two looks at a lease of another run
 _TRIES = 3
 _lost: set[str] = set()  # folders that other runs have taken over from this process
@@ -68,7 +69,7 @@ class _Lease:
     """The lease of this run on the folder ``folder``."""
 
     def __init__(self, folder: str) -> None:
-        self._bucket = Bucket(folder, patience=_TRIES, timeout=_RENEWED / 2)
+        self._bucket = Bucket(folder, patience=_TRIES, timeout=_TIMEOUT)
         self._owner: dict[str, Any] = {
             "run": uuid.uuid4().hex,
             "host": socket.gethostname(),

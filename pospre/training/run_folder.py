@@ -265,8 +265,18 @@ def _look_up(recipe: Any, key: str) -> Any:
 
 
 def write_recipe(recipe: Recipe) -> None:
-    """Write the recipe into the run's folder, which ``hold`` has made."""
+    """Write the recipe into the run's folder, which ``hold`` has made.
+
+    Raises:
+        UserError: it cannot be written.
+    """
     target = recipe.run_path() / "recipe.yaml"
-    for killed in target.parent.glob(_HALF_WRITTEN):
-        killed.unlink()
-    write_whole(target, yaml.safe_dump(recipe.dump(), sort_keys=False).encode())
+    try:
+        for killed in target.parent.glob(_HALF_WRITTEN):
+            killed.unlink()
+        write_whole(target, yaml.safe_dump(recipe.dump(), sort_keys=False).encode())
+    except OSError as error:
+        raise UserError(
+            f"run folder {target.parent} cannot be written: "
+            f"{why_not_written(error, target.parent)}, and give the command again"
+        ) from error

@@ -1,5 +1,6 @@
 """What a start may delete, what it refuses, and what a failed one leaves."""
 
+import errno
 import os
 import signal
 import socket
@@ -17,7 +18,7 @@ from pospre.training.checkpoints.content import load_model
 from pospre.training.checkpoints.file import write_checkpoint
 from pospre.training.checkpoints.reading import read_checkpoint
 from pospre.training.run_folder import LOCK, hold
-from tests.training.tiny_runs import Run, contents, no_space
+from tests.training.tiny_runs import Run, contents
 
 SHORT = ("trainer.max_duration=2ba", "schedule.warmup=1ba")
 
@@ -68,13 +69,18 @@ def test_nothing_is_cleared_where_nothing_can_be_written(
     assert contents(tmp_path) == before
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
 def test_a_failed_start_leaves_nothing(
-    tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number: int, tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def fails(*_: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
     with monkeypatch.context() as patch:
-        patch.setattr("pospre.training.run_folder.os.replace", no_space)
+        patch.setattr("pospre.training.run_folder.os.replace", fails)
         code, said = run(tiny, *SHORT)
-    assert code == 2 and "No space left" in said
+    folder = tmp_path / "runs" / "tiny"
+    assert code == 2 and f"run folder {folder} cannot be written: {os.strerror(number)}" in said
     assert not (tmp_path / "runs").exists()
 
 
