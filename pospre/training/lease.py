@@ -24,7 +24,7 @@ from pospre.object_store import Bucket, patiently
 LEASE = "run.lease"
 EXPIRES = 45.0  # seconds without a change after which the owner is taken for dead
 _RENEWED = 10.0  # seconds between two writes of the owner
-_TIMEOUT = _RENEWED / 2  # seconds after which a try of a write has failed
+_TIMEOUT = 5.0  # seconds after which a try of a write has failed
 _LOOK = 2.0  # seconds between two looks at a lease of another run
 _TRIES = 3
 _lost: set[str] = set()  # folders that other runs have taken over from this process
@@ -103,7 +103,7 @@ class _Lease:
     def give_back(self) -> None:
         """Remove the lease; where the bucket is away, it expires."""
         self._over.set()
-        self._thread.join(_RENEWED / 2)
+        self._thread.join(_TIMEOUT)
         if self._thread.is_alive() or not self._answers:  # whoever stopped the run does not wait
             return
         with suppress(UserError), self._bucket:

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -151,9 +152,18 @@ def test_who_was_taken_for_dead_stops_when_it_comes_back(
     told: list[tuple[int, int]] = []
     monkeypatch.setattr(leasing.os, "kill", lambda *signal: told.append(signal))
     monkeypatch.setattr(leasing, "EXPIRES", 0.2)
-    monkeypatch.setattr(leasing, "_RENEWED", 1.5)
+    write, is_away = leasing._Lease._write, threading.Event()
+    is_away.set()
+
+    def renew(self: Any, **condition: str) -> bool:
+        if is_away.is_set() and threading.current_thread().name == "lease":
+            raise UserError("the network is away")
+        return write(self, **condition)
+
+    monkeypatch.setattr(leasing._Lease, "_write", renew)
     with lease(FOLDER):
         with lease(FOLDER):
+            is_away.clear()
             until(lambda: bool(told))
             assert told == [(os.getpid(), signal.SIGTERM)]
             with pytest.raises(UserError, match="taken over by another run"):
