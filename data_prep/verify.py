@@ -106,8 +106,13 @@ def _open_shards(where: str, scratch: Path) -> "tuple[dict[str, Any], Iterator[R
         files = BucketFiles(where)
     else:
         from data_prep.publish.local import LocalFiles
+        from pospre.data.stores.mds import is_mds
 
         files = LocalFiles(Path(where))
+        if not is_mds(Path(where)):
+            raise UserError(
+                f"{where} is a folder of images; give a .beton file or an MDS directory."
+            )
     there = files.sizes()
     for name in (INDEX_NAME, SIDECAR_NAME):
         if name not in there:

@@ -20,7 +20,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 _SERVER = {  # with these no library starts a thread before the fork, and none touches a GPU
     "OMP_NUM_THREADS": "1",
@@ -129,8 +128,14 @@ class Lives:
         self._live = live
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["pospre.certificate.warm"])
-        with mock.patch.dict(os.environ, _SERVER):
+        before = {name: os.environ.pop(name) for name in _SERVER if name in os.environ}
+        os.environ.update(_SERVER)
+        try:
             multiprocessing.forkserver.ensure_running()
+        finally:
+            for name in _SERVER:
+                del os.environ[name]
+            os.environ.update(before)
 
     def start(self, order: Order) -> Life:
         """Start a life on as many ranks as the order has records for."""

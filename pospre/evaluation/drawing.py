@@ -55,14 +55,19 @@ def check_pictures(plan: Plan, *, required: bool = False) -> None:
         plan: of the evaluation.
         required: it is in vain without a folder to draw into.
     """
+    check_folder(plan, required=required)
+    if plan.folder is not None:
+        with needing("evaluate", "its picture"):
+            import matplotlib  # noqa: F401
+
+
+def check_folder(plan: Plan, *, required: bool) -> None:
+    """Raise a ``UserError`` if an evaluation's pictures cannot be written there."""
     if plan.folder is None:
         if required:
             raise UserError("it writes pictures: say where with --output FILE.json")
-        return
-    if plan.folder.exists() and not plan.folder.is_dir():
+    elif plan.folder.exists() and not plan.folder.is_dir():
         raise UserError(f"it writes to the folder {plan.folder}, which is a file")
-    with needing("evaluate", "its picture"):
-        import matplotlib  # noqa: F401
 
 
 def as_picture(view_CHW: Tensor) -> np.ndarray:

@@ -109,8 +109,8 @@ def _summary(algorithm: str) -> str:
 
 
 def _figures(checkpoint: str, parts: Parts, weights: str) -> str:
-    folder = run_folder_of(checkpoint) or run_folder_of(parts.recipe.run_path())
-    documents = {} if folder is None else read_documents(folder)
+    folder = run_folder_of(checkpoint) or parts.recipe.run_path()
+    documents = read_documents(folder) if (folder / "recipe.yaml").is_file() else {}
     rows = [
         [name, each.name, _number(each), _untrained(each), f"`{document.get('data')}`"]
         for name, document in documents.items()

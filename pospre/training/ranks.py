@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from composer.devices import Device
@@ -28,8 +28,14 @@ def from_rank_zero(work: Callable[[], Value]) -> Value:
 
     What it raises is raised on every rank, so that none waits for one that has failed.
     """
-    results = on_every_rank(lambda: work() if dist.get_global_rank() == 0 else None)
-    return cast(Value, results[0])
+    result: list[Any] = [None, None]
+    error = None
+    if dist.get_global_rank() == 0:
+        result[0], result[1], error = _try(work)
+    if dist.get_world_size() > 1:
+        dist.broadcast_object_list(result)
+    _raise(error, [result[1]])
+    return result[0]
 
 
 def on_every_rank(work: Callable[[], Value]) -> list[Value]:
@@ -37,8 +43,6 @@ def on_every_rank(work: Callable[[], Value]) -> list[Value]:
 
     What one raises is raised on every rank: its own where it happened, else the first rank's.
     """
-    if dist.get_world_size() == 1:
-        return [work()]
     result, failure, error = _try(work)
     gathered: list[Any] = dist.all_gather_object((result, failure))
     _raise(error, [failure for _, failure in gathered])

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor
 
 from pospre.errors import UserError
@@ -134,7 +133,8 @@ def _load(path: Path, name: str) -> tuple[Any, dict[str, str]]:
     try:
         if path.suffix == ".safetensors":
             with safe_open(path, "pt") as file:
-                return load_file(path), dict(file.metadata() or {})
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+                return tensors, dict(file.metadata() or {})
         # MAE's and DINO's files hold the command line of their training: names and plain values
         plain = torch.serialization.safe_globals([argparse.Namespace])
         with warnings.catch_warnings(action="ignore"), plain:  # about pickles that it refuses

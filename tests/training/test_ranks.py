@@ -1,5 +1,6 @@
-"""What one rank does for all, and what all do, reaches all, also when it fails."""
+"""What rank 0 does for all reaches all, also when it fails."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -9,75 +10,67 @@ from composer.utils import dist
 from pospre.errors import UserError
 from pospre.training.ranks import from_rank_zero, on_every_rank
 
-Work = Callable[[], Any]
-FULL, LOST = UserError("the disk is full"), KeyError("model")
 
-
-def fail(error: Exception) -> Work:
+def fail(error: Exception) -> Callable[[], Any]:
     def work() -> Any:
         raise error
 
     return work
 
 
-@pytest.fixture
-def outcomes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
-    """Return ``outcomes(of_rank)``: what ranks that do ``of_rank(number)`` return or raise.
-
-    They do it one after another; then each hears what all of them have sent.
-    """
-
-    def outcome(of_rank: Callable[[int], Any], rank: int) -> Any:
-        monkeypatch.setattr(dist, "get_global_rank", lambda: rank)
-        try:
-            return of_rank(rank)
-        except Exception as error:
-            return error
-
-    def run(of_rank: Callable[[int], Any]) -> list[Any]:
-        sent: list[Any] = []
-
-        def send(told: Any) -> list[Any]:
-            sent.append(told)
-            return [told]
-
-        monkeypatch.setattr(dist, "get_world_size", lambda: 3)
-        monkeypatch.setattr(dist, "all_gather_object", send)
-        for rank in range(3):
-            outcome(of_rank, rank)
-        monkeypatch.setattr(dist, "all_gather_object", lambda _: sent)
-        return [outcome(of_rank, rank) for rank in range(3)]
-
-    return run
-
-
-@pytest.mark.parametrize("result", [7, None])
-def test_every_rank_has_the_result_of_rank_zero(
-    result: Any, outcomes: Callable[..., list[Any]]
-) -> None:
-    assert (
-        outcomes(lambda rank: from_rank_zero(lambda: result if rank == 0 else "x")) == [result] * 3
-    )
-
-
 @pytest.mark.parametrize(
-    ("error", "elsewhere"),
+    ("work", "outcome"),
     [
-        (FULL, "UserError: the disk is full"),
-        (LOST, "RuntimeError: rank 0 failed: KeyError: 'model'"),
+        (lambda: 7, 7),
+        (lambda: None, None),
+        (fail(UserError("the disk is full")), (UserError, "^the disk is full$")),
+        (fail(KeyError("model")), (RuntimeError, "rank 0 failed: KeyError: 'model'")),
     ],
 )
-def test_every_rank_has_the_failure_of_rank_zero(
-    error: Exception, elsewhere: str, outcomes: Callable[..., list[Any]]
+def test_every_rank_has_the_result_or_the_failure_of_rank_zero(
+    work: Callable[[], Any], outcome: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, *others = outcomes(lambda rank: from_rank_zero(fail(error)))
-    assert first is error
-    assert [f"{type(one).__name__}: {one}" for one in others] == [elsewhere] * 2
+    """Two ranks after one another: what the first sends, the second receives."""
+    sent: list[Any] = []
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "get_global_rank", lambda: 0)
+    monkeypatch.setattr(dist, "broadcast_object_list", sent.extend)
+    if isinstance(outcome, tuple):
+        with pytest.raises(Exception, match=r"disk|model"):
+            from_rank_zero(work)
+    else:
+        assert from_rank_zero(work) == outcome
+
+    def receive(values: list[Any]) -> None:
+        values[:] = sent
+
+    monkeypatch.setattr(dist, "get_global_rank", lambda: 1)
+    monkeypatch.setattr(dist, "broadcast_object_list", receive)
+    if isinstance(outcome, tuple):
+        with pytest.raises(outcome[0], match=outcome[1]):
+            from_rank_zero(work)
+    else:
+        assert from_rank_zero(work) == outcome
 
 
-def test_a_failure_on_any_rank_is_one_on_all(outcomes: Callable[..., list[Any]]) -> None:
-    work = [lambda: 1, fail(FULL), fail(LOST)]
-    first, second, third = outcomes(lambda rank: on_every_rank(work[rank]))
-    assert second is FULL and third is LOST  # its own where it happened
-    assert type(first) is UserError and str(first) == str(FULL)
-    assert outcomes(lambda rank: on_every_rank(lambda: rank)) == [[0, 1, 2]] * 3
+def test_a_failure_on_any_rank_is_one_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three ranks after one another, then what all of them have sent."""
+    work = [lambda: 1, fail(UserError("the disk is full")), fail(KeyError("model"))]
+    sent: list[Any] = []
+
+    def send(told: Any) -> list[Any]:
+        sent.append(told)
+        return [told]
+
+    monkeypatch.setattr(dist, "all_gather_object", send)
+    for rank in range(3):
+        monkeypatch.setattr(dist, "get_global_rank", lambda rank=rank: rank)
+        with contextlib.suppress(UserError, KeyError):
+            on_every_rank(work[rank])
+    monkeypatch.setattr(dist, "all_gather_object", lambda _: sent)
+    for rank, error in enumerate((UserError, UserError, KeyError)):
+        monkeypatch.setattr(dist, "get_global_rank", lambda rank=rank: rank)
+        with pytest.raises(error, match=r"^the disk is full$" if rank < 2 else "model"):
+            on_every_rank(work[rank])
+    sent = [(result, None) for result in "abc"]
+    assert on_every_rank(lambda: "a") == ["a", "b", "c"]

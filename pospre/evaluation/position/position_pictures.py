@@ -24,6 +24,7 @@ from pospre import draws
 from pospre.batch import INDEX, Batch, flip_key, image_key
 from pospre.data.opening import open_reader
 from pospre.errors import UserError
+from pospre.evaluation.drawing import check_folder
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.position.mosaic import compose_views, enlarged, enlargement
 from pospre.evaluation.position.predictions import predict_patches, predict_positions
@@ -137,10 +138,7 @@ def check(plan: Plan) -> None:
             "it shows images in red, green and blue, but encoder.channels = "
             f"{plan.recipe.encoder.channels}; position_grid measures the same."
         )
-    if plan.folder is None:
-        raise UserError("it writes pictures: say where with --output FILE.json")
-    if plan.folder.exists() and not plan.folder.is_dir():
-        raise UserError(f"it writes to the folder {plan.folder}, which is a file")
+    check_folder(plan, required=True)
 
 
 def _check_mixed(is_mp3: bool, options: Mapping[str, Any], wanted: int, found: int) -> None:
