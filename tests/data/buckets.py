@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from filelock import FileLock
 
 from pospre.data.opening import open_reader
 
@@ -131,9 +132,11 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def used(folder: Path) -> int:
-    """Return the bytes of the shards and of what is on its way."""
-    total = 0
-    for entry in os.scandir(folder):
-        with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
-            total += entry.stat().st_size if entry.name.startswith("shard") else 0
-    return total
+    """Return the bytes of the shards and of what is on its way, at one moment."""
+    sizes = {}
+    with FileLock(folder.parent / "lock"):  # nothing is evicted or begun meanwhile
+        for entry in os.scandir(folder):
+            with contextlib.suppress(FileNotFoundError):  # has its name now, or is given up
+                if entry.name.startswith("shard"):  # one that gets its name meanwhile counts once
+                    sizes[entry.name.removesuffix(".part")] = entry.stat().st_size
+    return sum(sizes.values())

@@ -185,17 +185,13 @@ def test_ranks_wait_for_as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> 
     """Two ranks after one another: what the first sends, the second receives."""
     sent: list[Any] = []
 
-    def send(told: Any) -> list[Any]:
-        sent.append(told)
-        return [told]
-
     device: Any = SimpleNamespace(tensor_to_device=lambda tensor: tensor)
     clock = iter(range(0, 1000, 2))  # each look at it is 2 s later
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     monkeypatch.setattr(dist, "get_global_rank", lambda: 0)
     monkeypatch.setattr(dist, "broadcast", lambda tensor, src: sent.append(tensor.clone()))
-    monkeypatch.setattr(dist, "all_gather_object", send)
+    monkeypatch.setattr(dist, "broadcast_object_list", lambda values: sent.append(list(values)))
 
     def work(go_on: Callable[[], None]) -> str:
         for _ in range(10):
@@ -208,5 +204,9 @@ def test_ranks_wait_for_as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(dist, "get_global_rank", lambda: 1)
     monkeypatch.setattr(dist, "broadcast", lambda tensor, src: tensor.copy_(sent.pop(0)))
-    monkeypatch.setattr(dist, "all_gather_object", lambda _: [sent.pop(0)])
+
+    def receive(values: list[Any]) -> None:
+        values[:] = sent.pop(0)
+
+    monkeypatch.setattr(dist, "broadcast_object_list", receive)
     assert ranks.while_others_wait(work, device) == "done" and not sent
