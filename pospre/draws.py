@@ -73,9 +73,20 @@ def sample_keys(seed: int, epoch: Keys | int, index: Keys, view: Keys | int, pur
 def bits(keys: Keys, count: int) -> Keys:
     """Return ``count`` int64 words of random bits per key, shape ``keys.shape + (count,)``."""
     if isinstance(keys, Tensor):
-        counters = torch.arange(1, count + 1, device=keys.device)
-        return mix(keys.unsqueeze(-1) + counters * GOLDEN)
+        multiples = _opaque if torch.compiler.is_compiling() else _multiples
+        return mix(keys.unsqueeze(-1) + multiples(keys, count))
     return mix(keys[..., None] + np.arange(1, count + 1, dtype=np.int64) * np.int64(GOLDEN))
+
+
+def _multiples(keys: Tensor, count: int) -> Tensor:
+    """Return c · G for the counters c = 1…count, on the device of ``keys``."""
+    return torch.arange(1, count + 1, device=keys.device) * GOLDEN
+
+
+# Of arange torch.compile makes an index of 32 bits on GPUs, which G does not go into (torch 2.11:
+# "Scalar … is out of range for type int32"); it does not look into an operator.
+_opaque = torch.library.custom_op("pospre::multiples", _multiples, mutates_args=())
+_opaque.register_fake(lambda keys, count: keys.new_empty(count))
 
 
 def uniform(keys: Keys, count: int) -> Keys:

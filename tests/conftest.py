@@ -35,12 +35,12 @@ def one_thread() -> Iterator[None]:
 def models_forgotten() -> Iterator[None]:
     """Let go of the models that were trained, of which a process would hold 10 GB in the end.
 
-    torch's cache of names keeps every model whose state was read, Composer what it would close when
-    the process ends.
+    The cache of names of torch 2.7 keeps every model whose state was read, Composer what it would
+    close when the process ends.
     """
     yield
     atexit.unregister(Engine._close)
-    if _get_fqns.cache_info().currsize:
+    if hasattr(_get_fqns, "cache_clear"):  # torch 2.11 has none any more
         _get_fqns.cache_clear()
         gc.collect()
 

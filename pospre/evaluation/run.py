@@ -2,7 +2,8 @@
 
 import datetime
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,8 @@ def run_evaluation(
         go_on=go_on,
     )
     try:
-        results = evaluate_by_name(name, context, checked)
+        with whole_float32():
+            results = evaluate_by_name(name, context, checked)
     finally:
         model.train(was_training)
     document = {
@@ -163,6 +165,21 @@ def run_evaluation(
     if output is not None:
         write_json(output, document)
     return document
+
+
+@contextmanager
+def whole_float32() -> Iterator[None]:
+    """Let GPUs multiply float32 as it is: Composer's trainer has them round it to TF32, 10 bits.
+
+    A figure is then the same during a training and after it.
+    """
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before
 
 
 def require_finite(model: PretrainModel, name: str) -> None:

@@ -177,7 +177,8 @@ class Encoder(VisionTransformer, PatchEncoder):
             tokens = tokens + (position_BKD if positions is None else positions(position_BKD))
         # under autocast the sum is float32, and so is the residual stream, as in the published code
         tokens = self.norm_pre(torch.cat([*self._prefix(len(tokens)), tokens], dim=1))
-        tokens = dropout(tokens, dropout_keys(keys_B, 0), self.dropout, place=0)
+        dropping_B = keys_B if self.dropout else None  # a key is 18 kernels
+        tokens = dropout(tokens, dropout_keys(dropping_B, 0), self.dropout, place=0)
         context_BM = self._with_prefix(context_BM)
         bias = None if self.shared_rel_pos is None else self.shared_rel_pos.get_bias()
         branches = residual_factors(
@@ -186,7 +187,7 @@ class Encoder(VisionTransformer, PatchEncoder):
         for number, (block, branch) in enumerate(zip(self.blocks, branches, strict=True), start=1):
             is_last = number == self.depth
             num_queries = self.num_prefix_tokens if prefix_only and is_last else None
-            dropout_B = dropout_keys(keys_B, number)
+            dropout_B = dropout_keys(dropping_B, number)
             tokens = block(tokens, bias, context_BM, branch, num_queries, dropout_B)
         return self.norm(tokens)
 

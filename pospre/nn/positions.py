@@ -128,8 +128,9 @@ def resample_positions(table_ND: Tensor, old: tuple[int, int], new: tuple[int, i
         for size, count in zip(old, new, strict=True)
     )
     picture = table_ND.float().unflatten(0, old)
-    rows = torch.einsum("nh,hwd->nwd", down.to(picture.device), picture)
-    return torch.einsum("mw,nwd->nmd", across.to(picture.device), rows).flatten(0, 1)
+    down, across = (each.to(picture.device, non_blocking=True) for each in (down, across))
+    rows = torch.einsum("nh,hwd->nwd", down, picture)
+    return torch.einsum("mw,nwd->nmd", across, rows).flatten(0, 1)
 
 
 def grid_distances(rows: int, cols: int, *, squared: bool) -> Tensor:

@@ -9,6 +9,7 @@ import json
 import math
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -96,6 +97,8 @@ def step_without_sync(recipe: Path, overrides: Sequence[str]) -> Fact:
     model = run.model.to(device).train()
     batch = {key: value.to(device) for key, value in next(iter(run.loader)).items()}
     what = f"no host sync in a step of {', '.join(run.recipe.algorithms)}"
+    for group in run.optimizer.param_groups:  # the schedule's is 0 at first
+        group["lr"] = 1e-4
 
     def step() -> None:
         run.optimizer.zero_grad()
@@ -113,7 +116,9 @@ def step_without_sync(recipe: Path, overrides: Sequence[str]) -> Fact:
     except RuntimeError as error:
         if "synchroniz" not in str(error):
             raise
-        return fact(what, False, str(error).splitlines()[0])
+        frames = traceback.extract_tb(error.__traceback__)[:-5:-1]
+        where = " < ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames)
+        return fact(what, False, f"{str(error).splitlines()[0]}: {where}")
     return fact(what, True, "") if device.type == "cuda" else fact(what, None, _NO_GPU)
 
 

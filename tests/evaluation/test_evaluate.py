@@ -294,3 +294,23 @@ def test_json_that_is_no_result_of_this_evaluation_stays(
     arguments = ["--model", droppos_checkpoint, "--data", image_folder(), "--output", output]
     assert "exists and is no result of knn" in fails("knn", *arguments, "k=2")
     assert output.read_text() == text
+
+
+@pytest.fixture
+def rounded_products():
+    """Let products round float32 to TF32, as Composer's trainer does on a GPU, for good."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = True
+    yield lambda: (matmul.allow_tf32, cudnn.allow_tf32)
+    matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
+def test_figures_are_of_whole_float32_whatever_a_trainer_has_set(
+    tmp_path, image_folder, rounded_products
+):
+    recipe = tiny_recipe(tmp_path, "mae")
+    model, seen = build_model(recipe), []
+    model.augment.register_forward_pre_hook(lambda *_: seen.append(rounded_products()))
+    run_evaluation("spectrum", model, recipe, image_folder(num_images=12), progress=False)
+    assert {*seen} == {(False, False)} and rounded_products() == (True, True)

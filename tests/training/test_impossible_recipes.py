@@ -75,10 +75,13 @@ LEARNED = "encoder.positions=learned"
             [SWIN, "algorithms={simmim: {}}"],
             ["needs a token for every patch", "only droppos, mae, supervised take such"],
         ),
-        (
-            ["trainer.compile=true", "data.views={view: {augment: {erase_rate: 0.25}}}"],
-            ["trainer.compile on the CPU crashes", "data.views.view.augment.erase_rate"],
-        ),
+        *[
+            (
+                [f"trainer.compile={what}", "data.views={view: {augment: {erase_rate: 0.25}}}"],
+                ["trainer.compile on the CPU crashes", "data.views.view.augment.erase_rate"],
+            )
+            for what in ("true", "blocks")
+        ],
         (["encoder.window=8"], ["encoder.window = 8 is for swin_tiny"]),
         # numbers that are none
         (["optimizer.weight_decay=.inf"], ["'optimizer.weight_decay' is inf", "a finite number"]),

@@ -95,4 +95,5 @@ def mirrored_image(box_BV4: Tensor) -> Tensor:
 
 def reversed_columns(box_BV4: Tensor, flip_BV: Tensor) -> Tensor:
     """Return the boxes with left and right edge exchanged where ``flip_BV`` is true."""
-    return torch.where(flip_BV.unsqueeze(-1), box_BV4[..., [2, 1, 0, 3]], box_BV4)
+    x0, y0, x1, y1 = box_BV4.unbind(-1)
+    return torch.where(flip_BV.unsqueeze(-1), torch.stack([x1, y0, x0, y1], dim=-1), box_BV4)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pospre import draws
 from pospre.batch import EPOCH, INDEX, Batch, view_keys
+from pospre.nn.replay import replayed
 
 NUM_CROPS = 2
 """Global crops of an image."""
@@ -87,12 +88,13 @@ class CropMasking:
         low, high = self.ratio
         ratio = low + (high - low) * (rank + share) / max(len(bounds), 1)
         limit = torch.zeros_like(rank)
-        limit[: len(bounds)] = torch.tensor(bounds, device=rank.device)
+        limit[: len(bounds)] = torch.tensor(bounds).to(rank.device, non_blocking=True)
         return torch.minimum((num_patches * ratio).long(), limit[rank]).unflatten(
             0, (-1, NUM_CROPS)
         )
 
 
+@replayed
 def block_masks(keys_R: Tensor, counts_R: Tensor, grid: tuple[int, int]) -> Tensor:
     """Return masks of at most ``counts_R`` patches, nearly always exactly so: bool (R, N).
 

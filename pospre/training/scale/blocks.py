@@ -42,7 +42,7 @@ def recompute_blocks(model: PretrainModel, *, offload: bool) -> None:
 
 
 def compile_blocks(model: PretrainModel, **options: Any) -> None:
-    """Compile each block alone: blocks that are alike share what was compiled.
+    """Compile each block alone, and the augmentation: what is alike shares what was compiled.
 
     Args:
         model: not yet wrapped by DDP or FSDP2, nor changed by ``recompute_blocks``.
@@ -50,6 +50,8 @@ def compile_blocks(model: PretrainModel, **options: Any) -> None:
     """
     for block in blocks_of(model):
         block.forward = torch.compile(block.forward, **options)
+    augment: nn.Module = model.augment
+    augment.forward = torch.compile(augment.forward, dynamic=False, **options)
 
 
 def _offloaded(forward: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
