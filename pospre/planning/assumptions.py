@@ -20,9 +20,10 @@ class Assumptions:
     """
 
     utilisation: float = _assumed(
-        0.4,
+        0.25,
         "of the peak",
-        "model-FLOPs utilisation: FLOPs of forward and backward over what the GPU could do",
+        "model-FLOPs utilisation: FLOPs of forward and backward over what the GPU could do; "
+        "measured on an H100 (tests/benchmarks/README.md, On GPUs)",
         1.0,
     )
     images: int | None = _assumed(

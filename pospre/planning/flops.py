@@ -44,9 +44,8 @@ def step_flops(model: PretrainModel, batch: Batch) -> int:
 def pass_flops(model: PretrainModel, batch: Batch) -> dict[str, int]:
     """Return the forward FLOPs of each encoder pass over a prepared batch, by name."""
     counts = {}
-    with torch.no_grad():
-        for name, declared in model.registry.passes.items():
-            views = model.images(batch, declared.group)
-            seen = {**batch, f"{declared.group}/pixels": views}
-            counts[name] = count_flops(partial(model.encode, name, views, seen))
+    for name, declared in model.registry.passes.items():
+        views = model.images(batch, declared.group)
+        seen = {**batch, f"{declared.group}/pixels": views}
+        counts[name] = count_flops(partial(model.encode, name, views, seen))
     return counts

@@ -99,3 +99,11 @@ def test_parameters_are_those_of_the_model(ijepa: Counts) -> None:
     assert counts.optimizer_bytes == pytest.approx(8 * trained, rel=0.01)
     block = sum(one.numel() for one in model.encoder.blocks[0].parameters())
     assert block < counts.parameters.unit_trained <= trained
+
+
+@pytest.mark.parametrize("method", ["dinov2", "intertwined"])
+def test_every_pass_is_counted(method: str) -> None:
+    """Also one that begins with a module that is given a parameter, here the table of positions."""
+    counts = count(recipe_of(method))
+    forward = [one.flops for one in counts.passes.values()]
+    assert min(forward) > 0 and counts.steps[False].flops > sum(forward)
