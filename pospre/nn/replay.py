@@ -53,8 +53,9 @@ def replayed(function: Function) -> Function:
             return function(*arguments)
         options = arguments[len(tensors) :]
         key = (*((t.shape, t.dtype, t.device) for t in tensors), *options)
-        if key not in recorded:
-            recorded[key] = _Recorded(function, tensors, options)
-        return recorded[key].replay(tensors)
+        with torch.cuda.device(tensors[0].device):
+            if key not in recorded:
+                recorded[key] = _Recorded(function, tensors, options)
+            return recorded[key].replay(tensors)
 
     return call
