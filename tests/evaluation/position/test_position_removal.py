@@ -4,9 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from sklearn.linear_model import LinearRegression
+from sklearn.linear_model import LinearRegression, Ridge
 
 from pospre.errors import UserError
 from pospre.evaluation.position.position_removal import (
@@ -36,6 +37,15 @@ def planted() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return tokens @ axes.T + 3, places, axes
 
 
+def found_in(left: torch.Tensor, wanted: np.ndarray) -> float:
+    """Return the R² of scikit-learn's ridge regression.
+
+    Least squares would also read, on one kind of processor more than on another, the rounding
+    errors that are left where a plane was.
+    """
+    return float(Ridge(alpha=1.0).fit(left, wanted).score(left, wanted))
+
+
 def test_the_planted_plane_is_found_and_no_position_is_left(
     planted: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
 ) -> None:
@@ -48,7 +58,7 @@ def test_the_planted_plane_is_found_and_no_position_is_left(
     assert LinearRegression().fit(tokens, wanted).score(tokens, wanted) > 0.98
     for plane in (basis[:, :2], covariance_plane(tokens, places, GRID)):
         left = PlanesRemoved(tokens.mean(0), plane)(tokens)
-        assert LinearRegression().fit(left, wanted).score(left, wanted) < 0.01
+        assert found_in(left, wanted) < 0.01
         torch.testing.assert_close(left @ axes[:, 2:], tokens @ axes[:, 2:], atol=0.2, rtol=0.05)
 
 
@@ -63,7 +73,7 @@ def test_many_copies_of_position_go_with_the_covariance_and_not_with_one_plane(
 
     def left_by(basis: torch.Tensor) -> float:
         left = PlanesRemoved(tokens.mean(0), basis)(tokens)
-        return float(LinearRegression().fit(left, wanted).score(left, wanted))
+        return found_in(left, wanted)
 
     assert left_by(covariance_plane(tokens, places, GRID)) < 1e-4
     planes = regression_planes(tokens, places, GRID, 2, weight_decay=1e-4)
