@@ -22,7 +22,7 @@ def build_device(recipe: Recipe) -> Device:
     if device.name == "cpu" and precision == "amp_fp16":
         raise UserError("trainer.precision = amp_fp16 needs a GPU; on the CPU use fp32 or amp_bf16")
     for name, view in recipe.data.views.items():
-        if device.name == "cpu" and recipe.trainer.compile and view.augment.erase_rate:
+        if device.name == "cpu" and recipe.trainer.compile is True and view.augment.erase_rate:
             # torch 2.7's inductor frees memory twice in the C++ that it writes for this
             raise UserError(
                 f"trainer.compile on the CPU crashes with data.views.{name}.augment.erase_rate > 0 "

@@ -13,7 +13,7 @@ from pospre.training.components import Components
 from pospre.training.device import cast_as_told
 from pospre.training.loggers import build_loggers
 from pospre.training.optimizer.clipping import build_clipping
-from pospre.training.scale.blocks import compile_blocks, recompute_blocks
+from pospre.training.scale.blocks import compile_augmentation, compile_blocks, recompute_blocks
 from pospre.training.scale.microbatch import microbatch_size
 from pospre.training.scale.parallel import MeanOverRanks, build_sharding
 from pospre.training.watch.build import build_watchers
@@ -52,6 +52,8 @@ def build_trainer(
     precision = cast_as_told(model, recipe, device)
     if options.compile == "blocks":
         compile_blocks(model)
+        if device.name == "gpu":  # for CPUs torch 2.7 writes C++ of colours that does not compile
+            compile_augmentation(model)
     if options.activation_checkpointing:
         recompute_blocks(model, offload=options.activation_checkpointing == "offload")
     sharding = build_sharding(options.fsdp)

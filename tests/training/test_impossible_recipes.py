@@ -75,13 +75,10 @@ LEARNED = "encoder.positions=learned"
             [SWIN, "algorithms={simmim: {}}"],
             ["needs a token for every patch", "only droppos, mae, supervised take such"],
         ),
-        *[
-            (
-                [f"trainer.compile={what}", "data.views={view: {augment: {erase_rate: 0.25}}}"],
-                ["trainer.compile on the CPU crashes", "data.views.view.augment.erase_rate"],
-            )
-            for what in ("true", "blocks")
-        ],
+        (
+            ["trainer.compile=true", "data.views={view: {augment: {erase_rate: 0.25}}}"],
+            ["trainer.compile on the CPU crashes", "data.views.view.augment.erase_rate"],
+        ),
         (["encoder.window=8"], ["encoder.window = 8 is for swin_tiny"]),
         # numbers that are none
         (["optimizer.weight_decay=.inf"], ["'optimizer.weight_decay' is inf", "a finite number"]),

@@ -42,7 +42,7 @@ def recompute_blocks(model: PretrainModel, *, offload: bool) -> None:
 
 
 def compile_blocks(model: PretrainModel, **options: Any) -> None:
-    """Compile each block alone, and the augmentation: what is alike shares what was compiled.
+    """Compile each block alone: blocks that are alike share what was compiled.
 
     Args:
         model: not yet wrapped by DDP or FSDP2, nor changed by ``recompute_blocks``.
@@ -50,6 +50,15 @@ def compile_blocks(model: PretrainModel, **options: Any) -> None:
     """
     for block in blocks_of(model):
         block.forward = torch.compile(block.forward, **options)
+
+
+def compile_augmentation(model: PretrainModel, **options: Any) -> None:
+    """Compile what changes the views' pixels, for each group of views alone.
+
+    Args:
+        model: not yet wrapped by DDP or FSDP2.
+        options: of ``torch.compile``.
+    """
     augment: nn.Module = model.augment
     augment.forward = torch.compile(augment.forward, dynamic=False, **options)
 

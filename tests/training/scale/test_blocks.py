@@ -7,7 +7,12 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
-from pospre.training.scale.blocks import blocks_of, compile_blocks, recompute_blocks
+from pospre.training.scale.blocks import (
+    blocks_of,
+    compile_augmentation,
+    compile_blocks,
+    recompute_blocks,
+)
 from tests.algorithms.cases import Case, written
 
 DROPPING = Case(("supervised",), encoder={"drop_path": 0.5, "dropout": 0.3})
@@ -84,6 +89,7 @@ def test_compiled_blocks_give_the_same_from_few_graphs(case: Case, recompute: bo
     model, algorithms = case.build()
     keys = list(model.state_dict())
     compile_blocks(model, **BACKEND)
+    compile_augmentation(model, **BACKEND)
     if recompute:
         recompute_blocks(model, offload=False)
     compiled = gradients(model, algorithms, batch)
