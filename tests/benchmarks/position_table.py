@@ -2,10 +2,10 @@
 
 Every method of ``yamls/learn`` with every kind of positions: pre-trained, probed for position, and
 measured by kNN and by a linear classifier on held-out images (and by segmentation and detection
-where their data are given). What does not combine says why. Each cell's figures are one line of
-``results/position_table.jsonl``; what is there is not done again, and a killed cell goes on from
-its last checkpoint. The table has means and standard deviations over the seeds, and names the
-differences beyond two standard deviations.
+where their data are given). What does not combine says why. Each cell's figures are lines of
+``results/position_table.jsonl``; what is there is not done again, data that are given later add
+their figure, and a killed cell goes on from its last checkpoint. The table has means and standard
+deviations over the seeds, and names the differences beyond two standard deviations.
 """
 
 import argparse
@@ -23,7 +23,6 @@ import yaml
 from tqdm import tqdm
 
 from pospre.errors import UserError, run_command
-from pospre.evaluation.registry import evaluation_names
 from pospre.recipe.recipe import load_recipe, recipe_from_dict
 from pospre.training.build import build_model
 from pospre.training.resolve import resolve
@@ -55,6 +54,16 @@ FIGURES = {
     "logistic/top1": "linear %",
     "segmentation/mIoU": "CamVid mIoU %",
     "detection/AP50": "BCCD AP50 %",
+}
+BANKED = "knn", "logistic"
+SETTINGS: dict[str, tuple[str, ...]] = {
+    "position_probe": ("num_samples=600", "layers=[0, 2, 4]"),
+    **dict.fromkeys(BANKED, ("num_bank=10000", "num_samples=5000", "batch_size=256")),
+    "segmentation": (),
+    "detection": (
+        *("size=96", "jitter=[0.8, 1.25]", "channels=64", "regions=48"),
+        *("iterations=200", "batch_size=4", "lr=0.002", "baseline=false"),
+    ),
 }
 DEVIATIONS = 2
 
@@ -122,19 +131,32 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def measure(wanted: Iterable[Cell], arguments: argparse.Namespace) -> None:
-    """Train and measure the cells that have no line yet, and write theirs one by one."""
-    done = {key_of(line) for line in lines_of(arguments.set)}
+    """Train the cells and measure what their lines lack; write what is found cell by cell."""
+    known = {key_of(line): line for line in lines_of(arguments.set)}
     train, test = convert(arguments.data, arguments.work)
+    places = dict.fromkeys(("position_probe", *BANKED), test)
     dense = {"segmentation": arguments.camvid, "detection": arguments.bccd}
-    left = [cell for cell in wanted if cell not in done]
-    for cell in tqdm(left, desc="position table", unit="cell"):
+    places |= {name: data for name, data in dense.items() if data is not None}
+    left = {cell: lacking(known.get(cell), places) for cell in wanted}
+    for cell, names in tqdm(
+        [item for item in left.items() if item[1]], "position table", unit="cell"
+    ):
         found = {**cell._asdict(), "set": arguments.set}
         reason = refusal(cell.recipe(arguments.set))
         if reason is None:
-            found["figures"] = run(cell, train, test, dense, arguments.runs, arguments.set)
+            data = {name: places[name] for name in names}
+            found["figures"] = run(cell, train, data, arguments.runs, arguments.set)
         else:
             found["refused"] = reason
         append(LINES, found)
+
+
+def lacking(line: dict[str, Any] | None, names: Iterable[str]) -> list[str]:
+    """Return the evaluations that a cell's line has no figure of; none for a refused cell."""
+    if line is None:
+        return list(names)
+    measured = {figure.partition("/")[0] for figure in line["figures"]}
+    return [] if "refused" in line else [name for name in names if name not in measured]
 
 
 def refusal(recipe: dict[str, Any]) -> str | None:
@@ -148,22 +170,15 @@ def refusal(recipe: dict[str, Any]) -> str | None:
 
 
 def run(
-    cell: Cell, train: Path, test: Path, dense: dict[str, Path | None], runs: Path, given: list[str]
+    cell: Cell, train: Path, data: Mapping[str, Path], runs: Path, given: Sequence[str]
 ) -> dict[str, float]:
-    """Train a cell, its evaluations with it, and return its figures."""
-    bank = f"bank={train}", "num_bank=10000", "num_samples=5000", "batch_size=256"
-    settings: dict[str, Iterable[str]] = {
-        "position_probe": ("num_samples=600", "layers=[0, 2, 4]"),
-        "knn": bank,
-        "logistic": bank,
-    }
-    places = dict.fromkeys(settings, test)
-    for name, data in dense.items():
-        if data is not None and name in evaluation_names():
-            settings[name], places[name] = (), data
-    asked = [f"evaluation.{name}.{item}" for name in settings for item in settings[name]]
-    asked += [f"evaluation.{name}.data={data}" for name, data in places.items()]
+    """Train a cell, measure it by the evaluations of ``data`` with it, and return its figures."""
+    asked = [f"evaluation.{name}.{item}" for name in data for item in SETTINGS[name]]
+    asked += [f"evaluation.{name}.data={path}" for name, path in data.items()]
+    asked += [f"evaluation.{name}.bank={train}" for name in BANKED if name in data]
     asked += [f"data.path={train}", f"trainer.run_folder={runs}"]
+    others = tuple(f"evaluation.{name}." for name in SETTINGS if name not in data)
+    given = [item for item in given if not item.startswith(others)]
     recipe = cell.recipe([*asked, f"trainer.max_duration={cell.duration}", *given])
     runs.mkdir(parents=True, exist_ok=True)
     path = runs / f"{cell.name}.yaml"
@@ -172,7 +187,7 @@ def run(
     figures: dict[str, float | None] = {}
     for figure in FIGURES:
         name, _, key = figure.partition("/")
-        if name in settings:
+        if name in data:
             results = read_results(runs / cell.name / "evaluation" / f"{name}.json")
             figures |= {figure: results.get(key), f"{name}/chance": results.get("chance")}
             if "top1" in key:
@@ -217,8 +232,16 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def lines_of(overrides: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the lines that were measured with these changes of the recipes."""
-    return [line for line in read_lines(LINES) if line["set"] == list(overrides)]
+    """Return a line for each cell that was measured with these changes of the recipes.
+
+    Figures that were measured later join those before them.
+    """
+    merged: dict[Cell, dict[str, Any]] = {}
+    for line in read_lines(LINES):
+        if line["set"] == list(overrides):
+            earlier = merged.get(key_of(line), {}).get("figures", {})
+            merged[key_of(line)] = {**line, "figures": earlier | line.get("figures", {})}
+    return list(merged.values())
 
 
 def key_of(line: dict[str, Any]) -> Cell:

@@ -19,6 +19,7 @@ from tests.benchmarks.position_table import (
     run,
     table,
 )
+from tests.evaluation.dense.pictures import voc_folder
 
 SMALL = [
     "encoder.depth=4",
@@ -33,6 +34,9 @@ SMALL = [
     "evaluation.knn.k=2",
     "evaluation.logistic.num_bank=12",
     "evaluation.logistic.num_samples=8",
+    "evaluation.detection.size=32",
+    "evaluation.detection.channels=8",
+    "evaluation.detection.iterations=1",
 ]
 
 
@@ -73,6 +77,17 @@ def test_a_cell_is_measured_once_and_a_cut_line_again(
     assert "| sin-cos |" in text and f"- MAE: {refused['refused']}" in text
     monkeypatch.setattr(position_table, "call", None)  # nothing is done again
     assert position_table.main(given) == 0 and len(read_lines(lines)) == 3
+    given += ["--bccd", str(voc_folder(tmp_path / "bccd", {"train": 4, "val": 2}))]
+    trainings = sorted(tmp_path.glob("runs/**/checkpoints/*"))
+    times = [path.stat().st_mtime_ns for path in trainings]
+    monkeypatch.setattr(position_table, "call", here)
+    assert position_table.main(given) == 0  # what data are given for is measured later, alone
+    assert trainings and times == [path.stat().st_mtime_ns for path in trainings]
+    assert set(read_lines(lines)[-1]["figures"]) == {"detection/AP50"}
+    text = capsys.readouterr().out
+    assert "| BCCD AP50 % |" in text and "| kNN % |" in text
+    monkeypatch.setattr(position_table, "call", None)
+    assert position_table.main(given) == 0 and len(read_lines(lines)) == 4
 
 
 @pytest.mark.parametrize(
@@ -102,9 +117,16 @@ def test_algorithms_are_trained_in_their_order(
 ) -> None:
     monkeypatch.setattr(position_table, "call", lambda *_: None)  # trains nothing
     with pytest.raises(FileNotFoundError):
-        run(Cell("DropPos", "crop field", 0, "2ba"), tmp_path, tmp_path, {}, tmp_path, [])
+        run(
+            Cell("DropPos", "crop field", 0, "2ba"),
+            tmp_path,
+            {"knn": tmp_path},
+            tmp_path,
+            ["evaluation.detection.size=32"],
+        )
     (path,) = tmp_path.glob("*.yaml")
     assert list(yaml.safe_load(path.read_text())["algorithms"]) == ["droppos", "crop_field"]
+    assert "detection" not in path.read_text()  # settings of what is not measured are left out
 
 
 def values(**cells: list[float]) -> dict[tuple[str, str], list[float]]:
