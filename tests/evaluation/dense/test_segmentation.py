@@ -18,7 +18,7 @@ from pospre.evaluation.dense.segmentation import segmentation
 from pospre.evaluation.dense.segmentation.crops import Crops
 from pospre.evaluation.dense.segmentation.decoders import LinearDecoder
 from pospre.evaluation.dense.segmentation.iou import class_iou, constant, summarise
-from pospre.evaluation.dense.segmentation.mask_data import IGNORED, open_masks
+from pospre.evaluation.dense.segmentation.mask_data import IGNORED, check_masks, open_masks
 from pospre.evaluation.dense.segmentation.windows import Showing, predict
 from pospre.evaluation.run import check_evaluation, run_evaluation
 from pospre.nn.swin.encoder import SWIN_NEEDS
@@ -205,6 +205,22 @@ def test_a_class_that_cannot_be_learned_is_said(
     save(data / "val" / "masks" / "000.png", np.full((40, 48), 3, np.uint8))
     measure("segmentation", data, num_classes=4, iterations=1, batch_size=2, baseline=False)
     assert "shows 'class 3', but no mask of" in capsys.readouterr().err
+
+
+def test_classes_that_are_mostly_nowhere_are_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    data = mask_folder(tmp_path, {"train": 2, "val": 1})
+    train, val = (open_masks(str(data), split, 255) for split in ("train", "val"))
+    check_masks(train, val, 5)
+    assert not capsys.readouterr().err
+    for path in data.glob("*/masks/*.png"):
+        save(path, np.full((40, 48), 250, np.uint8))
+    check_masks(train, val, 251)
+    assert (
+        "of 251 classes the masks show 1, up to class 250. Where its pixels have no class, give "
+        "ignore=250\n"
+    ) in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

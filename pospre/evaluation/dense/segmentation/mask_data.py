@@ -143,7 +143,7 @@ def _pairs(images: Path, masks: Path) -> tuple[list[Path], list[Path]]:
 
 
 def check_masks(train: MaskSet, val: MaskSet, num_classes: int) -> None:
-    """Read all masks; say which classes are measured and cannot be learned.
+    """Read all masks; say which classes cannot be learned, and if most are nowhere.
 
     Args:
         train: what is learned from.
@@ -171,6 +171,13 @@ def check_masks(train: MaskSet, val: MaskSet, num_classes: int) -> None:
         print(
             f"segmentation: {val.address} shows '{name}', but no mask of {train.address} does: it "
             "cannot be learned, and counts as IoU 0",
+            file=sys.stderr,
+        )
+    shown = np.flatnonzero(learned + measured)
+    if train.classes is None and 2 * len(shown) < num_classes:
+        print(
+            f"segmentation: of {num_classes} classes the masks show {len(shown)}, up to class "
+            f"{shown[-1]}. Where its pixels have no class, give ignore={shown[-1] + train.first}",
             file=sys.stderr,
         )
 
