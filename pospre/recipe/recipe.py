@@ -34,7 +34,7 @@ from pospre.recipe.sections import (
 from pospre.recipe.values import Arguments
 
 _WORDING = {
-    "dict_type": "a section with keys of its own",
+    "dict_type": "a section with keys of its own, {} for none",
     "tuple_type": "a list, in brackets",
     "too_short": "at least one entry",
     "too_long": "at most {max_length} entries",
