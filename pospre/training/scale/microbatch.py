@@ -168,24 +168,25 @@ def _made_up(run: Components, size: int) -> Batch:
 def _alone() -> Iterator[None]:
     """Let collectives return at once: gathered are copies of what this rank has."""
 
-    def all_gather_into_tensor(
-        output_tensor: Tensor, input_tensor: Tensor, *_: Any, **__: Any
-    ) -> None:
+    def gather(output_tensor: Tensor, input_tensor: Tensor, *_: Any, **__: Any) -> None:
         own = input_tensor.clone()  # which may be a part of the output
         output_tensor.view(-1, own.numel()).copy_(own.view(1, -1))
 
-    def all_gather(tensor_list: list[Tensor], tensor: Tensor, *_: Any, **__: Any) -> None:
+    def gather_list(tensor_list: list[Tensor], tensor: Tensor, *_: Any, **__: Any) -> None:
         for part in tensor_list:
             part.copy_(tensor)
 
-    def reduce_scatter_tensor(output: Tensor, input: Tensor, *_: Any, **__: Any) -> None:
+    def scatter(output: Tensor, input: Tensor, *_: Any, **__: Any) -> None:
         output.copy_(input.flatten()[: output.numel()].view_as(output))
 
-    with mock.patch.multiple(
-        "torch.distributed",
-        all_gather=all_gather,
-        all_gather_into_tensor=all_gather_into_tensor,
-        all_reduce=lambda *_, **__: None,
-        reduce_scatter_tensor=reduce_scatter_tensor,
-    ):
+    replaced: dict[str, Any] = {
+        "all_gather": gather_list,
+        "all_gather_into_tensor": gather,
+        "all_gather_single": gather,  # a name that sharding uses in later torch
+        "all_reduce": lambda *_, **__: None,
+        "reduce_scatter_single": scatter,
+        "reduce_scatter_tensor": scatter,
+    }
+    known = {name: made for name, made in replaced.items() if hasattr(torch.distributed, name)}
+    with mock.patch.multiple("torch.distributed", **known):
         yield
