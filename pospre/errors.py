@@ -84,7 +84,7 @@ def needing(extra: str, what: str) -> Iterator[None]:
 
 def suggestion(word: str, known: Iterable[str]) -> str:
     """Return `` Did you mean 'x'?`` for the nearest of ``known``, or list them if none is near."""
-    names = sorted(known)
+    names = sorted(known) or ["none"]
     near = difflib.get_close_matches(word, names, n=1)
     if near:
         return f" Did you mean '{near[0]}'?"

@@ -4,7 +4,7 @@ import importlib
 import pkgutil
 from abc import abstractmethod
 from collections.abc import Sequence
-from inspect import signature
+from inspect import isabstract, signature
 from typing import Any, ClassVar, NamedTuple
 
 from composer.core import Algorithm, Event, State, TimeUnit
@@ -14,6 +14,7 @@ from pospre import algorithms
 from pospre.batch import EPOCH, INDEX, Batch, numbered
 from pospre.errors import UserError, suggestion
 from pospre.model.model import PretrainModel
+from pospre.model.question import Question
 from pospre.model.untrained import check_moved, check_optimized, fingerprints
 from pospre.nn.patch_encoder import PatchEncoder
 from pospre.recipe.recipe import check_arguments
@@ -41,11 +42,13 @@ class PretrainAlgorithm(Algorithm):
     Its options are the fields of a dataclass.
 
     Attributes:
+        question: what it asks of a model, with which a run's page begins; None: nothing.
         is_host: hosts own the visible patches and attach first.
         gives_positions: it gives those of every pass, instead of the encoder's table.
         takes_merged_patches: works with encoders whose tokens stand for several patches (Swin).
     """
 
+    question: ClassVar[Question | None] = None
     is_host: ClassVar[bool] = False
     gives_positions: ClassVar[bool] = False
     takes_merged_patches: ClassVar[bool] = False
@@ -282,17 +285,21 @@ def algorithm_class(name: str) -> type[PretrainAlgorithm]:
     """Return the algorithm of the module ``pospre.algorithms.<name>``, or of ``<name>.<name>``.
 
     Raises:
-        UserError: there is no such module.
+        UserError: there is no such module, or no algorithm in it.
     """
     if name not in algorithm_names():
         raise UserError(f"algorithms: '{name}' is not known.{suggestion(name, algorithm_names())}")
     module = importlib.import_module(f"{algorithms.__name__}.{name}")
     if hasattr(module, "__path__"):  # a folder has the method in the module of its own name
         module = importlib.import_module(f"{module.__name__}.{name}")
-    return next(
-        member
-        for member in vars(module).values()
-        if isinstance(member, type)
-        and issubclass(member, PretrainAlgorithm)
-        and member.__module__ == module.__name__
+    for member in vars(module).values():
+        if (
+            isinstance(member, type)
+            and issubclass(member, PretrainAlgorithm)
+            and member.__module__ == module.__name__
+            and not isabstract(member)
+        ):
+            return member
+    raise UserError(
+        f"algorithms: {module.__file__} defines no PretrainAlgorithm that has attach and write."
     )

@@ -1,6 +1,7 @@
 """What the algorithms of a model declare: batch keys, encoder passes, and who reads which."""
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Container, Mapping
 from dataclasses import fields, replace
 
 from torch import Tensor
@@ -10,6 +11,8 @@ from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
 from pospre.model.passes import EncoderPass
 from pospre.nn.encoder import Encoder
+
+_PLACES = {"content": "contents", "positions": "positions"}  # where a pass's editors are
 
 
 class Registry:
@@ -218,6 +221,16 @@ class Registry:
                 f"data.views.{group} would be decoded for nothing: no algorithm listed reads it, "
                 f"only {', '.join(sorted(read))}. Remove it, or add an algorithm that needs it."
             )
+
+    def check_editors(self, **added: Container[str]) -> None:
+        """Raise ``UserError`` if a pass names an editor that is not among those ``added``."""
+        for kind, (name, declared) in itertools.product(added, self.passes.items()):
+            for editor in getattr(declared, kind):
+                if editor not in added[kind]:
+                    raise UserError(
+                        f"algorithms: the encoder pass '{name}' names the editor '{editor}' in its "
+                        f"{kind}, but model.{_PLACES[kind]}.named has none of that name."
+                    )
 
 
 def _check_same_tokens(name: str, before: EncoderPass, after: EncoderPass) -> None:

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from pospre import algorithms
 from pospre.errors import UserError
-from pospre.model.algorithm import algorithm_names
+from pospre.model.algorithm import algorithm_class, algorithm_names
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import EncoderPass
+from pospre.recipe.recipe import check_arguments
 from tests.algorithms.cases import Case, written
 from tests.algorithms.composition import README, refusal_of
 
@@ -93,6 +94,16 @@ def test_editors_of_a_joined_pass_form_a_chain() -> None:
     assert joined.count == 16
 
 
+def test_an_editor_that_was_never_added_is_refused_at_build() -> None:
+    model, _ = beside("mae")
+    model.registry.join_pass("student", "mae", positions=("hidden",))
+    message = r"'student' names the editor 'hidden' in its positions, but model\.positions\.named"
+    with pytest.raises(UserError, match=message):
+        model.check_complete()
+    model.positions.named["hidden"] = nn.Identity()
+    model.check_complete()
+
+
 @pytest.fixture
 def rows_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Put the method that the algorithms' README shows beside the others; return its name."""
@@ -110,3 +121,20 @@ def test_the_method_that_the_readme_shows_is_complete(rows_apart: str) -> None:
     assert refusal_of(Case(("supervised", rows_apart))) is None
     refused = refusal_of(Case(("mae", rows_apart)))
     assert refused is not None and "over other tokens" in refused
+
+
+def test_a_file_without_an_algorithm_says_what_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "from pospre.model.algorithm import PretrainAlgorithm\n"
+    unfinished = code + "class Base(PretrainAlgorithm): pass\n"
+    whole = "class Whole(Base):\n    def attach(self, model): ...\n    write = attach\n"
+    monkeypatch.setattr(algorithms, "__path__", [*algorithms.__path__, str(tmp_path)])
+    for name, text in (("sketch_1", code), ("sketch_2", unfinished)):
+        (tmp_path / f"{name}.py").write_text(text)
+        with pytest.raises(UserError, match=rf"{name}\.py defines no PretrainAlgorithm that has"):
+            algorithm_class(name)
+    (tmp_path / "sketch_3.py").write_text(unfinished + whole)
+    assert algorithm_class("sketch_3").__name__ == "Whole"  # not the base before it
+    with pytest.raises(UserError, match=r"unknown key 'sketch_3\.pairs'\. Known: none\."):
+        check_arguments("sketch_3", algorithm_class("sketch_3"), {"pairs": 1}, source="algorithms")
