@@ -190,6 +190,13 @@ class Registry:
         return self._set(name, owner, joined)
 
     def _set(self, name: str, owner: str, encoder_pass: EncoderPass) -> EncoderPass:
+        if self._encoder.is_relative and encoder_pass.positions:
+            raise UserError(
+                f"algorithms.{owner} changes positions in the encoder pass '{name}' "
+                f"({', '.join(encoder_pass.positions)}), but encoder.positions = "
+                f"{self._encoder.position_kind} tells attention all the same where patches are. "
+                "Use sincos, learned or none."
+            )
         self.passes[name] = encoder_pass
         readers = self.readers.setdefault(name, [])
         if owner not in readers:

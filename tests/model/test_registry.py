@@ -104,6 +104,14 @@ def test_an_editor_that_was_never_added_is_refused_at_build() -> None:
     model.check_complete()
 
 
+@pytest.mark.parametrize("kind", ["relative", "shared_relative"])
+def test_positions_that_attention_tells_anyway_cannot_be_edited(kind: str) -> None:
+    model, _ = Case(("supervised",), encoder={"positions": kind}).build()
+    with pytest.raises(UserError, match=rf"test changes .* \(hidden\), .*positions = {kind} tells"):
+        model.registry.join_pass("student", "test", positions=("hidden",))
+    model.registry.join_pass("student", "test")
+
+
 @pytest.fixture
 def rows_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Put the method that the algorithms' README shows beside the others; return its name."""
