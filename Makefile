@@ -22,6 +22,8 @@ setup: ## Make .venv with the pinned requirements and FFCV's system packages; ag
 	@.setup/venv.sh
 
 test: setup ## Run the tests on two processes (real photographs: POSPRE_TEST_DATA=<folder>).
+	@# where PYTHONDONTWRITEBYTECODE is set, hundreds of processes would compile everything, a second each
+	@$(PYTHON_RUN) -m compileall -q pospre data_prep tests
 	OMP_NUM_THREADS=1 $(PYTHON_RUN) -m pytest -n 2 --dist loadfile $(ARGS)
 
 test-newest: setup ## Run the tests with the newest torch, torchvision and timm there are (.venv-newest, 8 GB).
