@@ -122,7 +122,7 @@ class PretrainModel(ComposerModel):
                 "algorithm that has one: pospre/algorithms/README.md lists them."
             )
         self.registry.check_read(list(self.objectives))
-        self.registry.check_editors(content=self.contents.named, positions=self.positions.named)
+        self.registry.check_editors(self.contents.named, self.positions.named)
 
     # -- what runs ----------------------------------------------------------------------------
 

@@ -1,6 +1,5 @@
 """What the algorithms of a model declare: batch keys, encoder passes, and who reads which."""
 
-import itertools
 from collections.abc import Callable, Container, Mapping
 from dataclasses import fields, replace
 
@@ -11,8 +10,6 @@ from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
 from pospre.model.passes import EncoderPass
 from pospre.nn.encoder import Encoder
-
-_PLACES = {"content": "contents", "positions": "positions"}  # where a pass's editors are
 
 
 class Registry:
@@ -229,14 +226,18 @@ class Registry:
                 f"only {', '.join(sorted(read))}. Remove it, or add an algorithm that needs it."
             )
 
-    def check_editors(self, **added: Container[str]) -> None:
-        """Raise ``UserError`` if a pass names an editor that is not among those ``added``."""
-        for kind, (name, declared) in itertools.product(added, self.passes.items()):
-            for editor in getattr(declared, kind):
-                if editor not in added[kind]:
+    def check_editors(self, contents: Container[str], positions: Container[str]) -> None:
+        """Raise ``UserError`` if a pass names an editor that is not among those of the model."""
+        for name, declared in self.passes.items():
+            parts = (
+                ("contents", declared.content, contents),
+                ("positions", declared.positions, positions),
+            )
+            for place, asked, added in parts:
+                for editor in (each for each in asked if each not in added):
                     raise UserError(
                         f"algorithms: the encoder pass '{name}' names the editor '{editor}' in its "
-                        f"{kind}, but model.{_PLACES[kind]}.named has none of that name."
+                        f"{place}, but model.{place}.named has none of that name."
                     )
 
 
