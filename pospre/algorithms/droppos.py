@@ -24,6 +24,7 @@ from pospre.model.model import PretrainModel
 from pospre.model.objective import Outputs
 from pospre.model.passes import EncoderPass
 from pospre.model.position_task import Distance, PositionObjective, check_temperature, weighted_mean
+from pospre.model.question import Question
 from pospre.nn.decoder import check_heads, decoder_blocks, split_tokens
 from pospre.nn.encoder import Encoder
 from pospre.nn.masking import (
@@ -209,6 +210,13 @@ class DropPos(PretrainAlgorithm):
             σ decayed once an epoch so that it never reaches σT.
         weight: factor of this loss in the total (published multi-task: 0.05 for B, 0.1 for L).
     """
+
+    question: ClassVar[Question | None] = Question(
+        "Patches of a picture lose their position. Does the model put them back in their place?",
+        "accuracy",
+        "share of these patches put in their place",
+        "position_grid",
+    )
 
     mask_ratio: Ratio | None = None
     position_mask_ratio: PositiveShare = 0.75

@@ -20,6 +20,7 @@ from pospre.model.algorithm import PretrainAlgorithm, require_one_view
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import EncoderPass, MaskedTokens
+from pospre.model.question import Question
 from pospre.nn.decoder import check_heads, decoder_blocks, patchify, split_tokens
 from pospre.nn.encoder import Encoder
 from pospre.nn.masking import (
@@ -102,6 +103,11 @@ class MAE(PretrainAlgorithm):
         norm_pix: regress pixels normalised within each patch (better features, blurrier pictures).
         weight: factor of this loss in the total.
     """
+
+    question: ClassVar[Question | None] = Question(
+        "Most of a picture is hidden. What does the model paint in its place?",
+        evaluation="reconstructions",
+    )
 
     mask_ratio: Ratio = 0.75
     sampling: Sampling = "random"

@@ -8,7 +8,7 @@ which knows the position.
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import NonNegativeFloat
@@ -26,6 +26,7 @@ from pospre.model.algorithm import PretrainAlgorithm, Progress
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import MaskedTokens
+from pospre.model.question import Question
 from pospre.model.teacher import Frozen
 from pospre.recipe.ranges import RatioRange
 
@@ -157,6 +158,12 @@ class MaskedPosition(PretrainAlgorithm):
         mask_ratio: range of the masked share of a crop's positions, drawn uniformly.
         weight: factor of this loss in the total.
     """
+
+    question: ClassVar[Question | None] = Question(
+        "Patches on crosses lose their position. Does the model still know what is where?",
+        "agreement",
+        "share of these patches that student and teacher put to the same prototype",
+    )
 
     shape: Literal["cross", "box"] = "cross"
     mask_ratio: RatioRange = (0.1, 0.5)

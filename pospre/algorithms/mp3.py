@@ -7,6 +7,7 @@ positions. Fine-tuning adds fresh positions, or none.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,7 @@ from pospre.model.model import PretrainModel
 from pospre.model.objective import Outputs
 from pospre.model.passes import EncoderPass
 from pospre.model.position_task import Distance, PositionObjective, check_temperature, weighted_mean
+from pospre.model.question import Question
 from pospre.nn.encoder import Encoder
 from pospre.nn.masking import slot_mask
 from pospre.nn.positions import sincos_table
@@ -165,6 +167,13 @@ class MP3(PretrainAlgorithm):
         count_shown: whether those count in loss and accuracy (the paper does not say).
         weight: factor of this loss in the total.
     """
+
+    question: ClassVar[Question | None] = Question(
+        "A picture comes as a bag of patches. Does the model find the place of each?",
+        "accuracy",
+        "share of patches put in their place",
+        "patch_position",
+    )
 
     mask_ratio: Ratio = 0.75
     sigma_start: NonNegativeFloat = 0.0

@@ -17,6 +17,7 @@ from pospre.model.algorithm import PretrainAlgorithm, require_one_view
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import EncoderPass, MaskedTokens
+from pospre.model.question import Question
 from pospre.nn.decoder import patchify
 from pospre.nn.encoder import Encoder
 from pospre.nn.masking import cell_patches, gather_tokens, slot_mask, visible_patches
@@ -65,6 +66,11 @@ class SimMIM(PretrainAlgorithm):
         mask_cell: side of a cell in pixels, a multiple of the patch size.
         weight: factor of this loss in the total.
     """
+
+    question: ClassVar[Question | None] = Question(
+        "Large cells of a picture are masked. What does the model paint in their place?",
+        evaluation="reconstructions",
+    )
 
     mask_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.6
     mask_cell: PositiveInt = 32

@@ -7,7 +7,7 @@ would be to erase the context. Nothing else changes, and what is exported never 
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,7 @@ from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Outputs
+from pospre.model.question import Question
 from pospre.nn.weights import init_trunc_normal
 
 Variant = Literal[
@@ -165,6 +166,11 @@ class StoP(PretrainAlgorithm):
         official: the published code where it differs: the mask token is never added, and the
             projection's bias is, with the noise.
     """
+
+    question: ClassVar[Question | None] = Question(
+        "The predictor is told of a place with noise only. Which noise does it learn to bear?",
+        evaluation="stop_similarity",
+    )
 
     variant: Variant = "masked"
     noise_std: NonNegativeFloat | None = None

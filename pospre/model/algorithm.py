@@ -14,6 +14,7 @@ from pospre import algorithms
 from pospre.batch import EPOCH, INDEX, Batch, numbered
 from pospre.errors import UserError, suggestion
 from pospre.model.model import PretrainModel
+from pospre.model.question import Question
 from pospre.model.untrained import check_moved, check_optimized, fingerprints
 from pospre.nn.patch_encoder import PatchEncoder
 from pospre.recipe.recipe import check_arguments
@@ -41,11 +42,13 @@ class PretrainAlgorithm(Algorithm):
     Its options are the fields of a dataclass.
 
     Attributes:
+        question: what it asks of a model, with which a run's page begins; None: nothing.
         is_host: hosts own the visible patches and attach first.
         gives_positions: it gives those of every pass, instead of the encoder's table.
         takes_merged_patches: works with encoders whose tokens stand for several patches (Swin).
     """
 
+    question: ClassVar[Question | None] = None
     is_host: ClassVar[bool] = False
     gives_positions: ClassVar[bool] = False
     takes_merged_patches: ClassVar[bool] = False

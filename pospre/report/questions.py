@@ -1,86 +1,10 @@
-"""What each method asks of a model: how a run's page begins."""
+"""The questions that a run was trained on, and what answers them: how its page begins."""
 
 from dataclasses import dataclass
 
+from pospre.model.question import Question
 from pospre.report.plots import format_value
 from pospre.report.run import Run, is_number
-
-
-@dataclass(frozen=True)
-class Question:
-    """A method's question, and what answers it.
-
-    Attributes:
-        text: the question.
-        metric: its own measure while training, without the method's name; None: its loss.
-        meaning: what the measure is.
-        evaluation: the one that answers on held-out images, if there is one.
-    """
-
-    text: str
-    metric: str | None = None
-    meaning: str = ""
-    evaluation: str | None = None
-
-
-QUESTIONS = {
-    "mae": Question(
-        "Most of a picture is hidden. What does the model paint in its place?",
-        evaluation="reconstructions",
-    ),
-    "simmim": Question(
-        "Large cells of a picture are masked. What does the model paint in their place?",
-        evaluation="reconstructions",
-    ),
-    "ijepa": Question(
-        "The model sees one part of a picture. Does it know the features of the others?",
-        "cosine",
-        "cosine of predicted and true features, both less their mean",
-        "stop_heatmaps",
-    ),
-    "dinov2": Question(
-        "Crops of one picture, large and small: does the model see that they are of one?",
-        "agreement",
-        "share of crops that student and teacher put to the same prototype",
-    ),
-    "supervised": Question(
-        "Which class does a picture belong to?",
-        "accuracy",
-        "top-1 on the training pictures, as they are mixed",
-        "accuracy",
-    ),
-    "droppos": Question(
-        "Patches of a picture lose their position. Does the model put them back in their place?",
-        "accuracy",
-        "share of these patches put in their place",
-        "position_grid",
-    ),
-    "mp3": Question(
-        "A picture comes as a bag of patches. Does the model find the place of each?",
-        "accuracy",
-        "share of patches put in their place",
-        "patch_position",
-    ),
-    "stop": Question(
-        "The predictor is told of a place with noise only. Which noise does it learn to bear?",
-        evaluation="stop_similarity",
-    ),
-    "lut": Question(
-        "The model sees a few patches. Do they tell what the whole picture is about?",
-        "similarity",
-        "cosine of what the few predict and what a teacher sees in the whole",
-    ),
-    "crop_field": Question(
-        "A crop knows where in the photograph it was cut. What did the field of places become?",
-        evaluation="field",
-    ),
-    "masked_position": Question(
-        "Patches on crosses lose their position. Does the model still know what is where?",
-        "agreement",
-        "share of these patches that student and teacher put to the same prototype",
-    ),
-}
-"""By algorithm; one that only averages weights asks nothing."""
 
 
 @dataclass(frozen=True)
@@ -99,12 +23,17 @@ class Asked:
 
 
 def questions_of(run: Run) -> list[Asked]:
-    """Return what the run's algorithms ask, in the recipe's order."""
-    return [
-        Asked(name, QUESTIONS[name], _answer(run, name, QUESTIONS[name]))
-        for name in run.algorithms
-        if name in QUESTIONS
-    ]
+    """Return what the run's algorithms ask, in the order of their attachment."""
+    asked = _of_classes(run.algorithms) if run.questions is None else run.questions
+    return [Asked(name, each, _answer(run, name, each)) for name, each in asked.items()]
+
+
+def _of_classes(names: list[str]) -> dict[str, Question]:
+    """Return the questions of algorithms of this version; importing them takes seconds."""
+    from pospre.model.algorithm import algorithm_class, algorithm_names
+
+    classes = {name: algorithm_class(name) for name in names if name in algorithm_names()}
+    return {name: each.question for name, each in classes.items() if each.question is not None}
 
 
 def _answer(run: Run, name: str, question: Question) -> str:

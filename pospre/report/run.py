@@ -8,6 +8,7 @@ from typing import Any, TypeGuard
 
 from pospre.errors import UserError
 from pospre.evaluation.figures import read_documents
+from pospre.model.question import QUESTIONS, Question
 from pospre.object_store import is_remote
 from pospre.recipe.yaml_text import read_mapping
 
@@ -18,13 +19,15 @@ Record = dict[str, Any]
 class Run:
     """One run folder; what the folder lacks is empty.
 
-    ``records`` are the lines of ``metrics.jsonl``, ``warnings`` those of ``watch.jsonl``.
+    ``records`` are the lines of ``metrics.jsonl``, ``warnings`` those of ``watch.jsonl``,
+    ``questions`` what its algorithms ask, by their names; None in runs of before these were kept.
     """
 
     folder: Path
     name: str
     recipe: dict[str, Any]
     recipe_text: str
+    questions: dict[str, Question] | None
     records: list[Record]
     evaluations: dict[str, dict[str, Any]]
     warnings: list[Record]
@@ -72,7 +75,15 @@ def read_run(folder: str | Path) -> Run:
     records, watch = _read_lines(metrics), folder / "watch.jsonl"
     warnings = _read_lines(watch) if watch.is_file() else []
     name = str(recipe.get("run_name") or folder.resolve().name)
-    return Run(folder, name, recipe, text, records, read_documents(folder), warnings)
+    asked = _read_questions(folder / QUESTIONS) if (folder / QUESTIONS).is_file() else None
+    return Run(folder, name, recipe, text, asked, records, read_documents(folder), warnings)
+
+
+def _read_questions(path: Path) -> dict[str, Question]:
+    try:
+        return {name: Question(**each) for name, each in json.loads(path.read_bytes()).items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is broken ({error}); delete it to go on without it") from error
 
 
 def _read_lines(path: Path) -> list[Record]:

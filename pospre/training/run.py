@@ -186,7 +186,7 @@ def open_run(run: Components) -> Checkpoint | None:
     start = open_newest(checkpoint_folders(recipe))
     if start is not None:
         _check_checkpoint(run, start)
-    write_recipe(recipe)
+    write_recipe(recipe, run.algorithms)
     if start is not None and is_remote(start.uri):
         restore_metrics(recipe.run_path(), folder)
     return start

@@ -3,13 +3,15 @@
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import re
 import shutil
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -17,6 +19,8 @@ import yaml
 from composer.utils import dist
 
 from pospre.errors import UserError
+from pospre.model.algorithm import PretrainAlgorithm
+from pospre.model.question import QUESTIONS
 from pospre.object_store import is_remote, s3_patience
 from pospre.recipe.recipe import Recipe
 from pospre.recipe.yaml_text import read_mapping
@@ -28,7 +32,7 @@ from pospre.training.lease import lease
 from pospre.training.resolve import with_defaults
 from pospre.whole_file import PARTIAL, nearest_existing, write_whole
 
-_HALF_WRITTEN = f"recipe.yaml*{PARTIAL}"
+_HALF_WRITTEN = f"recipe.yaml*{PARTIAL}", f"{QUESTIONS}*{PARTIAL}"
 # What may differ when a run goes on: where things are and how fast they go, not what is learned
 # (but for DropPos with attentive weights: its loss depends slightly on trainer.microbatch_size).
 FREE_KEYS = (
@@ -206,7 +210,7 @@ def clear(recipe: Recipe) -> None:
 
 def _strangers(path: Path) -> list[Path]:
     """Return what neither a start that failed half-way nor a certificate leaves in a run folder."""
-    remains = {*path.glob(_HALF_WRITTEN), path / LOCK, path / "certificate"}
+    remains = {*_half_written(path), path / LOCK, path / "certificate"}
     checkpoints = path / "checkpoints"
     if checkpoints.is_dir() and not any(checkpoints.iterdir()):
         remains.add(checkpoints)
@@ -264,19 +268,25 @@ def _look_up(recipe: Any, key: str) -> Any:
     return recipe
 
 
-def write_recipe(recipe: Recipe) -> None:
-    """Write the recipe into the run's folder, which ``hold`` has made.
+def write_recipe(recipe: Recipe, algorithms: Sequence[PretrainAlgorithm]) -> None:
+    """Write the recipe, and what its algorithms ask, into the run's folder (``hold`` has made it).
 
     Raises:
         UserError: it cannot be written.
     """
-    target = recipe.run_path() / "recipe.yaml"
+    folder = recipe.run_path()
+    asked = {each.module_name(): asdict(each.question) for each in algorithms if each.question}
     try:
-        for killed in target.parent.glob(_HALF_WRITTEN):
+        for killed in _half_written(folder):
             killed.unlink()
-        write_whole(target, yaml.safe_dump(recipe.dump(), sort_keys=False).encode())
+        write_whole(folder / "recipe.yaml", yaml.safe_dump(recipe.dump(), sort_keys=False).encode())
+        write_whole(folder / QUESTIONS, json.dumps(asked, indent=1).encode())
     except OSError as error:
         raise UserError(
-            f"run folder {target.parent} cannot be written: "
-            f"{why_not_written(error, target.parent)}, and give the command again"
+            f"run folder {folder} cannot be written: "
+            f"{why_not_written(error, folder)}, and give the command again"
         ) from error
+
+
+def _half_written(folder: Path) -> list[Path]:
+    return [path for pattern in _HALF_WRITTEN for path in folder.glob(pattern)]

@@ -1,11 +1,14 @@
 """Fabricates a run folder as train and evaluate leave it, so that the report is tested alone."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
+
+from pospre.model.algorithm import algorithm_class
 
 RECIPE = """\
 # Demo: a small ViT on rendered scenes
@@ -34,6 +37,7 @@ def fabricate_run(
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     warning = {"step": 7, "time": 0.0, "watch": "LossSpikes", "warning": "a <spike> of the loss"}
     (folder / "watch.jsonl").write_text(json.dumps(warning) + "\n", encoding="utf-8")
+    write_questions(folder, "mae", "droppos")
     if evaluated:
         write_evaluation(folder, "position_grid", position_grid())
         write_evaluation(folder, "knn", knn())
@@ -41,6 +45,13 @@ def fabricate_run(
         write_evaluation(folder, "reconstructions", reconstructions(folder))
         write_views(folder)
     return folder
+
+
+def write_questions(folder: Path, *methods: str) -> None:
+    """Write what these methods ask of a model."""
+    questions = {name: algorithm_class(name).question for name in methods}
+    asked = {name: asdict(question) for name, question in questions.items() if question}
+    (folder / "questions.json").write_text(json.dumps(asked))
 
 
 def metrics(num_steps: int) -> list[dict[str, Any]]:

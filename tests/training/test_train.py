@@ -33,7 +33,8 @@ def test_end_to_end(tiny: Path, run: Run, tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert "mean of the 16 cells" in result.stdout
     assert "loss " in result.stderr and "images/s" in result.stderr and "left" in result.stderr
-    for name in ("recipe.yaml", "report.html", "evaluation/position_grid.json", "tensorboard"):
+    kept = "recipe.yaml", "questions.json"
+    for name in (*kept, "report.html", "evaluation/position_grid.json", "tensorboard"):
         assert (folder / name).exists()
     lines = metrics(folder)
     assert [line["step"] for line in lines] == list(range(1, 13))

@@ -28,6 +28,7 @@ from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from pospre.model.passes import EncoderPass
+from pospre.model.question import Question
 from pospre.nn.encoder import Encoder
 from pospre.nn.interpolation import Interpolation
 from pospre.nn.masking import gather_tokens
@@ -108,6 +109,11 @@ class CropField(PretrainAlgorithm):
             mirrored, at the price of vectors that belong to two places. ``mirror_shared`` keeps
             both: views and boxes of an image are mirrored together, as its first view is drawn.
     """
+
+    question: ClassVar[Question | None] = Question(
+        "A crop knows where in the photograph it was cut. What did the field of places become?",
+        evaluation="field",
+    )
 
     gives_positions: ClassVar[bool] = True
 

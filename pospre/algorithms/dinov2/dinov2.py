@@ -30,6 +30,7 @@ from pospre.model.algorithm import PretrainAlgorithm, Progress
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import EncoderPass, MaskedTokens
+from pospre.model.question import Question
 from pospre.model.teacher import Frozen, Momentum
 from pospre.recipe.ranges import RatioRange, Share
 from pospre.schedules import linear
@@ -219,6 +220,12 @@ class DINOv2(PretrainAlgorithm):
             sample, and the shares are stratified over it.
         weight: factor of the three losses' sum in the total.
     """
+
+    question: ClassVar[Question | None] = Question(
+        "Crops of one picture, large and small: does the model see that they are of one?",
+        "agreement",
+        "share of crops that student and teacher put to the same prototype",
+    )
 
     num_prototypes: Annotated[int, Field(ge=2)] = 65536
     head_hidden: PositiveInt = 2048

@@ -23,6 +23,7 @@ from pospre.model.algorithm import PretrainAlgorithm, require_one_view
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import EncoderPass
+from pospre.model.question import Question
 from pospre.model.teacher import Momentum
 from pospre.nn.decoder import check_heads
 from pospre.nn.encoder import Encoder
@@ -158,6 +159,13 @@ class IJEPA(PretrainAlgorithm):
             to batch (``target_tokens`` and ``context_tokens`` must be null).
         weight: factor of this loss in the total.
     """
+
+    question: ClassVar[Question | None] = Question(
+        "The model sees one part of a picture. Does it know the features of the others?",
+        "cosine",
+        "cosine of predicted and true features, both less their mean",
+        "stop_heatmaps",
+    )
 
     num_targets: PositiveInt = 4
     target_scale: ShareRange = (0.15, 0.2)

@@ -6,7 +6,7 @@ encoder makes of few patches learns the context of all of them.
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,7 @@ from pospre.model.algorithm import PretrainAlgorithm, require_one_view
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import EncoderPass
+from pospre.model.question import Question
 from pospre.model.teacher import Frozen, Momentum
 from pospre.nn.encoder import Encoder
 from pospre.nn.masking import gather_tokens, num_kept, random_masking, slot_mask
@@ -155,6 +156,12 @@ class LUT(PretrainAlgorithm):
         momentum_end: approached at the end, along a cosine.
         weight: α, factor of this loss in the total (published: 1 for S, 0.25 for B).
     """
+
+    question: ClassVar[Question | None] = Question(
+        "The model sees a few patches. Do they tell what the whole picture is about?",
+        "similarity",
+        "cosine of what the few predict and what a teacher sees in the whole",
+    )
 
     symmetric: bool = False
     supervision: Supervision = "context"

@@ -21,6 +21,7 @@ from pospre.model.algorithm import PretrainAlgorithm, require_one_view
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import EncoderPass
+from pospre.model.question import Question
 from pospre.model.teacher import Frozen
 from pospre.nn.encoder import Encoder
 from pospre.nn.masking import num_kept, visible_patches
@@ -136,6 +137,13 @@ class Supervised(PretrainAlgorithm):
             for Swin.
         weight: factor of this loss in the total.
     """
+
+    question: ClassVar[Question | None] = Question(
+        "Which class does a picture belong to?",
+        "accuracy",
+        "top-1 on the training pictures, as they are mixed",
+        "accuracy",
+    )
 
     num_classes: Annotated[int, Field(ge=2)] | None = None
     pooling: Pooling = "cls"

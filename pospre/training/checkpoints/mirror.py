@@ -3,10 +3,11 @@
 import json
 from pathlib import Path
 
+from pospre.model.question import QUESTIONS
 from pospre.object_store import Bucket
 from pospre.whole_file import write_whole
 
-_NAMES = ("recipe.yaml", "metrics.jsonl", "watch.jsonl", "report.html")
+_NAMES = ("recipe.yaml", QUESTIONS, "metrics.jsonl", "watch.jsonl", "report.html")
 _FOLDERS = ("evaluation", "bad_steps")
 
 
