@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pospre.data.views.plan import ViewGroup
+from pospre.errors import UserError
 from pospre.model.algorithm import (
     PretrainAlgorithm,
     Progress,
@@ -45,6 +46,13 @@ HOST_OF = {
 }
 """The host beside which an algorithm is tested that cannot stand alone."""
 
+GROUPS = {
+    "view": ViewGroup(size=32),
+    "second": ViewGroup(name="second", size=32),
+    "global": ViewGroup(name="global", count=2, size=32),
+    "local": ViewGroup(name="local", count=2, size=16),
+}
+
 
 @dataclass(frozen=True)
 class Case:
@@ -66,18 +74,15 @@ class Case:
         return "+".join(self.names)
 
     def views(self) -> dict[str, ViewGroup]:
-        """Return the view groups that these algorithms need, with 32 px views."""
-        groups = {"view": ViewGroup(size=32)}
-        if "dinov2" in self.names:
-            groups = {
-                "global": ViewGroup(name="global", count=2, size=32),
-                "local": ViewGroup(name="local", count=2, size=16),
-            }
-        if "dinov2" in self.names and {"droppos", "mp3", "lut"} & set(self.names):
-            groups["view"] = ViewGroup(size=32)
-        if "lut" in self.names:
-            groups["second"] = ViewGroup(name="second", size=32)
-        return groups
+        """Return the view groups that these algorithms read, of small views."""
+        model = self._model(GROUPS)
+        try:
+            for algorithm in self.algorithms():
+                algorithm.attach(model)
+        except UserError:  # a refusal, which building them says again
+            return GROUPS
+        read = {declared.group for declared in model.registry.passes.values()}
+        return {name: group for name, group in GROUPS.items() if name in read}
 
     def algorithms(self) -> list[PretrainAlgorithm]:
         """Return new algorithms in the order of attachment."""
@@ -89,18 +94,20 @@ class Case:
 
     def build(self, *, seed: int = 7) -> tuple[PretrainModel, list[PretrainAlgorithm]]:
         """Return a small model with the algorithms attached; the same weights for any seed."""
-        algorithms = self.algorithms()
-        needs = {"positions": "none"} if "mp3" in self.names else {}
-        torch.manual_seed(0)
-        encoder = build_encoder(
-            "vit_tiny16", **{"image_size": 32, "patch_size": 4, "depth": 2, **needs, **self.encoder}
-        )
-        model = PretrainModel(encoder, seed=seed, views=self.views())
+        algorithms, model = self.algorithms(), self._model(self.views(), seed=seed)
         for algorithm in algorithms:
             algorithm.attach(model)
         if algorithms:
             model.check_complete()
         return model, algorithms
+
+    def _model(self, views: dict[str, ViewGroup], *, seed: int = 7) -> PretrainModel:
+        needs = {"positions": "none"} if "mp3" in self.names else {}
+        torch.manual_seed(0)
+        encoder = build_encoder(
+            "vit_tiny16", **{"image_size": 32, "patch_size": 4, "depth": 2, **needs, **self.encoder}
+        )
+        return PretrainModel(encoder, seed=seed, views=views)
 
     def batch(self, size: int = 4) -> dict[str, Tensor]:
         """Return ``size`` random samples with all views; row i is the same in every batch."""
