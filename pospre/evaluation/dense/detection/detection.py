@@ -41,6 +41,7 @@ OWN_DATA = True
 Factors = Annotated[PositiveRange, BeforeValidator(listed)]
 _RISE = 0.01  # share of the training, as 250 of 22 128
 _MILESTONES = (8 / 9, 26 / 27)
+_SCALED = 32  # about so many images tell the scale of features
 
 
 class Setup(NamedTuple):
@@ -83,7 +84,7 @@ def evaluate(
         bank: folder of the images to learn from, where that is another one than the data's.
         split: what is measured, such as val; scenes in one folder have none.
         train_split: what is learned from.
-        finetune: let the encoder learn, too.
+        finetune: let the encoder learn, too. Features of a frozen one are standardised.
         size: pixels of the long side of images, a multiple of two patches (of 32 where the patch is
             14); without it as many patches as the encoder was made for.
         jitter: in training the long side is that times a factor from this range, such as 0.5,1.5;
@@ -179,9 +180,11 @@ def _train(
     ).to(context.device)
     rates = {key: settings[key] for key in ("lr", "weight_decay", "layer_decay")}
     fill = tuple((255 * model.augment.mean.flatten()).round().int().tolist())
-    samples = Jittered(
-        setup.train, setup.size, settings["jitter"], fill, settings["seed"], setup.has_masks
-    )
+    shown = fill, settings["seed"], setup.has_masks
+    samples = Jittered(setup.train, setup.size, settings["jitter"], *shown)
+    if not settings["finetune"]:
+        whole = Jittered(setup.train, setup.size, (1, 1), *shown)
+        _standardize(context, detector, whole, settings["batch_size"])
     steps = {key: settings[key] for key in ("iterations", "batch_size", "num_workers", "seed")}
 
     def loss(batch: list[tuple[Tensor, dict[str, Tensor]]]) -> Tensor:
@@ -201,6 +204,21 @@ def _train(
         settings["iterations"],
     )
     return detector.eval(), last
+
+
+def _standardize(
+    context: Context, detector: FasterRCNN, samples: Jittered, batch_size: int
+) -> None:
+    """Let the detector know the scale of a frozen encoder's features, from some images."""
+    some = range(0, len(samples), max(1, len(samples) // _SCALED))
+
+    def shown(indices: range) -> Tensor:
+        images = [samples[0, index][0].to(context.device) / 255 for index in indices]
+        padded: Tensor = detector.transform(images)[0].tensors
+        return padded
+
+    steps = range(0, len(some), batch_size)
+    detector.backbone.standardize(shown(some[step : step + batch_size]) for step in steps)
 
 
 @torch.no_grad()

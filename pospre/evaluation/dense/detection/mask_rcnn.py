@@ -6,6 +6,7 @@ region proposals, four and a linear layer for boxes, four for masks, layer norms
 """
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCNNPredictor
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.models.detection.rpn import RPNHead
-from torchvision.ops import MultiScaleRoIAlign
+from torchvision.ops import FrozenBatchNorm2d, MultiScaleRoIAlign
 
 from pospre.evaluation.dense.maps import FeatureMaps, four_scales
 
@@ -43,21 +44,38 @@ class Pyramid(nn.Module):
     def __init__(self, maps: FeatureMaps, channels: int) -> None:
         super().__init__()
         self.maps, self.out_channels = maps, channels
-        self.scales, dims = four_scales(maps.model.encoder.embed_dim, LayerNorm2d, halve=True)
+        dim = maps.model.encoder.embed_dim
+        self.scale = FrozenBatchNorm2d(dim, eps=1e-10)  # changes nothing until it is measured
+        self.scales, dims = four_scales(dim, LayerNorm2d, halve=True)
         self.smooth = nn.ModuleList([_smooth(dim, channels) for dim in dims])
 
     def forward(self, images_BCHW: Tensor) -> dict[str, Tensor]:
         """Return the levels by name, from fine to coarse."""
+        tokens_BDhw = self.scale(self._tokens(images_BCHW))
+        parts = zip(_LEVELS, self.scales, self.smooth, strict=True)
+        levels = {name: smooth(scale(tokens_BDhw)) for name, scale, smooth in parts}
+        return {**levels, "pool": F.max_pool2d(levels[_LEVELS[-1]], 1, 2)}
+
+    @torch.no_grad()
+    def standardize(self, batches: Iterable[Tensor]) -> None:
+        """Standardise the features from now on, channel by channel, by those of these images.
+
+        What lies in the features of a frozen encoder is to count, not how large it is beside their
+        mean (as in linear probes; ViTDet, which fine-tunes, does without).
+        """
+        tokens_DM = torch.cat(
+            [self._tokens(each).transpose(0, 1).flatten(1) for each in batches], 1
+        )
+        self.scale.running_var, self.scale.running_mean = torch.var_mean(tokens_DM, 1)
+
+    def _tokens(self, images_BCHW: Tensor) -> Tensor:
         patch = self.maps.model.encoder.patch_size[0]
         height, width = (side * patch // stride_of(patch) for side in images_BCHW.shape[-2:])
         if (height, width) != images_BCHW.shape[-2:]:
             images_BCHW = F.interpolate(
                 images_BCHW, (height, width), mode="bilinear", antialias=True
             )
-        (tokens_BDhw,) = self.maps(images_BCHW)
-        parts = zip(_LEVELS, self.scales, self.smooth, strict=True)
-        levels = {name: smooth(scale(tokens_BDhw)) for name, scale, smooth in parts}
-        return {**levels, "pool": F.max_pool2d(levels[_LEVELS[-1]], 1, 2)}
+        return self.maps(images_BCHW)[0]
 
 
 class _Anchors(AnchorGenerator):
