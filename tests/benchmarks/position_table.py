@@ -61,8 +61,8 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(BANKED, ("num_bank=10000", "num_samples=5000", "batch_size=256")),
     "segmentation": (),
     "detection": (
-        *("size=96", "jitter=[0.8, 1.25]", "channels=64", "regions=48"),
-        *("iterations=200", "batch_size=4", "lr=0.002", "baseline=false"),
+        *("size=96", "jitter=[0.8, 1.25]", "channels=32", "regions=32"),
+        *("iterations=400", "batch_size=4", "lr=0.002", "baseline=false"),
     ),
 }
 DEVIATIONS = 2
