@@ -39,7 +39,7 @@ SCENES = {
     "tracks": ("--num-images", "160", "--frames", "4", "--split", "val"),
 }
 FROZEN = "bank={train}", "augment=false", "iterations=300", "lr=0.003"
-SMALL = "channels=64", "regions=48", "jitter=0.8,1.25", "iterations=100", "batch_size=4", "lr=0.002"
+SMALL = "channels=32", "regions=32", "jitter=0.8,1.25", "iterations=400", "batch_size=4", "lr=0.002"
 
 
 class Row(NamedTuple):
