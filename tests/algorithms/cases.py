@@ -74,14 +74,14 @@ class Case:
         return "+".join(self.names)
 
     def views(self) -> dict[str, ViewGroup]:
-        """Return the view groups that these algorithms read, of small views."""
+        """Return the view groups that these algorithms read, of small views; ``view`` for none."""
         model = self._model(GROUPS)
         try:
             for algorithm in self.algorithms():
                 algorithm.attach(model)
         except UserError:  # a refusal, which building them says again
             return GROUPS
-        read = {declared.group for declared in model.registry.passes.values()}
+        read = {declared.group for declared in model.registry.passes.values()} or {"view"}
         return {name: group for name, group in GROUPS.items() if name in read}
 
     def algorithms(self) -> list[PretrainAlgorithm]:
