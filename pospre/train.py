@@ -19,9 +19,10 @@ examples:
 A recipe may extend another one and say only what differs (extends: other.yaml, one level, relative
 to its own file): sections are merged, other values replaced, null takes a whole section away.
 
-A run writes <trainer.run_folder>/<run_name>/ : recipe.yaml, metrics.jsonl, watch.jsonl (warnings),
-checkpoints/, evaluation/ and report.html. The same command again goes on from the newest
-checkpoint; trainer.overwrite=true starts again, a greater trainer.max_duration trains longer.
+A run writes <trainer.run_folder>/<run_name>/ : recipe.yaml, questions.json, metrics.jsonl,
+watch.jsonl (warnings), checkpoints/, evaluation/ and report.html. The same command again goes on
+from the newest checkpoint; trainer.overwrite=true starts again, a greater trainer.max_duration
+trains longer.
 Checkpoints go to S3 with trainer.save_folder=s3://bucket/folder (endpoint from S3_ENDPOINT_URL).
 Such a folder is one run's, by an object run.lease in it: a second run is refused, on whichever
 machine; after a kill the next start waits up to 45 s to be sure (not at all on the same machine).

@@ -1,6 +1,8 @@
 """What a method asks of a model: how a run's page begins."""
 
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 
 QUESTIONS = "questions.json"
 """Where a run folder has those of its algorithms: a page is written without importing these."""
@@ -21,3 +23,18 @@ class Question:
     metric: str | None = None
     meaning: str = ""
     evaluation: str | None = None
+
+
+def to_json(asked: Mapping[str, Question | None]) -> bytes:
+    """Return the questions, by algorithm, as ``QUESTIONS`` has them; None asks nothing."""
+    questions = {name: asdict(each) for name, each in asked.items() if each is not None}
+    return json.dumps(questions, indent=1).encode()
+
+
+def from_json(content: bytes) -> dict[str, Question]:
+    """Return the questions that ``to_json`` has written.
+
+    Raises:
+        ValueError, TypeError, AttributeError: it has not.
+    """
+    return {name: Question(**each) for name, each in json.loads(content).items()}

@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 
 from pospre.errors import UserError
 from pospre.evaluation.figures import read_documents
-from pospre.model.question import QUESTIONS, Question
+from pospre.model.question import QUESTIONS, Question, from_json
 from pospre.object_store import is_remote
 from pospre.recipe.yaml_text import read_mapping
 
@@ -81,7 +81,7 @@ def read_run(folder: str | Path) -> Run:
 
 def _read_questions(path: Path) -> dict[str, Question]:
     try:
-        return {name: Question(**each) for name, each in json.loads(path.read_bytes()).items()}
+        return from_json(path.read_bytes())
     except (ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is broken ({error}); delete it to go on without it") from error
 

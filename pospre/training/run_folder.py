@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import re
 import shutil
@@ -11,7 +10,6 @@ import socket
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -20,7 +18,7 @@ from composer.utils import dist
 
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
-from pospre.model.question import QUESTIONS
+from pospre.model.question import QUESTIONS, to_json
 from pospre.object_store import is_remote, s3_patience
 from pospre.recipe.recipe import Recipe
 from pospre.recipe.yaml_text import read_mapping
@@ -275,12 +273,12 @@ def write_recipe(recipe: Recipe, algorithms: Sequence[PretrainAlgorithm]) -> Non
         UserError: it cannot be written.
     """
     folder = recipe.run_path()
-    asked = {each.module_name(): asdict(each.question) for each in algorithms if each.question}
+    asked = {each.module_name(): each.question for each in algorithms}
     try:
         for killed in _half_written(folder):
             killed.unlink()
         write_whole(folder / "recipe.yaml", yaml.safe_dump(recipe.dump(), sort_keys=False).encode())
-        write_whole(folder / QUESTIONS, json.dumps(asked, indent=1).encode())
+        write_whole(folder / QUESTIONS, to_json(asked))
     except OSError as error:
         raise UserError(
             f"run folder {folder} cannot be written: "

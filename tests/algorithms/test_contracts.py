@@ -36,7 +36,7 @@ def test_functional_and_class_form_agree(name: str) -> None:
     case = case_of(name)
     by_class, _ = case.build()
     functional, _ = Case(HOST_OF.get(name, ()), encoder=_needs(name)).build()
-    functional.views.update(case.views())
+    functional.views.update(case.views)
     made = attach(functional, name, **OPTIONS.get(name, {}))
     assert isinstance(made, algorithm_class(name))
     assert {k: v.shape for k, v in functional.state_dict().items()} == {

@@ -1,7 +1,6 @@
 """Fabricates a run folder as train and evaluate leave it, so that the report is tested alone."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import numpy as np
 from PIL import Image
 
 from pospre.model.algorithm import algorithm_class
+from pospre.model.question import to_json
 
 RECIPE = """\
 # Demo: a small ViT on rendered scenes
@@ -49,9 +49,8 @@ def fabricate_run(
 
 def write_questions(folder: Path, *methods: str) -> None:
     """Write what these methods ask of a model."""
-    questions = {name: algorithm_class(name).question for name in methods}
-    asked = {name: asdict(question) for name, question in questions.items() if question}
-    (folder / "questions.json").write_text(json.dumps(asked))
+    asked = {name: algorithm_class(name).question for name in methods}
+    (folder / "questions.json").write_bytes(to_json(asked))
 
 
 def metrics(num_steps: int) -> list[dict[str, Any]]:

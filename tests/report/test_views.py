@@ -25,7 +25,7 @@ def drawn(case: Case, folder: Path) -> tuple[dict[str, torch.Tensor], list[np.nd
     for algorithm in algorithms:
         algorithm.write(batch, model)
     groups = json.loads((folder / "views.json").read_text())["groups"]
-    assert [group["name"] for group in groups] == list(case.views())
+    assert [group["name"] for group in groups] == list(case.views)
     return batch, [np.asarray(Image.open(folder / name)) for name in groups[0]["files"]]
 
 

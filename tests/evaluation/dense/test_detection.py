@@ -181,7 +181,7 @@ def test_levels_have_the_strides_that_torchvision_counts(patch: int, stride: int
 def test_a_frozen_encoder_is_not_judged_by_the_scale_of_its_features(
     dense_recipe: Recipe, standardized: bool
 ):
-    """Else AP tells how much features vary beside their mean: 3 instead of 30 % on blood cells."""
+    """Else AP tells how much features vary beside their mean, not what lies in them."""
     model, images = build_model(dense_recipe), torch.rand(4, 3, 64, 64)
     levels = []
     for factor, shift in ((1.0, 0.0), (0.1, 2.0)):

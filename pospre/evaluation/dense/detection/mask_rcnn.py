@@ -45,13 +45,13 @@ class Pyramid(nn.Module):
         super().__init__()
         self.maps, self.out_channels = maps, channels
         dim = maps.model.encoder.embed_dim
-        self.scale = FrozenBatchNorm2d(dim, eps=1e-10)  # changes nothing until it is measured
+        self.norm = FrozenBatchNorm2d(dim, eps=1e-10)  # changes nothing until it is measured
         self.scales, dims = four_scales(dim, LayerNorm2d, halve=True)
         self.smooth = nn.ModuleList([_smooth(dim, channels) for dim in dims])
 
     def forward(self, images_BCHW: Tensor) -> dict[str, Tensor]:
         """Return the levels by name, from fine to coarse."""
-        tokens_BDhw = self.scale(self._tokens(images_BCHW))
+        tokens_BDhw = self.norm(self._tokens(images_BCHW))
         parts = zip(_LEVELS, self.scales, self.smooth, strict=True)
         levels = {name: smooth(scale(tokens_BDhw)) for name, scale, smooth in parts}
         return {**levels, "pool": F.max_pool2d(levels[_LEVELS[-1]], 1, 2)}
@@ -66,7 +66,7 @@ class Pyramid(nn.Module):
         tokens_DM = torch.cat(
             [self._tokens(each).transpose(0, 1).flatten(1) for each in batches], 1
         )
-        self.scale.running_var, self.scale.running_mean = torch.var_mean(tokens_DM, 1)
+        self.norm.running_var, self.norm.running_mean = torch.var_mean(tokens_DM, 1)
 
     def _tokens(self, images_BCHW: Tensor) -> Tensor:
         patch = self.maps.model.encoder.patch_size[0]
