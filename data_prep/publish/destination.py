@@ -100,9 +100,9 @@ class Destination(ABC):
             )
 
     def adopt(self, plan: Plan) -> None:
-        """Take over what was begun before the source changed: blocks whose own files are the same.
+        """Take over the blocks of an unfinished conversion whose files have not changed since.
 
-        What shares nothing with the plan stays as it is.
+        A conversion that shares no block with the plan is left as it is.
         """
         before = self.plan()
         if before is None or before.key == plan.key or not plan.continues(before):

@@ -68,8 +68,8 @@ def check_lost(lives: Sequence[LifeRecord], ends: Sequence[str], whole: Sequence
     Args:
         lives: of the run.
         ends: how each but the last ended.
-        whole: the step of the newest whole checkpoint that each of them left; none after it may
-            be lost, and none at all where a life could save before its end.
+        whole: the step of the newest whole checkpoint that each life but the last left. No step up
+            to it may be lost, and no step at all where a life could save before its end.
     """
     done, worst, bad = 0, 0, ""
     for before, after, end, kept in zip(lives[:-1], lives[1:], ends, whole, strict=True):

@@ -101,7 +101,7 @@ def is_due(kill: Kill, life: Life, pace: Pace, folder: Path) -> bool:
 
 
 def describe(kill: Kill, life: Life, folder: Path) -> str:
-    """Say when a kill has struck: what it was meant for it may have missed."""
+    """Say at which moment a kill has struck; it may have missed the one that it was meant for."""
     if kill.kind == "SIGTERM":
         return "by SIGTERM"
     if not life.begun:  # what is half written is of the life before

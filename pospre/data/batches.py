@@ -45,9 +45,9 @@ class BatchFiller:
     def fill(self, batch: Batch, plans: list[GroupPlan], rows: range) -> None:
         """Read, decode and cut some samples of a batch, in place.
 
-        As many as may be in memory together are read, then their views are planned, then one after
-        the other is decoded: so each step but the last finds its code in the processor's caches,
-        where decoding leaves nothing. That makes them several times faster.
+        Groups of as many samples as may be in memory together are read, then their views are
+        planned, then they are decoded one by one. Decoding evicts all other code from the
+        processor's caches; in groups, reading and planning are several times faster.
 
         Raises:
             UserError: a sample cannot be used and bad samples are not skipped; it is named.
@@ -90,10 +90,10 @@ class BatchFiller:
         return opened
 
     def _stand_in(self, batch: Batch, row: int, outputs: "_Outputs", watch: Stopwatch) -> int:
-        """Fill a row with the next good sample, as its own is bad; return the label.
+        """Fill the row of a bad sample with the next good one; return its label.
 
-        Every one is tried anew: damage may lie where only some views reach, and what stands in must
-        not depend on what was seen before, by which thread or rank.
+        Candidates are tried even if they failed before: damage may lie where only some views reach,
+        and the choice must not depend on what this thread or rank has seen before.
         """
         first, num_samples = int(batch[INDEX][row]), len(self.reader)
         tries = min(num_samples, _MOST_IN_A_ROW)

@@ -1,4 +1,4 @@
-"""Memory of batches that nobody uses any more, for the next batches.
+"""Reuses the memory of batches that nobody holds any more for the next batches.
 
 Left to the C library, each batch takes fresh memory of the system's, page by page, or leaves gaps
 that the next one does not fit into: a loader then keeps several times what its batches need.

@@ -136,7 +136,7 @@ def build_loader(
 
 @dataclass
 class _Position:
-    """How many samples of an epoch all ranks were given, by the iteration that began there."""
+    """Where an iteration is: its epoch, and how many of its samples all ranks have been given."""
 
     epoch: int
     samples: int = 0
@@ -152,7 +152,7 @@ class ViewLoader(LoaderOptions):
     ``load_state_dict``. That is also how a Composer Trainer without a callback of ours resumes: it
     begins, and leaves, an iteration for each epoch that is over.
 
-    One iteration at a time: a later one takes the reader's reading ahead and the position over.
+    Only one iteration runs at a time: a later one takes over the read-ahead and the position.
 
     Attributes:
         num_samples: size of the whole data set.
@@ -200,9 +200,9 @@ class ViewLoader(LoaderOptions):
 
     @property
     def epoch(self) -> int:
-        """The epoch that is iterated over; after its last batch, and before the first, the next.
+        """The epoch being iterated over; before the first batch and after the last, the next one.
 
-        Once it is set, also to what it is, the next iteration begins that epoch from its start.
+        Setting it, even to its present value, makes the next iteration start that epoch anew.
         """
         return self._position.epoch
 
@@ -222,8 +222,9 @@ class ViewLoader(LoaderOptions):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on at the sample after those that ``state_dict`` counted, without reading them.
 
-        Of an epoch that was given whole, the next iteration gives nothing, and the one after it the
-        next epoch. Where the state names parts, their order goes on, whatever this data set's are.
+        If the state's epoch was given completely, the next iteration yields nothing, and the one
+        after it the next epoch. If the state lists parts, the order follows these, not the parts of
+        this data set.
 
         Raises:
             UserError: it is of a data set of another size.

@@ -27,7 +27,7 @@ _OLD_GROUPS = ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "tota
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """What the loaders of a machine take, beside what is there; all in bytes.
+    """The memory that a machine's loaders need, and the memory that there is; all in bytes.
 
     Attributes:
         batches: batches in preparation and in use, per rank.

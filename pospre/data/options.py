@@ -1,4 +1,4 @@
-"""What a loader is asked for: refused where it cannot be, with what would do."""
+"""A loader's options, checked, and the order of samples that follows from them."""
 
 import warnings
 from collections.abc import Sequence
@@ -26,8 +26,8 @@ class LoaderOptions:
     """What a loader reads and how; ``pospre.data.loader.build_loader`` explains each.
 
     Raises:
-        UserError: something makes no sense, or not with these data.
-        ValueError: likewise, of what no recipe says.
+        UserError: an option that recipes have is impossible, by itself or with these data.
+        ValueError: an option that recipes do not have is impossible.
     """
 
     reader: Reader
@@ -85,10 +85,10 @@ class LoaderOptions:
         return self.shuffle and (self.order == "windows" or self.lanes > 1)
 
     def keep_parts(self, ends: np.ndarray) -> None:
-        """Go on with the order that another storage of the same samples began.
+        """Keep the order of a run that was begun on another storage of the same samples.
 
         Args:
-            ends: of that one's parts, int64, ascending.
+            ends: where the parts of that storage end, int64, ascending.
 
         Raises:
             UserError: it has another number of samples.
@@ -120,7 +120,7 @@ class LoaderOptions:
         return order
 
     def spread(self, count: int) -> list[int]:
-        """Return so many samples from all over what this machine's ranks visit."""
+        """Return ``count`` samples, evenly spaced over those that this machine's ranks visit."""
         runs = self._machine_runs()
         ends = np.cumsum(runs.size)
         places = np.linspace(0, ends[-1] - 1, count).astype(int)

@@ -15,12 +15,13 @@ windows of that sequence. So
   cache holds the parts of two windows, that of the last and of the next batch.
 
 ``lanes`` are for several machines, each with a cache of its own; with one lane all machines need
-the same parts at the same time. The seed deals the parts to L lanes, once for all epochs: in an
-order that it draws, they are cut into L runs of as many samples; so up to L − 1 parts are cut
-through. Within each lane an epoch goes as above, in windows of ``window`` / L. Visit i of the epoch
-is visit i // L of lane i % L: every batch takes as many samples of each lane, and lists them lane
-by lane. So a rank, which has a run of every batch's rows, visits few lanes, in every epoch the
-same. K machines visit L / K lanes each if K divides L, and train on the same batches for every K.
+the same parts at the same time. The parts are dealt to L lanes once, for all epochs: they are put
+into an order drawn from the seed, and this sequence is cut into L lanes of equally many samples (so
+up to L − 1 parts are cut in two). Within each lane an epoch goes as above, in windows of
+``window`` / L. Visit i of the epoch is visit i // L of lane i % L: every batch takes equally many
+samples of each lane, and lists them lane by lane. A rank has a fixed range of every batch's rows,
+so it visits few lanes, the same in every epoch. K machines visit L / K lanes each if K divides L,
+and the batches are the same for every K.
 
 The lanes stay the same, as a machine then finds its own in its cache from the second epoch on; and
 samples of any two parts meet all the same, since every batch holds samples of all lanes.
@@ -92,7 +93,7 @@ def rank_samples(
 
 
 def batch_rows(size: int, lanes: int) -> np.ndarray:
-    """Return which of a batch's visits its rows hold, int64 (size,): lane by lane."""
+    """Return the visit that each row of a batch holds, int64 (size,); rows go lane by lane."""
     return np.argsort(np.arange(size) % lanes, kind="stable")
 
 
@@ -135,7 +136,7 @@ def deal(seed: int, part_ends: np.ndarray, lanes: int) -> Runs:
 
 
 def lanes_of(number: int, count: int, lanes: int) -> range:
-    """Return the lanes that one of ``count`` equal shares of every batch is of."""
+    """Return the lanes that equal share ``number`` of ``count`` of every batch comes from."""
     return range(number * lanes // count, -(-(number + 1) * lanes // count))
 
 

@@ -109,8 +109,8 @@ class OnlineEvaluations(Callback):
     def _run(self, state: State, *, is_saved: bool = False) -> None:
         """Do what is due at this step, and keep its checkpoint if it is the best one.
 
-        Of the step that a start goes on from there is one, which nothing may take the place of:
-        the random state that belongs to it comes back only with the first batch.
+        The step that this start resumed from has a checkpoint already, which must not be replaced:
+        the random state that belongs to it is restored only with the first batch.
         """
         step, signals = state.timestamp.batch.value, _neighbour(state, StopSignals)
         planned = [entry for entry in self.entries if self._is_due(entry, state)]

@@ -85,7 +85,7 @@ def check_evaluations(recipe: Recipe) -> None:
 
 
 def best_figure(recipe: Recipe) -> tuple[str, Literal["max", "min"]] | None:
-    """Return what ``trainer.keep_best`` is called in ``metrics.jsonl``, and its best value.
+    """Return the name of ``trainer.keep_best`` in ``metrics.jsonl``, and if max or min is best.
 
     Raises:
         UserError: no evaluation that is done while training has this figure.

@@ -10,7 +10,7 @@ An evaluation is a module with
 - where it needs a head, ``NEEDS``: the algorithm that trains it;
 - ``FIGURES``: which of the results are its figures, and whether the greatest or the smallest is
   the best: ``{"top1": "max"}``; they are what a training logs that is measured in between;
-- where it can be in vain, ``check(plan)``: raises a UserError for all that can be known of that
+- where it may fail, ``check(plan)``: raises a UserError for every cause that can be known
   without a model. It is called before ``evaluate``, and by a recipe before it trains; what it
   returns, data or models that it had to open, ``evaluate`` finds as ``context.opened``; whatever
   either raises gets the evaluation's name in front;

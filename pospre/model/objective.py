@@ -45,9 +45,9 @@ class Objective(nn.Module, ABC):
         return []
 
     def averaged(self) -> list[tuple[nn.Module, nn.Module]]:
-        """Return (student, teacher) modules that an average of the weights should have as well.
+        """Make teachers for modules outside of the encoder; return the (student, teacher) pairs.
 
-        Called once, by ``ema_teacher``, it makes the teachers; none by default.
+        ``ema_teacher`` calls it once, so that its average covers them, too; none by default.
         """
         return []
 

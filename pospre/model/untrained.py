@@ -19,8 +19,8 @@ def fingerprints(model: PretrainModel) -> dict[str, tuple[int, float]]:
 def check_moved(model: PretrainModel) -> None:
     """Raise ``UserError`` if the optimiser's first step has moved some tensors, but not all.
 
-    Those count that still hold a gradient; a step that moved nothing (a scaler's, a rate of 0) says
-    nothing.
+    Only tensors that hold a gradient are checked. A step that moved none (skipped by a gradient
+    scaler, or with a learning rate of 0) proves nothing.
     """
     if not model.before_first_step:
         return

@@ -237,8 +237,8 @@ class Encoder(VisionTransformer, PatchEncoder):
         """Return the weights as timm's model of ``timm_name`` takes them, every one.
 
         Args:
-            vit: as that one takes them which ``wrap_encoder`` wrapped: some of timm's have no
-                positions of class token and registers, which are then added to these.
+            vit: the timm model, wrapped before by ``wrap_encoder``, that shall load them. Some have
+                no positions for class token and registers: these are added to the tokens.
         """
         state = {key: value.contiguous() for key, value in self.state_dict().items()}
         if self.position_kind == "none":

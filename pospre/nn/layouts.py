@@ -158,8 +158,8 @@ def with_prefix_rows(table: Tensor, class_token: bool, registers: int, *, bare: 
         table: (1, rows, D).
         class_token: whether the encoder has one.
         registers: how many it has.
-        bare: whether rows of patches alone are to be expected. Without registers they need not be:
-            3×3 patches have as many rows as 2×4 and a class token.
+        bare: whether the table may have rows for patches alone. Without registers the number of
+            rows does not tell: 3×3 patches have as many as 2×4 patches and a class token.
     """
     prefix = class_token + registers
     if registers and not bool(table[0, int(class_token) : prefix].any()):

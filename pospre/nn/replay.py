@@ -36,8 +36,8 @@ class _Recorded:
 def replayed(function: Function) -> Function:
     """Return ``function``, recorded once for each shape, and replayed from then on, on GPUs.
 
-    To start a kernel takes the CPU ten to thirty microseconds, a small one the GPU two. Elsewhere,
-    while compiling and in a plan the function is called as it is.
+    Launching a kernel takes the CPU 10 to 30 µs; running a small one takes the GPU 2 µs. On CPUs,
+    under torch.compile and over the fake tensors of a plan the function is called directly.
 
     Args:
         function: of tensors, then of hashable options; returns one tensor. It neither waits for the

@@ -1,4 +1,4 @@
-"""Ways to spread a training step over GPUs: what each holds, and what they say to one another."""
+"""Ways to spread a training step over GPUs: the memory on each, and the traffic between them."""
 
 from collections import Counter
 from dataclasses import dataclass

@@ -122,7 +122,7 @@ def apply_overrides(data: dict[str, Any], overrides: Iterable[str]) -> None:
 def write(section: dict[str, Any], key: str, value: Any, *, within: str) -> None:
     """Write a value into the section ``within``; null takes a section away.
 
-    Of ``callbacks`` it turns one off: without a word they are on.
+    Under ``callbacks`` null is kept and turns the callback off, as it is on by default.
     """
     if value is None and isinstance(section.get(key), dict) and within != "callbacks":
         del section[key]

@@ -51,7 +51,7 @@ def build_components(recipe: Recipe) -> Components:
 
 
 def put_together(recipe: Recipe, device: Device, loader: ViewLoader) -> Components:
-    """Return what a resolved recipe is made of, around a loader that is there."""
+    """Return the components of a resolved recipe, built around an existing loader."""
     algorithms = build_algorithms(recipe)
     model = attached_model(recipe, algorithms)
     batch_size = recipe.data.batch_size

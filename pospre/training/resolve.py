@@ -1,4 +1,4 @@
-"""A recipe with nothing left open: every argument checked and written out, the data's included."""
+"""Resolves a recipe: every argument is checked and filled in, also those that the data decide."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,7 +68,7 @@ def describe(path: Path, overrides: Sequence[str] = ()) -> str:
 
 
 def with_defaults(recorded: dict[str, Any]) -> dict[str, Any]:
-    """Return a recipe that a run recorded with options that came later at their defaults."""
+    """Return a run's recorded recipe, with options that did not exist then at their defaults."""
     try:
         return resolve(recorded_recipe(recorded)).dump()
     except UserError:  # of a version whose options are not these: as it is

@@ -105,7 +105,7 @@ def _uploads(recipe: Recipe) -> Uploads | None:
 
 
 def in_bucket(start: Checkpoint, uploads: Uploads) -> Checkpoint:
-    """Let a local checkpoint that the bucket lacks be uploaded; first, if other nodes need it."""
+    """Upload a local checkpoint that the bucket lacks; wait for it if other nodes must read it."""
     if is_remote(start.uri):
         return start
     path = Path(start.uri)

@@ -105,9 +105,9 @@ def hold(recipe: Recipe) -> Iterator[None]:
 
 
 def _patience(recipe: Recipe) -> float:
-    """Return for how many seconds a bucket that does not answer is waited for at the start.
+    """Return how many seconds to wait at the start for a bucket that does not answer.
 
-    A run that goes on sits an outage out: nobody may be there to give the command again.
+    A resumed run waits an outage out, as nobody may be there to give the command again.
     """
     if not (recipe.run_path() / "recipe.yaml").exists():
         return 0.0  # a new run: somebody is there, and the address may be wrong
@@ -207,7 +207,7 @@ def clear(recipe: Recipe) -> None:
 
 
 def _strangers(path: Path) -> list[Path]:
-    """Return what neither a start that failed half-way nor a certificate leaves in a run folder."""
+    """Return what is in a run folder besides the leftovers of a failed start and a certificate."""
     remains = {*_half_written(path), path / LOCK, path / "certificate"}
     checkpoints = path / "checkpoints"
     if checkpoints.is_dir() and not any(checkpoints.iterdir()):

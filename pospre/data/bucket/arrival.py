@@ -13,7 +13,7 @@ from pospre.object_store import Bucket
 
 
 class NotNow(Exception):
-    """Another process is at a shard, or there is no room for it: nor for those after it."""
+    """The shard must wait: another process has it, or there is no room for it and later ones."""
 
     def __init__(self, *, no_room: bool) -> None:
         self.no_room = no_room
@@ -27,8 +27,8 @@ class Arrival:
         entry: its description.
         bucket: where it comes from.
         patience: seconds that it may take.
-        urgent: somebody waits for it. What is not is left where another process is at it, or where
-            there is no room.
+        urgent: somebody waits for it. A shard that is not urgent is put off (``NotNow``) where
+            another process has it or there is no room.
         stop: ends it.
 
     Attributes:

@@ -132,13 +132,13 @@ class ShardCache:
     def incoming(
         self, name: str, size: int, needs: Callable[[], dict[str, float]], *, urgent: bool
     ) -> Iterator[Path | None]:
-        """Give the file into which a shard is to be downloaded; if not published, it goes again.
+        """Give the file to download a shard into; it is removed in the end unless it was published.
 
         Args:
             name: the shard, which nobody else is downloading.
             size: bytes to set aside: a full disk shows before the download, not in its midst.
-            needs: tells when shards will be needed, those of no number perhaps never: the latest
-                are evicted first, and among equals the least recently used.
+            needs: returns when each shard will be needed; one that it does not list may never be.
+                Those needed last are evicted first, among equals the least recently used.
             urgent: evict even what is needed sooner, but nothing that a process has open, and
                 rather exceed the limit than wait. Otherwise None is given where there is no room.
 
@@ -166,7 +166,7 @@ class ShardCache:
         path.replace(self.file(name))
 
     def remove_damaged(self, entry: FileEntry, patience: float, stop: threading.Event) -> str:
-        """Compare a shard with its hashes; remove it, and say what is wrong, if it is another."""
+        """Compare a shard with its hashes; if they differ, remove it and return what is wrong."""
         path = self.file(entry.name)
         with self.downloading(entry.name, patience, stop):
             try:

@@ -49,7 +49,7 @@ class Fetcher:
 
     Attributes:
         downloaded: bytes that came over the network for this object.
-        share: of the cache's limit, which this object's plan may take; others fetch, too.
+        share: the part of the cache's limit that this plan may fill; other ranks fetch, too.
     """
 
     def __init__(

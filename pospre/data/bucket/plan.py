@@ -13,7 +13,7 @@ class ReadingPlan:
 
     Attributes:
         shards: every shard once, in the order of their first samples.
-        begun: shards that were read from, or passed over, and not for the last time.
+        begun: shards that were asked for, or passed over, and have samples left to read.
     """
 
     def __init__(self, places: np.ndarray) -> None:

@@ -96,7 +96,7 @@ def given_range(value: str | tuple[float, float]) -> DeepRange | None:
 
 
 def said_range(image: Image.Image) -> DeepRange | None:
-    """Return the range that a file itself says of its values; ask before its pixels are loaded."""
+    """Return the value range that a file itself states; call it before its pixels are loaded."""
     if image.format in _SCALED and image.mode.startswith("I"):
         return DeepRange(0, _SIXTEEN_BITS)
     if _tiles(image) and image.mode in ("RGB", "RGBA", "CMYK") and ";16" in _raw_mode(image):

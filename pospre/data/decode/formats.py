@@ -1,4 +1,4 @@
-"""What a file is that Pillow does not know: its format by the first bytes, and what to do."""
+"""Files that Pillow cannot read: their format by the first bytes, and what to do about them."""
 
 from PIL import features
 
@@ -58,7 +58,7 @@ def why_unknown(data: bytes) -> str:
 
 
 def foreign_format(data: bytes) -> str | None:
-    """Name what Pillow cannot read though it may hold a picture, and what to do; None: neither.
+    """Return a known format that Pillow cannot read, with advice; None if it is none of these.
 
     Args:
         data: the file's bytes; the first kilobyte is enough.

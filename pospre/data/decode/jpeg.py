@@ -171,7 +171,7 @@ def _widen(box: Box, header: JpegHeader, margin: int) -> Box:
 
 
 def _crop_file(data: np.ndarray, header: JpegHeader, box: Box) -> tuple[np.ndarray, Box]:
-    """Return a JPEG of what is in a box, and the box; of all where less would not pay."""
+    """Return a JPEG cropped to a box, and the box; the whole JPEG where cropping would not pay."""
     if _area(box) >= _FEWER * _area(header.whole):
         return data, header.whole
     if header.interval[0]:

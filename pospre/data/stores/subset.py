@@ -14,7 +14,7 @@ from pospre.errors import UserError
 
 
 class SubsetReader(Reader):
-    """Reads the samples ``indices`` of another reader, whose they are, numbered anew."""
+    """Reads the samples ``indices`` of another reader, renumbered from 0."""
 
     def __init__(self, whole: Reader, indices: np.ndarray) -> None:
         self._whole, self.indices = whole, indices

@@ -120,7 +120,7 @@ def check_classes(plan: Plan) -> int:
 
 
 def _compare_names(evaluation: str, data: Reader, trained_on: str) -> None:
-    """Say it if as many classes have other names than in the training data, where that is there."""
+    """Warn if the classes have other names than in the training data, where that still exists."""
     if data.classes is None or is_remote(trained_on) or not Path(trained_on).exists():
         return
     try:

@@ -153,8 +153,8 @@ def check(plan: Plan) -> dict[str, tuple[dict[str, Any], Any]]:
     check_images(plan)
     if plan.settings["by"] == "covariance" and plan.settings["planes"] not in (None, 1):
         raise UserError(
-            f"planes={plan.settings['planes']}, but nothing of row and column is "
-            "left to find after the plane of their covariance; leave planes out."
+            f"planes={plan.settings['planes']}, but by=covariance removes one plane, and no "
+            "linear regression reads row or column after it; leave planes out."
         )
     others = {}
     for name in plan.settings["evaluations"]:

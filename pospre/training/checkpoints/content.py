@@ -59,7 +59,7 @@ def load_model(
 def model_of(
     checkpoint: Checkpoint, *, initial: bool = False, weights: Weights = "student"
 ) -> tuple[PretrainModel, Recipe]:
-    """Return the same of a checkpoint that was read already."""
+    """Do what ``load_model`` does, with a checkpoint that was read already."""
     uri, content = checkpoint.uri, checkpoint.content
     recipe = resolve(recorded_recipe(recorded(content)[0], source=f"recipe in {uri}"))
     model = build_model(recipe)

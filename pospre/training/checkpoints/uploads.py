@@ -96,9 +96,9 @@ class Uploads:
             self._changed.notify_all()
 
     def offer_together(self, checkpoint: Path, files: Sequence[Path]) -> None:
-        """Do the same on all ranks, or on none while one of them is busy with an older one.
+        """Offer on all ranks, or on none while one of them still uploads an older checkpoint.
 
-        So all carry the same ones up, and none waits for what another has left out.
+        So all ranks upload the same checkpoints, and none waits for a file that another left out.
         """
         self._left_out = None
         if any(on_every_rank(lambda: self._waiting is not None)):

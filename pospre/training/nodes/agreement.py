@@ -1,4 +1,4 @@
-"""What all ranks of a run must have in common, and the words for what they have not."""
+"""What must be the same on all ranks of a run, and the error message where it is not."""
 
 import hashlib
 import os

@@ -88,7 +88,7 @@ class Heartbeat:
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     def silent(self, seconds: float) -> dict[int, float]:
-        """Return for how many seconds which ranks have been silent, where that is too long."""
+        """Return the ranks that have been silent for over ``seconds``, each with for how long."""
         now = time.monotonic()
         heard = dict(self._heard)
         # of the others rank 0 tells: while it is silent itself nothing is known of them

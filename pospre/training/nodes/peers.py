@@ -94,7 +94,7 @@ class Peers:
             raise lost from None
 
     def _to_blame(self, error: BaseException | None) -> dict[int, Gone]:
-        """Return the ranks by which this one failed; wait a little for what is not known yet."""
+        """Return the lost ranks that made this one fail; wait a little for news of them."""
         if not _is_of_a_connection(error):
             # SIGTERM, perhaps: a launcher ends the others when one is lost
             return dict(self._heartbeat.gone) if isinstance(error, SystemExit) else {}
@@ -115,7 +115,7 @@ class Peers:
         return silent | self._heartbeat.gone
 
     def _lost(self, gone: dict[int, Gone]) -> Lost:
-        """Return what ends this rank; the first one of a node that lives has words in it."""
+        """Return the error that ends this rank; only a node's first live rank gives it words."""
         code = min(what.code for what in gone.values())
         first = self._place.rank - self._place.local_rank
         node = range(first, first + self._place.local_world_size)
@@ -135,7 +135,7 @@ class Peers:
         return f". The other ranks end too; the same command goes on from {where}"
 
     def _look(self) -> None:
-        """Once a second, in another thread: end where the main one may wait for ever."""
+        """End this process if a rank is lost; runs every second, as the main thread may hang."""
         now = time.monotonic()
         late = {r: g for r, g in self._heartbeat.gone.items() if now - g.since > _LEAVE}
         silent = self._heartbeat.silent(self._recipe.trainer.peer_timeout)
@@ -171,7 +171,7 @@ def _farewell(error: BaseException) -> tuple[str, int]:
 
 
 def _say(text: str) -> None:
-    """Say something that may come in the middle of a line, and to nobody."""
+    """Write a line to stderr, even in the middle of another line or when nobody reads it."""
     with suppress(OSError):
         os.write(2, f"\n{text}\n".encode() if text else b"")
 

@@ -50,7 +50,7 @@ def microbatch_size(run: Components) -> int | None:
 
 
 def loss_change(algorithms: Sequence[PretrainAlgorithm], size: int, whole: int) -> str | None:
-    """Return what ``size`` samples at a time change of the losses, as one line; None: nothing.
+    """Return a line on how microbatches of ``size`` samples change the losses; None: they do not.
 
     Args:
         algorithms: that train the model.
@@ -166,7 +166,7 @@ def _made_up(run: Components, size: int) -> Batch:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Let collectives return at once: gathered are copies of what this rank has."""
+    """Make collectives return at once, without the other ranks; gathers copy this rank's data."""
 
     def gather(output_tensor: Tensor, input_tensor: Tensor, *_: Any, **__: Any) -> None:
         own = input_tensor.clone()  # which may be a part of the output

@@ -21,13 +21,13 @@ _ENTROPY = 0.005  # of log K: the demo runs that learn stay more than 0.02 away
 
 
 class Quantity(NamedTuple):
-    """What is looked at: where it is, and where it would be after a collapse.
+    """A watched quantity, and the values that it would have after a collapse.
 
     Attributes:
-        value: now.
-        ends: of a collapse.
-        nothing: this near to an end, there is a collapse whatever the value was at the start.
-        is_relative: whether it is one also far nearer to an end than at the start.
+        value: its present value.
+        ends: its possible values after a collapse.
+        nothing: nearer to an end than this is a collapse, whatever the value was at the start.
+        is_relative: whether being much nearer to an end than at the start is a collapse as well.
     """
 
     value: float

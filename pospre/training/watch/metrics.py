@@ -1,4 +1,4 @@
-"""``metrics.jsonl``: one JSON object per logged step; one curve, however often killed."""
+"""``metrics.jsonl``: a JSON object per logged step; one curve, however often the run was killed."""
 
 import json
 import math

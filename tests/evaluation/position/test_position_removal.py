@@ -128,7 +128,7 @@ def test_mistakes_are_said_before_any_work(recipe: Any, image_folder: Callable[.
         ({"evaluations": "logistic"}, "evaluations=logistic: logistic needs the setting bank"),
         ({"evaluations": "knn"}, "evaluations=knn: knn: k=20, but only 8 images can vote"),
         ({"planes": "16"}, "planes=16"),
-        ({"planes": "2", "by": "covariance"}, "nothing of row and column is left"),
+        ({"planes": "2", "by": "covariance"}, "by=covariance removes one plane"),
     ):
         with pytest.raises(UserError, match=wanted):
             check_evaluation("position_removal", recipe, data, settings, None)
