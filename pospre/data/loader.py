@@ -27,7 +27,7 @@ from pospre.data.buffers import BatchMemory
 from pospre.data.cores import default_workers, one_thread, thread_pool
 from pospre.data.opening import open_reader
 from pospre.data.options import LoaderOptions
-from pospre.data.order import batch_rows, rank_samples
+from pospre.data.order import rank_visits
 from pospre.data.stores.subset import subset
 from pospre.data.timing import LoaderTiming, Stopwatch
 from pospre.data.views.plan import ViewGroup, plan_views
@@ -255,17 +255,17 @@ class ViewLoader(LoaderOptions):
         return self._batches(self._position)
 
     def _batches(self, position: _Position) -> Iterator[Batch]:
-        epoch, start, global_size = position.epoch, position.samples, self._global_size
+        epoch, start = position.epoch, position.samples
         order = self.epoch_samples(epoch)
-        stop = len(order) - (global_size - 1 if self.drop_last else 0)
-        firsts = range(start, stop, global_size)
-        coming = order[start : start + len(firsts) * global_size]
-        own = rank_samples(coming, self.rank, self.world_size, self.batch_size, self.lanes)
+        count = len(order) - start
+        count -= count % self._global_size if self.drop_last else 0
+        visits = start + rank_visits(count, self.rank, self.world_size, self.batch_size, self.lanes)
         # the reader is closed first: a thread that waits for a download would not end otherwise
-        with thread_pool(self.num_workers) as pool, self._expecting(own, position):
+        with thread_pool(self.num_workers) as pool, self._expecting(order[visits], position):
             pending = deque[_Pending]()
-            for first in firsts:
-                pending.append(self._start(pool, epoch, order, first))
+            for first in range(0, len(visits), self.batch_size):
+                batch_visits = visits[first : first + self.batch_size]
+                pending.append(self._start(pool, epoch, order[batch_visits], batch_visits))
                 if len(pending) > self._prefetch:
                     yield self._deliver(pending.popleft(), position)
             while pending:
@@ -285,14 +285,10 @@ class ViewLoader(LoaderOptions):
                 self.reader.close()
 
     def _start(
-        self, pool: ThreadPoolExecutor | None, epoch: int, order: np.ndarray, first: int
+        self, pool: ThreadPoolExecutor | None, epoch: int, index: np.ndarray, visits: np.ndarray
     ) -> "_Pending":
         """Draw boxes and flips, lay the batch out, and hand its samples to the threads."""
         watch = Stopwatch()
-        places = batch_rows(min(self._global_size, len(order) - first), self.lanes)
-        begin = self.rank * self.batch_size
-        visits = first + places[begin : begin + self.batch_size]
-        index = order[visits]
         # a repeat draws as if it were an epoch of its own, masks and colours included
         epochs = epoch * self.repeats + visits // self.lanes % self.repeats
         plans = plan_views(self.views, seed=self.seed, epoch=epochs, index=index)

@@ -72,24 +72,23 @@ def epoch_order(
     return samples
 
 
-def rank_samples(
-    samples: np.ndarray, rank: int, world_size: int, batch_size: int, lanes: int = 1
+def rank_visits(
+    count: int, rank: int, world_size: int, batch_size: int, lanes: int = 1
 ) -> np.ndarray:
-    """Return those of an epoch's samples that a rank gets, in order: int64.
+    """Return those of ``count`` consecutive visits that a rank makes, batch by batch: int64.
 
     Args:
-        samples: whole batches of all ranks, one after the other; of one rank the last may be short.
+        count: visits of whole batches of all ranks; of one rank the last batch may be short.
         rank: number of the rank.
         world_size: number of ranks.
         batch_size: samples per batch of one rank.
         lanes: that the parts are dealt to.
     """
     global_size = world_size * batch_size
-    whole = len(samples) - len(samples) % global_size
+    whole = count - count % global_size
     rows = batch_rows(global_size, lanes)[rank * batch_size : (rank + 1) * batch_size]
-    own = samples[:whole].reshape(-1, global_size)[:, rows].reshape(-1)
-    rest = samples[whole:]
-    return np.concatenate([own, rest[batch_rows(len(rest), lanes)]])
+    own = (np.arange(0, whole, global_size)[:, None] + rows).reshape(-1)
+    return np.concatenate([own, whole + batch_rows(count - whole, lanes)])
 
 
 def batch_rows(size: int, lanes: int) -> np.ndarray:

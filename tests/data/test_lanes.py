@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pospre import draws
-from pospre.data.order import batch_rows, deal, epoch_order, lanes_of, rank_samples
+from pospre.data.order import batch_rows, deal, epoch_order, lanes_of, rank_visits
 from pospre.errors import UserError
 from tests.data.loading import joined, loader, same
 
@@ -105,7 +105,9 @@ def test_ranks_share_the_same_batches_however_many_they_are(
     assert sorted(rows) == list(range(size)) and (np.diff(rows % lanes) >= 0).all()
     coming = visits[done * size : batches * size]
     whole = coming.reshape(-1, size)[:, rows]
-    ranks = [rank_samples(coming, rank, world, size // world, lanes) for rank in range(world)]
+    ranks = [
+        coming[rank_visits(len(coming), rank, world, size // world, lanes)] for rank in range(world)
+    ]
     shares = [own.reshape(-1, size // world) for own in ranks]
     assert np.array_equal(np.concatenate(shares, axis=1), whole)
 
@@ -128,9 +130,9 @@ def test_a_node_visits_the_parts_of_its_lanes_only(
         allowed = set(runs.part[np.isin(runs.lane, own)].tolist())
         seen: set[int] = set()
         for rank in range(node * ranks_per_node, (node + 1) * ranks_per_node):
-            samples = rank_samples(visits, rank, world, size // world, lanes)
+            own_visits = rank_visits(len(visits), rank, world, size // world, lanes)
             assert set(lanes_of(rank, world, lanes)) <= set(own)
-            seen |= set(np.searchsorted(ends, samples, side="right").tolist())
+            seen |= set(np.searchsorted(ends, visits[own_visits], side="right").tolist())
         assert seen <= allowed
 
 
