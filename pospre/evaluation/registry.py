@@ -111,7 +111,7 @@ class Context:
 
 def evaluation_names() -> list[str]:
     """Return the names of all evaluations, sorted."""
-    return sorted(path.stem for path in _modules() if _evaluate_in(_parse(path)) is not None)
+    return sorted(path.stem for path in _modules())
 
 
 def evaluation_module(name: str) -> ModuleType:
@@ -245,7 +245,9 @@ def default_settings(name: str) -> dict[str, Any]:
 
 
 def _modules() -> list[Path]:
-    return sorted(_ROOT.glob("*/**/*.py"))
+    """Return the files with an ``evaluate``; a helper may be called as an evaluation is."""
+    paths = sorted(_ROOT.glob("*/**/*.py"))
+    return [path for path in paths if _evaluate_in(_parse(path)) is not None]
 
 
 def _path(name: str) -> Path:

@@ -8,7 +8,7 @@ from pospre.nn.encoder import Encoder
 from pospre.nn.sizes import SIZES, pair
 from pospre.nn.swin.encoder import SWIN, SWIN_NEEDS, build_swin
 from pospre.nn.timm_models import PREFIX, timm_size
-from pospre.recipe.values import Init, PositionKind
+from pospre.recipe.values import RELATIVE, Init, PositionKind
 
 
 @typed
@@ -87,7 +87,7 @@ def build_encoder(
     for key, rate in (("drop_path", drop_path), ("dropout", dropout)):
         if not 0 <= rate < 1:
             raise UserError(f"encoder.{key} is {rate}, but must lie in [0, 1).")
-    if positions in ("relative", "shared_relative") and num_registers:
+    if positions in RELATIVE and num_registers:
         raise UserError(f"encoder.positions = {positions} works without registers only.")
     for side, part in zip(height_width, patch, strict=True):
         check_divides(side, part, key="encoder.image_size")

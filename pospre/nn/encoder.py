@@ -21,7 +21,7 @@ from pospre.nn.weights import (
     init_trunc_normal,
     init_weights,
 )
-from pospre.recipe.values import Init, PositionKind
+from pospre.recipe.values import RELATIVE, Init, PositionKind
 
 TABLES = ("sincos", "learned", "learned_sincos")
 """The kinds of positions that are a table."""
@@ -138,7 +138,7 @@ class Encoder(VisionTransformer, PatchEncoder):
     @property
     def is_relative(self) -> bool:
         """Whether attention itself knows positions, so that it needs all tokens."""
-        return self.position_kind in ("relative", "shared_relative")
+        return self.position_kind in RELATIVE
 
     def forward(
         self,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from pospre.recipe.values import PositionKind
+from pospre.recipe.values import RELATIVE, PositionKind
 
 RELATIVE_NAME = "vit_relpos_base_patch16_224"
 GIANT = "vit_giant_patch14_dinov2"
@@ -65,7 +65,7 @@ def timm_model(
         options: what its ``VisionTransformer`` was told, under timm's names.
         positions: their kind.
     """
-    if positions in ("relative", "shared_relative"):
+    if positions in RELATIVE:
         return RELATIVE_NAME, _relative(size, options, shared=positions == "shared_relative")
     return size.timm_name, _differences(size, options)
 

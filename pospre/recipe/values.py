@@ -34,6 +34,7 @@ PositiveDuration = Annotated[
     Duration, only(lambda duration: not duration.startswith("0"), "longer than nothing")
 ]
 PositionKind = Literal["sincos", "learned", "learned_sincos", "none", "relative", "shared_relative"]
+RELATIVE: tuple[PositionKind, ...] = ("relative", "shared_relative")
 Init = Literal["xavier", "trunc_normal", "deit", "dinov2", "beit"]
 Side = Annotated[int, Field(gt=0)]
 Size = Side | Annotated[tuple[Side, Side], Field(strict=False)]

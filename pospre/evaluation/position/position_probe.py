@@ -38,6 +38,7 @@ from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.sampling import Sampling
 from pospre.evaluation.table import format_table
 from pospre.model.model import PretrainModel
+from pospre.recipe.values import RELATIVE
 
 FIGURES = {"top1": "max", "content_top1": "max", "r2": "max", "content_r2": "max"}
 HELD_OUT = 0.25
@@ -167,7 +168,7 @@ def check(plan: Plan) -> PretrainModel | None:
     recipe, settings = plan.recipe, plan.settings
     encoder = planned_encoder(recipe, settings["layers"])
     kind = recipe.encoder.positions
-    if settings["grids"] and kind in ("relative", "shared_relative"):
+    if settings["grids"] and kind in RELATIVE:
         raise UserError(
             f"grids={settings['grids']}, but encoder.positions = {kind} knows the "
             "offsets of one grid only; leave grids out."

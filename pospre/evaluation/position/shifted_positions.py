@@ -32,6 +32,7 @@ from pospre.evaluation.sampling import Sampling
 from pospre.evaluation.table import format_table
 from pospre.model.model import PretrainModel
 from pospre.nn.encoder import Edit
+from pospre.recipe.values import RELATIVE
 
 FIGURES = {"cosine": "max"}
 TEMPERATURE = 0.07
@@ -112,7 +113,7 @@ def check(plan: Plan) -> None:
     encoder, settings = plan.recipe.encoder, plan.settings
     grid = planned_encoder(plan.recipe).grid
     check_pooling(plan)
-    if encoder.positions in ("relative", "shared_relative"):
+    if encoder.positions in RELATIVE:
         raise UserError(
             "it moves the positions that are added to patches, and "
             f"encoder.positions = {encoder.positions} adds none; position_probe measures there."
