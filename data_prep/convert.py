@@ -12,11 +12,11 @@ from typing import Any
 from data_prep.distribute.deep_report import deep_rows
 from data_prep.distribute.records import Settings, Summary
 from data_prep.kinds import KINDS
+from pospre.command_line import command_parser
 from pospre.data.cores import available_cores
-from pospre.data.decode.deep import parse_range
+from pospre.data.decode.bit_depth import parse_range
 from pospre.errors import UserError, run_command
 from pospre.output import check_picture
-from pospre.recipe.command_line import command_parser
 
 _EPILOG = """\
 examples:

@@ -19,9 +19,9 @@ from tqdm import tqdm
 
 from data_prep.distribute.processes import ordered_map
 from data_prep.publish.atomic import partial_folder, replace_folder
+from pospre.command_line import command_parser
 from pospre.data.cores import available_cores
 from pospre.errors import UserError, run_command
-from pospre.recipe.command_line import command_parser
 
 LABELS_NAME = "labels.jsonl"
 SETTINGS_NAME = "scenes.json"

@@ -12,11 +12,11 @@ from tqdm import tqdm
 
 from data_prep.distribute.records import Record
 from data_prep.encode.moments import Moments
+from pospre.command_line import command_parser
 from pospre.data.cores import available_cores
-from pospre.data.decode.deep import parse_range
+from pospre.data.decode.bit_depth import parse_range
 from pospre.errors import UserError, run_command
 from pospre.output import check_picture, save_picture
-from pospre.recipe.command_line import command_parser
 
 if TYPE_CHECKING:
     from pospre.data.stores.reader import Reader

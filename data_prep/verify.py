@@ -21,13 +21,13 @@ from data_prep.publish.description import (
     read_description,
     sha256,
 )
+from pospre.command_line import command_parser
 from pospre.data.cores import available_cores
-from pospre.data.decode.deep import Decoding
+from pospre.data.decode.bit_depth import Decoding
 from pospre.data.stores.description import SIDECAR_NAME, unpack_sums
 from pospre.data.stores.mds_index import INDEX_NAME, read_index
 from pospre.errors import UserError, run_command
 from pospre.object_store import Bucket, is_remote
-from pospre.recipe.command_line import command_parser
 
 if TYPE_CHECKING:  # readers and decoders take seconds to import, and --help does not wait for them
     from pospre.data.stores.reader import Reader

@@ -2,8 +2,8 @@
 
 import sys
 
+from pospre.command_line import recipe_parser
 from pospre.errors import UserError, run_command
-from pospre.recipe.command_line import recipe_parser
 
 _EPILOG = """\
 examples:

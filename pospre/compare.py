@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pospre.command_line import command_parser
 from pospre.errors import UserError, run_command
 from pospre.output import check_output, write_output
-from pospre.recipe.command_line import command_parser
 
 if TYPE_CHECKING:  # --help does not wait for it
     from pospre.report.run import Run

@@ -3,9 +3,9 @@
 import sys
 from pathlib import Path
 
+from pospre.command_line import command_parser
 from pospre.errors import run_command
-from pospre.exchange.target import FORMATS, check_target, parse_grid
-from pospre.recipe.command_line import command_parser
+from pospre.exporting.target import FORMATS, check_target, parse_grid
 
 _EPILOG = """\
 formats:
@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
     check_target(arguments.out, arguments.format, arguments.num_classes, arguments.overwrite)
     if arguments.grid is not None:
         parse_grid(arguments.grid)
-    from pospre.exchange.export import export  # late, so that a mistyped option answers at once
+    from pospre.exporting.export import export  # late, so that a mistyped option answers at once
 
     lines = export(
         arguments.checkpoint,

@@ -5,9 +5,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pospre.command_line import recipe_parser
 from pospre.errors import UserError, run_command
 from pospre.output import check_output, check_picture, write_output
-from pospre.recipe.command_line import recipe_parser
 from pospre.recipe.recipe import load_recipe
 
 _EPILOG = """\
@@ -52,9 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_output("--output", arguments.output)
     check_picture("--plot", arguments.plot)
     recipe = load_recipe(arguments.recipe, arguments.overrides)
-    from pospre.report.loader.advice import advise
-    from pospre.report.loader.measure import measure
-    from pospre.report.loader.table import as_json, draw, table
+    from pospre.loader_costs.advice import advise
+    from pospre.loader_costs.measure import measure
+    from pospre.loader_costs.table import as_json, draw, table
 
     costs = measure(recipe, arguments.images, arguments.feed)
     costs.advice = advise(costs)

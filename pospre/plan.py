@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
+from pospre.command_line import recipe_parser
 from pospre.errors import UserError, run_command
 from pospre.output import check_output, write_output
 from pospre.planning.assumptions import Assumptions, option
 from pospre.planning.gpus import GIB, GIGA, GPUS, TERA, gpu_named
-from pospre.recipe.command_line import recipe_parser
 from pospre.recipe.recipe import load_recipe
 
 _NODE = 8  # GPUs of a node, where nothing else is said

@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from pospre.command_line import recipe_parser
 from pospre.errors import UserError, run_command
 from pospre.output import check_output, write_output
-from pospre.recipe.command_line import recipe_parser
 
 _EPILOG = """\
 examples:
@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     # Late, so that --help answers at once.
     from tqdm import tqdm
 
-    from pospre.evaluation.grid import cells_of, check_cells, summarise, table
+    from pospre.evaluation.sweep_runs import cells_of, check_cells, summarise, table
 
     cells = cells_of(arguments.recipe, arguments.overrides)
     check_cells(cells)

@@ -5,8 +5,8 @@ import os
 import sys
 from pathlib import Path
 
+from pospre.command_line import recipe_parser
 from pospre.errors import run_command, stoppable
-from pospre.recipe.command_line import recipe_parser
 from pospre.recipe.recipe import Recipe, load_recipe
 
 _EPILOG = """\
@@ -65,16 +65,16 @@ def _print(text: str) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     recipe = load_recipe(arguments.recipe, arguments.overrides)
     # Late, so that --help and a mistyped key answer at once.
-    from pospre.evaluation.online import online_evaluations
-    from pospre.evaluation.planned import check_evaluations
+    from pospre.evaluation.during_training import online_evaluations
+    from pospre.evaluation.recipe_evaluations import check_evaluations
     from pospre.report.live import LivePage
-    from pospre.training.nodes.peers import joined
-    from pospre.training.ranks import print_once
+    from pospre.training.distributed.peers import joined
+    from pospre.training.distributed.ranks import print_once
     from pospre.training.run import train
-    from pospre.training.run_folder import hold
+    from pospre.training.run_folder import hold_run
 
     check_evaluations(recipe)
-    with joined(recipe), hold(recipe):
+    with joined(recipe), hold_run(recipe):
         callbacks = [*online_evaluations(recipe), LivePage(recipe.run_path())]
         finished_before = train(recipe, callbacks)
         finish(recipe, again=not finished_before)
@@ -96,7 +96,7 @@ def finish(recipe: Recipe, *, again: bool) -> None:
     """
     from composer.utils import dist
 
-    from pospre.evaluation.planned import run_evaluations
+    from pospre.evaluation.recipe_evaluations import run_evaluations
     from pospre.object_store import Bucket, is_remote
     from pospre.report.page import write_report
     from pospre.training.checkpoints.mirror import mirror_run

@@ -72,7 +72,7 @@ POPEN = subprocess.Popen
 if __name__ == "__main__":
     from composer.cli import launcher
 
-    import pospre.evaluation.online
+    import pospre.evaluation.during_training
     import pospre.report.live
     import pospre.training.run  # noqa: F401
 

@@ -14,7 +14,7 @@ import yaml
 from composer.cli.launcher import _get_parser
 
 from pospre.recipe.recipe import load_recipe
-from pospre.training.nodes.place import Place, read_place
+from pospre.training.distributed.place import Place, read_place
 
 ROOT = Path(__file__).parents[1]
 LAUNCH = ROOT / "yamls" / "launch"

@@ -13,10 +13,10 @@ from PIL import Image
 from pospre.data.stores.folder import FolderReader
 from pospre.data.stores.reader import Sample
 from pospre.errors import UserError
+from pospre.loader_costs import measure as measure_loader
+from pospre.loader_costs.costs import STAGES, WAITING, StageTimes
 from pospre.loader_report import main
 from pospre.recipe.recipe import load_recipe
-from pospre.report.loader import measure as measure_loader
-from pospre.report.loader.costs import STAGES, WAITING, StageTimes
 from tests.data.buckets import ADDRESS, bucket, server, shards, upload  # noqa: F401 (fixtures)
 from tests.data.deep_files import band_folder
 

@@ -13,8 +13,8 @@ import torch
 from data_prep.convert import _parser as conversion_parser
 from pospre.errors import UserError
 from pospre.evaluate import parse_settings
-from pospre.evaluation.grid import cells_of
 from pospre.evaluation.registry import check_settings, evaluation_module
+from pospre.evaluation.sweep_runs import cells_of
 from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.training.build import build_model
 from pospre.training.resolve import resolve

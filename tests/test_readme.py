@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pospre.evaluation.run import check_evaluation
-from pospre.exchange.export import export
+from pospre.exporting.export import export
 from pospre.recipe.recipe import load_recipe
 from pospre.train import main
 from tests.benchmarks import learn
@@ -100,6 +100,32 @@ def test_the_map_names_what_is_there_and_nothing_else() -> None:
         for path in paths:
             assert path.is_file() or f"{path.name}/" in text, path
         assert room == "data_prep" or all(path.name in text for path in paths)
+
+
+def imported(path: Path) -> set[str]:
+    """Return what a file imports directly below ``pospre``."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{each.name}" for each in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {each.name for each in node.names}
+    return {name.split(".")[1] for name in found if name.startswith("pospre.")}
+
+
+def test_imports_go_up_the_map_only() -> None:
+    (text,) = re.findall(r"^pospre/ .*?(?=^tests/)", README, re.M | re.S)
+    known = {path.stem for path in (ROOT / "pospre").iterdir() if "__" not in path.name}
+    order = [name for name in re.findall(r"(?<![/\w])(\w+)(?:\.py\b|/)", text)[1:] if name in known]
+    order = list(dict.fromkeys(order))
+    assert {*order} == known - {"README", "py"}
+    for path in (ROOT / "pospre").rglob("*.py"):
+        own = path.relative_to(ROOT / "pospre").parts[0].removesuffix(".py")
+        if own == "__init__":
+            continue
+        later = imported(path) & {*order[order.index(own) + 1 :]}
+        # methods are found by their names from there, each imported when it is asked for
+        assert later <= ({"algorithms"} if path.name == "algorithm.py" else set()), path
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=NAMES)

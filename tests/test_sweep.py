@@ -10,7 +10,7 @@ import pytest
 
 from pospre import sweep
 from pospre.errors import UserError, run_command
-from pospre.evaluation import grid
+from pospre.evaluation import sweep_runs
 from pospre.train import main as train
 
 Images = Callable[..., Path]
@@ -46,7 +46,7 @@ def test_a_grid_is_trained_once_and_summarised(
         return run_command(lambda: train(command[3:]))
 
     monkeypatch.setattr(sweep, "_run", run)
-    output = tmp_path / "grid.json"
+    output = tmp_path / "sweep_runs.json"
     arguments = [str(recipe), "optimizer.base_lr=1e-2,1e-4", "optimizer.weight_decay=0.1"]
     assert sweep.main([*arguments, "--output", str(output)]) == 0
     names = ["tiny_base_lr1e-2", "tiny_base_lr1e-4"]
@@ -93,7 +93,9 @@ def test_what_is_no_grid_is_said_before_the_first_run(
 
 
 def test_lists_are_values(recipe: Path) -> None:
-    cells = grid.cells_of(str(recipe), ["optimizer.betas=[0.9, 0.95],[0.9, 0.999]", "seed=0,1"])
+    cells = sweep_runs.cells_of(
+        str(recipe), ["optimizer.betas=[0.9, 0.95],[0.9, 0.999]", "seed=0,1"]
+    )
     betas: list[Any] = [(cell.recipe.optimizer.betas, cell.recipe.seed) for cell in cells]
     assert betas == [((0.9, 0.95), 0), ((0.9, 0.95), 1), ((0.9, 0.999), 0), ((0.9, 0.999), 1)]
     assert len({cell.recipe.run_name for cell in cells}) == 4

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from pospre.data.decode.deep import Decoding, parse_range
+from pospre.data.decode.bit_depth import Decoding, parse_range
 from pospre.errors import UserError
 
 T = TypeVar("T")

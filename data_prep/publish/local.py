@@ -23,11 +23,11 @@ from data_prep.publish.description import (
 )
 from data_prep.publish.destination import PLAN_NAME, REMEDY, Destination
 from data_prep.publish.locks import locked
+from pospre.atomic_file import atomic_open
 from pospre.data.stores.description import SIDECAR_NAME
 from pospre.data.stores.mds import is_mds
 from pospre.data.stores.mds_index import INDEX_NAME
 from pospre.errors import UserError
-from pospre.whole_file import shown_when_whole
 
 _BETON_NAME = "data.beton"  # while it is being written
 
@@ -58,7 +58,7 @@ class LocalFiles:
     def put(self, name: str, content: bytes) -> None:
         """Write a small file, at once or not at all."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with shown_when_whole(self.folder / name) as file:
+        with atomic_open(self.folder / name) as file:
             file.write(content)
 
     def put_new(self, name: str, content: bytes) -> bool:

@@ -27,6 +27,7 @@ from pospre.model.position_task import Distance, PositionObjective, check_temper
 from pospre.model.question import Question
 from pospre.nn.decoder import check_heads, decoder_blocks, split_tokens
 from pospre.nn.encoder import Encoder
+from pospre.nn.initialisation import init_weights, token_parameter
 from pospre.nn.masking import (
     Sampling,
     check_uniform,
@@ -36,7 +37,6 @@ from pospre.nn.masking import (
     uniform_patches,
     visible_patches,
 )
-from pospre.nn.weights import init_weights, token_parameter
 from pospre.recipe.ranges import PositiveShare, Ratio, Width
 from pospre.schedules import linear
 

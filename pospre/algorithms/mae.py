@@ -23,6 +23,7 @@ from pospre.model.passes import EncoderPass, MaskedTokens
 from pospre.model.question import Question
 from pospre.nn.decoder import check_heads, decoder_blocks, patchify, split_tokens
 from pospre.nn.encoder import Encoder
+from pospre.nn.initialisation import init_weights, token_parameter
 from pospre.nn.masking import (
     Sampling,
     check_uniform,
@@ -34,7 +35,6 @@ from pospre.nn.masking import (
     visible_patches,
 )
 from pospre.nn.positions import decoder_positions, sincos_positions
-from pospre.nn.weights import init_weights, token_parameter
 from pospre.recipe.ranges import Ratio, Width
 
 

@@ -24,9 +24,9 @@ from pospre.model.passes import EncoderPass
 from pospre.model.position_task import Distance, PositionObjective, check_temperature, weighted_mean
 from pospre.model.question import Question
 from pospre.nn.encoder import Encoder
+from pospre.nn.initialisation import init_trunc_normal
 from pospre.nn.masking import slot_mask
 from pospre.nn.positions import sincos_table
-from pospre.nn.weights import init_trunc_normal
 from pospre.recipe.ranges import Ratio
 from pospre.schedules import linear
 

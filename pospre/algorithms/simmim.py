@@ -20,8 +20,8 @@ from pospre.model.passes import EncoderPass, MaskedTokens
 from pospre.model.question import Question
 from pospre.nn.decoder import patchify
 from pospre.nn.encoder import Encoder
+from pospre.nn.initialisation import token_parameter
 from pospre.nn.masking import cell_patches, gather_tokens, slot_mask, visible_patches
-from pospre.nn.weights import token_parameter
 
 
 def visible_cells(encoder: Encoder, options: "SimMIM") -> tuple[int, int]:

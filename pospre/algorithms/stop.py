@@ -23,7 +23,7 @@ from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Outputs
 from pospre.model.question import Question
-from pospre.nn.weights import init_trunc_normal
+from pospre.nn.initialisation import init_trunc_normal
 
 Variant = Literal[
     "masked",

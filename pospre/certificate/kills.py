@@ -60,7 +60,7 @@ def draw_kills(name: str, count: int, steps: int, seed: int) -> list[Kill]:
     return [Kill(kind, step, draws.random()) for kind, step in zip(kinds, moments, strict=True)]
 
 
-def strike(life: Life, is_due: Callable[[], bool], number: int = signal.SIGKILL) -> bool:
+def send_when_due(life: Life, is_due: Callable[[], bool], number: int = signal.SIGKILL) -> bool:
     """Send a life a signal as soon as it is due and wait for its end; tell whether that was so.
 
     Args:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from pospre.certificate.compare import Verdict
-from pospre.certificate.kills import Kill, Pace, describe, is_due, strike
+from pospre.certificate.kills import Kill, Pace, describe, is_due, send_when_due
 from pospre.certificate.lives import Life, Lives, Order
 from pospre.certificate.records import LifeRecord, read_life
 from pospre.errors import UserError
@@ -146,7 +146,7 @@ class Runner:
         folder, end = self.local_checkpoints(leg), ""
         if kill is not None:
             number = signal.SIGTERM if kill.kind == "SIGTERM" else signal.SIGKILL
-            if strike(life, partial(is_due, kill, life, pace, folder), number):
+            if send_when_due(life, partial(is_due, kill, life, pace, folder), number):
                 end = describe(kill, life, folder)
         code = life.wait()
         if code not in ((0, _KILLED, _STOPPED) if end else (0,)):

@@ -17,9 +17,9 @@ def _train(order: Order) -> int:
 
     from pospre.certificate.observer import Observer
     from pospre.recipe.recipe import load_recipe
-    from pospre.training.nodes.peers import joined
+    from pospre.training.distributed.peers import joined
     from pospre.training.run import train
-    from pospre.training.run_folder import hold
+    from pospre.training.run_folder import hold_run
 
     torch.set_num_threads(1)
     recipe = load_recipe(order.recipe, order.overrides)
@@ -28,6 +28,6 @@ def _train(order: Order) -> int:
         every_weight=order.every_weight,
         values=order.values,
     )
-    with joined(recipe), hold(recipe):
+    with joined(recipe), hold_run(recipe):
         train(recipe, [observer])
     return 0

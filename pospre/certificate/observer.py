@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from pospre.certificate.records import property_of
 from pospre.model.algorithm import PretrainAlgorithm
-from pospre.training.watch.metrics import losses_of
+from pospre.training.callbacks.metrics import losses_of
 
 _BREATH = 0.05  # seconds that a step takes at least, so that whoever kills can strike in it
 _ROW_BYTES = 8  # of a sample's hash: enough to tell a few thousand samples apart

@@ -12,12 +12,17 @@ from crc32c import crc32c
 
 from pospre.batch import EPOCH, INDEX, LABEL, Batch, box_key, flip_key, image_key
 from pospre.data.buffers import BatchMemory
+from pospre.data.decode.bit_depth import DeepRange
 from pospre.data.decode.decoder import DecodeError, OpenedImage
-from pospre.data.decode.deep import DeepRange
 from pospre.data.options import LoaderOptions
 from pospre.data.stores.reader import DamagedSample, Reader
 from pospre.data.timing import LoaderTiming, Stopwatch
-from pospre.data.views.crop import DecodePlan, least_oversampling, plan_decoding, write_views
+from pospre.data.views.decode_crops import (
+    DecodePlan,
+    least_oversampling,
+    plan_decoding,
+    write_views,
+)
 from pospre.data.views.plan import GroupPlan, plan_views
 from pospre.data.views.resize import Views
 from pospre.errors import UserError

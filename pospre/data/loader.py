@@ -1,6 +1,7 @@
 """The loader: from a data set to batches of views, decoded by threads.
 
-Every image is decoded once, however many views are cut out of it (``pospre.data.views.crop``).
+Every image is decoded once, however many views are cut out of it
+(``pospre.data.views.decode_crops``).
 
 Which samples form batch b of an epoch, and every box and flip, follow from (seed, epoch, index)
 alone. Storage format, number of threads and what was skipped change nothing. With repeated

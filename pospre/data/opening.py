@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pospre.data.decode.deep import Decoding, DeepRange, parse_range
+from pospre.data.decode.bit_depth import Decoding, DeepRange, parse_range
 from pospre.data.stores.description import Noted
 from pospre.data.stores.ffcv import FfcvReader
 from pospre.data.stores.files import odd_file
@@ -34,7 +34,7 @@ def open_reader(
         channels: that images are decoded to: 3 (RGB), 1 (grey), or the number of bands that every
             one has; None: what the data set notes, else 3.
         deep_range: values that become 0 and 255 in images of more than 8 bits; None: see
-            ``pospre.data.decode.deep``.
+            ``pospre.data.decode.bit_depth``.
 
     Raises:
         UserError: missing, empty, unfinished, damaged, of an unknown format, or of other channels.

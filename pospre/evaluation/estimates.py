@@ -1,9 +1,15 @@
 """Means over images, or draws, with their standard errors: as results, and as rows of a table."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
+
+
+def rate_error(rate: float, count: int) -> float:
+    """Return the standard error of a rate that was counted over ``count`` images."""
+    return math.sqrt(rate * (1 - rate) / count)
 
 
 def standard_error(values_M: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from pospre.data.stores.reader import Reader
 from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.sampling import Sampling
+from pospre.evaluation.settings import Sampling
 from pospre.model.model import PretrainModel
 from pospre.nn.swin.encoder import SWIN
 from pospre.recipe.recipe import Recipe

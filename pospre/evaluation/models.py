@@ -14,16 +14,16 @@ from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder, check_divides
 from pospre.nn.encoder import Encoder
-from pospre.nn.inferred import encoder_options
-from pospre.nn.layouts import with_prefix_rows
+from pospre.nn.encoder_from_tensors import encoder_options
 from pospre.nn.patch_encoder import PatchEncoder
 from pospre.nn.sizes import SIZES, pair
 from pospre.nn.swin.encoder import SWIN, SwinEncoder
 from pospre.nn.timm_models import PREFIX, timm_size, wrap_encoder
+from pospre.nn.weight_layouts import with_prefix_rows
 from pospre.recipe.recipe import Recipe, recipe_from_dict, recorded_recipe
 from pospre.training.build import build_model
 from pospre.training.checkpoints.content import Weights, load_model
-from pospre.training.start import Loaded, take_weights
+from pospre.training.start_weights import Loaded, take_weights
 from pospre.training.weight_files import EXPORTED, Keys, Source, read_source, recipe_in
 
 MODEL_KEYS = Keys("--model ", "--weights")
@@ -78,7 +78,8 @@ def open_model(
 
     Args:
         address: a run folder or checkpoint; a file of weights, of ours or of a layout that
-            ``pospre.nn.layouts`` knows; ``timm:NAME`` (random weights); or ``timm:NAME,FILE``.
+            ``pospre.nn.weight_layouts`` knows; ``timm:NAME`` (random weights);
+            or ``timm:NAME,FILE``.
         weights: ``teacher``: the one that follows the trained encoder, where there is one.
         shown: what images a foreign encoder is given.
         seed: of random weights.

@@ -34,7 +34,7 @@ from pydantic import TypeAdapter, ValidationError
 
 import pospre.evaluation
 from pospre.errors import UserError, needing, suggestion
-from pospre.evaluation.sampling import Sampling
+from pospre.evaluation.settings import Sampling
 from pospre.recipe.recipe import Recipe
 
 if TYPE_CHECKING:  # --help and a mistyped setting do not wait for them

@@ -14,8 +14,8 @@ from pospre import algorithms
 from pospre.batch import EPOCH, INDEX, Batch, numbered
 from pospre.errors import UserError, suggestion
 from pospre.model.model import PretrainModel
+from pospre.model.optimizer_check import check_moved, check_optimized, fingerprints
 from pospre.model.question import Question
-from pospre.model.untrained import check_moved, check_optimized, fingerprints
 from pospre.nn.patch_encoder import PatchEncoder
 from pospre.recipe.recipe import check_arguments
 

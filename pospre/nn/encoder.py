@@ -11,16 +11,16 @@ from torch import Tensor, nn
 
 from pospre.nn.attention import EncoderBlock
 from pospre.nn.drop_path import dropout, dropout_keys, residual_factors
-from pospre.nn.patch_encoder import Edit, PatchEncoder
-from pospre.nn.positions import resample_positions, sincos_table
-from pospre.nn.sizes import EncoderSize, timm_model
-from pospre.nn.weights import (
+from pospre.nn.initialisation import (
     init_beit,
     init_patch_embed,
     init_token,
     init_trunc_normal,
     init_weights,
 )
+from pospre.nn.patch_encoder import Edit, PatchEncoder
+from pospre.nn.positions import resample_positions, sincos_table
+from pospre.nn.sizes import EncoderSize, timm_model
 from pospre.recipe.values import RELATIVE, Init, PositionKind
 
 TABLES = ("sincos", "learned", "learned_sincos")

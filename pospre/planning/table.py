@@ -2,10 +2,10 @@
 
 from dataclasses import fields
 
-from pospre.evaluation.table import format_table
 from pospre.planning.assumptions import option
 from pospre.planning.estimate import Choice, Plan, keys
 from pospre.planning.gpus import GIB, GIGA, TERA
+from pospre.text_table import format_table
 
 _KINDS = {
     "weights": "weights",

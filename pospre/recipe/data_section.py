@@ -10,7 +10,7 @@ from pospre.recipe.values import Bytes, Numbers, PositiveNumbers, Rate, RisingRa
 
 
 class RandAugment(Section):
-    """Arguments of ``pospre.data.views.augment.RandAugment``."""
+    """Arguments of ``pospre.data.views.augment_options.RandAugment``."""
 
     num_ops: int = 2
     magnitude: float = 9.0
@@ -19,7 +19,7 @@ class RandAugment(Section):
 
 
 class Augment(Section):
-    """Changes of a view in training: arguments of ``pospre.data.views.augment.Augment``."""
+    """Changes of a view in training: arguments of ``pospre.data.views.augment_options.Augment``."""
 
     rand_augment: RandAugment | None = None
     jitter: Annotated[tuple[float, float, float, float], Field(strict=False)] | None = None

@@ -211,7 +211,7 @@ class Trainer(Section):
 
 
 class LossSpikes(Section):
-    """Arguments of ``pospre.training.watch.spikes.LossSpikes``."""
+    """Arguments of ``pospre.training.callbacks.spikes.LossSpikes``."""
 
     action: Literal["warn", "stop"] = "warn"
     window: int = Field(default=100, ge=10, description="steps that a loss is compared with")
@@ -219,20 +219,20 @@ class LossSpikes(Section):
 
 
 class Collapse(Section):
-    """Arguments of ``pospre.training.watch.collapse.Collapse``."""
+    """Arguments of ``pospre.training.callbacks.collapse.Collapse``."""
 
     every: int = Field(default=100, gt=0, description="steps between two looks")
     share: float = Field(default=0.1, gt=0, lt=1, description="of what was there at the start")
 
 
 class PositionShortcut(Section):
-    """Arguments of ``pospre.training.watch.shortcut.PositionShortcut``."""
+    """Arguments of ``pospre.training.callbacks.position_shortcut.PositionShortcut``."""
 
     every: int = Field(default=200, gt=0, description="steps between two looks")
 
 
 class Stalls(Section):
-    """Arguments of ``pospre.training.watch.stalls.Stalls``."""
+    """Arguments of ``pospre.training.callbacks.stalls.Stalls``."""
 
     loader_share: float = Field(default=0.3, gt=0, lt=1, description="of the time, too much")
     patience: float = Field(default=60.0, gt=0, description="seconds before that is said")

@@ -2,8 +2,8 @@
 
 import sys
 
+from pospre.command_line import command_parser
 from pospre.errors import run_command
-from pospre.recipe.command_line import command_parser
 
 EXAMPLES = """examples:
   python -m pospre.report runs/droppos_vits16

@@ -19,7 +19,7 @@ from pospre.training.loggers import check_loggers
 from pospre.training.optimizer.optim import build_optimizer
 from pospre.training.optimizer.schedule import StepSchedule, build_schedule
 from pospre.training.resolve import resolve
-from pospre.training.scale.parallel import num_copies
+from pospre.training.scale.fsdp import num_copies
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ def build_components(recipe: Recipe) -> Components:
     if recipe.trainer.fsdp is not None:
         num_copies(recipe.trainer.fsdp)  # or an error
     loader = build_data(recipe)
-    return put_together(resolve(recipe, loader.reader), device, loader)
+    return make_components(resolve(recipe, loader.reader), device, loader)
 
 
-def put_together(recipe: Recipe, device: Device, loader: ViewLoader) -> Components:
+def make_components(recipe: Recipe, device: Device, loader: ViewLoader) -> Components:
     """Return the components of a resolved recipe, built around an existing loader."""
     algorithms = build_algorithms(recipe)
     model = attached_model(recipe, algorithms)

@@ -31,7 +31,7 @@ def build_device(recipe: Recipe) -> Device:
     return device
 
 
-def cast_as_told(model: ComposerModel, recipe: Recipe, device: Device) -> str:
+def composer_precision(model: ComposerModel, recipe: Recipe, device: Device) -> str:
     """Return the precision for Composer, which has mixed ones on GPUs only.
 
     On the CPU the model casts by itself: its forward is replaced.

@@ -10,7 +10,7 @@ from composer.loggers import Logger, LoggerDestination, TensorboardLogger
 
 from pospre.errors import UserError
 from pospre.recipe.recipe import Recipe, check_arguments
-from pospre.training.watch.metrics import MetricsFile
+from pospre.training.callbacks.metrics import MetricsFile
 
 
 class TensorBoard(TensorboardLogger):

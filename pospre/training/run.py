@@ -16,6 +16,8 @@ from pospre.errors import Stopped, UserError
 from pospre.object_store import check_writable, is_remote
 from pospre.recipe.recipe import Recipe
 from pospre.schedules import duration_steps
+from pospre.training.callbacks.resume import Resume
+from pospre.training.callbacks.stop_signals import StopSignals
 from pospre.training.checkpoints.content import compare_tensors, recorded
 from pospre.training.checkpoints.finding import (
     checkpoint_folders,
@@ -27,14 +29,12 @@ from pospre.training.checkpoints.reading import Checkpoint, open_newest, read_on
 from pospre.training.checkpoints.uploads import Uploads, lacks
 from pospre.training.checkpoints.versions import warn_of_other_versions
 from pospre.training.components import Components, build_components
-from pospre.training.nodes.agreement import check_data
-from pospre.training.ranks import from_rank_zero, print_once
+from pospre.training.distributed.agreement import check_data
+from pospre.training.distributed.ranks import from_rank_zero, print_once
 from pospre.training.run_folder import check_folder, clear, compare_recipes, write_recipe
 from pospre.training.scale.microbatch import out_of_memory
-from pospre.training.start import load_weights
+from pospre.training.start_weights import load_weights
 from pospre.training.trainer import build_trainer
-from pospre.training.watch.resume import Resume
-from pospre.training.watch.stop_signals import StopSignals
 
 
 def train(recipe: Recipe, more_callbacks: Sequence[Callback] = ()) -> bool:

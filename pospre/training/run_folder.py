@@ -16,6 +16,7 @@ from typing import Any, TextIO
 import yaml
 from composer.utils import dist
 
+from pospre.atomic_file import PARTIAL, nearest_existing, write_atomic
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.question import QUESTIONS, to_json
@@ -28,7 +29,6 @@ from pospre.training.checkpoints.finding import remove_checkpoints
 from pospre.training.checkpoints.reading import open_newest
 from pospre.training.lease import lease
 from pospre.training.resolve import with_defaults
-from pospre.whole_file import PARTIAL, nearest_existing, write_whole
 
 _HALF_WRITTEN = f"recipe.yaml*{PARTIAL}", f"{QUESTIONS}*{PARTIAL}"
 # What may differ when a run goes on: where things are and how fast they go, not what is learned
@@ -70,7 +70,7 @@ _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
 
 @contextlib.contextmanager
-def hold(recipe: Recipe) -> Iterator[None]:
+def hold_run(recipe: Recipe) -> Iterator[None]:
     """Keep a run's folders to this run while it lasts, on rank 0.
 
     The lock is the system's: it goes with the process, however that ends, and the file that stays
@@ -277,8 +277,10 @@ def write_recipe(recipe: Recipe, algorithms: Sequence[PretrainAlgorithm]) -> Non
     try:
         for killed in _half_written(folder):
             killed.unlink()
-        write_whole(folder / "recipe.yaml", yaml.safe_dump(recipe.dump(), sort_keys=False).encode())
-        write_whole(folder / QUESTIONS, to_json(asked))
+        write_atomic(
+            folder / "recipe.yaml", yaml.safe_dump(recipe.dump(), sort_keys=False).encode()
+        )
+        write_atomic(folder / QUESTIONS, to_json(asked))
     except OSError as error:
         raise UserError(
             f"run folder {folder} cannot be written: "

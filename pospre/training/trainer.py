@@ -7,23 +7,23 @@ from composer import Trainer
 from composer.core import Callback, DataSpec
 from composer.utils import ParallelismConfig
 
+from pospre.training.callbacks.build import build_watchers
+from pospre.training.callbacks.divergence import Divergence
+from pospre.training.callbacks.gradients import GradientNorms
+from pospre.training.callbacks.loader_position import LoaderPosition
+from pospre.training.callbacks.progress import ProgressBar
+from pospre.training.callbacks.recipe_record import RecipeRecord
+from pospre.training.callbacks.resume import Resume
+from pospre.training.callbacks.stop_signals import StopSignals
 from pospre.training.checkpoints.saver import CheckpointSaver
 from pospre.training.checkpoints.uploads import Uploads
 from pospre.training.components import Components
-from pospre.training.device import cast_as_told
+from pospre.training.device import composer_precision
 from pospre.training.loggers import build_loggers
 from pospre.training.optimizer.clipping import build_clipping
 from pospre.training.scale.blocks import compile_augmentation, compile_blocks, recompute_blocks
+from pospre.training.scale.fsdp import MeanOverRanks, build_sharding
 from pospre.training.scale.microbatch import microbatch_size
-from pospre.training.scale.parallel import MeanOverRanks, build_sharding
-from pospre.training.watch.build import build_watchers
-from pospre.training.watch.divergence import Divergence
-from pospre.training.watch.gradients import GradientNorms
-from pospre.training.watch.position import LoaderPosition
-from pospre.training.watch.progress import ProgressBar
-from pospre.training.watch.record import RecipeRecord
-from pospre.training.watch.resume import Resume
-from pospre.training.watch.stop_signals import StopSignals
 
 
 def build_trainer(
@@ -49,7 +49,7 @@ def build_trainer(
     recipe, model, device = components.recipe, components.model, components.device
     options = recipe.trainer
     microbatch = microbatch_size(components)  # before anything below changes the model
-    precision = cast_as_told(model, recipe, device)
+    precision = composer_precision(model, recipe, device)
     if options.compile == "blocks":
         compile_blocks(model)
         if device.name == "gpu":  # for CPUs torch 2.7 writes C++ of colours that does not compile

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pospre.errors import UserError
 from pospre.model.algorithm import algorithm_class
-from pospre.nn.layouts import timm_names
+from pospre.nn.weight_layouts import timm_names
 from pospre.object_store import Bucket, is_remote
 from pospre.training.checkpoints.content import Weights, model_of, recorded
 from pospre.training.checkpoints.reading import open_checkpoint
@@ -100,7 +100,7 @@ def _read_run(uri: str, which: Weights, grid: tuple[int, int], keys: Keys) -> So
 
 
 def _read_file(uri: str, which: Weights, keys: Keys) -> Source:
-    """Return the encoder in a file of weights; see ``pospre.nn.layouts`` and ``read_source``."""
+    """Return the encoder in a file of weights; see ``nn.weight_layouts`` and ``read_source``."""
     with _local_copy(uri) as path:
         if not path.is_file():
             raise UserError(f"{keys.weights}{uri} does not exist")

@@ -9,7 +9,7 @@ from torchvision.transforms.v2 import functional as reference
 
 from pospre.augment import colour
 from pospre.augment.device import DeviceAugment, ViewDraws, change_colours
-from pospre.data.views.augment import Augment, RandAugment
+from pospre.data.views.augment_options import Augment, RandAugment
 from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel

@@ -17,7 +17,7 @@ from pospre import draws
 from pospre.augment import erase
 from pospre.augment.device import DeviceAugment, ViewDraws
 from pospre.augment.rand_augment import OPERATIONS, Choice, apply, choose, rand_augment
-from pospre.data.views.augment import Augment, RandAugment
+from pospre.data.views.augment_options import Augment, RandAugment
 from pospre.errors import UserError
 from tests.devices import DEVICES
 

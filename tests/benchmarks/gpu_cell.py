@@ -21,18 +21,18 @@ from composer.loggers import Logger
 from composer.utils import dist
 
 from pospre.batch import Batch
-from pospre.data.decode.deep import Decoding
+from pospre.data.decode.bit_depth import Decoding
 from pospre.data.loader import ViewLoader
 from pospre.data.views.plan import ViewGroup
 from pospre.planning.counts import flops_per_image
 from pospre.recipe.recipe import Recipe, load_recipe
+from pospre.training.callbacks.stop_signals import StopSignals
 from pospre.training.checkpoints.saver import CheckpointSaver
-from pospre.training.components import Components, build_components, put_together
+from pospre.training.components import Components, build_components, make_components
 from pospre.training.data import build_views
 from pospre.training.device import build_device
 from pospre.training.resolve import resolve
 from pospre.training.trainer import build_trainer
-from pospre.training.watch.stop_signals import StopSignals
 from tests.benchmarks.bench_methods import make_batch, process_peak
 
 _MANY = 1_000_000  # batches that the synthetic loader has
@@ -96,7 +96,7 @@ def synthetic(recipe: Recipe) -> Components:
     recipe, device, views = resolve(recipe), build_device(recipe), build_views(recipe)
     size = recipe.data.batch_size // dist.get_world_size()
     loader = Synthetic(views, size, recipe.encoder.channels, device.name == "gpu")
-    return put_together(recipe, device, cast(ViewLoader, loader))
+    return make_components(recipe, device, cast(ViewLoader, loader))
 
 
 def measure(recipe: Recipe, *, real: bool, warm_up: int) -> dict[str, Any]:

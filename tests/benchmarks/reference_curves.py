@@ -18,7 +18,6 @@ from tqdm import tqdm
 
 from data_prep import scenes
 from pospre.errors import run_command
-from pospre.evaluation.table import format_table
 from pospre.output import write_output
 from pospre.recipe.recipe import load_recipe
 from pospre.report.compare.reference import (
@@ -29,8 +28,9 @@ from pospre.report.compare.reference import (
     to_text,
 )
 from pospre.report.compare.runs import read_runs
+from pospre.text_table import format_table
 from pospre.training.run import train
-from pospre.training.run_folder import hold
+from pospre.training.run_folder import hold_run
 
 RECIPES = Path(__file__).parents[2] / "yamls" / "demo"
 REFERENCES = Path(__file__).parent / "reference"
@@ -131,7 +131,7 @@ def short_run(name: str, data: Path, work: Path, seed: int, *changes: str) -> Pa
     overrides = [*SHORT, *own, smaller, *grey, f"trainer.run_folder={work}", *changes]
     recipe = load_recipe(RECIPES / f"{name}.yaml", overrides)
     shutil.rmtree(recipe.run_path(), ignore_errors=True)  # with a mistake it has the same name
-    with hold(recipe):
+    with hold_run(recipe):
         train(recipe)
     return recipe.run_path()
 

@@ -10,7 +10,7 @@ from pospre.batch import INDEX, Batch
 from pospre.certificate import life
 from pospre.certificate.lives import Order
 from pospre.model.model import PretrainModel
-from pospre.training.watch.resume import Resume
+from pospre.training.callbacks.resume import Resume
 
 
 def draw_by_process(order: Order) -> None:

@@ -18,7 +18,7 @@ from pospre.data.decode.decoder import decode_image
 from pospre.data.loader import ViewLoader, build_loader
 from pospre.data.opening import open_reader
 from pospre.data.stores.reader import Features
-from pospre.data.views.augment import Augment
+from pospre.data.views.augment_options import Augment
 from pospre.data.views.plan import ViewGroup, plan_views
 from pospre.data.views.resize import Views, resize_crops
 from pospre.errors import UserError

@@ -13,7 +13,7 @@ from pathlib import Path
 import yaml
 
 from pospre.certificate.compare import Verdict, compare
-from pospre.certificate.kills import Kill, Pace, describe, is_due, strike
+from pospre.certificate.kills import Kill, Pace, describe, is_due, send_when_due
 from pospre.certificate.legs import Leg, Runner
 from pospre.certificate.life import live
 from pospre.certificate.lives import Life, Lives, Order
@@ -118,7 +118,7 @@ class Drill:
         while time.monotonic() - began < _PATIENCE:
             expected, order = self._newest(), self._order()
             life = self._lives.start(order)
-            killed = strike(life, partial(due, life))
+            killed = send_when_due(life, partial(due, life))
             code = life.wait()
             if killed:
                 self.tally.ends[name(life)] += 1

@@ -14,7 +14,7 @@ import pospre
 from pospre import evaluate
 from pospre.errors import UserError, run_command
 from pospre.evaluation.models import Shown, open_model
-from pospre.exchange.export import export
+from pospre.exporting.export import export
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
 
 TINY: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 192, "depth": 1}

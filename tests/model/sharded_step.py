@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pospre.model.algorithm import PretrainAlgorithm, Progress
 from pospre.model.model import PretrainModel
 from pospre.training.scale.blocks import compile_blocks, recompute_blocks
-from pospre.training.scale.parallel import gradient_of_ones, suit_gloo
+from pospre.training.scale.fsdp import gradient_of_ones, patch_fsdp_for_gloo
 from tests.algorithms.cases import Case, Options, written
 
 LEARNING_RATE = 0.1
@@ -114,7 +114,7 @@ def compare(
 
 if __name__ == "__main__":
     dist.initialize_dist("cpu", timeout=60)
-    suit_gloo()
+    patch_fsdp_for_gloo()
     shapes: list[tuple[int, ...] | None] = [(2,), None] if dist.get_world_size() == 2 else [(2, 2)]
     for shape in shapes:
         for names in sys.argv[1:]:

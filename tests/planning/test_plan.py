@@ -18,10 +18,10 @@ from pospre.planning.layouts import Held, Layout, Parameters, layouts
 from pospre.planning.speed import Machine, StepTime, bus_bandwidth, step_time
 from pospre.planning.table import render
 from pospre.recipe.recipe import load_recipe
+from pospre.training.callbacks.stop_signals import StopSignals
 from pospre.training.components import build_components
-from pospre.training.scale.parallel import build_sharding
+from pospre.training.scale.fsdp import build_sharding
 from pospre.training.trainer import build_trainer
-from pospre.training.watch.stop_signals import StopSignals
 
 YAMLS = Path(__file__).parents[2] / "yamls"
 SMALL = [str(YAMLS / "demo/ijepa.yaml"), "data.path=nowhere", "encoder.depth=1"]
@@ -95,7 +95,7 @@ def test_keys_of_every_setting_load_and_are_what_is_trained(
             recipe = load_recipe(SMALL[0], [*given, *keys(choice, 8)])
             assert recipe.trainer.activation_checkpointing is checkpointing
             with monkeypatch.context() as patched:
-                patched.setattr("pospre.training.scale.parallel.dist.get_world_size", lambda: 8)
+                patched.setattr("pospre.training.scale.fsdp.dist.get_world_size", lambda: 8)
                 sharding = build_sharding(recipe.trainer.fsdp)
             assert (sharding is not None) == (layout.shards > 1)
             if sharding is not None:

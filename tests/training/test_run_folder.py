@@ -17,7 +17,7 @@ from pospre.recipe.renamed import new_name
 from pospre.training.checkpoints.content import load_model
 from pospre.training.checkpoints.file import write_checkpoint
 from pospre.training.checkpoints.reading import read_checkpoint
-from pospre.training.run_folder import LOCK, hold
+from pospre.training.run_folder import LOCK, hold_run
 from tests.training.tiny_runs import Run, contents
 
 SHORT = ("trainer.max_duration=2ba", "schedule.warmup=1ba")
@@ -128,13 +128,13 @@ def test_a_second_run_in_the_same_folder_is_refused(tiny: Path, run: Run, tmp_pa
     folder, shared = tmp_path / "runs" / "tiny", tmp_path / "shared"
     assert run(tiny, *SHORT)[0] == 0 and not (folder / LOCK).exists()
     before = contents(tmp_path)
-    with hold(load_recipe(tiny, SHORT)):
+    with hold_run(load_recipe(tiny, SHORT)):
         for options in ((), ("trainer.overwrite=true",)):
             code, said = run(tiny, *SHORT, *options)
             assert code == 2 and f"{folder} is in use by another run" in said
             assert f"process {os.getpid()} on {socket.gethostname()}" in said
     assert contents(tmp_path) == before
-    with hold(load_recipe(tiny, ["run_name=other", f"trainer.save_folder={shared}"])):
+    with hold_run(load_recipe(tiny, ["run_name=other", f"trainer.save_folder={shared}"])):
         code, said = run(tiny, *SHORT, f"trainer.save_folder={shared}")
         assert code == 2 and f"{shared} is in use" in said
     assert contents(tmp_path) == before and not shared.exists()

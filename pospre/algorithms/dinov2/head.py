@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pospre.nn.weights import init_trunc_normal
+from pospre.nn.initialisation import init_trunc_normal
 
 
 class Prototypes(nn.Module):

@@ -6,9 +6,9 @@ from torch import Tensor, nn
 
 from pospre.batch import Batch
 from pospre.nn.decoder import decoder_blocks
+from pospre.nn.initialisation import init_trunc_normal
 from pospre.nn.masking import gather_tokens
 from pospre.nn.positions import decoder_positions, sincos_positions
-from pospre.nn.weights import init_trunc_normal
 
 
 class PredictorTokens(nn.Module):

@@ -25,8 +25,8 @@ from pospre.model.passes import EncoderPass
 from pospre.model.question import Question
 from pospre.model.teacher import Frozen, Momentum
 from pospre.nn.encoder import Encoder
+from pospre.nn.initialisation import init_weights
 from pospre.nn.masking import gather_tokens, num_kept, random_masking, slot_mask
-from pospre.nn.weights import init_weights
 from pospre.recipe.ranges import Ratio
 
 Supervision = Literal["context", "tokens", "both"]

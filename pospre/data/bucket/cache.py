@@ -29,10 +29,10 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from pospre.atomic_file import nearest_existing
 from pospre.data.bucket.checks import difference
 from pospre.data.stores.mds_index import FileEntry
 from pospre.errors import UserError
-from pospre.whole_file import nearest_existing
 
 _PART = ".part"
 _LOCKS = "locks"

@@ -14,7 +14,14 @@ from torch import Tensor
 
 from pospre.data.decode import jpeg
 from pospre.data.decode.bands import NPY_START, TIFF_STARTS, arrange, read_npy, read_tiff
-from pospre.data.decode.deep import RGB, Decoding, DeepRange, in_eight_bits, said_range, to_levels
+from pospre.data.decode.bit_depth import (
+    RGB,
+    Decoding,
+    DeepRange,
+    in_eight_bits,
+    said_range,
+    to_levels,
+)
 from pospre.data.decode.formats import why_unknown
 
 # EXIF's orientations as numpy sees them: mirrored columns, mirrored rows, swapped axes, in order.

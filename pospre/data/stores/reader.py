@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from pospre.data.decode.deep import RGB, Decoding
+from pospre.data.decode.bit_depth import RGB, Decoding
 from pospre.data.stores.description import Noted
 from pospre.data.stores.files import SampleBytes
 from pospre.errors import UserError

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pospre import draws
-from pospre.data.views.augment import Augment
+from pospre.data.views.augment_options import Augment
 from pospre.data.views.boxes import (
     NUM_BOX_DRAWS,
     NUM_WINDOW_DRAWS,

@@ -43,11 +43,10 @@ from pospre.evaluation.drawing import (
 )
 from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.features import centre_batches
-from pospre.evaluation.listed import Numbers
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.sampling import Sampling
-from pospre.evaluation.table import format_table
+from pospre.evaluation.settings import Numbers, Sampling
 from pospre.nn.positions import grid_distances
+from pospre.text_table import format_table
 
 FIGURES = {"distance": "max", "nmi": "max"}
 PER_HEAD = {"distance": "distance in px", "nmi": "NMI", "entropy": "entropy in nats"}

@@ -19,8 +19,8 @@ from pospre.evaluation.analysis.settings import three_patches
 from pospre.evaluation.drawing import Cell, as_map, check_pictures, draw_cells, save_figure
 from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.table import format_table, percent
 from pospre.model.model import PretrainModel
+from pospre.text_table import format_table, percent
 
 FIGURES = {"neighbours": "max"}
 COLOURS = 3  # principal components that are drawn

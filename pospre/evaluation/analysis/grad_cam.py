@@ -28,9 +28,9 @@ from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.features import centre_batches, require_labels
 from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.sampling import Sampling
-from pospre.evaluation.table import format_table, percent
+from pospre.evaluation.settings import Sampling
 from pospre.model.model import PretrainModel
+from pospre.text_table import format_table, percent
 
 NEEDS = "supervised"
 FIGURES = {"area": "max"}

@@ -25,8 +25,8 @@ from pospre.evaluation.estimates import estimate_rows
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.layers import layer_tokens, planned_encoder
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.sampling import Sampling
-from pospre.evaluation.table import format_table
+from pospre.evaluation.settings import Sampling
+from pospre.text_table import format_table
 
 FIGURES = {"position": "max"}
 GROUPS = 10  # that the jackknife leaves out in turn

@@ -26,14 +26,14 @@ from pospre.evaluation.drawing import (
 from pospre.evaluation.estimates import estimate_rows, mean_and_error
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.sampling import Sampling
-from pospre.evaluation.table import format_table
+from pospre.evaluation.settings import Sampling
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Outputs
 from pospre.model.passes import EncoderPass
 from pospre.nn.decoder import patchify, unpatchify
 from pospre.nn.masking import num_kept, scatter_tokens, slot_mask, visible_patches
 from pospre.recipe.ranges import Ratio
+from pospre.text_table import format_table
 
 HOSTS = ("mae", "simmim")
 FIGURES = {"error": "min"}

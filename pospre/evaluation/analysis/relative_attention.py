@@ -25,10 +25,9 @@ from pospre.evaluation.drawing import (
 )
 from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.features import centre_batches
-from pospre.evaluation.listed import Numbers
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.sampling import Sampling
-from pospre.evaluation.table import format_table, percent
+from pospre.evaluation.settings import Numbers, Sampling
+from pospre.text_table import format_table, percent
 
 FIGURES = {"near": "max"}
 

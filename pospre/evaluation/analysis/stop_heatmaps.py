@@ -29,11 +29,11 @@ from pospre.evaluation.drawing import (
 from pospre.evaluation.estimates import estimate_rows, mean_and_error
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.sampling import Sampling
-from pospre.evaluation.table import format_table
+from pospre.evaluation.settings import Sampling
 from pospre.model.model import PretrainModel
 from pospre.model.passes import EncoderPass
 from pospre.nn.positions import grid_distances
+from pospre.text_table import format_table
 
 NEEDS = "ijepa"
 FIGURES = {"distance": "max"}

@@ -24,10 +24,10 @@ from pospre.evaluation.analysis.settings import check_queries, three_patches
 from pospre.evaluation.drawing import Cell, as_map, check_pictures, draw_cells, save_figure
 from pospre.evaluation.estimates import estimate_rows, mean_and_error
 from pospre.evaluation.layers import planned_encoder
-from pospre.evaluation.listed import Numbers
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.table import format_table
+from pospre.evaluation.settings import Numbers
 from pospre.nn.positions import grid_distances
+from pospre.text_table import format_table
 
 NEEDS = "stop"
 FIGURES = {"distance": "max"}

@@ -22,19 +22,19 @@ from pospre.evaluation.classification.predictions import (
     load_classifiers,
     log_probabilities,
 )
+from pospre.evaluation.estimates import rate_error
 from pospre.evaluation.features import (
     centre_batches,
     compare_classes,
     open_labelled,
     require_labels,
 )
-from pospre.evaluation.listed import Listed
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.sampling import Sampling
-from pospre.evaluation.table import format_table, percent, standard_error
+from pospre.evaluation.settings import Listed, Sampling
 from pospre.model.model import PretrainModel
 from pospre.nn.sizes import pair
 from pospre.object_store import is_remote
+from pospre.text_table import format_table, percent
 
 NEEDS = "supervised"
 FIGURES = {"top1": "max", "top5": "max"}
@@ -78,7 +78,7 @@ def evaluate(
     return {
         "top1": top1,
         "top5": _share(together_M < 5) if num_classes > 5 else None,
-        "standard_error": standard_error(top1, len(together_M)),
+        "standard_error": rate_error(top1, len(together_M)),
         "members": [_share(own_M < 1) for own_M in alone_NM] if ensemble else None,
         "samples": len(together_M),
         "classes": num_classes,

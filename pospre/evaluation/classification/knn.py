@@ -18,12 +18,12 @@ from torch import Tensor
 
 from pospre.errors import UserError
 from pospre.evaluation.classification.vectors import Part, encode_parts
+from pospre.evaluation.estimates import rate_error
 from pospre.evaluation.features import Pooling, check_probe
 from pospre.evaluation.layers import planned_encoder
-from pospre.evaluation.listed import Numbers
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.sampling import Sampling
-from pospre.evaluation.table import format_table, percent, standard_error
+from pospre.evaluation.settings import Numbers, Sampling
+from pospre.text_table import format_table, percent
 
 FIGURES = {"top1": "max"}
 SIMILARITIES_AT_ONCE = 2**25  # 128 MiB of float32
@@ -90,7 +90,7 @@ def evaluate(
                 leave_one_out=bank is None,
             )
             row[name] = float((predicted_Q.cpu() == labels_Q)[answerable_Q].double().mean())
-        rows.append({**row, "standard_error": standard_error(row["top1"], asked)})
+        rows.append({**row, "standard_error": rate_error(row["top1"], asked)})
         context.go_on()
     classes = len(bank_labels_M.unique())
     last = {key: value for key, value in rows[-1].items() if key != "layer"}

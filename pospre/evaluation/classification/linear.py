@@ -31,13 +31,14 @@ from pospre.evaluation.classification.heads import (
 )
 from pospre.evaluation.classification.protocols import PROTOCOLS, Name, Protocol
 from pospre.evaluation.classification.vectors import Parts, encode_parts
+from pospre.evaluation.estimates import rate_error
 from pospre.evaluation.features import Pooling, check_enough, check_probe
 from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.sampling import Sampling
-from pospre.evaluation.table import format_table, percent, standard_error
+from pospre.evaluation.settings import Sampling
 from pospre.model.model import PretrainModel
 from pospre.recipe.ranges import PositiveShare
+from pospre.text_table import format_table, percent
 
 FIGURES = {"top1": "max"}
 
@@ -250,7 +251,7 @@ def summarise(measured: Mapping[str, list[Measured]], samples: int) -> dict[str,
         )
     return {
         "top1": best["top1"][2],
-        "standard_error": standard_error(best["top1"][2], samples),
+        "standard_error": rate_error(best["top1"][2], samples),
         "best_top1": max(head[2] for head in measured["top1"]),
         "initial_top1": best["initial_top1"][2] if "initial_top1" in best else None,
         "features": rows,

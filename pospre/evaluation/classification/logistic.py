@@ -19,11 +19,12 @@ from torch import Tensor
 from pospre import draws
 from pospre.data.stores.subset import subset
 from pospre.evaluation.classification.vectors import Part, encode_parts
+from pospre.evaluation.estimates import rate_error
 from pospre.evaluation.features import Pooling, check_enough, check_probe
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.sampling import Sampling
-from pospre.evaluation.table import format_table, percent, standard_error
+from pospre.evaluation.settings import Sampling
 from pospre.recipe.ranges import PositiveShare
+from pospre.text_table import format_table, percent
 
 FIGURES = {"top1": "max"}
 DECAYS = (1e-4, 1e-3, 1e-2, 1e-1)
@@ -96,7 +97,7 @@ def evaluate(
         results[f"{name}_weight_decay"] = decay
     return {
         **results,
-        "standard_error": standard_error(results["top1"], len(labels_Q)),
+        "standard_error": rate_error(results["top1"], len(labels_Q)),
         "features": features,
         "bank_samples": len(bank_labels_M),
         "query_samples": len(labels_Q),

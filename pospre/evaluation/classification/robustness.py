@@ -26,15 +26,15 @@ from pospre.evaluation.classification.class_sets import (
 )
 from pospre.evaluation.classification.damage import Condition, conditions
 from pospre.evaluation.classification.predictions import HEAD, class_head, log_probabilities
+from pospre.evaluation.estimates import rate_error
 from pospre.evaluation.features import centre_batches, require_labels
 from pospre.evaluation.layers import blank_encoder
-from pospre.evaluation.listed import Listed
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.sampling import Sampling
-from pospre.evaluation.table import format_table, percent, standard_error
+from pospre.evaluation.settings import Listed, Sampling
 from pospre.nn.masking import num_kept
 from pospre.nn.sizes import pair
 from pospre.recipe.ranges import PositiveShare, Ratio
+from pospre.text_table import format_table, percent
 
 NEEDS = HEAD
 FIGURES = {"mean": "max"}
@@ -207,7 +207,7 @@ def _measure(
 
 def _row(name: str, hit_M: Tensor, classes: int) -> dict[str, Any]:
     top1 = float(hit_M.double().mean())
-    error = standard_error(top1, len(hit_M))
+    error = rate_error(top1, len(hit_M))
     return {
         "name": name,
         "top1": top1,

@@ -16,7 +16,7 @@ from pospre.evaluation.classification.damage import reorder_tiles
 from pospre.evaluation.features import WHOLE, centre_batches
 from pospre.evaluation.layers import layer_tokens
 from pospre.evaluation.registry import Context
-from pospre.evaluation.sampling import Sampling
+from pospre.evaluation.settings import Sampling
 from pospre.model.model import PretrainModel
 from pospre.nn.encoder import Edit
 from pospre.nn.masking import gather_tokens

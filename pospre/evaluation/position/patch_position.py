@@ -17,12 +17,11 @@ from torch import Tensor
 from pospre.algorithms.mp3 import num_context
 from pospre.batch import Batch
 from pospre.evaluation.features import centre_batches
-from pospre.evaluation.listed import listed
 from pospre.evaluation.position.predictions import predict_patches
 from pospre.evaluation.registry import Context
-from pospre.evaluation.sampling import Sampling
-from pospre.evaluation.table import format_table, percent
+from pospre.evaluation.settings import Sampling, as_tuple
 from pospre.recipe.ranges import Ratio
+from pospre.text_table import format_table, percent
 
 NEEDS = "mp3"
 FIGURES = {"mean": "max"}
@@ -34,7 +33,7 @@ Counts = Mapping[float, Mapping[str, Mapping[str, int]]]
 """By mask ratio, then by predictor (``trained``, ``initial``), then by what is counted."""
 
 
-Ratios = Annotated[tuple[Ratio, ...], Field(min_length=1), BeforeValidator(listed)]
+Ratios = Annotated[tuple[Ratio, ...], Field(min_length=1), BeforeValidator(as_tuple)]
 
 
 def evaluate(

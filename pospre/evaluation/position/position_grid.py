@@ -24,9 +24,9 @@ from pospre.batch import Batch
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.position.predictions import predict_positions
 from pospre.evaluation.registry import Context
-from pospre.evaluation.sampling import Sampling
-from pospre.evaluation.table import format_table, percent
+from pospre.evaluation.settings import Sampling
 from pospre.nn.masking import num_kept
+from pospre.text_table import format_table, percent
 
 NEEDS = "droppos"
 FIGURES = {"mean": "max"}

@@ -29,11 +29,11 @@ from pospre.evaluation.features import centre_batches
 from pospre.evaluation.position.mosaic import compose_views, enlarged, enlargement
 from pospre.evaluation.position.predictions import predict_patches, predict_positions
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.sampling import Sampling
-from pospre.evaluation.table import format_table, percent
+from pospre.evaluation.settings import Sampling
 from pospre.model.model import PretrainModel
 from pospre.nn.decoder import patchify, unpatchify
 from pospre.recipe.ranges import PositiveShare, Ratio
+from pospre.text_table import format_table, percent
 
 VIEWS = ("original", "shuffled", "reconstructed")
 _FILE_NAME = re.compile(rf"\d{{8}}_({'|'.join(VIEWS)})\.png")

@@ -21,7 +21,6 @@ from pospre.errors import UserError
 from pospre.evaluation.classification.knn import all_layers
 from pospre.evaluation.drawing import check_pictures
 from pospre.evaluation.layers import planned_encoder
-from pospre.evaluation.listed import Numbers
 from pospre.evaluation.models import open_model
 from pospre.evaluation.position.layer_features import (
     BATCH,
@@ -35,10 +34,10 @@ from pospre.evaluation.position.probe_picture import draw_depth
 from pospre.evaluation.position.probes import fit_probes, scores
 from pospre.evaluation.position.settings import Grids, Images, check_images
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.sampling import Sampling
-from pospre.evaluation.table import format_table
+from pospre.evaluation.settings import Numbers, Sampling
 from pospre.model.model import PretrainModel
 from pospre.recipe.values import RELATIVE
+from pospre.text_table import format_table
 
 FIGURES = {"top1": "max", "content_top1": "max", "r2": "max", "content_r2": "max"}
 HELD_OUT = 0.25

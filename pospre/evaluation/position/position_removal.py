@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from pospre.errors import UserError
 from pospre.evaluation.layers import planned_encoder
-from pospre.evaluation.listed import Listed
 from pospre.evaluation.position.layer_features import (
     BATCH,
     Features,
@@ -45,9 +44,9 @@ from pospre.evaluation.registry import (
     figures_of,
 )
 from pospre.evaluation.run import check_evaluation
-from pospre.evaluation.sampling import Sampling
-from pospre.evaluation.table import format_table
+from pospre.evaluation.settings import Listed, Sampling
 from pospre.model.model import PretrainModel
+from pospre.text_table import format_table
 
 FIGURES = {"r2_left": "min", "top1_left": "min"}
 HELD_OUT = 0.25

@@ -7,15 +7,15 @@ from pydantic import BeforeValidator, Field, PositiveInt
 
 from pospre.data.opening import open_reader
 from pospre.errors import UserError
-from pospre.evaluation.listed import listed
 from pospre.evaluation.registry import Plan
+from pospre.evaluation.settings import as_tuple
 
 LEAST_IMAGES = 8
 
 
 def _grids(value: object) -> object:
     """Return (rows, columns) of each of ``7,14x21``; one number is a square grid's."""
-    parts = listed(value)
+    parts = as_tuple(value)
     if not isinstance(parts, Sequence):
         return value
     sides = [str(part).split("x") if isinstance(part, str | int) else part for part in parts]

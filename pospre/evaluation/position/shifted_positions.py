@@ -25,14 +25,13 @@ from pospre.evaluation.classification.knn import nearest_class
 from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.features import Pooling, check_pooling, pool_tokens
 from pospre.evaluation.layers import planned_encoder
-from pospre.evaluation.listed import Listed
 from pospre.evaluation.position.layer_features import BATCH, load_images
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.sampling import Sampling
-from pospre.evaluation.table import format_table
+from pospre.evaluation.settings import Listed, Sampling
 from pospre.model.model import PretrainModel
 from pospre.nn.encoder import Edit
 from pospre.recipe.values import RELATIVE
+from pospre.text_table import format_table
 
 FIGURES = {"cosine": "max"}
 TEMPERATURE = 0.07

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from pospre.errors import UserError
 from pospre.nn.drop_path import residual_factors
+from pospre.nn.initialisation import init_patch_embed, init_trunc_normal, init_weights
 from pospre.nn.patch_encoder import Edit, PatchEncoder
 from pospre.nn.swin.attention import WindowAttention
 from pospre.nn.swin.windows import (
@@ -25,7 +26,6 @@ from pospre.nn.swin.windows import (
     spread,
     squares,
 )
-from pospre.nn.weights import init_patch_embed, init_trunc_normal, init_weights
 from pospre.recipe.values import Init
 
 SWIN = "swin_tiny"

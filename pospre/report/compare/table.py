@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from pospre.evaluation.table import format_table
 from pospre.report.compare.reference import Check
 from pospre.report.compare.runs import Comparison
 from pospre.report.plots import format_value
+from pospre.text_table import format_table
 
 BEYOND = "* beyond two standard errors of the difference (independent samples)"
 

@@ -21,9 +21,9 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
+from pospre.atomic_file import atomic_open, flush, nearest_existing, write_atomic
 from pospre.data.memory import readable
 from pospre.errors import UserError
-from pospre.whole_file import flush, nearest_existing, shown_when_whole, write_whole
 
 MANIFEST = "manifest.json"
 """The manifest in a folder of shards."""
@@ -56,7 +56,7 @@ def write_checkpoint(content: dict[str, Any], path: Path) -> None:
         OSError: the disk is full, or not writable; an earlier file of this name is as it was.
     """
     manifest = manifest_of(path)
-    with shown_when_whole(path) as file:
+    with atomic_open(path) as file:
         written = _Hashing(file)
         try:
             torch.save(content, written)  # type: ignore[arg-type]
@@ -72,7 +72,7 @@ def write_checkpoint(content: dict[str, Any], path: Path) -> None:
         "sha256": written.hash.hexdigest(),
         "versions": content.get("versions", {}),
     }
-    write_whole(manifest, json.dumps(noted).encode())
+    write_atomic(manifest, json.dumps(noted).encode())
 
 
 def verify(data: bytes, manifest: bytes | None, name: str) -> str:

@@ -6,10 +6,10 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
+from pospre.atomic_file import PARTIAL
 from pospre.object_store import Bucket, is_remote
 from pospre.recipe.recipe import Recipe
 from pospre.training.checkpoints.file import MANIFEST, manifest_of
-from pospre.whole_file import PARTIAL
 
 CHECKPOINT_NAME = "ep{epoch}-ba{batch}"
 BEST = "best"

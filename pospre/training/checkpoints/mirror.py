@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
+from pospre.atomic_file import write_atomic
 from pospre.model.question import QUESTIONS
 from pospre.object_store import Bucket
-from pospre.whole_file import write_whole
 
 _NAMES = ("recipe.yaml", QUESTIONS, "metrics.jsonl", "watch.jsonl", "report.html")
 _FOLDERS = ("evaluation", "bad_steps")
@@ -32,9 +32,9 @@ def restore_metrics(run_folder: Path, remote: str) -> None:
         theirs = bucket.read(target.name)
         ours = target.read_bytes() if target.exists() else b""
         if _last_step(theirs) > _last_step(ours):
-            write_whole(target, theirs)
+            write_atomic(target, theirs)
             if "watch.jsonl" in names:
-                write_whole(target.with_name("watch.jsonl"), bucket.read("watch.jsonl"))
+                write_atomic(target.with_name("watch.jsonl"), bucket.read("watch.jsonl"))
 
 
 def _last_step(metrics: bytes) -> int:

@@ -37,7 +37,7 @@ from pospre.training.checkpoints.finding import (
 )
 from pospre.training.checkpoints.sharded import assemble, read_manifest
 from pospre.training.checkpoints.versions import warn_of_other_versions
-from pospre.training.ranks import from_rank_zero, on_every_rank
+from pospre.training.distributed.ranks import from_rank_zero, on_every_rank
 
 _FOLDER = re.compile(r"(.*/)?ep\d+-ba\d+/?")
 _ONE_FOLDER = "All nodes must see one trainer.save_folder, or use a bucket"

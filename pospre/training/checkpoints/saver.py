@@ -33,7 +33,7 @@ from pospre.training.checkpoints.sharded import (
 )
 from pospre.training.checkpoints.staging import Staging
 from pospre.training.checkpoints.versions import versions
-from pospre.training.ranks import Greatest, from_rank_zero, on_every_rank
+from pospre.training.distributed.ranks import Greatest, from_rank_zero, on_every_rank
 
 _WRITTEN, _WRITING, _FAILED = range(3)
 

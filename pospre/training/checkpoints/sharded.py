@@ -20,6 +20,7 @@ from composer.core import State
 from composer.utils import dist
 from torch import Tensor
 
+from pospre.atomic_file import write_atomic
 from pospre.training.checkpoints import distributed
 from pospre.training.checkpoints.distributed import METADATA
 from pospre.training.checkpoints.file import (
@@ -27,7 +28,6 @@ from pospre.training.checkpoints.file import (
     manifest_of,
     unpickle,
 )
-from pospre.whole_file import write_whole
 
 _REST = "rest.pt"
 _FILE_NAME = re.compile(r"\.metadata|rest\.pt|\w+\.distcp")
@@ -82,7 +82,7 @@ def write_shards(files: Mapping[str, io.BytesIO], folder: Path) -> list[Shard]:
     shards = []
     for name, data in files.items():
         content = data.getbuffer()
-        write_whole(folder / name, content)
+        write_atomic(folder / name, content)
         shards.append(Shard(name, len(content), hashlib.sha256(content).hexdigest()))
     return shards
 
@@ -91,7 +91,7 @@ def write_manifest(folder: Path, shards: list[Shard], versions: dict[str, Any]) 
     """Make a checkpoint of a folder, and remove from it what is not part of it."""
     listed = [part._asdict() for part in shards]
     noted = json.dumps({"files": listed, "versions": versions})
-    write_whole(manifest_of(folder), noted.encode())
+    write_atomic(manifest_of(folder), noted.encode())
     names = {manifest_of(folder).name, *(part.file for part in shards)}
     for path in folder.iterdir():
         if path.name not in names:

@@ -21,8 +21,8 @@ from pospre.training.checkpoints.file import manifest_of
 from pospre.training.checkpoints.finding import BEST, NOTE, named_best, remove_oldest
 from pospre.training.checkpoints.mirror import mirror_run
 from pospre.training.checkpoints.sharded import read_manifest
+from pospre.training.distributed.ranks import on_every_rank
 from pospre.training.lease import check_held
-from pospre.training.ranks import on_every_rank
 
 _TRIES = 3
 _SILENCE = 20.0  # seconds without a byte after which a try has failed

@@ -26,11 +26,11 @@ from pospre.model.algorithm import PretrainAlgorithm, prepare
 from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import Recipe
 from pospre.training.components import Components
-from pospre.training.device import cast_as_told
+from pospre.training.device import composer_precision
+from pospre.training.distributed.ranks import print_once
 from pospre.training.optimizer.optim import build_optimizer
-from pospre.training.ranks import print_once
 from pospre.training.scale.blocks import recompute_blocks
-from pospre.training.scale.parallel import build_sharding
+from pospre.training.scale.fsdp import build_sharding
 
 _SHARE = 0.9  # of a GPU's memory that a trial may take: training has collectives' buffers as well
 
@@ -117,13 +117,13 @@ def _try(run: Components, size: int) -> None:
     """Take two steps on a copy of the model; the second has the optimiser's state beside it."""
     recipe, options = run.recipe, run.recipe.trainer
     model = copy.deepcopy(run.model)
-    precision = cast_as_told(model, recipe, run.device)
+    precision = composer_precision(model, recipe, run.device)
     if options.activation_checkpointing:
         recompute_blocks(model, offload=options.activation_checkpointing == "offload")
     optimizer = build_optimizer(model, recipe.optimizer, batch_size=recipe.data.batch_size)
     buckets = _place(run, model, optimizer, precision)
     batch = run.device.batch_to_device(_made_up(run, size))
-    with _alone():
+    with _without_other_ranks():
         for _ in range(2):
             inputs = prepare(model, run.algorithms, dict(batch), 0.0)
             with get_precision_context(precision):
@@ -165,7 +165,7 @@ def _made_up(run: Components, size: int) -> Batch:
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def _without_other_ranks() -> Iterator[None]:
     """Make collectives return at once, without the other ranks; gathers copy this rank's data."""
 
     def gather(output_tensor: Tensor, input_tensor: Tensor, *_: Any, **__: Any) -> None:

@@ -10,12 +10,12 @@ import torch
 from PIL import Image
 
 from data_prep.convert import main as convert
+from pospre.data.decode.bit_depth import Decoding, DeepRange
 from pospre.data.decode.decoder import DecodeError, decode_image
-from pospre.data.decode.deep import Decoding, DeepRange
 from pospre.data.loader import build_loader
 from pospre.data.memory import estimate_memory
 from pospre.data.opening import open_reader
-from pospre.data.views.augment import Augment, RandAugment
+from pospre.data.views.augment_options import Augment, RandAugment
 from pospre.data.views.boxes import box_crops
 from pospre.data.views.plan import INTERPOLATIONS, ViewGroup
 from pospre.data.views.resize import Views, resize_crops

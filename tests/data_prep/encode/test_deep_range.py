@@ -10,7 +10,7 @@ from PIL import Image
 from data_prep.distribute.plan import difference
 from data_prep.encode.images import PreparedImage, prepare_image
 from data_prep.statistics import main as statistics
-from pospre.data.decode.deep import Decoding, DeepRange
+from pospre.data.decode.bit_depth import Decoding, DeepRange
 from pospre.data.opening import open_reader
 from tests.data.deep_files import RAMP, band_folder, bands, npy, png16, saved
 from tests.data_prep.reading import description, run

@@ -22,8 +22,8 @@ from pospre.evaluation.classification.accuracy import (
 )
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.registry import Context
-from pospre.evaluation.sampling import Sampling
-from pospre.exchange.export import export
+from pospre.evaluation.settings import Sampling
+from pospre.exporting.export import export
 from pospre.training.checkpoints.content import load_model
 from tests.evaluation.checkpoints import measured, printed_model, save_checkpoint, tiny_recipe
 

@@ -17,7 +17,7 @@ from pospre.evaluation.classification.predictions import log_probabilities
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.registry import Context
 from pospre.evaluation.run import check_evaluation
-from pospre.evaluation.sampling import Sampling
+from pospre.evaluation.settings import Sampling
 from pospre.training.checkpoints.content import load_model
 from tests.evaluation.checkpoints import measured, save_checkpoint, tiny_recipe
 

@@ -18,7 +18,7 @@ from pospre.errors import UserError
 from pospre.training.build import build_model
 from pospre.training.checkpoints.finding import NOTE
 from pospre.training.checkpoints.mirror import mirror_run
-from pospre.training.start import load_weights
+from pospre.training.start_weights import load_weights
 from tests.data.flaky_s3 import moto_server, use_bucket
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
 from tests.training.tiny_runs import Run, curve

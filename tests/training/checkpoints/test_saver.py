@@ -84,7 +84,7 @@ def test_a_run_ends_with_one_message_on_a_full_disk(tiny: Path, run: Run, tmp_pa
 def test_a_full_disk_under_the_metrics(
     tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pospre.training.watch.metrics.MetricsFile.batch_end", no_space)
+    monkeypatch.setattr("pospre.training.callbacks.metrics.MetricsFile.batch_end", no_space)
     code, said = run(tiny, *SHORT)
     assert (
         code == 2
@@ -126,7 +126,7 @@ def test_the_manifest_of_an_older_file_never_belies_a_newer_one(
     def killed(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoint_file, "write_whole", killed)
+    monkeypatch.setattr(checkpoint_file, "write_atomic", killed)
     with pytest.raises(KeyboardInterrupt):
         write_checkpoint({**CONTENT, "rng": 2}, path)
     newest = open_newest([str(tmp_path)])

@@ -10,7 +10,7 @@ import boto3
 import pytest
 import torch
 
-from pospre.evaluation.best import BestCheckpoint
+from pospre.evaluation.best_checkpoint import BestCheckpoint
 from pospre.object_store import Bucket
 from pospre.training.checkpoints import uploads as uploading
 from pospre.training.checkpoints.content import load_model

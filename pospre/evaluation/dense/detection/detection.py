@@ -29,16 +29,16 @@ from pospre.evaluation.dense.detection.mask_rcnn import build_detector, stride_o
 from pospre.evaluation.dense.fitting import batches, fit, seeded, trained_groups
 from pospre.evaluation.dense.images import check_not_smaller, read_image
 from pospre.evaluation.dense.maps import FeatureMaps, check_encoder, check_side
-from pospre.evaluation.listed import listed
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.table import format_table, percent, percent_and_error
+from pospre.evaluation.settings import as_tuple
 from pospre.model.model import PretrainModel
 from pospre.recipe.ranges import PositiveRange, PositiveShare
 from pospre.schedules import linear, staircase
+from pospre.text_table import format_table, percent, percent_and_error
 
 FIGURES = {"AP": "max", "AP50": "max", "mask_AP": "max"}
 OWN_DATA = True
-Factors = Annotated[PositiveRange, BeforeValidator(listed)]
+Factors = Annotated[PositiveRange, BeforeValidator(as_tuple)]
 _RISE = 0.01  # share of the training, as 250 of 22 128
 _MILESTONES = (8 / 9, 26 / 27)
 _SCALED = 32  # about so many images tell the scale of features

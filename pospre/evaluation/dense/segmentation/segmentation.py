@@ -33,12 +33,12 @@ from pospre.evaluation.dense.segmentation.mask_data import (
 )
 from pospre.evaluation.dense.segmentation.setup import Setup, check_upernet, open_setup
 from pospre.evaluation.dense.segmentation.windows import predict, show
-from pospre.evaluation.listed import Numbers
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.table import format_table, percent, percent_and_error
+from pospre.evaluation.settings import Numbers
 from pospre.model.model import PretrainModel
 from pospre.recipe.ranges import PositiveShare
 from pospre.schedules import linear
+from pospre.text_table import format_table, percent, percent_and_error
 
 FIGURES = {"mIoU": "max", "aAcc": "max"}
 OWN_DATA = True

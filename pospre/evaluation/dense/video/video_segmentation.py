@@ -26,8 +26,8 @@ from pospre.evaluation.dense.video.propagation import propagate
 from pospre.evaluation.dense.video.region_measures import contour_accuracy, region_similarity
 from pospre.evaluation.dense.video.video_data import VOID, Video, check_video, open_videos
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.table import format_table, percent_and_error
 from pospre.model.model import PretrainModel
+from pospre.text_table import format_table, percent_and_error
 
 FIGURES = {"JF": "max", "J": "max", "F": "max"}
 OWN_DATA = True

@@ -1,0 +1,56 @@
+"""Files that show under their names when they are complete, also after a kill or a power cut."""
+
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+PARTIAL = ".partial"
+"""How the name of a file ends that is being written, or whose writer was killed."""
+
+
+@contextmanager
+def atomic_open(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that gets its name when it is written; nothing stays of one that fails.
+
+    Of several that write it at once, the last one's stays. Whoever wants it to outlive a power
+    cut calls ``flush`` at the end.
+    """
+    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}{PARTIAL}")
+    try:
+        with partial.open("wb") as file:
+            yield file
+        os.replace(partial, path)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink()
+        raise
+
+
+def nearest_existing(path: Path) -> Path:
+    """Return ``path``, or the nearest folder above it that there is: where it would be made."""
+    return next(place for place in (path, *path.absolute().parents) if place.exists())
+
+
+def flush(file: BinaryIO) -> None:
+    """Wait until what was written is on the disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def write_atomic(path: Path, content: bytes | memoryview) -> None:
+    """Write a file that shows under its name when it is complete, also after a power cut.
+
+    Raises:
+        OSError: the disk is full, or not writable; an earlier file of this name is as it was.
+    """
+    with atomic_open(path) as file:
+        file.write(content)
+        flush(file)
+    folder = os.open(path.parent, os.O_RDONLY)  # the new name, too, outlives a power cut
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

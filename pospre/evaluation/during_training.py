@@ -1,0 +1,264 @@
+"""The evaluations of a recipe that say ``every``: done while it trains, with the model in memory.
+
+Each measures a whole copy of the model, in float32, as ``python -m pospre.evaluate`` would measure
+the checkpoint of that step. The copy is made on the first rank; the others give their shards to it
+and wait. Nothing that the training draws or holds is touched, so its losses are what they would be
+without. The untrained baseline, which never changes, is measured at the end only.
+"""
+
+import json
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from signal import Signals
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from composer.core import Callback, State
+from composer.loggers import Logger
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+from pospre.atomic_file import write_atomic
+from pospre.errors import UserError
+from pospre.evaluation.best_checkpoint import BestCheckpoint, read_lines
+from pospre.evaluation.recipe_evaluations import Planned, best_figure, planned_evaluations
+from pospre.evaluation.registry import default_settings, figures_of
+from pospre.evaluation.run import run_evaluation
+from pospre.object_store import is_remote
+from pospre.recipe.recipe import Recipe
+from pospre.schedules import duration_steps
+from pospre.training.callbacks.metrics import MetricsFile, drop_after
+from pospre.training.callbacks.recipe_record import RecipeRecord
+from pospre.training.callbacks.stop_signals import StopSignals
+from pospre.training.checkpoints.content import model_of
+from pospre.training.checkpoints.reading import Checkpoint
+from pospre.training.checkpoints.saver import CheckpointSaver
+from pospre.training.distributed.ranks import from_rank_zero, while_others_wait
+
+HISTORY = "history.jsonl"
+_FAILURES = (UserError, OSError, torch.OutOfMemoryError)
+
+Kind = TypeVar("Kind")
+
+
+class _Told(Exception):
+    """The process is told to stop: what is being measured is given up."""
+
+
+def online_evaluations(recipe: Recipe) -> list[Callback]:
+    """Return the callback of a recipe that measures while it trains; none of one that does not."""
+    entries = [entry for entry in planned_evaluations(recipe) if entry.every is not None]
+    return [OnlineEvaluations(recipe, entries)] if entries else []
+
+
+class OnlineEvaluations(Callback):
+    """Measures after every so many steps and after the last, before that step is saved.
+
+    What is due at a step follows from the recipe, and what was done from ``metrics.jsonl``: a run
+    that goes on measures nothing twice and leaves nothing out. An evaluation that fails is said,
+    and training goes on; at SIGTERM or Ctrl-C it is put off to the next start.
+
+    Args:
+        recipe: what is trained.
+        entries: its evaluations that say ``every``.
+    """
+
+    def __init__(self, recipe: Recipe, entries: Sequence[Planned]) -> None:
+        self.recipe, self.entries = recipe, entries
+        self.metrics = recipe.run_path() / "metrics.jsonl"
+        self.best: BestCheckpoint | None = None
+        self._waits_for_epoch = False
+        figure = best_figure(recipe)
+        if figure is not None:
+            self.best = BestCheckpoint(self.metrics, recipe.local_checkpoints(), *figure)
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Do what the stop before has put off."""
+        step = state.timestamp.batch.value
+        if self.best is not None:
+            # first: what uploads a checkpoint asks which one is the best
+            _neighbour(state, CheckpointSaver).after_save.insert(0, self.best.settle)
+        from_rank_zero(lambda: self._go_back_to(step))
+        self._run(state, is_saved=True)
+
+    def batch_checkpoint(self, state: State, logger: Logger) -> None:
+        """Measure when it is time; always before this step is saved."""
+        self._run(state)
+
+    def epoch_checkpoint(self, state: State, logger: Logger) -> None:
+        """Keep the best of an epoch's end, whose checkpoint counts the epoch."""
+        if self._waits_for_epoch:
+            self._keep(state)
+
+    def _go_back_to(self, step: int) -> None:
+        """Forget what steps that will be trained again have left."""
+        drop_after(self.metrics, step)
+        if self.best is None:
+            return
+        if step == 0:
+            self.best.forget()
+        else:
+            if is_remote(self.recipe.checkpoint_folder()):
+                self.best.look_into(self.recipe.checkpoint_folder())
+            self.best.settle()
+
+    def _run(self, state: State, *, is_saved: bool = False) -> None:
+        """Do what is due at this step, and keep its checkpoint if it is the best one.
+
+        The step that this start resumed from has a checkpoint already, which must not be replaced:
+        the random state that belongs to it is restored only with the first batch.
+        """
+        step, signals = state.timestamp.batch.value, _neighbour(state, StopSignals)
+        planned = [entry for entry in self.entries if self._is_due(entry, state)]
+        if not planned or signals.stopped is not None:
+            return
+        due = from_rank_zero(lambda: [entry for entry in planned if not self._is_done(entry, step)])
+        if not due:
+            return
+        whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        snapshot = self._snapshot(state, get_model_state_dict(state.model, options=whole))
+        for entry in due:
+            told = self._measure(entry, snapshot, state, signals)
+            if told is not None:
+                signals.follow(told, state)
+                return
+        best = self.best
+        if best is not None and from_rank_zero(lambda: best.is_best(step)):
+            if is_saved:
+                from_rank_zero(best.settle)
+            elif state.timestamp.batch_in_epoch.value == _length(state):
+                self._waits_for_epoch = True
+            else:
+                self._keep(state)
+
+    def _keep(self, state: State) -> None:
+        assert self.best is not None
+        self._waits_for_epoch = False
+        _neighbour(state, CheckpointSaver).save(state)
+        from_rank_zero(self.best.settle)
+
+    def _is_due(self, entry: Planned, state: State) -> bool:
+        step, batch_size = state.timestamp.batch.value, self.recipe.data.batch_size
+        if self._is_last(state):
+            return True
+        assert entry.every is not None
+        count, unit = int(entry.every[:-2]), entry.every[-2:]
+        if unit == "sp":
+            return step * batch_size // count > max(step - 1, 0) * batch_size // count
+        return step > 0 and step % self._steps(entry.every, state) == 0
+
+    def _is_last(self, state: State) -> bool:
+        last = self._steps(self.recipe.trainer.max_duration, state)
+        return bool(state.timestamp.batch.value == last)
+
+    def _steps(self, duration: str, state: State) -> int:
+        batch_size = self.recipe.data.batch_size
+        return duration_steps(duration, steps_per_epoch=_length(state), batch_size=batch_size)
+
+    def _is_done(self, entry: Planned, step: int) -> bool:
+        start = f"{entry.prefix}/"
+        lines = (line for line in read_lines(self.metrics) if line.get("step") == step)
+        return any(name.startswith(start) for line in lines for name in line)
+
+    def _snapshot(self, state: State, weights: dict[str, Any]) -> Checkpoint:
+        """Return what a checkpoint of this step would give an evaluation."""
+        record = _neighbour(state, RecipeRecord).state_dict()
+        content = {"model": weights, "callbacks": {"RecipeRecord": record}}
+        return Checkpoint(str(self.recipe.run_path()), "", {"state": content})
+
+    def _measure(
+        self, entry: Planned, snapshot: Checkpoint, state: State, signals: StopSignals
+    ) -> Signals | None:
+        """Do an evaluation and log its figures; return the signal that it was given up for."""
+        step, began = state.timestamp.batch.value, time.monotonic()
+
+        def work(go_on: Callable[[], None]) -> tuple[Signals | None, dict[str, float]]:
+            def listen() -> None:
+                go_on()
+                if signals.seen is not None:
+                    raise _Told
+
+            figures: dict[str, Any] = {}
+            try:
+                results = self._evaluate(entry, snapshot, state, listen)
+                figures = {key: results[key] for key in figures_of(entry.name)}
+            except _Told:
+                return signals.seen, {}
+            except _FAILURES as error:
+                print(
+                    f"warning: evaluation.{entry.name} after step {step} failed, and training goes "
+                    f"on: {error}",
+                    file=sys.stderr,
+                )
+            return None, {key: value for key, value in figures.items() if value is not None}
+
+        told, figures = while_others_wait(work, state.device)
+        if told is None:
+            seconds = time.monotonic() - began
+            figures = {**figures, "seconds": round(seconds, 3)}
+            values = {f"{entry.prefix}/{key}": value for key, value in figures.items()}
+            _neighbour(state, MetricsFile).add_line(state, values, seconds)
+        return told
+
+    def _evaluate(
+        self, entry: Planned, snapshot: Checkpoint, state: State, go_on: Callable[[], None]
+    ) -> dict[str, Any]:
+        """Return the results of an evaluation, which its file and the history have by then."""
+        step, settings = state.timestamp.batch.value, dict(entry.settings)
+        if not self._is_last(state) and "baseline" in default_settings(entry.name):
+            settings["baseline"] = False
+        with unchanged_random_state():
+            document = run_evaluation(
+                entry.name,
+                *model_of(snapshot, weights=entry.weights),
+                entry.data,
+                settings,
+                entry.output,
+                address=snapshot.uri,
+                weights=entry.weights,
+                device=self.recipe.trainer.device,
+                progress=False,
+                step=step,
+                go_on=go_on,
+            )
+        _note(entry.output.with_name(HISTORY), document)
+        results: dict[str, Any] = document["results"]
+        return results
+
+
+@contextmanager
+def unchanged_random_state() -> Iterator[None]:
+    """Leave Python's, numpy's and torch's random generators as they were."""
+    python, numbers = random.getstate(), np.random.get_state()
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numbers)
+
+
+def _note(path: Path, document: dict[str, Any]) -> None:
+    """Append what was measured, in the place of what an earlier start found at this step or after.
+
+    The file is new as a whole or not at all.
+    """
+    name, step = document["name"], document["step"]
+    kept = [line for line in read_lines(path) if line["name"] != name or line["step"] < step]
+    write_atomic(path, "".join(json.dumps(line) + "\n" for line in [*kept, document]).encode())
+
+
+def _length(state: State) -> int:
+    """Return the number of steps in an epoch."""
+    assert state.dataloader_len is not None
+    return int(state.dataloader_len)
+
+
+def _neighbour(state: State, kind: type[Kind]) -> Kind:
+    """Return the callback of a kind that every run has."""
+    return next(callback for callback in state.callbacks if isinstance(callback, kind))

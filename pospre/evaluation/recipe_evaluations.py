@@ -1,0 +1,171 @@
+"""The evaluations of a recipe: checked before its training, done after it.
+
+Those that are done while it trains are in ``during_training.py``.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from pospre.errors import UserError, suggestion
+from pospre.evaluation.registry import check_settings, evaluation_module, figures_of
+from pospre.evaluation.run import check_evaluation, run_evaluation
+from pospre.recipe.recipe import Recipe
+from pospre.training.build import build_model
+from pospre.training.checkpoints.content import model_of
+from pospre.training.checkpoints.finding import checkpoint_folders
+from pospre.training.checkpoints.reading import open_newest
+from pospre.training.data import open_data
+from pospre.training.resolve import resolve
+
+_INTERVAL = re.compile(r"[1-9]\d*(ep|ba|sp)")
+
+
+class Planned(NamedTuple):
+    """An entry of a recipe's ``evaluation``.
+
+    Attributes:
+        name: of the evaluation.
+        data: where to measure; the training images where the entry says nothing.
+        weights: whose.
+        every: how often it is done while training; None: only in the end.
+        settings: its other keys.
+        output: where its results go.
+    """
+
+    name: str
+    data: str
+    weights: Literal["student", "teacher"]
+    every: str | None
+    settings: dict[str, Any]
+    output: Path
+
+    @property
+    def prefix(self) -> str:
+        """What the names of its figures begin with in ``metrics.jsonl``."""
+        return f"evaluation/{self.name}"
+
+
+def planned_evaluations(recipe: Recipe) -> list[Planned]:
+    """Return the entries of ``evaluation``, checked as far as that goes without their modules."""
+    planned = []
+    for name, given in recipe.evaluation.items():
+        settings = {"data": recipe.data.path, "weights": "student", "every": None, **given}
+        data, weights, every = (settings.pop(key) for key in ("data", "weights", "every"))
+        if not isinstance(data, str):
+            raise UserError(f"recipe: evaluation.{name}.data = {data}; give the path of a data set")
+        if weights not in ("student", "teacher"):
+            raise UserError(f"recipe: evaluation.{name}.weights is student or teacher")
+        if every is not None and not (isinstance(every, str) and _INTERVAL.fullmatch(every)):
+            raise UserError(
+                f"recipe: evaluation.{name}.every = {every}; give how often to measure while "
+                "training, such as 10ep (epochs), 500ba (steps) or 100000sp (samples)"
+            )
+        output = recipe.run_path() / "evaluation" / f"{name}.json"
+        planned.append(Planned(name, data, weights, every, settings, output))
+    return planned
+
+
+def check_evaluations(recipe: Recipe) -> None:
+    """Raise a ``UserError`` before training for an evaluation that could not be done after it."""
+    for name, data, weights, _, settings, output in planned_evaluations(recipe):
+        try:
+            check_evaluation(name, recipe, data, settings, output)
+        except UserError as error:
+            raise UserError(f"recipe: evaluation.{name}: {error}") from error
+        if weights == "teacher" and not _has_teacher(recipe):
+            raise UserError(
+                f"recipe: evaluation.{name}.weights = teacher, but none of the algorithms "
+                f"{', '.join(recipe.algorithms)} keeps one; leave it out, or add ema_teacher"
+            )
+    best_figure(recipe)
+
+
+def best_figure(recipe: Recipe) -> tuple[str, Literal["max", "min"]] | None:
+    """Return the name of ``trainer.keep_best`` in ``metrics.jsonl``, and if max or min is best.
+
+    Raises:
+        UserError: no evaluation that is done while training has this figure.
+    """
+    wanted = recipe.trainer.keep_best
+    if wanted is None:
+        return None
+    figures = {
+        f"{entry.prefix}/{key}": better
+        for entry in planned_evaluations(recipe)
+        if entry.every is not None
+        for key, better in figures_of(entry.name).items()
+    }
+    name = f"evaluation/{wanted.removeprefix('evaluation/')}"
+    if name not in figures:
+        known = [figure.removeprefix("evaluation/") for figure in figures]
+        raise UserError(
+            f"recipe: trainer.keep_best = {wanted}, which is not measured while training"
+            + (
+                f".{suggestion(wanted, known)}"
+                if known
+                else "; give an evaluation that says how often, such as evaluation.knn.every: 10ep"
+            )
+        )
+    return name, figures[name]
+
+
+def run_evaluations(recipe: Recipe, *, again: bool) -> list[UserError]:
+    """Measure the newest checkpoint that is whole, and print the tables; return what failed.
+
+    Args:
+        recipe: of a finished run.
+        again: also redo those whose results are there.
+    """
+    due = [entry for entry in planned_evaluations(recipe) if again or not entry.output.exists()]
+    checkpoint = open_newest(checkpoint_folders(recipe)) if due else None
+    if checkpoint is None:
+        return []
+    checkpoint.content["state"].pop("optimizers", None)  # twice the weights, for nothing here
+    failures = []
+    for entry in due:
+        name, data, weights, _, settings, output = entry
+        done = _done(entry, checkpoint.batch)
+        if done is not None:
+            print(evaluation_module(name).table(done["results"]))
+            continue
+        try:
+            document = run_evaluation(
+                name,
+                *model_of(checkpoint, weights=weights),
+                data,
+                settings,
+                output,
+                address=checkpoint.uri,
+                weights=weights,
+                device=recipe.trainer.device,
+                progress=recipe.trainer.progress_bar,
+                step=checkpoint.batch,
+            )
+        except UserError as error:
+            failures.append(error)
+        else:
+            print(evaluation_module(name).table(document["results"]))
+    return failures
+
+
+def _done(entry: Planned, step: int) -> dict[str, Any] | None:
+    """Return what the training has measured after its last step, if it is what is wanted."""
+    if entry.every is None:
+        return None
+    try:
+        document: dict[str, Any] = json.loads(entry.output.read_text(encoding="utf-8"))
+        found = [document[key] for key in ("step", "data", "weights", "settings")]
+    except (OSError, ValueError, KeyError):
+        return None
+    wanted = [step, entry.data, entry.weights, check_settings(entry.name, entry.settings)]
+    return document if found == json.loads(json.dumps(wanted)) else None
+
+
+def _has_teacher(recipe: Recipe) -> bool:
+    """Tell whether a recipe's model has a teacher; it is built without memory."""
+    with torch.device("meta"):
+        return build_model(resolve(recipe, open_data(recipe))).teacher is not None

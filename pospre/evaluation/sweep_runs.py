@@ -1,0 +1,163 @@
+"""A grid of runs of one recipe, and what came out of them.
+
+The figures of each are those of the recipe's evaluations; over the grid the best and the mean ± the
+standard deviation are reported, as in transfer by a grid of learning rates and weight decays
+(Kornblith et al. 2019).
+"""
+
+import itertools
+import json
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pospre.errors import UserError
+from pospre.evaluation.recipe_evaluations import check_evaluations, planned_evaluations
+from pospre.evaluation.registry import figures_of
+from pospre.recipe.recipe import Recipe, load_recipe
+from pospre.recipe.yaml_text import read_mapping
+from pospre.text_table import format_table
+from pospre.training.data import open_data
+from pospre.training.resolve import resolve
+
+
+class Cell(NamedTuple):
+    """One run of a grid.
+
+    Attributes:
+        values: of the keys that differ, as text.
+        overrides: ``key=value`` of all keys, with the ``run_name``.
+        recipe: what they make of the recipe.
+    """
+
+    values: dict[str, str]
+    overrides: list[str]
+    recipe: Recipe
+
+    @property
+    def is_done(self) -> bool:
+        """Whether this very recipe has been trained, and every figure measured at its end."""
+        entries = planned_evaluations(self.recipe)
+        if not all(entry.every is None and entry.output.exists() for entry in entries):
+            return False
+        trained = read_mapping(self.recipe.run_path() / "recipe.yaml")
+        return trained == resolve(self.recipe, open_data(self.recipe)).dump()
+
+
+def cells_of(recipe: str, settings: Sequence[str]) -> list[Cell]:
+    """Return the runs of a grid, each with its own folder; nothing is trained.
+
+    Args:
+        recipe: YAML file.
+        settings: ``key=value``, or ``key=value,value`` for a key that differs; commas inside of
+            brackets part no values.
+
+    Raises:
+        UserError: no key differs, a value comes twice, or a run's recipe is none.
+    """
+    parted = [(item, *_values(item)) for item in settings]
+    axes = {key: values for _, key, values in parted if len(values) > 1}
+    fixed = [item for item, _, values in parted if len(values) == 1]
+    if not axes:
+        raise UserError(
+            "a sweep needs a key with several values, such as optimizer.base_lr=1e-3,5e-4."
+        )
+    for key, values in axes.items():
+        if [given for _, given, _ in parted].count(key) > 1:
+            raise UserError(f"{key} is given twice; write all of its values behind one {key}=.")
+        if len(set(values)) < len(values):
+            raise UserError(f"{key}={','.join(values)} names a value twice.")
+    name = load_recipe(recipe, fixed).run_name
+    cells = []
+    for combination in itertools.product(*axes.values()):
+        chosen = dict(zip(axes, combination, strict=True))
+        parts = [f"{key.rpartition('.')[2]}{value}" for key, value in chosen.items()]
+        run_name = "_".join([name, *(re.sub(r"[^A-Za-z0-9._-]+", "-", part) for part in parts)])
+        overrides = [*fixed, *(f"{k}={v}" for k, v in chosen.items()), f"run_name={run_name}"]
+        cells.append(Cell(chosen, overrides, load_recipe(recipe, overrides)))
+    return cells
+
+
+def check_cells(cells: Sequence[Cell]) -> None:
+    """Raise a ``UserError`` for a grid without figures, or one that could not be measured."""
+    if not cells[0].recipe.evaluation:
+        raise UserError(
+            "a sweep compares the figures of the recipe's evaluations, and it has none; add one, "
+            "such as evaluation.accuracy.data=PATH."
+        )
+    for cell in cells:
+        check_evaluations(cell.recipe)
+
+
+def summarise(cells: Sequence[Cell]) -> dict[str, Any]:
+    """Return what finished runs have measured.
+
+    Returns:
+        ``runs`` (``values``, ``run_name`` and ``figures`` by ``EVALUATION/FIGURE``), and
+        ``figures``: of each ``best``, ``best_run``, ``mean`` and ``deviation`` (of the sample).
+    """
+    runs, better = [], {}
+    for cell in cells:
+        figures = {}
+        for entry in planned_evaluations(cell.recipe):
+            results = json.loads(Path(entry.output).read_text(encoding="utf-8"))["results"]
+            for key, best in figures_of(entry.name).items():
+                if isinstance(results.get(key), int | float):
+                    figures[f"{entry.name}/{key}"] = float(results[key])
+                    better[f"{entry.name}/{key}"] = best
+        runs.append({"values": cell.values, "run_name": cell.recipe.run_name, "figures": figures})
+    return {"runs": runs, "figures": {name: _summary(runs, name, better[name]) for name in better}}
+
+
+def _summary(runs: Sequence[Mapping[str, Any]], name: str, better: str) -> dict[str, Any]:
+    found = {run["run_name"]: run["figures"][name] for run in runs if name in run["figures"]}
+    best = (max if better == "max" else min)(found, key=lambda run: found[run])
+    return {
+        "best": found[best],
+        "best_run": best,
+        "mean": statistics.fmean(found.values()),
+        "deviation": statistics.stdev(found.values()) if len(found) > 1 else None,
+        "runs": len(found),
+    }
+
+
+def table(summary: Mapping[str, Any]) -> str:
+    """Return the figures of all runs as text, and best, mean and deviation below."""
+    names = list(summary["figures"])
+    rows = [
+        [
+            " ".join(f"{key}={value}" for key, value in run["values"].items()),
+            *(f"{run['figures'][name]:.4f}" if name in run["figures"] else "–" for name in names),
+        ]
+        for run in summary["runs"]
+    ]
+    found = [summary["figures"][name] for name in names]
+    rows.append(["best", *(f"{figure['best']:.4f}" for figure in found)])
+    rows.append(["mean ± deviation", *(_spread(figure) for figure in found)])
+    count = len(summary["runs"])
+    return format_table(f"{count} runs", ["values", *names], rows)
+
+
+def _spread(figure: Mapping[str, Any]) -> str:
+    if figure["deviation"] is None:
+        return f"{figure['mean']:.4f}"
+    return f"{figure['mean']:.4f} ± {figure['deviation']:.4f}"
+
+
+def _values(item: str) -> tuple[str, list[str]]:
+    """Return key and values of ``key=value,value``."""
+    key, equals, text = item.partition("=")
+    if not equals or not key or not text:
+        raise UserError(f"'{item}' is no setting; write key=value or key=value,value.")
+    values, depth = [""], 0
+    for sign in text:
+        depth += (sign in "[{(") - (sign in "]})")
+        if sign == "," and depth == 0:
+            values.append("")
+        else:
+            values[-1] += sign
+    if not all(value.strip() for value in values):
+        raise UserError(f"'{item}' has an empty value; write key=value,value without spaces.")
+    return key, [value.strip() for value in values]

@@ -1,0 +1,155 @@
+"""The card of an export: what the weights are, how they were made, what they reach, how they load.
+
+Markdown, with the header of a Hugging Face model card.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from pospre.evaluation.figures import Figure, figures_in, read_documents, run_folder_of
+from pospre.exporting.timm_encoder import Parts
+from pospre.model.algorithm import algorithm_class
+
+
+def make_card(
+    parts: Parts,
+    *,
+    library: str,
+    loading: Sequence[str],
+    checked: str,
+    checkpoint: str,
+    weights: str,
+    license: str | None,
+) -> str:
+    """Return the card of one export.
+
+    Args:
+        parts: what was written.
+        library: that loads it.
+        loading: lines of Python that load it.
+        checked: what was found when it was read back.
+        checkpoint: what was exported, as it was given.
+        weights: ``student`` or ``teacher``.
+        license: of the weights, as whoever exports them says; None where nobody does.
+
+    Raises:
+        UserError: an evaluation's file in the run folder is broken.
+    """
+    recipe = parts.recipe
+    header = {
+        "library_name": library,
+        "tags": ["pospre", "vision-transformer", *recipe.algorithms],
+        "pipeline_tag": "image-classification" if parts.classifier else "image-feature-extraction",
+        **({"license": license} if license else {}),
+    }
+    sections = {
+        "Loading": _code(loading, "python") + f"\n\n{_pixels(parts)}\n\nChecked: {checked}.",
+        "Encoder": _encoder(parts),
+        "Training": _training(parts, checkpoint, weights),
+        "Figures": _figures(checkpoint, parts, weights),
+        "Licence": _licence(parts, license),
+    }
+    name = Path(checkpoint).name
+    if recipe.algorithms:
+        name = recipe.run_name
+        text = yaml.safe_dump(recipe.dump(), sort_keys=False).rstrip()
+        sections["Recipe"] = _code([text], "yaml")
+    text = "\n\n".join(f"## {title}\n\n{body}" for title, body in sections.items())
+    front = yaml.safe_dump(header, sort_keys=False)
+    return f"---\n{front}---\n\n# {name}\n\n{text}\n"
+
+
+def _pixels(parts: Parts) -> str:
+    mean, std = ([round(value, 4) for value in values] for values in (parts.mean, parts.std))
+    height, width = parts.image_size
+    return (
+        f"Images of {height} × {width} pixels and {parts.model.encoder.channels} channels, as "
+        f"numbers in [0, 1], minus mean {mean}, divided by std {std}."
+    )
+
+
+def _encoder(parts: Parts) -> str:
+    encoder = parts.model.encoder
+    count = sum(value.numel() for value in parts.tensors.values())
+    positions = parts.model.position_source or encoder.position_kind
+    facts = {
+        "architecture": f"`{parts.timm_name}` of timm, told `{parts.kwargs}`",
+        "tensors": f"{len(parts.tensors)} of {count:,} numbers, float32",
+        "tokens": f"{encoder.num_prefix_tokens} + {parts.grid[0]} × {parts.grid[1]} patches, "
+        f"{encoder.embed_dim} wide",
+        "positions": positions,
+        "class head": "trained" if parts.classifier else "none trained",
+    }
+    return _table(("what", "is"), [list(row) for row in facts.items()])
+
+
+def _training(parts: Parts, checkpoint: str, weights: str) -> str:
+    recipe = parts.recipe
+    if not recipe.algorithms:
+        return f"By others: the weights are those of `{checkpoint}`, converted by pospre."
+    methods = [f"- `{name}`: {_summary(name)}" for name in recipe.algorithms]
+    start = recipe.encoder.weights
+    lines = [
+        f"Trained by pospre on `{recipe.data.path}`, at most {recipe.trainer.max_duration} of it, "
+        f"with seed {recipe.seed}{f', from the weights `{start}`' if start else ''}. Exported from "
+        f"`{checkpoint}` ({weights}). Methods:",
+        "",
+        *methods,
+    ]
+    return "\n".join(lines)
+
+
+def _summary(algorithm: str) -> str:
+    """Return the first line of an algorithm's module: name, paper, arXiv."""
+    text = sys.modules[algorithm_class(algorithm).__module__].__doc__ or ""
+    return text.partition("\n")[0]
+
+
+def _figures(checkpoint: str, parts: Parts, weights: str) -> str:
+    folder = run_folder_of(checkpoint) or parts.recipe.run_path()
+    documents = read_documents(folder) if (folder / "recipe.yaml").is_file() else {}
+    rows = [
+        [name, each.name, _number(each), _untrained(each), f"`{document.get('data')}`"]
+        for name, document in documents.items()
+        if document.get("weights", "student") == weights
+        for each in figures_in(document)
+    ]
+    if not rows:
+        return "None was measured of these weights (`python -m pospre.evaluate` measures them)."
+    return _table(("evaluation", "figure", "value", "untrained", "on"), rows)
+
+
+def _number(figure: Figure) -> str:
+    error = "" if figure.error is None else f" ± {figure.error:.2g}"
+    return f"{figure.value:.4g}{error}"
+
+
+def _untrained(figure: Figure) -> str:
+    return "–" if figure.untrained is None else f"{figure.untrained:.4g}"
+
+
+def _licence(parts: Parts, license: str | None) -> str:
+    start = parts.recipe.encoder.weights
+    if not parts.recipe.algorithms:
+        return f"- weights: {license or 'that of their authors; not stated by who converted them'}"
+    return "\n".join(
+        [
+            f"- weights: {license or 'not stated by who exported them'}",
+            f"- data: not recorded with `{parts.recipe.data.path}`; its own terms hold",
+            *([f"- weights it started from, `{start}`: their own terms hold"] if start else []),
+            "- the code that trained them: Apache-2.0",
+        ]
+    )
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    cells = ([cell.replace("|", "\\|") for cell in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+
+
+def _code(lines: Sequence[str], language: str) -> str:
+    return "\n".join([f"```{language}", *lines, "```"])

@@ -1,0 +1,143 @@
+"""Encoders for other software: each format is read back by that software before it shows."""
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from pospre.atomic_file import write_atomic
+from pospre.errors import UserError
+from pospre.evaluation.models import open_model
+from pospre.evaluation.run import require_finite
+from pospre.exporting import hf_folder, hub_folder, onnx_file, timm_file
+from pospre.exporting.card import make_card
+from pospre.exporting.target import CACHE, CARD, FOLDERS, card_of, check_target, parse_grid
+from pospre.exporting.timm_encoder import take_parts
+from pospre.training.weight_files import Keys
+
+_KEYS = Keys("URI = ", "--weights")
+COSINE = 0.99999
+"""The least that a token's or a logit vector's cosine with ours may be, whatever reads it."""
+_FORMATS: dict[str, ModuleType] = {
+    "timm": timm_file,
+    "safetensors": timm_file,
+    "hf": hf_folder,
+    "onnx": onnx_file,
+    "torchhub": hub_folder,
+}
+
+
+def export(
+    checkpoint: str,
+    out: Path,
+    *,
+    format: str,
+    num_classes: int | None = None,
+    grid: str | None = None,
+    weights: Literal["student", "teacher"] = "student",
+    license: str | None = None,
+    overwrite: bool = False,
+) -> list[str]:
+    """Write the encoder of ``checkpoint`` to ``out``, with a card, whole or not at all.
+
+    Args:
+        checkpoint: a checkpoint file, a folder of them or a run folder; or a file of weights or
+            ``timm:NAME,FILE``, see ``open_model``.
+        out: the file to write; of ``hf`` and ``torchhub`` the folder.
+        format: ``timm``, ``safetensors``, ``hf``, ``onnx`` or ``torchhub``.
+        num_classes: of timm's classifier, see ``--help``.
+        grid: of the positions, such as ``"14x14"``; None takes the encoder's.
+        weights: the trained ones, or the teacher's.
+        license: of the weights, for the card; None: not stated.
+        overwrite: replace ``out`` if it exists.
+
+    Returns:
+        Lines that say how to load it.
+
+    Raises:
+        UserError: nothing was written; ``out`` exists or has the wrong ending, the checkpoint
+            cannot be used, or the format cannot hold its encoder.
+    """
+    check_target(out, format, num_classes, overwrite)
+    wanted = None if grid is None else parse_grid(grid)
+    found = open_model(checkpoint, weights=weights, keys=_KEYS)
+    require_finite(found.model, checkpoint)
+    model, recipe = found.model, found.recipe
+    parts = take_parts(model, recipe, format=format, num_classes=num_classes, grid=wanted)
+    kind = _FORMATS[format]
+    partial, card = out.with_name(f".partial-{os.getpid()}-{out.name}"), card_of(out, format)
+    try:
+        kind.write(parts, partial)
+        images = parts.sample_images(2)
+        reader, outputs = kind.compute(parts, partial, images)
+        agreement = _compare(reader, parts.outputs(images), outputs, kind.TOLERANCE)
+        checked, loading = f"{reader}; {agreement}", kind.usage(parts, out)
+        text = make_card(
+            parts,
+            library=kind.LIBRARY,
+            loading=loading,
+            checked=checked,
+            checkpoint=checkpoint,
+            weights=weights,
+            license=license,
+        )
+        if format in FOLDERS:
+            write_atomic(partial / CARD, text.encode())
+            _clear(partial / CACHE)  # of hubconf.py
+        else:
+            write_atomic(card, text.encode())
+        _show(partial, out)
+    except OSError as error:
+        raise UserError(f"{out} cannot be written: {error}") from error
+    finally:
+        _clear(partial)
+    mean, std = (tuple(round(value, 4) for value in each) for each in (parts.mean, parts.std))
+    return [
+        *([found.origin] if found.origin else []),
+        f"written: {out}; its card: {card}",
+        f"checked: {checked}",
+        "",
+        *loading,
+        f"# pixels in [0, 1], normalised with mean={mean}, std={std}",
+    ]
+
+
+def _compare(
+    reader: str, ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], tolerance: float
+) -> str:
+    """Say how far the outputs of ``reader`` are from ours.
+
+    Raises:
+        RuntimeError: too far; what was written is not given out.
+    """
+    pairs = [(ours[name], theirs[name]) for name in ours if name in theirs]
+    difference = max(float((own - other).abs().max() / own.abs().max()) for own, other in pairs)
+    cosine = min(float(F.cosine_similarity(own, other, dim=-1).min()) for own, other in pairs)
+    if not (difference < tolerance and cosine >= COSINE):
+        raise RuntimeError(f"{reader}, but computes other features: {difference}, cosine {cosine}")
+    what = "features and logits" if len(pairs) > 1 else "features"
+    return (
+        f"its {what} are ours (largest relative difference {difference:.0e}, smallest cosine "
+        f"{cosine:.6f})"
+    )
+
+
+def _show(partial: Path, out: Path) -> None:
+    """Give what is complete its name; a folder cannot take another's place at once."""
+    old = partial.with_name(f"{partial.name}.old")
+    if out.is_dir():
+        os.replace(out, old)
+    os.replace(partial, out)
+    _clear(old)
+
+
+def _clear(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

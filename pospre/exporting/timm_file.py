@@ -1,0 +1,61 @@
+"""An encoder as the file that ``timm.create_model(…, checkpoint_path=OUT)`` loads."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import timm
+import torch
+from torch import Tensor
+
+from pospre.atomic_file import write_atomic
+from pospre.exporting.timm_encoder import Parts, TimmOutputs
+
+LIBRARY = "timm"
+TOLERANCE = 1e-5
+
+
+def write(parts: Parts, path: Path) -> None:
+    """Write a ``.pth`` (a plain state dict) or ``.safetensors`` file."""
+    if path.suffix == ".safetensors":
+        write_safetensors(parts, path)
+        return
+    buffer = io.BytesIO()
+    torch.save(parts.tensors, buffer)
+    write_atomic(path, buffer.getbuffer())
+
+
+def write_safetensors(parts: Parts, path: Path) -> None:
+    """Write the tensors, with recipe, architecture and normalisation in the header."""
+    header = {"format": "pt", **parts.metadata()}
+    write_atomic(path, safetensors.torch.save(parts.tensors, header))
+
+
+def compute(parts: Parts, path: Path, images: Tensor) -> tuple[str, dict[str, Tensor]]:
+    """Return what loads the file, in words, and its outputs.
+
+    A timm of another version might build another network under the same names.
+    """
+    vit = timm.create_model(parts.timm_name, checkpoint_path=str(path), **parts.kwargs)
+    return timm_loads(parts), timm_outputs(parts, vit, images)
+
+
+def timm_loads(parts: Parts) -> str:
+    """Say that timm has loaded the tensors."""
+    return f"timm {timm.__version__} loads all {len(parts.tensors)} tensors"
+
+
+@torch.no_grad()
+def timm_outputs(parts: Parts, vit: Any, images: Tensor) -> dict[str, Tensor]:
+    """Return the outputs of a timm model, named as ours."""
+    names = parts.output_names
+    return dict(zip(names, TimmOutputs(vit, names)(images), strict=True))
+
+
+def usage(parts: Parts, out: Path) -> list[str]:
+    """Return the lines of Python that load the file."""
+    arguments = [f"checkpoint_path={str(out)!r}"]
+    arguments += [f"{key}={value!r}" for key, value in parts.kwargs.items()]
+    call = f"timm.create_model({parts.timm_name!r}, {', '.join(arguments)})"
+    return ["import timm", f"model = {call}"]

@@ -1,0 +1,110 @@
+"""Which encoder a state dict under timm's names is of."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pospre.errors import UserError
+from pospre.nn.positions import sincos_table
+from pospre.nn.sizes import SIZES
+from pospre.nn.weight_layouts import with_prefix_rows
+
+# widths of published encoders that none of our sizes has
+_OTHERS = {1408: "timm:vit_giant_patch14_224"}
+_TABLE = "relative_position_bias_table"
+_USUAL_SIDE = 224
+_SINCOS = 1e-4  # MAE's published tables are float32
+
+
+def encoder_options(
+    tensors: Mapping[str, Tensor], name: str, image_size: tuple[int, int] | None = None
+) -> dict[str, Any]:
+    """Return the arguments of ``build_encoder`` for the encoder that ``tensors`` are of.
+
+    What tensors do not tell is taken as published: the number of heads (that of the size of this
+    width), and 224 pixels where there are no positions. Branch factors of a layer scale are
+    loaded, so their initial value is 1.
+
+    Args:
+        tensors: of the encoder.
+        name: of their file, for errors.
+        image_size: of the images to encode; None takes that of the positions.
+
+    Raises:
+        UserError: no known encoder is as wide, or its positions are no square grid.
+    """
+    kernel = tensors["patch_embed.proj.weight"]
+    patch, width = (int(kernel.shape[2]), int(kernel.shape[3])), len(kernel)
+    class_token = "cls_token" in tensors
+    registers = tensors["reg_token"].shape[1] if "reg_token" in tensors else 0
+    positions, grid = _positions(tensors, name, class_token, registers)
+    if image_size is None:
+        image_size = (
+            (_USUAL_SIDE, _USUAL_SIDE) if grid is None else (grid * patch[0], grid * patch[1])
+        )
+    numbers = [int(key.split(".")[1]) for key in tensors if key.startswith("blocks.")]
+    return {
+        "name": _size_name(width, tensors, name),
+        "image_size": image_size,
+        "patch_size": patch,
+        "depth": 1 + max(numbers, default=-1),
+        "channels": int(kernel.shape[1]),
+        "positions": positions,
+        "class_token": class_token,
+        "num_registers": registers,
+        "layer_scale": 1.0 if "blocks.0.ls1.gamma" in tensors else None,
+        "final_norm": "norm.weight" in tensors,
+    }
+
+
+def _size_name(width: int, tensors: Mapping[str, Tensor], name: str) -> str:
+    hidden = len(tensors.get("blocks.0.mlp.fc1.weight", ()))
+    back = tensors.get("blocks.0.mlp.fc2.weight", torch.empty(0, 0)).shape[1]
+    shape = (width, hidden, back != hidden)
+    fitting = [
+        key
+        for key, size in SIZES.items()
+        if (size.embed_dim, size.hidden_dim, size.swiglu) == shape
+    ]
+    if width in _OTHERS:
+        fitting.append(_OTHERS[width])
+    if not fitting:
+        raise UserError(
+            f"{name}: of an encoder of width {width} with an MLP of {hidden} the number of heads "
+            "is not known; say which of timm's models it is: timm:NAME,FILE"
+        )
+    return fitting[0]
+
+
+def _positions(
+    tensors: Mapping[str, Tensor], name: str, class_token: bool, registers: int
+) -> tuple[str, int | None]:
+    """Return the kind of positions, and the side of their grid."""
+    if "pos_embed" in tensors:
+        bare = registers > 0 or not class_token
+        table = with_prefix_rows(tensors["pos_embed"], class_token, registers, bare=bare)
+        patches = table[0, class_token + registers :]
+        side = _side(len(patches), name, "pos_embed")
+        fixed = sincos_table(patches.shape[1], side, side)
+        is_fixed = torch.allclose(patches.float(), fixed, rtol=0, atol=_SINCOS)
+        return "sincos" if is_fixed else "learned", side
+    shared = f"shared_rel_pos.{_TABLE}"
+    own = f"blocks.0.attn.rel_pos.{_TABLE}"
+    for kind, key in (("relative", own), ("shared_relative", shared)):
+        if key in tensors:
+            distances = _side(len(tensors[key]) - 3 * class_token, name, key)
+            return kind, (distances + 1) // 2
+    return "none", None
+
+
+def _side(count: int, name: str, key: str) -> int:
+    side = math.isqrt(max(count, 0))
+    if side < 1 or side * side != count:
+        raise UserError(
+            f"{name}: the {count} places of its tensor '{key}' are no square grid; say "
+            "which of timm's models it is: timm:NAME,FILE"
+        )
+    return side

@@ -1,0 +1,67 @@
+"""Which samples a bad step has trained on, written down so that the step can be made again."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from composer.core import State
+from composer.utils import dist
+
+from pospre.atomic_file import write_atomic
+from pospre.batch import EPOCH, INDEX
+from pospre.model.algorithm import pretrain_model
+from pospre.recipe.recipe import Recipe
+from pospre.training.callbacks.metrics import losses_of
+from pospre.training.checkpoints.finding import checkpoints_of
+
+BAD_STEPS = "bad_steps"
+"""The folder in a run's that holds them."""
+
+
+def note_step(state: State, folder: Path | None, recipe: Recipe | None) -> str:
+    """Write ``ba<step>.json`` about the step that is just done; all ranks call it together.
+
+    It holds ``step``, ``seed``, the ``losses`` (as text where not finite), of each rank the
+    ``index`` and ``epoch`` of every sample (``ranks``), and the ``recipe``.
+
+    Args:
+        state: of the training.
+        folder: where to; None: ``bad_steps`` in the run's folder, or here.
+        recipe: of the run; None under a Trainer of one's own.
+
+    Returns:
+        A sentence that says where it is; of the failure, where it cannot be written.
+    """
+    own = {}
+    if isinstance(state.batch, Mapping):
+        own = {key: state.batch[key].tolist() for key in (INDEX, EPOCH) if key in state.batch}
+    ranks = dist.all_gather_object(own)
+    step = state.timestamp.batch.value
+    folder = folder or (recipe.run_path() if recipe else Path()) / BAD_STEPS
+    path = folder / f"ba{step}.json"
+    if dist.get_global_rank() > 0:
+        return ""
+    noted = {
+        "step": step,
+        "seed": pretrain_model(state).seed,
+        "losses": {k: v if math.isfinite(v) else str(v) for k, v in losses_of(state).items()},
+        "ranks": ranks,
+        "recipe": None if recipe is None else recipe.dump(),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, json.dumps(noted, allow_nan=False).encode())
+    except OSError as error:
+        return f"Its samples could not be written down ({error})."
+    return f"Its samples are in {path}, from which pospre.training.callbacks.replay makes it again."
+
+
+def kept_checkpoints(recipe: Recipe, step: int) -> str:
+    """Say which checkpoint is good: one from which a step before ``step`` went well."""
+    found = checkpoints_of(recipe)
+    good = next((checkpoint for checkpoint in found if checkpoint.batch < step - 1), None)
+    kept = "there is no good one" if good is None else f"the last good one is {good.uri}"
+    spoilt = [checkpoint.uri for checkpoint in found if checkpoint.batch == step - 1]
+    told = f" ({spoilt[0]}, of the step before, gave this result)" if spoilt else ""
+    return f"No checkpoint was saved since; {kept}{told}."

@@ -1,0 +1,49 @@
+"""The norm of the gradient of every module, as it is before clipping."""
+
+import torch
+from composer.core import Algorithm, Event, State
+from composer.loggers import Logger
+from torch import Tensor
+
+from pospre.training.callbacks.watcher import is_due
+from pospre.training.optimizer.clipping import gradient_norm, with_gradients
+
+
+class GradientNorms(Algorithm):
+    """Logs ``gradient/encoder`` and ``gradient/<objective>`` at the steps that are logged.
+
+    The encoder counts together with what edits its tokens. An algorithm and not a callback, because
+    callbacks come after clipping: it stands after the clipping in the list, where Composer, which
+    reverses the order when the gradients are there, lets it run before. The host waits for the
+    norms only when the losses are there, too.
+
+    Args:
+        interval: steps between two looks.
+    """
+
+    def __init__(self, interval: int = 10) -> None:
+        self.interval = interval
+        self._norms: dict[str, Tensor] = {}
+
+    def match(self, event: Event, state: State) -> bool:
+        """Run when the gradients of all microbatches are there, and when the step is done."""
+        step = state.timestamp.batch.value
+        if event == Event.AFTER_TRAIN_BATCH:
+            return is_due(step + 1, self.interval)
+        return event == Event.BATCH_END and bool(self._norms)
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Measure, then log."""
+        if event == Event.AFTER_TRAIN_BATCH:
+            groups = with_gradients(state, _owner)
+            self._norms = {name: gradient_norm(found) for name, found in groups.items()}
+            return
+        values = torch.stack(list(self._norms.values())).tolist()
+        names = [f"gradient/{name}" for name in self._norms]
+        self._norms = {}
+        logger.log_metrics(dict(zip(names, values, strict=True)))
+
+
+def _owner(name: str) -> str:
+    """Return ``encoder``, or the objective that a parameter is of."""
+    return name.split(".")[2] if name.startswith("objectives.") else "encoder"

@@ -1,0 +1,174 @@
+"""``metrics.jsonl``: a JSON object per logged step; one curve, however often the run was killed."""
+
+import json
+import math
+import resource
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from composer.core import Event, State
+from composer.loggers import Logger, LoggerDestination
+from composer.utils import dist
+
+from pospre.atomic_file import write_atomic
+from pospre.errors import UserError
+
+_SKIPPED = ("time/batch", "time/sample", "time/epoch", "time/token", "trainer/")  # Composer's
+_AXES = ("step", "time")  # every logger counts steps and notes the time by itself
+
+
+def plain_name(name: str) -> str:
+    """Return our name of a value that Composer logs: ``loss/mae``, ``metric/accuracy``."""
+    term = name.removeprefix("loss/train/")
+    return term if term == name or term.startswith("metric/") else f"loss/{term}"
+
+
+def losses_of(state: State) -> dict[str, float]:
+    """Return the losses and metrics of the step that is just done, under our names."""
+    return {plain_name(name): value for name, value in state.total_loss_dict.items()}
+
+
+class MetricsFile(LoggerDestination):
+    """Writes step, epoch, samples, time, lr, throughput, memory, losses and metrics.
+
+    ``step`` counts finished steps, ``epoch`` is the one they belong to (from 0), ``time`` is in
+    seconds since 1970, ``throughput`` in samples per second since the line before, ``memory`` the
+    most that this process held so far, in GiB: of the GPU (``memory_reserved`` with what torch's
+    allocator keeps besides), or without one of the machine. A value that is not finite is ``null``.
+
+    Args:
+        path: the file; only rank 0 writes.
+        interval: steps between lines.
+        others: further loggers by name; each gets the values of every line, and nothing else.
+    """
+
+    def __init__(
+        self, path: Path, interval: int, others: Mapping[str, LoggerDestination] | None = None
+    ) -> None:
+        self.path = path
+        self.interval = interval
+        self.others = dict(others or {})
+        self.values: dict[str, float] = {}
+        self.last = (0.0, 0)
+
+    def run_event(self, event: Event, state: State, logger: Logger) -> None:
+        """Pass the trainer's events on: Composer knows this logger alone."""
+        super().run_event(event, state, logger)
+        for name, other in self.others.items():
+            try:
+                other.run_event(event, state, logger)
+            except Exception as error:
+                if event == Event.INIT:
+                    raise UserError(f"loggers.{name} cannot start: {error}") from error
+                raise
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Drop the lines of steps that will be trained again."""
+        self.last = (time.monotonic(), state.timestamp.sample.value)
+        if dist.get_global_rank() == 0:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            drop_after(self.path, state.timestamp.batch.value)
+
+    def batch_start(self, state: State, logger: Logger) -> None:
+        """Keep the (highest) learning rate of this step; at its end the schedule has moved on."""
+        self.values["lr"] = max(float(group["lr"]) for group in state.optimizers[0].param_groups)
+
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        """Keep values until the step's line is written."""
+        for name, value in metrics.items():
+            if not name.startswith(_SKIPPED):
+                self.values[plain_name(name)] = float(value)
+
+    def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
+        """Pass on what Composer and its loggers note about a run."""
+        for other in self.others.values():
+            other.log_hyperparameters(hyperparameters)
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        """Write a line every ``interval`` steps, at the end, and where the loss is not finite."""
+        step = state.timestamp.batch.value
+        done = state.max_duration is not None and state.timestamp >= state.max_duration
+        diverged = not math.isfinite(self.values.get("loss/total", 0.0))
+        if step % self.interval == 0 or step == 1 or done or diverged:
+            self._write(state, step)
+        self.values = {}
+
+    def add_line(self, state: State, values: Mapping[str, float], seconds: float) -> None:
+        """Write a line of its own about the step that is done.
+
+        Args:
+            state: of the training.
+            values: what was measured, by name.
+            seconds: for how long training stood still meanwhile; throughput leaves them out.
+        """
+        time_now = state.timestamp
+        line = {
+            "step": time_now.batch.value,
+            "epoch": time_now.epoch.value - (time_now.batch_in_epoch.value == 0),
+            "samples": time_now.sample.value,
+            "time": round(time.time(), 3),
+            **values,
+        }
+        self.last = (self.last[0] + seconds, self.last[1])
+        self._append(line)
+
+    def close(self, state: State, logger: Logger) -> None:
+        """Close the other loggers."""
+        for other in self.others.values():
+            other.close(state, logger)
+
+    def post_close(self) -> None:
+        """Let the other loggers finish their uploads."""
+        for other in self.others.values():
+            other.post_close()
+
+    def _write(self, state: State, step: int) -> None:
+        now, samples = time.monotonic(), state.timestamp.sample.value
+        line = {
+            "step": step,
+            "epoch": state.timestamp.epoch.value,
+            "samples": samples,
+            "time": round(time.time(), 3),
+            "throughput": round((samples - self.last[1]) / max(now - self.last[0], 1e-9), 2),
+            **_peak_memory(state),
+            **self.values,
+        }
+        self.last = (now, samples)
+        self._append(line)
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        if dist.get_global_rank() == 0:
+            valid = {key: value if math.isfinite(value) else None for key, value in line.items()}
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(valid, allow_nan=False) + "\n")
+        row = {key: value for key, value in line.items() if key not in _AXES}
+        for other in self.others.values():
+            other.log_metrics(row, line["step"])
+
+
+def _peak_memory(state: State) -> dict[str, float]:
+    if state.device.name == "gpu":
+        held = {
+            "memory": torch.cuda.max_memory_allocated(),
+            "memory_reserved": torch.cuda.max_memory_reserved(),
+        }
+    else:  # Linux counts in KiB
+        held = {"memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10}
+    return {name: round(num_bytes / 2**30, 3) for name, num_bytes in held.items()}
+
+
+def drop_after(path: Path, step: int) -> None:
+    """Rewrite a metrics file without the lines after ``step`` and without a half-written one."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            if json.loads(line)["step"] <= step:
+                kept.append(line + "\n")
+        except ValueError:  # the kill came in the middle of this line
+            continue
+    write_atomic(path, "".join(kept).encode())

@@ -1,0 +1,107 @@
+"""Position shortcuts: accuracy that nothing in the images explains."""
+
+import math
+from pathlib import Path
+
+import torch
+from composer.core import State, get_precision_context
+from composer.loggers import Logger
+from composer.utils import dist
+from torch import Tensor
+
+from pospre.batch import Batch, image_key, numbered
+from pospre.model.algorithm import PretrainAlgorithm, pretrain_model
+from pospre.model.model import PretrainModel
+from pospre.model.position_task import PositionObjective
+from pospre.training.callbacks.watcher import Watcher, is_due
+
+_SAMPLES = 64  # over all ranks
+_DEVIATIONS = 4.0
+
+
+class PositionShortcut(Watcher):
+    """Lets the position heads guess where patches are that all look the same.
+
+    Now and then some images of the step are painted over in their mean colour, and the model is
+    asked (in evaluation mode, without gradient) where each patch is. Nothing that they show can
+    say it: whoever knows it all the same reads it elsewhere, from a position that was not dropped,
+    or from the order of the tokens. By guessing, 1 in F is found where F places are free;
+    ``metric/<objective>_blank_accuracy`` above that by more than four standard deviations (taking
+    the patches of an image for one guess) is a leak.
+
+    A leak that is in the pixels themselves (a camera's vignette) is none to it.
+
+    Args:
+        every: steps between two looks.
+        interval: steps between lines of metrics; it looks only when there is one.
+        log: see ``Watcher``.
+    """
+
+    def __init__(self, *, every: int = 200, interval: int = 10, log: Path | None = None) -> None:
+        super().__init__(log)
+        self.every, self.interval = every, interval
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        """Ask, log and judge, if it is time and the model has a position head."""
+        step, model = state.timestamp.batch.value, pretrain_model(state)
+        heads = [name for name in model.objectives if _head(model, name) is not None]
+        if not heads or step == 1 or not is_due(step, self.interval, self.every):
+            return
+        batch = self._batch(state, model)
+        outputs = _ask(state, model, batch)
+        for name in heads:
+            head = _head(model, name)
+            assert head is not None
+            accuracy = head.metrics(outputs[name], batch)["accuracy"].float()
+            dist.all_reduce(accuracy)
+            found = accuracy.item() / dist.get_world_size()
+            logger.log_metrics({f"metric/{name}_blank_accuracy": found})
+            chance = head.chance(batch)
+            samples = len(batch["index"]) * dist.get_world_size()
+            limit = chance + _DEVIATIONS * math.sqrt(chance * (1 - chance) / samples)
+            warning = (
+                f"{name} knows where patches are without looking at them: on blank images it puts "
+                f"{found:.1%} in their place, by guessing it would be {chance:.1%}. Something else "
+                "tells it their positions: a position that is not dropped, or the tokens' order"
+            )
+            self.judge(step, name, warning if found > limit else None)
+
+    def _batch(self, state: State, model: PretrainModel) -> Batch:
+        """Return some samples of the step without what they show, masks drawn anew."""
+        size = max(1, _SAMPLES // dist.get_world_size())
+        few = {key: value[:size] for key, value in state.batch.items()}
+        assert state.previous_timestamp is not None
+        few = numbered(few, epoch=state.previous_timestamp.epoch.value)
+        few = state.device.batch_to_device(few)
+        for group in model.views:
+            few[image_key(group)] = blank(few[image_key(group)])
+        for algorithm in state.algorithms:
+            if isinstance(algorithm, PretrainAlgorithm):
+                algorithm.write(few, model)
+        return few
+
+
+def blank(images_BVCHW: Tensor) -> Tensor:
+    """Return the views each in its mean colour."""
+    mean = images_BVCHW.float().mean((3, 4), keepdim=True)
+    return mean.to(images_BVCHW.dtype).expand_as(images_BVCHW).contiguous()
+
+
+@torch.no_grad()
+def _ask(state: State, model: PretrainModel, batch: Batch) -> dict[str, dict[str, Tensor]]:
+    was_training = model.training
+    model.eval()
+    try:
+        # what was compiled for training is left alone
+        with (
+            torch.compiler.set_stance("force_eager"),
+            get_precision_context(state.precision, state.precision_config),
+        ):
+            return model(batch)
+    finally:
+        model.train(was_training)
+
+
+def _head(model: PretrainModel, name: str) -> PositionObjective | None:
+    objective = model.objectives[name]
+    return objective if isinstance(objective, PositionObjective) else None

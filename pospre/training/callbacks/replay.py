@@ -1,0 +1,154 @@
+"""A bad step made again: from the last checkpoint before it, on the same samples."""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from composer.core import Callback, State
+from composer.loggers import Logger
+from torch import Tensor
+
+from pospre.batch import INDEX, Batch
+from pospre.errors import UserError
+from pospre.model.algorithm import PretrainAlgorithm, Progress, pretrain_model, training_progress
+from pospre.model.model import PretrainModel
+from pospre.recipe.recipe import Recipe, recorded_recipe
+from pospre.recipe.sections import Callbacks, Loggers
+from pospre.training.callbacks.metrics import losses_of
+from pospre.training.callbacks.resume import Resume
+from pospre.training.callbacks.stop_signals import StopSignals
+from pospre.training.checkpoints.file import DamagedCheckpoint
+from pospre.training.checkpoints.finding import checkpoint_folders, checkpoints_in
+from pospre.training.checkpoints.reading import Checkpoint, read_checkpoint
+from pospre.training.components import build_components
+from pospre.training.start_weights import load_weights
+from pospre.training.trainer import build_trainer
+
+
+class Replay(NamedTuple):
+    """A step made again.
+
+    Attributes:
+        losses: of the step, now.
+        model: with the weights and in the mode that it had before the step.
+        algorithms: attached to it.
+        batch: the samples of the step, of all ranks, as the loader gives them.
+        progress: of the training when the step began.
+    """
+
+    losses: dict[str, float]
+    model: PretrainModel
+    algorithms: list[PretrainAlgorithm]
+    batch: Batch
+    progress: Progress
+
+
+def replay(path: str | Path) -> Replay:
+    """Train again, in this process, from the last checkpoint before a bad step through that step.
+
+    Nothing is written into the run's folder.
+
+    Args:
+        path: ``bad_steps/ba<step>.json`` of a run folder.
+
+    Raises:
+        UserError: the file is of no run, or the data are others now.
+    """
+    path = Path(path)
+    try:
+        noted = json.loads(path.read_text(encoding="utf-8"))
+        step, ranks = noted["step"], noted["ranks"]
+        recipe = recorded_recipe(noted["recipe"], source=f"recipe in {path}")
+        wanted = sorted(index for rank in ranks for index in rank[INDEX])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path} is not what a run wrote about a bad step ({error}); give the file that the "
+            "message named"
+        ) from error
+    start = _checkpoint_before(step, path, recipe)
+    with tempfile.TemporaryDirectory(prefix="pospre_replay_") as folder:
+        held = _train(_apart(recipe, folder), start, step)
+    found = sorted(held.batch[INDEX].tolist())
+    if found != wanted:
+        raise UserError(
+            f"{path}: step {step} now has other samples ({found[:3]}… instead of {wanted[:3]}…): "
+            f"data.path = {recipe.data.path} has changed since"
+        )
+    return held
+
+
+def _checkpoint_before(step: int, path: Path, recipe: Recipe) -> Checkpoint | None:
+    """Return the newest whole checkpoint before a step, None where there is none."""
+    folders = [str(path.absolute().parents[1] / "checkpoints"), *checkpoint_folders(recipe)]
+    for found in checkpoints_in(*folders):
+        if found.batch < step:
+            try:
+                return read_checkpoint(found.uri)
+            except DamagedCheckpoint:
+                continue
+    return None
+
+
+def _apart(recipe: Recipe, folder: str) -> Recipe:
+    """Return the recipe of the same training that leaves and watches nothing, on one process."""
+    trainer = recipe.trainer.model_copy(
+        update={
+            "run_folder": folder,
+            "save_folder": None,
+            "save_interval": "1000000000ba",
+            "keep_best": None,
+            "progress_bar": False,
+            "fsdp": None,
+        }
+    )
+    quiet = Callbacks(
+        loss_spikes=None, collapse=None, position_shortcut=None, stalls=None, gradient_norms=False
+    )
+    update = {"trainer": trainer, "callbacks": quiet, "loggers": Loggers(), "evaluation": {}}
+    return recipe.model_copy(update=update)
+
+
+def _train(recipe: Recipe, start: Checkpoint | None, step: int) -> Replay:
+    run = build_components(recipe)
+    if start is None and recipe.encoder.weights is not None:
+        load_weights(run.model, recipe.encoder.weights, recipe.encoder.weights_from)
+    print(f"replaying to step {step} from {'the start' if start is None else start.uri}")
+    signals, held = StopSignals(), _Hold(step)
+    resume = None if start is None else Resume(start.content)
+    trainer = build_trainer(run, signals=signals, resume=resume)
+    trainer.state.callbacks.append(held)
+    try:
+        trainer.fit()
+    except UserError:
+        if not held.losses:  # else it is that step that diverges again
+            raise
+    finally:
+        signals.give_back()
+        trainer.engine.close()
+    run.model.load_state_dict(held.weights)
+    assert held.progress is not None
+    return Replay(held.losses, run.model, run.algorithms, held.batch, held.progress)
+
+
+class _Hold(Callback):
+    """Keeps what there was before a step, and its losses; ends the training after it."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.weights: dict[str, Tensor] = {}
+        self.batch: Batch = {}
+        self.progress: Progress | None = None
+        self.losses: dict[str, float] = {}
+
+    def batch_start(self, state: State, logger: Logger) -> None:
+        if state.timestamp.batch.value == self.step - 1:
+            weights = pretrain_model(state).state_dict()
+            self.weights = {name: value.to("cpu", copy=True) for name, value in weights.items()}
+            self.batch = state.device.batch_to_device(state.batch)
+            self.progress = training_progress(state)
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        if state.timestamp.batch.value == self.step:
+            self.losses = losses_of(state)
+            state.stop_training()

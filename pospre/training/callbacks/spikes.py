@@ -1,0 +1,88 @@
+"""Loss spikes: a loss far above those of the steps before."""
+
+import math
+from collections import deque
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+from composer.core import State
+from composer.loggers import Logger
+
+from pospre.errors import UserError
+from pospre.recipe.recipe import Recipe
+from pospre.training.callbacks.bad_step import kept_checkpoints, note_step
+from pospre.training.callbacks.watcher import Watcher
+
+_NORMAL = 1.4826  # times the median distance from the median: a normal distribution's deviation
+_LEAST = 0.01  # of the median, so that a loss that hardly moves has a deviation, too
+
+
+class LossSpikes(Watcher):
+    """Warns of, or stops at, a total loss that lies ``factor`` deviations above the median.
+
+    Median and deviation are those of the last ``window`` steps; the deviation comes from the median
+    distance from the median, so that neither follows a few outliers. It stands before the saver.
+    The samples of the step are written down.
+
+    Args:
+        action: ``warn``, or ``stop`` before the step can be saved.
+        window: steps to compare with; it judges from a third of it on.
+        factor: deviations above the median that make a spike.
+        recipe: of the run, for advice; None under a Trainer of one's own.
+        folder: where the step's samples are written; None: ``bad_steps`` in the run's folder.
+        log: see ``Watcher``.
+    """
+
+    def __init__(
+        self,
+        *,
+        action: Literal["warn", "stop"] = "warn",
+        window: int = 100,
+        factor: float = 10.0,
+        recipe: Recipe | None = None,
+        folder: Path | None = None,
+        log: Path | None = None,
+    ) -> None:
+        super().__init__(log)
+        self.action, self.window, self.factor = action, window, factor
+        self.recipe = recipe
+        self.folder = folder
+        self._losses: deque[float] = deque(maxlen=window)
+        self._last = 0
+
+    def batch_checkpoint(self, state: State, logger: Logger) -> None:
+        """Compare the loss of the step that is done with those before; all ranks see the same."""
+        step, loss = state.timestamp.batch.value, state.total_loss_dict["loss/train/total"]
+        found = self.spike(step, loss)
+        if found is None:
+            return
+        noted = note_step(state, self.folder, self.recipe)
+        if self.action == "warn":
+            self.warn(step, f"{found}. {noted}")
+            return
+        kept = "" if self.recipe is None else f"{kept_checkpoints(self.recipe, step)} "
+        raise UserError(
+            f"training stopped: step {step}: {found}. {kept}{noted} Give the same command with "
+            "callbacks.loss_spikes.action=warn to go on, or lower optimizer.base_lr under another "
+            "run_name."
+        )
+
+    def spike(self, step: int, loss: float) -> str | None:
+        """Return what is wrong with the loss of a step, None if nothing; at most once a window."""
+        if not math.isfinite(loss):
+            return None  # another callback's business
+        before = list(self._losses)
+        self._losses.append(loss)
+        if 3 * len(before) < self.window or (self._last and step - self._last < self.window):
+            return None
+        middle = median(before)
+        spread = _NORMAL * median(abs(value - middle) for value in before)
+        limit = middle + self.factor * max(spread, _LEAST * abs(middle))
+        if not loss > limit:
+            return None
+        self._last = step
+        return (
+            f"loss/total = {loss:.4g} is a spike: the median of {len(before)} steps before is "
+            f"{middle:.4g}, and up to {limit:.4g} is usual"
+        )

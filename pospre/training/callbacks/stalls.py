@@ -1,0 +1,192 @@
+"""Where the time of a run goes, and where it stands when no step ends."""
+
+import os
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from types import FrameType
+
+from composer.core import Event, State
+from composer.loggers import Logger
+from composer.utils import dist
+
+from pospre.training.callbacks.watcher import Watcher, is_due, note
+from pospre.training.checkpoints.saver import CheckpointSaver
+
+# what goes on from an event to the next of these
+_PHASES = {
+    Event.FIT_START: "step",
+    Event.EPOCH_START: "data",
+    Event.BEFORE_DATALOADER: "data",
+    Event.AFTER_DATALOADER: "step",
+    Event.BATCH_END: "evaluation",
+    Event.BATCH_CHECKPOINT: "save",
+    Event.EPOCH_END: "evaluation",
+    Event.EPOCH_CHECKPOINT: "save",
+}
+_PATIENT = 5  # times that long may the first step take (compilation), and an evaluation
+_DEPTH = 4  # functions that a line names
+
+
+class Stalls(Watcher):
+    """Logs the shares of wall time, and warns where the loader or anything else holds up training.
+
+    ``time/data`` is the wait for batches (of the slowest rank: all wait for it), ``time/save`` that
+    for checkpoints, ``time/evaluation`` for evaluations and other callbacks, ``time/step`` the
+    rest; together they are 1, and each line has those since the line before. It stands first, so
+    that the other callbacks' time is booked where they run; with a saver of another kind than ours
+    all that follows a step's end counts as saving.
+
+    A thread on every rank says when no step has ended for long, and in which functions the training
+    is then; again when twice that time has passed.
+
+    Args:
+        loader_share: share of ``time/data`` that is too much.
+        patience: seconds for which it must be, before a warning.
+        silence: seconds without the end of a step before the thread speaks; five times as long for
+            the first step and in evaluations, and as long as five steps where these are long.
+        interval: steps between two lines.
+        log: see ``Watcher``.
+    """
+
+    def __init__(
+        self,
+        *,
+        loader_share: float = 0.3,
+        patience: float = 60.0,
+        silence: float = 120.0,
+        interval: int = 10,
+        log: Path | None = None,
+    ) -> None:
+        super().__init__(log)
+        self.loader_share, self.patience, self.interval = loader_share, patience, interval
+        self._watchdog = _Watchdog(silence, log)
+        self._seconds = dict.fromkeys(_PHASES.values(), 0.0)
+        self._phase = "step"
+        self._since: float | None = None
+        self._hears_of_saves = False
+        self._waited = self._over = 0.0  # of the time that the loader has been too slow
+
+    def run_event(self, event: Event, state: State, logger: Logger) -> None:
+        """Book the time since the last event that begins something else."""
+        if event in _PHASES:
+            phase = _PHASES[event]
+            self._begin("evaluation" if phase == "save" and self._hears_of_saves else phase)
+        super().run_event(event, state, logger)
+
+    def _begin(self, phase: str) -> None:
+        now = time.monotonic()
+        if self._since is not None:
+            self._seconds[self._phase] += now - self._since
+        self._phase, self._since = phase, now
+        self._watchdog.phase = phase
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Begin to watch this thread."""
+        super().fit_start(state, logger)
+        savers = [saver for saver in state.callbacks if isinstance(saver, CheckpointSaver)]
+        for saver in savers:
+            saver.before_save.insert(0, lambda _: self._begin("save"))
+        self._hears_of_saves = bool(savers)
+        self._watchdog.start()
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        """Note that a step has ended; log the shares, and judge that of the loader."""
+        step = state.timestamp.batch.value
+        self._watchdog.beat(step)
+        if not is_due(step, self.interval):
+            return
+        total = max(sum(self._seconds.values()), 1e-9)
+        shares = {phase: seconds / total for phase, seconds in self._seconds.items()}
+        logger.log_metrics({f"time/{phase}": round(shares[phase], 4) for phase in shares})
+        self._judge(step, total)
+        self._seconds = dict.fromkeys(self._seconds, 0.0)
+
+    def close(self, state: State, logger: Logger) -> None:
+        """End the thread."""
+        self._watchdog.stop()
+
+    def _judge(self, step: int, total: float) -> None:
+        if self._seconds["data"] <= self.loader_share * total:
+            self._waited = self._over = 0.0
+            self.judge(step, "loader", None)
+            return
+        self._waited += self._seconds["data"]
+        self._over += total
+        if self._over >= self.patience:
+            recipe = "RECIPE" if self.log is None else self.log.with_name("recipe.yaml")
+            self.judge(
+                step,
+                "loader",
+                f"{self._waited / self._over:.0%} of the last {self._over:.0f} s went by waiting "
+                f"for the loader; `python -m pospre.loader_report {recipe}` says what costs how "
+                "much, and what would make it cheaper",
+            )
+
+
+class _Watchdog:
+    """Looks from a thread of its own whether another one still ends its steps."""
+
+    def __init__(self, silence: float, log: Path | None) -> None:
+        self.silence = silence
+        self.log = log
+        self.phase = "step"
+        self._ended = threading.Event()
+        self._step, self._longest, self._steps = 0, 0.0, 0
+        self._beat = self._told = 0.0
+
+    def start(self) -> None:
+        """Begin to watch the thread that calls this."""
+        self._beat = time.monotonic()
+        self._ended.clear()
+        watched = threading.get_ident()
+        threading.Thread(target=self._watch, args=(watched,), daemon=True).start()
+
+    def beat(self, step: int) -> None:
+        """Take note of the end of a step."""
+        now = time.monotonic()
+        if self._steps:  # the first one may compile
+            self._longest = max(self._longest, now - self._beat)
+        self._step, self._steps = step, self._steps + 1
+        self._beat, self._told = now, 0.0
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._ended.set()
+
+    def _watch(self, watched: int) -> None:
+        while not self._ended.wait(self.silence / 8):
+            silent = time.monotonic() - self._beat
+            frame = sys._current_frames().get(watched)
+            if frame is not None and silent > self._limit():
+                self._told = silent
+                self._say(silent, where(frame))
+
+    def _limit(self) -> float:
+        is_patient = not self._steps or self.phase == "evaluation"
+        limit = max(self.silence * (_PATIENT if is_patient else 1), _PATIENT * self._longest)
+        return max(limit, 2 * self._told)
+
+    def _say(self, silent: float, place: str) -> None:
+        step, rank = self._step, dist.get_global_rank()
+        who = f"rank {rank}" if dist.get_world_size() > 1 else "the training"
+        text = f"no step has ended for {silent:.0f} s; {who} is in {self.phase}: {place}"
+        print(f"warning: step {step}: {text}", file=sys.stderr, flush=True)
+        if rank == 0:
+            note(self.log, step, Stalls.__name__, text)
+
+
+def where(frame: FrameType) -> str:
+    """Return the innermost functions of a thread in one line, and the innermost of this package."""
+    found = traceback.extract_stack(frame)[::-1]
+    named = found[:_DEPTH]
+    package = f"{os.sep}pospre{os.sep}"
+    ours = next((entry for entry in found if package in entry.filename), None)
+    if ours is not None and ours not in named:
+        named = [*named[:-1], ours]
+    places = ("/".join(Path(entry.filename).parts[-2:]) for entry in named)
+    return " < ".join(
+        f"{entry.name} ({place}:{entry.lineno})" for entry, place in zip(named, places, strict=True)
+    )

@@ -1,0 +1,187 @@
+"""Starting an encoder from weights that another training left behind.
+
+Every tensor of the encoder is taken from the file, or may be fresh and is named; nothing stays
+random without a word. Only positions may be fresh, when the file has none of their kind.
+
+Two things are resampled, and that is said: the positions of another grid, bicubic between patch
+centres (``resample_positions``; relative ones by timm's ``resize_rel_pos_bias_table``), and patch
+kernels of another size, so that patches resized alike embed alike (FlexiViT's pseudo-inverse,
+timm's ``resample_patch_embed``).
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from timm.layers import resample_patch_embed, resize_rel_pos_bias_table
+from torch import Tensor
+
+from pospre.errors import UserError
+from pospre.model.model import PretrainModel
+from pospre.model.teacher import follow
+from pospre.nn.encoder import Encoder
+from pospre.nn.patch_encoder import PatchEncoder
+from pospre.nn.positions import resample_positions
+from pospre.nn.swin.encoder import SwinEncoder
+from pospre.nn.weight_layouts import shortened, with_prefix_rows
+from pospre.training.checkpoints.content import Weights
+from pospre.training.weight_files import Keys, Source, read_source
+
+KEYS = Keys("encoder.weights = ", "encoder.weights_from")
+_TABLE = "relative_position_bias_table"
+_SHARED = f"shared_rel_pos.{_TABLE}"
+_KERNEL = "patch_embed.proj.weight"
+_COMPARE = (
+    "compare name, depth, class_token, num_registers, layer_scale and final_norm of the encoder"
+)
+
+
+@dataclass
+class Loaded:
+    """What became of an encoder's weights.
+
+    Attributes:
+        source: where they are from.
+        tensors: taken, by the encoder's names.
+        expected: how many the encoder has.
+        fresh: names of those that keep what they had.
+        unused: names in the source that the encoder has no use for.
+        resampled: what was brought to another size, in words.
+    """
+
+    source: Source
+    expected: int
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    fresh: list[str] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
+    resampled: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        count = f"{len(self.tensors)} of {self.expected} tensors"
+        parts = [f"encoder: {count} from {self.source.name}"]
+        for title, keys in (
+            ("fresh", self.fresh),
+            ("not used", self.unused),
+            ("left out", self.source.left_out),
+            ("resampled", self.resampled),
+        ):
+            if keys:
+                parts.append(f"{title}: {shortened(keys)}")
+        return "; ".join(parts)
+
+
+def load_weights(model: PretrainModel, uri: str, which: Weights = "student") -> str:
+    """Load an encoder's weights into ``model`` and into the teachers that follow it.
+
+    Args:
+        model: with its algorithms attached.
+        uri: checkpoint, folder of them or run folder; or a file of weights (``.safetensors``,
+            ``.pth``, ``.pth.tar``, ``.bin``) of ours or of a layout that
+            ``pospre.nn.weight_layouts`` knows; local or S3.
+        which: the encoder of a checkpoint, or of a file that holds a teacher beside it.
+
+    Returns:
+        One line that says what was loaded, what is fresh, resampled, not used and left out.
+
+    Raises:
+        UserError: the file cannot be read, or does not fit; the first such tensor is named.
+    """
+    return str(take_weights(model, read_source(uri, which, model.encoder.grid, KEYS)))
+
+
+def take_weights(model: PretrainModel, source: Source) -> Loaded:
+    """Load the tensors of ``source``; see ``load_weights``."""
+    encoder = model.encoder
+    _check_kind(encoder, source)
+    expected = encoder.state_dict()
+    done = Loaded(source, len(expected))
+    for key, own in expected.items():
+        found = _matching(key, own, encoder, done)
+        if found is None:
+            done.fresh.append(key)
+        else:
+            done.tensors[key] = found.to(own.dtype)
+    if model.position_source is not None:
+        done.fresh.append(f"the positions of {model.position_source}")
+    done.unused = [key for key in source.tensors if key not in expected and key != _SHARED]
+    _check_unused(done.unused, source)
+    encoder.load_state_dict(done.tensors, strict=False)
+    follow(model.teachers.pairs, 0.0)
+    return done
+
+
+def _check_kind(encoder: PatchEncoder, source: Source) -> None:
+    tables = any(key.endswith(f"attn.{_TABLE}") for key in source.tensors)
+    if tables and isinstance(encoder, SwinEncoder):
+        raise UserError(
+            f"{source.named} holds Swin's attention bias as tables of one window; "
+            "the network that gives it for any window is in the run: use its folder or a "
+            "checkpoint."
+        )
+    learned = source.positions in ("learned", "learned_sincos")
+    if encoder.position_kind == "sincos" and learned:
+        raise UserError(
+            f"encoder.positions = sincos is a fixed table, but {source.name} has learned its own; "
+            "use encoder.positions=learned"
+        )
+
+
+def _matching(key: str, own: Tensor, encoder: Encoder, done: Loaded) -> Tensor | None:
+    """Return the source's tensor for ``key``; None where a fresh one is allowed."""
+    source = done.source
+    found = source.tensors.get(key)
+    is_table = key.endswith(f"rel_pos.{_TABLE}")
+    if found is None and is_table:
+        found = source.tensors.get(_SHARED)  # SimMIM's fine-tuning: a copy for every block
+        if found is None:
+            return None
+    if found is None and key == "pos_embed":
+        return None
+    if found is None:
+        raise UserError(f"{source.named} lacks the tensor '{key}'; {_COMPARE}")
+    old = tuple(found.shape)
+    if key == "pos_embed" and found.shape != own.shape:
+        class_token = encoder.has_class_token
+        registers = encoder.num_prefix_tokens - class_token
+        bare = registers > 0 or found.shape[1] == encoder.num_patches
+        found = with_prefix_rows(found, class_token, registers, bare=bare)
+    if found.shape == own.shape:
+        return found
+    if key == "pos_embed":
+        found = _resampled(found, own, encoder, source)
+    elif key == _KERNEL and found.shape[:2] == own.shape[:2]:
+        found = resample_patch_embed(found.float(), list(own.shape[2:]))
+    elif is_table and found.shape[1] == own.shape[1]:
+        found = resize_rel_pos_bias_table(found, encoder.grid, tuple(own.shape))
+    if found.shape != own.shape:
+        raise UserError(
+            f"{source.named}: tensor '{key}' has shape {old}, the encoder wants "
+            f"{tuple(own.shape)}; {_COMPARE}"
+        )
+    done.resampled.append(f"{key} {_shape(old)} → {_shape(own.shape)}")
+    return found
+
+
+def _resampled(found: Tensor, own: Tensor, encoder: Encoder, source: Source) -> Tensor:
+    """Return the position table of another grid at the encoder's."""
+    prefix = encoder.num_prefix_tokens
+    count = found.shape[1] - prefix
+    side = round(max(count, 0) ** 0.5)
+    if found.shape[-1] != own.shape[-1] or side * side != count:
+        raise UserError(
+            f"{source.named}: tensor 'pos_embed' has shape {tuple(found.shape)}, "
+            f"the encoder wants {tuple(own.shape)}; only square grids are resampled"
+        )
+    patches = resample_positions(found[0, prefix:], (side, side), encoder.grid)
+    return torch.cat([found[0, :prefix], patches])[None]
+
+
+def _check_unused(unused: list[str], source: Source) -> None:
+    """Raise a ``UserError`` if the file has a part of an encoder that this one lacks."""
+    allowed = ("pos_embed", "norm.", "fc_norm.", "head.", "shared_rel_pos.")
+    for key in unused:
+        if not key.startswith(allowed) and not key.endswith(f"rel_pos.{_TABLE}"):
+            raise UserError(f"{source.named}: its tensor '{key}' is not in the encoder; {_COMPARE}")
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "×".join(map(str, shape))

@@ -1,0 +1,120 @@
+"""Decoding smaller: not below what a view needs, boxes on the grid, errors within tolerance."""
+
+import math
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from pospre.data.decode.jpeg import SHRINKS
+from pospre.data.loader import build_loader
+from pospre.data.views.boxes import box_crops
+from pospre.data.views.decode_crops import _OVERSAMPLING, choose_shrink, least_oversampling, snap
+from pospre.data.views.plan import ViewGroup
+
+
+def test_the_oversampling_grows_with_the_demand():
+    assert [least_oversampling(some) for some in (0, 0.7, 100)] == [math.inf, math.inf, 1.25]
+    tolerances = np.linspace(0.75, 4, 50)
+    found = [least_oversampling(tolerance) for tolerance in tolerances]
+    assert found == sorted(found, reverse=True)
+
+
+def test_the_view_that_needs_most_decides():
+    boxes = np.array([[0, 0, 2000, 2000], [0, 0, 300, 300]])
+    large, both = (box_crops(some, (2000, 2000), (100, 100)) for some in (boxes[:1], boxes))
+    assert choose_shrink([large], 2.5) == 8
+    assert choose_shrink([both], 1.5) == choose_shrink([large, both], 1.5) == 2
+    assert choose_shrink([large, both], 2.5) == 1
+    assert choose_shrink([large], float("inf")) == 1
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_snapped_boxes_lie_inside_and_near(data):
+    """Of boxes that have at least a pixel in the smaller image, as ``choose_shrink`` sees to."""
+    shrink = data.draw(st.sampled_from([2, 4, 8]))
+    width, height = (data.draw(st.integers(2 * shrink, 999)) for _ in range(2))
+    across, down = (data.draw(st.integers(shrink, side)) for side in (width, height))
+    left, top = data.draw(st.integers(0, width - across)), data.draw(st.integers(0, height - down))
+    boxes = np.array([[left, top, across, down], [0, 0, width, height]])
+    small = snap(boxes, shrink, width, height)
+    assert (small[:, :2] >= 0).all() and (small[:, 2:] > 0).all()
+    assert (small[:, :2] + small[:, 2:] <= (width // shrink, height // shrink)).all()
+    assert (np.abs(small * shrink - boxes) <= 1.5 * shrink).all()
+
+
+def save(folder: Path, suffix: str, image: Image.Image) -> Path:
+    folder.mkdir()
+    options: dict[str, Any] = {"quality": 95} if suffix == "jpg" else {}
+    image.save(folder / f"one.{suffix}", **options)
+    return folder
+
+
+@pytest.mark.parametrize("crop", ["random", "simple", "full"])
+def test_boxes_do_not_depend_on_what_can_be_decoded_smaller(tmp_path, crop):
+    coarse = np.random.default_rng(3).integers(0, 256, (9, 12, 3), dtype=np.uint8)
+    image = Image.fromarray(coarse).resize((1203, 901), Image.Resampling.BICUBIC)
+    views = [ViewGroup(size=64, count=3, scale=(0.3, 1), crop=crop)]
+    settings: dict[str, Any] = {"views": views, "batch_size": 1, "seed": 2, "num_workers": 0}
+    batches = [
+        next(iter(build_loader(save(tmp_path / suffix, suffix, image), **settings)))
+        for suffix in ("jpg", "png")
+    ]
+    assert torch.equal(batches[0]["view/box"], batches[1]["view/box"])
+    difference = batches[0]["view/image"].float() - batches[1]["view/image"].float()
+    assert difference.square().mean().sqrt() < 2
+    if crop == "random":
+        exact = build_loader(tmp_path / "jpg", **settings, tolerance=0)
+        moved = next(iter(exact))["view/box"] - batches[0]["view/box"]
+        assert 0 < moved.abs().max() < 1.5 * 4 / 901
+
+
+@pytest.mark.skipif("POSPRE_TEST_DATA" not in os.environ, reason="needs real photographs")
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
+@pytest.mark.parametrize("shrink", SHRINKS)
+def test_views_stay_within_the_tolerance(tmp_path, shrink, interpolation):
+    """Views of photographs cut as large as the tolerance allows at 1/shrink, beside full size."""
+    root = Path(os.environ["POSPRE_TEST_DATA"]) / "imagenet_sample"
+    errors: dict[float, list[float]] = {tolerance: [] for tolerance, _ in _OVERSAMPLING}
+    for path in sorted(root.glob("*/*.JPEG"))[::25]:
+        image = Image.open(path).convert("RGB")
+        folders = [tmp_path / suffix / path.stem for suffix in ("jpg", "png")]
+        for folder in folders:
+            folder.mkdir(parents=True)
+        shutil.copy(path, folders[0] / "one.jpg")
+        image.save(folders[1] / "one.png", compress_level=1)  # decoded in full, the boxes the same
+        for tolerance, pixels in _OVERSAMPLING:
+            side = int((min(image.size) - shrink) / (shrink * pixels))
+            group = ViewGroup(size=side, crop="full", interpolation=interpolation)
+            views = [only_view(folder, group, tolerance) for folder in folders]
+            errors[tolerance].append((views[0] - views[1]).square().mean().sqrt().item())
+    for tolerance, found in errors.items():
+        assert 0.3 * tolerance < np.mean(found) <= tolerance, (tolerance, np.mean(found))
+
+
+def only_view(folder: Path, group: ViewGroup, tolerance: float) -> torch.Tensor:
+    loader = build_loader(
+        folder, views=[group], batch_size=1, seed=0, num_workers=0, tolerance=tolerance
+    )
+    return next(iter(loader))["view/image"].float()
+
+
+def test_area_views_come_from_the_full_size_image(tmp_path):
+    coarse = np.random.default_rng(3).integers(0, 256, (90, 120, 3), dtype=np.uint8)
+    image = Image.fromarray(coarse).resize((1200, 900), Image.Resampling.BICUBIC)
+    folder = save(tmp_path / "jpg", "jpg", image)
+    group = ViewGroup(size=50, crop="full", interpolation="area")
+    exact, allowed = (only_view(folder, group, tolerance) for tolerance in (0.0, 100.0))
+    assert torch.equal(exact, allowed)
+    levels = np.asarray(Image.open(folder / "one.jpg"), np.float64)
+    means = levels.reshape(50, 18, 50, 24, 3).mean((1, 3))  # whole steps: plain means
+    found = exact[0, 0].permute(1, 2, 0).numpy()
+    assert np.abs(found - means).max() <= 0.5 + 1e-6

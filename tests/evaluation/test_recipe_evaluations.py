@@ -1,0 +1,57 @@
+"""What a recipe's ``evaluation`` section asks for, once training is done."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pospre.errors import UserError
+from pospre.evaluation import recipe_evaluations
+from pospre.recipe.recipe import recipe_from_dict
+from pospre.training.checkpoints.reading import Checkpoint
+
+
+def test_the_newest_whole_checkpoint_is_read_once_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = recipe_from_dict(
+        {
+            "run_name": "run",
+            "data": {"path": "photos", "batch_size": 8},
+            "encoder": {"name": "vits16"},
+            "algorithms": {"mae": {}},
+            "trainer": {"max_duration": "1ep", "run_folder": str(tmp_path)},
+            "evaluation": {"knn": {"k": 5}, "logistic": {"weights": "teacher"}, "accuracy": {}},
+        }
+    )
+    done = tmp_path / "run" / "evaluation" / "accuracy.json"
+    done.parent.mkdir(parents=True)
+    done.touch()
+    reads, measured = [], []
+    state = {"model": {}, "optimizers": {}, "timestamp": {"Timestamp": {"batch": 4}}}
+
+    def open_newest(folders: list[str]) -> Checkpoint:
+        reads.append(folders)
+        return Checkpoint("ep1-ba4.pt", "", {"state": state})
+
+    def run_evaluation(name: str, *arguments: Any, **options: Any) -> dict[str, Any]:
+        measured.append((name, *arguments, options["address"], options["weights"]))
+        if name == "knn":
+            raise UserError("no labels")
+        return {"results": {"top1": 0.5}}
+
+    monkeypatch.setattr(recipe_evaluations, "open_newest", open_newest)
+    monkeypatch.setattr(
+        recipe_evaluations, "model_of", lambda checkpoint, weights: ("model", weights)
+    )
+    monkeypatch.setattr(recipe_evaluations, "run_evaluation", run_evaluation)
+    module = SimpleNamespace(table=lambda results: f"top1 {results['top1']}")
+    monkeypatch.setattr(recipe_evaluations, "evaluation_module", lambda name: module)
+    (failure,) = recipe_evaluations.run_evaluations(recipe, again=False)
+    assert str(failure) == "no labels" and capsys.readouterr().out == "top1 0.5\n"
+    assert reads == [[str(tmp_path / "run" / "checkpoints")]]
+    knn, logistic = measured
+    assert knn[1:5] == ("model", "student", "photos", {"k": 5})
+    assert logistic[:4] == ("logistic", "model", "teacher", "photos")
+    assert logistic[-2:] == ("ep1-ba4.pt", "teacher")

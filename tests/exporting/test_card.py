@@ -1,0 +1,71 @@
+"""The card of an export: method, data, licence, figures, and lines that load what it describes."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import yaml
+
+from pospre.evaluation.run import write_json
+from pospre.exporting.export import export
+from pospre.recipe.recipe import recipe_from_dict
+from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    plain = tiny_recipe(tmp_path / "runs", "mae").dump()
+    plain["algorithms"]["ema_teacher"] = {}
+    return save_checkpoint(recipe_from_dict(plain))
+
+
+def measured(checkpoint: Path, name: str, results: dict[str, Any], weights: str) -> None:
+    document = {"name": name, "weights": weights, "data": "photos|val", "results": results}
+    write_json(checkpoint.parents[1] / "evaluation" / f"{name}.json", document)
+
+
+def card(checkpoint: Path, **options: Any) -> str:
+    out = checkpoint.parents[3] / "encoder.pth"
+    export(str(checkpoint), out, format="timm", overwrite=True, **options)
+    return out.with_name("encoder.pth.md").read_text(encoding="utf-8")
+
+
+def test_it_says_what_the_weights_are(checkpoint: Path) -> None:
+    text = card(checkpoint, license="cc-by-4.0")
+    header = yaml.safe_load(text.split("---\n")[1])
+    assert header["license"] == "cc-by-4.0" and header["library_name"] == "timm"
+    assert header["tags"] == ["pospre", "vision-transformer", "mae", "ema_teacher"]
+    assert "- `mae`: MAE: masked autoencoders (He et al. 2022, arXiv 2111.06377)." in text
+    assert "- weights: cc-by-4.0" in text and "not recorded with `unused`" in text
+    assert "Images of 64 × 64 pixels and 3 channels" in text
+    recipe = re.findall("```yaml\n(.*?)```", text, re.DOTALL)[0]
+    assert yaml.safe_load(recipe)["run_name"] == "tiny"
+
+
+def test_its_lines_load_the_weights(checkpoint: Path) -> None:
+    scope: dict[str, Any] = {}
+    exec(re.findall("```python\n(.*?)```", card(checkpoint), re.DOTALL)[0], scope)
+    assert isinstance(scope["model"], timm.models.VisionTransformer)
+
+
+def test_it_has_the_figures_of_these_weights(checkpoint: Path) -> None:
+    assert "None was measured" in card(checkpoint)
+    measured(checkpoint, "knn", {"top1": 0.713, "top1_se": 0.0101, "initial_top1": 0.4}, "student")
+    measured(checkpoint, "accuracy", {"top1": 0.5, "top5": None}, "teacher")
+    measured(checkpoint, "gone", {"top1": 0.9}, "student")
+    text = card(checkpoint, license=None)
+    assert r"| knn | top1 | 0.713 ± 0.01 | 0.4 | `photos\|val` |" in text
+    assert "accuracy" not in text.split("## Recipe")[0] and "gone" not in text
+    assert "not stated by who exported them" in text and "\nlicense:" not in text
+    teacher = card(checkpoint, weights="teacher")
+    assert r"| accuracy | top1 | 0.5 | – | `photos\|val` |" in teacher and "0.713" not in teacher
+
+
+def test_an_existing_card_is_kept(checkpoint: Path) -> None:
+    out = checkpoint.parents[3] / "encoder.pth"
+    (out.parent / "encoder.pth.md").write_text("precious")
+    with pytest.raises(ValueError, match=r"encoder\.pth\.md exists; --overwrite"):
+        export(str(checkpoint), out, format="timm")
+    assert not out.exists()

@@ -1,0 +1,51 @@
+"""Weights of others, converted: a file in a published layout comes out as every format."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from transformers import AutoModel, Dinov2Config, Dinov2Model
+
+from pospre.errors import UserError
+from pospre.exporting.export import export
+from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
+
+
+@torch.no_grad()
+def test_their_own_layout_comes_back(tmp_path: Path) -> None:
+    """Save timm's ViT with layer scale and read it as transformers' Dinov2Model."""
+    torch.manual_seed(0)
+    size: dict[str, Any] = {"img_size": 56, "depth": 2, "num_classes": 0}
+    vit: Any = timm.create_model("vit_small_patch14_dinov2", init_values=1.0, **size).eval()
+    for parameter in vit.parameters():
+        parameter.add_(0.05 * torch.randn_like(parameter))
+    file, out = tmp_path / "theirs.pth", tmp_path / "hf"
+    torch.save(vit.state_dict(), file)
+    lines = export(str(file), out, format="hf")
+    assert any("tensors from" in line for line in lines)
+    model = AutoModel.from_pretrained(out).eval()
+    assert isinstance(model, Dinov2Model) and isinstance(model.config, Dinov2Config)
+    images = torch.rand(2, 3, 56, 56)
+    found, theirs = model(pixel_values=images).last_hidden_state, vit.forward_features(images)
+    assert F.cosine_similarity(found, theirs, dim=-1).min() >= 0.99999
+    text = (out / "README.md").read_text()
+    assert "# theirs.pth" in text and "By others" in text and "## Recipe" not in text
+    assert "that of their authors" in text
+
+
+def test_an_export_becomes_another_format(tmp_path: Path) -> None:
+    path = save_checkpoint(tiny_recipe(tmp_path / "runs", "mae"))
+    first, second = tmp_path / "one.safetensors", tmp_path / "two"
+    export(str(path), first, format="safetensors")
+    export(str(first), second, format="torchhub")
+    ours: Any = torch.hub.load(str(second), "encoder", source="local")
+    saved = torch.load(path, weights_only=True)["state"]["model"]
+    assert torch.equal(ours.blocks[1].mlp.fc1.weight, saved["encoder.blocks.1.mlp.fc1.weight"])
+
+
+def test_a_missing_file_is_called_as_the_command_calls_it(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"URI = .*no\.pth does not exist"):
+        export(str(tmp_path / "no.pth"), tmp_path / "out.pth", format="timm")

@@ -1,0 +1,36 @@
+"""Export of Swin: timm computes our features, and a fine-tuned run's logits."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pospre.errors import UserError
+from pospre.exporting.export import export
+from pospre.training.checkpoints.content import load_model
+from tests.evaluation.checkpoints import printed_model, save_checkpoint
+from tests.swin_runs import DROPPOS, SUPERVISED, small_swin
+
+
+@torch.no_grad()
+def test_a_fine_tuned_swins_logits_are_timms(tmp_path: Path) -> None:
+    recipe = small_swin(tmp_path, "supervised", SUPERVISED, window=8)
+    checkpoint = save_checkpoint(recipe)
+    lines = export(str(checkpoint), tmp_path / "swin.pth", format="timm")
+    assert "features and logits" in "\n".join(lines)
+    model = load_model(str(checkpoint))[0]
+    images = torch.randn(2, 3, 64, 64)
+    ours = model.objectives["supervised"]({"student": model.tokens(images)}, {})["logits"]
+    torch.testing.assert_close(printed_model(lines)(images), ours, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("classes", [None, 0])
+def test_a_pre_trained_swin_has_a_zero_classifier_or_none(
+    tmp_path: Path, classes: int | None
+) -> None:
+    checkpoint = save_checkpoint(small_swin(tmp_path, "droppos", DROPPOS))
+    lines = export(str(checkpoint), tmp_path / "swin.pth", format="timm", num_classes=classes)
+    theirs = printed_model(lines)
+    assert theirs.num_classes == (1000 if classes is None else 0)
+    with pytest.raises(UserError, match=r"--grid 8x8 is for positions of a table"):
+        export(str(checkpoint), tmp_path / "other.pth", format="timm", grid="8x8")

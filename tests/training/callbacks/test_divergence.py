@@ -1,0 +1,125 @@
+"""A run that diverges stops after that step, and no checkpoint is spoilt."""
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from composer.core import Callback, Timestamp
+
+import pospre
+from pospre.errors import UserError
+from pospre.recipe.recipe import load_recipe
+from pospre.report.page import write_report
+from pospre.training.callbacks.divergence import Divergence
+from pospre.training.callbacks.replay import Replay, replay
+from tests.algorithms.cases import Case
+from tests.processes import finished
+from tests.training.callbacks.plain import fit
+from tests.training.tiny_runs import MAE, Run, command, environment, metrics
+
+TOO_FAST = (MAE, "optimizer.base_lr=1.0e30", "trainer.save_interval=1ba")
+
+
+def check(folder: Path, said: str, ranks: int) -> None:
+    """Compare what is left of a run whose third step diverges."""
+    assert "error: training diverged: after step 3 not finite: loss/total = nan, loss/mae" in said
+    assert f"the last good one is {folder}/checkpoints/ep0-ba1.pt" in said
+    assert "optimizer.base_lr (now 1e+30)" in said and "trainer.clip_grad" in said
+    steps = sorted(path.name for path in (folder / "checkpoints").glob("*.pt"))
+    assert steps == ["ep0-ba1.pt", "ep0-ba2.pt"]
+
+    def refuse(constant: str) -> None:
+        pytest.fail(f"{constant} is no JSON")
+
+    text = (folder / "metrics.jsonl").read_text()
+    lines = [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert [line["loss/total"] is None for line in lines] == [False, False, True]
+
+    path = folder / "bad_steps" / "ba3.json"
+    noted = json.loads(path.read_text(), parse_constant=refuse)
+    assert str(path) in said
+    assert (noted["step"], noted["seed"], noted["recipe"]["run_name"]) == (3, 0, "tiny")
+    assert noted["losses"]["loss/total"] == "nan"
+    assert [len(rank["index"]) for rank in noted["ranks"]] == [8 // ranks] * ranks
+    assert {epoch for rank in noted["ranks"] for epoch in rank["epoch"]} == {0}
+    assert len({index for rank in noted["ranks"] for index in rank["index"]}) == 8
+
+
+def test_nan_stops_the_run(tiny: Path, run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "tiny"
+    code, said = run(tiny, *TOO_FAST, "trainer.log_interval=100")
+    assert code == 2 and "Traceback" not in said
+    assert [line["step"] for line in metrics(folder)] == [1, 3]
+    # the same command meets it again, and says the same; a report can be made of what there is
+    code, said = run(tiny, *TOO_FAST)
+    assert code == 2 and "going on from" in said and "after step 3 not finite" in said
+    assert "not finite" in write_report(folder).read_text()
+
+
+def sample_losses(step: Replay) -> dict[str, float]:
+    """Return the means of the losses that every sample has by itself."""
+    found: dict[str, float] = {}
+    for row in range(len(step.batch["index"])):
+        one = {key: value[row : row + 1] for key, value in step.batch.items()}
+        one = pospre.prepare(step.model, step.algorithms, one, step.progress)
+        for name, loss in step.model.loss(step.model(one), one).items():
+            name = name if name.startswith("metric/") else f"loss/{name}"
+            found[name] = found.get(name, 0.0) + loss.item() / len(step.batch["index"])
+    return found
+
+
+@pytest.mark.parametrize("options", [(), ("trainer.fsdp={}",)], ids=["ddp", "fsdp2"])
+def test_nan_stops_two_ranks(options: tuple[str, ...], tiny: Path, tmp_path: Path) -> None:
+    done = finished(command(tiny, *TOO_FAST, *options, ranks=2), env=environment())
+    assert done.returncode == 2, done.stderr
+    folder = tmp_path / "runs" / "tiny"
+    check(folder, done.stderr, ranks=2)
+    # one process makes it again, from the checkpoint before
+    again = replay(folder / "bad_steps" / "ba3.json")
+    assert math.isnan(again.losses["loss/total"]) and len(again.batch["index"]) == 8
+    finite = [value.isfinite().all() for value in again.model.state_dict().values()]
+    assert all(finite) and again.model.training
+    # of every sample alone, as the documentation has it
+    assert again.losses == pytest.approx(sample_losses(again), nan_ok=True)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1.0])
+def test_weights_are_looked_at_before_a_save(value: float, tiny: Path, tmp_path: Path) -> None:
+    """An update that was not finite though the loss was."""
+    model, _ = Case(("mae",)).build()
+    torch.nn.init.constant_(dict(model.named_parameters())["encoder.norm.weight"], value)
+    time, batch = Timestamp(batch=7), {"index": torch.tensor([3, 5])}
+    state: Any = SimpleNamespace(model=model, timestamp=time, batch=batch, total_loss_dict={})
+    watch = Divergence(load_recipe(tiny))
+    if value == 1.0:
+        watch.before_save(state)
+        return
+    with pytest.raises(UserError, match=r"after step 7 .* tensor 'encoder\.norm\.weight'.*no good"):
+        watch.before_save(state)
+    noted = json.loads((tmp_path / "runs/tiny/bad_steps/ba7.json").read_text())
+    assert noted["ranks"] == [{"index": [3, 5]}]
+
+
+def test_it_needs_no_recipe(tmp_path: Path) -> None:
+    batch = {**Case(("mae",)).batch(16), "view/image": torch.zeros(16, 1, 3, 32, 32).byte()}
+
+    class Spoils(Callback):
+        def batch_start(self, state: Any, logger: Any) -> None:
+            if state.timestamp.batch.value == 2:
+                with torch.no_grad():
+                    next(state.model.parameters()).fill_(float("nan"))
+
+    watch = Divergence(folder=tmp_path / "bad")
+    with pytest.raises(UserError, match=r"after step 3 not finite: .*ba3\.json.*learning rate"):
+        fit(Case(("mae",)), steps=5, batch=batch, callbacks=[Spoils(), watch])
+
+
+def test_a_metric_that_is_not_finite_is_no_reason(tiny: Path) -> None:
+    losses = {"loss/train/total": 1.0, "loss/train/metric/mae_share": float("nan")}
+    state: Any = SimpleNamespace(total_loss_dict=losses, timestamp=Timestamp(batch=7))
+    Divergence(load_recipe(tiny)).batch_checkpoint(state, None)  # type: ignore[arg-type]

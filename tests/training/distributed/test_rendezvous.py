@@ -1,0 +1,186 @@
+"""The ranks find one another, or one message says who is missing or does something else."""
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pospre.errors import UserError
+from pospre.recipe.recipe import Recipe, load_recipe
+from pospre.training.distributed import rendezvous
+from pospre.training.distributed.agreement import name_ranks
+from pospre.training.distributed.place import Place, read_place
+from pospre.training.distributed.rendezvous import Meeting, meet
+
+Outcome = Meeting | UserError
+FOUR = {
+    "WORLD_SIZE": "4",
+    "RANK": "2",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "node0",
+    "MASTER_PORT": "29500",
+}
+
+
+def free_port() -> int:
+    with socket.create_server(("", 0)) as found:
+        port: int = found.getsockname()[1]
+        return port
+
+
+@pytest.fixture
+def places() -> list[Place]:
+    port = free_port()
+    return [Place(rank, 3, rank, 3, "127.0.0.1", port) for rank in range(3)]
+
+
+@pytest.fixture
+def together(tiny: Path) -> Callable[..., list[Outcome]]:
+    """Return ``together(places, …)``: what becomes of ranks that start at the same time."""
+
+    def start(places: list[Place], limit: float = 20.0, **others: list[str]) -> list[Outcome]:
+        def one(number: int) -> Outcome:
+            options = [f"trainer.rendezvous_timeout={limit}", *others.get(f"of_{number}", [])]
+            try:
+                return meet(places[number], load_recipe(tiny, options), "cpu")
+            except UserError as error:
+                return error
+
+        with ThreadPoolExecutor(len(places)) as pool:
+            return list(pool.map(one, range(len(places))))
+
+    return start
+
+
+def words(outcomes: list[Outcome]) -> str:
+    """Return the message that all ranks gave."""
+    (message,) = {str(outcome) for outcome in outcomes}
+    assert all(isinstance(outcome, UserError) for outcome in outcomes)
+    return message
+
+
+def test_all_come(places: list[Place], together: Callable[..., list[Outcome]]) -> None:
+    own_disk = ["data.path=/mnt/other", "data.num_workers=7", "trainer.run_folder=/tmp/x"]
+    for outcome in together(places, of_1=own_disk):
+        assert isinstance(outcome, Meeting) and outcome.hosts == [socket.gethostname()] * 3
+
+
+def test_a_missing_rank_is_named(
+    places: list[Place], together: Callable[..., list[Outcome]]
+) -> None:
+    said = words(together([places[0], places[2]], limit=0.5))
+    assert "2 of 3 ranks came to rank 0" in said and "within 0.5 s" in said
+    assert f"ranks 0, 2 from {socket.gethostname()}" in said and "Missing: rank 1." in said
+    assert "trainer.rendezvous_timeout" in said
+
+
+def test_an_unreachable_master_is_named(
+    places: list[Place],
+    together: Callable[..., list[Outcome]],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    start = time.monotonic()
+    said = words(together(places[1:2], limit=0.5))
+    assert time.monotonic() - start < 5
+    assert f"rank 1 on {socket.gethostname()} got no answer from rank 0 at" in said
+    assert f"127.0.0.1:{places[0].port} (MASTER_ADDR, MASTER_PORT) within 0.5 s" in said
+    assert "Connection refused" in said
+    nowhere = replace(places[1], address="no.such.host.invalid")
+    assert "no.such.host.invalid" in words(together([nowhere], limit=0.5))
+    elsewhere = replace(places[0], address="192.0.2.1")
+    said = words(together([elsewhere], limit=0.1))
+    assert "MASTER_ADDR = 192.0.2.1 does not lead to this machine" in said
+    assert capfd.readouterr() == ("", "")  # torch's warnings would be there
+
+
+def test_another_recipe_is_named(
+    places: list[Place], together: Callable[..., list[Outcome]]
+) -> None:
+    longer = ["trainer.max_duration=3ep"]
+    said = words(together(places, of_1=longer, of_2=longer))
+    host = socket.gethostname()
+    assert f"max_duration is 3ep on {host} (ranks 1 to 2), 4ep on {host} (rank 0)" in said
+    assert "Give all nodes one recipe" in said and "data.cache_dir" in said
+
+
+def test_another_version_is_named(
+    places: list[Place], together: Callable[..., list[Outcome]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = rendezvous.facts_of
+
+    def facts(recipe: Recipe, *rest: Any) -> dict[str, Any]:
+        found = real(recipe, *rest)
+        return found | {"torch's version": "2.6.0"} if recipe.data.num_workers == 7 else found
+
+    monkeypatch.setattr(rendezvous, "facts_of", facts)
+    said = words(together(places, of_1=["data.num_workers=7"]))
+    assert "torch's version is 2.6.0 on" in said and "(rank 1)" in said
+
+
+def test_a_rank_that_comes_twice_is_named(
+    places: list[Place], together: Callable[..., list[Outcome]]
+) -> None:
+    said = words(together([places[0], places[1], places[1]]))
+    assert "rank 1 came twice: process" in said and "NODE_RANK" in said
+
+
+def test_the_port_of_another_run(
+    places: list[Place], together: Callable[..., list[Outcome]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = together(places)  # holds the store
+    said = words(together(places[:1]))
+    assert f"rank 0 cannot listen on port {places[0].port}" in said and "MASTER_PORT" in said
+    monkeypatch.setattr(rendezvous.os, "getpid", lambda: -1)
+    assert "is in use by another run; choose another MASTER_PORT" in words(together(places[1:2]))
+    assert len(first) == 3
+
+
+def test_what_is_no_store_at_all(
+    places: list[Place], together: Callable[..., list[Outcome]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_exit: list[Any] = []
+    monkeypatch.setattr(rendezvous, "TCPStore", lambda *_, **__: time.sleep(2))  # torch: for ever
+    monkeypatch.setattr(rendezvous.atexit, "register", lambda *end: at_exit.append(end))
+    with socket.create_server(("127.0.0.1", 0)) as server:  # takes the call and says nothing
+        other = replace(places[1], port=server.getsockname()[1])
+        assert "that is not the port of this run" in words(together([other], limit=0.5))
+    assert at_exit == [(os._exit, 2)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE is '0'"),
+        ({"WORLD_SIZE": "four"}, "WORLD_SIZE is 'four'"),
+        ({"RANK": "4"}, "RANK is '4' (WORLD_SIZE is 4): a number from 0 to 3"),
+        ({"RANK": None}, "RANK is not set"),
+        ({"LOCAL_RANK": "2"}, "LOCAL_RANK is '2'"),
+        ({"LOCAL_WORLD_SIZE": "8"}, "LOCAL_WORLD_SIZE is '8'"),
+        ({"LOCAL_WORLD_SIZE": None}, "LOCAL_WORLD_SIZE is not set"),
+        ({"MASTER_ADDR": None}, "MASTER_ADDR is not set"),
+        ({"MASTER_PORT": "65536"}, "MASTER_PORT is '65536'"),
+        ({"WORLD_SIZE": None}, "RANK is '2' (WORLD_SIZE is not set)"),
+    ],
+)
+def test_an_environment_that_cannot_be(changes: dict[str, str | None], said: str) -> None:
+    environment = {name: value for name, value in (FOUR | changes).items() if value is not None}
+    with pytest.raises(UserError) as mistake:
+        read_place(environment)
+    assert said in str(mistake.value) and "yamls/launch/" in str(mistake.value)
+
+
+def test_the_environment_of_a_rank_and_of_a_lone_process() -> None:
+    assert read_place(FOUR) == Place(2, 4, 0, 2, "node0", 29500)
+    assert read_place({}) is None and read_place({"WORLD_SIZE": "1", "RANK": "0"}) is None
+
+
+def test_ranks_as_a_person_writes_them() -> None:
+    assert name_ranks([3]) == "rank 3"
+    assert name_ranks([7, 4, 5, 6, 12]) == "ranks 4 to 7, 12"

@@ -1,0 +1,295 @@
+"""Starting from another training's encoder: all of it, or an error that names the tensor."""
+
+import pickle
+import tarfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+
+from pospre.errors import UserError
+from pospre.model.model import PretrainModel
+from pospre.model.teacher import Momentum
+from pospre.nn.build import build_encoder
+from pospre.nn.positions import resample_positions
+from pospre.recipe.recipe import recipe_from_dict
+from pospre.training.build import build_model
+from pospre.training.checkpoints.content import load_model
+from pospre.training.start_weights import load_weights
+from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
+from tests.training.checkpoints.test_damage import Payload
+from tests.training.tiny_runs import Run
+
+
+def small(**options: Any) -> PretrainModel:
+    settings: dict[str, Any] = {"image_size": 64, "depth": 2, **options}
+    return PretrainModel(build_encoder("vit_tiny16", **settings), seed=0)
+
+
+def exported(path: Path, **options: Any) -> tuple[Path, dict[str, torch.Tensor]]:
+    """Write an encoder whose weights all differ from the initial ones."""
+    weights = {k: v + 0.1 for k, v in small(**options).encoder.state_dict().items()}
+    if path.suffix == ".safetensors":
+        save_file(weights, path)
+    else:
+        torch.save(weights, path)
+    return path, weights
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_checkpoint(tiny_recipe(tmp_path_factory.mktemp("runs"), "mae"))
+
+
+def test_a_checkpoint_gives_every_tensor_to_encoder_and_teacher(checkpoint: Path) -> None:
+    model = small()
+    model.add_teacher("test", Momentum(0.9))
+    line = load_weights(model, str(checkpoint.parents[1]))  # the run folder
+    expected = load_model(str(checkpoint))[0].encoder.state_dict()
+    assert model.teacher is not None
+    for encoder in (model.encoder, model.teacher.module):
+        for key, value in encoder.state_dict().items():
+            assert torch.equal(value, expected[key]), key
+    assert (
+        line == f"encoder: {len(expected)} of {len(expected)} tensors from {checkpoint} (student)"
+    )
+
+
+def test_a_teacher_is_asked_for_by_name(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"was trained without a teacher; use student"):
+        load_weights(small(), str(checkpoint), "teacher")
+    content = torch.load(checkpoint, weights_only=False)
+    weights = content["state"]["model"]
+    for key in [key for key in weights if key.startswith("encoder.")]:
+        weights[f"teacher.module.{key[8:]}"] = weights[key] + 1
+    path = tmp_path / "ep1-ba2.pt"
+    torch.save(content, path)
+    student, teacher = small(), small()
+    load_weights(student, str(path))
+    assert "(teacher)" in load_weights(teacher, str(path), "teacher")
+    key = "blocks.0.attn.qkv.weight"
+    assert torch.equal(teacher.encoder.state_dict()[key], student.encoder.state_dict()[key] + 1)
+    file, _ = exported(tmp_path / "one.pth")
+    with pytest.raises(UserError, match=r"holds one encoder"):
+        load_weights(small(), str(file), "teacher")
+
+
+@pytest.mark.parametrize("ending", ["pth", "safetensors"])
+def test_exported_files(tmp_path: Path, ending: str) -> None:
+    path, weights = exported(tmp_path / f"encoder.{ending}")
+    model = small()
+    load_weights(model, str(path))
+    for key, value in model.encoder.state_dict().items():
+        assert torch.equal(value, weights[key])
+
+
+def test_maes_published_files_nest_the_weights_and_keep_the_decoder(tmp_path: Path) -> None:
+    path, weights = exported(tmp_path / "mae.pth")
+    extra = {"mask_token": torch.zeros(1), "decoder_embed.weight": torch.zeros(1)}
+    torch.save({"model": weights | extra}, path)
+    assert "; not used" not in load_weights(small(), str(path))
+
+
+def test_positions_may_be_fresh_and_are_named(tmp_path: Path) -> None:
+    path, _ = exported(tmp_path / "mp3.pth", positions="none")
+    for kind, fresh in (
+        ("learned", "fresh: pos_embed"),
+        ("relative", "fresh: blocks.0.attn.rel_pos.relative_position_bias_table, blocks.1"),
+    ):
+        model = small(positions=kind)
+        before = {k: v.clone() for k, v in model.encoder.state_dict().items() if "pos" in k}
+        assert fresh in load_weights(model, str(path))
+        for key, value in before.items():
+            assert torch.equal(model.encoder.state_dict()[key], value)
+    assert "; fresh" not in load_weights(small(positions="none"), str(path))
+
+
+def test_a_table_of_zeros_stands_for_none(tmp_path: Path) -> None:
+    path, weights = exported(tmp_path / "mp3.pth", positions="none")
+    torch.save({**weights, "pos_embed": torch.zeros(1, 17, 192)}, path)  # as timm gets it
+    model = small(positions="learned")
+    assert "; fresh: pos_embed" in load_weights(model, str(path))
+    assert model.encoder.pos_embed is not None and model.encoder.pos_embed.any()
+
+
+def test_a_shared_bias_is_copied_to_every_block(tmp_path: Path) -> None:
+    path, weights = exported(tmp_path / "simmim.pth", positions="shared_relative")
+    model = small(positions="relative")
+    assert "; fresh" not in load_weights(model, str(path))
+    for block in model.encoder.blocks:
+        table = block.attn.rel_pos.relative_position_bias_table
+        assert torch.equal(table, weights["shared_rel_pos.relative_position_bias_table"])
+
+
+def test_a_table_of_another_grid_is_resampled(tmp_path: Path) -> None:
+    path, weights = exported(tmp_path / "small.pth")
+    model = small(image_size=96, positions="learned")
+    load_weights(model, str(path))
+    table = model.encoder.state_dict()["pos_embed"][0]
+    assert torch.equal(table[:1], weights["pos_embed"][0, :1])
+    expected = resample_positions(weights["pos_embed"][0, 1:], (4, 4), (6, 6))
+    assert torch.equal(table[1:], expected)
+
+
+def test_what_a_classifier_does_not_use_is_said(tmp_path: Path) -> None:
+    path, _ = exported(tmp_path / "encoder.pth")
+    line = load_weights(small(final_norm=False, positions="none"), str(path))
+    assert line.endswith("not used: pos_embed, norm.weight, norm.bias")
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "message"),
+    [
+        ({}, {"layer_scale": 0.1}, r"lacks the tensor 'blocks.0.ls1.gamma'"),
+        ({}, {"num_registers": 2}, r"lacks the tensor 'reg_token'"),
+        ({"layer_scale": 0.1}, {}, r"its tensor 'blocks.0.ls1.gamma' is not in the encoder"),
+        ({"depth": 3}, {}, r"its tensor 'blocks.2.norm1.weight' is not in the encoder"),
+        ({}, {"depth": 3}, r"lacks the tensor 'blocks.2.norm1.weight'"),
+        ({"channels": 1}, {}, r"tensor 'patch_embed.proj.weight' has shape"),
+        ({"class_token": False}, {}, r"lacks the tensor 'cls_token'"),
+        ({"image_size": [64, 32]}, {}, r"'pos_embed' has shape .* only square grids"),
+        ({"final_norm": False}, {}, r"lacks the tensor 'norm.weight'"),
+    ],
+)
+def test_what_does_not_fit_is_named(
+    tmp_path: Path, source: dict[str, Any], target: dict[str, Any], message: str
+) -> None:
+    path, _ = exported(tmp_path / "encoder.pth", **source)
+    with pytest.raises(UserError, match=message) as caught:
+        load_weights(small(**target), str(path))
+    assert "compare name, depth" in str(caught.value) or "square grids" in message
+
+
+def test_files_that_are_no_weights(tmp_path: Path) -> None:
+    for name in ("none.pth", "none.safetensors"):
+        with pytest.raises(UserError, match=r"does not exist"):
+            load_weights(small(), str(tmp_path / name))
+        (tmp_path / name).write_bytes(b"no weights")
+        with pytest.raises(UserError, match=r"is damaged, or "):
+            load_weights(small(), str(tmp_path / name))
+    torch.save({"weight": torch.zeros(1)}, tmp_path / "other.pth")
+    with pytest.raises(UserError, match=r"holds no Vision Transformer"):
+        load_weights(small(), str(tmp_path / "other.pth"))
+    path, weights = exported(tmp_path / "nan.pth")
+    torch.save({**weights, "cls_token": weights["cls_token"] * torch.nan}, path)
+    with pytest.raises(UserError, match=r"'cls_token' holds values that are not finite"):
+        load_weights(small(), str(path))
+
+
+def write_foreign(path: Path, kind: str, ran: Path) -> None:
+    """Write a file that ``torch.load`` refuses and advises to load all the same."""
+    if kind == "zip":
+        torch.save({"model": {"patch_embed.proj.weight": Payload(ran)}}, path)
+    elif kind == "pickle":
+        path.write_bytes(pickle.dumps(Payload(ran)))
+    elif kind == "module":
+        torch.save(torch.nn.Linear(2, 2), path)
+    elif kind == "script":
+        with warnings.catch_warnings(action="ignore"):  # newer torch will do without these files
+            torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), path)
+    else:
+        with tarfile.open(path, "w") as archive:
+            for name in ("sys_info", "pickle", "storages", "tensors"):
+                (path.parent / name).write_bytes(pickle.dumps({}))
+                archive.add(path.parent / name, name)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", ["zip", "pickle", "module", "script", "tar"])
+def test_what_could_be_code_is_refused_in_our_words(tmp_path: Path, kind: str) -> None:
+    write_foreign(tmp_path / "foreign.pth", kind, tmp_path / "ran")
+    with pytest.raises(UserError, match=r"foreign.pth .* nothing of it was loaded") as caught:
+        load_weights(small(), str(tmp_path / "foreign.pth"))
+    said = str(caught.value)
+    assert "weights_only" not in said and "torch.load" not in said and "trust" not in said
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(("old", "new"), [(14, 16), (16, 14), (8, 16)])
+def test_a_kernel_of_another_size_is_resampled(tmp_path: Path, old: int, new: int) -> None:
+    """By FlexiViT's rule, with numpy's pseudo-inverse: enlarged patches embed as they did."""
+    path, weights = exported(tmp_path / "encoder.pth", image_size=4 * old, patch_size=old)
+    model = small(image_size=4 * new, patch_size=new, positions="learned")
+    line = load_weights(model, str(path))
+    kernel = f"patch_embed.proj.weight 192×3×{old}×{old} → 192×3×{new}×{new}"
+    assert f"resampled: {kernel}" in line and "pos_embed" not in line
+    units = torch.eye(old * old).view(-1, 1, old, old)
+    resized = F.interpolate(units, size=(new, new), mode="bicubic", antialias=True).flatten(1)
+    inverse = np.linalg.pinv(resized.double().numpy())  # of patch ↦ patch @ resized
+    before = weights["patch_embed.proj.weight"].flatten(2).double()
+    found = model.encoder.state_dict()["patch_embed.proj.weight"].flatten(2).double()
+    np.testing.assert_allclose(found, before.numpy() @ inverse.T, atol=1e-5)
+    if new > old:
+        patch = torch.randn(5, old * old, dtype=torch.float64)
+        embedded = torch.einsum("bp,dcp->bdc", patch @ resized.double(), found)
+        expected = torch.einsum("bp,dcp->bdc", patch, before)
+        torch.testing.assert_close(embedded, expected, rtol=0, atol=1e-3)
+
+
+def test_a_training_starts_from_dinov2_with_registers(tmp_path: Path) -> None:
+    """Its names and its table, without rows for registers, at another grid."""
+    source = small(num_registers=2, layer_scale=0.1, positions="learned").encoder.state_dict()
+    source = {key: value + 0.1 for key, value in source.items()}
+    published = {key: value for key, value in source.items() if key != "reg_token"}
+    rows = source["pos_embed"]
+    published |= {
+        "register_tokens": source["reg_token"],
+        "mask_token": torch.ones(1, 192),
+        "pos_embed": torch.cat([rows[:, :1], rows[:, 3:]], dim=1),
+    }
+    torch.save({"teacher": {f"backbone.{k}": v for k, v in published.items()}}, tmp_path / "t.pth")
+    options = {"num_registers": 2, "layer_scale": 1.0, "positions": "learned"}
+    for side in (64, 96):
+        model = small(**options, image_size=side)
+        line = load_weights(model, str(tmp_path / "t.pth"))
+        found = model.encoder.state_dict()
+        assert f"{len(found)} of {len(found)} tensors from {tmp_path}/t.pth (teacher.back" in line
+        assert "left out: teacher.backbone.mask_token" in line
+        assert not found["pos_embed"][0, 1:3].any()
+        grid = model.encoder.grid
+        expected = resample_positions(rows[0, 3:], (4, 4), grid)
+        assert torch.equal(found["pos_embed"][0, 3:], expected)
+        assert all(torch.equal(found[k], v) for k, v in source.items() if k != "pos_embed")
+
+
+def test_a_fixed_table_is_not_replaced_by_a_learned_one(tmp_path: Path) -> None:
+    path = save_checkpoint(tiny_recipe(tmp_path / "runs", "mae", positions="learned"))
+    with pytest.raises(UserError, match=r"use encoder.positions=learned"):
+        load_weights(small(), str(path))
+
+
+def test_training_starts_from_the_weights_and_goes_on_without_them(
+    tiny: Path, run: Run, tmp_path: Path
+) -> None:
+    length = ("trainer.max_duration=2ba", "trainer.save_interval=1ba", "schedule.warmup=1ba")
+    short = (*length, "encoder.depth=2")
+    assert run(tiny, *short, "run_name=first")[0] == 0
+    source = tmp_path / "runs" / "first"
+    key = f"encoder.weights={source}"
+    code, said = run(tiny, *short, key, "run_name=second")
+    assert code == 0 and said.count("encoder: ") == 1 and f"from {source}" in said
+    source.rename(tmp_path / "gone")
+    code, said = run(tiny, *short, key, "run_name=third")
+    assert code == 2 and "does not exist" in said and not (tmp_path / "runs" / "third").exists()
+    second = tmp_path / "runs" / "second" / "checkpoints"
+    (second / "ep0-ba2.pt").unlink()  # killed after the first step
+    code, said = run(tiny, *short, key, "run_name=second")
+    assert code == 0 and "going on from" in said and "encoder: " not in said
+
+
+def test_recipe_keys_reach_the_encoder_only_where_they_belong() -> None:
+    recipe = recipe_from_dict(
+        {
+            "run_name": "weights",
+            "data": {"path": "x", "batch_size": 8},
+            "encoder": {"name": "vit_tiny16", "depth": 1, "weights": "nowhere.pth"},
+            "algorithms": {"mae": {}},
+            "trainer": {"max_duration": "1ep"},
+        }
+    )
+    assert len(build_model(recipe).encoder.blocks) == 1  # the file is read when training starts
