@@ -40,7 +40,7 @@ _HOMES = {
     "ViewGroup": "data.views.plan",
     "from_images": "batch",
     "DeviceAugment": "augment.device",
-    "load_weights": "training.start",
+    "load_weights": "training.start_weights",
     "measure": "evaluation.measure",
     "UserError": "errors",
 }
