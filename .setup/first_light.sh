@@ -29,11 +29,11 @@ PYTHON
 }
 
 convert() {
-    local part
-    for part in train val; do
-        run -m data_prep.convert "$images" "$folder/$part" --format mds --split $part
+    local split
+    for split in train val; do
+        run -m data_prep.convert "$images" "$folder/$split" --format mds --split $split
         if has_ffcv; then
-            run -m data_prep.convert "$images" "$folder/$part.beton" --format ffcv --split $part
+            run -m data_prep.convert "$images" "$folder/$split.beton" --format ffcv --split $split
         fi
     done
 }

@@ -20,7 +20,7 @@ run() {
 }
 
 convert() {
-    local source=$data part
+    local source=$data split
     if [ -f "$data" ]; then
         source=$folder/wavs
         if [ ! -d "$source" ]; then
@@ -30,8 +30,8 @@ convert() {
             mv "$source.partial-tar" "$source"
         fi
     fi
-    for part in train val; do
-        run -m data_prep.convert "$source" "$folder/$part" --format mds --split $part
+    for split in train val; do
+        run -m data_prep.convert "$source" "$folder/$split" --format mds --split $split
     done
 }
 

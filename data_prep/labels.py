@@ -14,7 +14,7 @@ def class_names(labels: Iterable[RawLabel], where: object) -> list[str] | None:
     """Return the classes: the numbers from 0 to the largest, or the sorted names; None if none.
 
     Args:
-        labels: of all parts of a data set, so that a label means the same in each of them.
+        labels: of all splits of a data set, so that a label means the same in each of them.
         where: named in errors.
 
     Raises:

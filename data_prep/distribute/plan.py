@@ -29,7 +29,7 @@ class Plan:
         classes: names by label, or None.
         num_ignored: files that are no samples.
         ignored: some of them, for instance.
-        split_rule: what parted the data set, or None.
+        split_rule: what splits the data set, or None.
         annotation: ``"json"``, ``"png"`` or None.
         limit: largest shard in bytes (MDS), or size of a page (FFCV).
         noun: what the samples are called in messages.

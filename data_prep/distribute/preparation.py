@@ -32,7 +32,7 @@ class Prepared:
     """What is known before the first sample is read.
 
     Attributes:
-        source: its wanted part, listed.
+        source: its wanted split, listed.
         settings: those that matter for its kind.
     """
 
@@ -85,7 +85,7 @@ class Prepared:
 
 
 def prepare(path: Path, settings: Settings) -> Prepared:
-    """List the wanted part of a source.
+    """List the wanted split of a source.
 
     Raises:
         UserError: there is nothing to convert, or an option does not suit what is there.

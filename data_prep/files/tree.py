@@ -11,7 +11,7 @@ from zipfile import is_zipfile
 
 from data_prep.files.archives import Entry, is_visible, zip_entries
 from data_prep.files.locations import InFile, Missing
-from data_prep.parts import part_of_name
+from data_prep.splits import split_of_name
 from pospre.data.stores.files import odd_file
 from pospre.data.stores.folder import visible_files
 from pospre.errors import UserError
@@ -74,13 +74,13 @@ class Tree:
         return sorted(found)
 
     def shallow(self, suffix: str) -> list[Path]:
-        """Return the root if its name ends so, or such files in it or in its folders of parts.
+        """Return the root if its name ends so, or such files in it or in its folders of splits.
 
         Folders of other names are not looked into: they may hold millions of images.
         """
         if self._folder is None:
             return [self.root] if self.root.suffix == suffix else []
-        names = ["", *(name for name in self.names() if name in _BUNDLES or part_of_name(name))]
+        names = ["", *(name for name in self.names() if name in _BUNDLES or split_of_name(name))]
         folders = [self._folder / name for name in names]
         found = (_regular_files(folder, suffix) for folder in folders if folder.is_dir())
         return next((paths for paths in found if paths), [])

@@ -1,4 +1,4 @@
-"""What COCO and iNaturalist share: a JSON of images, annotations and categories for each part."""
+"""What COCO and iNaturalist share: a JSON of images, annotations and categories for each split."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,13 +25,13 @@ def expecting(where: str, keys: str) -> Iterator[None]:
         ) from error
 
 
-def read_part(
+def read_split(
     tree: Tree, path: str, train: str
 ) -> tuple[dict[str, Any], list[dict[str, Any]], str]:
-    """Return a part's JSON, the training part's categories by id, and a stamp of both files.
+    """Return a split's JSON, the training split's categories by id, and a stamp of both files.
 
     Raises:
-        UserError: a file is missing or no JSON; the part has a category that the training part
+        UserError: a file is missing or no JSON; the split has a category that the training split
             lacks, or names differently.
     """
     content = tree.json(path, WHAT)
@@ -39,13 +39,13 @@ def read_part(
         own = content.get("categories", [])
         of_train = own if train == path else tree.json(train, WHAT).get("categories") or own
         categories = {category["id"]: category for category in of_train}
-        # a part may list only the categories that occur in it
+        # a split may list only the categories that occur in it
         for category in own:
             number, name = category["id"], category["name"]
             if number not in categories or categories[number]["name"] != name:
                 told = f"calls {categories[number]['name']!r}" if number in categories else "lacks"
                 raise UserError(
-                    f"{tree.root}: {path}: the training part {told} the category {number} "
+                    f"{tree.root}: {path}: the training split {told} the category {number} "
                     f"({name!r})."
                 )
     stamp = " ".join(tree.need(name, WHAT).stamp for name in sorted({path, train}))

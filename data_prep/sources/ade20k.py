@@ -2,8 +2,8 @@
 
 from data_prep.files.tree import Tree
 from data_prep.labels import labels_of
-from data_prep.parts import Part
 from data_prep.sources.source import MaskSource, image_item, jpegs_among
+from data_prep.splits import Split
 from pospre.errors import UserError
 
 _SCENES = "sceneCategories.txt"
@@ -17,14 +17,14 @@ def detects(tree: Tree) -> bool:
     )
 
 
-def load(tree: Tree, part: Part) -> MaskSource:
+def load(tree: Tree, split: Split) -> MaskSource:
     """List ``train`` or ``val``; the classes are the scenes, the masks hold 150 objects from 1.
 
     Raises:
         UserError: the list of scenes is missing or lacks an image.
     """
-    parts = {split: name for split, name in _FOLDERS.items() if tree.has(f"images/{name}")}
-    folder = part.choose(parts, tree.root, "images/training or images/validation")
+    folders = {name: own for name, own in _FOLDERS.items() if tree.has(f"images/{own}")}
+    folder = split.choose(folders, tree.root, "images/training or images/validation")
     scenes = {}
     for line in tree.lines(_SCENES, "the scene of every image"):
         words = line.split()

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from data_prep.files.tree import Tree
-from data_prep.parts import Part
 from data_prep.sources.image_folder import file_item
 from data_prep.sources.source import Item, Source, one_of_each_ending
 from data_prep.speech.keywords import NOISE, keyword_classes, pieces, read_piece, spot
+from data_prep.splits import Split
 from pospre.data.stores.folder import class_labels, looks_like_image, visible_files
 from pospre.errors import UserError, needing
 
@@ -47,8 +47,8 @@ def detects(tree: Tree) -> bool:
     return has_clips
 
 
-def load(tree: Tree, part: Part) -> AudioFolder:
-    """List the WAV files of the wanted part below the root, sorted by relative path.
+def load(tree: Tree, split: Split) -> AudioFolder:
+    """List the WAV files of the wanted split below the root, sorted by relative path.
 
     The classes are the sub-folders, those whose name begins with an underscore left out (Speech
     Commands keeps its noise in one). Where all files lie in one folder and are called
@@ -56,7 +56,7 @@ def load(tree: Tree, part: Part) -> AudioFolder:
     classes more, see ``data_prep.speech.keywords``, and clips not drawn for them are left out.
 
     Raises:
-        UserError: there is no WAV file, or none in this part; a keyword is no class, or there is
+        UserError: there is no WAV file, or none in this split; a keyword is no class, or there is
             no noise for silence.
     """
     path = tree.root
@@ -70,30 +70,30 @@ def load(tree: Tree, part: Part) -> AudioFolder:
     items = tuple(file_item(path, name, label) for name, label in zip(names, labels, strict=True))
     others = one_of_each_ending(set(visible).difference(names))
     folder = AudioFolder(path, items, classes, len(visible) - len(names), ignored=others)
-    chosen = folder if part.split is None else _select(folder, part)
-    return chosen if part.keywords is None else _with_keywords(chosen, visible, part)
+    chosen = folder if split.name is None else _select(folder, split)
+    return chosen if split.keywords is None else _with_keywords(chosen, visible, split)
 
 
-def _with_keywords(folder: AudioFolder, visible: list[str], part: Part) -> AudioFolder:
-    assert part.keywords is not None
+def _with_keywords(folder: AudioFolder, visible: list[str], split: Split) -> AudioFolder:
+    assert split.keywords is not None
     root, before = folder.root, folder.classes
-    classes = keyword_classes(part.keywords, before, root)
+    classes = keyword_classes(split.keywords, before, root)
     names = sorted(name for name in visible if _is_wav(name) and name.startswith(f"{NOISE}/"))
-    noise = pieces(root, [file_item(root, name, -1) for name in names], part)
+    noise = pieces(root, [file_item(root, name, -1) for name in names], split)
     return replace(
         folder,
-        items=spot(folder.items, before or (), classes, noise, part),
+        items=spot(folder.items, before or (), classes, noise, split),
         classes=classes,
         num_ignored=folder.num_ignored - len(names),
     )
 
 
-def _select(folder: AudioFolder, part: Part) -> AudioFolder:
-    """Keep the wanted part of a folder.
+def _select(folder: AudioFolder, split: Split) -> AudioFolder:
+    """Keep the wanted split of a folder.
 
-    A data set's own parting holds where it has one. Speech Commands: ``val`` is its
+    A data set's own splits hold where it has some. Speech Commands: ``val`` is its
     ``testing_list.txt``, and ``train`` what stands in neither that nor ``validation_list.txt``.
-    Free Spoken Digits: numbers below 5 are ``val``. Elsewhere the parts are drawn like those of
+    Free Spoken Digits: numbers below 5 are ``val``. Elsewhere the splits are drawn like those of
     images.
     """
     test = _listed(folder.root / _TEST_LIST)
@@ -103,13 +103,13 @@ def _select(folder: AudioFolder, part: Part) -> AudioFolder:
         rule, unused = f"number in the name below {_NUM_TEST}", set()
         test = {item.name for item in folder.items if _number(item.name) < _NUM_TEST}
     else:
-        return folder.drawn(part)
-    wanted = part.split != "train"  # what these hold out is val and test in one
+        return folder.drawn(split)
+    wanted = split.name != "train"  # what these hold out is val and test in one
     items = tuple(
         item for item in folder.items if (item.name in test) == wanted and item.name not in unused
     )
     if not items:
-        raise UserError(f"--split {part.split}: {rule} leaves no clip of {len(folder.items)}.")
+        raise UserError(f"--split {split.name}: {rule} leaves no clip of {len(folder.items)}.")
     return replace(folder, items=items, split_rule=rule)
 
 
@@ -131,9 +131,9 @@ def _classes(names: list[str]) -> tuple[list[str] | None, list[int]]:
 
 def _have_numbers(names: Iterable[str]) -> bool:
     """Tell whether all files lie in one folder and carry class, speaker and number."""
-    split = [name.rpartition("/") for name in names]
-    one_folder = len({folder for folder, _, _ in split}) == 1
-    return one_folder and all(_NAMED.fullmatch(name) for _, _, name in split)
+    paths = [name.rpartition("/") for name in names]
+    one_folder = len({folder for folder, _, _ in paths}) == 1
+    return one_folder and all(_NAMED.fullmatch(name) for _, _, name in paths)
 
 
 def _number(name: str) -> int:

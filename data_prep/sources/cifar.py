@@ -12,8 +12,8 @@ from PIL import Image
 
 from data_prep.files.archives import unpack
 from data_prep.files.tree import Tree
-from data_prep.parts import Part
 from data_prep.sources.source import Item, Source
+from data_prep.splits import Split
 from pospre.errors import UserError
 
 _SIDE = 32
@@ -29,7 +29,7 @@ _REMEDY = "download it again, or take the binary version (cifar-…-binary.tar.g
 
 @dataclass(frozen=True)
 class Cifar(Source):
-    """A listed part of CIFAR; ``val`` and ``test`` are both its test images.
+    """A listed split of CIFAR; ``val`` and ``test`` are both its test images.
 
     An item's location holds its pixels. They are handed on as JPEGs of quality 100 with full
     colour: at 32 x 32 the usual quality would be seen, and would save little.
@@ -56,7 +56,7 @@ def detects(tree: Tree) -> bool:
     )
 
 
-def load(tree: Tree, part: Part) -> Cifar:
+def load(tree: Tree, split: Split) -> Cifar:
     """List ``train``, or ``val`` = ``test``.
 
     Raises:
@@ -64,9 +64,9 @@ def load(tree: Tree, part: Part) -> Cifar:
     """
     files = _files(tree)
     classes = _classes(tree, files)
-    there = {split: [name for name in names if name in files or f"{name}.bin" in files]
-             for split, names in (("train", _TRAIN), ("val", _TEST), ("test", _TEST))}  # fmt: skip
-    batches = part.choose({split: names for split, names in there.items() if names}, tree.root)
+    there = {name: [file for file in names if file in files or f"{file}.bin" in files]
+             for name, names in (("train", _TRAIN), ("val", _TEST), ("test", _TEST))}  # fmt: skip
+    batches = split.choose({name: names for name, names in there.items() if names}, tree.root)
     if batches[0] in _TRAIN[1:] and batches != list(_TRAIN[1:]):
         raise UserError(
             f"{tree.root}: of data_batch_1 to data_batch_5, there is only {', '.join(batches)}."

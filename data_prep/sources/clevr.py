@@ -1,13 +1,13 @@
-"""CLEVR: images/<part> and scenes/CLEVR_<part>_scenes.json; the label is the number of objects."""
+"""CLEVR: images/<split> and scenes/CLEVR_<split>_scenes.json; the label counts the objects."""
 
 import re
 from collections.abc import Callable
 from typing import Any
 
 from data_prep.files.tree import Tree
-from data_prep.parts import Part
 from data_prep.sources._categories import expecting
 from data_prep.sources.source import Item, JsonSource, compact, image_item
+from data_prep.splits import Split
 from pospre.errors import UserError
 
 _MOST_OBJECTS = 10
@@ -19,7 +19,7 @@ def detects(tree: Tree) -> bool:
     return any(map(_SCENES.fullmatch, tree.names("scenes")))
 
 
-def load(tree: Tree, part: Part) -> JsonSource:
+def load(tree: Tree, split: Split) -> JsonSource:
     """List ``train`` or ``val``, or ``test``, which has images alone.
 
     The annotation is the scene as in the file, with the image's size. Its ``objects`` have
@@ -29,12 +29,12 @@ def load(tree: Tree, part: Part) -> JsonSource:
     Raises:
         UserError: the scenes are missing or not as expected.
     """
-    return load_labelled(tree, part, lambda scene: len(scene["objects"]), _counts)
+    return load_labelled(tree, split, lambda scene: len(scene["objects"]), _counts)
 
 
 def load_labelled(
     tree: Tree,
-    part: Part,
+    split: Split,
     label: Callable[[Any], int],
     classes: Callable[[list[Item]], list[str]],
 ) -> JsonSource:
@@ -42,25 +42,25 @@ def load_labelled(
 
     Args:
         tree: see ``load``.
-        part: likewise.
+        split: likewise.
         label: of a scene.
         classes: their names, given all items.
 
     Raises:
         UserError: the scenes are missing or not as expected.
     """
-    parts = {name: name for name in ("train", "val", "test") if tree.has(f"images/{name}")}
-    split = part.choose(parts, tree.root, "images/train, images/val or images/test")
-    if split == "test":
+    folders = {name: name for name in ("train", "val", "test") if tree.has(f"images/{name}")}
+    folder = split.choose(folders, tree.root, "images/train, images/val or images/test")
+    if folder == "test":
         items = [image_item(entry, entry.name.removeprefix("images/"), -1)
                  for entry in tree.below("images/test")]  # fmt: skip
         return JsonSource(tree.root, tuple(items), classes([]), split_rule="images/test")
-    path = f"scenes/CLEVR_{split}_scenes.json"
+    path = f"scenes/CLEVR_{folder}_scenes.json"
     scenes = tree.json(path, "the scenes").get("scenes")
     if not isinstance(scenes, list) or not scenes:
         raise UserError(f"{tree.root}: {path} holds no list 'scenes'.")
     with expecting(f"{tree.root}: a scene of {path}", "image_filename and objects"):
-        items = [_item(tree, split, scene, label(scene)) for scene in scenes]
+        items = [_item(tree, folder, scene, label(scene)) for scene in scenes]
     items.sort(key=lambda item: item.name)
     stamp = tree.need(path, "the scenes").stamp
     return JsonSource(
@@ -68,8 +68,8 @@ def load_labelled(
     )
 
 
-def _item(tree: Tree, split: str, scene: Any, label: int) -> Item:
-    name = f"{split}/{scene['image_filename']}"
+def _item(tree: Tree, folder: str, scene: Any, label: int) -> Item:
+    name = f"{folder}/{scene['image_filename']}"
     return image_item(tree.listed(f"images/{name}"), name, label, compact(scene))
 
 

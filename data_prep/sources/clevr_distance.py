@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from data_prep.files.tree import Tree
-from data_prep.parts import Part
 from data_prep.sources import clevr
 from data_prep.sources.source import JsonSource
+from data_prep.splits import Split
 
 _BORDERS = (0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0)
 
@@ -22,14 +22,14 @@ def detects(tree: Tree) -> bool:
     return False
 
 
-def load(tree: Tree, part: Part) -> JsonSource:
-    """List a part as ``clevr`` does; scenes without objects have the label −1.
+def load(tree: Tree, split: Split) -> JsonSource:
+    """List a split as ``clevr`` does; scenes without objects have the label −1.
 
     Raises:
         UserError: the scenes are missing or not as expected.
     """
     names = [f"{low:g} to {high:g}" for low, high in pairwise(_BORDERS)]
-    return clevr.load_labelled(tree, part, _range, lambda _: names)
+    return clevr.load_labelled(tree, split, _range, lambda _: names)
 
 
 def _range(scene: Any) -> int:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from data_prep.files.tree import Tree
-from data_prep.parts import Part
-from data_prep.sources._categories import expecting, read_part
+from data_prep.sources._categories import expecting, read_split
 from data_prep.sources.source import Item, JsonSource, compact, image_item
+from data_prep.splits import Split
 from pospre.errors import UserError
 
 _FOLDER = "annotations"
@@ -21,12 +21,12 @@ def detects(tree: Tree) -> bool:
     return any(map(_INSTANCES.fullmatch, tree.names(_FOLDER)))
 
 
-def load(tree: Tree, part: Part) -> JsonSource:
+def load(tree: Tree, split: Split) -> JsonSource:
     """List the images that an annotation file names; they have no label of their own.
 
     An annotation holds ``image_id``, ``width``, ``height``, and of its objects ``boxes``
     ([x, y, width, height] in pixels of the original image: scale them where ``--max-side``
-    shrank it), ``labels`` (numbers of ``annotation_classes``, the training part's categories),
+    shrank it), ``labels`` (numbers of ``annotation_classes``, the training split's categories),
     ``iscrowd`` and ``segmentation`` (polygons or run lengths, as in the file). Images are stored
     upright: of those with an orientation in their EXIF data the boxes are not turned, but
     ``orientation`` tells it.
@@ -34,18 +34,18 @@ def load(tree: Tree, part: Part) -> JsonSource:
     Raises:
         UserError: files are missing, or the JSON is not COCO's.
     """
-    by_part: dict[str, list[re.Match[str]]] = defaultdict(list)
+    found: dict[str, list[re.Match[str]]] = defaultdict(list)
     for match in filter(None, map(_INSTANCES.fullmatch, tree.names(_FOLDER))):
-        by_part[match[3]].append(match)
+        found[match[3]].append(match)
     lists = f"{_FOLDER}/instances_<train…, val… or test…>.json"
-    match = _only(tree, part.choose(by_part, tree.root, lists))
+    match = _only(tree, split.choose(found, tree.root, lists))
     path, name = f"{_FOLDER}/{match[0]}", match[2]
     has_objects = match[1] == "instances"
     folder = next((folder for folder in (name, f"images/{name}") if tree.has(folder)), None)
     if folder is None:
         raise UserError(f"{tree.root}: there is no folder or zip {name} for {path}.")
-    train = f"{_FOLDER}/{_only(tree, by_part.get('train', [match]))[0]}" if has_objects else path
-    content, categories, stamp = read_part(tree, path, train)
+    train = f"{_FOLDER}/{_only(tree, found.get('train', [match]))[0]}" if has_objects else path
+    content, categories, stamp = read_split(tree, path, train)
     where = f"{tree.root}: {path}"
     with expecting(where, "images, annotations and categories as in COCO"):
         labels = {category["id"]: label for label, category in enumerate(categories)}

@@ -1,8 +1,8 @@
 """DAVIS video objects: JPEGImages/<resolution>/<video>, Annotations/…, ImageSets/<year>/*.txt."""
 
 from data_prep.files.tree import Tree
-from data_prep.parts import Part
 from data_prep.sources.source import MaskSource, image_item, jpegs_among
+from data_prep.splits import Split
 from pospre.errors import UserError
 
 _IMAGES, _MASKS, _SETS = "JPEGImages", "Annotations", "ImageSets"
@@ -16,10 +16,10 @@ def detects(tree: Tree) -> bool:
     )
 
 
-def load(tree: Tree, part: Part) -> MaskSource:
+def load(tree: Tree, split: Split) -> MaskSource:
     """List ``train``, ``val`` or ``test`` (test-dev) at 480p, or at the resolution there is.
 
-    The items are the frames of the part's videos in order, named ``video/frame.jpg``, without
+    The items are the frames of the split's videos in order, named ``video/frame.jpg``, without
     labels. Every frame of ``train`` and ``val`` has a mask, and the first of each test video; the
     others have no annotation.
 
@@ -32,11 +32,11 @@ def load(tree: Tree, part: Part) -> MaskSource:
     resolution = "480p" if "480p" in resolutions else resolutions[0]
     lists = _lists(tree)
     rule = None
-    if part.split is not None:
-        rule = part.choose(lists, tree.root, f"{_SETS}/2017/{_LISTS[part.split]}.txt")
+    if split.name is not None:
+        rule = split.choose(lists, tree.root, f"{_SETS}/2017/{_LISTS[split.name]}.txt")
     videos = _named(tree, rule) if rule else tree.names(f"{_IMAGES}/{resolution}")
     masked = {
-        video for split in {"train", "val"} & lists.keys() for video in _named(tree, lists[split])
+        video for which in {"train", "val"} & lists.keys() for video in _named(tree, lists[which])
     }
     items, others = [], 0
     for video in videos:
@@ -57,12 +57,12 @@ def load(tree: Tree, part: Part) -> MaskSource:
 
 
 def _lists(tree: Tree) -> dict[str, str]:
-    """Return the list of each part, of the newest year."""
+    """Return the list of each split, of the newest year."""
     # Lists of DAVIS 2016 may lie in a folder named like a resolution.
     folders = sorted(tree.names(_SETS), key=lambda name: (name.isdigit(), name), reverse=True)
     return {
-        split: f"{_SETS}/{folder}/{name}.txt"
-        for split, name in _LISTS.items()
+        which: f"{_SETS}/{folder}/{name}.txt"
+        for which, name in _LISTS.items()
         for folder in reversed(folders)
         if tree.find(f"{_SETS}/{folder}/{name}.txt")
     }

@@ -8,8 +8,8 @@ from pathlib import Path
 from data_prep.files.archives import is_visible
 from data_prep.files.tree import Tree
 from data_prep.labels import labels_of
-from data_prep.parts import Part, part_of_name
 from data_prep.sources.source import Item, Source, one_of_each_ending
+from data_prep.splits import Split, split_of_name
 from pospre.data.decode.formats import foreign_format
 from pospre.data.stores.files import odd_file
 from pospre.data.stores.folder import class_labels, file_start, list_images
@@ -21,10 +21,10 @@ def detects(tree: Tree) -> bool:
     return tree.root.is_dir()
 
 
-def load(tree: Tree, part: Part) -> Source:
+def load(tree: Tree, split: Split) -> Source:
     """List the images below the root in the order and with the labels of pospre's folder reader.
 
-    Where the sub-folders are called train and val (or validation, test), these are the parts, and
+    Where the sub-folders are called train and val (or validation, test), these are the splits, and
     class folders lie inside of them.
 
     Raises:
@@ -33,14 +33,14 @@ def load(tree: Tree, part: Part) -> Source:
     root = tree.root
     if not root.is_dir():
         raise UserError(f"{root} is a file; give the folder that holds the images.")
-    parts = _own_parts(root)
-    if not parts:
-        return _listed(root).drawn(part)
-    chosen = part.choose(parts, root)
+    splits = _own_splits(root)
+    if not splits:
+        return _listed(root).drawn(split)
+    chosen = split.choose(splits, root)
     folder = replace(_listed(chosen), split_rule=f"{chosen.name}/")
-    if chosen == parts["train"] or folder.classes is None:
+    if chosen == splits["train"] or folder.classes is None:
         return folder
-    return _relabelled(folder, class_labels(list_images(parts["train"]))[0])
+    return _relabelled(folder, class_labels(list_images(splits["train"]))[0])
 
 
 def _listed(root: Path) -> Source:
@@ -52,36 +52,37 @@ def _listed(root: Path) -> Source:
     return Source(root, items, classes, len(others), ignored=examples)
 
 
-def _own_parts(root: Path) -> dict[str, Path]:
-    """Return the parts, where every sub-folder is one; some class may be called test as well.
+def _own_splits(root: Path) -> dict[str, Path]:
+    """Return the splits, where every sub-folder is one; some class may be called test as well.
 
     Raises:
-        UserError: two folders are the same part, or one beside train and val is none.
+        UserError: two folders are the same split, or one beside train and val is none.
     """
     folders = [name for name in os.listdir(root) if is_visible(name) and (root / name).is_dir()]
-    parts = {part_of_name(name) or "": root / name for name in sorted(folders)}
-    if "" in parts and "train" in folders and {"val", "valid", "validation", "test"} & {*folders}:
+    splits = {split_of_name(name) or "": root / name for name in sorted(folders)}
+    if "" in splits and "train" in folders and {"val", "valid", "validation", "test"} & {*folders}:
         raise UserError(
-            f"{root} has parts ({', '.join(sorted(set(parts) - {''}))}), but {parts[''].name} is "
-            "none; move it away, or give the folder of one part."
+            f"{root} has splits ({', '.join(sorted(set(splits) - {''}))}), but {splits[''].name} "
+            "is none; move it away, or give the folder of one split."
         )
-    if "train" not in parts or "" in parts:
+    if "train" not in splits or "" in splits:
         return {}
     for name in folders:
-        other = parts[part_of_name(name) or ""].name
+        other = splits[split_of_name(name) or ""].name
         if other != name:
             raise UserError(
-                f"{root}: {name} and {other} are both the part {part_of_name(name)}; move one away."
+                f"{root}: {name} and {other} are both the split {split_of_name(name)}; move one "
+                "away."
             )
-    return parts
+    return splits
 
 
 def _relabelled(folder: Source, classes: list[str] | None) -> Source:
-    """Give a part the labels of the training part: a class may lack images here."""
+    """Give a split the labels of the training split: a class may lack images here."""
     labels = labels_of(classes)
     for name in folder.classes or ():
         if name not in labels:
-            raise UserError(f"{folder.root} has the class {name}, which the training part lacks.")
+            raise UserError(f"{folder.root} has the class {name}, which the training split lacks.")
     items = tuple(replace(item, label=labels[item.name.split("/", 1)[0]]) for item in folder.items)
     return replace(folder, items=items, classes=classes)
 

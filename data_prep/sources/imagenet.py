@@ -8,9 +8,9 @@ from data_prep.files.archives import Entry, index_progress, tar_entries
 from data_prep.files.locations import InFile, InTar
 from data_prep.files.tree import Tree
 from data_prep.labels import labels_of
-from data_prep.parts import Part
 from data_prep.sources._imagenet_labels import DEVKIT, ImageNetLabels, read_labels
 from data_prep.sources.source import Source, image_item
+from data_prep.splits import Split
 from pospre.errors import UserError
 
 _TRAIN_TAR, _VAL_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
@@ -31,22 +31,22 @@ def detects(tree: Tree) -> bool:
     return not is_tiny and tree.has("val") and any(map(_WNID.fullmatch, tree.names("train")))
 
 
-def load(tree: Tree, part: Part) -> Source:
+def load(tree: Tree, split: Split) -> Source:
     """List ``train`` or ``val``; the classes are the sorted WordNet ids.
 
     Flat validation images need the devkit or Kaggle's lists.
 
     Raises:
-        UserError: a part or its labels are missing, or a tar is cut off.
+        UserError: a split or its labels are missing, or a tar is cut off.
     """
     beside = tree if tree.root.is_dir() else Tree(tree.root.parent)
-    there = _parts(beside)
-    parts = {name: where for name, where in there.items() if tree.root in (beside.root, where)}
-    where = part.choose(parts, tree.root, f"{_TRAIN_TAR}, {_VAL_TAR}, {_KAGGLE[0]}, train or val")
+    there = _splits(beside)
+    splits = {name: where for name, where in there.items() if tree.root in (beside.root, where)}
+    where = split.choose(splits, tree.root, f"{_TRAIN_TAR}, {_VAL_TAR}, {_KAGGLE[0]}, train or val")
     told = read_labels(beside)
     is_train = where == there.get("train")
     found, others = _train(beside, where) if is_train else _val(beside, where, told)
-    # train tells the classes, so that a label means the same in both parts
+    # train tells the classes, so that a label means the same in both splits
     known = _class_ids(beside, there["train"]) if "train" in there else set(told.wnids.values())
     classes = sorted(known or {wnid for wnid, _ in found})
     labels = labels_of(classes)
@@ -60,18 +60,18 @@ def load(tree: Tree, part: Part) -> Source:
     return Source(tree.root, tuple(items), classes, others, rule, stamp, titles)
 
 
-def _parts(tree: Tree) -> dict[str, Path | str]:
-    """Return where each part lies: a tar, or a folder by its name."""
-    parts: dict[str, Path | str] = {}
-    for split, tar in (("train", _TRAIN_TAR), ("val", _VAL_TAR)):
+def _splits(tree: Tree) -> dict[str, Path | str]:
+    """Return where each split lies: a tar, or a folder by its name."""
+    splits: dict[str, Path | str] = {}
+    for name, tar in (("train", _TRAIN_TAR), ("val", _VAL_TAR)):
         entry = tree.find(tar)
-        folders = [f"{folder}/{split}" for folder in _KAGGLE]
-        folders = [name for name in (*folders, split) if tree.has(name)]
+        folders = [f"{folder}/{name}" for folder in _KAGGLE]
+        folders = [folder for folder in (*folders, name) if tree.has(folder)]
         if entry is not None and isinstance(entry.location, InFile):
-            parts[split] = Path(entry.location.path)
+            splits[name] = Path(entry.location.path)
         elif folders:
-            parts[split] = folders[0]
-    return parts
+            splits[name] = folders[0]
+    return splits
 
 
 def _class_ids(tree: Tree, where: Path | str) -> set[str]:

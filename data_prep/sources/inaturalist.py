@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from data_prep.files.tree import Tree
-from data_prep.parts import Part
-from data_prep.sources._categories import expecting, read_part
+from data_prep.sources._categories import expecting, read_split
 from data_prep.sources.source import Item, JsonSource, compact, image_item
+from data_prep.splits import Split
 from pospre.errors import UserError
 
 _LIST = re.compile(r"(train|val|test)(_mini)?(_?20\d\d)?\.json")
@@ -16,7 +16,7 @@ _LIST = re.compile(r"(train|val|test)(_mini)?(_?20\d\d)?\.json")
 
 @dataclass(frozen=True)
 class INaturalist(JsonSource):
-    """A listed part: one category per image, the classes are the categories by id.
+    """A listed split: one category per image, the classes are the categories by id.
 
     An annotation holds ``image_id``, ``width`` and ``height`` of the original image, the
     ``annotation`` and its ``category`` (with ``supercategory``) as in the file.
@@ -41,18 +41,18 @@ def detects(tree: Tree) -> bool:
     return any(map(_LIST.fullmatch, names)) and any(tree.has(name) for name in names)
 
 
-def load(tree: Tree, part: Part) -> INaturalist:
-    """List the images that a part's JSON names. The labels are those of the training part.
+def load(tree: Tree, split: Split) -> INaturalist:
+    """List the images that a split's JSON names. The labels are those of the training split.
 
     Raises:
         UserError: the JSON is missing or not as expected.
     """
     lists = [match for match in map(_LIST.fullmatch, tree.names()) if match]
     # where there is both, the full list and not the mini one
-    parts = {match[1]: match[0] for match in sorted(lists, key=lambda match: not match[2])}
-    path = part.choose(parts, tree.root, "train.json or val.json (or train2019.json …)")
-    content, categories, stamp = read_part(tree, path, parts.get("train", path))
-    if not content.get("categories"):  # the test part tells none, and has no labels
+    paths = {match[1]: match[0] for match in sorted(lists, key=lambda match: not match[2])}
+    path = split.choose(paths, tree.root, "train.json or val.json (or train2019.json …)")
+    content, categories, stamp = read_split(tree, path, paths.get("train", path))
+    if not content.get("categories"):  # the test split tells none, and has no labels
         categories = []
     where = f"{tree.root}: {path}"
     with expecting(where, "images, annotations and categories"):
@@ -73,7 +73,7 @@ def _items(
 ) -> list[Item]:
     labels = {category["id"]: label for label, category in enumerate(categories)}
     found: dict[Any, dict[str, Any]] = {}
-    for annotation in content.get("annotations", ()):  # the test part has none
+    for annotation in content.get("annotations", ()):  # the test split has none
         image, category = annotation["image_id"], annotation["category_id"]
         if category not in labels:
             raise UserError(f"{where}: image {image} has the category {category}, which is not "

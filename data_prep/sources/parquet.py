@@ -13,8 +13,8 @@ from tqdm import tqdm
 from data_prep.files.locations import DamagedItem
 from data_prep.files.tree import Tree, files_below
 from data_prep.labels import class_names, label_of, labels_of
-from data_prep.parts import Part, parts_of_names
 from data_prep.sources.source import Item, Source
+from data_prep.splits import Split, by_split
 from pospre.errors import UserError, needing
 
 _IMAGES, _LABELS = ("image", "img", "jpg", "png"), ("label", "labels", "fine_label", "cls")
@@ -88,12 +88,12 @@ class _Table:
 
 
 def detects(tree: Tree) -> bool:
-    """Tell by the extension of the file, or of files in the folder or its parts."""
+    """Tell by the extension of the file, or of files in the folder or its splits."""
     return bool(tree.shallow(".parquet"))
 
 
-def load(tree: Tree, part: Part) -> Parquet:
-    """List the rows of the wanted part's files.
+def load(tree: Tree, split: Split) -> Parquet:
+    """List the rows of the wanted split's files.
 
     Raises:
         UserError: there is no parquet file, it is damaged, or its columns are others.
@@ -102,16 +102,16 @@ def load(tree: Tree, part: Part) -> Parquet:
     paths = files_below(root, ".parquet")
     bar = tqdm(paths.items(), unit="file", desc="index", disable=None)
     tables = [_Table(path, name) for name, path in bar]
-    # the classes of all parts, so that a label means the same in each of them
+    # the classes of all splits, so that a label means the same in each of them
     classes = _common_classes(tables, root)
-    parts = parts_of_names(tables, root)
-    if parts:
-        tables = part.choose(parts, root)
+    splits = by_split(tables, root)
+    if splits:
+        tables = split.choose(splits, root)
     items = [item for table in tables for item in table.items(classes)]
     source = Parquet(
-        root, tuple(items), classes, split_rule="names of the files" if parts else None
+        root, tuple(items), classes, split_rule="names of the files" if splits else None
     )
-    return source if parts else source.drawn(part)
+    return source if splits else source.drawn(split)
 
 
 def _common_classes(tables: list[_Table], root: Path) -> list[str] | None:

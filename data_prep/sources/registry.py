@@ -8,8 +8,8 @@ from types import ModuleType
 
 from data_prep.files.tree import Tree
 from data_prep.kinds import KINDS
-from data_prep.parts import Part
 from data_prep.sources.source import Source
+from data_prep.splits import Split
 from pospre.data.stores.files import odd_file
 from pospre.data.stores.mds import is_mds
 from pospre.errors import UserError, suggestion
@@ -36,11 +36,11 @@ def open_source(
     Args:
         path: folder or archive.
         kind: one of ``KINDS``, or ``"auto"``.
-        split: the wanted part; a data set's own parts are used where it has some, else ``"train"``
+        split: the wanted one; a data set's own splits are used where it has some, else ``"train"``
             and ``"val"`` are drawn.
         val_fraction: share of ``"val"`` where it is drawn.
         seed: of the draw.
-        keywords: see ``Part``; kinds without clips pass over it.
+        keywords: see ``Split``; kinds without clips pass over it.
 
     Raises:
         UserError: the path is no such data set, or what it holds contradicts itself.
@@ -60,7 +60,7 @@ def open_source(
         kind = detect(Tree(path, skip_damaged=True))
     if kind not in _MODULES:
         raise UserError(f"--source {kind}: there is no such kind.{suggestion(kind, KINDS)}")
-    source: Source = _MODULES[kind].load(Tree(path), Part(split, val_fraction, seed, keywords))
+    source: Source = _MODULES[kind].load(Tree(path), Split(split, val_fraction, seed, keywords))
     names = [item.name for item in source.items]
     if not names:
         raise UserError(f"{path}: {source.split_rule or 'it'} holds no sample of the kind {kind}.")

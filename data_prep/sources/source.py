@@ -5,7 +5,7 @@ one kind of data set. It has
 
 - a docstring whose first line describes the kind (shown by ``--help``),
 - ``detects(tree) -> bool``: cheap, and false where another kind would be right,
-- ``load(tree, part) -> Source``: lists the samples of the wanted part.
+- ``load(tree, split) -> Source``: lists the samples of the wanted split.
 
 ``tree.root`` is the path that the user gave.
 """
@@ -25,7 +25,7 @@ from PIL import Image
 
 from data_prep.files.archives import Entry
 from data_prep.files.locations import DamagedItem, Location, read_regular
-from data_prep.parts import Part
+from data_prep.splits import Split
 from pospre import draws
 from pospre.errors import UserError
 
@@ -64,7 +64,7 @@ class Source:
         classes: class names by label, or None.
         num_ignored: files that are no samples.
         ignored: some of them, for instance.
-        split_rule: what parts the data set; None where all of it is wanted.
+        split_rule: what splits the data set; None where all of it is wanted.
         metadata_stamp: changes when what describes all items (a list, a JSON) does.
         titles: readable class names by label, where ``classes`` are bare codes.
         annotation_classes: names of the numbers that stand for classes inside annotations.
@@ -125,33 +125,33 @@ class Source:
             digest.update(b"%s\0%d\0%d\0%s\n" % (name, item.label, item.size, stamp))
         return digest.hexdigest()
 
-    def drawn(self, part: Part) -> Self:
-        """Keep the ``"train"`` or the ``"val"`` items of a data set without parts of its own.
+    def drawn(self, split: Split) -> Self:
+        """Keep the ``"train"`` or the ``"val"`` items of a data set without splits of its own.
 
-        Each item's part is a counter-based draw from its name: the two parts are complementary, and
-        adding or removing items moves no other. The class names stay those of the whole, so a label
-        means the same in both parts.
+        Each item's split is a counter-based draw from its name: the two splits are complementary,
+        and adding or removing items moves no other. The class names stay those of the whole, so a
+        label means the same in both splits.
 
         Raises:
-            UserError: the part is empty, or it is neither of the two.
+            UserError: the split is empty, or it is neither of the two.
         """
-        if part.split is None or not self.items:
+        if split.name is None or not self.items:
             return self
-        if part.split not in ("train", "val"):
+        if split.name not in ("train", "val"):
             raise UserError(
-                f"--split {part.split}: {self.root} has no parts of its own, and of drawn ones "
+                f"--split {split.name}: {self.root} has no splits of its own, and of drawn ones "
                 "there are only train and val."
             )
-        held_out = draws_of_names([item.name for item in self.items], part.seed, "split")
-        held_out = held_out < part.val_fraction
-        chosen = held_out if part.split == "val" else ~held_out
+        held_out = draws_of_names([item.name for item in self.items], split.seed, "split")
+        held_out = held_out < split.val_fraction
+        chosen = held_out if split.name == "val" else ~held_out
         items = tuple(item for item, keep in zip(self.items, chosen, strict=True) if keep)
         if not items:
             raise UserError(
-                f"--split {part.split} with --val-fraction {part.val_fraction} leaves no sample of "
-                f"{len(self.items)}; choose another fraction or seed."
+                f"--split {split.name} with --val-fraction {split.val_fraction} leaves no sample "
+                f"of {len(self.items)}; choose another fraction or seed."
             )
-        return replace(self, items=items, split_rule=f"drawn, val {part.val_fraction:g}")
+        return replace(self, items=items, split_rule=f"drawn, val {split.val_fraction:g}")
 
 
 @dataclass(frozen=True)

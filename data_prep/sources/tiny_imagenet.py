@@ -3,8 +3,8 @@
 from data_prep.files.archives import Entry
 from data_prep.files.tree import Tree
 from data_prep.labels import labels_of
-from data_prep.parts import Part
 from data_prep.sources.source import Item, Source, image_item, jpegs_among
+from data_prep.splits import Split
 from pospre.errors import UserError
 
 _LIST, _WORDS, _VAL = "wnids.txt", "words.txt", "val/val_annotations.txt"
@@ -15,21 +15,21 @@ def detects(tree: Tree) -> bool:
     return tree.find(_LIST) is not None and tree.has("val")
 
 
-def load(tree: Tree, part: Part) -> Source:
-    """List a part: ``train``, ``val``, or ``test``, whose labels nobody was given.
+def load(tree: Tree, split: Split) -> Source:
+    """List a split: ``train``, ``val``, or ``test``, whose labels nobody was given.
 
     The classes are the sorted WordNet ids.
 
     Raises:
         UserError: a list is missing or contradicts the images.
     """
-    parts = {name: name for name in ("train", "val", "test") if tree.has(name)}
-    split = part.choose(parts, tree.root, "train, val or test folder")
+    folders = {name: name for name in ("train", "val", "test") if tree.has(name)}
+    folder = split.choose(folders, tree.root, "train, val or test folder")
     classes = sorted(line.strip() for line in tree.lines(_LIST, "the class ids"))
     labels = labels_of(classes)
-    validation = _validation(tree) if split == "val" else {}
-    images, others = jpegs_among(tree.below(split))
-    if split == "test":
+    validation = _validation(tree) if folder == "val" else {}
+    images, others = jpegs_among(tree.below(folder))
+    if folder == "test":
         items = [image_item(entry, entry.name, -1) for entry in images]
     else:
         listed = {entry.name for entry in images}
@@ -37,7 +37,7 @@ def load(tree: Tree, part: Part) -> Source:
         images += [tree.listed(f"val/images/{name}") for name in absent]  # named in their turn
         items = [_item(tree, entry, validation, labels) for entry in images]
     return Source(
-        tree.root, tuple(items), classes, others, f"{split}/", titles=_titles(tree, classes)
+        tree.root, tuple(items), classes, others, f"{folder}/", titles=_titles(tree, classes)
     )
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from data_prep.files.archives import Advance, Entry, index_progress, tar_entries
 from data_prep.files.tree import Tree, files_below
 from data_prep.labels import RawLabel, class_names, label_of, labels_of
-from data_prep.parts import Part, parts_of_names
 from data_prep.sources.source import Item, JsonSource, image_item, one_of_each_ending
+from data_prep.splits import Split, by_split
 from pospre.errors import UserError
 
 _IMAGES = ("jpg", "jpeg", "png", "webp", "ppm", "pgm", "bmp", "tif", "tiff")
@@ -30,8 +30,8 @@ def detects(tree: Tree) -> bool:
     return any(_image(files) and len(files) > 1 for files in samples.values())
 
 
-def load(tree: Tree, part: Part) -> JsonSource:
-    """List the samples of the wanted part's tars; labels come from ``.cls``, else from ``.json``.
+def load(tree: Tree, split: Split) -> JsonSource:
+    """List the samples of the wanted split's tars; labels come from ``.cls``, else from ``.json``.
 
     The annotation is a sample's ``.json``, with the image's ``width`` and ``height``.
 
@@ -41,16 +41,16 @@ def load(tree: Tree, part: Part) -> JsonSource:
     tars = files_below(tree.root, ".tar")
     with index_progress(list(tars.values())) as advance:
         shards = [_Shard(path, name, advance) for name, path in tars.items()]
-    # the classes of all parts, so that a label means the same in each of them
+    # the classes of all splits, so that a label means the same in each of them
     classes = class_names((label for shard in shards for label in shard.labels), tree.root)
-    parts = parts_of_names(shards, tree.root)
-    chosen = part.choose(parts, tree.root) if parts else shards
+    splits = by_split(shards, tree.root)
+    chosen = split.choose(splits, tree.root) if splits else shards
     items = [item for shard in chosen for item in shard.items(classes)]
     others = [name for shard in chosen for name in shard.others]
-    rule = "names of the tars" if parts else None
+    rule = "names of the tars" if splits else None
     examples = one_of_each_ending(others)
     source = JsonSource(tree.root, tuple(items), classes, len(others), rule, ignored=examples)
-    return source if parts else source.drawn(part)
+    return source if splits else source.drawn(split)
 
 
 class _Shard:

@@ -15,8 +15,8 @@ import numpy as np
 
 from data_prep.files.locations import DamagedItem
 from data_prep.labels import labels_of
-from data_prep.parts import Part
 from data_prep.sources.source import Item, draws_of_names
+from data_prep.splits import Split
 from pospre.data.stores.files import odd_file
 from pospre.errors import UserError
 
@@ -62,16 +62,16 @@ def spot(
     before: Sequence[str],
     after: Sequence[str],
     noise: list[Item],
-    part: Part,
+    split: Split,
 ) -> tuple[Item, ...]:
     """Return the keywords' clips with their new labels, and those drawn for the further classes.
 
     Args:
-        words: clips of one part.
+        words: clips of one split.
         before: the classes that their labels mean.
         after: ``keyword_classes``.
         noise: pieces to draw from, see ``pieces``.
-        part: its seed decides the draws.
+        split: its seed decides the draws.
 
     Raises:
         UserError: no clip is one of a keyword.
@@ -80,21 +80,21 @@ def spot(
     known = [replace(w, label=labels[before[w.label]]) for w in words if before[w.label] in labels]
     if not known:
         raise UserError(
-            f"--keywords {','.join(labels)}: none of the {len(words)} clips of this part is one of "
-            "them; choose other words, or another --split."
+            f"--keywords {','.join(labels)}: none of the {len(words)} clips of this split is one "
+            "of them; choose other words, or another --split."
         )
     count = math.ceil(len(known) / len(labels))
     others = [w for w in words if before[w.label] not in labels]
     drawn = [
         replace(item, label=label)
         for label, candidates in enumerate((others, noise), start=len(labels))
-        for item in _draw(candidates, count, part.seed)
+        for item in _draw(candidates, count, split.seed)
     ]
     return tuple(sorted([*known, *drawn], key=lambda item: item.name))
 
 
-def pieces(root: Path, files: Sequence[Item], part: Part) -> list[Item]:
-    """List the seconds of noise that a part may have, one beginning every hundredth of a second.
+def pieces(root: Path, files: Sequence[Item], split: Split) -> list[Item]:
+    """List the seconds of noise that a split may have, one beginning every hundredth of a second.
 
     The end of every file, as much as ``val_fraction``, is for what is held out, the rest for
     training. So no piece of one overlaps with one of the other.
@@ -105,18 +105,18 @@ def pieces(root: Path, files: Sequence[Item], part: Part) -> list[Item]:
     found = []
     for file in files:
         length, size = _measure(root / file.name)
-        boundary = length - round(length * part.val_fraction)
-        first = 0 if part.split in ("train", None) else boundary
-        end = boundary if part.split == "train" else length
+        boundary = length - round(length * split.val_fraction)
+        first = 0 if split.name in ("train", None) else boundary
+        end = boundary if split.name == "train" else length
         found += [
             replace(file, name=f"{file.name}@{start / _STEPS:.2f}s", size=size, location=start)
             for start in range(first, end - _STEPS + 1)
         ]
     if not found:
-        share = f" (--split {part.split}, --val-fraction {part.val_fraction:g})"
+        share = f" (--split {split.name}, --val-fraction {split.val_fraction:g})"
         raise UserError(
             f"--keywords: {root / NOISE} holds no second of noise"
-            f"{share if part.split else ''}, which silence is cut from; put longer WAV files there."
+            f"{share if split.name else ''}, which silence is cut from; put longer WAV files there."
         )
     return found
 

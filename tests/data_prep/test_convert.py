@@ -217,14 +217,14 @@ def test_overwrite_leaves_a_folder_that_is_no_data_set(tmp_path: Path, photos: P
     assert (thesis / "thesis.tex").read_bytes() == b"x"
 
 
-def test_the_parts_of_a_split_cover_the_folder(tmp_path: Path, photos: Path) -> None:
+def test_the_splits_cover_the_folder(tmp_path: Path, photos: Path) -> None:
     options = ["--val-fraction", 0.4, "--seed", 3]
     labels: dict[str, int] = {}
     paths: list[str] = []
-    for part in ("train", "val"):
-        assert run(photos, tmp_path / part, "--split", part, *options) == 0
-        samples = read_samples(tmp_path / part)
-        assert description(tmp_path / part)["classes"] == ["ant", "bee"]
+    for split in ("train", "val"):
+        assert run(photos, tmp_path / split, "--split", split, *options) == 0
+        samples = read_samples(tmp_path / split)
+        assert description(tmp_path / split)["classes"] == ["ant", "bee"]
         paths += [sample["path"] for sample in samples]
         labels |= {sample["path"]: sample["label"] for sample in samples}
     everything = sorted(path.relative_to(photos).as_posix() for path in photos.rglob("*.jpg"))

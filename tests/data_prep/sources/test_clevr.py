@@ -22,15 +22,15 @@ PNGS = [encoded(picture(number, 60, 40), "PNG") for number in range(4)]
 SCENES = "scenes/CLEVR_train_scenes.json"
 
 
-def scene(number: int, count: int, part: str = "train") -> dict[str, Any]:
+def scene(number: int, count: int, split: str = "train") -> dict[str, Any]:
     thing = {
         "color": "brown", "shape": "cylinder", "size": "large", "material": "rubber",
         "rotation": 269.8, "3d_coords": [0.1, -2.5, 0.7], "pixel_coords": [30, 20, 9.5],
     }  # fmt: skip
     return {
         "image_index": number,
-        "image_filename": f"CLEVR_{part}_{number:06d}.png",
-        "split": part,
+        "image_filename": f"CLEVR_{split}_{number:06d}.png",
+        "split": split,
         "objects": [thing] * count,
         "relationships": {"left": [[]] * count},
         "directions": {"left": [-0.66, -0.75, 0.0]},

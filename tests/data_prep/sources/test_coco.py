@@ -103,7 +103,7 @@ def test_images_in_a_common_folder(tmp_path: Path) -> None:
     assert [source.read(item) for item in source.items] == JPEGS[:2]
 
 
-def test_labels_mean_the_same_in_all_parts(tmp_path: Path) -> None:
+def test_labels_mean_the_same_in_all_splits(tmp_path: Path) -> None:
     cow = {"id": 5, "name": "cow"}
     train = content() | {"categories": [*content()["categories"], cow]}
     val = {**content(), "images": content()["images"][:1]}
@@ -118,7 +118,7 @@ def test_labels_mean_the_same_in_all_parts(tmp_path: Path) -> None:
     assert open_source(root, split="val").fingerprint() != stamp
     train["categories"][0]["name"] = "wolf"
     write_files(root, {TRAIN: text(train)})
-    message = r"val2017\.json: the training part calls 'wolf' the category 18 \('dog'\)"
+    message = r"val2017\.json: the training split calls 'wolf' the category 18 \('dog'\)"
     with pytest.raises(UserError, match=message):
         open_source(root, split="val")
 

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.parts import Part
 from data_prep.sources.registry import open_source
 from data_prep.sources.source import Item, Source
+from data_prep.splits import Split
 from pospre.errors import UserError
 from tests.data_prep.sample_images import encoded, picture, write_files
 
 JPEG = encoded(picture())
-PART = Part("val", 0.3, 1)
+VAL = Split("val", 0.3, 1)
 
 
 def test_order_labels_and_ignored_files(tmp_path: Path) -> None:
@@ -48,10 +48,10 @@ def folder_of(names: list[str]) -> Source:
 
 @given(st.integers(0, 2**31), st.floats(0.2, 0.8))
 @settings(max_examples=30)
-def test_the_parts_are_complementary(seed: int, fraction: float) -> None:
+def test_the_splits_are_complementary(seed: int, fraction: float) -> None:
     folder = folder_of([f"c/{number}.jpg" for number in range(200)])
-    train = folder.drawn(Part("train", fraction, seed))
-    val = folder.drawn(Part("val", fraction, seed))
+    train = folder.drawn(Split("train", fraction, seed))
+    val = folder.drawn(Split("val", fraction, seed))
     assert sorted(train.items + val.items, key=folder.items.index) == list(folder.items)
     assert train.classes == val.classes == folder.classes
     assert abs(len(val.items) / 200 - fraction) < 0.2
@@ -59,60 +59,60 @@ def test_the_parts_are_complementary(seed: int, fraction: float) -> None:
 
 def test_removing_a_file_moves_no_other() -> None:
     names = [f"c/{number}.jpg" for number in range(100)]
-    before = {item.name for item in folder_of(names).drawn(PART).items}
-    after = {item.name for item in folder_of(names[10:]).drawn(PART).items}
+    before = {item.name for item in folder_of(names).drawn(VAL).items}
+    after = {item.name for item in folder_of(names[10:]).drawn(VAL).items}
     assert after == before - set(names[:10])
 
 
-def test_empty_part() -> None:
+def test_empty_split() -> None:
     with pytest.raises(UserError, match="leaves no sample"):
-        folder_of(["a/1.jpg"]).drawn(Part("val", 1e-6))
+        folder_of(["a/1.jpg"]).drawn(Split("val", 1e-6))
 
 
-def test_other_parts_are_not_drawn() -> None:
-    with pytest.raises(UserError, match="--split test: x has no parts of its own"):
-        folder_of(["a/1.jpg"]).drawn(Part("test"))
+def test_other_splits_are_not_drawn() -> None:
+    with pytest.raises(UserError, match="--split test: x has no splits of its own"):
+        folder_of(["a/1.jpg"]).drawn(Split("test"))
 
 
-def test_parts_of_its_own(tmp_path: Path) -> None:
+def test_splits_of_its_own(tmp_path: Path) -> None:
     names = ["train/ant/1.jpg", "train/bee/2.jpg", "validation/bee/3.jpg", "test/4.jpg"]
     root = write_files(tmp_path, dict.fromkeys(names, JPEG))
-    with pytest.raises(UserError, match=r"has the parts .*train.*; choose one with --split"):
+    with pytest.raises(UserError, match=r"has the splits .*train.*; choose one with --split"):
         open_source(root)
     train, val, test = (open_source(root, split=split) for split in ("train", "val", "test"))
     assert [(item.name, item.label) for item in train.items] == [("ant/1.jpg", 0), ("bee/2.jpg", 1)]
-    # a label means the same in all parts, even where a class has no image
+    # a label means the same in all splits, even where a class has no image
     assert [(item.name, item.label) for item in val.items] == [("bee/3.jpg", 1)]
     assert train.classes == val.classes == ["ant", "bee"]
     assert [item.label for item in test.items] == [-1] and test.classes is None
     assert val.split_rule == "validation/" and val.read(val.items[0]) == JPEG
     write_files(tmp_path, {"validation/cow/5.jpg": JPEG})
-    with pytest.raises(UserError, match=r"has the class cow, which the training part lacks"):
+    with pytest.raises(UserError, match=r"has the class cow, which the training split lacks"):
         open_source(root, split="val")
 
 
 @pytest.mark.parametrize(("first", "second"), [("train", "train2"), ("val", "validation")])
-def test_two_folders_of_one_part(tmp_path: Path, first: str, second: str) -> None:
-    names = [f"{part}/ant/{part}.jpg" for part in {"train", "val", first, second}]
+def test_two_folders_of_one_split(tmp_path: Path, first: str, second: str) -> None:
+    names = [f"{split}/ant/{split}.jpg" for split in {"train", "val", first, second}]
     root = write_files(tmp_path, dict.fromkeys(names, JPEG))
     for split in ("train", "val"):
-        message = rf"({first} and {second}|{second} and {first}) are both the part {first}"
+        message = rf"({first} and {second}|{second} and {first}) are both the split {first}"
         with pytest.raises(UserError, match=message):
             open_source(root, split=split)
 
 
-def test_classes_that_are_called_like_parts(tmp_path: Path) -> None:
+def test_classes_that_are_called_like_splits(tmp_path: Path) -> None:
     names = ["train/1.jpg", "plane/2.jpg", "test_tube/3.jpg"]
     source = open_source(write_files(tmp_path, dict.fromkeys(names, JPEG)))
     assert source.classes == ["plane", "test_tube", "train"]
 
 
-def test_a_folder_beside_parts_does_not_make_them_classes(tmp_path: Path) -> None:
+def test_a_folder_beside_splits_does_not_make_them_classes(tmp_path: Path) -> None:
     names = ["train/ant/1.jpg", "extra/ant/2.jpg", "validation/ant/3.jpg"]
     root = write_files(tmp_path, dict.fromkeys(names, JPEG))
     for split in ("train", "val", None):
         with pytest.raises(
-            UserError, match=r"has parts \(train, val\), but extra is none; move it"
+            UserError, match=r"has splits \(train, val\), but extra is none; move it"
         ):
             open_source(root, split=split)
 

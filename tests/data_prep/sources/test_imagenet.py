@@ -81,7 +81,7 @@ def test_the_original_tars(root: Path) -> None:
     assert [data for _, _, data in everything(val)] == list(val_images().values())
     assert everything(opened(root / TRAIN, "imagenet")) == IN_ORDER
     assert labels(opened(root / VAL, "imagenet", split="val")) == labels(val)
-    with pytest.raises(UserError, match=r"has no such part, only val"):
+    with pytest.raises(UserError, match=r"has no such split, only val"):
         open_source(root / VAL, split="train")
 
 
@@ -135,7 +135,7 @@ def test_what_lies_beside_class_folders_is_no_class(tmp_path: Path) -> None:
     files = {f"train/{name}": data for name, _, data in IN_ORDER}
     files |= {f"val/{WNIDS[1]}/a.JPEG": JPEGS[0]}
     strays = ["README", "_old/a.JPEG", "checked/b.JPEG", "c.JPEG", "n00000005", "n0000001/d.JPEG"]
-    files |= {f"{part}/{name}": JPEGS[0] for part in ("train", "val") for name in strays}
+    files |= {f"{split}/{name}": JPEGS[0] for split in ("train", "val") for name in strays}
     root = write_files(tmp_path, files)
     assert labels(opened(root, "imagenet", split="val")) == {f"val/{WNIDS[1]}/a.JPEG": 1}
     train = opened(root, "imagenet", split="train")

@@ -57,7 +57,7 @@ def test_species_and_what_is_told_of_them(tmp_path: Path) -> None:
     assert labels(test) == {"test2019/c.jpg": -1} and test.classes is None
 
 
-def test_labels_mean_the_same_in_all_parts(tmp_path: Path) -> None:
+def test_labels_mean_the_same_in_all_splits(tmp_path: Path) -> None:
     image = {"id": 7, "file_name": "train_val2019/Birds/40/a.jpg"}
     val = {
         "categories": CATEGORIES[:1],
@@ -71,7 +71,7 @@ def test_labels_mean_the_same_in_all_parts(tmp_path: Path) -> None:
     assert annotations(source)[0]["category"] == CATEGORIES[0]
     val["categories"] = [*CATEGORIES, {"id": 50, "name": "Corvus"}]
     write_files(root, {"val2019.json": text(val)})
-    message = r"val2019\.json: the training part lacks the category 50 \('Corvus'\)"
+    message = r"val2019\.json: the training split lacks the category 50 \('Corvus'\)"
     with pytest.raises(UserError, match=message):
         open_source(root, split="val")
 

@@ -49,7 +49,7 @@ def root(tmp_path: Path) -> Path:
     return data.parent
 
 
-def test_rows_parts_and_names(root: Path) -> None:
+def test_rows_splits_and_names(root: Path) -> None:
     train = opened(root, "parquet", split="train")
     first = "data/train-00000-of-00002-ab12.parquet"
     assert everything(train)[:3] == [
@@ -79,11 +79,11 @@ def test_plain_bytes_and_names_as_labels(tmp_path: Path) -> None:
         ("all.parquet/000001", 0, JPEGS[1]),
         ("all.parquet/000002", -1, JPEGS[2]),
     ]
-    drawn = [open_source(path, split=part, val_fraction=0.5, seed=3) for part in ("train", "val")]
-    assert sum(len(part.items) for part in drawn) == 3
+    drawn = [open_source(path, split=split, val_fraction=0.5, seed=3) for split in ("train", "val")]
+    assert sum(len(each.items) for each in drawn) == 3
 
 
-def test_labels_mean_the_same_in_all_parts(tmp_path: Path) -> None:
+def test_labels_mean_the_same_in_all_splits(tmp_path: Path) -> None:
     write(tmp_path / "train.parquet", {"image": images(0, 1), "label": ["b", "c"]})
     write(tmp_path / "test.parquet", {"image": images(2), "label": ["a"]})
     for split, found in (("train", [1, 2]), ("test", [0])):
@@ -91,11 +91,11 @@ def test_labels_mean_the_same_in_all_parts(tmp_path: Path) -> None:
         assert source.classes == ["a", "b", "c"] and list(labels(source).values()) == found
 
 
-def test_parts_are_drawn_where_no_name_tells_them(tmp_path: Path) -> None:
+def test_splits_are_drawn_where_no_name_tells_them(tmp_path: Path) -> None:
     for name in ("one", "two"):
         write(tmp_path / f"{name}.parquet", {"image": images(0, 1, 2)})
-    parts = [open_source(tmp_path, split=split, val_fraction=0.5) for split in ("train", "val")]
-    assert sum(len(part.items) for part in parts) == 6
+    drawn = [open_source(tmp_path, split=split, val_fraction=0.5) for split in ("train", "val")]
+    assert sum(len(each.items) for each in drawn) == 6
 
 
 def test_no_labels(tmp_path: Path) -> None:

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.parts import part_of_name
 from data_prep.sources.registry import KINDS, open_source
+from data_prep.splits import split_of_name
 from pospre.errors import UserError
 from tests.data_prep.sample_images import write_files
 from tests.data_prep.sources.fakes import JPEGS, text
@@ -65,7 +65,7 @@ def test_sources_travel_to_other_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "part"),
+    ("name", "split"),
     [
         ("train", "train"),
         ("data/train-00000-of-00002-ab.parquet", "train"),
@@ -78,5 +78,5 @@ def test_sources_travel_to_other_processes(tmp_path: Path) -> None:
         ("restrain.tar", None),
     ],
 )
-def test_parts_by_name(name: str, part: str | None) -> None:
-    assert part_of_name(name) == part
+def test_splits_by_name(name: str, split: str | None) -> None:
+    assert split_of_name(name) == split

@@ -27,7 +27,7 @@ def files() -> dict[str, bytes]:
     return found | {f"val/images/val_{number}.JPEG": JPEGS[4 + number] for number in range(2)}
 
 
-def test_parts_labels_and_names(tmp_path: Path) -> None:
+def test_splits_labels_and_names(tmp_path: Path) -> None:
     root = write_files(tmp_path / "tiny-imagenet-200", files())
     train = opened(root, "tiny_imagenet", split="train")
     assert everything(train) == [
@@ -65,9 +65,9 @@ def test_validation_images_sorted_into_classes(tmp_path: Path) -> None:
     assert labels(opened(root, "tiny_imagenet", split="val")) == {"val/n02/images/val_0.JPEG": 1}
 
 
-def test_a_part_must_be_chosen(tmp_path: Path) -> None:
+def test_a_split_must_be_chosen(tmp_path: Path) -> None:
     root = write_files(tmp_path, files())
-    with pytest.raises(UserError, match=r"has the parts train, val, test; choose one with --split"):
+    with pytest.raises(UserError, match="has the splits train, val, test; choose one with"):
         open_source(root)
 
 

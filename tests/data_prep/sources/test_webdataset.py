@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from data_prep.parts import Part
 from data_prep.sources.registry import open_source
+from data_prep.splits import Split
 from pospre.errors import UserError
 from tests.data_prep.sample_images import write_files
 from tests.data_prep.sources.fakes import (
@@ -46,7 +46,7 @@ def root(tmp_path: Path) -> Path:
     )
 
 
-def test_samples_parts_and_annotations(root: Path) -> None:
+def test_samples_splits_and_annotations(root: Path) -> None:
     train = opened(root, "webdataset", split="train")
     assert everything(train) == [
         ("birds-train-000000.tar/0000.jpg", 0, JPEGS[0]),
@@ -87,8 +87,8 @@ def test_labels_from_json_and_names(tmp_path: Path) -> None:
     assert source.classes == ["ant", "yak"]
     assert labels(source) == {"one.tar/a.jpg": 1, "one.tar/b.png": 0, "one.tar/c.jpeg": -1}
     assert annotations(source)[2] is None
-    parts = [source.drawn(Part(split, 0.5, seed=4)) for split in ("train", "val")]
-    assert sum(len(part.items) for part in parts) == 3
+    drawn = [source.drawn(Split(split, 0.5, seed=4)) for split in ("train", "val")]
+    assert sum(len(each.items) for each in drawn) == 3
 
 
 @pytest.mark.parametrize(
@@ -121,10 +121,10 @@ def test_a_tar_that_is_cut_off_is_named(root: Path) -> None:
         open_source(root, kind="webdataset")
 
 
-def test_a_name_that_tells_no_part_is_refused_not_drawn(root: Path) -> None:
+def test_a_name_that_tells_no_split_is_refused_not_drawn(root: Path) -> None:
     write_files(root, {"birds-extra-0.tar": shard(7)})
     for split in ("train", "val", None):
-        with pytest.raises(UserError, match=r"birds-train-000000\.tar tells its part \(train, val"):
+        with pytest.raises(UserError, match=r"birds-train-0+\.tar tells its split \(train, val"):
             open_source(root, split=split)
         with pytest.raises(UserError, match=r"that of birds-extra-0\.tar does not; rename"):
             open_source(root, split=split)

@@ -1,4 +1,4 @@
-"""WAV folders become features: the numbers, the classes, the held-out part, bad files."""
+"""WAV folders become features: the numbers, the classes, the held-out split, bad files."""
 
 import tarfile
 from pathlib import Path
