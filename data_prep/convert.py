@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 # what takes seconds to import is imported where it is used: --help answers at once
-from data_prep.distribute.deep_report import deep_rows
-from data_prep.distribute.records import Settings, Summary
 from data_prep.kinds import KINDS
+from data_prep.plan.bit_depth_report import deep_rows
+from data_prep.plan.records import Settings, Summary
 from pospre.command_line import command_parser
 from pospre.data.cores import available_cores
 from pospre.data.decode.bit_depth import parse_range
@@ -171,7 +171,7 @@ def _settings(args: argparse.Namespace) -> Settings:
             raise UserError(f"{name} {value} is out of range; it must be {wanted}.")
     keywords = None
     if args.keywords is not None:
-        from data_prep.speech.keywords import parse_keywords
+        from data_prep.sources.keywords import parse_keywords
 
         keywords = parse_keywords(args.keywords)
     values = {**vars(args), "source": args.kind, "keywords": keywords}
@@ -189,8 +189,8 @@ def _plain_range(text: str) -> str:
 
 
 def _convert(args: argparse.Namespace) -> Summary | None:
-    from data_prep.distribute.blocks import parse_share
     from data_prep.distribute.conversion import convert
+    from data_prep.plan.blocks import parse_share
 
     settings = _settings(args)
     if args.workers < 1:

@@ -3,7 +3,7 @@
 import ast
 from pathlib import Path
 
-_NO_KINDS = ("registry", "source")
+_NO_KINDS = ("keywords", "registry", "source")
 
 
 def _first_line(module: Path) -> str:

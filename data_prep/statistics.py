@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
-from data_prep.distribute.records import Record
 from data_prep.encode.moments import Moments
+from data_prep.plan.records import Record
 from pospre.command_line import command_parser
 from pospre.data.cores import available_cores
 from pospre.data.decode.bit_depth import parse_range

@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from data_prep.distribute.processes import in_order
+from data_prep.in_order import in_order
 from pospre.errors import UserError
 
 if TYPE_CHECKING:

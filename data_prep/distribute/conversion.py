@@ -16,13 +16,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-from data_prep.distribute.blocks import Block, Share
 from data_prep.distribute.cluster import cluster_map
-from data_prep.distribute.plan import Plan, check_complete, check_own, check_samples, difference
 from data_prep.distribute.preparation import load_writers, prepare
 from data_prep.distribute.processes import ordered_map
-from data_prep.distribute.records import Record, Settings, Summary
 from data_prep.distribute.worker import Job, convert_block
+from data_prep.plan.blocks import Block, Share
+from data_prep.plan.plan import Plan, check_complete, check_own, check_samples, difference
+from data_prep.plan.records import Record, Settings, Summary
 from data_prep.publish.atomic import writing
 from data_prep.publish.destination import Destination
 from data_prep.publish.locks import WHOLE

@@ -8,9 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from data_prep.distribute.blocks import Block, cut_blocks
-from data_prep.distribute.plan import VERSION, Plan
-from data_prep.distribute.records import Settings
+from data_prep.plan.blocks import Block, cut_blocks
+from data_prep.plan.plan import VERSION, Plan
+from data_prep.plan.records import Settings
 from data_prep.sources.registry import open_source
 from data_prep.sources.source import Source
 from pospre.errors import UserError

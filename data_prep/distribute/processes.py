@@ -4,15 +4,15 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing.connection import wait
 from typing import TypeVar
 
 from data_prep.distribute.activity import Activity
+from data_prep.in_order import in_order
 from pospre.errors import UserError
 
 Item = TypeVar("Item")
@@ -39,19 +39,6 @@ def ordered_map(
             yield from map(function, items)
         else:
             yield from _by_workers(function, items, num_workers, activity)
-
-
-def in_order(
-    executor: Executor, function: Callable[[Item], Result], items: Iterable[Item], num_pending: int
-) -> Generator[Result, None, None]:
-    """Yield ``function(item)`` in the order of the items; so many are under way or wait."""
-    pending: deque[Future[Result]] = deque()
-    for item in items:
-        pending.append(executor.submit(function, item))
-        if len(pending) >= num_pending:
-            yield pending.popleft().result()
-    while pending:
-        yield pending.popleft().result()
 
 
 def _by_workers(

@@ -12,13 +12,13 @@ import torch
 from crc32c import crc32c
 
 from data_prep.distribute.activity import at
-from data_prep.distribute.blocks import Block
 from data_prep.distribute.preparation import load_writers
-from data_prep.distribute.records import Record, Settings
 from data_prep.encode.images import PreparedImage, Unreadable, prepare_image
 from data_prep.encode.moments import Moments
 from data_prep.encode.reading import read_annotation, read_item
 from data_prep.encode.stderr import captured_stderr
+from data_prep.plan.blocks import Block
+from data_prep.plan.records import Record, Settings
 from data_prep.publish.destination import Destination
 from data_prep.sources.source import Item, Source
 from pospre.data.decode.decoder import decode_image

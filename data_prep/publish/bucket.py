@@ -23,8 +23,8 @@ from typing import Any
 
 from boto3.s3.transfer import TransferConfig
 
-from data_prep.distribute.plan import Plan
-from data_prep.distribute.records import Record
+from data_prep.plan.plan import Plan
+from data_prep.plan.records import Record
 from data_prep.publish.atomic import is_alive
 from data_prep.publish.description import check_sizes, describe_shards, parse_description
 from data_prep.publish.destination import PLAN_NAME, Destination

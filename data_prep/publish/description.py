@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel, ValidationError
 
-from data_prep.distribute.deep_report import describe_deep
-from data_prep.distribute.plan import Plan
-from data_prep.distribute.records import Record, Summary
 from data_prep.encode.moments import Moments
+from data_prep.plan.bit_depth_report import describe_deep
+from data_prep.plan.plan import Plan
+from data_prep.plan.records import Record, Summary
 from pospre.data.stores.description import SIDECAR_NAME, VERSION, pack_sums
 from pospre.data.stores.mds_index import INDEX_NAME
 from pospre.errors import UserError

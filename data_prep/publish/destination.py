@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from data_prep.distribute.plan import Plan, difference
-from data_prep.distribute.records import Record, parse
+from data_prep.plan.plan import Plan, difference
+from data_prep.plan.records import Record, parse
 from data_prep.publish.description import Files, check_sizes, data_files
 from pospre.errors import UserError
 

@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from data_prep.distribute.plan import Plan
-from data_prep.distribute.records import Record
+from data_prep.plan.plan import Plan
+from data_prep.plan.records import Record
 from data_prep.publish import atomic
 from data_prep.publish.description import (
     as_text,

@@ -9,8 +9,8 @@ from typing import ClassVar
 
 from data_prep.files.tree import Tree
 from data_prep.sources.image_folder import file_item
+from data_prep.sources.keywords import NOISE, keyword_classes, pieces, read_piece, spot
 from data_prep.sources.source import Item, Source, one_of_each_ending
-from data_prep.speech.keywords import NOISE, keyword_classes, pieces, read_piece, spot
 from data_prep.splits import Split
 from pospre.data.stores.folder import class_labels, looks_like_image, visible_files
 from pospre.errors import UserError, needing
@@ -53,7 +53,7 @@ def load(tree: Tree, split: Split) -> AudioFolder:
     The classes are the sub-folders, those whose name begins with an underscore left out (Speech
     Commands keeps its noise in one). Where all files lie in one folder and are called
     ``class_speaker_number.wav`` (Free Spoken Digits), the names tell. With keywords there are two
-    classes more, see ``data_prep.speech.keywords``, and clips not drawn for them are left out.
+    classes more, see ``data_prep.sources.keywords``, and clips not drawn for them are left out.
 
     Raises:
         UserError: there is no WAV file, or none in this split; a keyword is no class, or there is

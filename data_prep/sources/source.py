@@ -1,7 +1,7 @@
 """What a data set is to the conversion: samples in an order, and a way to read each of them.
 
-Every other module of this folder but ``registry`` and those whose names begin with an underscore is
-one kind of data set. It has
+Every other module of this folder but ``keywords``, ``registry`` and those whose names begin with an
+underscore is one kind of data set. It has
 
 - a docstring whose first line describes the kind (shown by ``--help``),
 - ``detects(tree) -> bool``: cheap, and false where another kind would be right,

@@ -29,8 +29,8 @@ from ffcv.types import (
 from ffcv.utils import align_to_page
 from ffcv.writer import MIN_PAGE_SIZE
 
-from data_prep.distribute.processes import in_order
-from data_prep.distribute.records import Record
+from data_prep.in_order import in_order
+from data_prep.plan.records import Record
 from data_prep.sources.source import Item
 from pospre.errors import UserError
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from streaming import MDSWriter
 
-from data_prep.distribute.records import Record
+from data_prep.plan.records import Record
 from data_prep.sources.source import Item
 
 _LABEL_AND_PATH = {"label": "int", "path": "str"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.distribute.records import Record, parse
+from data_prep.plan.records import Record, parse
 from data_prep.publish.local import LocalDestination, LocalShards
 from data_prep.publish.locks import WHOLE
 from pospre.errors import UserError

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_prep.distribute.plan import difference
 from data_prep.encode.images import PreparedImage, prepare_image
+from data_prep.plan.plan import difference
 from data_prep.statistics import main as statistics
 from pospre.data.decode.bit_depth import Decoding, DeepRange
 from pospre.data.opening import open_reader

@@ -13,7 +13,7 @@ from ffcv.fields import BytesField, IntField, RGBImageField
 from ffcv.fields.rgb_image import IMAGE_MODES
 from ffcv.writer import DatasetWriter
 
-from data_prep.distribute.records import Record
+from data_prep.plan.records import Record
 from data_prep.publish.writers.ffcv import BlockWriter, write_beton
 from data_prep.sources.source import Item
 from pospre.data.opening import open_reader

@@ -11,7 +11,7 @@ import pytest
 from botocore.exceptions import EndpointConnectionError
 
 from data_prep import verify
-from data_prep.distribute.records import Record
+from data_prep.plan.records import Record
 from data_prep.publish import bucket as remote
 from data_prep.publish.bucket import BucketShards
 from pospre.data.opening import open_reader

@@ -8,7 +8,7 @@ import pytest
 
 from data_prep import verify
 from data_prep.distribute.conversion import convert as convert_source
-from data_prep.distribute.records import Record, Settings
+from data_prep.plan.records import Record, Settings
 from data_prep.publish.bucket import BucketShards
 from pospre.errors import UserError, run_command
 from pospre.object_store import Bucket

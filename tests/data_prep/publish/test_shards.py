@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from streaming import MDSWriter
 
-from data_prep.distribute.records import Record
+from data_prep.plan.records import Record
 from data_prep.publish.writers.mds import BlockWriter
 from data_prep.sources.source import Item
 

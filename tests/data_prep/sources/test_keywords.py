@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import soundfile
 
+from data_prep.sources.keywords import USUAL, parse_keywords
 from data_prep.sources.registry import open_source
 from data_prep.sources.source import Source
-from data_prep.speech.keywords import USUAL, parse_keywords
 from pospre.errors import UserError
 from tests.data_prep.reading import read_samples, run
 from tests.data_prep.sample_clips import chirp, wav, write_clips

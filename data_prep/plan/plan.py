@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from data_prep.distribute.blocks import Block, Share
-from data_prep.distribute.records import Record, Settings, Summary, spans_of
+from data_prep.plan.blocks import Block, Share
+from data_prep.plan.records import Record, Settings, Summary, spans_of
 from pospre.errors import UserError
 
 VERSION = 3  # of plans and records: what another version has begun is not gone on with

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.distribute.blocks import Block, Share, cut_blocks, parse_share
-from data_prep.distribute.plan import ranges
+from data_prep.plan.blocks import Block, Share, cut_blocks, parse_share
+from data_prep.plan.plan import ranges
 from pospre.errors import UserError
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from data_prep.distribute.records import Record, Summary, spans_of
+from data_prep.plan.records import Record, Summary, spans_of
 
 
 def deep_rows(summary: Summary) -> list[tuple[str, str]]:
