@@ -102,30 +102,34 @@ def test_the_map_names_what_is_there_and_nothing_else() -> None:
         assert room == "data_prep" or all(path.name in text for path in paths)
 
 
-def imported(path: Path) -> set[str]:
-    """Return what a file imports directly below ``pospre``."""
+def imported(path: Path, room: str) -> set[str]:
+    """Return what a file imports directly below a room."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.ImportFrom):
             found |= {f"{node.module}.{each.name}" for each in node.names}
         elif isinstance(node, ast.Import):
             found |= {each.name for each in node.names}
-    return {name.split(".")[1] for name in found if name.startswith("pospre.")}
+    return {name.split(".")[1] for name in found if name.startswith(f"{room}.")}
 
 
-def test_imports_go_up_the_map_only() -> None:
-    (text,) = re.findall(r"^pospre/ .*?(?=^tests/)", README, re.M | re.S)
-    known = {path.stem for path in (ROOT / "pospre").iterdir() if "__" not in path.name}
-    order = [name for name in re.findall(r"(?<![/\w])(\w+)(?:\.py\b|/)", text)[1:] if name in known]
-    order = list(dict.fromkeys(order))
-    assert {*order} == known - {"README", "py"}
-    for path in (ROOT / "pospre").rglob("*.py"):
-        own = path.relative_to(ROOT / "pospre").parts[0].removesuffix(".py")
-        if own == "__init__":
-            continue
-        later = imported(path) & {*order[order.index(own) + 1 :]}
-        # methods are found by their names from there, each imported when it is asked for
-        assert later <= ({"algorithms"} if path.name == "algorithm.py" else set()), path
+@pytest.mark.parametrize(
+    ("room", "text"), re.findall(r"^(pospre|data_prep)/ (.*?)(?=^\w|^\.)", README, re.M | re.S)
+)
+def test_imports_go_up_the_map_only(room: str, text: str) -> None:
+    named = re.findall(r"(?<![/\w])(\w+)(?:\.py\b|/)", text)
+    order = [name for name in dict.fromkeys(named) if (ROOT / room / name).is_dir()]
+    if room == "pospre":  # its single files are named in order, too
+        known = {path.stem for path in (ROOT / room).iterdir() if "__" not in path.name}
+        order = [name for name in dict.fromkeys(named) if name in known]
+        assert {*order} == known - {"README", "py"}
+    assert {path.name for path in (ROOT / room).glob("*/") if "__" not in path.name} <= {*order}
+    for path in (ROOT / room).rglob("*.py"):
+        own = path.relative_to(ROOT / room).parts[0].removesuffix(".py")
+        if own in order:
+            later = imported(path, room) & {*order[order.index(own) + 1 :]}
+            # methods are found by their names from there, each imported when it is asked for
+            assert later <= ({"algorithms"} if path.name == "algorithm.py" else set()), path
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=NAMES)
