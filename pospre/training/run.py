@@ -157,7 +157,9 @@ def fit(
         trainer.engine.close()  # trainer.close() would also wait for ranks, and one may have failed
     dist.barrier()
     if signals.stopped is not None:
-        saved = checkpoints_in(str(run.recipe.local_checkpoints()))[0]
+        # the others may have disks of their own, without what makes files a checkpoint
+        local = str(run.recipe.local_checkpoints())
+        saved = from_rank_zero(lambda: checkpoints_in(local)[0])
         raise Stopped(
             signals.stopped,
             f"after step {saved.batch} of {run.total_steps}, saved in {saved.uri}; the same "
