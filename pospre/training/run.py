@@ -30,7 +30,7 @@ from pospre.training.checkpoints.uploads import Uploads, lacks
 from pospre.training.checkpoints.versions import warn_of_other_versions
 from pospre.training.components import Components, build_components
 from pospre.training.distributed.agreement import check_data
-from pospre.training.distributed.ranks import from_rank_zero, print_once
+from pospre.training.distributed.ranks import from_rank_zero, however_long, print_once
 from pospre.training.run_folder import check_folder, clear, compare_recipes, write_recipe
 from pospre.training.scale.microbatch import out_of_memory
 from pospre.training.start_weights import load_weights
@@ -52,11 +52,12 @@ def train(recipe: Recipe, more_callbacks: Sequence[Callback] = ()) -> bool:
     memory.check()
     check_data(run.recipe, run.loader.num_samples)
     _start_weights(run)
-    start = open_run(run) if dist.get_global_rank() == 0 else None
+    start = however_long(lambda: open_run(run) if dist.get_global_rank() == 0 else None)
     uploads = _uploads(recipe)
     with uploads or nullcontext():
-        if start is not None and uploads is not None:
-            start = in_bucket(start, uploads)
+        start = however_long(
+            lambda: start if start is None or uploads is None else in_bucket(start, uploads)
+        )
         steps = from_rank_zero(lambda: 0 if start is None else start.batch)
         if steps >= run.total_steps:
             print_once(

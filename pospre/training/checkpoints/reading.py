@@ -37,7 +37,7 @@ from pospre.training.checkpoints.finding import (
 )
 from pospre.training.checkpoints.sharded import assemble, read_manifest
 from pospre.training.checkpoints.versions import warn_of_other_versions
-from pospre.training.distributed.ranks import from_rank_zero, on_every_rank
+from pospre.training.distributed.ranks import from_rank_zero, however_long, on_every_rank
 
 _FOLDER = re.compile(r"(.*/)?ep\d+-ba\d+/?")
 _ONE_FOLDER = "All nodes must see one trainer.save_folder, or use a bucket"
@@ -130,7 +130,7 @@ def read_on_every_rank(start: Checkpoint | None) -> dict[str, Any] | None:
             content.update(_read_same(place, *noted))
 
     with _on_this_node(noted[0], None if start is None else start.files) as place:
-        on_every_rank(read_here)
+        on_every_rank(lambda: however_long(read_here))
     return content
 
 
@@ -146,15 +146,18 @@ def _on_this_node(uri: str, files: dict[str, bytes] | None) -> Iterator[str]:
         yield uri
     else:
         with contextlib.ExitStack() as stack:
-            copy = None
-            is_read = dist.get_global_rank() == 0 and dist.get_local_world_size() == 1
-            if dist.get_local_rank() == 0 and not is_read:
+
+            def fetch() -> str | None:
+                is_read = dist.get_global_rank() == 0 and dist.get_local_world_size() == 1
+                if dist.get_local_rank() > 0 or is_read:
+                    return None
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="pospre-"))
                 copy = f"{folder}/{Path(uri).name}"
                 _copy(uri, Path(copy), files)
-            first = dist.get_global_rank() - dist.get_local_rank()
-            copies: list[Any] = dist.all_gather_object(copy)
-            yield copies[first]
+                return copy
+
+            copies = on_every_rank(lambda: however_long(fetch))
+            yield copies[dist.get_global_rank() - dist.get_local_rank()] or uri
 
 
 def _copy(uri: str, target: Path, files: dict[str, bytes] | None) -> None:

@@ -33,7 +33,7 @@ from pospre.training.checkpoints.sharded import (
 )
 from pospre.training.checkpoints.staging import Staging
 from pospre.training.checkpoints.versions import versions
-from pospre.training.distributed.ranks import Greatest, from_rank_zero, on_every_rank
+from pospre.training.distributed.ranks import Greatest, from_rank_zero, on_every_rank, wait_for_all
 
 _WRITTEN, _WRITING, _FAILED = range(3)
 
@@ -162,6 +162,7 @@ class CheckpointSaver(Callback):
         if self._writing is None:
             return
         writing, self._writing = self._writing, None
+        wait_for_all(writing)
         shards, path = on_every_rank(writing.result), self._path
         if self.sharded:
             from_rank_zero(lambda: self._write_manifest([*chain(*shards)], path))

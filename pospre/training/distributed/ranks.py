@@ -1,7 +1,10 @@
 """What one rank does or prints for all, and what all do and compare."""
 
+import threading
 import time
 from collections.abc import Callable
+from concurrent import futures
+from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -47,6 +50,39 @@ def on_every_rank(work: Callable[[], Value]) -> list[Value]:
     gathered: list[Any] = dist.all_gather_object((result, failure))
     _raise(error, [failure for _, failure in gathered])
     return [result for result, _ in gathered]
+
+
+def however_long(work: Callable[[], Value]) -> Value:
+    """Do ``work`` on every rank; where it fails it raises, on that rank alone.
+
+    It is done in a thread, so that a signal ends this rank at once, and waited for as in
+    ``wait_for_all``.
+    """
+    if dist.get_world_size() == 1:
+        return work()
+    done: Future[Value] = Future()
+
+    def do() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # raised below
+            done.set_exception(error)
+
+    threading.Thread(target=do, daemon=True).start()
+    wait_for_all(done)
+    return done.result()
+
+
+def wait_for_all(work: Future[Any]) -> None:
+    """Wait until the work of every rank is done, or has failed.
+
+    They compare notes every few seconds: none waits in one collective for another's disk or bucket,
+    which ``trainer.dist_timeout`` would end.
+    """
+    is_over = False
+    while not is_over:
+        futures.wait([work], timeout=_SIGN_OF_LIFE)
+        is_over = all(dist.all_gather_object(work.done()))
 
 
 def while_others_wait(work: Callable[[Callable[[], None]], Value], device: Device) -> Value:

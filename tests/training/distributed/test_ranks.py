@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ from composer.utils import dist
 
 from pospre.errors import UserError
 from pospre.training.distributed.ranks import from_rank_zero, on_every_rank
+from tests.processes import finished, launcher
+from tests.training.tiny_runs import environment
 
 
 def fail(error: Exception) -> Callable[[], Any]:
@@ -74,3 +77,9 @@ def test_a_failure_on_any_rank_is_one_on_all(monkeypatch: pytest.MonkeyPatch) ->
             on_every_rank(work[rank])
     sent = [(result, None) for result in "abc"]
     assert on_every_rank(lambda: "a") == ["a", "b", "c"]
+
+
+def test_no_rank_is_ended_by_a_disk_that_is_slower_than_collectives(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("patient_ranks.py")
+    done = finished([*launcher(2), str(script), str(tmp_path)], env=environment())
+    assert done.returncode == 0, done.stdout + done.stderr
