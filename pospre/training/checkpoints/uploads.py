@@ -36,6 +36,7 @@ class _Upload(NamedTuple):
 
     checkpoint: Path
     files: tuple[Path, ...]
+    together: bool = False  # with the other ranks, which wait for it
 
 
 class Uploads:
@@ -87,24 +88,25 @@ class Uploads:
             checkpoint: the file or folder.
             files: those to upload, by default all of it; the manifest goes along.
         """
-        with self._changed:
-            self._waiting = _Upload(
-                checkpoint, tuple(files_of(checkpoint) if files is None else files)
-            )
-            if not self._thread.is_alive():
-                self._thread.start()
-            self._changed.notify_all()
+        self._begin(_Upload(checkpoint, tuple(files_of(checkpoint) if files is None else files)))
 
     def offer_together(self, checkpoint: Path, files: Sequence[Path]) -> None:
         """Offer on all ranks, or on none while one of them still uploads an older checkpoint.
 
         So all ranks upload the same checkpoints, and none waits for a file that another left out.
         """
-        self._left_out = None
-        if any(on_every_rank(lambda: self._waiting is not None)):
-            self._left_out = _Upload(checkpoint, tuple(files))
-        else:
-            self.offer(checkpoint, files)
+        upload = _Upload(checkpoint, tuple(files), together=True)
+        is_busy = any(on_every_rank(lambda: self._waiting is not None))
+        self._left_out = upload if is_busy else None
+        if not is_busy:
+            self._begin(upload)
+
+    def _begin(self, upload: _Upload) -> None:
+        with self._changed:
+            self._waiting = upload
+            if not self._thread.is_alive():
+                self._thread.start()
+            self._changed.notify_all()
 
     def finish(self, at_most: float = float("inf")) -> str | None:
         """Wait until the last checkpoint is up; return what to say where it is not.
@@ -114,7 +116,7 @@ class Uploads:
         """
         start = time.monotonic()
         if self._left_out is not None:
-            self.offer(*self._left_out)
+            self._begin(self._left_out)
             self._left_out = None
         with self._changed:
             self._hurry = True
@@ -142,26 +144,28 @@ class Uploads:
 
     def _work(self) -> None:
         pause = _FIRST_PAUSE
+        failed: _Upload | None = None
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting is not None or self._over.is_set())
-                upload = self._waiting
+                upload = failed or self._waiting
             if upload is None or self._over.is_set():
                 return
             try:
                 self._upload(upload)
                 self._remove_oldest(upload.checkpoint, self._keep_best(upload.checkpoint))
+                self._done(upload)
             except FileNotFoundError:  # newer ones have pushed it out
-                pass
+                self._forget(upload)
             except Exception as error:  # whatever it is: the run must not lose its uploads by it
                 if self._over.is_set():
                     return
                 self._warn(error)
                 self._rest(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
+                failed = upload if upload.together else None
                 continue
-            pause = _FIRST_PAUSE
-            self._done(upload)
+            pause, failed = _FIRST_PAUSE, None
 
     def _upload(self, upload: _Upload) -> None:
         """Upload the small files, then the checkpoint, and last what says that it is whole."""
@@ -262,8 +266,12 @@ class Uploads:
         if self._warned:
             name = upload.checkpoint.name
             print(f"{self.remote} answers again: {name} is there", file=sys.stderr)
+        self._failure, self._warned = "", False
+        self._forget(upload)
+
+    def _forget(self, upload: _Upload) -> None:
         with self._changed:
-            self._failure, self._warned, self._most = "", False, 0
+            self._most = 0
             if self._waiting == upload:
                 self._waiting = None
             self._changed.notify_all()

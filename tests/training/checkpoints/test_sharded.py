@@ -5,6 +5,7 @@ import json
 import pickle
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +235,27 @@ def test_the_manifest_waits_for_the_shards_of_other_ranks(
     assert not lacks(remote, newest)
     assert read_checkpoint(f"{remote}/ep1-ba4").sha256 == read_checkpoint(str(newest)).sha256
     assert not [name for name in names(bucket, "apart") if name.startswith("ep0-ba1")]
+
+
+def test_a_rank_that_tries_again_leaves_nothing_out(
+    folder: Path, proxy: FlakyS3, bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ranks, at the end of a run that has left a checkpoint out."""
+    older, newest = files_of(folder / "ep0-ba2"), files_of(folder / "ep1-ba4")
+    first, second = (Uploads(folder.parent, "s3://bucket/again") for _ in range(2))
+    second._leads = False
+    monkeypatch.setattr(first, "_patience", 10.0)
+    proxy.refused_writes = 3  # as often as boto tries
+    second.offer_together(folder / "ep0-ba2", older[1:])
+    until(lambda: second._failure != "")
+    proxy.refused_writes = 0
+    first.offer_together(folder / "ep0-ba2", older[:1])
+    for uploads, own in ((second, newest[1:]), (first, newest[:1])):
+        uploads.offer_together(folder / "ep1-ba4", own)  # busy: left out
+    with ThreadPoolExecutor() as pool:
+        assert list(pool.map(Uploads.finish, (second, first))) == [None, None]
+    for name in ("ep0-ba2", "ep1-ba4"):
+        assert not lacks("s3://bucket/again", folder / name)
 
 
 def test_ranks_come_and_go(

@@ -147,12 +147,16 @@ def test_a_slow_bucket_gets_the_newest_only(server: FlakyS3, tmp_path: Path) -> 
     assert "ep0-ba2.pt" not in names(server)
 
 
-def test_a_checkpoint_that_has_gone_holds_nobody_up(server: FlakyS3, tmp_path: Path) -> None:
+def test_a_checkpoint_that_has_gone_holds_nobody_up(
+    server: FlakyS3, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     path = checkpoint(tmp_path, 1)
     path.unlink()
     uploads = Uploads(tmp_path, REMOTE)
+    uploads._warned = True  # of what kept it from going up in time
     uploads.offer(path)
     assert uploads.finish() is None and names(server) == []
+    assert "is there" not in capfd.readouterr().err
 
 
 def test_a_rank_that_has_written_nothing_uploads_nothing(server: FlakyS3, tmp_path: Path) -> None:
