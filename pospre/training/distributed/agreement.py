@@ -2,9 +2,10 @@
 
 import hashlib
 import os
+import secrets
 import socket
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,15 @@ NODE_KEYS = (
 
 @dataclass(frozen=True)
 class Note:
-    """What a rank says of itself: where it runs and, by dotted key, what it is about to do."""
+    """What a rank says of itself: where it runs and, by dotted key, what it is about to do.
+
+    A container that is started anew has the same host and process: ``start`` is another.
+    """
 
     host: str
     process: int
     facts: dict[str, Any]
+    start: str = field(default_factory=secrets.token_hex)
 
 
 def facts_of(recipe: Recipe, world_size: int, device: str) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from pospre.training.distributed.place import Place
 
 _LONGER = "trainer.rendezvous_timeout waits longer"
 _PAUSE = 0.1  # seconds between two looks
+_AGAIN = 1.0  # seconds until the store of another run is looked at again
 _HEARD = 5.0  # seconds for the other ranks to hear why rank 0 ends
 
 
@@ -67,10 +68,29 @@ def meet(place: Place, recipe: Recipe, device: str) -> Meeting:
     end = time.monotonic() + limit
     serves = place.rank == 0 and not place.is_served
     server = _serve(place) if serves else None
-    own_address = _reach(place, limit, end)
-    if place.world_size > place.local_world_size:
-        _use_interface(own_address)
     note = Note(socket.gethostname(), os.getpid(), facts_of(recipe, place.world_size, device))
+    while True:
+        own_address = _reach(place, limit, end)
+        if place.world_size > place.local_world_size:
+            _use_interface(own_address)
+        try:
+            store, verdict = _join(place, note, limit, end)
+            break
+        except _OfAnother:
+            if place.rank == 0 or time.monotonic() + _AGAIN > end:
+                raise
+            time.sleep(_AGAIN)
+    if verdict["error"]:
+        raise UserError(verdict["error"])
+    return Meeting([host for host, _ in verdict["ranks"]], store, server)
+
+
+class _OfAnother(UserError):
+    """Who answers is of another run: perhaps of this one's last start, of which rank 0 ends now."""
+
+
+def _join(place: Place, note: Note, limit: float, end: float) -> tuple[Store, dict[str, Any]]:
+    """Leave a note in the store of rank 0, and return the store and what rank 0 says of all."""
     try:
         store = _connect(place, limit)
         is_first = _leave(store, place, note) == 1
@@ -81,15 +101,14 @@ def meet(place: Place, recipe: Recipe, device: str) -> Meeting:
         if verdict["error"] and place.rank == 0:
             _wait(lambda: store.add("heard", 0) >= store.add("came", 0), _HEARD)
     except RuntimeError as error:  # torch's errors of connections are all of this kind
-        raise UserError(
+        raise _OfAnother(
             f"{place.master} answered rank {place.rank} and is gone before all ranks had come: "
             "either rank 0 has ended (see its output), or that is not the port of this run"
         ) from error
-    if verdict["error"]:
-        raise UserError(verdict["error"])
-    if [note.host, note.process] not in verdict["ranks"][place.rank : place.rank + 1]:
-        raise UserError(f"{place.master} is in use by another run; choose another MASTER_PORT")
-    return Meeting([host for host, _ in verdict["ranks"]], store, server)
+    own = [note.host, note.start]
+    if not verdict["error"] and own not in verdict["ranks"][place.rank : place.rank + 1]:
+        raise _OfAnother(f"{place.master} is in use by another run; choose another MASTER_PORT")
+    return store, verdict
 
 
 def _serve(place: Place) -> Store:
@@ -192,7 +211,7 @@ def _judge(store: Store, place: Place, limit: float, end: float) -> dict[str, An
     else:
         error = name_difference(first)
         error += error and f" (only {', '.join(NODE_KEYS)} may differ)"
-    return {"error": error, "ranks": [[note.host, note.process] for note in first.values()]}
+    return {"error": error, "ranks": [[note.host, note.start] for note in first.values()]}
 
 
 def _notes(store: Store, rank: int) -> list[Note]:

@@ -132,14 +132,27 @@ def test_a_rank_that_comes_twice_is_named(
 
 
 def test_the_port_of_another_run(
-    places: list[Place], together: Callable[..., list[Outcome]], monkeypatch: pytest.MonkeyPatch
+    places: list[Place], together: Callable[..., list[Outcome]]
 ) -> None:
     first = together(places)  # holds the store
     said = words(together(places[:1]))
     assert f"rank 0 cannot listen on port {places[0].port}" in said and "MASTER_PORT" in said
-    monkeypatch.setattr(rendezvous.os, "getpid", lambda: -1)
-    assert "is in use by another run; choose another MASTER_PORT" in words(together(places[1:2]))
+    said = words(together(places[1:2], limit=0.5))
+    assert "is in use by another run; choose another MASTER_PORT" in said
     assert len(first) == 3
+
+
+def test_who_comes_back_waits_until_the_last_start_has_ended(
+    places: list[Place], together: Callable[..., list[Outcome]]
+) -> None:
+    last = together(places)
+    with ThreadPoolExecutor(1) as pool:
+        back = pool.submit(together, places[1:])
+        time.sleep(1.5)  # rank 0 still uploads
+        assert not back.done()
+        last.clear()
+        met = together(places[:1]) + back.result()
+    assert all(isinstance(outcome, Meeting) for outcome in met), met
 
 
 def test_what_is_no_store_at_all(
