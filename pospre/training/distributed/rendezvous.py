@@ -198,20 +198,37 @@ def _leave(store: Store, place: Place, note: Note) -> int:
 
 def _judge(store: Store, place: Place, limit: float, end: float) -> dict[str, Any]:
     """Wait for all ranks; return what is wrong, and host and process of each rank."""
-    _wait(lambda: store.add("came", 0) >= place.world_size, end - time.monotonic())
+    _wait(lambda: _have_come(store, place.world_size), end - time.monotonic())
     notes = {rank: _notes(store, rank) for rank in range(place.world_size)}
-    first = {rank: found[0] for rank, found in notes.items() if found}
-    twice = [rank for rank, found in notes.items() if len(found) > 1]
+    newest = {rank: found[-1] for rank, found in notes.items() if found}
+    is_short = len(newest) < place.world_size
+    again = [rank for rank, found in notes.items() if len(found) > 1]
+    twice = [rank for rank in again if is_short or _is_of_two(notes[rank])]
     error = ""
     if twice:
         where = " and ".join(f"process {note.process} on {note.host}" for note in notes[twice[0]])
         error = f"rank {twice[0]} came twice: {where}. Give each node a NODE_RANK of its own"
-    elif len(first) < place.world_size:
-        error = _name_missing(first, place, limit)
+    elif is_short:
+        error = _name_missing(newest, place, limit)
     else:
-        error = name_difference(first)
+        error = name_difference(newest)
         error += error and f" (only {', '.join(NODE_KEYS)} may differ)"
-    return {"error": error, "ranks": [[note.host, note.start] for note in first.values()]}
+    return {"error": error, "ranks": [[note.host, note.start] for note in newest.values()]}
+
+
+def _have_come(store: Store, world_size: int) -> bool:
+    """Tell whether all ranks have come, or one of them from two hosts.
+
+    From one host it may come again: it has ended and was started anew while others were waited for.
+    """
+    if store.add("came", 0) < world_size:
+        return False
+    notes = [_notes(store, rank) for rank in range(world_size)]
+    return all(notes) or any(map(_is_of_two, notes))
+
+
+def _is_of_two(notes: list[Note]) -> bool:
+    return len({note.host for note in notes}) > 1
 
 
 def _notes(store: Store, rank: int) -> list[Note]:

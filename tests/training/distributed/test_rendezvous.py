@@ -125,10 +125,33 @@ def test_another_version_is_named(
 
 
 def test_a_rank_that_comes_twice_is_named(
+    places: list[Place], together: Callable[..., list[Outcome]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = words(together([places[0], places[1], places[1]], limit=1))
+    assert "rank 1 came twice: process" in said and "NODE_RANK" in said
+    hosts = iter(range(9))
+    monkeypatch.setattr(rendezvous.socket, "gethostname", lambda: f"node{next(hosts)}")
+    start = time.monotonic()
+    other = [replace(place, port=free_port()) for place in places[:1]]
+    other += [replace(places[1], port=other[0].port)] * 2
+    assert "rank 1 came twice: process" in words(together(other))
+    assert time.monotonic() - start < 10  # nobody waits for the third
+
+
+def test_a_rank_that_is_started_again_while_others_are_waited_for(
     places: list[Place], together: Callable[..., list[Outcome]]
 ) -> None:
-    said = words(together([places[0], places[1], places[1]]))
-    assert "rank 1 came twice: process" in said and "NODE_RANK" in said
+    with ThreadPoolExecutor(2) as pool:
+        ended = pool.submit(together, places[1:2], limit=5)
+        first = pool.submit(together, places[:2], limit=5)
+        time.sleep(1.5)
+        assert not first.done()  # the third one is missing
+        met = together(places[2:], limit=5) + first.result()
+        (left,) = ended.result()
+    if isinstance(left, Meeting):  # of the two that are the second, the later one is in
+        met[2], left = left, met[2]
+    assert all(isinstance(outcome, Meeting) for outcome in met), met
+    assert "is in use by another run" in str(left)
 
 
 def test_the_port_of_another_run(
