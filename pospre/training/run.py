@@ -26,6 +26,7 @@ from pospre.training.checkpoints.finding import (
 )
 from pospre.training.checkpoints.mirror import restore_metrics
 from pospre.training.checkpoints.reading import Checkpoint, open_newest, read_on_every_rank
+from pospre.training.checkpoints.sight import check_sight
 from pospre.training.checkpoints.uploads import Uploads, lacks
 from pospre.training.checkpoints.versions import warn_of_other_versions
 from pospre.training.components import Components, build_components
@@ -64,6 +65,7 @@ def train(recipe: Recipe, more_callbacks: Sequence[Callback] = ()) -> bool:
                 f"{recipe.run_name} is already finished ({start and start.uri}); nothing to train"
             )
             return True
+        check_sight(recipe)
         traffic = describe_traffic(run.loader)
         if traffic is not None and dist.get_local_rank() == 0:
             print(traffic, flush=True)
