@@ -31,6 +31,7 @@ from pospre.training.checkpoints.uploads import Uploads, lacks
 from pospre.training.checkpoints.versions import warn_of_other_versions
 from pospre.training.components import Components, build_components
 from pospre.training.distributed.agreement import check_data
+from pospre.training.distributed.place import is_restart
 from pospre.training.distributed.ranks import from_rank_zero, however_long, print_once
 from pospre.training.run_folder import check_folder, clear, compare_recipes, write_recipe
 from pospre.training.scale.microbatch import out_of_memory
@@ -95,7 +96,7 @@ def _start_weights(run: Components) -> None:
     recipe = run.recipe
     if recipe.encoder.weights is None:
         return
-    if from_rank_zero(lambda: recipe.trainer.overwrite or not checkpoints_of(recipe)):
+    if from_rank_zero(lambda: _starts_over(recipe) or not checkpoints_of(recipe)):
         print_once(load_weights(run.model, recipe.encoder.weights, recipe.encoder.weights_from))
 
 
@@ -185,7 +186,7 @@ def open_run(run: Components) -> Checkpoint | None:
         UserError: the bucket does not work, or the folder or its checkpoints are of another run.
     """
     recipe, folder = run.recipe, run.recipe.checkpoint_folder()
-    if recipe.trainer.overwrite:
+    if _starts_over(recipe):
         clear(recipe)
     check_folder(recipe)
     start = open_newest(checkpoint_folders(recipe))
@@ -195,6 +196,11 @@ def open_run(run: Components) -> Checkpoint | None:
     if start is not None and is_remote(start.uri):
         restore_metrics(recipe.run_path(), folder)
     return start
+
+
+def _starts_over(recipe: Recipe) -> bool:
+    """Tell whether to delete an earlier run: who gave the command wants it, not who repeats it."""
+    return recipe.trainer.overwrite and not is_restart()
 
 
 def _check_checkpoint(run: Components, start: Checkpoint) -> None:

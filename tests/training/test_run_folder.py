@@ -152,3 +152,16 @@ def test_a_killed_run_does_not_lock_its_folder(tiny: Path, run: Run, tmp_path: P
     assert killed.returncode == -signal.SIGKILL and (folder / LOCK).exists()
     assert run(tiny, *SHORT)[0] == 0
     assert not (folder / LOCK).exists()
+
+
+def test_a_job_that_is_requeued_does_not_overwrite_itself(
+    tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again = ("trainer.overwrite=true", "trainer.save_interval=2ba", "schedule.length=6ba")
+    assert run(tiny, *again, "trainer.max_duration=4ba")[0] == 0
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    code, said = run(tiny, *again, "trainer.max_duration=6ba")
+    assert code == 0 and f"going on from {tmp_path}/runs/tiny/checkpoints/ep1-ba4.pt" in said, said
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "0")
+    code, said = run(tiny, *again, "trainer.max_duration=6ba")
+    assert code == 0 and "going on from" not in said and "finished" not in said, said

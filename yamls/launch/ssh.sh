@@ -6,7 +6,8 @@
 # HOSTS are names that ssh logs in to without a password and by which the nodes reach one another;
 # RANKS is how many processes (GPUs) each has, DIR the folder there with .venv and the recipe.
 # Ctrl-C or SIGTERM here stops all of them: they finish the step, save and exit 75, and so do those
-# that outlive a lost node. After 75 the same command goes on. To repeat it by itself:
+# that outlive a lost node. After 75 the same command goes on. To repeat it by itself (and without
+# trainer.overwrite=true, which would delete the run each time):
 #
 #   until HOSTS=… yamls/launch/ssh.sh …; [ $? -ne 75 ]; do sleep 10; done
 set -u

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pospre.errors import UserError
 
+_RESTARTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
 _LAUNCH = "start it by composer, or as yamls/launch/ does"
 
 
@@ -49,6 +50,11 @@ def read_place(environment: Mapping[str, str] = os.environ) -> Place | None:
         port=_number(environment, "MASTER_PORT", low=1, high=65535),
         is_served=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
+
+
+def is_restart(environment: Mapping[str, str] = os.environ) -> bool:
+    """Tell whether SLURM or torchrun has given the same command again by itself."""
+    return any(environment.get(name, "0") not in ("", "0") for name in _RESTARTS)
 
 
 def _number(
