@@ -72,16 +72,22 @@ class Bucket:
     def __init__(self, uri: str, *, patience: int = 5, timeout: float | None = None) -> None:
         self.uri = uri
         self.name, self.key = split(uri)
-        with needing("s3", uri):
+        self.endpoint = os.environ.get("S3_ENDPOINT_URL") or None
+        self._options = {
+            "connect_timeout": 3,
+            "read_timeout": timeout or (5 if patience <= _CHECKED else 60),
+            "retries": {"total_max_attempts": patience, "mode": "standard"},
+        }
+        self._is_refused = False
+        self.connect()
+
+    def connect(self) -> None:
+        """Read the credentials, perhaps anew: those in a file may be replaced while a run lasts."""
+        with needing("s3", self.uri):
             import boto3
             from botocore.config import Config
             from botocore.exceptions import BotoCoreError
-        self.endpoint = os.environ.get("S3_ENDPOINT_URL") or None
-        config = Config(
-            connect_timeout=3,
-            read_timeout=timeout or (5 if patience <= _CHECKED else 60),
-            retries={"total_max_attempts": patience, "mode": "standard"},
-        )
+        config = Config(**self._options)
         try:
             session = boto3.Session()
             self.client: Any = session.client("s3", endpoint_url=self.endpoint, config=config)
@@ -91,15 +97,20 @@ class Bucket:
                 f"{name} is '{_shown(os.environ.get(name, ''))}'; write it as http://host:port"
             ) from error
         except BotoCoreError as error:
-            raise UserError(f"{uri}: {_without_passwords(error)}") from error
+            raise UserError(f"{self.uri}: {_without_passwords(error)}") from error
 
     def __enter__(self) -> "Bucket":
+        if self._is_refused:
+            self.connect()
+            self._is_refused = False
         return self
 
     def __exit__(self, _: Any, error: BaseException | None, trace: Any) -> None:
         from boto3.exceptions import Boto3Error
         from botocore.exceptions import BotoCoreError, ClientError
 
+        if isinstance(error, ClientError):
+            self._is_refused = error.response["Error"]["Code"] in CREDENTIAL_FAULTS
         if isinstance(error, BotoCoreError | ClientError):  # boto's timeouts are OSErrors as well
             kind = Unreachable if _may_pass(error) else UserError
             raise kind(self.explain(error)) from error

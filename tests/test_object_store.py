@@ -1,12 +1,17 @@
 """What the S3 client says, and what it must not say."""
 
+import io
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError, ReadTimeoutError
 
+from pospre.data.bucket.download import Download
 from pospre.errors import UserError
 from pospre.object_store import Bucket, Unreachable, check_writable, patiently
+from tests.data.flaky_s3 import flaky_s3, use_bucket
 
 
 @pytest.fixture(autouse=True)
@@ -120,3 +125,32 @@ def test_a_clock_that_is_off_is_not_called_a_wrong_key() -> None:
     with pytest.raises(UserError, match="set the clock") as caught, Bucket("s3://bucket/run"):
         raise ClientError(answer, "PutObject")
     assert "AWS_ACCESS_KEY_ID" not in str(caught.value)
+
+
+def test_credentials_that_are_replaced_on_the_disk(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file, text = (
+        tmp_path / "credentials",
+        "[default]\naws_access_key_id={}\naws_secret_access_key=x",
+    )
+    file.write_text(text.format("old"))
+    with flaky_s3() as server:
+        use_bucket(monkeypatch, server.url)
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+        writer, reader = (Bucket("s3://bucket/run", patience=1) for _ in range(2))
+        with writer:
+            writer.client.create_bucket(Bucket="bucket")
+            writer.put("shard", b"bytes")
+        server.expired = "old"
+        with pytest.raises(UserError, match="refuses the credentials"), writer:
+            writer.put("shard", b"others")
+        with pytest.raises(UserError, match="refuses the credentials"):
+            Download(reader, "shard").run(io.BytesIO(), patience=9, stop=threading.Event())
+        file.write_text(text.format("new"))
+        with writer:
+            writer.put("shard", b"others")
+        Download(reader, "shard").run(found := io.BytesIO(), patience=9, stop=threading.Event())
+        assert found.getvalue() == b"others"

@@ -56,6 +56,7 @@ class FlakyS3:
         mute: writes whose path holds this are taken and never answered.
         deletes: names of the objects that were deleted one by one, in order.
         forbids_deletes: objects whose path holds this are not deleted: 403.
+        expired: an access key that is no longer valid.
         storm: troubles of all requests, if there are any.
         under_way: requests that are being answered, by method and path.
     """
@@ -69,6 +70,7 @@ class FlakyS3:
         self.mute: str | None = None
         self.deletes: list[str] = []
         self.forbids_deletes: str | None = None
+        self.expired: str | None = None
         self.storm: Storm | None = None
         self.under_way: Counter[str] = Counter()
         self._faults: dict[str, list[Fault]] = {}
@@ -92,7 +94,7 @@ class FlakyS3:
     def heal(self) -> None:
         """Behave, and count from zero."""
         self.refused_writes = 0
-        self.mute = self.forbids_deletes = self.storm = None
+        self.mute = self.forbids_deletes = self.expired = self.storm = None
         self.deletes.clear()
         for book in (self._faults, self._always, self.gets, self.writes):
             book.clear()
@@ -167,6 +169,12 @@ class _Handler(BaseHTTPRequestHandler):
     def _do(self, answer: Callable[[], None]) -> None:
         """Answer a request, or do to it what the storm has drawn."""
         trouble, storm = self.flaky.draw(), self.flaky.storm
+        if self.flaky.expired and f"={self.flaky.expired}/" in self.headers.get(
+            "Authorization", ""
+        ):
+            self._read_body()
+            self._answer(403, [], b"<Error><Code>ExpiredToken</Code></Error>")
+            return
         try:
             if trouble == "silence" and storm:
                 self._read_body()

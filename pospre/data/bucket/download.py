@@ -68,6 +68,7 @@ class Download:
         self.attempts = 0
         self.cause = ""
         self._version: str | None = None
+        self._was_refused = False
 
     def state(self, size: int) -> str:
         """Return how far it is."""
@@ -148,6 +149,10 @@ class Download:
             self.done = 0
             return "it was replaced while it was being downloaded"
         message = self.bucket.explain(error, self.address)
+        if code in CREDENTIAL_FAULTS and not self._was_refused:
+            self._was_refused = True
+            self.bucket.connect()
+            return message
         if status not in (403, 404) or code in ("NoSuchBucket", *CREDENTIAL_FAULTS):
             raise UserError(message) from error
         raise Refused(message, status) from error
