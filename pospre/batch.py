@@ -118,6 +118,21 @@ def _numbers(key: str, values: Tensor, images: Tensor) -> Tensor:
     return numbers.long()
 
 
+def whole_numbers(values: Tensor, key: str) -> Tensor:
+    """Return a batch's numbers as int64, of which alone the same draws come everywhere.
+
+    Raises:
+        UserError: they are no tensor (B,) of whole numbers.
+    """
+    if not isinstance(values, Tensor) or values.ndim != 1 or values.is_floating_point():
+        kind = values.dtype if isinstance(values, Tensor) else type(values).__name__
+        raise UserError(
+            f"the batch's '{key}' is {kind} of shape {tuple(getattr(values, 'shape', ()))}; masks "
+            "are drawn from it: make it a tensor (B,) of int64."
+        )
+    return values.long()
+
+
 def without_images(size: int, views: Mapping[str, int]) -> Batch:
     """Return a batch of ``size`` whole and upright samples but for their images, for a trial.
 

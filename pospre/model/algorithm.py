@@ -9,12 +9,13 @@ from typing import Any, ClassVar, NamedTuple
 
 from composer.core import Algorithm, Event, State, TimeUnit
 from composer.loggers import Logger
+from torch import nn
 
 from pospre import algorithms
-from pospre.batch import EPOCH, INDEX, Batch, numbered
+from pospre.batch import EPOCH, INDEX, Batch, numbered, whole_numbers
 from pospre.errors import UserError, suggestion
 from pospre.model.model import PretrainModel
-from pospre.model.optimizer_check import check_moved, check_optimized, fingerprints
+from pospre.model.optimizer_check import check_followed, check_moved, check_optimized, fingerprints
 from pospre.model.question import Question
 from pospre.nn.patch_encoder import PatchEncoder
 from pospre.recipe.recipe import check_arguments
@@ -159,9 +160,16 @@ def attach(model: PretrainModel, name: str, **options: Any) -> PretrainAlgorithm
     kind = algorithm_class(name)
     if name in model.registry.attached:
         raise UserError(f"algorithms.{name} is attached to this model already; attach it once.")
+    joining = [each for each in model.registry.attached if not algorithm_class(each).is_host]
+    if kind.is_host and joining:
+        raise UserError(
+            f"algorithms.{name} is a host, and {joining[0]} is attached already, which joins what "
+            f"it finds: attach {name} first, then {joining[0]}."
+        )
     algorithm = kind(**check_arguments(name, kind, options, source="algorithms"))
     algorithm.check_encoder(model.encoder)
     algorithm.attach(model)
+    model.to(next(model.encoder.parameters()).device)  # where the encoder was moved before
     model.registry.attached.append(name)
     return algorithm
 
@@ -184,19 +192,26 @@ def prepare(
         The batch, for ``model(batch)``.
 
     Raises:
-        UserError: the batch has no ``index`` or ``epoch``, ``progress`` is no share, an algorithm
-            is missing, or stands before the one that it reads from.
+        UserError: the batch has no ``index`` or ``epoch`` of whole numbers, ``progress`` is no
+            share, an algorithm is missing, or stands before the one that it reads from; or the
+            weights move without ``after_step``, which the teacher needs.
     """
     if not isinstance(progress, Progress):  # a loop without Composer
+        model = unwrapped(model)
         _check_given(model, algorithms)
         if model.before_first_step is None:
+            for algorithm in algorithms:
+                algorithm.attach(model)  # again, as under a Trainer: what came late is checked
+            model.check_complete()
             model.before_first_step = fingerprints(model)
+        check_followed(model)
     for key in (INDEX, EPOCH):
         if key not in batch:
             raise UserError(
                 f"the batch lacks '{key}', from which masks are drawn; pospre.build_loader writes "
                 "it, and pospre.from_images(images, index=…, epoch=…)."
             )
+        batch[key] = whole_numbers(batch[key], key)
     for algorithm in algorithms:
         algorithm.schedule(model, _progress(progress))
         try:
@@ -217,6 +232,7 @@ def after_step(
         UserError: an algorithm that is attached is not there, or some tensors hold a gradient that
             the optimiser's first step has not used.
     """
+    model = unwrapped(model)
     _check_given(model, algorithms)
     check_moved(model)
     for algorithm in algorithms:
@@ -246,9 +262,19 @@ def _check_given(model: PretrainModel, algorithms: Sequence[Algorithm]) -> None:
 
 def pretrain_model(state: State) -> PretrainModel:
     """Return the model of a Composer state, out of its DDP wrapper if it has one."""
-    model = getattr(state.model, "module", state.model)
-    assert isinstance(model, PretrainModel)
-    return model
+    return unwrapped(state.model)
+
+
+def unwrapped(model: nn.Module) -> PretrainModel:
+    """Return a model out of the wrapper of DDP or of ``torch.compile``, if it has one."""
+    own = getattr(model, "module", model)
+    own = getattr(own, "_orig_mod", own)
+    if not isinstance(own, PretrainModel):
+        raise UserError(
+            f"pospre's algorithms work on a PretrainModel, the one that is trained, and got "
+            f"{type(own).__name__}."
+        )
+    return own
 
 
 def training_progress(state: State) -> Progress:

@@ -32,6 +32,29 @@ def check_moved(model: PretrainModel) -> None:
         _refuse_untrained([name for name in still if held[name].grad is not None])
 
 
+def check_followed(model: PretrainModel) -> None:
+    """Raise ``UserError`` if the weights move step after step, and ``after_step`` never comes.
+
+    Where there is no teacher for it to move, what it would check is checked here. Weights that are
+    loaded move them as well, but not three times in a row.
+    """
+    if not model.before_first_step:
+        return
+    version = sum(parameter._version for parameter in model.parameters())
+    if version != model.seen_version:
+        model.seen_version = version
+        model.moves_seen += 1
+    if model.moves_seen <= 3:  # the first is what was there
+        return
+    check_moved(model)
+    if model.teachers.momentum is not None:
+        raise UserError(
+            f"algorithms.{model.teachers.owner} has a teacher, which stands still: the optimiser "
+            "has moved the weights three times, and pospre.after_step(model, algorithms, progress) "
+            "was never called. Call it after each of the optimiser's steps."
+        )
+
+
 def check_optimized(model: PretrainModel, optimizers: Sequence[Optimizer]) -> None:
     """Raise ``UserError`` if something that takes a gradient is in no optimiser's group."""
     held = {

@@ -1,0 +1,122 @@
+"""What attaching, and a loop without Composer, refuse or set right by themselves."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pospre
+from pospre.data.views.plan import ViewGroup
+from pospre.errors import UserError
+from tests.algorithms.cases import DECODER, Case
+
+SMALL: dict[str, Any] = DECODER
+
+
+def images(**numbers: Any) -> dict[str, torch.Tensor]:
+    """Return a batch of four small images."""
+    pixels = torch.zeros(4, 3, 32, 32, dtype=torch.uint8)
+    return pospre.from_images(pixels, **{"index": torch.arange(4), "epoch": 0, **numbers})
+
+
+def empty_model(**options: Any) -> pospre.PretrainModel:
+    encoder = pospre.build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1)
+    return pospre.PretrainModel(encoder, seed=0, **options)
+
+
+def test_a_teacher_that_never_follows_is_an_error() -> None:
+    model, algorithms = Case(("mae", "ema_teacher")).build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(follow: bool) -> None:
+        batch = pospre.prepare(model, algorithms, images(), 0.0)
+        model.loss(model(batch), batch)["total"].backward()
+        optimizer.step()
+        if follow:
+            pospre.after_step(model, algorithms, 0.0)
+
+    for _ in range(3):
+        step(follow=False)
+    with pytest.raises(UserError, match=r"ema_teacher has a teacher, .* pospre.after_step\("):
+        step(follow=False)
+    pospre.after_step(model, algorithms, 0.0)
+    for follow in (True, False, False, False, False):  # once it was called, it is known
+        step(follow)
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_without_a_teacher_nobody_asks_for_after_step(early: bool) -> None:
+    model = empty_model()
+    first = torch.optim.SGD(model.parameters(), lr=0.1)
+    algorithms = [pospre.attach(model, "mae", **SMALL)]
+    optimizer = first if early else torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train() -> None:
+        for _ in range(6):
+            batch = pospre.prepare(model, algorithms, images(), 0.0)
+            model.loss(model(batch), batch)["total"].backward()
+            optimizer.step()
+
+    if not early:
+        return train()
+    with pytest.raises(UserError, match=r"19 tensors .*before you make the optimiser"):
+        train()
+
+
+def test_a_host_comes_before_what_joins_it() -> None:
+    model = empty_model()
+    pospre.attach(model, "ema_teacher")
+    with pytest.raises(UserError, match=r"supervised is a host, and ema_teacher .* attach superv"):
+        pospre.attach(model, "supervised", num_classes=3)
+
+
+def test_a_plain_loop_checks_what_came_late() -> None:
+    views = {name: ViewGroup(name, size=32) for name in ("view", "second")}
+    model = empty_model(views=views)
+    algorithms = [
+        pospre.attach(model, "mae", **SMALL),
+        pospre.attach(model, "lut", symmetric=True),
+        pospre.attach(model, "droppos", **SMALL),
+    ]
+    batch = {**images(), **images(group="second")}
+    with pytest.raises(UserError, match=r"with lut.symmetric = true list droppos before lut"):
+        pospre.prepare(model, algorithms, batch, 0.0)
+
+
+def test_parts_are_made_where_the_encoder_is() -> None:
+    model = empty_model().to("meta")
+    pospre.attach(model, "mae", **SMALL)
+    assert {tensor.device.type for tensor in (*model.parameters(), *model.buffers())} == {"meta"}
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.uint8])
+def test_draws_are_the_same_of_any_whole_numbers(kind: torch.dtype) -> None:
+    model, algorithms = Case(("mae",)).build()
+    expected = pospre.prepare(model, algorithms, images(epoch=3), 0.0)["view/keep"]
+    batch = images(epoch=3)
+    batch.update({key: batch[key].to(kind) for key in ("index", "epoch")})
+    assert torch.equal(pospre.prepare(model, algorithms, batch, 0.0)["view/keep"], expected)
+
+
+@pytest.mark.parametrize("value", [torch.rand(4), torch.arange(4)[:, None], [0, 1, 2, 3], 0])
+def test_what_masks_cannot_be_drawn_from_is_said(value: Any) -> None:
+    model, algorithms = Case(("mae",)).build()
+    with pytest.raises(UserError, match=r"the batch's 'index' is .* make it a tensor \(B,\)"):
+        pospre.prepare(model, algorithms, {**images(), "index": value}, 0.0)
+
+
+def test_a_wrapped_model_is_prepared_as_well() -> None:
+    model, algorithms = Case(("mae",)).build()
+
+    class Wrapper(nn.Module):  # as DistributedDataParallel has it
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = model
+
+    for wrapped in (Wrapper(), torch.compile(model, backend="eager")):
+        batch = pospre.prepare(wrapped, algorithms, images(), 0.0)  # type: ignore[arg-type]
+        assert "view/keep" in batch
+        pospre.after_step(wrapped, algorithms, 0.0)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="got Encoder"):
+        pospre.prepare(model.encoder, algorithms, images(), 0.0)  # type: ignore[arg-type]
