@@ -113,7 +113,8 @@ def subject_of(model: PretrainModel | nn.Module, *, seed: int = 0) -> Subject:
         if model.position_source is not None:
             raise UserError(
                 f"the positions of this model are those of {model.position_source}; measure its "
-                "run folder or a checkpoint"
+                "run folder or a checkpoint, or a ViT of timm's that has taken "
+                "model.timm_state(vit)"
             )
         return _subject(model, seed)
     encoder = wrap_encoder(model)

@@ -149,14 +149,14 @@ def take_parts(
 def _with_positions(model: PretrainModel, grid: tuple[int, int]) -> dict[str, Tensor]:
     """Return the encoder's tensors, with the positions of ``grid``."""
     encoder = model.encoder
-    tensors = encoder.timm_state()
+    tensors = model.timm_state()
     resized = grid != encoder.grid
     if resized and encoder.pos_embed is None:
         raise UserError(
             f"--grid {grid[0]}x{grid[1]} is for positions of a table or a field, but "
             f"encoder.positions is {encoder.position_kind}."
         )
-    if resized or model.position_source is not None:
+    if resized:
         tensors["pos_embed"] = model.position_table(grid)
     return tensors
 

@@ -99,7 +99,7 @@ class PretrainModel(ComposerModel):
         """
         self.registry.claim("positions", name)
         self.positions.named[name] = module
-        self.position_source = name
+        self.position_source = self.encoder.positions_from = name
         self._copy_positions()
 
     def add_teacher(self, owner: str, momentum: Momentum | None) -> None:
@@ -114,6 +114,9 @@ class PretrainModel(ComposerModel):
         source = EditSet()
         source.named[self.position_source] = self.positions.named[self.position_source]
         self.teacher_positions = self.teachers.copy(source)
+        twin = self.teacher.module
+        assert isinstance(twin, PatchEncoder)
+        twin.positions_from = self.position_source
 
     def check_complete(self) -> None:
         """Raise ``UserError`` if nothing attached has a loss, or something is there for nobody."""
@@ -168,6 +171,17 @@ class PretrainModel(ComposerModel):
             source = (self.position_source,)
             patches = self.positions(source, {}, EncoderPass(grid=grid), blank)[0]
         return torch.cat([prefix, patches]).unsqueeze(0)
+
+    def timm_state(self, vit: nn.Module | None = None) -> dict[str, Tensor]:
+        """Return the encoder's weights as timm takes them, with the positions that it was given.
+
+        Args:
+            vit: see ``Encoder.timm_state``.
+        """
+        given = None if self.position_source is None else self.position_table(self.encoder.grid)
+        if vit is None and given is None:
+            return self.encoder.timm_state()
+        return self.encoder.timm_state(vit, given)
 
     def encode(self, name: str, images_BVCHW: Tensor, batch: Batch) -> Tensor:
         """Run the declared pass ``name``: (B·V, P+K, D) tokens, or (B·V, P, D)."""

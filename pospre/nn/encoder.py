@@ -9,6 +9,7 @@ from timm.layers import LayerNorm, Mlp, RelPosBias, SwiGLUPacked
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from pospre.errors import UserError
 from pospre.nn.attention import EncoderBlock
 from pospre.nn.drop_path import dropout, dropout_keys, residual_factors
 from pospre.nn.initialisation import (
@@ -233,14 +234,27 @@ class Encoder(VisionTransformer, PatchEncoder):
             kept = patches[batch, keep_BK // cols, keep_BK % cols]
         return F.linear(kept.flatten(2), projection.weight.flatten(1), projection.bias)
 
-    def timm_state(self, vit: nn.Module | None = None) -> dict[str, Tensor]:
+    def timm_state(
+        self, vit: nn.Module | None = None, positions: Tensor | None = None
+    ) -> dict[str, Tensor]:
         """Return the weights as timm's model of ``timm_name`` takes them, every one.
 
         Args:
             vit: the timm model, wrapped before by ``wrap_encoder``, that shall load them. Some have
                 no positions for class token and registers: these are added to the tokens.
+            positions: a table (1, P+N, D) in place of the encoder's own.
+
+        Raises:
+            UserError: another module gives the positions, and they are not given here.
         """
         state = {key: value.contiguous() for key, value in self.state_dict().items()}
+        if positions is not None:
+            state["pos_embed"] = positions
+        elif self.positions_from is not None:
+            raise UserError(
+                f"{self.positions_from} gives this encoder's positions, and its own table is "
+                "empty: take model.timm_state(vit) of the whole PretrainModel."
+            )
         if self.position_kind == "none":
             # timm leaves the class token out where there is no table: one of zeros adds nothing
             length = self.num_prefix_tokens + self.num_patches

@@ -26,6 +26,7 @@ class PatchEncoder(nn.Module, ABC):
         num_prefix_tokens: class token (0 or 1) and registers; they precede the patch tokens.
         patches_per_token: patches that one output token stands for.
         position_kind: where positions come from, see ``build_encoder``.
+        positions_from: the algorithm that gives them instead, if one does.
         timm_name: the timm architecture, and ``timm_kwargs`` what differs from its defaults.
         timm_head: what that calls the linear layer of its classifier.
     """
@@ -40,6 +41,7 @@ class PatchEncoder(nn.Module, ABC):
     drop_path: float
     dropout: float = 0.0
     position_kind: PositionKind
+    positions_from: str | None = None
     timm_name: str
     timm_kwargs: dict[str, Any]
     timm_head: str = "head"

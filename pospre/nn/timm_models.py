@@ -46,6 +46,9 @@ def wrap_encoder(vit: nn.Module, *, drop_path: float = 0.0, dropout: float = 0.0
     """
     size = _size_of(vit, type(vit).__name__)
     assert isinstance(vit, VisionTransformer)
+    source = getattr(vit, "positions_from", None)  # of an encoder of ours
+    if source is not None:
+        _refuse(f"{source} gives its positions, and its own table is empty; take the whole model")
     image_size, patch_size = pair(vit.patch_embed.img_size), pair(size.patch_size)
     if any(side % patch for side, patch in zip(image_size, patch_size, strict=True)):
         _refuse(f"its patches {patch_size} do not divide its img_size {image_size}; give another")

@@ -5,11 +5,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import timm
 import torch
 from composer.core import Event, State, Time, Timestamp
 from composer.loggers import Logger
 
-from pospre import attach
+from pospre import attach, wrap_encoder
 from pospre.algorithms.droppos import DropPos
 from pospre.algorithms.mae import MAE
 from pospre.data.views.plan import ViewGroup
@@ -230,3 +231,27 @@ def test_a_pass_gives_patches_as_soon_as_somebody_reads_them():
     assert not model.registry.passes["student"].needs_patches
     model.registry.add_pass("student", "test", EncoderPass())
     assert model.encode("student", images, batch).shape[1] == 1 + 16
+
+
+@pytest.mark.parametrize("no_embed_class", [False, True])
+def test_timm_takes_the_positions_that_an_algorithm_gave(no_embed_class: bool) -> None:
+    kind: dict[str, Any] = {"img_size": 32, "patch_size": 8, "depth": 1}
+    kind["no_embed_class"] = no_embed_class
+    joined: list[tuple[str, dict[str, Any]]] = [("mae", SMALL), ("crop_field", {})]
+    vit: Any = timm.create_model("vit_tiny_patch16_224", num_classes=0, **kind)
+    model = PretrainModel(wrap_encoder(vit), seed=0)
+    for name, options in [*joined, ("ema_teacher", {})]:
+        attach(model, name, **options)
+    with torch.no_grad():
+        for parameter in model.encoder.parameters():
+            parameter.add_(0.01)
+    vit.load_state_dict(model.timm_state(vit))
+    images = torch.randn(2, 3, 32, 32)
+    expected = model.eval().tokens(images)
+    torch.testing.assert_close(vit.eval().forward_features(images), expected, rtol=1e-3, atol=1e-4)
+    assert model.teacher is not None
+    for encoder in (model.encoder, model.teacher.module):
+        with pytest.raises(UserError, match=r"crop_field gives this encoder's .*model.timm_state"):
+            encoder.timm_state()
+    with pytest.raises(UserError, match=r"crop_field gives its positions"):
+        wrap_encoder(model.encoder)
