@@ -10,6 +10,7 @@ draws of its own; an epoch then holds the first N of that order. Features (``Rea
 whole.
 """
 
+import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from pospre.arguments import typed
 from pospre.batch import Batch
@@ -93,7 +95,8 @@ def build_loader(
             are decoded by whoever asks for them.
         repeats: how many times in a row each sample comes, in an epoch of the same length.
         rank: number of this rank; nothing is found out by itself, under ``torchrun`` neither.
-        world_size: number of ranks.
+        world_size: number of ranks; under Composer's Trainer another one is an error, and in a
+            loop of several ranks 1 is a warning.
         order: of a shuffled epoch: ``"random"``, or ``"windows"`` for data that come in parts; see
             ``pospre.data.order``.
         window: samples that are shuffled together in windows.
@@ -252,6 +255,11 @@ class ViewLoader(LoaderOptions):
     def __iter__(self) -> Iterator[Batch]:
         if self._position.begun:
             self._position = _Position(self.epoch + 1)
+        if self.world_size == 1 and self.shuffle and self.drop_last and dist.is_initialized():
+            try:
+                self.check_ranks(dist.get_world_size())
+            except UserError as error:  # one rank may well read alone, or all of them the same
+                warnings.warn(str(error), stacklevel=2)
         self._position.begun = True
         return self._batches(self._position)
 

@@ -84,6 +84,20 @@ class LoaderOptions:
         """Whether the order of the samples depends on how the data set is cut into parts."""
         return self.shuffle and (self.order == "windows" or self.lanes > 1)
 
+    def check_ranks(self, ranks: int) -> None:
+        """Raise ``UserError`` unless it was made for so many ranks; else some get the same samples.
+
+        Args:
+            ranks: that train together.
+        """
+        if self.world_size != ranks:
+            raise UserError(
+                f"{ranks} ranks train together, but the loader was made for {self.world_size}, so "
+                "that several get the same samples. Make it with build_loader(…, "
+                f"rank=dist.get_rank(), world_size={ranks}), and with each rank's part of the "
+                "batch as batch_size (under Composer, dist.get_global_rank() of composer.utils)."
+            )
+
     def keep_parts(self, ends: np.ndarray) -> None:
         """Keep the order of a run that was begun on another storage of the same samples.
 

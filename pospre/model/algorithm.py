@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from composer.core import Algorithm, Event, State, TimeUnit
 from composer.loggers import Logger
+from composer.utils import dist
 from torch import nn
 
 from pospre import algorithms
@@ -126,6 +127,8 @@ class PretrainAlgorithm(Algorithm):
             self.attach(model)
         elif event == Event.FIT_START:
             model.check_complete()
+            if hasattr(state.dataloader, "check_ranks"):  # a loader of ours
+                state.dataloader.check_ranks(dist.get_world_size())
             _check_given(model, state.algorithms)
             check_optimized(model, state.optimizers)
         elif event == Event.BEFORE_FORWARD:

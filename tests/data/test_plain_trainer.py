@@ -1,5 +1,6 @@
 """The loader under a Composer Trainer without a callback of ours."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,8 @@ import pytest
 import torch
 from composer import Trainer
 
+from pospre.errors import UserError
+from tests.algorithms.cases import Case
 from tests.data.loading import loader
 from tests.data.two_ranks_loader import Mean, Record
 
@@ -50,3 +53,28 @@ def test_a_resumed_run_sees_what_is_left(photos, whole, tmp_path, stop):
     first.close()
     _, after = train(photos, 0, tmp_path / "stopped.pt")
     assert before.seen + after.seen == whole
+
+
+def test_a_loop_of_several_ranks_warns_of_the_same_samples(photos, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.warns(UserWarning, match=r"2 ranks train together, but .* was made for 1"):
+        iter(loader(photos))
+    with warnings.catch_warnings(action="error"):
+        iter(loader(photos, rank=1, world_size=2))
+        iter(loader(photos, drop_last=False))  # of an evaluation
+
+
+def test_a_trainer_refuses_a_loader_for_other_ranks(photos):
+    model, algorithms = Case(("mae",)).build()
+    trainer = Trainer(
+        model=model,
+        train_dataloader=loader(photos, rank=1, world_size=2),
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+        algorithms=algorithms,
+        max_duration="1ba",
+        device="cpu",
+        progress_bar=False,
+    )
+    with pytest.raises(UserError, match=r"1 ranks train together, but .* made for 2, .*world_size"):
+        trainer.fit()
