@@ -146,8 +146,9 @@ def test_attention_to_near_patches_is_that_of_a_plain_loop(monkeypatch):
 
 def test_objects_are_followed_by_their_colours(measure: Run, tmp_path: Path):
     results = measure("video_segmentation", davis_folder(tmp_path), size=64)
-    assert results["J"] > 0.8 > 0.6 > results["still_J"]
-    assert results["initial_JF"] == results["JF"] == (results["J"] + results["F"]) / 2
+    assert results["J"] > 0.75 > 0.6 > results["still_J"]
+    assert results["initial_JF"] == results["JF"]
+    assert results["JF"] == pytest.approx((results["J"] + results["F"]) / 2)
     assert (results["objects"], results["frames"]) == (2, 5)
     assert results["videos"] == [{"name": "moving", "J": results["J"], "F": results["F"]}]
     assert set(video_segmentation.FIGURES) <= set(results)
@@ -165,6 +166,17 @@ def test_rendered_tracks_are_followed(measure: Run, tmp_path: Path):
     results = measure("video_segmentation", tmp_path / "tracks", baseline=False, size=None)
     assert results["objects"] == sum(len(video.first_objects()) for video in videos)
     assert 0 < results["J"] < 1
+
+
+def test_what_stands_still_stays_where_it_is(measure: Run, tmp_path: Path):
+    # a disc that no border of a patch of 8 touches, and patches that listen to their own place
+    y, x = np.mgrid[:64, :80]
+    disc = (np.hypot(y - 31.5, x - 39.5) < 22).astype(np.uint8)
+    data = davis_folder(tmp_path)
+    for path in data.rglob("0000?.png"):
+        save(path, disc)
+    results = measure("video_segmentation", data, size=None, radius=0, baseline=False)
+    assert results["still_J"] == 1.0 and results["J"] > 0.85
 
 
 # -- bad input ------------------------------------------------------------------------------------

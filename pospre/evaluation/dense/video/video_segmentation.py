@@ -133,7 +133,7 @@ def follow(
     features = (_features(context, maps, video, index, size) for index in range(len(video.frames)))
     first = next(features)
     one_hot = torch.from_numpy(np.stack([objects == value for value in ids], axis=-1)).float()
-    labels = F.interpolate(one_hot.permute(2, 0, 1)[None], first.shape[:2], mode="nearest")
+    labels = F.interpolate(one_hot.permute(2, 0, 1)[None], first.shape[:2], mode="nearest-exact")
     labels_hwC = labels[0].permute(1, 2, 0).to(first)
     for shares_hwC in propagate(itertools.chain([first], features), labels_hwC, **options):
         yield np.array(ids)[_decide(shares_hwC, objects.shape)]
