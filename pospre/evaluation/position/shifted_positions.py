@@ -5,7 +5,8 @@ right by some patches (what leaves it comes in on the other side); the positions
 stretched over the whole image, as if it were an enlarged crop; none at all; or taken at another
 size, with positions resampled as in fine-tuning. Of each disturbance: the cosine between the
 disturbed feature and the usual one, and, where the data have classes, top-1 of nearest neighbours
-among the usual features of all other images.
+among the usual features of all other images. Features have much in common whatever they are of, and
+the more of it, the closer to 1 all cosines: beside them stands that of two images.
 """
 
 from collections.abc import Mapping
@@ -35,6 +36,7 @@ from pospre.text_table import format_table
 
 FIGURES = {"cosine": "max"}
 TEMPERATURE = 0.07
+OTHERS = "another image"
 
 Zoom = Annotated[float, Field(gt=1)]
 
@@ -68,7 +70,8 @@ def evaluate(
 
     Returns:
         ``rows`` (one dict per model and disturbance: ``cosine`` with its standard error over
-        images, ``top1`` in [0, 1] or None), and the trained model's mean ``cosine`` of all.
+        images, ``top1`` in [0, 1] or None; last that of two images), and the trained model's mean
+        ``cosine`` of all disturbances.
     """
     models = context.models("trained", "untrained", baseline=baseline)
     sampling = Sampling(num_samples, BATCH, num_workers, seed)
@@ -97,6 +100,7 @@ def evaluate(
         what = f"image at {grid[0]} x {grid[1]} patches"
         note(what, {name: encode(model=model) for name, model in models.items()})
     disturbed = [row["cosine"] for row in rows if row["model"] == "trained"][1:]
+    rows += [{"model": name, "what": OTHERS, **_of_others(own)} for name, own in usual.items()]
     return {
         "cosine": sum(disturbed) / len(disturbed),
         "rows": rows,
@@ -182,6 +186,16 @@ def _figures(
         )
         right = float((predicted_B == labels_B).double().mean())
     return {**mean_and_error("cosine", cosine_B), "top1": right}
+
+
+def _of_others(usual_BD: Tensor) -> dict[str, float | None]:
+    """Return the mean cosine of two images' usual features, of all pairs, and its standard error.
+
+    Each image is in pairs with all others, so that its mean counts twice (a U-statistic's error).
+    """
+    unit_BD = F.normalize(usual_BD.double(), dim=-1)
+    found = mean_and_error("cosine", (unit_BD @ unit_BD.sum(0) - 1) / (len(unit_BD) - 1))
+    return {"cosine": found["cosine"], "cosine_se": 2 * found["cosine_se"], "top1": None}
 
 
 def table(results: Mapping[str, Any]) -> str:

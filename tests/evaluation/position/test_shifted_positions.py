@@ -9,7 +9,12 @@ import torch.nn.functional as F
 from sklearn.neighbors import KNeighborsClassifier
 
 from pospre.errors import UserError
-from pospre.evaluation.position.shifted_positions import _figures, edits_of, table
+from pospre.evaluation.position.shifted_positions import (
+    _figures,
+    _of_others,
+    edits_of,
+    table,
+)
 from pospre.evaluation.registry import figures_of
 from pospre.evaluation.run import check_evaluation, run_evaluation
 from pospre.nn.interpolation import interpolation_weights
@@ -51,6 +56,18 @@ def test_the_nearest_neighbour_is_that_of_scikit_learn() -> None:
     assert _figures(disturbed, usual, labels, k=30)["top1"] is None
 
 
+def test_beside_cosines_stands_that_of_two_images() -> None:
+    generator = torch.Generator().manual_seed(2)
+    draws = [torch.randn(40, 6, generator=generator) + 1 for _ in range(300)]
+    found = [_of_others(draw) for draw in draws]
+    cosines = F.cosine_similarity(draws[0][:, None], draws[0][None], dim=-1)
+    assert found[0]["cosine"] == pytest.approx(float((cosines.sum() - 40) / 1560), abs=1e-6)
+    assert found[0]["top1"] is None
+    spread = torch.tensor([each["cosine"] for each in found]).std()
+    error = torch.tensor([each["cosine_se"] for each in found]).mean()
+    assert float(error) == pytest.approx(float(spread), rel=0.15)
+
+
 def test_disturbances_of_a_model(image_folder: Callable[..., Path], tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path, "mae", image_size=32, patch_size=8)
     data = image_folder(num_images=9)
@@ -62,7 +79,7 @@ def test_disturbances_of_a_model(image_folder: Callable[..., Path], tmp_path: Pa
     rows = {row["what"]: row for row in results["rows"] if row["model"] == "trained"}
     assert list(rows) == [
         "as usual", "shifted by 4", "shifted by 1", "the middle, x 2", "no positions",
-        "image at 4 x 4 patches", "image at 2 x 2 patches",
+        "image at 4 x 4 patches", "image at 2 x 2 patches", "another image",
     ]  # fmt: skip
     # a shift by the whole grid, and the image at its own size, change nothing
     for what in ("as usual", "shifted by 4", "image at 4 x 4 patches"):
@@ -70,6 +87,8 @@ def test_disturbances_of_a_model(image_folder: Callable[..., Path], tmp_path: Pa
         assert rows[what]["top1"] == rows["as usual"]["top1"]
     for what in ("shifted by 1", "the middle, x 2", "no positions", "image at 2 x 2 patches"):
         assert rows[what]["cosine"] < 0.9999
+    disturbed = [rows[what]["cosine"] for what in list(rows)[1:-1]]
+    assert results["cosine"] == pytest.approx(sum(disturbed) / len(disturbed))
     assert set(figures_of("shifted_positions")) <= set(results)
     assert "untrained: shifted by 1" in table(results)
 
