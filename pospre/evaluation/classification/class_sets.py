@@ -8,6 +8,7 @@ import torch
 from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 
+from pospre.data.opening import open_reader
 from pospre.data.stores.reader import Reader
 from pospre.errors import UserError
 from pospre.evaluation.features import open_labelled
@@ -66,6 +67,13 @@ def open_class_set(path: str, known: list[str], lists: str | None) -> ClassSet:
             right[label, number] = True
     listed = any(folder in named for folder in reader.classes)
     return ClassSet(path, right, torch.ones(len(known)).bool() if listed else right.any(0))
+
+
+def outlier_classes(path: str | None, known: list[str]) -> Tensor:
+    """Return bool (C,): the known classes that outliers' folders are called; all if none is."""
+    called = set() if path is None else {*(open_reader(path).classes or ())}
+    found = torch.tensor([name in called for name in known])
+    return found if bool(found.any()) else ~found
 
 
 def read_reassessed(path: str, data: Reader, count: int) -> Tensor:

@@ -4,7 +4,9 @@ On the images of ``data``: a painted box, painted patches, shuffled tiles, and p
 stretched (Kim et al. 2024, table 5, has the box in the centre). On further data sets: ImageNet-V2,
 -A, -R and -Sketch by their folders, and SI-Score or ObjectNet by a list of classes. ``outliers``
 (ImageNet-O) gives the area under precision and recall of telling them from the images of ``data``
-by the greatest probability.
+by the greatest probability. Where their folders are called as classes (ImageNet-O's 200, as which
+its images are taken), it is that among these classes, and the images are of these classes, as in
+Hendrycks et al. 2021: the share of outliers, which is what chance has, would be a fourth with all.
 """
 
 from collections.abc import Mapping
@@ -22,6 +24,7 @@ from pospre.evaluation.classification.accuracy import check_classes
 from pospre.evaluation.classification.class_sets import (
     ClassSet,
     open_class_set,
+    outlier_classes,
     read_reassessed,
 )
 from pospre.evaluation.classification.damage import Condition, conditions
@@ -92,7 +95,7 @@ def evaluate(
         scale=scale,
         has_table=encoder.pos_embed is not None or context.model.position_source is not None,
     )
-    others, real_MC = context.opened
+    others, real_MC, among_C = context.opened
     classes = class_head(context.model).num_classes
     own = ClassSet(context.data, torch.eye(classes).bool(), torch.ones(classes).bool())
     rows, clean = _measure(context, own, wanted, sampling)
@@ -101,9 +104,12 @@ def evaluate(
     if outliers is not None:
         from sklearn.metrics import average_precision_score
 
-        strange = _confidence(context, outliers, sampling)
-        truth = [0] * len(clean.confidence) + [1] * len(strange)
-        scores = -torch.cat([clean.confidence, strange])
+        strange = _confidence(context, outliers, sampling, among_C)
+        usual = confidence(clean.scores[among_C[clean.label]], among_C)
+        if not len(usual):
+            raise UserError(f"no image measured is of a class that outliers={outliers} are of.")
+        truth = [0] * len(usual) + [1] * len(strange)
+        scores = -torch.cat([usual, strange])
         aupr = float(average_precision_score(truth, scores.numpy()))
     real = None
     if real_MC is not None:
@@ -123,8 +129,8 @@ def evaluate(
     }
 
 
-def check(plan: Plan) -> tuple[list[ClassSet], Tensor | None]:
-    """Return the further sets, and which classes are right for each image where that is reassessed.
+def check(plan: Plan) -> tuple[list[ClassSet], Tensor | None, Tensor]:
+    """Return the further sets, the right classes of reassessed images, and those of outliers.
 
     Raises:
         UserError: data, sets, lists or tiles that the model cannot be measured on.
@@ -161,7 +167,8 @@ def check(plan: Plan) -> tuple[list[ClassSet], Tensor | None]:
         )
     known, path = reader.classes or list(map(str, range(classes))), settings["reassessed"]
     sets = [open_class_set(each, known, settings["lists"]) for each in settings["sets"]]
-    return sets, None if path is None else read_reassessed(path, reader, classes)
+    among = outlier_classes(settings["outliers"], known)
+    return sets, None if path is None else read_reassessed(path, reader, classes), among
 
 
 class Clean(NamedTuple):
@@ -169,13 +176,15 @@ class Clean(NamedTuple):
 
     Attributes:
         place: of each in the data set, int64 (M,).
-        answer: the class of each, int64 (M,).
-        confidence: logarithm of the greatest probability, (M,).
+        label: the class of each, int64 (M,).
+        answer: the class that it is taken for, int64 (M,).
+        scores: logarithms of the probabilities, (M, C).
     """
 
     place: Tensor
+    label: Tensor
     answer: Tensor
-    confidence: Tensor
+    scores: Tensor
 
 
 def _measure(
@@ -197,7 +206,8 @@ def _measure(
             scores_BC = log_probabilities(model, seen, batch, positions)
             answer_B = scores_BC.masked_fill(impossible_C, -torch.inf).argmax(1)
             if not found:
-                clean.append(Clean(batch[INDEX].cpu(), answer_B.cpu(), scores_BC.amax(1).cpu()))
+                kept = batch[INDEX], label_B, answer_B, scores_BC
+                clean.append(Clean(*(each.cpu() for each in kept)))
             found.append(right_LC[label_B, answer_B])
         hits.append(torch.stack(found).cpu())
     pairs = zip(wanted, torch.cat(hits, dim=1), strict=True)
@@ -217,12 +227,17 @@ def _row(name: str, hit_M: Tensor, classes: int) -> dict[str, Any]:
     }
 
 
-def _confidence(context: Context, data: str, sampling: Sampling) -> Tensor:
-    """Return the logarithm of the greatest probability (M,) of every image."""
+def confidence(scores_MC: Tensor, among_C: Tensor) -> Tensor:
+    """Return the logarithm of the greatest probability (M,) among some classes."""
+    return scores_MC[:, among_C].log_softmax(1).amax(1)
+
+
+def _confidence(context: Context, data: str, sampling: Sampling, among_C: Tensor) -> Tensor:
+    """Return the ``confidence`` (M,) of every image."""
     model = context.model
     return torch.cat(
         [
-            log_probabilities(model, model.images(batch)[:, 0], batch).amax(1).cpu()
+            confidence(log_probabilities(model, model.images(batch)[:, 0], batch).cpu(), among_C)
             for batch in centre_batches(
                 context, data, title="robustness outliers", sampling=sampling
             )

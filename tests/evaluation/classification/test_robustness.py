@@ -142,6 +142,19 @@ def test_figures_are_those_of_other_libraries(
     assert "AUPR" in robustness.table(results) and "2 x 2 tiles" in robustness.table(results)
 
 
+def test_outliers_called_as_classes_are_told_from_images_of_these(
+    classifier: Path, image_folder: Images
+) -> None:
+    data = image_folder(num_images=24, classes=NAMES)
+    strange = image_folder(num_images=10, classes=("n02", "n03"), name="strange")
+    results = measured("robustness", classifier, data, outliers=str(strange), batch_size=BATCH_SIZE)
+    (scores, labels), (others, _) = (scores_of(classifier, each) for each in (data, strange))
+    own = scores[(labels == 1) | (labels == 2)]
+    surest = torch.cat([own, others])[:, [1, 2]].softmax(1).amax(1)
+    aupr = average_precision_score([0] * len(own) + [1] * 10, -surest)
+    assert len(own) == 12 and results["outlier_aupr"] == pytest.approx(aupr)
+
+
 def test_what_cannot_be_measured_is_said_before(
     classifier: Path, image_folder: Images, tmp_path: Path
 ) -> None:
