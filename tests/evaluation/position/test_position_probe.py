@@ -73,12 +73,16 @@ def test_positions_are_found_and_leaving_them_out_is_seen(
         **rows[(4, 4), "trained", "image", 2], "model": "untrained",
     }  # fmt: skip
     assert results["images_learned"] == 42 and results["images_measured"] == 14
+    assert results["masked_top1"] == rows[(4, 4), "trained", "masked", 2]["top1"]
     assert results["r2_se"] == rows[(4, 4), "trained", "image", 2]["r2_se"] > 0
     assert results["chance"] == 1 / 16 and set(figures_of("position_probe")) <= set(results)
     assert (tmp_path / "probe" / results["pictures"][0]).stat().st_size > 10_000
     assert json.loads(output.read_text())["results"] == results
     text = table(results)
     assert "4 x 4 patches" in text and "2 x 3 patches" in text and "chance: 6.25" in text
+    content = rows[(4, 4), "trained", "content", 2]
+    assert content["learned_top1"] > 2 * content["top1"] and content["learned_r2"] > content["r2"]
+    assert "of the patches learned from are put right" in text
     assert "versus, no positions: R²" in text and "untrained, 75 % masked" in text
 
 
