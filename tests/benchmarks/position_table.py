@@ -264,6 +264,9 @@ def table(lines: list[dict[str, Any]], duration: str) -> str:
         if figure.endswith("top1") and untrained:
             parts.append(f"Untrained: {min(untrained):.1f} to {max(untrained):.1f}.")
         chances = by_cell(lines, figure.partition("/")[0] + "/chance")
+        levels = sorted({value for found in chances.values() for value in found})
+        if len(levels) > 1:  # by the number of patches
+            parts.append(f"Chance: {levels[0]:.1%} to {levels[-1]:.1%}, by method.")
         parts.append(differences(values, chances))
     reasons = {line["refused"]: line["method"] for line in lines if "refused" in line}
     parts += [f"- {method}: {reason}" for reason, method in reasons.items()]
