@@ -194,7 +194,8 @@ def regression_planes(
         whiten = fit_whitening(left_MD)
         plane = whiten.matrix @ ridge(whiten(left_MD), targets, weight_decay)[:-1]
         plane = plane - basis @ (basis.T @ plane)
-        basis = torch.linalg.qr(torch.cat([basis, plane / plane.norm(dim=0)], dim=1)).Q
+        plane = plane / plane.norm(dim=0).clamp_min(1e-12)  # a sequence has no second direction
+        basis = torch.linalg.qr(torch.cat([basis, plane], dim=1)).Q
     return basis
 
 

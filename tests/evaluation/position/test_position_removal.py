@@ -46,6 +46,17 @@ def found_in(left: torch.Tensor, wanted: np.ndarray) -> float:
     return float(Ridge(alpha=1.0).fit(left, wanted).score(left, wanted))
 
 
+def test_the_place_in_a_sequence_is_found_too(
+    planted: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+) -> None:
+    tokens, places, _ = planted
+    basis = regression_planes(tokens, places, (20, 1), 3, weight_decay=1e-4)
+    torch.testing.assert_close(basis.T @ basis, torch.eye(6), atol=1e-5, rtol=0)
+    left = PlanesRemoved(tokens.mean(0), basis)(tokens)
+    wanted = places.float().unsqueeze(1).numpy()
+    assert found_in(tokens, wanted) > 0.9 and found_in(left, wanted) < 0.1
+
+
 def test_the_planted_plane_is_found_and_no_position_is_left(
     planted: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
 ) -> None:
