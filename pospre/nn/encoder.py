@@ -222,16 +222,8 @@ class Encoder(VisionTransformer, PatchEncoder):
         return torch.cat([prefix, context_BM + self.num_prefix_tokens], dim=1)
 
     def _embed(self, images_BCHW: Tensor, keep_BK: Tensor | None) -> Tensor:
-        """Embed only the kept patches: (B, K, D); removed ones are not even copied."""
-        projection = self.patch_embed.proj
-        (rows, cols), (high, wide) = self.grid_of(*images_BCHW.shape[-2:]), self.patch_size
-        patches = images_BCHW.unflatten(3, (cols, wide)).unflatten(2, (rows, high))
-        patches = patches.permute(0, 2, 4, 1, 3, 5)  # B, rows, cols, channel, high, wide
-        if keep_BK is None:
-            kept = patches.flatten(1, 2)
-        else:
-            batch = torch.arange(len(patches), device=keep_BK.device).unsqueeze(1)
-            kept = patches[batch, keep_BK // cols, keep_BK % cols]
+        """Embed only the kept patches: (B, K, D)."""
+        projection, kept = self.patch_embed.proj, self.pixels(images_BCHW, keep_BK)
         return F.linear(kept.flatten(2), projection.weight.flatten(1), projection.bias)
 
     def timm_state(

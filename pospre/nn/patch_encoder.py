@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from pospre.recipe.values import Init, PositionKind
@@ -58,6 +59,16 @@ class PatchEncoder(nn.Module, ABC):
     def grid_of(self, height: int, width: int) -> tuple[int, int]:
         """Return (rows, columns) of patches of an image of that size."""
         return height // self.patch_size[0], width // self.patch_size[1]
+
+    def pixels(self, images_BCHW: Tensor, keep_BK: Tensor | None) -> Tensor:
+        """Return the pixels (B, K, C, h, w) of the kept patches; others are not even copied."""
+        (rows, cols), (high, wide) = self.grid_of(*images_BCHW.shape[-2:]), self.patch_size
+        patches = images_BCHW.unflatten(3, (cols, wide)).unflatten(2, (rows, high))
+        patches = patches.permute(0, 2, 4, 1, 3, 5)  # B, rows, cols, channel, high, wide
+        if keep_BK is None:
+            return patches.flatten(1, 2)
+        batch = torch.arange(len(patches), device=keep_BK.device).unsqueeze(1)
+        return patches[batch, keep_BK // cols, keep_BK % cols]
 
     def takes(self, num_visible: int) -> bool:
         """Return whether so many patches can be encoded."""

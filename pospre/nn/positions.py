@@ -79,9 +79,7 @@ def sincos_at(dim: int, coordinates_BN2: Tensor) -> Tensor:
     return torch.stack([angles.sin(), angles.cos()], dim=3).flatten(2)
 
 
-def decoder_positions(
-    table_ND: Tensor, batch: Batch, grid: tuple[int, int], group: str = "view"
-) -> Tensor:
+def decoder_positions(table_ND: Tensor, batch: Batch, grid: tuple[int, int]) -> Tensor:
     """Return a decoder's positions: its table's, or those of each view's box in a position field.
 
     Encoder and decoder have different widths, so they share coordinates: where the encoder's
@@ -89,17 +87,16 @@ def decoder_positions(
 
     Args:
         table_ND: the sin-cos table of ``grid``.
-        batch: may hold ``g/field_box`` (B, V, 4): x0, y0, x1, y1 with the whole field as [0, 1];
+        batch: may hold ``view/field_box`` (B, V, 4): x0, y0, x1, y1 with the whole field as [0, 1];
             x0 > x1 runs from right to left. The whole field gives the table.
-        grid: (rows, columns) of the group's views.
-        group: the view group g.
+        grid: (rows, columns) of the views.
 
     Returns:
         (N, D) for all samples alike, or float32 (B·V, N, D).
     """
-    if field_box_key(group) not in batch:
+    if field_box_key("view") not in batch:
         return table_ND
-    boxes = batch[field_box_key(group)].flatten(0, 1).float()
+    boxes = batch[field_box_key("view")].flatten(0, 1).float()
     rows, cols = grid
     column = _centres(boxes[:, 0], boxes[:, 2], cols)[:, None, :].expand(-1, rows, -1)
     row = _centres(boxes[:, 1], boxes[:, 3], rows)[:, :, None].expand(-1, -1, cols)

@@ -182,7 +182,6 @@ class SwinEncoder(PatchEncoder):
         content: Edit | None = None,
         context_BM: Tensor | None = None,
         keys_B: Tensor | None = None,
-        grid: tuple[int, int] | None = None,
         prefix_only: bool = False,
     ) -> Tensor:
         """Encode the kept patches, packed into a square in the order of ``keep_BK``.
@@ -196,7 +195,6 @@ class SwinEncoder(PatchEncoder):
                 norm.
             context_BM: not for Swin.
             keys_B: draw keys of drop path.
-            grid: not for Swin.
             prefix_only: not for Swin, which has no prefix tokens.
 
         Returns:
@@ -207,7 +205,7 @@ class SwinEncoder(PatchEncoder):
         """
         if context_BM is not None or prefix_only:
             raise UserError("encoder.name = swin_tiny takes whole patches: use mae's ViT for this.")
-        patches = self._patches(images_BCHW, keep_BK)
+        patches = self.pixels(images_BCHW, keep_BK)
         side = self._side(patches.shape[1])
         tokens = spread(self.patch_embed(patches, content), side)
         maps = None  # a whole image: every token in its place
@@ -224,16 +222,6 @@ class SwinEncoder(PatchEncoder):
             for block in stage.blocks:
                 tokens = block(tokens, maps, next(factors))
         return self.norm(tokens).flatten(1, 2)
-
-    def _patches(self, images_BCHW: Tensor, keep_BK: Tensor | None) -> Tensor:
-        """Return the pixels (B, K, C, h, w) of the kept patches."""
-        (rows, cols), (high, wide) = self.grid, self.patch_size
-        patches = images_BCHW.unflatten(3, (cols, wide)).unflatten(2, (rows, high))
-        patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
-        if keep_BK is None:
-            return patches
-        batch = torch.arange(len(patches), device=keep_BK.device).unsqueeze(1)
-        return patches[batch, keep_BK]
 
     def _places(self, num: int, keep_BK: Tensor | None, device: torch.device) -> Tensor:
         """Return float (row, column, 1) of the kept patches: (B, K, 3)."""
