@@ -49,8 +49,13 @@ def write_atomic(path: Path, content: bytes | memoryview) -> None:
     with atomic_open(path) as file:
         file.write(content)
         flush(file)
-    folder = os.open(path.parent, os.O_RDONLY)  # the new name, too, outlives a power cut
+    sync(path.parent)  # the new name, too, outlives a power cut
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or folder is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(handle)
     finally:
-        os.close(folder)
+        os.close(handle)

@@ -1,12 +1,12 @@
 """All or nothing: write into a partial folder beside the destination, rename when complete."""
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from data_prep.publish.locks import WHOLE, locked
+from pospre.atomic_file import sync
 from pospre.errors import UserError
 
 
@@ -75,23 +75,3 @@ def replace_pair(first: tuple[Path, Path], second: tuple[Path, Path]) -> None:
     for source, destination in (first, second):
         source.replace(destination)
     sync(second[1].parent)
-
-
-def is_alive(pid: int) -> bool:
-    """Tell whether a process of this machine runs."""
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        pass  # somebody else's
-    return True
-
-
-def sync(path: Path) -> None:
-    """Wait until a file or folder is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

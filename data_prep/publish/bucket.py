@@ -21,11 +21,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import psutil
 from boto3.s3.transfer import TransferConfig
 
 from data_prep.plan.plan import Plan
 from data_prep.plan.records import Record
-from data_prep.publish.atomic import is_alive
 from data_prep.publish.description import check_sizes, describe_shards, parse_description
 from data_prep.publish.destination import PLAN_NAME, Destination
 from pospre.data.stores.description import SIDECAR_NAME
@@ -218,7 +218,9 @@ def listed_shards(files: BucketFiles, there: dict[str, int]) -> set[str] | None:
 
 def _remove_stale() -> None:
     """Remove what workers that were killed have left on this machine."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*-*"):
+    folders = list(Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*-*"))
+    alive = set(map(str, psutil.pids()))  # after the folders: a new one's process is among them
+    for folder in folders:
         pid = folder.name.removeprefix(_SCRATCH).split("-")[0]
-        if pid.isdigit() and not is_alive(int(pid)):
+        if pid.isdigit() and pid not in alive:
             shutil.rmtree(folder, ignore_errors=True)
