@@ -36,11 +36,6 @@ def count_flops(work: Callable[[], object]) -> int:
     return int(counter.get_total_flops())
 
 
-def step_flops(model: PretrainModel, batch: Batch) -> int:
-    """Return the FLOPs of forward and backward over a prepared batch (``pospre.prepare``)."""
-    return count_flops(lambda: model.loss(model(batch), batch)["total"].backward())
-
-
 def pass_flops(model: PretrainModel, batch: Batch) -> dict[str, int]:
     """Return the forward FLOPs of each encoder pass over a prepared batch, by name."""
     counts = {}

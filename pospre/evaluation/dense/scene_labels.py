@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy import ndarray
+from pycocotools import mask as coco_mask
 
 from pospre.errors import UserError
 
@@ -45,13 +46,6 @@ def painted(line: dict[str, Any], sides: tuple[int, int], value: Callable[[Any],
     """Return what each pixel shows, int64 (H, W): 0, or the ``value`` of the object there."""
     values = np.zeros(sides, np.int64)
     for item in line["objects"]:
-        values[run_length_mask(item["mask"]).astype(bool)] = value(item)
+        mask = coco_mask.decode(coco_mask.frPyObjects(item["mask"], *sides))
+        values[mask.astype(bool)] = value(item)
     return values
-
-
-def run_length_mask(run_lengths: dict[str, Any]) -> ndarray:
-    """Return the mask, uint8 (H, W), of COCO's uncompressed run lengths (columns, zeros first)."""
-    height, width = run_lengths["size"]
-    counts = np.asarray(run_lengths["counts"])
-    flat = np.repeat(np.arange(len(counts)) % 2, counts).astype(np.uint8)
-    return flat.reshape(width, height).T

@@ -92,16 +92,12 @@ class UperNet(nn.Module):
         found.append(self.top(torch.cat([last, *pooled], dim=1)))
         for place in range(len(found) - 1, 0, -1):
             found[place - 1] = found[place - 1] + _resize(found[place], found[place - 1])
-        smooth = [*map(_apply, self.smooth, found), found[-1]]
+        smooth = [each(level) for each, level in zip(self.smooth, found, strict=False)]
+        smooth.append(found[-1])
         logits: Tensor = self.classify(
             self.fuse(torch.cat([_resize(each, smooth[0]) for each in smooth], dim=1))
         )
         return logits
-
-
-def _apply(module: nn.Module, tensor: Tensor) -> Tensor:
-    result: Tensor = module(tensor)
-    return result
 
 
 def _resize(maps: Tensor, like: Tensor) -> Tensor:
