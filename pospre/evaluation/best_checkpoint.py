@@ -6,17 +6,17 @@ which stays when the first one goes its way after ``trainer.keep_checkpoints``. 
 stays under its own name, also for a start on a machine that has not seen it.
 """
 
-import json
 import os
 import shutil
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pospre.atomic_file import PARTIAL
 from pospre.evaluation.run import write_json
+from pospre.training.callbacks.metrics import read_lines
 from pospre.training.checkpoints.file import manifest_of
 from pospre.training.checkpoints.finding import (
     BEST,
@@ -95,15 +95,6 @@ class BestCheckpoint:
         """Return the checkpoints that are there by step; where there are two, the one kept."""
         found = [*checkpoints_in(str(self.checkpoints)), *checkpoints_in(str(self.folder))]
         return {checkpoint.batch: Path(checkpoint.uri) for checkpoint in found}
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a file with one per line; one that is cut short is left out."""
-    lines = []
-    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        with suppress(ValueError):  # half-written
-            lines.append(json.loads(text))
-    return lines
 
 
 def _link_checkpoint(source: Path, target: Path) -> None:

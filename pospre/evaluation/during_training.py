@@ -6,7 +6,6 @@ and wait. Nothing that the training draws or holds is touched, so its losses are
 without. The untrained baseline, which never changes, is measured at the end only.
 """
 
-import json
 import random
 import sys
 import time
@@ -22,16 +21,15 @@ from composer.core import Callback, State
 from composer.loggers import Logger
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-from pospre.atomic_file import write_atomic
 from pospre.errors import UserError
-from pospre.evaluation.best_checkpoint import BestCheckpoint, read_lines
+from pospre.evaluation.best_checkpoint import BestCheckpoint
 from pospre.evaluation.recipe_evaluations import Planned, best_figure, planned_evaluations
 from pospre.evaluation.registry import default_settings, figures_of
 from pospre.evaluation.run import run_evaluation
 from pospre.object_store import is_remote
 from pospre.recipe.recipe import Recipe
 from pospre.schedules import duration_steps
-from pospre.training.callbacks.metrics import MetricsFile, drop_after
+from pospre.training.callbacks.metrics import MetricsFile, drop_after, read_lines, write_lines
 from pospre.training.callbacks.recipe_record import RecipeRecord
 from pospre.training.callbacks.stop_signals import StopSignals
 from pospre.training.checkpoints.content import model_of
@@ -250,7 +248,7 @@ def _note(path: Path, document: dict[str, Any]) -> None:
     """
     name, step = document["name"], document["step"]
     kept = [line for line in read_lines(path) if line["name"] != name or line["step"] < step]
-    write_atomic(path, "".join(json.dumps(line) + "\n" for line in [*kept, document]).encode())
+    write_lines(path, [*kept, document])
 
 
 def _length(state: State) -> int:

@@ -4,7 +4,8 @@ import json
 import math
 import resource
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -162,13 +163,19 @@ def _peak_memory(state: State) -> dict[str, float]:
 
 def drop_after(path: Path, step: int) -> None:
     """Rewrite a metrics file without the lines after ``step`` and without a half-written one."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            if json.loads(line)["step"] <= step:
-                kept.append(line + "\n")
-        except ValueError:  # the kill came in the middle of this line
-            continue
-    write_atomic(path, "".join(kept).encode())
+    if path.exists():
+        write_lines(path, [line for line in read_lines(path) if line["step"] <= step])
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the objects of a file with one per line; one that a kill cut short is left out."""
+    lines = []
+    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        with suppress(ValueError):  # half-written
+            lines.append(json.loads(text))
+    return lines
+
+
+def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    """Write a file with one object per line, whole or not at all."""
+    write_atomic(path, "".join(json.dumps(line) + "\n" for line in lines).encode())
