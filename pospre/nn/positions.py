@@ -132,10 +132,14 @@ def resample_positions(table_ND: Tensor, old: tuple[int, int], new: tuple[int, i
 
 def grid_distances(rows: int, cols: int, *, squared: bool) -> Tensor:
     """Return float32 (N, N) distances between grid positions, in patches."""
-    row, col = torch.meshgrid(torch.arange(rows), torch.arange(cols), indexing="ij")
-    place = torch.stack([row.flatten(), col.flatten()], dim=1).double()
-    distance = (place[:, None] - place[None]).square().sum(-1)
+    distance = grid_offsets(rows, cols).double().square().sum(-1)
     return (distance if squared else distance.sqrt()).float()
+
+
+def grid_offsets(rows: int, cols: int) -> Tensor:
+    """Return int64 (N, N, 2): Δrow and Δcolumn from each grid position (row) to each other."""
+    place_N2 = torch.cartesian_prod(torch.arange(rows), torch.arange(cols))
+    return place_N2[None] - place_N2[:, None]
 
 
 def smoothed_labels(distance_NN: Tensor, sigma: Tensor, *, official: bool = False) -> Tensor:

@@ -27,6 +27,7 @@ from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.settings import Numbers, Sampling
+from pospre.nn.positions import grid_offsets
 from pospre.text_table import format_table, percent
 
 FIGURES = {"near": "max"}
@@ -107,7 +108,7 @@ def by_offset(maps_HNN: Tensor, grid: tuple[int, int]) -> Tensor:
             (rows − 1 + Δrow, columns − 1 + Δcolumn).
     """
     rows, columns = grid
-    offset_NN2 = _offsets(grid).to(maps_HNN.device)
+    offset_NN2 = grid_offsets(*grid).to(maps_HNN.device)
     high, wide = 2 * rows - 1, 2 * columns - 1
     place = (offset_NN2[..., 0] + rows - 1) * wide + offset_NN2[..., 1] + columns - 1
     sums = maps_HNN.new_zeros(len(maps_HNN), high * wide)
@@ -118,15 +119,9 @@ def by_offset(maps_HNN: Tensor, grid: tuple[int, int]) -> Tensor:
 
 def near_attention(maps_BHNN: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Return attention to oneself and to the 3 × 3 around oneself, mean of queries: (B, heads)."""
-    reach_NN = _offsets(grid).to(maps_BHNN.device).abs().amax(-1)
+    reach_NN = grid_offsets(*grid).to(maps_BHNN.device).abs().amax(-1)
     own, near = ((maps_BHNN * (reach_NN <= reach)).sum(-1).mean(-1) for reach in (0, 1))
     return own, near
-
-
-def _offsets(grid: tuple[int, int]) -> Tensor:
-    """Return (N, N, 2): (Δrow, Δcolumn) from each query (row) to each key."""
-    place_N2 = torch.cartesian_prod(torch.arange(grid[0]), torch.arange(grid[1]))
-    return place_N2[None] - place_N2[:, None]
 
 
 def _uniform(grid: tuple[int, int]) -> dict[str, float]:
