@@ -38,17 +38,7 @@ def load_labelled(
     label: Callable[[Any], int],
     classes: Callable[[list[Item]], list[str]],
 ) -> JsonSource:
-    """Do what ``load`` does with other labels.
-
-    Args:
-        tree: see ``load``.
-        split: likewise.
-        label: of a scene.
-        classes: their names, given all items.
-
-    Raises:
-        UserError: the scenes are missing or not as expected.
-    """
+    """Do what ``load`` does with the ``label`` of each scene; ``classes`` names those of items."""
     folders = {name: name for name in ("train", "val", "test") if tree.has(f"images/{name}")}
     folder = split.choose(folders, tree.root, "images/train, images/val or images/test")
     if folder == "test":

@@ -33,14 +33,7 @@ def check_evaluation(
     settings: Mapping[str, Any],
     output: Path | None,
 ) -> tuple[dict[str, Any], Any]:
-    """Find out without a model what would make an evaluation fail.
-
-    Args:
-        name: see ``run_evaluation``, as the others.
-        recipe: what the model is made of, or will be.
-        data_path: see ``run_evaluation``.
-        settings: likewise.
-        output: likewise.
+    """Find out without a model what would make ``run_evaluation`` fail with these arguments.
 
     Returns:
         All settings, typed, and what was ``opened``, see ``Context``.
