@@ -13,10 +13,11 @@ from crc32c import crc32c
 
 from data_prep.distribute.activity import at
 from data_prep.distribute.preparation import load_writers
-from data_prep.encode.images import PreparedImage, Unreadable, prepare_image
+from data_prep.encode.images import PreparedImage, prepare_image
 from data_prep.encode.moments import Moments
 from data_prep.encode.reading import read_annotation, read_item
 from data_prep.encode.stderr import captured_stderr
+from data_prep.files.locations import DamagedItem
 from data_prep.plan.blocks import Block
 from data_prep.plan.records import Record, Settings
 from data_prep.publish.destination import Destination
@@ -65,11 +66,11 @@ def convert_block(task: tuple[Block, tuple[Item, ...]], job: Job) -> Record:
         with _writing(folder, job, record) as writer:
             for item in items:
                 with at(str(job.source.root / item.name)):
-                    found = _prepare(item, job, writer.max_bytes)
-                if isinstance(found, Unreadable):
-                    _skip(item, found, record, job)
-                    continue
-                main, fields = found
+                    try:
+                        main, fields = _prepare(item, job, writer.max_bytes)
+                    except DamagedItem as error:
+                        _skip(item, str(error), record, job)
+                        continue
                 writer.write(item, fields)
                 _note(item, main, fields, record)
                 if moments is not None:
@@ -82,63 +83,61 @@ def convert_block(task: tuple[Block, tuple[Item, ...]], job: Job) -> Record:
 
 def _prepare(
     item: Item, job: Job, max_bytes: int
-) -> "tuple[PreparedImage | PreparedClip, dict[str, Any]] | Unreadable":
-    """Return what an item became, and the fields of its sample."""
+) -> "tuple[PreparedImage | PreparedClip, dict[str, Any]]":
+    """Return what an item became, and the fields of its sample.
+
+    Raises:
+        DamagedItem: it cannot be used, or is too large.
+    """
     data = read_item(job.source, item)
-    if isinstance(data, Unreadable):
-        return data
-    main: PreparedImage | PreparedClip | Unreadable
+    main: PreparedImage | PreparedClip
     if job.settings.frames is None:
         main = _prepare_image(data, item, job.settings)
     else:
         from data_prep.speech.features import prepare_clip  # torchaudio: seconds to import
 
         main = prepare_clip(data, job.settings.frames)
-    if isinstance(main, Unreadable):
-        return main
     image = main if isinstance(main, PreparedImage) else None
     fields: dict[str, Any] = (
         {"image": main.jpeg} if isinstance(main, PreparedImage) else {"features": main.features}
     )
     if job.source.annotation is not None:
-        annotation = read_annotation(job.source, item, image)
-        if isinstance(annotation, Unreadable):
-            return annotation
-        fields["annotation"] = annotation
+        fields["annotation"] = read_annotation(job.source, item, image)
     num_bytes = main.num_bytes + len(fields.get("annotation", b""))
     if num_bytes > max_bytes:
-        return Unreadable(
+        raise DamagedItem(
             f"as a JPEG it takes {num_bytes} bytes, but at most {max_bytes} fit; --max-side makes "
             "it smaller"
         )
     return main, fields
 
 
-def _prepare_image(data: bytes, item: Item, settings: Settings) -> PreparedImage | Unreadable:
+def _prepare_image(data: bytes, item: Item, settings: Settings) -> PreparedImage:
     """Prepare an image; what the libraries say of it goes with its name."""
-    with captured_stderr() as said:
-        found = prepare_image(
-            data,
-            settings.max_side,
-            settings.quality,
-            check=settings.check,
-            seekable=settings.seekable,
-            decoding=settings.decoding,
-        )
-    if isinstance(found, Unreadable):
-        return Unreadable("; ".join([found.reason, *said[:_MOST_SAID]]))
+    try:
+        with captured_stderr() as said:
+            found = prepare_image(
+                data,
+                settings.max_side,
+                settings.quality,
+                check=settings.check,
+                seekable=settings.seekable,
+                decoding=settings.decoding,
+            )
+    except DamagedItem as error:
+        raise DamagedItem("; ".join([str(error), *said[:_MOST_SAID]])) from error
     for line in said:
         print(f"{item.name}: {line}", file=sys.stderr)
     return found
 
 
-def _skip(item: Item, why: Unreadable, record: Record, job: Job) -> None:
+def _skip(item: Item, why: str, record: Record, job: Job) -> None:
     if job.strict:
         raise UserError(
-            f"{job.source.root / item.name} cannot be read: {why.reason}. Mend or remove it; "
+            f"{job.source.root / item.name} cannot be read: {why}. Mend or remove it; "
             "without --strict such files are listed and left out."
         )
-    record.skipped.append({"path": item.name, "reason": why.reason})
+    record.skipped.append({"path": item.name, "reason": why})
 
 
 def _note(

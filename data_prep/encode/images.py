@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from data_prep.encode.restart_markers import add_restart_markers
+from data_prep.files.locations import DamagedItem
 from pospre.data.decode import jpeg
 from pospre.data.decode.bands import NPY_START, npy_bytes
 from pospre.data.decode.bit_depth import RGB, Decoding, DeepRange, in_eight_bits, said_range
@@ -58,13 +59,6 @@ class PreparedImage:
         return len(self.jpeg)
 
 
-@dataclass(frozen=True)
-class Unreadable:
-    """Why a file gives no image."""
-
-    reason: str
-
-
 def prepare_image(
     data: bytes,
     max_side: int | None,
@@ -73,8 +67,8 @@ def prepare_image(
     check: str = "full",
     seekable: bool = False,
     decoding: Decoding = RGB,
-) -> PreparedImage | Unreadable:
-    """Return what to store of an encoded image; what it may contain never raises.
+) -> PreparedImage:
+    """Return what to store of an encoded image.
 
     The given bytes are kept when it is an upright RGB or grey JPEG with no side above
     ``max_side``. Everything else is turned upright, converted to RGB, shrunk to ``max_side`` and
@@ -90,6 +84,9 @@ def prepare_image(
             ``"header"`` decodes it only if it does not end as it should.
         seekable: whether to add restart markers, so that parts can be decoded alone.
         decoding: channels, and how values of more than 8 bits are mapped.
+
+    Raises:
+        DamagedItem: it gives no image; whatever it contains, nothing else is raised.
     """
     try:
         with warnings.catch_warnings():
@@ -98,11 +95,13 @@ def prepare_image(
             if decoding.channels not in _OF_JPEGS:
                 return _prepare_bands(data, max_side, decoding)
             found = _keep(data, max_side, check) or _prepare(data, max_side, quality, decoding)
-            return _mark(found) if seekable and isinstance(found, PreparedImage) else found
+            return _mark(found) if seekable else found
+    except DamagedItem:
+        raise
     except DecodeError as error:
-        return Unreadable(str(error).split("\n", 1)[0][:_LONGEST_REASON])
+        raise DamagedItem(str(error).split("\n", 1)[0][:_LONGEST_REASON]) from error
     except Exception as error:  # Pillow's plugins raise nearly every kind on damaged bytes
-        return Unreadable(_reason(error))
+        raise DamagedItem(_reason(error)) from error
 
 
 def _reason(error: Exception) -> str:
@@ -113,7 +112,7 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _keep(data: bytes, max_side: int | None, check: str) -> PreparedImage | Unreadable | None:
+def _keep(data: bytes, max_side: int | None, check: str) -> PreparedImage | None:
     """Check a JPEG that can stay as it is; None: it cannot, or is of a kind left to Pillow."""
     try:
         header = jpeg.read_header(memoryview(data))
@@ -127,23 +126,21 @@ def _keep(data: bytes, max_side: int | None, check: str) -> PreparedImage | Unre
     try:
         jpeg.decode(np.frombuffer(data, np.uint8), header, _SHRINK, header.whole)
     except jpeg.JpegError as error:
-        return Unreadable(str(error))
+        raise DamagedItem(str(error)) from error
     except jpeg.UnusualJpeg:
         return None
     return PreparedImage(data, width, height, kept=True)
 
 
-def _prepare(
-    data: bytes, max_side: int | None, quality: int, decoding: Decoding
-) -> PreparedImage | Unreadable:
+def _prepare(data: bytes, max_side: int | None, quality: int, decoding: Decoding) -> PreparedImage:
     if data.startswith(NPY_START):
         pixels, deep = decode_otherwise(np.frombuffer(data, np.uint8), decoding)
         picture = Image.fromarray(pixels[..., 0] if decoding.channels == 1 else pixels)
         return _encode(_shrunk(picture, picture.size, max_side), quality, _UPRIGHT, deep)
     try:
         image: Image.Image = Image.open(io.BytesIO(data))
-    except Image.UnidentifiedImageError:
-        return Unreadable(why_unknown(data))
+    except Image.UnidentifiedImageError as error:
+        raise DamagedItem(why_unknown(data)) from error
     width, height = image.size
     shrink = max_side is not None and max(width, height) > max_side
     is_jpeg = image.format in ("JPEG", "MPO")  # MPO: a JPEG with further pictures behind it

@@ -1,9 +1,9 @@
-"""One item of a source → its bytes, or why it has none."""
+"""One item of a source → its bytes, or a ``DamagedItem`` that says why it has none."""
 
 import errno
 from collections.abc import Callable
 
-from data_prep.encode.images import PreparedImage, Unreadable
+from data_prep.encode.images import PreparedImage
 from data_prep.encode.orientation import note_orientation, orient_mask
 from data_prep.files.locations import DamagedItem
 from data_prep.sources.source import Item, Source
@@ -13,24 +13,27 @@ from pospre.errors import UserError
 _ONE_FILES_ERRORS = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.ELOOP)
 
 
-def read_item(source: Source, item: Item) -> bytes | Unreadable:
+def read_item(source: Source, item: Item) -> bytes:
     """Return the encoded image or clip of an item.
 
     Raises:
+        DamagedItem: there is none that can be used.
         UserError: the disk or the network fails, or a file that was listed is gone; to leave such
             items out would lose good ones.
     """
-    return _read(source.read, source, item) or Unreadable("the file is empty")
+    data = _read(source.read, source, item)
+    if not data:
+        raise DamagedItem("the file is empty")
+    return data
 
 
-def read_annotation(
-    source: Source, item: Item, image: PreparedImage | None = None
-) -> bytes | Unreadable:
+def read_annotation(source: Source, item: Item, image: PreparedImage | None = None) -> bytes:
     """Return what the source tells about an item beside its label; empty where it tells nothing.
 
     What it tells is turned as the image was.
 
     Raises:
+        DamagedItem: what it tells cannot be used.
         UserError: the disk or the network fails.
     """
 
@@ -45,9 +48,7 @@ def read_annotation(
     return _read(annotate, source, item)
 
 
-def _read(
-    function: Callable[[Item], bytes | None], source: Source, item: Item
-) -> bytes | Unreadable:
+def _read(function: Callable[[Item], bytes | None], source: Source, item: Item) -> bytes:
     try:
         return function(item) or b""
     except OSError as error:
@@ -58,13 +59,11 @@ def _read(
                 "again."
             ) from error
         if error.errno in _ONE_FILES_ERRORS:
-            return Unreadable(error.strerror or str(error))
+            raise DamagedItem(error.strerror or str(error)) from error
         raise UserError(
             f"{source.root / item.name} cannot be read: {error.strerror or error}. This is no "
             "matter of the file: check the disk or the network share, then run the same command "
             "again. Nothing was written."
         ) from error
-    except DamagedItem as error:
-        return Unreadable(str(error))
-    except MemoryError:
-        return Unreadable("the file is larger than the memory")
+    except MemoryError as error:
+        raise DamagedItem("the file is larger than the memory") from error

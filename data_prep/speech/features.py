@@ -15,7 +15,7 @@ import soundfile
 import torch
 from torchaudio.transforms import MFCC, Resample
 
-from data_prep.encode.images import Unreadable
+from data_prep.files.locations import DamagedItem
 from pospre.data.cores import one_thread
 
 RATE = 16000
@@ -43,25 +43,26 @@ class PreparedClip:
         return self.features.nbytes
 
 
-def prepare_clip(data: bytes, num_frames: int) -> PreparedClip | Unreadable:
-    """Return the features of a WAV file; what it may contain never raises.
+def prepare_clip(data: bytes, num_frames: int) -> PreparedClip:
+    """Return the features of a WAV file.
 
     Channels are averaged, other rates resampled; the first second counts, and what is shorter ends
     in silence.
+
+    Raises:
+        DamagedItem: it gives none.
     """
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as sound:
             rate, length = sound.samplerate, sound.frames
-            problem = _problem(rate, length)
-            if problem is not None:
-                return Unreadable(problem)
+            _check(rate, length)
             samples = sound.read(frames=rate, dtype="float32", always_2d=True).mean(axis=1)
     except soundfile.LibsndfileError as error:
-        return Unreadable(str(error.error_string))
+        raise DamagedItem(str(error.error_string)) from error
     if not len(samples):
-        return Unreadable("the file is cut off before its first sample")
+        raise DamagedItem("the file is cut off before its first sample")
     if not np.isfinite(samples).all():
-        return Unreadable("it holds samples that are not finite")
+        raise DamagedItem("it holds samples that are not finite")
     return PreparedClip(clip_features(samples, rate, num_frames), length / rate)
 
 
@@ -86,12 +87,11 @@ def clip_features(samples: np.ndarray, rate: int, num_frames: int) -> np.ndarray
         return _mfcc()(padded).T.contiguous().numpy()
 
 
-def _problem(rate: int, length: int) -> str | None:
+def _check(rate: int, length: int) -> None:
     if not length:
-        return "it holds no samples"
+        raise DamagedItem("it holds no samples")
     if max(rate, RATE) // math.gcd(rate, RATE) > _LARGEST_RATIO:
-        return f"its rate of {rate} Hz cannot be brought to {RATE} Hz"
-    return None
+        raise DamagedItem(f"its rate of {rate} Hz cannot be brought to {RATE} Hz")
 
 
 @cache

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.distribute import activity, worker
-from data_prep.encode.images import PreparedImage, Unreadable, prepare_image
+from data_prep.encode.images import PreparedImage, prepare_image
 from tests.data_prep.reading import description, run
 from tests.data_prep.sample_images import encoded, picture, write_files
 
@@ -39,7 +39,7 @@ def test_what_libtiff_says_goes_with_the_file(
 def test_what_is_said_of_a_good_file_names_it(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def talkative(data: bytes, *args: object, **kwargs: object) -> PreparedImage | Unreadable:
+    def talkative(data: bytes, *args: object, **kwargs: object) -> PreparedImage:
         os.write(2, b"tempfile.tif: odd tag\ntempfile.tif: odd tag\n")
         return prepare_image(data, None, 90)
 
@@ -57,7 +57,7 @@ def test_a_file_that_takes_long_is_named(
     monkeypatch: pytest.MonkeyPatch,
     workers: int,
 ) -> None:
-    def slow(data: bytes, *args: object, **kwargs: object) -> PreparedImage | Unreadable:
+    def slow(data: bytes, *args: object, **kwargs: object) -> PreparedImage:
         time.sleep(1.5 if data == BAD else 0)
         return prepare_image(data, None, 90)
 
@@ -75,7 +75,7 @@ def test_a_file_that_takes_long_is_named(
 def test_the_file_that_a_worker_dies_of_is_named(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def deadly(data: bytes, *args: object, **kwargs: object) -> PreparedImage | Unreadable:
+    def deadly(data: bytes, *args: object, **kwargs: object) -> PreparedImage:
         if data == BAD:
             faulthandler.disable()  # pytest's, which would tell more than anyone wants
             os.kill(os.getpid(), signal.SIGSEGV)

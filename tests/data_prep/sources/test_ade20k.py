@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_prep.encode.images import Unreadable
 from data_prep.encode.reading import read_annotation
+from data_prep.files.locations import DamagedItem
 from data_prep.sources.registry import open_source
 from pospre.errors import UserError
 from tests.data_prep.sample_images import encoded, write_files
@@ -63,7 +63,8 @@ def test_images_without_a_scene_or_a_mask(tmp_path: Path) -> None:
     root = write_files(tmp_path, files())
     (root / "annotations/validation/ADE_val_1.png").unlink()
     source = open_source(root, split="val")
-    assert read_annotation(source, source.items[0]) == Unreadable("it is listed, but missing")
+    with pytest.raises(DamagedItem, match="it is listed, but missing"):
+        read_annotation(source, source.items[0])
     write_files(root, {"images/validation/ADE_val_9.jpg": JPEGS[0]})
     with pytest.raises(UserError, match=r"sceneCategories\.txt does not name ADE_val_9"):
         open_source(root, split="val")

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from data_prep import convert
-from data_prep.encode.images import Unreadable
 from data_prep.encode.reading import read_item
+from data_prep.files.locations import DamagedItem
 from data_prep.sources.registry import open_source
 from pospre.errors import UserError, run_command
 from tests.data_prep.sample_images import write_files
@@ -131,7 +131,8 @@ def test_names_do_not_lead_out_of_the_folder(tmp_path: Path) -> None:
         root = write_files(tmp_path / "coco", files() | {TRAIN: text(changed)})
         source = open_source(root, split="train")
         assert source.items[0].size == 0
-        assert read_item(source, source.items[0]) == Unreadable("it is listed, but missing")
+        with pytest.raises(DamagedItem, match="it is listed, but missing"):
+            read_item(source, source.items[0])
 
 
 def test_absent_images_are_counted_and_named(

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.encode.images import Unreadable
 from data_prep.encode.reading import read_item
+from data_prep.files.locations import DamagedItem
 from data_prep.sources.registry import open_source
 from pospre.errors import UserError
 from tests.data_prep.sample_images import write_files
@@ -89,4 +89,5 @@ def test_a_listed_image_that_is_absent_is_named_later(tmp_path: Path) -> None:
     (root / "val/images/val_1.JPEG").unlink()
     source = open_source(root, split="val")
     lost = {item.name: item for item in source.items}["val/images/val_1.JPEG"]
-    assert read_item(source, lost) == Unreadable("it is listed, but missing")
+    with pytest.raises(DamagedItem, match="it is listed, but missing"):
+        read_item(source, lost)
