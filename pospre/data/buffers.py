@@ -19,12 +19,11 @@ class BatchMemory:
     What is kept stays as long as this object: given back to the system between epochs, it would
     leave the same gaps.
 
-    Attributes:
+    Args:
         most_kept: pieces of each size that are kept for later; others go back to the system.
     """
 
     def __init__(self, most_kept: int) -> None:
-        self.most_kept = most_kept
         self._free: defaultdict[int, deque[np.ndarray]] = defaultdict(partial(deque, (), most_kept))
         self._lent: list[weakref.ref[np.ndarray]] = []
 

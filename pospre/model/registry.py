@@ -207,14 +207,10 @@ class Registry:
         rows, cols = self._encoder.grid_of(*self._views[encoder_pass.group].shape)
         return rows * cols
 
-    def read_by(self, reader: str) -> list[str]:
-        """Return the names of the passes that an algorithm has declared or joined."""
-        return [name for name, readers in self.readers.items() if reader in readers]
-
     def check_read(self, objectives: list[str]) -> None:
         """Raise ``UserError`` for an objective that joins no pass, and views cut for nobody."""
         for name in objectives:
-            if not self.read_by(name):
+            if not any(name in readers for readers in self.readers.values()):
                 raise UserError(
                     f"algorithms: the objective '{name}' reads no encoder pass. Let its algorithm "
                     f"declare one (add_pass) or join another's (join_pass) in the name of '{name}'."

@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pospre.data.stores.subset import subset
 from pospre.errors import UserError
 from pospre.planning.assumptions import IMAGENET, Assumptions
 from pospre.planning.counts import Counts, count
-from pospre.planning.gpus import GIB, GPUS, Gpu
+from pospre.planning.gpus import GIB, GPUS
 from pospre.planning.layouts import Held, Layout, layouts
 from pospre.planning.speed import Machine, StepTime, decode_rate, step_time
 from pospre.recipe.recipe import Recipe
@@ -224,10 +224,7 @@ def _nothing_fits(
         found = _choices(recipe, counts, other, assumed, batch // other.gpus)
         return any(choice.held.total <= other.gpu.memory for choice in found)
 
-    def same_number(gpu: Gpu) -> Machine:
-        return Machine(gpu, machine.gpus, machine.nodes)
-
-    names = [name for name, gpu in GPUS.items() if is_enough(same_number(gpu))]
+    names = [name for name, gpu in GPUS.items() if is_enough(replace(machine, gpu=gpu))]
     more = machine.gpus * 2
     while more <= _MOST_GPUS and batch % more == 0:
         nodes = math.ceil(more / machine.per_node)

@@ -132,16 +132,13 @@ def curve_titles(records: list[Record]) -> dict[str, dict[str, Any]]:
         rate = "accuracy" in key
         title = f"While training · {key.removeprefix('metric/').replace('_', ' ')}"
         found[key] = {"title": title, "percent": rate, "from_zero": rate}
-    for key in (key for key in keys if _is_figure(key)):
+    for key in (key for key in keys if key.startswith("evaluation/")):
         _, name, figure = key.split("/", 2)
-        found[key] = {"title": f"{name} · {figure}", "percent": _are_shares(records, key)}
+        if figure != "seconds":
+            found[key] = {"title": f"{name} · {figure}", "percent": _are_shares(records, key)}
     found["lr"] = {"title": "Learning rate", "from_zero": True, "smooth": False}
     found["throughput"] = {"title": "Images per second", "from_zero": True}
     return found
-
-
-def _is_figure(key: str) -> bool:
-    return key.startswith("evaluation/") and not key.endswith("/seconds")
 
 
 def _are_shares(records: list[Record], key: str) -> bool:

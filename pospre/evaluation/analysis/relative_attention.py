@@ -155,7 +155,11 @@ def _draw(
     shape = tuple(maps[results["layers"][0]["layer"]].shape[1:])
     cells = [
         [
-            Cell((shape[0], shape[1]), maps[row["layer"]][head["head"]].numpy(), title=_title(head))
+            Cell(
+                (shape[0], shape[1]),
+                maps[row["layer"]][head["head"]].numpy(),
+                title=f"head {head['head']}  H={head['entropy']:.2f}",
+            )
             for head in row["heads"][:num_heads]
         ]
         for row in results["layers"]
@@ -168,10 +172,6 @@ def _draw(
         "pictures": [save_figure(figure, folder, "relative_attention.png")],
         "maps": save_arrays(arrays, folder, "maps.npz"),
     }
-
-
-def _title(head: Mapping[str, Any]) -> str:
-    return f"head {head['head']}  H={head['entropy']:.2f}"
 
 
 def table(results: Mapping[str, Any]) -> str:
