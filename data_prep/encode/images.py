@@ -24,6 +24,7 @@ _TURNED = range(2, 9)
 _END_OF_IMAGE = b"\xff\xd9"
 _SHRINK = 8
 _LONGEST_REASON = 200
+_THAT_SAY_ALL = (DecodeError, jpeg.JpegError, OSError, ValueError, SyntaxError)
 _OF_JPEGS = (1, 3)  # channels
 _MIDDLE = (1, 99)  # percentiles; what lies outside may be dead pixels
 _FEW_LEVELS = 16
@@ -96,10 +97,6 @@ def prepare_image(
                 return _prepare_bands(data, max_side, decoding)
             found = _keep(data, max_side, check) or _prepare(data, max_side, quality, decoding)
             return _mark(found) if seekable else found
-    except DamagedItem:
-        raise
-    except DecodeError as error:
-        raise DamagedItem(str(error).split("\n", 1)[0][:_LONGEST_REASON]) from error
     except Exception as error:  # Pillow's plugins raise nearly every kind on damaged bytes
         raise DamagedItem(_reason(error)) from error
 
@@ -107,7 +104,7 @@ def prepare_image(
 def _reason(error: Exception) -> str:
     """Return the first line of what an error says, with its kind where that alone tells more."""
     text = str(error).split("\n", 1)[0][:_LONGEST_REASON]
-    if isinstance(error, OSError | ValueError | SyntaxError) and text:
+    if isinstance(error, _THAT_SAY_ALL) and text:
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
@@ -125,8 +122,6 @@ def _keep(data: bytes, max_side: int | None, check: str) -> PreparedImage | None
         return PreparedImage(data, width, height, kept=True)
     try:
         jpeg.decode(np.frombuffer(data, np.uint8), header, _SHRINK, header.whole)
-    except jpeg.JpegError as error:
-        raise DamagedItem(str(error)) from error
     except jpeg.UnusualJpeg:
         return None
     return PreparedImage(data, width, height, kept=True)
@@ -140,7 +135,7 @@ def _prepare(data: bytes, max_side: int | None, quality: int, decoding: Decoding
     try:
         image: Image.Image = Image.open(io.BytesIO(data))
     except Image.UnidentifiedImageError as error:
-        raise DamagedItem(why_unknown(data)) from error
+        raise DecodeError(why_unknown(data)) from error
     width, height = image.size
     shrink = max_side is not None and max(width, height) > max_side
     is_jpeg = image.format in ("JPEG", "MPO")  # MPO: a JPEG with further pictures behind it
