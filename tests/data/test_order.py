@@ -9,7 +9,6 @@ from pospre import draws
 from pospre.data.order import epoch_order
 
 SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=20).filter(sum)
-WINDOWS = st.integers(1, 900)
 SEEDS = st.integers(-(2**63), 2**64)
 
 

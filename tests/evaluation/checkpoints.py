@@ -11,8 +11,6 @@ from pospre.recipe.recipe import Recipe, recipe_from_dict
 from pospre.training.build import build_model
 from pospre.training.checkpoints.content import load_model
 
-NUM_PATCHES = 16
-
 
 def tiny_recipe(run_folder: Path, *algorithms: str | dict[str, Any], **encoder: Any) -> Recipe:
     """Return a recipe of a two-block ViT on 4×4 patches; named algorithms have narrow decoders."""
