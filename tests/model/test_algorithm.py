@@ -115,8 +115,8 @@ def test_a_wrapped_model_is_prepared_as_well() -> None:
             self.module = model
 
     for wrapped in (Wrapper(), torch.compile(model, backend="eager")):
-        batch = pospre.prepare(wrapped, algorithms, images(), 0.0)  # type: ignore[arg-type]
+        batch = pospre.prepare(wrapped, algorithms, images(), 0.0)
         assert "view/keep" in batch
-        pospre.after_step(wrapped, algorithms, 0.0)  # type: ignore[arg-type]
+        pospre.after_step(wrapped, algorithms, 0.0)
     with pytest.raises(UserError, match="got Encoder"):
-        pospre.prepare(model.encoder, algorithms, images(), 0.0)  # type: ignore[arg-type]
+        pospre.prepare(model.encoder, algorithms, images(), 0.0)
