@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -117,11 +117,25 @@ def build_loader(
     Raises:
         UserError: the data set cannot be read or is smaller than one batch.
     """
-    given = dict(locals())
-    options = {each.name: given[each.name] for each in fields(LoaderOptions) if each.name in given}
-    options["num_workers"] = default_workers() if num_workers is None else num_workers
-    reader = subset(open_reader(path, **storage), label_fraction, labels, seed)
-    return ViewLoader(reader, **options)
+    return ViewLoader(
+        subset(open_reader(path, **storage), label_fraction, labels, seed),
+        batch_size=batch_size,
+        views=views,
+        seed=seed,
+        shuffle=shuffle,
+        drop_last=drop_last,
+        num_workers=default_workers() if num_workers is None else num_workers,
+        repeats=repeats,
+        rank=rank,
+        world_size=world_size,
+        order=order,
+        window=window,
+        lanes=lanes,
+        nodes=nodes,
+        bad_samples=bad_samples,
+        tolerance=tolerance,
+        pin_memory=pin_memory,
+    )
 
 
 @dataclass

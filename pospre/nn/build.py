@@ -6,7 +6,7 @@ from pospre.arguments import typed
 from pospre.errors import UserError, suggestion
 from pospre.nn.encoder import Encoder
 from pospre.nn.sizes import SIZES, pair
-from pospre.nn.swin.encoder import SWIN, build_swin
+from pospre.nn.swin.encoder import SWIN, SWIN_NEEDS, build_swin
 from pospre.nn.timm_models import PREFIX, timm_size
 from pospre.recipe.values import RELATIVE, Init, PositionKind
 
@@ -64,8 +64,8 @@ def build_encoder(
         UserError: unknown name, an image size that the patch size does not divide, or a value out
             of its range.
     """
-    given = {key: value for key, value in locals().items() if key not in ("name", "window")}
     if name == SWIN:
+        given = {key: value for key, value in locals().items() if key in SWIN_NEEDS}
         swin = build_swin(image_size, given, drop_path=drop_path, window=window, init=init)
         return cast(Encoder, swin)
     if name not in SIZES and not name.startswith(PREFIX):
@@ -91,8 +91,22 @@ def build_encoder(
         raise UserError(f"encoder.positions = {positions} works without registers only.")
     for side, part in zip(height_width, patch, strict=True):
         check_divides(side, part, key="encoder.image_size")
-    given |= {"image_size": height_width, "patch_size": patch, "depth": blocks}
-    return Encoder(size, **given)
+    return Encoder(
+        size,
+        image_size=height_width,
+        patch_size=patch,
+        depth=blocks,
+        channels=channels,
+        positions=positions,
+        class_token=class_token,
+        num_registers=num_registers,
+        layer_scale=layer_scale,
+        drop_path=drop_path,
+        uniform_drop_path=uniform_drop_path,
+        dropout=dropout,
+        final_norm=final_norm,
+        init=init,
+    )
 
 
 def check_divides(side: int, patch: int, *, key: str) -> None:

@@ -273,7 +273,7 @@ def build_swin(
     window: int | None,
     init: Init,
 ) -> SwinEncoder:
-    """Build Swin-T for ``build_encoder``; ``given`` are its options.
+    """Build Swin-T for ``build_encoder``; ``given`` holds the options of ``SWIN_NEEDS``.
 
     Raises:
         UserError: an option has another value than Swin's, or a size does not fit.
