@@ -250,7 +250,8 @@ def test_timm_takes_the_positions_that_an_algorithm_gave(no_embed_class: bool) -
     expected = model.eval().tokens(images)
     torch.testing.assert_close(vit.eval().forward_features(images), expected, rtol=1e-3, atol=1e-4)
     assert model.teacher is not None
-    for encoder in (model.encoder, model.teacher.module):
+    encoders: list[Any] = [model.encoder, model.teacher.module]
+    for encoder in encoders:
         with pytest.raises(UserError, match=r"crop_field gives this encoder's .*model.timm_state"):
             encoder.timm_state()
     with pytest.raises(UserError, match=r"crop_field gives its positions"):
