@@ -69,6 +69,7 @@ class Download:
         self.cause = ""
         self._version: str | None = None
         self._was_refused = False
+        self._heard = 0.0
 
     def state(self, size: int) -> str:
         """Return how far it is."""
@@ -77,18 +78,31 @@ class Download:
         last = f"; the last failure: {self.cause}" if self.cause else ""
         return f"{self.done} of {size} bytes came in {self.attempts} attempts{last}"
 
-    def run(self, target: BinaryIO, *, patience: float, stop: threading.Event) -> str:
+    def run(
+        self,
+        target: BinaryIO,
+        *,
+        patience: float,
+        stop: threading.Event,
+        silence: float = float("inf"),
+    ) -> str:
         """Download into an open file, from its start.
+
+        Args:
+            target: the file.
+            patience: seconds that it may take.
+            stop: ends it.
+            silence: seconds without a byte after which it is given up, too.
 
         Returns:
             what is wrong with the bytes that came, as far as the bucket knows, or nothing.
 
         Raises:
-            UserError: after ``patience`` seconds, or as soon as trying again cannot help.
+            UserError: it took too long, or as soon as trying again cannot help.
             Stopped: ``stop`` was set.
             OSError: the file cannot be written.
         """
-        start = time.monotonic()
+        start = self._heard = time.monotonic()
         for self.attempts in itertools.count(1):
             try:
                 self._attempt(target, start + patience, stop)
@@ -99,7 +113,7 @@ class Download:
                 self.cause = self._passing_cause(error)
             pause = min(_FIRST_PAUSE * 2.0 ** min(self.attempts - 1, 10), _LONGEST_PAUSE)
             pause *= random.uniform(0.5, 1)  # ranks that failed together should not come together
-            if time.monotonic() + pause > start + patience:
+            if time.monotonic() + pause > min(start + patience, self._heard + silence):
                 break
             if stop.wait(pause):
                 raise Stopped
@@ -126,7 +140,8 @@ class Download:
                 target.write(block)
                 self.done += len(block)
                 self.received += len(block)
-                if time.monotonic() > deadline:
+                self._heard = time.monotonic()
+                if self._heard > deadline:
                     raise ReadTimeoutError(endpoint_url=self.address)
         finally:
             body.close()

@@ -26,7 +26,7 @@ from pospre.data.stores.reader import Visits
 from pospre.errors import UserError
 from pospre.object_store import Bucket, s3_patience
 
-_OPENING_PATIENCE = 20.0  # seconds for each of the small files at the start
+_OPENING_SILENCE = 20.0  # seconds without a byte of what is read at the start: nobody answers
 _LONGEST_SILENCE = 20.0  # seconds without a byte after which a try has failed
 
 
@@ -77,7 +77,7 @@ class RemoteMdsReader(MdsReader):
         )
         patience = s3_patience()
         bucket = Bucket(self.address, patience=1, timeout=min(_LONGEST_SILENCE, patience / 4))
-        contents = _small_files(bucket, min(_OPENING_PATIENCE, patience))
+        contents = _small_files(bucket, patience)
         self._cache = cache = ShardCache(cache_root(cache_dir), self.address, contents, cache_limit)
         self.path = cache.path
         self._describe(cache.path)
@@ -211,12 +211,17 @@ class RemoteMdsReader(MdsReader):
 
 
 def _small_files(bucket: Bucket, patience: float) -> dict[str, bytes]:
-    """Download the descriptions of a data set; ours may be missing."""
+    """Download the descriptions of a data set, of which ours may be missing.
+
+    That of 14 million images has 75 MB, which each of many ranks wants at once.
+    """
     contents = {}
     for name in (INDEX_NAME, SIDECAR_NAME):
         content, download = io.BytesIO(), Download(bucket, name)
         try:
-            problem = download.run(content, patience=patience, stop=threading.Event())
+            problem = download.run(
+                content, patience=patience, stop=threading.Event(), silence=_OPENING_SILENCE
+            )
         except Refused as error:
             if name == INDEX_NAME and error.status == 404:
                 raise UserError(

@@ -165,6 +165,18 @@ def test_faults_that_stay_are_said_at_once(
     check(reader, [0, 39])
 
 
+def test_a_long_description_may_take_its_time(
+    bucket: Any, server: FlakyS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pospre.data.bucket.reader._OPENING_SILENCE", 1.0)
+    server.spoil_always("index.json", Fault(drip=2.0))
+    open_remote()
+    server.spoil_always("index.json", Fault(pause=5.0))
+    monkeypatch.setenv("POSPRE_S3_PATIENCE", "6")
+    with pytest.raises(UserError, match=r"gave up after . attempts in [12] s.*went silent"):
+        open_remote()
+
+
 def test_opening_says_what_is_missing(
     bucket: Any, server: FlakyS3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
