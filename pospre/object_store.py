@@ -122,9 +122,15 @@ class Bucket:
         """Return the key of an object of this folder."""
         return f"{self.key}/{name}".lstrip("/")
 
-    def list(self, *, below: bool = False) -> dict[str, int]:
-        """Return the size in bytes of every object in this folder (and ``below``), by name."""
-        prefix = f"{self.key}/" if self.key else ""
+    def list(self, folder: str = "", *, below: bool = False) -> dict[str, int]:
+        """Return the size in bytes of every object in this folder (and ``below``), by name.
+
+        Args:
+            folder: one in this folder, to look into instead; names are those in there.
+            below: look into the folders in it, too.
+        """
+        key = self.path(folder).strip("/")
+        prefix = f"{key}/" if key else ""
         pages = self.client.get_paginator("list_objects_v2").paginate(
             Bucket=self.name, Prefix=prefix, **({} if below else {"Delimiter": "/"})
         )

@@ -199,12 +199,12 @@ class Uploads:
             FileNotFoundError: the checkpoint has gone, so the others may have left it out.
         """
         expected = {
-            f"{checkpoint.name}/{part.file}": part.bytes
+            part.file: part.bytes
             for part in (read_manifest(manifest, checkpoint.name) if checkpoint.is_dir() else [])
         }
         missing = len(expected)
         while expected:
-            there = bucket.list(below=True)
+            there = bucket.list(checkpoint.name)  # it alone: a bucket may keep thousands
             left = sum(there.get(name) != size for name, size in expected.items())
             if left == 0:
                 return

@@ -13,6 +13,7 @@ import boto3
 import pytest
 import torch
 
+from pospre.object_store import Bucket
 from pospre.training.checkpoints import reading
 from pospre.training.checkpoints.content import load_model
 from pospre.training.checkpoints.file import DamagedCheckpoint
@@ -213,15 +214,23 @@ def names(bucket: Any, prefix: str) -> list[str]:
 def test_the_manifest_waits_for_the_shards_of_other_ranks(
     folder: Path, bucket: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    newest, remote = folder / "ep1-ba4", "s3://bucket/apart"
+    newest, remote, bucket_list = folder / "ep1-ba4", "s3://bucket/apart", Bucket.list
     own, others = files_of(newest)[:1], files_of(newest)[1:]
     assert others and lacks(remote, newest)
     uploads = Uploads(folder.parent, remote, keep=1)
     for name in ("ep0-ba1/manifest.json", "ep0-ba1/.metadata", "ep0-ba1/a__0_0.distcp"):
         bucket.put_object(Bucket="bucket", Key=f"apart/{name}", Body=b"an older one")
     monkeypatch.setattr(uploads, "_patience", 3.0)
+    looked: list[str] = []
+
+    def look(bucket: Bucket, place: str = "", *, below: bool = False) -> dict[str, int]:
+        looked.append(place)
+        return bucket_list(bucket, place, below=below)
+
+    monkeypatch.setattr(Bucket, "list", look)
     uploads.offer_together(newest, own)
     until(lambda: "other ranks" in uploads._failure)
+    assert set(looked) == {"ep1-ba4"}  # not at all that a bucket keeps, again and again
     missing = uploads.finish()
     assert missing is not None and f"{len(others)} files of other ranks are not there" in missing
     assert f"ep1-ba4/{own[0].name}" in names(bucket, "apart")
