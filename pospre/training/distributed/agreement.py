@@ -27,6 +27,7 @@ NODE_KEYS = (
     "trainer.run_folder",
     "trainer.progress_bar",
 )
+_REVISION = "pospre's git revision"
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def facts_of(recipe: Recipe, world_size: int, device: str) -> dict[str, Any]:
     """Return by key what must be the same on all ranks, before their data are opened."""
     return {
         "pospre's version": pospre.__version__,
-        "pospre's git revision": revision(_sources()),
+        _REVISION: revision(_sources()),
         "the SHA-256 of pospre's sources": _hash_of_sources(),
         "torch's version": torch.__version__,
         "WORLD_SIZE": world_size,
@@ -71,11 +72,16 @@ def check_data(recipe: Recipe, num_samples: int) -> None:
 
 
 def name_difference(notes: Mapping[int, Note]) -> str:
-    """Return in which fact which ranks differ from rank 0, an empty text where none does."""
+    """Return in which fact which ranks differ from rank 0, an empty text where none does.
+
+    A revision that git did not tell on a rank, as on a busy disk, is none: the sources have a hash.
+    """
     first = notes[0]
     for key in dict.fromkeys(key for note in notes.values() for key in note.facts):
         value = first.facts.get(key)
         others = [rank for rank, note in notes.items() if note.facts.get(key) != value]
+        if key == _REVISION:
+            others = [rank for rank in others if value and notes[rank].facts.get(key)]
         if others:
             other = notes[others[0]]
             return (

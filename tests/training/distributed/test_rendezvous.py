@@ -14,7 +14,7 @@ import pytest
 from pospre.errors import UserError
 from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.training.distributed import rendezvous
-from pospre.training.distributed.agreement import name_ranks
+from pospre.training.distributed.agreement import Note, name_difference, name_ranks
 from pospre.training.distributed.place import Place, read_place
 from pospre.training.distributed.rendezvous import Meeting, meet
 
@@ -122,6 +122,16 @@ def test_another_version_is_named(
     monkeypatch.setattr(rendezvous, "facts_of", facts)
     said = words(together(places, of_1=["data.num_workers=7"]))
     assert "torch's version is 2.6.0 on" in said and "(rank 1)" in said
+
+
+@pytest.mark.parametrize("silent", [0, 1])
+def test_a_git_that_does_not_answer_is_no_other_version(silent: int) -> None:
+    facts = [{"torch's version": "2.7", "pospre's git revision": "abc"} for _ in range(3)]
+    facts[silent]["pospre's git revision"] = None  # type: ignore[assignment]
+    notes = {rank: Note(f"node{rank}", 1, told) for rank, told in enumerate(facts)}
+    assert name_difference(notes) == ""
+    facts[2] |= {"pospre's git revision": "abd"}
+    assert ("git revision is abd on node2 (rank 2)" in name_difference(notes)) == (silent > 0)
 
 
 def test_a_rank_that_comes_twice_is_named(
