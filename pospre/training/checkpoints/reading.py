@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from composer.utils import dist
 
 from pospre.errors import UserError
-from pospre.object_store import Bucket, is_remote
+from pospre.object_store import Bucket, is_remote, patiently, s3_patience
 from pospre.recipe.recipe import recorded_recipe
 from pospre.recipe.yaml_text import read_mapping
 from pospre.training.checkpoints.file import (
@@ -28,6 +28,7 @@ from pospre.training.checkpoints.file import (
     manifest_of,
     unpickle,
     verify,
+    why_not_written,
 )
 from pospre.training.checkpoints.finding import (
     BEST,
@@ -161,12 +162,25 @@ def _on_this_node(uri: str, files: dict[str, bytes] | None) -> Iterator[str]:
 
 
 def _copy(uri: str, target: Path, files: dict[str, bytes] | None) -> None:
+    """Fetch a checkpoint to this node, unless it has ``files``: from a bucket that may be busy.
+
+    Raises:
+        UserError: the bucket does not answer for long, or there is no room.
+    """
     folder = target if _FOLDER.fullmatch(uri) else target.parent
-    folder.mkdir(exist_ok=True)
-    for name, content in (files or _files_of(uri)).items():
-        (folder / name).write_bytes(content)
-    if files is not None:
-        files.clear()
+    found = files or {}
+    if not found:
+        patiently(lambda: found.update(_files_of(uri)), s3_patience())
+    try:
+        folder.mkdir(exist_ok=True)
+        for name, content in found.items():
+            (folder / name).write_bytes(content)
+    except OSError as error:
+        raise UserError(
+            f"{uri} cannot be copied to {folder} on {socket.gethostname()} for the ranks there: "
+            f"{why_not_written(error, folder)}, or set TMPDIR to another folder"
+        ) from error
+    found.clear()
 
 
 def _read_same(place: str, uri: str, sha256: str) -> dict[str, Any]:
