@@ -50,13 +50,22 @@ def split(uri: str) -> tuple[str, str]:
 
 def s3_patience() -> float:
     """Return for how many seconds to try: ``POSPRE_S3_PATIENCE``, or five minutes."""
-    noted = os.environ.get("POSPRE_S3_PATIENCE") or str(_PATIENCE)
+    return seconds_in("POSPRE_S3_PATIENCE", _PATIENCE)
+
+
+def seconds_in(variable: str, default: float) -> float:
+    """Return the seconds that a variable of the environment says.
+
+    Raises:
+        UserError: it says something else.
+    """
+    noted = os.environ.get(variable) or str(default)
     try:
         seconds = float(noted)
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise UserError(f"POSPRE_S3_PATIENCE is {noted!r}; give a number of seconds, such as 300.")
+        raise UserError(f"{variable} is {noted!r}; give a number of seconds, such as {default:g}.")
     return seconds
 
 

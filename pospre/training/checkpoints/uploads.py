@@ -17,6 +17,7 @@ from composer.utils import dist
 
 from pospre.errors import UserError
 from pospre.object_store import Bucket, s3_patience
+from pospre.training.callbacks.stop_signals import stop_grace
 from pospre.training.checkpoints.file import manifest_of
 from pospre.training.checkpoints.finding import BEST, NOTE, named_best, remove_oldest
 from pospre.training.checkpoints.mirror import mirror_run
@@ -26,7 +27,6 @@ from pospre.training.lease import check_held
 
 _TRIES = 3
 _SILENCE = 20.0  # seconds without a byte after which a try has failed
-_GRACE = 15.0  # seconds for the last upload of a run that was stopped: SIGKILL comes after SIGTERM
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 30.0
 
@@ -56,7 +56,7 @@ class Uploads:
         self.run_folder = run_folder
         self.remote = remote
         self.keep = keep
-        self._patience = s3_patience()
+        self._patience, self._grace = s3_patience(), stop_grace()
         # made once, before training: boto reads megabytes for it and holds Python's lock meanwhile
         self._bucket = Bucket(remote, patience=_TRIES, timeout=_SILENCE)
         self._changed = threading.Condition()
@@ -72,7 +72,7 @@ class Uploads:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        missing = self.finish() if error is None else self.finish(at_most=_GRACE)
+        missing = self.finish() if error is None else self.finish(at_most=self._grace)
         with self._changed:  # a thread that waits for an answer tries no more after it
             self._over.set()
             self._changed.notify_all()

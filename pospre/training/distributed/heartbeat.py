@@ -87,6 +87,12 @@ class Heartbeat:
             self._do(self._leave(words, code), timeout=2 * BEAT)
         self._loop.call_soon_threadsafe(self._loop.stop)
 
+    def wait_for_first(self, at_most: float) -> None:
+        """Wait until rank 0 has left, or is gone."""
+        end = time.monotonic() + at_most
+        while self.rank and 0 in self._writers and time.monotonic() < end:
+            time.sleep(BEAT / 10)
+
     def silent(self, seconds: float) -> dict[int, float]:
         """Return the ranks that have been silent for over ``seconds``, each with for how long."""
         now = time.monotonic()

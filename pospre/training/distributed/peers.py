@@ -21,6 +21,7 @@ from composer.utils import dist
 
 from pospre.errors import Lost, Stopped, UserError
 from pospre.recipe.recipe import Recipe
+from pospre.training.callbacks.stop_signals import stop_grace
 from pospre.training.checkpoints.finding import checkpoints_in
 from pospre.training.device import build_device
 from pospre.training.distributed.agreement import name_ranks
@@ -87,6 +88,8 @@ class Peers:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         gone = self._to_blame(error)
+        if isinstance(error, Stopped):  # launchers kill soon after the first one has ended
+            self._heartbeat.wait_for_first(stop_grace() + _LEAVE)
         self._heartbeat.leave(*(_farewell(error) if error and not gone else ()))
         if gone:
             lost = self._lost(gone)

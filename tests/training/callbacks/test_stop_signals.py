@@ -114,7 +114,7 @@ def test_a_stopped_run_does_not_wait_long_for_a_bucket_that_is_away(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as nobody:  # takes calls, and never answers
         use_bucket(monkeypatch, f"http://127.0.0.1:{nobody.getsockname()[1]}")
-        monkeypatch.setattr(uploading, "_GRACE", 3.0)
+        monkeypatch.setenv("POSPRE_GRACE", "3")
         checkpoint = tmp_path / "ep0-ba2.pt"
         checkpoint.touch()
         with pytest.raises(Stopped), uploading.Uploads(tmp_path, "s3://bucket/run") as uploads:
