@@ -7,7 +7,9 @@ from typing import ParamSpec, TypeVar
 
 from pydantic import ConfigDict, ValidationError, validate_call
 
-from pospre.errors import UserError
+from pospre.errors import UserError, suggestion
+
+_LONGEST = 80  # of what is quoted: a whole model fills screens
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -28,7 +30,12 @@ def typed(function: Callable[P, Result]) -> Callable[P, Result]:
             first = error.errors()[0]
             place = first["loc"][0]
             key = place if isinstance(place, str) else [*signature(function).parameters][place]
-            said = f"{key} is {first['input']!r}: {first['msg']}"
-            raise UserError(f"{function.__name__}: {said}.") from None
+            given = repr(first["input"])
+            if len(given) > _LONGEST:
+                given = f"of type {type(first['input']).__name__}"
+            said = f"{key} is {given}: {first['msg']}."
+            if first["type"] == "unexpected_keyword_argument":
+                said += suggestion(key, signature(function).parameters)
+            raise UserError(f"{function.__name__}: {said}") from None
 
     return call

@@ -80,13 +80,18 @@ def from_images(
         UserError: the images are not uint8 or of another shape, or there is not one whole number of
             ``index`` and of ``label``, or one box, for each.
     """
+    if not isinstance(images, Tensor):
+        raise UserError(
+            f"from_images got a {type(images).__name__} of images, but takes a tensor: "
+            "torch.as_tensor of an array, torch.stack of a list."
+        )
     if images.dtype != torch.uint8 or images.ndim not in (4, 5):
         raise UserError(
             f"from_images got images of {images.dtype} and shape {tuple(images.shape)}, but takes "
             "uint8 (B, C, H, W), as torchvision.transforms.PILToTensor makes them: the model "
             "normalises them itself."
         )
-    if epoch is not None and (not isinstance(epoch, int) or epoch < 0):
+    if epoch is not None and (not hasattr(epoch, "__index__") or epoch < 0):
         raise UserError(f"from_images got epoch={epoch}; give the number of the epoch, from 0.")
     views = images.unsqueeze(1) if images.ndim == 4 else images
     rows, count = views.shape[:2]
@@ -104,7 +109,7 @@ def from_images(
                 f"{tuple(images.shape)}; give left, top, right and bottom of each view."
             )
         batch[box_key(group)] = boxes.to(views.device).float().view(rows, count, 4)
-    return batch if epoch is None else numbered(batch, epoch=epoch)
+    return batch if epoch is None else numbered(batch, epoch=int(epoch))
 
 
 def _numbers(key: str, values: Tensor, images: Tensor) -> Tensor:
@@ -163,7 +168,8 @@ def numbered(batch: Batch, *, epoch: int) -> Batch:
             f"the loader gave {what}; a batch is a dict with '{INDEX}', from which masks are "
             "drawn. Use pospre.build_loader, or make it with pospre.from_images."
         )
-    return batch if EPOCH in batch else {**batch, EPOCH: torch.full_like(batch[INDEX], epoch)}
+    index = whole_numbers(batch[INDEX], INDEX)
+    return batch if EPOCH in batch else {**batch, EPOCH: torch.full_like(index, epoch)}
 
 
 def image_key(group: str = "view") -> str:

@@ -85,9 +85,10 @@ def needing(extra: str, what: str) -> Iterator[None]:
 def suggestion(word: str, known: Iterable[str]) -> str:
     """Return `` Did you mean 'x'?`` for the nearest of ``known``, or list them if none is near."""
     names = sorted(known) or ["none"]
-    near = difflib.get_close_matches(word, names, n=1)
+    small = {name.lower(): name for name in reversed(names)}
+    near = difflib.get_close_matches(str(word).lower(), small, n=1)
     if near:
-        return f" Did you mean '{near[0]}'?"
+        return f" Did you mean '{small[near[0]]}'?"
     more = f", and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return f" Known: {', '.join(names[:_LISTED])}{more}."
 

@@ -240,11 +240,12 @@ def pixels(*shape: int) -> torch.Tensor:
         ({"index": torch.rand(4)}, "index of torch.float32"),
         ({"label": torch.zeros(4)}, "label of torch.float32"),
         ({"epoch": 0.5}, "epoch=0.5; give the number"),
+        ({"images": pixels().numpy()}, "a ndarray of images, but takes a tensor"),
     ],
 )
 def test_images_without_a_number_each_are_no_batch(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(UserError, match=reason):
-        pospre.from_images(pixels(), **{"index": torch.arange(4), **options})
+        pospre.from_images(**{"images": pixels(), "index": torch.arange(4), **options})
 
 
 @pytest.mark.parametrize(
@@ -316,7 +317,18 @@ def test_labels_that_no_class_has_are_refused() -> None:
     [
         (lambda: pospre.build_encoder("vits16", image_size="a"), "image_size is 'a': .*integer"),
         (lambda: pospre.build_encoder(5), "build_encoder: name is 5: .*string"),
-        (lambda: pospre.build_encoder("vits16", image_sise=32), "image_sise is 32: Unexpected"),
+        (lambda: pospre.build_encoder("vits16", image_sise=32), "Unexpected .*'image_size'"),
+        (lambda: pospre.build_encoder("vits16", num_registers=-1), "num_registers is -1, but"),
+        (lambda: pospre.build_encoder("ViTS16"), "Did you mean 'vits16'"),
+        (lambda: pospre.build_encoder("vit_tiny_patch16_224"), "mean 'timm:vit_tiny_patch16_224'"),
+        (lambda: pospre.build_loader("photos", batch_size=2, num_worker=2), "mean 'num_workers'"),
+        (lambda: pospre.build_loader("photos", batch_size=2, cachedir="/"), "mean 'cache_dir'"),
+        (
+            lambda: pospre.build_loader("photos", batch_size=2, views=torch.zeros(99)),
+            "of type Tensor",
+        ),
+        (lambda: pospre.ViewGroup(size="32"), r"size is '32'; give pixels"),
+        (lambda: pospre.ViewGroup(size=(32,)), r"size is \(32,\); give pixels"),
         (lambda: pospre.build_loader("photos", batch_size=2.5), "batch_size is 2.5: .*integer"),
     ],
 )

@@ -31,6 +31,7 @@ from pospre.augment.colour import Rows, change_some
 from pospre.augment.rand_augment import NUM_DRAWS, rand_augment
 from pospre.batch import EPOCH, INDEX, view_keys
 from pospre.data.views.augment_options import Augment, RandAugment, Rate, per_view
+from pospre.errors import UserError
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -95,6 +96,8 @@ class DeviceAugment(nn.Module):
         super().__init__()
         usual = (IMAGENET_MEAN, IMAGENET_STD) if channels == 3 else ((0.0,), (1.0,))
         for name, numbers in (("mean", mean or usual[0]), ("std", std or usual[1])):
+            if channels == 3:
+                _check_shares(name, numbers)
             # one for each channel, or for each column of features
             shape = (-1, 1, 1) if len(numbers) == channels else (1, 1, -1)
             self.register_buffer(name, torch.tensor(numbers).view(shape), persistent=False)
@@ -113,8 +116,18 @@ class DeviceAugment(nn.Module):
             flip_BV: the views to mirror.
             augment: how to change the pixels; None leaves them.
             source: of the draws; needed with ``augment``.
+
+        Raises:
+            UserError: floats of several channels: whether they are normalised, none can tell.
         """
         if image_BV3HW.is_floating_point():
+            if image_BV3HW.shape[-3] != 1:
+                raise UserError(
+                    f"images of {image_BV3HW.dtype} and shape {tuple(image_BV3HW.shape)}: give "
+                    "uint8 from 0 to 255, as torchvision.transforms.PILToTensor makes them; they "
+                    "are mirrored and normalised here. Floats are taken for features, of one "
+                    "channel."
+                )
             return (image_BV3HW - self.mean) / self.std
         views = torch.where(flip_BV[..., None, None, None], image_BV3HW.flip(-1), image_BV3HW)
         if augment is None or source is None:
@@ -133,6 +146,16 @@ class DeviceAugment(nn.Module):
     def normalise(self, levels: Tensor) -> Tensor:
         """Return levels (…, 3, H, W) from 0 to 255 in units of the standard deviation."""
         return (levels / 255 - self.mean) / self.std
+
+
+def _check_shares(name: str, numbers: Sequence[float]) -> None:
+    """Raise ``UserError`` unless these are a colour image's mean or deviation, of levels / 255."""
+    low, high = min(numbers), max(numbers)
+    if len(numbers) not in (1, 3) or not 0 <= low <= high <= 1 or (name == "std" and low == 0):
+        raise UserError(
+            f"{name} is {[*numbers]}; give one number for each of 3 channels, or one for all, in "
+            "[0, 1] (a std above 0): of pixels divided by 255."
+        )
 
 
 def rand_augmented(

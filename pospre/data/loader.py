@@ -12,7 +12,7 @@ whole.
 
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,16 +28,17 @@ from pospre.batch import Batch
 from pospre.data.batches import BatchFiller, empty_batch
 from pospre.data.buffers import BatchMemory
 from pospre.data.cores import default_workers, one_thread, thread_pool
-from pospre.data.opening import open_reader
+from pospre.data.opening import check_options, open_reader
 from pospre.data.options import LoaderOptions
 from pospre.data.order import rank_visits
 from pospre.data.stores.subset import subset
 from pospre.data.timing import LoaderTiming, Stopwatch
-from pospre.data.views.plan import ViewGroup, plan_views
+from pospre.data.views.plan import ViewGroup, Views, named_groups, plan_views
 from pospre.errors import UserError
 
 _CHUNK = 16  # samples per task: enough to plan together, few enough to share evenly
 _MIN_PREFETCH = 2
+_ONE_CROP = (ViewGroup(),)
 
 
 @typed
@@ -45,7 +46,7 @@ def build_loader(
     path: str | Path,
     *,
     batch_size: int,
-    views: Sequence[ViewGroup] = (ViewGroup(),),
+    views: Views = _ONE_CROP,
     seed: int = 0,
     shuffle: bool = True,
     drop_last: bool = True,
@@ -87,7 +88,8 @@ def build_loader(
     Args:
         path: image folder, ``.beton`` file, MDS directory or ``s3://`` address of one.
         batch_size: samples per batch of one rank.
-        views: what to cut out of every image; by default one random crop of 224 pixels.
+        views: what to cut out of every image, in a row or by name, as ``model.views``; by default
+            one random crop of 224 pixels.
         seed: the run's seed, for order, boxes and flips.
         shuffle: visit the samples in the epoch's random order instead of the stored one.
         drop_last: leave out the samples that do not fill a batch of all ranks.
@@ -115,12 +117,14 @@ def build_loader(
         storage: how the data are reached: see ``open_reader``.
 
     Raises:
-        UserError: the data set cannot be read or is smaller than one batch.
+        UserError: the data set cannot be read or is smaller than one batch, or an option is
+            unknown.
     """
+    check_options(storage, build_loader)
     return ViewLoader(
         subset(open_reader(path, **storage), label_fraction, labels, seed),
         batch_size=batch_size,
-        views=views,
+        views=[*named_groups(views).values()],
         seed=seed,
         shuffle=shuffle,
         drop_last=drop_last,
@@ -231,8 +235,13 @@ class ViewLoader(LoaderOptions):
         this data set.
 
         Raises:
-            UserError: it is of a data set of another size.
+            UserError: it can be of no data set of this size, or is no state of a loader.
         """
+        if not {"epoch", "samples"} <= state.keys() or state["samples"] > self.num_samples:
+            raise UserError(
+                f"{self.reader.address} holds {self.num_samples} samples, but the loader's state "
+                f"is {dict(state)}; give what state_dict() of a loader of these data returned."
+            )
         if self.follows_parts and "parts" in state:
             self.keep_parts(np.array(state["parts"], dtype=np.int64))
         self._position = _Position(state["epoch"], state["samples"])

@@ -1,5 +1,7 @@
 """Open a data set, whatever its storage format."""
 
+from collections.abc import Callable, Iterable
+from inspect import signature
 from pathlib import Path
 
 from pospre.data.decode.bit_depth import Decoding, DeepRange, parse_range
@@ -10,7 +12,7 @@ from pospre.data.stores.folder import FolderReader
 from pospre.data.stores.mds import MdsReader, is_mds
 from pospre.data.stores.mds_index import INDEX_NAME
 from pospre.data.stores.reader import Reader
-from pospre.errors import UserError, needing
+from pospre.errors import UserError, needing, suggestion
 
 
 def open_reader(
@@ -45,6 +47,16 @@ def open_reader(
         _check_noted(reader, noted, channels, deep_range)
     reader.decoding = Decoding(noted.channels if channels is None else channels, deep_range)
     return reader
+
+
+def check_options(given: Iterable[str], caller: Callable[..., object]) -> None:
+    """Raise ``UserError`` for options that ``caller`` hands on to ``open_reader``, if unknown."""
+    options = signature(open_reader).parameters
+    for key in given:
+        if key not in options:
+            own = [name for name in signature(caller).parameters if name != "storage"]
+            hint = suggestion(key, [*own, *options])
+            raise UserError(f"{caller.__name__} has no option '{key}'.{hint}")
 
 
 def _check_noted(

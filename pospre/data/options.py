@@ -9,7 +9,7 @@ import numpy as np
 from pospre.data.cores import default_workers
 from pospre.data.order import Runs, check_order, deal, epoch_order, lanes_of
 from pospre.data.stores.reader import Reader, Visits
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.plan import ViewGroup, named_groups
 from pospre.errors import UserError, suggestion
 
 _BAD_SAMPLES = ("fail", "skip")
@@ -56,8 +56,7 @@ class LoaderOptions:
             raise ValueError(f"{self.world_size} ranks cannot be shared by {self.nodes} nodes")
         if not self.drop_last and self.world_size > 1:
             raise ValueError("drop_last=False needs world_size=1: ranks would differ in batches")
-        if len({group.name for group in self.views}) != len(self.views) or not self.views:
-            raise ValueError("give one or more view groups, each with its own name")
+        named_groups(self.views)  # or refuse them
         for key, (least, meaning) in _LEAST.items():
             value = getattr(self, key)
             if value < least:

@@ -1,6 +1,6 @@
 """The one model that every host and every position algorithm attaches to."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from pospre.augment.device import DeviceAugment, ViewDraws
 from pospre.batch import EPOCH, INDEX, Batch, flip_key, image_key, per_row, view_keys
-from pospre.data.views.plan import ViewGroup, first_view
+from pospre.data.views.plan import ViewGroup, Views, first_view, named_groups
 from pospre.errors import UserError
 from pospre.model.objective import Objective, ObjectiveSet, Outputs
 from pospre.model.passes import EditSet, EncoderPass
@@ -33,8 +33,8 @@ class PretrainModel(ComposerModel):
     Args:
         encoder: what is pre-trained and exported.
         seed: the run's seed; every mask is a function of it.
-        views: the view groups of each batch by name; by default one group ``view`` of the
-            encoder's size.
+        views: the view groups of each batch, by name or in a row; by default one group ``view`` of
+            the encoder's size.
         mean: of the normalisation, for each channel in [0, 1] or each column of features; None
             takes ImageNet's, or 0 where there are other than three channels.
         std: of the normalisation; None takes ImageNet's, or 1.
@@ -45,7 +45,7 @@ class PretrainModel(ComposerModel):
         encoder: Encoder,
         *,
         seed: int,
-        views: Mapping[str, ViewGroup] | None = None,
+        views: Views | None = None,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
     ) -> None:
@@ -65,7 +65,7 @@ class PretrainModel(ComposerModel):
         self.teachers = TeacherManager()
         self.position_source: str | None = None
         self.seed = seed
-        self.views = dict(views or {"view": ViewGroup(size=encoder.image_size)})
+        self.views = named_groups(views or [ViewGroup(size=encoder.image_size)])
         self.registry = Registry(encoder, self.views)
         # of a loop without Composer, to see what its first step has moved
         self.before_first_step: dict[str, tuple[int, float]] | None = None
@@ -135,8 +135,12 @@ class PretrainModel(ComposerModel):
 
         In training they are augmented as the group says; an evaluation may have its own group.
         """
-        if image_key(group) not in batch:
-            raise UserError(f"the batch lacks '{image_key(group)}', views of the group '{group}'.")
+        for key in (image_key(group), flip_key(group)):
+            if key not in batch:
+                raise UserError(
+                    f"the batch lacks '{key}', of the views of the group '{group}'; "
+                    "pospre.build_loader writes it, and pospre.from_images."
+                )
         views, flips = batch[image_key(group)], batch[flip_key(group)]
         if not self.training or self.views[group].augment.is_off:
             return self.augment(views, flips)
@@ -233,8 +237,14 @@ class PretrainModel(ComposerModel):
             each of its views, (B·V, D), without gradient.
 
         Raises:
-            UserError: the batch lacks what an algorithm writes, or its views are not the model's.
+            UserError: it is no batch, lacks what an algorithm writes, or its views are not the
+                model's.
         """
+        if not isinstance(batch, dict):
+            raise UserError(
+                f"a PretrainModel takes a batch, a dict as pospre.from_images makes it, and got "
+                f"{type(batch).__name__}; the tokens of whole images are model.tokens(images)."
+            )
         self.registry.check_batch(batch)
         declared, mixes = self.registry.passes, self.registry.mixes
         groups = dict.fromkeys(each.group for each in declared.values())

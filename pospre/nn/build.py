@@ -2,6 +2,8 @@
 
 from typing import cast
 
+import timm
+
 from pospre.arguments import typed
 from pospre.errors import UserError, suggestion
 from pospre.nn.encoder import Encoder
@@ -69,21 +71,23 @@ def build_encoder(
         swin = build_swin(image_size, given, drop_path=drop_path, window=window, init=init)
         return cast(Encoder, swin)
     if name not in SIZES and not name.startswith(PREFIX):
-        raise UserError(f"encoder.name is '{name}'.{suggestion(name, [*SIZES, SWIN])}")
+        known = [f"{PREFIX}{name}"] if timm.is_model(name) else [*SIZES, SWIN]
+        raise UserError(f"encoder.name is '{name}'.{suggestion(name, known)}")
     if window is not None:
         raise UserError(f"encoder.window = {window} is for swin_tiny; {name} has no windows.")
     size = SIZES[name] if name in SIZES else timm_size(name)
     patch = pair(size.patch_size if patch_size is None else patch_size)
     height_width = pair(image_size)
     blocks = size.depth if depth is None else depth
-    for key, value in (
-        ("patch_size", min(patch)),
-        ("depth", blocks),
-        ("image_size", min(height_width)),
-        ("channels", channels),
+    for key, value, least in (
+        ("patch_size", min(patch), 1),
+        ("depth", blocks, 1),
+        ("image_size", min(height_width), 1),
+        ("channels", channels, 1),
+        ("num_registers", num_registers, 0),
     ):
-        if value < 1:
-            raise UserError(f"encoder.{key} is {value}, but must be at least 1.")
+        if value < least:
+            raise UserError(f"encoder.{key} is {value}, but must be at least {least}.")
     for key, rate in (("drop_path", drop_path), ("dropout", dropout)):
         if not 0 <= rate < 1:
             raise UserError(f"encoder.{key} is {rate}, but must lie in [0, 1).")

@@ -223,8 +223,10 @@ class Encoder(VisionTransformer, PatchEncoder):
 
     def _embed(self, images_BCHW: Tensor, keep_BK: Tensor | None) -> Tensor:
         """Embed only the kept patches: (B, K, D)."""
-        projection, kept = self.patch_embed.proj, self.pixels(images_BCHW, keep_BK)
-        return F.linear(kept.flatten(2), projection.weight.flatten(1), projection.bias)
+        projection = self.patch_embed.proj
+        kept = self.pixels(images_BCHW, keep_BK).flatten(2)
+        kept = kept.to(projection.weight.dtype)  # as .half() has made the weights
+        return F.linear(kept, projection.weight.flatten(1), projection.bias)
 
     def timm_state(
         self, vit: nn.Module | None = None, positions: Tensor | None = None

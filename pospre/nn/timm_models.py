@@ -80,7 +80,7 @@ def wrap_encoder(vit: nn.Module, *, drop_path: float = 0.0, dropout: float = 0.0
 
 
 def _size_of(vit: nn.Module, name: str) -> EncoderSize:
-    if not isinstance(vit, VisionTransformer) or not _has_known_mlp(vit.blocks[0]):
+    if not isinstance(vit, VisionTransformer) or not _is_plain(vit):
         raise UserError(
             f"timm's {name} is no plain Vision Transformer (VisionTransformer of timm with a "
             "two-layer MLP or SwiGLU), which the encoder is. vit_small_patch16_224 is one."
@@ -104,8 +104,9 @@ def _size_of(vit: nn.Module, name: str) -> EncoderSize:
     return EncoderSize(base, patch, dim, depth, heads, mlp_ratio=hidden / dim, **kind)
 
 
-def _has_known_mlp(block: nn.Module) -> bool:
-    if not isinstance(block, Block):
+def _is_plain(vit: VisionTransformer) -> bool:
+    block = vit.blocks[0]
+    if not isinstance(vit.patch_embed.proj, nn.Conv2d) or not isinstance(block, Block):
         return False
     mlp = block.mlp
     return type(mlp) is Mlp or (isinstance(mlp, GluMlp) and not mlp.gate_last)

@@ -3,8 +3,11 @@
 import itertools
 from collections.abc import Iterable
 
+import pytest
+
 from pospre import draws
 from pospre.batch import Batch
+from pospre.errors import UserError
 from tests.data.loading import count_calls, joined, loader, same
 
 
@@ -99,3 +102,9 @@ def test_an_iterator_left_behind_does_not_end_the_next_ones_reading(photos, monk
     assert (len(expected), len(closed)) == (2, 0)
     assert len(list(second)) == len(ours) - 1
     assert len(closed) == 1
+
+
+@pytest.mark.parametrize("state", [{}, {"epoch": 0, "samples": 23}])
+def test_a_state_that_cannot_be_of_these_data_is_refused(photos, state):
+    with pytest.raises(UserError, match=r"holds 22 samples, but the loader's state is"):
+        loader(photos).load_state_dict(state)

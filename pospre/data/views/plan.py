@@ -19,8 +19,8 @@ u1… in [0, 1) of ``pospre.draws.uniform`` and arithmetic in float64:
 rules: ``pospre.augment.device``.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -80,6 +80,9 @@ class ViewGroup:
 
     def __post_init__(self) -> None:
         where = f"view group '{self.name}'"
+        sides = (self.size, self.size) if isinstance(self.size, int) else self.size
+        if not isinstance(sides, tuple | list) or [type(side) for side in sides] != [int, int]:
+            raise UserError(f"{where}: size is {self.size!r}; give pixels, or (height, width).")
         for key, value in (("count", self.count), ("size", min(self.shape))):
             if value < 1:
                 raise UserError(f"{where}: {key} is {value}; it must be at least 1.")
@@ -113,6 +116,29 @@ class ViewGroup:
     def shape(self) -> tuple[int, int]:
         """Height and width of a view in pixels."""
         return (self.size, self.size) if isinstance(self.size, int) else self.size
+
+
+Views = ViewGroup | Mapping[str, ViewGroup] | Sequence[ViewGroup]
+"""One view group, or several in a row or by name."""
+
+
+def named_groups(views: Views) -> dict[str, ViewGroup]:
+    """Return view groups by their names; those of a dict have its keys for names.
+
+    Raises:
+        UserError: there is none, or two have one name.
+    """
+    if isinstance(views, Mapping):
+        named = {name: replace(group, name=name) for name, group in views.items()}
+    else:
+        views = [views] if isinstance(views, ViewGroup) else views
+        named = {group.name: group for group in views}
+    if len(named) != len(views) or not named:
+        raise UserError(
+            "give one or more view groups, each with its own name, ViewGroup(name=…), and got "
+            f"{', '.join(named) or 'none'} ({len(views)} in all)."
+        )
+    return named
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,61 @@
+"""pospre as a library: what a first user gets wrong, and what is taken in more than one form."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import pospre
+from pospre.errors import UserError
+from tests.algorithms.cases import Case
+
+
+def pixels() -> torch.Tensor:
+    return torch.zeros(4, 3, 32, 32, dtype=torch.uint8)
+
+
+def test_what_is_no_batch_of_views_is_refused() -> None:
+    model, algorithms = Case(("mae",)).build()
+    with pytest.raises(UserError, match=r"takes a batch, .* got Tensor; .*model.tokens\(images\)"):
+        model(pixels())
+    batch = pospre.from_images(pixels(), index=torch.arange(4), epoch=torch.tensor(0))
+    batch = pospre.prepare(model, algorithms, batch, 0.0)
+    with pytest.raises(UserError, match=r"images of torch.float32 .* give uint8"):
+        model({**batch, "view/image": batch["view/image"] / 255})
+    del batch["view/flip"]
+    with pytest.raises(UserError, match=r"lacks 'view/flip', of the views of the group 'view'"):
+        model(batch)
+
+
+def test_view_groups_are_given_by_name_or_in_a_row(image_folder: Callable[..., Path]) -> None:
+    encoder = pospre.build_encoder("vits16", image_size=32, depth=1)
+    group = pospre.ViewGroup(size=32)
+    named = pospre.PretrainModel(encoder, seed=0, views={"global": group, "local": group})
+    assert [(name, each.name) for name, each in named.views.items()] == [
+        ("global", "global"),
+        ("local", "local"),
+    ]
+    assert pospre.PretrainModel(encoder, seed=0, views=[group]).views == {"view": group}
+    with pytest.raises(UserError, match=r"with its own name, .* got view \(2 in all\)"):
+        pospre.PretrainModel(encoder, seed=0, views=[group, group])
+    loader = pospre.build_loader(image_folder(num_images=4), batch_size=2, views=named.views)
+    assert {"global/image", "local/image"} <= next(iter(loader)).keys()
+    assert pospre.build_loader(image_folder(num_images=4), batch_size=2, views=group)
+
+
+@pytest.mark.parametrize("numbers", [[127.5] * 3, [0.5, 0.5], [-0.1, 0.5, 0.5]])
+def test_a_mean_of_other_levels_is_refused(numbers: list[float]) -> None:
+    with pytest.raises(UserError, match=r"mean is \[.*of pixels divided by 255"):
+        pospre.DeviceAugment(mean=numbers)
+    with pytest.raises(UserError, match=r"std is \[0.*above 0"):
+        pospre.DeviceAugment(std=[0.0, 0.2, 0.2])
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
+def test_weights_of_another_type_train(kind: torch.dtype) -> None:
+    model, algorithms = Case(("mae", "droppos")).build()
+    batch = pospre.from_images(pixels(), index=torch.arange(4), epoch=0)
+    model.to(kind)
+    batch = pospre.prepare(model, algorithms, batch, 0.0)
+    model.loss(model(batch), batch)["total"].backward()
