@@ -1,9 +1,12 @@
 """pospre as a library: what a first user gets wrong, and what is taken in more than one form."""
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import timm
 import torch
 
 import pospre
@@ -59,3 +62,36 @@ def test_weights_of_another_type_train(kind: torch.dtype) -> None:
     model.to(kind)
     batch = pospre.prepare(model, algorithms, batch, 0.0)
     model.loss(model(batch), batch)["total"].backward()
+
+
+def tiny(**options: Any) -> Any:
+    return timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, **options)
+
+
+def test_rates_of_timm_are_taken_or_named() -> None:
+    with warnings.catch_warnings(action="error"):
+        encoder = pospre.wrap_encoder(
+            tiny(drop_path_rate=0.2, proj_drop_rate=0.1, pos_drop_rate=0.1)
+        )
+        again = pospre.wrap_encoder(encoder)
+        chosen = pospre.wrap_encoder(tiny(proj_drop_rate=0.1), drop_path=0.3, dropout=0.0)
+    assert encoder.drop_path == again.drop_path == pytest.approx(0.2)
+    assert (encoder.dropout, again.dropout) == (0.1, 0.1)
+    assert (chosen.drop_path, chosen.dropout) == (0.3, 0.0)
+    with pytest.warns(UserWarning, match=r"leaves out attn_drop_rate = 0.3, proj_drop_rate = 0.1 "):
+        pospre.wrap_encoder(tiny(proj_drop_rate=0.1, attn_drop_rate=0.3))
+    with pytest.warns(UserWarning, match=r"leaves out patch_drop_rate = 0.5"):
+        assert pospre.wrap_encoder(tiny(patch_drop_rate=0.5)).dropout == 0.0
+
+
+def test_a_wrapped_model_is_normalised_as_timm_has_it() -> None:
+    vit = tiny()
+    encoder = pospre.wrap_encoder(vit)
+    for own in (encoder, pospre.wrap_encoder(encoder)):
+        augment = pospre.PretrainModel(own, seed=0).augment
+        assert augment.mean.flatten().tolist() == list(vit.pretrained_cfg["mean"]) == [0.5] * 3
+    model = pospre.PretrainModel(encoder, seed=0, mean=[0.4] * 3)
+    assert model.augment.mean.flatten().tolist() == pytest.approx([0.4] * 3)
+    assert model.augment.std.flatten().tolist() == [0.5] * 3
+    grey = pospre.PretrainModel(pospre.wrap_encoder(tiny(in_chans=1)), seed=0)
+    assert grey.augment.mean.flatten().tolist() == [0.0]

@@ -117,10 +117,7 @@ def subject_of(model: PretrainModel | nn.Module, *, seed: int = 0) -> Subject:
                 "model.timm_state(vit)"
             )
         return _subject(model, seed)
-    encoder = wrap_encoder(model)
-    config = getattr(model, "pretrained_cfg", {})
-    noted = (config.get("mean"), config.get("std"))
-    return _subject(_headless(encoder, AS_NOTED, noted, seed), seed)
+    return _subject(PretrainModel(wrap_encoder(model), seed=seed), seed)
 
 
 def _of_timm(address: str, weights: Weights, shown: Shown, seed: int, keys: Keys) -> Subject:

@@ -36,8 +36,9 @@ class PretrainModel(ComposerModel):
         views: the view groups of each batch, by name or in a row; by default one group ``view`` of
             the encoder's size.
         mean: of the normalisation, for each channel in [0, 1] or each column of features; None
-            takes ImageNet's, or 0 where there are other than three channels.
-        std: of the normalisation; None takes ImageNet's, or 1.
+            takes what timm has for the model that was wrapped, else ImageNet's, or 0 where there
+            are other than three channels.
+        std: of the normalisation; None takes timm's, ImageNet's, or 1.
     """
 
     def __init__(
@@ -56,7 +57,9 @@ class PretrainModel(ComposerModel):
                 f"pospre.wrap_encoder(vit) of a ViT of timm's, and got {type(encoder).__name__}."
             )
         self.encoder = encoder
-        self.augment = DeviceAugment(mean, std, channels=encoder.channels)
+        self.augment = DeviceAugment(
+            mean or encoder.pixel_mean, std or encoder.pixel_std, channels=encoder.channels
+        )
         self.contents = EditSet()
         self.positions = EditSet()
         self.objectives = ObjectiveSet()

@@ -1,6 +1,7 @@
 """Encoders out of timm's Vision Transformers: their size by name, or a model with its weights."""
 
 import math
+import warnings
 from typing import Any, NoReturn
 
 import timm
@@ -33,13 +34,19 @@ def timm_size(name: str) -> EncoderSize:
     raise UserError(f"encoder.name is '{PREFIX}{name}', but timm has no model '{name}'.{hint}")
 
 
-def wrap_encoder(vit: nn.Module, *, drop_path: float = 0.0, dropout: float = 0.0) -> Encoder:
+def wrap_encoder(
+    vit: nn.Module, *, drop_path: float | None = None, dropout: float | None = None
+) -> Encoder:
     """Return our encoder with the weights of a ViT that timm has made; the head is left out.
+
+    It notes the mean and deviation that timm has for the name: ``PretrainModel`` takes them.
 
     Args:
         vit: of ``timm.create_model``, with pre-trained weights or without; it stays as it is.
-        drop_path: rate at which a sample skips the branches of the last block in training.
-        dropout: rate after projections and positions in training.
+        drop_path: rate at which a sample skips the branches of the last block in training; None
+            takes that of ``vit``.
+        dropout: rate after projections and positions in training; None takes that of ``vit``. Of
+            its other rates a warning says that they are left out.
 
     Raises:
         UserError: it has parts that our encoder does not have, or computes something else.
@@ -52,6 +59,7 @@ def wrap_encoder(vit: nn.Module, *, drop_path: float = 0.0, dropout: float = 0.0
     image_size, patch_size = pair(vit.patch_embed.img_size), pair(size.patch_size)
     if any(side % patch for side, patch in zip(image_size, patch_size, strict=True)):
         _refuse(f"its patches {patch_size} do not divide its img_size {image_size}; give another")
+    rates = _rates(vit, drop_path, dropout)
     encoder = Encoder(
         size,
         image_size=image_size,
@@ -62,8 +70,8 @@ def wrap_encoder(vit: nn.Module, *, drop_path: float = 0.0, dropout: float = 0.0
         class_token=vit.cls_token is not None,
         num_registers=vit.num_reg_tokens,
         layer_scale=1.0 if hasattr(vit.blocks[0].ls1, "gamma") else None,
-        drop_path=drop_path,
-        dropout=dropout,
+        drop_path=rates[0],
+        dropout=rates[1],
         final_norm=not isinstance(vit.norm, nn.Identity),
     )
     theirs = {key: value for key, value in vit.state_dict().items() if not key.startswith(_HEAD)}
@@ -76,7 +84,43 @@ def wrap_encoder(vit: nn.Module, *, drop_path: float = 0.0, dropout: float = 0.0
         if not name.startswith(_HEAD):
             encoder.get_parameter(name).requires_grad_(parameter.requires_grad)
     _check_tokens(encoder, vit)
+    _note_pixels(encoder, vit)
     return encoder
+
+
+def _note_pixels(encoder: Encoder, vit: nn.Module) -> None:
+    """Note the normalisation of ``vit``, if it is one of as many channels."""
+    noted = getattr(vit, "pretrained_cfg", None) or {}
+    for key in ("mean", "std"):
+        own = getattr(vit, f"pixel_{key}", noted.get(key))
+        if own is not None and len(own) == encoder.channels:
+            setattr(encoder, f"pixel_{key}", tuple(own))
+
+
+def _rates(
+    vit: VisionTransformer, drop_path: float | None, dropout: float | None
+) -> tuple[float, float]:
+    """Return the rates of drop path and dropout; warn of those of ``vit`` that are left out."""
+    if isinstance(vit, Encoder):
+        own = {"drop_path_rate": vit.drop_path, "proj_drop_rate": vit.dropout}
+        own["pos_drop_rate"] = vit.dropout
+    else:
+        block: Any = vit.blocks[-1]
+        own = {
+            "drop_path_rate": getattr(block.drop_path1, "drop_prob", 0.0),
+            "proj_drop_rate": block.attn.proj_drop.p,
+            "pos_drop_rate": vit.pos_drop.p,
+            "attn_drop_rate": block.attn.attn_drop.p,
+            "patch_drop_rate": getattr(vit.patch_drop, "prob", 0.0),
+        }
+    path, projection, position = (own.pop(key) for key in [*own][:3])
+    if dropout is None and projection != position:  # ours are the same
+        own.update(proj_drop_rate=projection, pos_drop_rate=position)
+        projection = 0.0
+    lost = ", ".join(f"{key} = {rate}" for key, rate in own.items() if rate)
+    if lost:
+        warnings.warn(f"wrap_encoder leaves out {lost} of this ViT", stacklevel=3)
+    return path if drop_path is None else drop_path, projection if dropout is None else dropout
 
 
 def _size_of(vit: nn.Module, name: str) -> EncoderSize:
