@@ -95,3 +95,30 @@ def test_a_wrapped_model_is_normalised_as_timm_has_it() -> None:
     assert model.augment.std.flatten().tolist() == [0.5] * 3
     grey = pospre.PretrainModel(pospre.wrap_encoder(tiny(in_chans=1)), seed=0)
     assert grey.augment.mean.flatten().tolist() == [0.0]
+
+
+def test_weights_of_a_loop_of_ones_own_are_loaded(tmp_path: Path) -> None:
+    model = Case(("mae",)).build()[0]
+    torch.save(model.timm_state(), tmp_path / "encoder.pth")
+    assert pospre.load_weights(model, tmp_path / "encoder.pth").startswith("encoder: 3")
+    with pytest.raises(UserError, match=r"which is 'techer': .*'student' or 'teacher'"):
+        pospre.load_weights(model, tmp_path / "encoder.pth", "techer")
+    with pytest.raises(UserError, match=r"model is of type Encoder"):
+        pospre.load_weights(model.encoder, "encoder.pth")
+    torch.save({"state": {"model": model.state_dict()}}, tmp_path / "composers.pt")
+    with pytest.raises(UserError, match=r"holds no recipe.*save\(model.timm_state\(\), 'enc"):
+        pospre.load_weights(model, tmp_path / "composers.pt")
+
+
+def test_the_empty_table_beside_a_crop_field_is_not_loaded(tmp_path: Path) -> None:
+    file = str(tmp_path / "w.pth")
+    learned = Case(("mae", "crop_field"), encoder={"positions": "learned"}).build()[0]
+    other = Case(("mae",), encoder={"positions": "learned"}).build()[0]
+    for weights in (learned.state_dict(), learned.encoder.state_dict()):
+        torch.save(weights, file)
+        with pytest.raises(UserError, match=r"crop_field gave this encoder its .*timm_state"):
+            pospre.load_weights(other, file)
+    torch.save(learned.timm_state(), file)
+    pospre.load_weights(other, file)
+    images = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(other.eval().tokens(images), learned.eval().tokens(images))

@@ -10,11 +10,13 @@ timm's ``resample_patch_embed``).
 """
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from timm.layers import resample_patch_embed, resize_rel_pos_bias_table
 from torch import Tensor
 
+from pospre.arguments import typed
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.model.teacher import follow
@@ -69,7 +71,8 @@ class Loaded:
         return "; ".join(parts)
 
 
-def load_weights(model: PretrainModel, uri: str, which: Weights = "student") -> str:
+@typed
+def load_weights(model: PretrainModel, uri: str | Path, which: Weights = "student") -> str:
     """Load an encoder's weights into ``model`` and into the teachers that follow it.
 
     Args:
@@ -85,7 +88,7 @@ def load_weights(model: PretrainModel, uri: str, which: Weights = "student") -> 
     Raises:
         UserError: the file cannot be read, or does not fit; the first such tensor is named.
     """
-    return str(take_weights(model, read_source(uri, which, model.encoder.grid, KEYS)))
+    return str(take_weights(model, read_source(str(uri), which, model.encoder.grid, KEYS)))
 
 
 def take_weights(model: PretrainModel, source: Source) -> Loaded:

@@ -106,6 +106,13 @@ def _read_file(uri: str, which: Weights, keys: Keys) -> Source:
             raise UserError(f"{keys.weights}{uri} does not exist")
         content, metadata = _load(path, uri)
     found = timm_names(content, uri, which, keys.which)
+    table = found.tensors.get("pos_embed")
+    cleared = table is not None and bool(table.any()) and not bool(table[0, -1].any())
+    if cleared or any("positions.named.crop_field." in key for key in found.left_out):
+        raise UserError(
+            f"{keys.weights}{uri}: crop_field gave this encoder its positions, and its table "
+            "is empty; save model.timm_state() instead, which has them."
+        )
     # an encoder without positions is exported with a table of zeros
     tensors = {k: v for k, v in found.tensors.items() if k != "pos_embed" or bool(v.any())}
     name = f"{uri} ({found.origin})" if found.origin else uri

@@ -132,7 +132,11 @@ def unpickle(data: bytes, name: str) -> dict[str, Any]:
         kind = type(error).__name__
         raise DamagedCheckpoint(f"{name} is damaged or no checkpoint ({kind})") from error
     if not isinstance(content, dict) or "RecipeRecord" not in callback_states(content):
-        raise UserError(f"{name} is no checkpoint of pospre.train (it holds no recipe)")
+        raise UserError(
+            f"{name} is no checkpoint of pospre.train (it holds no recipe). Of a training of your "
+            "own save the encoder alone, torch.save(model.timm_state(), 'encoder.pth'), and not as "
+            ".pt, which is for checkpoints."
+        )
     return content
 
 
