@@ -5,9 +5,9 @@ import pkgutil
 from abc import abstractmethod
 from collections.abc import Sequence
 from inspect import isabstract, signature
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
-from composer.core import Algorithm, Event, State, TimeUnit
+from composer.core import Algorithm, Event, State
 from composer.loggers import Logger
 from composer.utils import dist
 from torch import nn
@@ -17,23 +17,12 @@ from pospre.batch import EPOCH, INDEX, Batch, numbered, whole_numbers
 from pospre.errors import UserError, suggestion
 from pospre.model.model import PretrainModel
 from pospre.model.optimizer_check import check_followed, check_moved, check_optimized, fingerprints
+from pospre.model.progress import Progress, as_progress, training_progress
 from pospre.model.question import Question
 from pospre.nn.patch_encoder import PatchEncoder
 from pospre.recipe.recipe import check_arguments
 
-
-class Progress(NamedTuple):
-    """How much of the training is done, in [0, 1].
-
-    Attributes:
-        step: counted in optimiser steps.
-        epoch: counted in whole epochs, as per-epoch schedules of published code do.
-        num_steps: of the whole training; None where only its samples are counted.
-    """
-
-    step: float
-    epoch: float
-    num_steps: int | None = None
+_FORWARDS = (Event.BEFORE_FORWARD, Event.EVAL_BEFORE_FORWARD, Event.PREDICT_BEFORE_FORWARD)
 
 
 class PretrainAlgorithm(Algorithm):
@@ -117,7 +106,7 @@ class PretrainAlgorithm(Algorithm):
 
     def match(self, event: Event, state: State) -> bool:
         """Run at INIT, at the start of training, before every forward, and when a step is done."""
-        return event in (Event.INIT, Event.FIT_START, Event.BEFORE_FORWARD, Event.BATCH_END)
+        return event in (Event.INIT, Event.FIT_START, *_FORWARDS, Event.BATCH_END)
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Attach at INIT; check all at FIT_START; prepare each batch; then ``after_step``."""
@@ -131,8 +120,9 @@ class PretrainAlgorithm(Algorithm):
                 state.dataloader.check_ranks(dist.get_world_size())
             _check_given(model, state.algorithms)
             check_optimized(model, state.optimizers)
-        elif event == Event.BEFORE_FORWARD:
-            self._progress = training_progress(state)
+        elif event in _FORWARDS:
+            if event == Event.BEFORE_FORWARD:  # an evaluation is as far as the training is
+                self._progress = training_progress(state)
             number = state.timestamp.epoch.value
             state.batch = numbered(state.batch, epoch=number)
             prepare(model, [self], state.batch, self._progress)
@@ -216,7 +206,7 @@ def prepare(
             )
         batch[key] = whole_numbers(batch[key], key)
     for algorithm in algorithms:
-        algorithm.schedule(model, _progress(progress))
+        algorithm.schedule(model, as_progress(progress))
         try:
             algorithm.write(batch, model)
         except KeyError as error:
@@ -239,18 +229,7 @@ def after_step(
     _check_given(model, algorithms)
     check_moved(model)
     for algorithm in algorithms:
-        algorithm.after_step(model, _progress(progress))
-
-
-def _progress(done: Progress | float) -> Progress:
-    if isinstance(done, Progress):
-        return done
-    if not 0 <= done <= 1:
-        raise UserError(
-            f"progress is {done}; give the share of the whole training that is done, from 0 to 1: "
-            "steps done / all steps."
-        )
-    return Progress(done, done)
+        algorithm.after_step(model, as_progress(progress))
 
 
 def _check_given(model: PretrainModel, algorithms: Sequence[Algorithm]) -> None:
@@ -278,21 +257,6 @@ def unwrapped(model: nn.Module) -> PretrainModel:
             f"{type(own).__name__}."
         )
     return own
-
-
-def training_progress(state: State) -> Progress:
-    """Return the progress of a Composer state; 0 before ``max_duration`` is known."""
-    elapsed, total, now = state.get_elapsed_duration(), state.max_duration, state.timestamp
-    if elapsed is None or total is None:
-        return Progress(0.0, 0.0)
-    if total.unit == TimeUnit.EPOCH:
-        # Composer counts a duration in epochs by whole epochs
-        steps = total.value * int(state.dataloader_len or 1)
-        return Progress(now.batch.value / steps, now.epoch.value / total.value, steps)
-    # what the epoch under way has added does not count as an epoch
-    within = now.batch_in_epoch.value / max(now.batch.value, 1)
-    num_steps = int(total.value) if total.unit == TimeUnit.BATCH else None
-    return Progress(float(elapsed), float(elapsed) * (1 - within), num_steps)
 
 
 def require_one_view(model: PretrainModel, owner: str, group: str) -> None:

@@ -6,12 +6,13 @@ from functools import partial
 import torch
 from composer.models import ComposerModel
 from torch import Tensor, nn
+from torchmetrics import Metric
 
 from pospre.augment.device import DeviceAugment, ViewDraws
 from pospre.batch import EPOCH, INDEX, Batch, flip_key, image_key, per_row, view_keys
 from pospre.data.views.plan import ViewGroup, Views, first_view, named_groups
 from pospre.errors import UserError
-from pospre.model.objective import Objective, ObjectiveSet, Outputs
+from pospre.model.objective import LossTerm, Objective, ObjectiveSet, Outputs
 from pospre.model.passes import EditSet, EncoderPass
 from pospre.model.registry import Registry
 from pospre.model.teacher import Frozen, Momentum, TeacherManager
@@ -240,14 +241,8 @@ class PretrainModel(ComposerModel):
             each of its views, (B·V, D), without gradient.
 
         Raises:
-            UserError: it is no batch, lacks what an algorithm writes, or its views are not the
-                model's.
+            UserError: it is no batch, or lacks what an algorithm writes, or has other views.
         """
-        if not isinstance(batch, dict):
-            raise UserError(
-                f"a PretrainModel takes a batch, a dict as pospre.from_images makes it, and got "
-                f"{type(batch).__name__}; the tokens of whole images are model.tokens(images)."
-            )
         self.registry.check_batch(batch)
         declared, mixes = self.registry.passes, self.registry.mixes
         groups = dict.fromkeys(each.group for each in declared.values())
@@ -286,6 +281,19 @@ class PretrainModel(ComposerModel):
             for metric, value in objective.metrics(outputs[name], batch).items():
                 measured[f"metric/{name}_{metric}"] = value.detach()
         return {"total": torch.stack(weighted).sum(), **terms, **measured}
+
+    def get_metrics(self, is_train: bool) -> dict[str, Metric]:
+        """Return what Composer averages over an ``eval_dataloader``: the loss and its terms."""
+        return (
+            {}
+            if is_train
+            else {f"loss/{key}": LossTerm(key) for key in ("total", *self.objectives)}
+        )
+
+    def update_metric(self, batch: Batch, outputs: dict[str, Outputs], metric: Metric) -> None:
+        """Add a batch of an evaluation."""
+        assert isinstance(metric, LossTerm)
+        metric.update(self.loss(outputs, batch)[metric.term], weight=len(batch[INDEX]))
 
 
 def _rows(batch: Batch, key: str | None, num_rows: int) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""What an objective is, and the set of objectives of a model."""
+"""What an objective is, the set of objectives of a model, and the mean of a loss."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
+from torchmetrics import MeanMetric
 
 Outputs = dict[str, Tensor]
 
@@ -98,3 +99,11 @@ class ObjectiveSet(nn.Module):
     def fsdp_wrap_fn(self, module: nn.Module) -> bool:
         """Tell Composer's FSDP2 to shard decoders block by block."""
         return isinstance(module, Block)
+
+
+class LossTerm(MeanMetric):
+    """The mean over samples of ``term`` of the loss."""
+
+    def __init__(self, term: str) -> None:
+        super().__init__()
+        self.term = term

@@ -95,6 +95,11 @@ class Registry:
 
     def check_batch(self, batch: Batch) -> None:
         """Raise ``UserError`` unless the passes' patches are there, and views are as declared."""
+        if not isinstance(batch, dict):
+            raise UserError(
+                "a PretrainModel takes a batch, a dict as pospre.from_images makes it, and got "
+                f"{type(batch).__name__}; the tokens of whole images are model.tokens(images)."
+            )
         for declared in self.passes.values():
             views, key = self._views[declared.group], image_key(declared.group)
             shape = (views.count, self._encoder.channels, *views.shape)

@@ -4,11 +4,14 @@ from typing import Any
 
 import pytest
 import torch
+from composer import Trainer
 from torch import nn
+from torch.utils.data import DataLoader
 
 import pospre
 from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
+from pospre.model.algorithm import Progress, prepare
 from tests.algorithms.cases import DECODER, Case
 
 SMALL: dict[str, Any] = DECODER
@@ -120,3 +123,33 @@ def test_a_wrapped_model_is_prepared_as_well() -> None:
         pospre.after_step(wrapped, algorithms, 0.0)
     with pytest.raises(UserError, match="got Encoder"):
         pospre.prepare(model.encoder, algorithms, images(), 0.0)
+
+
+@pytest.mark.parametrize("names", [("mae", "droppos"), ("supervised",), ("dinov2",)])
+def test_a_trainer_evaluates_the_loss(names: tuple[str, ...]) -> None:
+    model, algorithms = Case(names).build()
+    held_out = Case(names).batch(6)
+    data = [{key: value[row] for key, value in held_out.items()} for row in range(6)]
+    trainer = Trainer(
+        model=model,
+        train_dataloader=DataLoader(data, batch_size=2),  # type: ignore[arg-type]
+        eval_dataloader=DataLoader(data, batch_size=4),  # type: ignore[arg-type]
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.0),
+        algorithms=algorithms,
+        max_duration="1ep",
+        progress_bar=False,
+        device="cpu",
+    )
+    trainer.fit()
+    model.eval()
+    expected = []
+    for rows in (slice(0, 4), slice(4, 6)):
+        part = {key: value[rows] for key, value in held_out.items()}
+        part = prepare(model, algorithms, part, Progress(2 / 3, 0.0))
+        expected.append(float(model.loss(model(part), part)["total"].detach()))
+    found = {
+        name: float(each.compute()) for name, each in trainer.state.eval_metrics["eval"].items()
+    }
+    assert found.keys() == {"loss/total", *(f"loss/{name}" for name in names)}
+    assert found["loss/total"] == pytest.approx((4 * expected[0] + 2 * expected[1]) / 6, rel=1e-4)
+    assert len(trainer.predict(DataLoader(data, batch_size=4))) == 2  # type: ignore[arg-type]
