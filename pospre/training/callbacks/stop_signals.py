@@ -10,20 +10,10 @@ from composer.core import Callback, State
 from composer.loggers import Logger
 from composer.utils import dist
 
-from pospre.object_store import seconds_in
 from pospre.training.distributed.ranks import Greatest
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)  # of two at once the later one here counts
-_GRACE = 15.0
 _NOTICE = b"\nfinishing this step and saving; Ctrl-C once more stops at once\n"
-
-
-def stop_grace() -> float:
-    """Return how many seconds the last upload of a run that was stopped may take: ``POSPRE_GRACE``.
-
-    SIGKILL comes after SIGTERM, when the launcher wants.
-    """
-    return seconds_in("POSPRE_GRACE", _GRACE)
 
 
 class StopSignals(Callback):

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 from composer.utils import dist
 
 from pospre.errors import UserError
-from pospre.object_store import Bucket, s3_patience
-from pospre.training.callbacks.stop_signals import stop_grace
+from pospre.object_store import Bucket, s3_patience, seconds_in
 from pospre.training.checkpoints.file import manifest_of
 from pospre.training.checkpoints.finding import BEST, NOTE, named_best, remove_oldest
 from pospre.training.checkpoints.mirror import mirror_run
@@ -27,8 +26,17 @@ from pospre.training.lease import check_held
 
 _TRIES = 3
 _SILENCE = 20.0  # seconds without a byte after which a try has failed
+_GRACE = 15.0
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 30.0
+
+
+def stop_grace() -> float:
+    """Return how many seconds the last upload of a run that was stopped may take: ``POSPRE_GRACE``.
+
+    SIGKILL comes after SIGTERM, when the launcher wants.
+    """
+    return seconds_in("POSPRE_GRACE", _GRACE)
 
 
 class _Upload(NamedTuple):

@@ -21,8 +21,8 @@ from composer.utils import dist
 
 from pospre.errors import Lost, Stopped, UserError
 from pospre.recipe.recipe import Recipe
-from pospre.training.callbacks.stop_signals import stop_grace
 from pospre.training.checkpoints.finding import checkpoints_in
+from pospre.training.checkpoints.uploads import stop_grace
 from pospre.training.device import build_device
 from pospre.training.distributed.agreement import name_ranks
 from pospre.training.distributed.heartbeat import BEAT, Gone, Heartbeat
