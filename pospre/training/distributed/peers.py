@@ -132,7 +132,9 @@ class Peers:
         return Lost("; ".join(said) + (self._go_on() if code == _AGAIN else ""), code)
 
     def _go_on(self) -> str:
-        saved = checkpoints_in(str(self._recipe.local_checkpoints()))
+        saved = []
+        with suppress(OSError):  # the disk may have gone with the rank
+            saved = checkpoints_in(str(self._recipe.local_checkpoints()))
         newest = f"the newest checkpoint in {self._recipe.checkpoint_folder()}"
         where = saved[0].uri if saved else newest
         return f". The other ranks end too; the same command goes on from {where}"

@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.distributed import HashStore
@@ -129,6 +130,11 @@ def test_a_rank_that_waits_for_ever_ends(
         raise InterruptedError(code)
 
     monkeypatch.setattr(joining.os, "_exit", leave)
+
+    def hung(_: str) -> list[Any]:
+        raise OSError(116, "Stale file handle")
+
+    monkeypatch.setattr(joining, "checkpoints_in", hung)  # the disk has gone with the rank
     peers = rank(0)
     peers._look()
     peers._heartbeat._heard[1] -= 119
