@@ -233,7 +233,9 @@ def after_step(
 
 
 def _check_given(model: PretrainModel, algorithms: Sequence[Algorithm]) -> None:
-    names = {each.module_name() for each in algorithms if isinstance(each, PretrainAlgorithm)}
+    names = [each.module_name() for each in algorithms if isinstance(each, PretrainAlgorithm)]
+    for name in (each for each in names if names.count(each) > 1):
+        raise UserError(f"algorithms.{name} is given twice; give each once.")
     left = [name for name in model.registry.attached if name not in names]
     if left:
         raise UserError(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pospre.errors import UserError
 from pospre.recipe.values import Init, PositionKind
 
 Edit = Callable[[Tensor], Tensor]
@@ -64,8 +65,19 @@ class PatchEncoder(nn.Module, ABC):
         return height // self.patch_size[0], width // self.patch_size[1]
 
     def pixels(self, images_BCHW: Tensor, keep_BK: Tensor | None) -> Tensor:
-        """Return the pixels (B, K, C, h, w) of the kept patches; others are not even copied."""
+        """Return the pixels (B, K, C, h, w) of the kept patches; others are not even copied.
+
+        Raises:
+            UserError: these are no images that the encoder takes.
+        """
         (rows, cols), (high, wide) = self.grid_of(*images_BCHW.shape[-2:]), self.patch_size
+        fits = images_BCHW.shape[1:] == (self.channels, rows * high, cols * wide)
+        if not fits or not images_BCHW.is_floating_point():
+            raise UserError(
+                f"the encoder got {images_BCHW.dtype} of shape {tuple(images_BCHW.shape)}, and "
+                f"takes normalised floats (B, {self.channels}, H, W), with H a multiple of {high} "
+                f"and W of {wide}."
+            )
         patches = images_BCHW.unflatten(3, (cols, wide)).unflatten(2, (rows, high))
         patches = patches.permute(0, 2, 4, 1, 3, 5)  # B, rows, cols, channel, high, wide
         if keep_BK is None:

@@ -74,6 +74,12 @@ def test_a_host_comes_before_what_joins_it() -> None:
         pospre.attach(model, "supervised", num_classes=3)
 
 
+def test_an_algorithm_given_twice_is_refused() -> None:
+    model, algorithms = Case(("mae", "ema_teacher")).build()
+    with pytest.raises(UserError, match=r"algorithms.mae is given twice"):
+        pospre.prepare(model, [*algorithms, *algorithms], images(), 0.0)
+
+
 def test_a_plain_loop_checks_what_came_late() -> None:
     views = {name: ViewGroup(name, size=32) for name in ("view", "second")}
     model = empty_model(views=views)

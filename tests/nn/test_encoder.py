@@ -207,3 +207,17 @@ def test_prefix_tokens_alone_are_the_first_of_all(options, has_context):
     assert tokens.shape[1] == ours.num_prefix_tokens
     torch.testing.assert_close(found[1], found[0])
     assert flops[1] < 0.75 * flops[0]
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        torch.randn(2, 3, 49, 64),
+        torch.randn(2, 1, 48, 64),
+        torch.randn(3, 48, 64),
+        torch.zeros(2, 3, 48, 64, dtype=torch.uint8),
+    ],
+)
+def test_images_that_it_cannot_take_are_said(encoder, images):
+    with pytest.raises(UserError, match=r"takes normalised floats \(B, 3, H, W\), .* of 16 and W"):
+        encoder(images)
