@@ -130,12 +130,14 @@ class PretrainAlgorithm(Algorithm):
             self.after_step(model, self._progress)
 
 
-def attach(model: PretrainModel, name: str, **options: Any) -> PretrainAlgorithm:
+def attach(
+    model: PretrainModel, name: str | type[PretrainAlgorithm], **options: Any
+) -> PretrainAlgorithm:
     """Attach the algorithm ``name`` to ``model``; call it before the optimiser is made.
 
     Args:
         model: the model; hosts first, then what joins them.
-        name: as in recipes, see ``pospre/algorithms/README.md``.
+        name: as in recipes, see ``pospre/algorithms/README.md``; or a class of your own.
         options: the algorithm's, by the names that recipes use; the others have their defaults.
 
     Returns:
@@ -150,10 +152,11 @@ def attach(model: PretrainModel, name: str, **options: Any) -> PretrainAlgorithm
             f"pospre.attach takes a PretrainModel, and got {type(model).__name__}: make one of the "
             "encoder, pospre.PretrainModel(pospre.wrap_encoder(vit), seed=0)."
         )
-    kind = algorithm_class(name)
+    kind = name if isinstance(name, type) else algorithm_class(name)
+    name = kind.module_name()
     if name in model.registry.attached:
         raise UserError(f"algorithms.{name} is attached to this model already; attach it once.")
-    joining = [each for each in model.registry.attached if not algorithm_class(each).is_host]
+    joining = [each for each, is_host in model.registry.attached.items() if not is_host]
     if kind.is_host and joining:
         raise UserError(
             f"algorithms.{name} is a host, and {joining[0]} is attached already, which joins what "
@@ -163,7 +166,7 @@ def attach(model: PretrainModel, name: str, **options: Any) -> PretrainAlgorithm
     algorithm.check_encoder(model.encoder)
     algorithm.attach(model)
     model.to(next(model.encoder.parameters()).device)  # where the encoder was moved before
-    model.registry.attached.append(name)
+    model.registry.attached[name] = kind.is_host
     return algorithm
 
 

@@ -23,7 +23,7 @@ class Registry:
             random choice.
         mixes: by view group, what mixes its views (B, V, 3, H, W) in training.
         readers: by pass, the algorithms that declared or joined it: their objectives get it.
-        attached: the algorithms that ``pospre.attach`` has attached, by name.
+        attached: the algorithms that ``pospre.attach`` has attached, and whether each is a host.
     """
 
     def __init__(self, encoder: Encoder, views: Mapping[str, ViewGroup]) -> None:
@@ -34,7 +34,7 @@ class Registry:
         self.shuffled: set[str] = set()
         self.mixes: dict[str, Callable[[Tensor, Batch], Tensor]] = {}
         self.readers: dict[str, list[str]] = {}
-        self.attached: list[str] = []
+        self.attached: dict[str, bool] = {}
 
     def require_views(self, owner: str, group: str, count: int = 1) -> ViewGroup:
         """Return the view group that ``owner`` needs.

@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import pospre
+from pospre.algorithms.mae import MAE
 from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
 from pospre.model.algorithm import Progress, prepare
@@ -159,3 +160,18 @@ def test_a_trainer_evaluates_the_loss(names: tuple[str, ...]) -> None:
     assert found.keys() == {"loss/total", *(f"loss/{name}" for name in names)}
     assert found["loss/total"] == pytest.approx((4 * expected[0] + 2 * expected[1]) / 6, rel=1e-4)
     assert len(trainer.predict(DataLoader(data, batch_size=4))) == 2  # type: ignore[arg-type]
+
+
+class Alone(MAE):
+    """An algorithm of somebody else's package."""
+
+
+def test_a_class_of_ones_own_is_attached_by_itself() -> None:
+    model = empty_model()
+    own = pospre.attach(model, Alone, **SMALL)
+    assert isinstance(own, Alone)
+    with pytest.raises(UserError, match=r"algorithms.test_algorithm is attached .* but not among"):
+        pospre.prepare(model, [], images(), 0.0)
+    with pytest.raises(UserError, match=r"unknown key 'test_algorithm.mask_rato'"):
+        pospre.attach(empty_model(), Alone, mask_rato=0.5)
+    assert "view/keep" in pospre.prepare(model, [own], images(), 0.0)
