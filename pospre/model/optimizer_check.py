@@ -1,6 +1,8 @@
-"""What takes a gradient and is trained by no optimiser: under a Trainer, and in a plain loop."""
+"""What an optimiser leaves out, or trains too early: under a Trainer, and in a plain loop."""
 
+import warnings
 from collections.abc import Sequence
+from typing import Any
 
 from torch.optim import Optimizer
 
@@ -57,18 +59,28 @@ def check_followed(model: PretrainModel) -> None:
 
 def check_optimized(model: PretrainModel, optimizers: Sequence[Optimizer]) -> None:
     """Raise ``UserError`` if something that takes a gradient is in no optimiser's group."""
-    held = {
-        id(parameter)
-        for optimizer in optimizers
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    }
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    held = {id(parameter) for group in groups for parameter in group["params"]}
     left = [
         name
         for name, parameter in model.named_parameters()
         if parameter.requires_grad and id(parameter) not in held
     ]
     _refuse_untrained(left)
+    _warn_of_unfrozen(model, groups)
+
+
+def _warn_of_unfrozen(model: PretrainModel, groups: list[dict[str, Any]]) -> None:
+    """Warn where parts should wait for some epochs, and no group of an optimiser is ``frozen``."""
+    for name in model.objectives:
+        waiting = [part for part, epochs in model.objectives[name].frozen_epochs.items() if epochs]
+        if waiting and not any(group.get("frozen") for group in groups):
+            warnings.warn(
+                f"algorithms.{name}.freeze_epochs lets {', '.join(waiting)} wait at the beginning, "
+                "which the optimiser of pospre.train sees to; this one trains them at once. Set "
+                "freeze_epochs=0, or take their gradients away in these epochs.",
+                stacklevel=2,
+            )
 
 
 def _refuse_untrained(left: list[str]) -> None:

@@ -1,5 +1,6 @@
 """What attaching, and a loop without Composer, refuse or set right by themselves."""
 
+import warnings
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from pospre.algorithms.mae import MAE
 from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
 from pospre.model.algorithm import Progress, prepare
+from pospre.model.optimizer_check import check_optimized
 from tests.algorithms.cases import DECODER, Case
 
 SMALL: dict[str, Any] = DECODER
@@ -160,6 +162,19 @@ def test_a_trainer_evaluates_the_loss(names: tuple[str, ...]) -> None:
     assert found.keys() == {"loss/total", *(f"loss/{name}" for name in names)}
     assert found["loss/total"] == pytest.approx((4 * expected[0] + 2 * expected[1]) / 6, rel=1e-4)
     assert len(trainer.predict(DataLoader(data, batch_size=4))) == 2  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_a_trainer_warns_of_what_should_wait(epochs: int) -> None:
+    model, _ = Case(("dinov2",), options={"dinov2": {"freeze_epochs": epochs}}).build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        check_optimized(model, [optimizer])
+        optimizer.param_groups[0]["frozen"] = 1  # as that of pospre.train
+        check_optimized(model, [optimizer])
+    said = [str(warning.message) for warning in told]
+    assert len(said) == epochs and all("dinov2.freeze_epochs lets head.last" in s for s in said)
 
 
 class Alone(MAE):

@@ -210,7 +210,8 @@ class DINOv2(PretrainAlgorithm):
         teacher_temperature_start: of the teacher's at the beginning.
         teacher_temperature_end: at the warm-up's last step, and after; it is linear per step.
         teacher_warmup: share of the training that the warm-up takes (published: 30 of 100 epochs).
-        freeze_epochs: epochs at the beginning in which the prototypes do not learn.
+        freeze_epochs: epochs at the beginning in which the prototypes do not learn; the optimiser
+            of ``pospre.train`` sees to it, and that of a loop of one's own does not.
         momentum_start: of the teacher, at the first step; the way is half a cosine.
         momentum_end: of the teacher, at the last.
         mask_crop_rate: share of the global crops that are masked: 0.5 is one of each sample's two;

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import warnings
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -33,6 +34,13 @@ class FolderReader(Reader):
         )
         self._names = list_images(path)
         self.classes, self._labels = class_labels(self._names)
+        if self.classes is None and any("/" in name for name in self._names):
+            stray = next(name for name in self._names if "/" not in name)
+            warnings.warn(
+                f"{path} has images in sub-folders, but also {stray} beside these: so they are no "
+                "classes, and every label is -1 (unknown).",
+                stacklevel=2,
+            )
 
     def __len__(self) -> int:
         return len(self._names)

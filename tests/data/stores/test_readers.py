@@ -280,3 +280,13 @@ def test_a_shard_cut_while_in_use_is_named(mds):
     shard.write_bytes(shard.read_bytes()[:5000])
     with pytest.raises(UserError, match=r"shard\.00000\.mds is cut off: it ends at byte 5000"):
         reader.read(NUM_IMAGES - 1)
+
+
+def test_an_image_beside_the_class_folders_is_said(photos: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(photos, tmp_path / "photos"))
+    inside = next(path for path in sorted(folder.rglob("*")) if path.is_file())
+    (folder / "class").mkdir()
+    shutil.copy(inside, folder / "class" / inside.name)
+    shutil.copy(inside, folder / f"stray{inside.suffix}")
+    with pytest.warns(UserWarning, match=r"stray.* beside these: so they are no classes"):
+        assert open_reader(folder).classes is None
