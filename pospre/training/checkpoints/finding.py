@@ -18,6 +18,8 @@ NOTE = "figure.json"
 """The file in it that says which checkpoint that is."""
 _NAME = re.compile(rf"(ep(\d+)-ba(\d+))(\.pt|/{re.escape(MANIFEST)})")
 
+_SHARD = re.compile(r"(ep\d+-ba(\d+))/[^/]+")
+
 
 class Found(NamedTuple):
     """A checkpoint by progress: the greater, the newer; a local one before the same on S3."""
@@ -100,6 +102,8 @@ def remove_oldest(
 ) -> None:
     """Delete the oldest checkpoints of a bucket's folder, each after its manifest.
 
+    Shards without a manifest, which killed uploads leave, go with what is older than ``newest``.
+
     Args:
         bucket: of the folder; in use.
         keep: how many stay.
@@ -109,7 +113,8 @@ def remove_oldest(
     objects = list(bucket.list(below=True))
     found = sorted(_named(objects, bucket.uri), reverse=True)
     names = [Path(checkpoint.uri).name for checkpoint in found]
-    for name in names[(names.index(newest) if newest else 0) + keep :]:
+    place = names.index(newest) if newest else 0
+    for name in names[place + keep :]:
         if name == best:
             continue
         manifest = str(manifest_of(Path(name)))
@@ -117,3 +122,8 @@ def remove_oldest(
         for part in objects:
             if part != manifest and (part == name or part.startswith(f"{name}/")):
                 bucket.delete(part)
+    for part in objects:
+        match = _SHARD.fullmatch(part)
+        is_older = newest is None or (match and int(match[2]) < found[place].batch)
+        if match and match[1] not in names and is_older:
+            bucket.delete(part)
