@@ -76,9 +76,9 @@ def _warn_of_unfrozen(model: PretrainModel, groups: list[dict[str, Any]]) -> Non
         waiting = [part for part, epochs in model.objectives[name].frozen_epochs.items() if epochs]
         if waiting and not any(group.get("frozen") for group in groups):
             warnings.warn(
-                f"algorithms.{name}.freeze_epochs lets {', '.join(waiting)} wait at the beginning, "
-                "which the optimiser of pospre.train sees to; this one trains them at once. Set "
-                "freeze_epochs=0, or take their gradients away in these epochs.",
+                f"algorithms.{name} lets {', '.join(waiting)} wait at the beginning, as "
+                "dinov2.freeze_epochs says, which the optimiser of pospre.train sees to; this one "
+                "trains them at once. Set it to 0, or take their gradients away in these epochs.",
                 stacklevel=2,
             )
 
