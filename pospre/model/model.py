@@ -73,7 +73,7 @@ class PretrainModel(ComposerModel):
         self.registry = Registry(encoder, self.views)
         # of a loop without Composer, to see what its first step has moved
         self.before_first_step: dict[str, tuple[int, float]] | None = None
-        self.seen_version, self.moves_seen = -1, 0  # likewise, until ``after_step`` is called
+        self.seen_weights, self.moves_seen = (-1, 0.0), 0  # until ``after_step`` is called
         for name, group in self.views.items():
             for side, patch in zip(group.shape, encoder.patch_size, strict=True):
                 check_divides(side, patch, key=f"data.views.{name}.size")

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 
 from pospre.errors import UserError
@@ -42,9 +43,12 @@ def check_followed(model: PretrainModel) -> None:
     """
     if not model.before_first_step:
         return
-    version = sum(parameter._version for parameter in model.parameters())
-    if version != model.seen_version:
-        model.seen_version = version
+    trained = [each for each in model.parameters() if each.requires_grad]
+    # fused optimisers do not count versions: one tensor tells
+    one = max(trained, key=torch.Tensor.numel, default=torch.zeros(()))
+    seen = sum(each._version for each in trained), one.detach().sum().item()
+    if seen != model.seen_weights:
+        model.seen_weights = seen
         model.moves_seen += 1
     if model.moves_seen <= 3:  # the first is what was there
         return

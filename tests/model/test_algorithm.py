@@ -31,9 +31,10 @@ def empty_model(**options: Any) -> pospre.PretrainModel:
     return pospre.PretrainModel(encoder, seed=0, **options)
 
 
-def test_a_teacher_that_never_follows_is_an_error() -> None:
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_teacher_that_never_follows_is_an_error(fused: bool) -> None:
     model, algorithms = Case(("mae", "ema_teacher")).build()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
 
     def step(follow: bool) -> None:
         batch = pospre.prepare(model, algorithms, images(), 0.0)
