@@ -1,7 +1,7 @@
 """A loader's options, checked, and the order of samples that follows from them."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 
 import numpy as np
@@ -96,6 +96,16 @@ class LoaderOptions:
                 f"rank=dist.get_rank(), world_size={ranks}), and with each rank's part of the "
                 "batch as batch_size (under Composer, dist.get_global_rank() of composer.utils)."
             )
+
+    def check_augment(self, views: Mapping[str, ViewGroup]) -> None:
+        """Raise ``UserError`` if a group's ``augment`` is not that of ``views``, which apply it."""
+        for group in self.views:
+            if group.name in views and group.augment != views[group.name].augment:
+                raise UserError(
+                    f"the loader's view group '{group.name}' has another augment than the model's, "
+                    "and the model is what changes the pixels: make it with the groups, "
+                    "PretrainModel(…, views=…), and the loader with views=model.views."
+                )
 
     def keep_parts(self, ends: np.ndarray) -> None:
         """Keep the order of a run that was begun on another storage of the same samples.

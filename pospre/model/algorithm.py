@@ -118,6 +118,7 @@ class PretrainAlgorithm(Algorithm):
             model.check_complete()
             if hasattr(state.dataloader, "check_ranks"):  # a loader of ours
                 state.dataloader.check_ranks(dist.get_world_size())
+                state.dataloader.check_augment(model.views)
             _check_given(model, state.algorithms)
             check_optimized(model, state.optimizers)
         elif event in _FORWARDS:

@@ -1,6 +1,7 @@
 """The loader under a Composer Trainer without a callback of ours."""
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,10 @@ import pytest
 import torch
 from composer import Trainer
 
+from pospre.data.views.augment_options import Augment
 from pospre.errors import UserError
 from tests.algorithms.cases import Case
-from tests.data.loading import loader
+from tests.data.loading import VIEW, loader
 from tests.data.two_ranks_loader import Mean, Record
 
 
@@ -65,16 +67,23 @@ def test_a_loop_of_several_ranks_warns_of_the_same_samples(photos, monkeypatch):
         iter(loader(photos, drop_last=False))  # of an evaluation
 
 
-def test_a_trainer_refuses_a_loader_for_other_ranks(photos):
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"rank": 1, "world_size": 2}, r"1 ranks train together, but .* made for 2, .*world_size"),
+        ({"views": [replace(VIEW, augment=Augment(blur_rate=1.0))]}, "has another augment than"),
+    ],
+)
+def test_a_trainer_refuses_a_loader_for_other_ranks_or_augments(photos, options, said):
     model, algorithms = Case(("mae",)).build()
     trainer = Trainer(
         model=model,
-        train_dataloader=loader(photos, rank=1, world_size=2),
+        train_dataloader=loader(photos, **options),
         optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
         algorithms=algorithms,
         max_duration="1ba",
         device="cpu",
         progress_bar=False,
     )
-    with pytest.raises(UserError, match=r"1 ranks train together, but .* made for 2, .*world_size"):
+    with pytest.raises(UserError, match=said):
         trainer.fit()
