@@ -2,14 +2,16 @@
 
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 from composer.utils import dist
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from pospre.training.checkpoints.saver import CheckpointSaver
 from pospre.training.distributed.ranks import however_long, on_every_rank
 
-TIMEOUT = 3.0
+TIMEOUT = 4.0
 
 
 def late() -> list[int]:
@@ -26,7 +28,9 @@ def fail() -> None:
 
 
 if __name__ == "__main__":
-    dist.initialize_dist("cpu", timeout=TIMEOUT)
+    dist.initialize_dist("cpu", timeout=120.0)
+    dist.barrier()  # one may have come much later than the other
+    _set_pg_timeout(timedelta(seconds=TIMEOUT))
     assert however_long(late) == [dist.get_global_rank()]
     try:
         however_long(fail)
