@@ -1,17 +1,23 @@
 """Run by ``composer -n 2``: the first rank's disk takes longer than a collective may."""
 
+import os
 import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 
 from composer.utils import dist
-from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from pospre.training.checkpoints.saver import CheckpointSaver
 from pospre.training.distributed.ranks import however_long, on_every_rank
 
 TIMEOUT = 4.0
+
+
+def meet(folder: Path) -> None:
+    """Wait for the other rank: one may have started much later, and would be too late for gloo."""
+    (folder / os.environ["RANK"]).touch()
+    while len([*folder.iterdir()]) < 2:
+        time.sleep(0.05)
 
 
 def late() -> list[int]:
@@ -28,9 +34,8 @@ def fail() -> None:
 
 
 if __name__ == "__main__":
-    dist.initialize_dist("cpu", timeout=120.0)
-    dist.barrier()  # one may have come much later than the other
-    _set_pg_timeout(timedelta(seconds=TIMEOUT))
+    meet(Path(sys.argv[1]))
+    dist.initialize_dist("cpu", timeout=TIMEOUT)
     assert however_long(late) == [dist.get_global_rank()]
     try:
         however_long(fail)
