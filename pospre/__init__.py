@@ -21,7 +21,22 @@ They are imported when they are first used, so that ``--help`` does not wait for
 
 import importlib
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # for editors and type checkers, which cannot see what is imported late
+    from pospre.augment.device import DeviceAugment as DeviceAugment
+    from pospre.batch import from_images as from_images
+    from pospre.data.loader import build_loader as build_loader
+    from pospre.data.views.plan import ViewGroup as ViewGroup
+    from pospre.errors import UserError as UserError
+    from pospre.evaluation.measure import measure as measure
+    from pospre.model.algorithm import after_step as after_step
+    from pospre.model.algorithm import attach as attach
+    from pospre.model.algorithm import prepare as prepare
+    from pospre.model.model import PretrainModel as PretrainModel
+    from pospre.nn.build import build_encoder as build_encoder
+    from pospre.nn.timm_models import wrap_encoder as wrap_encoder
+    from pospre.training.start_weights import load_weights as load_weights
 
 # Before torch loads OpenMP: its threads else spin while they wait for each other, at the cost of
 # whoever shares the cores with them (another run, other ranks, the loader's own threads).

@@ -1,5 +1,6 @@
 """pospre as a library: under a plain Composer Trainer, in a plain loop, with timm's models."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -22,6 +23,8 @@ from pospre.model.algorithm import algorithm_names
 from tests.algorithms.cases import DECODER, HOST_OF, Case
 
 ROOT = Path(__file__).parents[1]
+SOURCE = Path(pospre.__file__).read_text("utf-8")
+UNTYPED: Any = pospre  # as who has no type checker uses it
 READMES = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "pospre/README.md")]
 PIECES = re.findall(r"^```python\n(.*?)^```", "".join(READMES), re.M | re.S)
 SMALL: dict[str, Any] = DECODER
@@ -223,8 +226,14 @@ def test_the_names_of_the_package_are_documented_and_import_nothing_before_use()
     told = set(re.findall(r"^``(\w+)``", pospre.__doc__ or "", re.M))
     assert told == set(pospre.__all__) <= set(dir(pospre))
     assert all(callable(getattr(pospre, name)) for name in pospre.__all__)
+    (shown,) = (node for node in ast.parse(SOURCE).body if isinstance(node, ast.If))
+    typed = [node for node in shown.body if isinstance(node, ast.ImportFrom)]
+    homes = {
+        each.name: (node.module or "")[len("pospre.") :] for node in typed for each in node.names
+    }
+    assert homes == pospre._HOMES  # what editors are told is what is imported
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = pospre.nothing
+        _ = UNTYPED.nothing
     seen = "import sys, pospre; sys.exit('torch' in sys.modules or 'timm' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", seen], cwd=ROOT).returncode == 0
 
@@ -315,21 +324,21 @@ def test_labels_that_no_class_has_are_refused() -> None:
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: pospre.build_encoder("vits16", image_size="a"), "image_size is 'a': .*integer"),
-        (lambda: pospre.build_encoder(5), "build_encoder: name is 5: .*string"),
-        (lambda: pospre.build_encoder("vits16", image_sise=32), "Unexpected .*'image_size'"),
-        (lambda: pospre.build_encoder("vits16", num_registers=-1), "num_registers is -1, but"),
-        (lambda: pospre.build_encoder("ViTS16"), "Did you mean 'vits16'"),
-        (lambda: pospre.build_encoder("vit_tiny_patch16_224"), "mean 'timm:vit_tiny_patch16_224'"),
-        (lambda: pospre.build_loader("photos", batch_size=2, num_worker=2), "mean 'num_workers'"),
-        (lambda: pospre.build_loader("photos", batch_size=2, cachedir="/"), "mean 'cache_dir'"),
+        (lambda: UNTYPED.build_encoder("vits16", image_size="a"), "image_size is 'a': .*integer"),
+        (lambda: UNTYPED.build_encoder(5), "build_encoder: name is 5: .*string"),
+        (lambda: UNTYPED.build_encoder("vits16", image_sise=32), "Unexpected .*'image_size'"),
+        (lambda: UNTYPED.build_encoder("vits16", num_registers=-1), "num_registers is -1, but"),
+        (lambda: UNTYPED.build_encoder("ViTS16"), "Did you mean 'vits16'"),
+        (lambda: UNTYPED.build_encoder("vit_tiny_patch16_224"), "mean 'timm:vit_tiny_patch16_224'"),
+        (lambda: UNTYPED.build_loader("photos", batch_size=2, num_worker=2), "mean 'num_workers'"),
+        (lambda: UNTYPED.build_loader("photos", batch_size=2, cachedir="/"), "mean 'cache_dir'"),
         (
-            lambda: pospre.build_loader("photos", batch_size=2, views=torch.zeros(99)),
+            lambda: UNTYPED.build_loader("photos", batch_size=2, views=torch.zeros(99)),
             "of type Tensor",
         ),
-        (lambda: pospre.ViewGroup(size="32"), r"size is '32'; give pixels"),
-        (lambda: pospre.ViewGroup(size=(32,)), r"size is \(32,\); give pixels"),
-        (lambda: pospre.build_loader("photos", batch_size=2.5), "batch_size is 2.5: .*integer"),
+        (lambda: UNTYPED.ViewGroup(size="32"), r"size is '32'; give pixels"),
+        (lambda: UNTYPED.ViewGroup(size=(32,)), r"size is \(32,\); give pixels"),
+        (lambda: UNTYPED.build_loader("photos", batch_size=2.5), "batch_size is 2.5: .*integer"),
     ],
 )
 def test_an_argument_of_another_type_is_said(call: Callable[[], Any], said: str) -> None:

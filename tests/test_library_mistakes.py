@@ -13,6 +13,8 @@ import pospre
 from pospre.errors import UserError
 from tests.algorithms.cases import Case
 
+UNTYPED: Any = pospre  # as who has no type checker uses it
+
 
 def pixels() -> torch.Tensor:
     return torch.zeros(4, 3, 32, 32, dtype=torch.uint8)
@@ -22,7 +24,7 @@ def test_what_is_no_batch_of_views_is_refused() -> None:
     model, algorithms = Case(("mae",)).build()
     with pytest.raises(UserError, match=r"takes a batch, .* got Tensor; .*model.tokens\(images\)"):
         model(pixels())
-    batch = pospre.from_images(pixels(), index=torch.arange(4), epoch=torch.tensor(0))
+    batch = UNTYPED.from_images(pixels(), index=torch.arange(4), epoch=torch.tensor(0))
     batch = pospre.prepare(model, algorithms, batch, 0.0)
     with pytest.raises(UserError, match=r"images of torch.float32 .* give uint8"):
         model({**batch, "view/image": batch["view/image"] / 255})
@@ -102,9 +104,9 @@ def test_weights_of_a_loop_of_ones_own_are_loaded(tmp_path: Path) -> None:
     torch.save(model.timm_state(), tmp_path / "encoder.pth")
     assert pospre.load_weights(model, tmp_path / "encoder.pth").startswith("encoder: 3")
     with pytest.raises(UserError, match=r"which is 'techer': .*'student' or 'teacher'"):
-        pospre.load_weights(model, tmp_path / "encoder.pth", "techer")
+        UNTYPED.load_weights(model, tmp_path / "encoder.pth", "techer")
     with pytest.raises(UserError, match=r"model is of type Encoder"):
-        pospre.load_weights(model.encoder, "encoder.pth")
+        UNTYPED.load_weights(model.encoder, "encoder.pth")
     torch.save({"state": {"model": model.state_dict()}}, tmp_path / "composers.pt")
     with pytest.raises(UserError, match=r"holds no recipe.*save\(model.timm_state\(\), 'enc"):
         pospre.load_weights(model, tmp_path / "composers.pt")

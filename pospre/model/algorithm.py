@@ -172,7 +172,7 @@ def attach(
 
 
 def prepare(
-    model: PretrainModel,
+    model: nn.Module,
     algorithms: Sequence[PretrainAlgorithm],
     batch: Batch,
     progress: Progress | float,
@@ -180,7 +180,7 @@ def prepare(
     """Set the schedules and write the algorithms' draws into ``batch``, before a forward.
 
     Args:
-        model: what they are attached to.
+        model: what they are attached to, or DDP's or ``torch.compile``'s wrapper around it.
         algorithms: in the order of their attachment.
         batch: see ``pospre.batch``, on the model's device; changed in place.
         progress: the share of the training that is done, in [0, 1).
@@ -193,8 +193,8 @@ def prepare(
             share, an algorithm is missing, or stands before the one that it reads from; or the
             weights move without ``after_step``, which the teacher needs.
     """
+    model = unwrapped(model)
     if not isinstance(progress, Progress):  # a loop without Composer
-        model = unwrapped(model)
         _check_given(model, algorithms)
         if model.before_first_step is None:
             for algorithm in algorithms:
@@ -221,7 +221,7 @@ def prepare(
 
 
 def after_step(
-    model: PretrainModel, algorithms: Sequence[PretrainAlgorithm], progress: Progress | float
+    model: nn.Module, algorithms: Sequence[PretrainAlgorithm], progress: Progress | float
 ) -> None:
     """Move the teacher, if there is one, after the optimiser's step begun at ``progress``.
 

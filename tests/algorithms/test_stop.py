@@ -41,8 +41,8 @@ def make_batch(epoch: int = 0) -> dict[str, Tensor]:
 
 def attached(**options: Any) -> tuple[PretrainModel, StoP, dict[str, Tensor]]:
     model = small_model()
-    host = attach(model, "ijepa", **PREDICTOR)
-    algorithm = attach(model, "stop", **options)
+    host: Any = attach(model, "ijepa", **PREDICTOR)
+    algorithm: Any = attach(model, "stop", **options)
     return model, algorithm, written(model, host, algorithm)
 
 
@@ -76,7 +76,7 @@ def masked_tokens(model: PretrainModel, inputs: dict[str, Tensor]) -> Tensor:
 
 def plain_loss() -> tuple[PretrainModel, Tensor]:
     model = small_model()
-    host = attach(model, "ijepa", **PREDICTOR)
+    host: Any = attach(model, "ijepa", **PREDICTOR)
     inputs = make_batch()
     host.write(inputs, model)
     return model, model.loss(model(inputs), inputs)["total"]

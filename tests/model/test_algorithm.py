@@ -127,7 +127,8 @@ def test_a_wrapped_model_is_prepared_as_well() -> None:
             super().__init__()
             self.module = model
 
-    for wrapped in (Wrapper(), torch.compile(model, backend="eager")):
+    wrappers: list[Any] = [Wrapper(), torch.compile(model, backend="eager")]
+    for wrapped in wrappers:
         batch = pospre.prepare(wrapped, algorithms, images(), 0.0)
         assert "view/keep" in batch
         pospre.after_step(wrapped, algorithms, 0.0)

@@ -39,7 +39,7 @@ def attached(
     encoder: dict[str, Any] | None = None, **options: Any
 ) -> tuple[PretrainModel, IJEPA, dict[str, Tensor]]:
     model = small_model(**(encoder or {}))
-    algorithm = attach(model, "ijepa", **{**PREDICTOR, **options})
+    algorithm: Any = attach(model, "ijepa", **{**PREDICTOR, **options})
     inputs = make_batch()
     algorithm.write(inputs, model)
     return model, algorithm, inputs

@@ -25,7 +25,7 @@ def make(
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"image_size": 32, "patch_size": 8, "depth": 2, **(encoder or {})}
     model = PretrainModel(build_encoder("vit_tiny16", **sizes), seed=3)
-    algorithm = attach(model, "supervised", **{"num_classes": 5, "head_init": 0.5, **options})
+    algorithm: Any = attach(model, "supervised", **{"num_classes": 5, "head_init": 0.5, **options})
     batch = {
         "index": torch.arange(6),
         "epoch": torch.full((6,), 2),
