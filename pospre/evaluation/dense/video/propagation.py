@@ -11,8 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pospre.nn.positions import grid_offsets
-
 _ROWS = 1024  # patches at once: with 8 frames of 6000 patches their similarities take 200 MB
 
 
@@ -38,7 +36,7 @@ def propagate(
     frames = iter(features)
     first = next(frames)
     rows, columns = labels_hwC.shape[:2]
-    near = (grid_offsets(rows, columns).abs().amax(-1) <= radius).to(labels_hwC.device)
+    near = _near(rows, columns, radius).to(labels_hwC.device)
     known: deque[tuple[Tensor, Tensor]] = deque(maxlen=context_frames)
     for feature in frames:
         context = [(first, labels_hwC), *known]
@@ -84,3 +82,15 @@ def attend(
         weights = (best.values / temperature).softmax(dim=1)
         parts.append((weights.unsqueeze(-1) * labels[best.indices]).sum(1))
     return torch.cat(parts)
+
+
+def _near(rows: int, columns: int, radius: int) -> Tensor:
+    """Return bool (N, N): whether two patches lie within ``radius`` in both directions.
+
+    As the product of rows and columns: offsets of 6000 × 6000 patches would take a gigabyte.
+    """
+    row, column = (
+        (torch.arange(side)[:, None] - torch.arange(side)).abs() <= radius
+        for side in (rows, columns)
+    )
+    return torch.kron(row, column)
