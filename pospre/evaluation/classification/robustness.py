@@ -98,14 +98,14 @@ def evaluate(
     others, real_MC, among_C = context.opened
     classes = class_head(context.model).num_classes
     own = ClassSet(context.data, torch.eye(classes).bool(), torch.ones(classes).bool())
-    rows, clean = _measure(context, own, wanted, sampling)
-    further = [_measure(context, other, wanted[:1], sampling)[0][0] for other in others]
+    rows, clean = _measure(context, own, wanted, among_C, sampling)
+    further = [_measure(context, each, wanted[:1], among_C, sampling)[0][0] for each in others]
     aupr = None
     if outliers is not None:
         from sklearn.metrics import average_precision_score
 
         strange = _confidence(context, outliers, sampling, among_C)
-        usual = confidence(clean.scores[among_C[clean.label]], among_C)
+        usual = clean.confidence[among_C[clean.label]]
         if not len(usual):
             raise UserError(f"no image measured is of a class that outliers={outliers} are of.")
         truth = [0] * len(usual) + [1] * len(strange)
@@ -178,17 +178,21 @@ class Clean(NamedTuple):
         place: of each in the data set, int64 (M,).
         label: the class of each, int64 (M,).
         answer: the class that it is taken for, int64 (M,).
-        scores: logarithms of the probabilities, (M, C).
+        confidence: of each among some classes, (M,).
     """
 
     place: Tensor
     label: Tensor
     answer: Tensor
-    scores: Tensor
+    confidence: Tensor
 
 
 def _measure(
-    context: Context, data: ClassSet, wanted: list[Condition], sampling: Sampling
+    context: Context,
+    data: ClassSet,
+    wanted: list[Condition],
+    among_C: Tensor,
+    sampling: Sampling,
 ) -> tuple[list[dict[str, Any]], Clean]:
     """Return a row per condition, and what came of the first, the untouched images."""
     model, right_LC = context.model, data.right.to(context.device)
@@ -206,8 +210,8 @@ def _measure(
             scores_BC = log_probabilities(model, seen, batch, positions)
             answer_B = scores_BC.masked_fill(impossible_C, -torch.inf).argmax(1)
             if not found:
-                kept = batch[INDEX], label_B, answer_B, scores_BC
-                clean.append(Clean(*(each.cpu() for each in kept)))
+                sure_B = confidence(scores_BC.cpu(), among_C)
+                clean.append(Clean(batch[INDEX].cpu(), label_B.cpu(), answer_B.cpu(), sure_B))
             found.append(right_LC[label_B, answer_B])
         hits.append(torch.stack(found).cpu())
     pairs = zip(wanted, torch.cat(hits, dim=1), strict=True)
