@@ -1,8 +1,8 @@
 """Whether all nodes of a run see the folder into which each of them writes its shards."""
 
 import socket
-import time
 import uuid
+from functools import partial
 from pathlib import Path
 
 from composer.utils import dist
@@ -10,7 +10,12 @@ from composer.utils import dist
 from pospre.errors import UserError
 from pospre.object_store import is_remote
 from pospre.recipe.recipe import Recipe
-from pospre.training.distributed.ranks import from_rank_zero, however_long, on_every_rank
+from pospre.training.distributed.ranks import (
+    from_rank_zero,
+    however_long,
+    on_every_rank,
+    wait_until,
+)
 
 _LATE = 60.0  # seconds after which NFS shows a new file at the latest
 _PAUSE = 0.5
@@ -28,7 +33,8 @@ def check_sight(recipe: Recipe) -> None:
         return
     folder = recipe.local_checkpoints()
     sign = folder / from_rank_zero(lambda: _leave_sign(folder))
-    seen = on_every_rank(lambda: (socket.gethostname(), however_long(lambda: _appears(sign))))
+    looked = partial(wait_until, sign.exists, _LATE, _PAUSE)
+    seen = on_every_rank(lambda: (socket.gethostname(), however_long(looked)))
     if dist.get_global_rank() == 0:
         sign.unlink()
     blind = sorted({host for host, is_seen in seen if not is_seen})
@@ -45,12 +51,3 @@ def _leave_sign(folder: Path) -> str:
     name = f".sign-{uuid.uuid4().hex}"
     (folder / name).touch()
     return name
-
-
-def _appears(sign: Path) -> bool:
-    end = time.monotonic() + _LATE
-    while not sign.exists():
-        if time.monotonic() > end:
-            return False
-        time.sleep(_PAUSE)
-    return True

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from pospre.training.distributed.ranks import wait_until
+
 BEAT = 1.0  # seconds
 _CONNECT = 10.0
 _LONGEST = 2**20  # bytes of what rank 0 says at once
@@ -89,9 +91,7 @@ class Heartbeat:
 
     def wait_for_first(self, at_most: float) -> None:
         """Wait until rank 0 has left, or is gone."""
-        end = time.monotonic() + at_most
-        while self.rank and 0 in self._writers and time.monotonic() < end:
-            time.sleep(BEAT / 10)
+        wait_until(lambda: not self.rank or 0 not in self._writers, at_most)
 
     def silent(self, seconds: float) -> dict[int, float]:
         """Return the ranks that have been silent for over ``seconds``, each with for how long."""

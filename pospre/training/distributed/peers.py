@@ -27,6 +27,7 @@ from pospre.training.device import build_device
 from pospre.training.distributed.agreement import name_ranks
 from pospre.training.distributed.heartbeat import BEAT, Gone, Heartbeat
 from pospre.training.distributed.place import Place, read_place
+from pospre.training.distributed.ranks import wait_until
 from pospre.training.distributed.rendezvous import Meeting, meet
 
 _SILENT = 5.0  # seconds of silence from which on a failed operation is laid to a rank
@@ -68,6 +69,7 @@ class Peers:
         self._meeting = meeting
         self._recipe = recipe
         self._launcher = os.getppid()
+        self._grace = stop_grace()  # now, so that a mistake is said at the start
         self._heartbeat = Heartbeat(place.rank, place.world_size, self._look)
 
     def __enter__(self) -> "Peers":
@@ -89,7 +91,7 @@ class Peers:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         gone = self._to_blame(error)
         if isinstance(error, Stopped):  # launchers kill soon after the first one has ended
-            self._heartbeat.wait_for_first(stop_grace() + _LEAVE)
+            self._heartbeat.wait_for_first(self._grace + _LEAVE)
         self._heartbeat.leave(*(_farewell(error) if error and not gone else ()))
         if gone:
             lost = self._lost(gone)
@@ -103,9 +105,7 @@ class Peers:
             return dict(self._heartbeat.gone) if isinstance(error, SystemExit) else {}
         with suppress(ValueError):  # not the main thread
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        end = time.monotonic() + 2 * _SILENT
-        while not self._missing() and time.monotonic() < end:
-            time.sleep(BEAT / 10)
+        wait_until(lambda: bool(self._missing()), 2 * _SILENT)
         time.sleep(BEAT)  # for the others of its node
         return self._missing()
 

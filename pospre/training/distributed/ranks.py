@@ -85,6 +85,16 @@ def wait_for_all(work: Future[Any]) -> None:
         is_over = all(dist.all_gather_object(work.done()))
 
 
+def wait_until(is_so: Callable[[], bool], seconds: float, pause: float = 0.1) -> bool:
+    """Look until something is so, or the time is up; tell whether it is so."""
+    end = time.monotonic() + seconds
+    while not is_so():
+        if time.monotonic() >= end:
+            return False
+        time.sleep(pause)
+    return True
+
+
 def while_others_wait(work: Callable[[Callable[[], None]], Value], device: Device) -> Value:
     """Do ``work`` on rank 0, however long it takes, and return its result on every rank.
 

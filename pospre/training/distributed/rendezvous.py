@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -30,6 +30,7 @@ from pospre.training.distributed.agreement import (
     name_ranks,
 )
 from pospre.training.distributed.place import Place
+from pospre.training.distributed.ranks import wait_until
 
 _LONGER = "trainer.rendezvous_timeout waits longer"
 _PAUSE = 0.1  # seconds between two looks
@@ -99,7 +100,7 @@ def _join(place: Place, note: Note, limit: float, end: float) -> tuple[Store, di
             store.add("said", 1)
         verdict = _hear(store, place, limit)
         if verdict["error"] and place.rank == 0:
-            _wait(lambda: store.add("heard", 0) >= store.add("came", 0), _HEARD)
+            wait_until(lambda: store.add("heard", 0) >= store.add("came", 0), _HEARD)
     except RuntimeError as error:  # torch's errors of connections are all of this kind
         raise _OfAnother(
             f"{place.master} answered rank {place.rank} and is gone before all ranks had come: "
@@ -198,7 +199,7 @@ def _leave(store: Store, place: Place, note: Note) -> int:
 
 def _judge(store: Store, place: Place, limit: float, end: float) -> dict[str, Any]:
     """Wait for all ranks; return what is wrong, and host and process of each rank."""
-    _wait(lambda: _have_come(store, place.world_size), end - time.monotonic())
+    wait_until(lambda: _have_come(store, place.world_size), end - time.monotonic())
     notes = {rank: _notes(store, rank) for rank in range(place.world_size)}
     newest = {rank: found[-1] for rank, found in notes.items() if found}
     is_short = len(newest) < place.world_size
@@ -251,18 +252,8 @@ def _name_missing(first: Mapping[int, Note], place: Place, limit: float) -> str:
 
 def _hear(store: Store, place: Place, limit: float) -> dict[str, Any]:
     """Wait for what rank 0 says; it may have begun to wait just now."""
-    if not _wait(lambda: store.add("said", 0) > 0, limit + _HEARD):
+    if not wait_until(lambda: store.add("said", 0) > 0, limit + _HEARD):
         raise UserError(f"rank 0 at {place.master} says nothing; end it and start all ranks again")
     verdict: dict[str, Any] = json.loads(store.get("verdict"))
     store.add("heard", 1)
     return verdict
-
-
-def _wait(is_so: Callable[[], bool], seconds: float) -> bool:
-    """Look until something is so, or the time is up; tell whether it is so."""
-    end = time.monotonic() + seconds
-    while not is_so():
-        if time.monotonic() >= end:
-            return False
-        time.sleep(_PAUSE)
-    return True
