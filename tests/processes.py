@@ -7,18 +7,24 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.forks import Fork
+
 LIMIT = 240
 """Seconds for a command that starts torch, perhaps twice, on a busy machine."""
 
 
+_LAUNCHER = str(Path(__file__).with_name("launcher.py"))
+
+
 def launcher(ranks: int) -> list[str]:
     """Return what stands before a program, or -m and a module, that so many ranks run."""
-    return [sys.executable, str(Path(__file__).with_name("launcher.py")), "-n", str(ranks)]
+    return [sys.executable, _LAUNCHER, "-n", str(ranks)]
 
 
 @contextmanager
@@ -28,7 +34,9 @@ def started(command: Sequence[str], **options: Any) -> "Iterator[subprocess.Pope
     Without the session the ranks would outlive their killed launcher, and slow down other tests.
     """
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, start_new_session=True, **pipes | options) as process:
+    trains = list(command[1:3]) == ["-m", "pospre.train"] or command[1] == _LAUNCHER
+    start = Fork if trains else partial(subprocess.Popen, start_new_session=True)
+    with start(command, **pipes | options) as process:
         try:
             yield process
         finally:
