@@ -1,4 +1,4 @@
-"""What a user's mistake looks like: one message, exit code 2, no traceback."""
+"""What a user's mistake, or a peer's absence, looks like: one message, no traceback."""
 
 import difflib
 import os
@@ -13,7 +13,23 @@ _UNDONE = "before the end: no result is half written; give the same command agai
 
 
 class UserError(ValueError):
-    """A mistake the user can mend; its message names the key or path, the value and the remedy."""
+    """A mistake the user can mend; its message names the key or path, the value and the remedy.
+
+    Attributes:
+        code: the exit code.
+    """
+
+    code = 2
+
+    def restated(self, text: str) -> "UserError":
+        """Return an error with this exit code that says something else."""
+        return (Unreachable if isinstance(self, Unreachable) else UserError)(text)
+
+
+class Unreachable(UserError):
+    """A server or another rank does not answer, or says that it cannot now; later it may."""
+
+    code = 69  # EX_UNAVAILABLE: whoever starts commands by itself may try again, some times
 
 
 class Stopped(Exception):
@@ -96,8 +112,8 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 def run_command(main: Callable[[], int]) -> int:
     """Run a command-line entry and return its exit code.
 
-    2 for a ``UserError`` and for memory that does not suffice, 75 for SIGTERM and 130 for Ctrl-C,
-    75 or the code of the rank that ended for ``Lost``.
+    2 for a ``UserError`` and for memory that does not suffice, 69 for an ``Unreachable``, 75 for
+    SIGTERM and 130 for Ctrl-C, 75 or the code of the rank that ended for ``Lost``.
     """
     try:
         with stoppable(_UNDONE):
@@ -107,7 +123,7 @@ def run_command(main: Callable[[], int]) -> int:
             # rank 0 has mostly met the same mistake: it speaks, and the launcher ends the others
             time.sleep(5)
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return error.code
     except Stopped as stop:
         if "RANK" in os.environ:
             # the launcher ends the others as soon as one rank has ended: let each come to its end

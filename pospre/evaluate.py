@@ -25,7 +25,8 @@ models:
   timm:NAME,FILE   the same of the ViT that timm calls NAME, normalised as timm notes for it
   timm:NAME        that ViT with random weights
 
-exit codes: 0 done, 2 a mistake in the command, the model or the data (said in one message).
+exit codes: 0 done, 2 a mistake in the command, the model or the data (said in one message), 69 a
+bucket does not answer.
 
 evaluations (python -m pospre.evaluate NAME --help: how it measures, and its settings):
 """

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
 
 # boto3 comes with the extra s3, and takes a while: it is imported where a bucket is opened
-from pospre.errors import UserError, needing
+from pospre.errors import Unreachable, UserError, needing
 
 _MISSING = ("404", "NoSuchKey", "NotFound")
 _THERE_ALREADY = ("PreconditionFailed", "412", "ConditionalRequestConflict", "409")
@@ -25,10 +25,6 @@ _CHECKED = 3  # tries of a check: a server that is busy once is no mistake
 _DELETED_AT_ONCE = 1000  # what S3 takes
 _PIECE = 64 << 20  # bytes of a request: boto's own 8 MB are 72 requests for a ViT-S with AdamW
 CREDENTIAL_FAULTS = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken")
-
-
-class Unreachable(UserError):
-    """The server does not answer, or says that it cannot now; later it may."""
 
 
 def is_remote(uri: str) -> bool:

@@ -30,8 +30,9 @@ machine; after a kill the next start waits up to 45 s to be sure (not at all on 
 Several nodes: yamls/launch/ has files for SLURM, Kubernetes and ssh.
 
 exit codes: 0 done; 2 a mistake in the recipe, the data or the bucket, or the training diverged
-(said in one message); 75 stopped by SIGTERM, 130 by Ctrl-C, both after saving, 75 also when another
-rank was killed or answers no more: the same command goes on.
+(said in one message); 69 a bucket or another node does not answer, for minutes; 75 stopped by
+SIGTERM, 130 by Ctrl-C, both after saving, 75 also when another rank was killed or answers no more:
+the same command goes on.
 """
 
 

@@ -9,8 +9,8 @@ import pytest
 from botocore.exceptions import ClientError, ReadTimeoutError
 
 from pospre.data.bucket.download import Download
-from pospre.errors import UserError
-from pospre.object_store import Bucket, Unreachable, check_writable, patiently
+from pospre.errors import Unreachable, UserError
+from pospre.object_store import Bucket, check_writable, patiently
 from tests.data.flaky_s3 import flaky_s3, use_bucket
 
 
@@ -147,10 +147,12 @@ def test_credentials_that_are_replaced_on_the_disk(
         server.expired = "old"
         with pytest.raises(UserError, match="refuses the credentials"), writer:
             writer.put("shard", b"others")
-        with pytest.raises(UserError, match="refuses the credentials"):
-            Download(reader, "shard").run(io.BytesIO(), patience=9, stop=threading.Event())
-        file.write_text(text.format("new"))
+        shard, stop = Download(reader, "shard"), threading.Event()
+        with pytest.raises(Unreachable, match="refuses the credentials"):
+            shard.run(io.BytesIO(), patience=1, stop=stop)
+        replaced = threading.Timer(1.5, lambda: file.write_text(text.format("new")))
+        replaced.start()  # a little late: several tries are refused
+        shard.run(found := io.BytesIO(), patience=60, stop=stop)
+        assert found.getvalue() == b"bytes" and shard.attempts > 2
         with writer:
             writer.put("shard", b"others")
-        Download(reader, "shard").run(found := io.BytesIO(), patience=9, stop=threading.Event())
-        assert found.getvalue() == b"others"

@@ -75,7 +75,7 @@ def check_evaluations(recipe: Recipe) -> None:
         try:
             check_evaluation(name, recipe, data, settings, output)
         except UserError as error:
-            raise UserError(f"recipe: evaluation.{name}: {error}") from error
+            raise error.restated(f"recipe: evaluation.{name}: {error}") from error
         if weights == "teacher" and not _has_teacher(recipe):
             raise UserError(
                 f"recipe: evaluation.{name}.weights = teacher, but none of the algorithms "

@@ -166,7 +166,7 @@ def named_in_errors(name: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise UserError(f"{name}: {error}") from error
+        raise error.restated(f"{name}: {error}") from error
 
 
 def evaluate_by_name(name: str, context: Context, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -119,7 +119,7 @@ def in_bucket(start: Checkpoint, uploads: Uploads) -> Checkpoint:
         return start
     missing = uploads.finish()
     if missing is not None:
-        raise UserError(missing)
+        raise missing
     return start._replace(uri=f"{uploads.remote.rstrip('/')}/{path.name}")
 
 

@@ -6,10 +6,11 @@
 # HOSTS are names that ssh logs in to without a password and by which the nodes reach one another;
 # RANKS is how many processes (GPUs) each has, DIR the folder there with .venv and the recipe.
 # Ctrl-C or SIGTERM here stops all of them: they finish the step, save and exit 75, and so do those
-# that outlive a lost node. After 75 the same command goes on. To repeat it by itself (and without
+# that outlive a lost node. After 75 the same command goes on, after 69 (a node or a bucket did not
+# answer) it may. To repeat it by itself (and without
 # trainer.overwrite=true, which would delete the run each time):
 #
-#   until HOSTS=… yamls/launch/ssh.sh …; [ $? -ne 75 ]; do sleep 10; done
+#   until HOSTS=… yamls/launch/ssh.sh …; case $? in 69 | 75) false ;; esac; do sleep 10; done
 set -u
 : "${HOSTS:?the nodes, the master first}" "${RANKS:=1}" "${DIR:=$PWD}" "${MASTER_PORT:=29400}"
 read -ra hosts <<<"$HOSTS"

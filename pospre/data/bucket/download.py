@@ -24,7 +24,7 @@ from botocore.exceptions import (
 )
 from urllib3.exceptions import HTTPError
 
-from pospre.errors import UserError
+from pospre.errors import Unreachable, UserError
 from pospre.object_store import CREDENTIAL_FAULTS, Bucket
 
 PATIENCE_HINT = "POSPRE_S3_PATIENCE sets how many seconds a shard may take"
@@ -68,7 +68,6 @@ class Download:
         self.attempts = 0
         self.cause = ""
         self._version: str | None = None
-        self._was_refused = False
         self._heard = 0.0
 
     def state(self, size: int) -> str:
@@ -98,7 +97,8 @@ class Download:
             what is wrong with the bytes that came, as far as the bucket knows, or nothing.
 
         Raises:
-            UserError: it took too long, or as soon as trying again cannot help.
+            Unreachable: it took too long.
+            UserError: as soon as trying again cannot help.
             Stopped: ``stop`` was set.
             OSError: the file cannot be written.
         """
@@ -117,7 +117,7 @@ class Download:
                 break
             if stop.wait(pause):
                 raise Stopped
-        raise UserError(
+        raise Unreachable(
             f"{self.address} could not be downloaded: gave up after {self.attempts} attempts in "
             f"{time.monotonic() - start:.0f} s ({PATIENCE_HINT}); the last one: {self.cause}"
         )
@@ -164,10 +164,9 @@ class Download:
             self.done = 0
             return "it was replaced while it was being downloaded"
         message = self.bucket.explain(error, self.address)
-        if code in CREDENTIAL_FAULTS and not self._was_refused:
-            self._was_refused = True
+        if code in CREDENTIAL_FAULTS:  # good ones have read the index: those in a file are replaced
             self.bucket.connect()
             return message
-        if status not in (403, 404) or code in ("NoSuchBucket", *CREDENTIAL_FAULTS):
+        if status not in (403, 404) or code == "NoSuchBucket":
             raise UserError(message) from error
         raise Refused(message, status) from error

@@ -25,7 +25,7 @@ from pospre.data.bucket.download import PATIENCE_HINT, Stopped
 from pospre.data.bucket.plan import ReadingPlan
 from pospre.data.stores.mds import Shard, load_shard
 from pospre.data.stores.mds_index import ShardEntry
-from pospre.errors import UserError
+from pospre.errors import Unreachable, UserError
 from pospre.object_store import Bucket
 
 T = TypeVar("T")
@@ -256,18 +256,16 @@ class Fetcher:
         error = None if coming is None else coming.error
         if error is not None and not isinstance(error, UserError):
             raise error
+        if error is None and not self._is_open:
+            error = UserError("reading was ended")
+        elif error is None and coming is not None and seconds > self._patience:
+            state = coming.download.state(self._entries[place].stored.size)
+            error = Unreachable(f"{state} ({PATIENCE_HINT})")
         if error is not None:
-            cause = str(error)
-        elif not self._is_open:
-            cause = "reading was ended"
-        elif coming is not None and seconds > self._patience:
-            cause = f"{coming.download.state(self._entries[place].stored.size)} ({PATIENCE_HINT})"
-        else:
-            return
-        raise UserError(
-            f"rank {_rank()} waited {seconds:.1f} s for shard {self._address(place)}: "
-            f"{cause.rstrip('.')}."
-        ) from error
+            raise error.restated(
+                f"rank {_rank()} waited {seconds:.1f} s for shard {self._address(place)}: "
+                f"{str(error).rstrip('.')}."
+            ) from error
 
     @contextmanager
     def _line(self, place: int) -> "Iterator[tqdm[None]]":

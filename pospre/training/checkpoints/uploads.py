@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from composer.utils import dist
 
-from pospre.errors import UserError
+from pospre.errors import Unreachable, UserError
 from pospre.object_store import Bucket, s3_patience, seconds_in
 from pospre.training.checkpoints.file import manifest_of
 from pospre.training.checkpoints.finding import BEST, NOTE, named_best, remove_oldest
@@ -72,7 +72,8 @@ class Uploads:
         self._left_out: _Upload | None = None
         self._leads = dist.get_global_rank() == 0
         self._hurry, self._over = False, threading.Event()
-        self._failure, self._warned = "", False
+        self._failure: UserError | None = None
+        self._warned = False
         self._sent, self._most, self._last_progress = 0, 0, 0.0
         self._thread = threading.Thread(target=self._work, name="uploads", daemon=True)
 
@@ -85,7 +86,7 @@ class Uploads:
             self._over.set()
             self._changed.notify_all()
         if missing is not None and error is None:
-            raise UserError(missing)
+            raise missing
         if missing is not None:
             print(f"warning: {missing}", file=sys.stderr)
 
@@ -116,8 +117,8 @@ class Uploads:
                 self._thread.start()
             self._changed.notify_all()
 
-    def finish(self, at_most: float = float("inf")) -> str | None:
-        """Wait until the last checkpoint is up; return what to say where it is not.
+    def finish(self, at_most: float = float("inf")) -> UserError | None:
+        """Wait until the last checkpoint is up; return an error that says so where it is not.
 
         It is given up when nothing has gone up for ``POSPRE_S3_PATIENCE`` seconds, and after
         ``at_most`` seconds.
@@ -140,15 +141,24 @@ class Uploads:
                 end = max(start, self._last_progress) + self._patience
                 left = min(end, start + at_most) - time.monotonic()
                 if left <= 0:
-                    return (
-                        f"the last checkpoint is not in {self.remote}: "
-                        f"{self._failure or 'the server does not answer'}. It is whole at "
-                        f"{self._waiting.checkpoint}; give the command again to upload it "
-                        "(POSPRE_S3_PATIENCE sets for how many seconds that is tried)"
-                    )
+                    return self._given_up(self._waiting)
                 self._changed.wait(left)
             self._hurry = False
         return None
+
+    def _given_up(self, upload: _Upload) -> UserError:
+        """Return what to say of a checkpoint that did not go up."""
+        failure = self._failure or Unreachable("the server does not answer")
+        place = f"It is whole at {upload.checkpoint}; give the command again to upload it"
+        if upload.together and not _is_whole(upload.checkpoint):
+            place = (
+                f"This node's part of it is at {upload.checkpoint}; the same command goes on from "
+                f"the newest in {self.remote}"
+            )
+        return failure.restated(
+            f"the last checkpoint is not in {self.remote}: {failure}. {place} "
+            "(POSPRE_S3_PATIENCE sets for how many seconds that is tried)"
+        )
 
     def _work(self) -> None:
         pause = _FIRST_PAUSE
@@ -218,7 +228,7 @@ class Uploads:
                 return
             if left < missing:
                 missing, self._last_progress = left, time.monotonic()
-            self._failure = f"{left} files of other ranks are not there yet"
+            self._failure = Unreachable(f"{left} files of other ranks are not there yet")
             if not checkpoint.is_dir():
                 raise FileNotFoundError(checkpoint)
             time.sleep(_FIRST_PAUSE)
@@ -261,7 +271,8 @@ class Uploads:
                 f"{self.run_folder} and are uploaded when the bucket answers again",
                 file=sys.stderr,
             )
-        self._failure, self._warned = str(error), True
+        self._failure = error if isinstance(error, UserError) else UserError(str(error))
+        self._warned = True
 
     def _rest(self, pause: float) -> None:
         """Wait before the next try, not long when somebody waits for it."""
@@ -274,7 +285,7 @@ class Uploads:
         if self._warned:
             name = upload.checkpoint.name
             print(f"{self.remote} answers again: {name} is there", file=sys.stderr)
-        self._failure, self._warned = "", False
+        self._failure, self._warned = None, False
         self._forget(upload)
 
     def _forget(self, upload: _Upload) -> None:
@@ -291,6 +302,11 @@ def files_of(checkpoint: Path) -> list[Path]:
         return [checkpoint]
     shards = read_manifest(manifest_of(checkpoint).read_bytes(), str(checkpoint))
     return [checkpoint / part.file for part in shards]
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    """Tell whether all files of a local checkpoint are on this node's disk."""
+    return manifest_of(checkpoint).exists() and all(path.exists() for path in files_of(checkpoint))
 
 
 def lacks(remote: str, checkpoint: Path) -> bool:

@@ -168,7 +168,7 @@ def _farewell(error: BaseException) -> tuple[str, int]:
     if isinstance(error, Stopped):  # so do they
         return "", 0
     if isinstance(error, UserError):
-        return f"failed: {error}", 2
+        return f"failed: {error}", error.code
     if isinstance(error, SystemExit | KeyboardInterrupt):
         by_ctrl_c = isinstance(error, KeyboardInterrupt) or error.code == 128 + signal.SIGINT
         return "was stopped by " + ("Ctrl-C" if by_ctrl_c else "SIGTERM"), 130 if by_ctrl_c else 75

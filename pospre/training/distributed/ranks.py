@@ -11,7 +11,7 @@ import torch
 from composer.devices import Device
 from composer.utils import dist
 
-from pospre.errors import UserError
+from pospre.errors import Unreachable, UserError
 
 Value = TypeVar("Value")
 _SIGN_OF_LIFE = 2.0  # seconds, far below any sensible trainer.dist_timeout
@@ -21,7 +21,7 @@ class _Failure(NamedTuple):
     """What went wrong on a rank, as it travels to the others."""
 
     rank: int
-    is_mistake: bool
+    kind: type[UserError] | None
     named: str
     words: str
 
@@ -162,14 +162,14 @@ def _try(work: Callable[[], Any]) -> tuple[Any, _Failure | None, Exception | Non
         return work(), None, None
     except Exception as error:
         named = f"{type(error).__name__}: {error}"
-        rank, is_mistake = dist.get_global_rank(), isinstance(error, UserError)
-        return None, _Failure(rank, is_mistake, named, str(error)), error
+        kind = next((kind for kind in (Unreachable, UserError) if isinstance(error, kind)), None)
+        return None, _Failure(dist.get_global_rank(), kind, named, str(error)), error
 
 
 def _raise(error: Exception | None, failures: list[_Failure | None]) -> None:
     if error is not None:
         raise error
     for failure in filter(None, failures):
-        if failure.is_mistake:
-            raise UserError(failure.words)
+        if failure.kind is not None:
+            raise failure.kind(failure.words)
         raise RuntimeError(f"rank {failure.rank} failed: {failure.named}")

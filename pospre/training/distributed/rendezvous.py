@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 from torch.distributed import PrefixStore, Store, TCPStore
 
-from pospre.errors import UserError
+from pospre.errors import Unreachable, UserError
 from pospre.recipe.recipe import Recipe
 from pospre.training.distributed.agreement import (
     NODE_KEYS,
@@ -62,8 +62,9 @@ def meet(place: Place, recipe: Recipe, device: str) -> Meeting:
         device: its kind: ``cpu`` or ``gpu``.
 
     Raises:
-        UserError: on all ranks that have come: one of them is missing after
-            ``trainer.rendezvous_timeout``, came twice, or has another recipe or version.
+        Unreachable: on all ranks that have come: one of them is missing after
+            ``trainer.rendezvous_timeout``.
+        UserError: on all of them: one came twice, or has another recipe or version.
     """
     limit = recipe.trainer.rendezvous_timeout
     end = time.monotonic() + limit
@@ -82,11 +83,11 @@ def meet(place: Place, recipe: Recipe, device: str) -> Meeting:
                 raise
             time.sleep(_AGAIN)
     if verdict["error"]:
-        raise UserError(verdict["error"])
+        raise (Unreachable if verdict["is_short"] else UserError)(verdict["error"])
     return Meeting([host for host, _ in verdict["ranks"]], store, server)
 
 
-class _OfAnother(UserError):
+class _OfAnother(Unreachable):
     """Who answers is of another run: perhaps of this one's last start, of which rank 0 ends now."""
 
 
@@ -145,7 +146,9 @@ def _connect(place: Place, limit: float) -> Store:
     thread.start()
     thread.join(limit)
     if thread.is_alive():
-        atexit.register(os._exit, 2)  # an interpreter that ends in order would trip over the thread
+        atexit.register(
+            os._exit, Unreachable.code
+        )  # an interpreter that ends in order would trip over the thread
     if not connected:
         raise RuntimeError("no store answers there")
     # torchrun keeps its store when it starts the ranks again
@@ -171,7 +174,7 @@ def _reach(place: Place, limit: float, end: float) -> str:
             f"runs: port {place.port} did not answer there within {limit:g} s ({failure}). Give "
             "all nodes the address of this one"
         )
-    raise UserError(
+    raise Unreachable(
         f"rank {place.rank} on {host} got no answer from rank 0 at {place.master} (MASTER_ADDR, "
         f"MASTER_PORT) within {limit:g} s: {failure}. See whether rank 0 was started, whether that "
         f"is the address of its machine, and whether the port is let through; {_LONGER}"
@@ -214,7 +217,8 @@ def _judge(store: Store, place: Place, limit: float, end: float) -> dict[str, An
     else:
         error = name_difference(newest)
         error += error and f" (only {', '.join(NODE_KEYS)} may differ)"
-    return {"error": error, "ranks": [[note.host, note.start] for note in newest.values()]}
+    ranks = [[note.host, note.start] for note in newest.values()]
+    return {"error": error, "is_short": is_short and not twice, "ranks": ranks}
 
 
 def _have_come(store: Store, world_size: int) -> bool:
@@ -253,7 +257,9 @@ def _name_missing(first: Mapping[int, Note], place: Place, limit: float) -> str:
 def _hear(store: Store, place: Place, limit: float) -> dict[str, Any]:
     """Wait for what rank 0 says; it may have begun to wait just now."""
     if not wait_until(lambda: store.add("said", 0) > 0, limit + _HEARD):
-        raise UserError(f"rank 0 at {place.master} says nothing; end it and start all ranks again")
+        raise Unreachable(
+            f"rank 0 at {place.master} says nothing; end it and start all ranks again"
+        )
     verdict: dict[str, Any] = json.loads(store.get("verdict"))
     store.add("heard", 1)
     return verdict

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pospre.errors import UserError
-from pospre.object_store import Unreachable
+from pospre.errors import Unreachable, UserError
 from pospre.training.checkpoints import reading
 from tests.training.checkpoints.test_saver import full_disk
 

@@ -231,10 +231,15 @@ def test_the_manifest_waits_for_the_shards_of_other_ranks(
 
     monkeypatch.setattr(Bucket, "list", look)
     uploads.offer_together(newest, own)
-    until(lambda: "other ranks" in uploads._failure)
+    until(lambda: "other ranks" in str(uploads._failure))
     assert set(looked) == {"ep1-ba4"}  # not at all that a bucket keeps, again and again
     missing = uploads.finish()
-    assert missing is not None and f"{len(others)} files of other ranks are not there" in missing
+    assert f"{len(others)} files of other ranks are not there" in str(missing)
+    assert "It is whole at" in str(missing)
+    others[0].rename(folder / "away")  # as where nodes have disks of their own
+    missing = uploads.finish()
+    assert f"This node's part of it is at {newest}; the same command goes on from" in str(missing)
+    (folder / "away").rename(others[0])
     assert f"ep1-ba4/{own[0].name}" in names(bucket, "apart")
     found = [checkpoint.uri for checkpoint in checkpoints_in(remote)]
     assert found == [f"{remote}/ep0-ba1"]  # what is half there is no checkpoint
