@@ -146,9 +146,8 @@ def _connect(place: Place, limit: float) -> Store:
     thread.start()
     thread.join(limit)
     if thread.is_alive():
-        atexit.register(
-            os._exit, Unreachable.code
-        )  # an interpreter that ends in order would trip over the thread
+        # an interpreter that ends in order would trip over the thread
+        atexit.register(os._exit, Unreachable.code)
     if not connected:
         raise RuntimeError("no store answers there")
     # torchrun keeps its store when it starts the ranks again
