@@ -1,20 +1,21 @@
 """Position-aware self-supervised pre-training: the names below, and ``python -m pospre.train``.
 
-==================  ===============================================================================
-``build_encoder``   an encoder by name: ``vits16``, ``timm:vit_small_patch16_224``, …
-``wrap_encoder``    the encoder of a model that ``timm.create_model`` made, with its weights
-``PretrainModel``   the encoder and what algorithms attach to it; a ``ComposerModel``
-``attach``          an algorithm by name: ``attach(model, "droppos", sigma_start=2.0)``
-``prepare``         before a forward without Composer: schedules, and masks into the batch
-``after_step``      after the optimiser's step without Composer: moves the teacher
-``build_loader``    batches of views from a folder, ``.beton`` or MDS shards
-``ViewGroup``       what such a loader cuts out of every image
-``from_images``     a batch of the images of any other loader
-``DeviceAugment``   flips and normalises a loader's views where the model does not
-``load_weights``    a checkpoint's or a file's encoder into the model
-``measure``         an evaluation by name, of a run, a file, a model of ours or a ViT of timm
-``UserError``       what a mistake raises; its message names the remedy
-==================  ===============================================================================
+====================  =============================================================================
+``build_encoder``     an encoder by name: ``vits16``, ``timm:vit_small_patch16_224``, …
+``wrap_encoder``      the encoder of a model that ``timm.create_model`` made, with its weights
+``PretrainModel``     the encoder and what algorithms attach to it; a ``ComposerModel``
+``attach``            an algorithm by name: ``attach(model, "droppos", sigma_start=2.0)``
+``parameter_groups``  rates and weight decays for an optimiser: layer decay, no decay of vectors
+``prepare``           before a forward without Composer: schedules, and masks into the batch
+``after_step``        after the optimiser's step without Composer: moves the teacher
+``build_loader``      batches of views from a folder, ``.beton`` or MDS shards
+``ViewGroup``         what such a loader cuts out of every image
+``from_images``       a batch of the images of any other loader
+``DeviceAugment``     flips and normalises a loader's views where the model does not
+``load_weights``      a checkpoint's or a file's encoder into the model
+``measure``           an evaluation by name, of a run, a file, a model of ours or a ViT of timm
+``UserError``         what a mistake raises; its message names the remedy
+====================  =============================================================================
 
 They are imported when they are first used, so that ``--help`` does not wait for torch.
 """
@@ -36,6 +37,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which cannot see what is imp
     from pospre.model.model import PretrainModel as PretrainModel
     from pospre.nn.build import build_encoder as build_encoder
     from pospre.nn.timm_models import wrap_encoder as wrap_encoder
+    from pospre.training.optimizer.groups import parameter_groups as parameter_groups
     from pospre.training.start_weights import load_weights as load_weights
 
 # Before torch loads OpenMP: its threads else spin while they wait for each other, at the cost of
@@ -49,6 +51,7 @@ _HOMES = {
     "wrap_encoder": "nn.timm_models",
     "PretrainModel": "model.model",
     "attach": "model.algorithm",
+    "parameter_groups": "training.optimizer.groups",
     "prepare": "model.algorithm",
     "after_step": "model.algorithm",
     "build_loader": "data.loader",

@@ -11,7 +11,7 @@ from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import load_recipe
 from pospre.train import main
 from pospre.training.build import build_model
-from pospre.training.optimizer.groups import parameter_groups
+from pospre.training.optimizer.groups import recipe_groups
 from pospre.training.optimizer.optim import batch_peak
 
 YAMLS = Path(__file__).parents[1] / "yamls"
@@ -39,7 +39,7 @@ def test_recipe_builds(path: Path) -> None:
         model = build_model(recipe)
     others = {"crop_field", "stop", "ema_teacher"}  # no loss of their own
     assert {*model.objectives} == {*recipe.algorithms} - others
-    groups = parameter_groups(model, recipe.optimizer, peak=1.0)
+    groups = recipe_groups(model, recipe.optimizer, peak=1.0)
     assert {group["decayed"] for group in groups} == {True, False}
     size = sum(parameter.numel() for parameter in model.encoder.parameters())
     if recipe.encoder.name in PARAMETERS:

@@ -16,7 +16,6 @@ from pospre import draws
 from pospre.errors import UserError
 from pospre.evaluation.dense.maps import FeatureMaps
 from pospre.evaluation.registry import Context
-from pospre.recipe.sections import Optimizer
 from pospre.training.optimizer.groups import parameter_groups
 
 
@@ -77,9 +76,14 @@ def trained_groups(
         weight_decay: of all but vectors.
         layer_decay: factor of the rate from each block of the encoder to the one below.
     """
-    options = Optimizer(weight_decay=weight_decay, layer_decay=layer_decay)
     modules = [head, maps.model] if maps.finetune else [head]
-    return [group for module in modules for group in parameter_groups(module, options, lr)]
+    return [
+        group
+        for module in modules
+        for group in parameter_groups(
+            module, lr, weight_decay=weight_decay, layer_decay=layer_decay
+        )
+    ]
 
 
 def batches(

@@ -1,6 +1,6 @@
 """Parameter groups: who is decayed, how fast each part learns, and what waits at the beginning."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -14,20 +14,52 @@ _INPUT = ("encoder.cls_token", "encoder.reg_token", "encoder.pos_embed", "encode
 _EDITORS = ("contents.", "positions.")
 
 
-def parameter_groups(model: nn.Module, options: Optimizer, peak: float) -> list[dict[str, Any]]:
-    """Return the trained parameters in groups with a rate and a weight decay of their own.
+def parameter_groups(
+    model: nn.Module,
+    lr: float,
+    *,
+    weight_decay: float = 0.05,
+    layer_decay: float | None = None,
+    patch_embed_lr: float = 1.0,
+    no_decay: Sequence[str] = (),
+) -> list[dict[str, Any]]:
+    """Return what an optimiser of torch's takes: parameters by learning rate and weight decay.
 
-    Vectors (biases, norms, layer scale) are never decayed, nor are names that contain one of
-    ``optimizer.no_decay``; the class and mask tokens have three dimensions and are, as in MAE's
-    code. Besides torch's own keys a group says whether it is ``decayed``, and for how many epochs
-    it is ``frozen`` (``Objective.frozen_epochs``).
+    Vectors (biases, norms, layer scale) are never decayed; the class and mask tokens have three
+    dimensions and are, as in MAE's code. Besides torch's own keys a group says whether it is
+    ``decayed``.
 
     Args:
         model: what is trained; parameters without gradient stay out.
-        options: of the recipe.
-        peak: the learning rate at the peak of the schedule.
+        lr: the full learning rate.
+        weight_decay: of what is decayed.
+        layer_decay: factor of the rate from each block of the encoder to the one below,
+            ``layer_decay ** (depth + 1 − id)`` (BEiT, MAE): id 0 for the patch embedding, tokens
+            and positions, b + 1 for block b, depth + 1 for all else, which keeps the full rate.
+            Swin's blocks are counted through its stages (UM-MAE). None: one rate for all.
+        patch_embed_lr: factor of the patch embedding's rate.
+        no_decay: parts of names that are not decayed either.
     """
-    waiting = dict(_frozen_epochs(model))
+    options = Optimizer(
+        weight_decay=weight_decay,
+        layer_decay=layer_decay,
+        patch_embed_lr=patch_embed_lr,
+        no_decay=tuple(no_decay),
+    )
+    return _groups(model, options, lr, waiting={})
+
+
+def recipe_groups(model: nn.Module, options: Optimizer, peak: float) -> list[dict[str, Any]]:
+    """Return the groups of a recipe's optimiser, which our schedule moves.
+
+    They also say for how many epochs they are ``frozen`` (``Objective.frozen_epochs``).
+    """
+    return _groups(model, options, peak, waiting=dict(_frozen_epochs(model)))
+
+
+def _groups(
+    model: nn.Module, options: Optimizer, lr: float, waiting: Mapping[str, int]
+) -> list[dict[str, Any]]:
     groups: dict[tuple[bool, float, int], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
@@ -39,7 +71,7 @@ def parameter_groups(model: nn.Module, options: Optimizer, peak: float) -> list[
             (decayed, scale, frozen),
             {
                 "params": [],
-                "lr": peak * scale,
+                "lr": lr * scale,
                 "weight_decay": options.weight_decay if decayed else 0.0,
                 "decayed": decayed,
                 "frozen": frozen,
@@ -50,12 +82,7 @@ def parameter_groups(model: nn.Module, options: Optimizer, peak: float) -> list[
 
 
 def rate_scale(model: nn.Module, name: str, options: Optimizer) -> float:
-    """Return the factor of a parameter's learning rate: layer decay and the patch embedding's.
-
-    Layer decay is ``layer_decay ** (depth + 1 − id)`` (BEiT, MAE): id 0 for the patch embedding,
-    tokens and positions, b + 1 for block b, depth + 1 for all else, which keeps the full rate.
-    Swin's blocks are counted through its stages (UM-MAE).
-    """
+    """Return the factor of a parameter's learning rate: layer decay and the patch embedding's."""
     scale = options.patch_embed_lr if "patch_embed" in name else 1.0
     if options.layer_decay is None or not isinstance(model, PretrainModel):
         return scale

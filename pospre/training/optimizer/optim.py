@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from pospre.recipe.sections import Optimizer
-from pospre.training.optimizer.groups import parameter_groups
+from pospre.training.optimizer.groups import recipe_groups
 
 
 def build_optimizer(
@@ -14,7 +14,7 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Return the fused optimiser, every group at its peak rate for this global batch."""
     peak = batch_peak(options, batch_size)
-    groups = parameter_groups(model, options, peak)
+    groups = recipe_groups(model, options, peak)
     if options.name == "sgd":
         return torch.optim.SGD(groups, lr=peak, momentum=options.momentum, fused=True)
     kind = torch.optim.AdamW if options.name == "adamw" else torch.optim.Adam

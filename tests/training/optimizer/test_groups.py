@@ -26,7 +26,7 @@ def small_model(**options: Any) -> PretrainModel:
 
 def by_name(model: nn.Module, **options: Any) -> dict[str, dict[str, Any]]:
     """Return the group of every trained parameter, with a peak rate of 1."""
-    groups = parameter_groups(model, Optimizer(**options), peak=1.0)
+    groups = parameter_groups(model, 1.0, **options)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     found = [(names[id(parameter)], group) for group in groups for parameter in group["params"]]
     assert len(dict(found)) == len(found)  # nobody twice
@@ -44,6 +44,11 @@ def test_only_vectors_go_without_weight_decay() -> None:
     for name in ("encoder.patch_embed.proj.bias", "encoder.norm.weight"):
         assert groups[name]["weight_decay"] == 0.0
     assert len({id(group) for group in groups.values()}) == 2
+
+
+def test_a_rate_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ValueError, match="layer_decay"):
+        parameter_groups(small_model(), 1e-3, layer_decay=2)
 
 
 def test_names_without_decay() -> None:
