@@ -137,6 +137,13 @@ class Encoder(VisionTransformer, PatchEncoder):
         return slice(int(self.has_class_token), self.num_prefix_tokens)
 
     @property
+    def _table(self) -> Tensor | None:
+        """The positions; sin-cos ones learn nothing, whoever lets all parameters take gradients."""
+        if self.pos_embed is None or self._drawn_as != "sincos":
+            return self.pos_embed
+        return self.pos_embed.detach()
+
+    @property
     def is_relative(self) -> bool:
         """Whether attention itself knows positions, so that it needs all tokens."""
         return self.position_kind in RELATIVE
@@ -196,9 +203,10 @@ class Encoder(VisionTransformer, PatchEncoder):
         self, tokens_BKD: Tensor, keep_BK: Tensor | None, grid: tuple[int, int]
     ) -> Tensor:
         """Return the table's positions of the tokens, (B, K, D)."""
-        if self.pos_embed is None:
+        table = self._table
+        if table is None:
             return torch.zeros_like(tokens_BKD)
-        table = resample_positions(self.pos_embed[0, self.num_prefix_tokens :], self.grid, grid)
+        table = resample_positions(table[0, self.num_prefix_tokens :], self.grid, grid)
         return table.expand_as(tokens_BKD) if keep_BK is None else table[keep_BK]
 
     def _prefix(self, num: int) -> list[Tensor]:
@@ -207,9 +215,10 @@ class Encoder(VisionTransformer, PatchEncoder):
         if not tokens:
             return []
         prefix = torch.cat(tokens, dim=1)
-        if self.pos_embed is not None:
-            registers = self.pos_embed[:, self._register_rows].detach()
-            own = self.pos_embed[:, : int(self.has_class_token)]
+        table = self._table
+        if table is not None:
+            registers = table[:, self._register_rows].detach()
+            own = table[:, : int(self.has_class_token)]
             prefix = prefix + torch.cat([own, registers], dim=1)
         return [prefix.expand(num, -1, -1)]
 

@@ -107,6 +107,13 @@ def test_swin_takes_two_of_them() -> None:
         build_encoder("swin_tiny", init="dinov2", **options)  # type: ignore[arg-type]
 
 
+def test_sincos_positions_do_not_learn_where_all_is_thawed() -> None:
+    encoder = build_encoder("vit_tiny16", image_size=32, depth=1)
+    encoder.requires_grad_(False).requires_grad_(True)
+    encoder(torch.randn(1, 3, 32, 32)).square().sum().backward()
+    assert {name for name, one in encoder.named_parameters() if one.grad is None} == {"pos_embed"}
+
+
 def test_positions_that_learn_from_sincos_start_as_the_fixed_table_and_move() -> None:
     options = {"image_size": 32, "patch_size": 8, "depth": 1, "num_registers": 2}
     fixed = build_encoder("vit_tiny16", **options)  # type: ignore[arg-type]
