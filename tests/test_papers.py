@@ -56,12 +56,13 @@ ROWS = list(rows())
 
 
 def spelled(command: str) -> list[str]:
-    """Return a shell loop's commands, or the command itself."""
+    """Return the commands of a shell loop, perhaps of loops in it, or the command itself."""
     loop = LOOP.fullmatch(command)
     if loop is None:
         return [command]
     name, values, body = loop.groups()
-    return [re.sub(rf"\${name}\b|\${{{name}}}", value, body) for value in values.split()]
+    bodies = [re.sub(rf"\${name}\b|\${{{name}}}", value, body) for value in values.split()]
+    return [each for body in bodies for each in spelled(body)]
 
 
 def commands(row: Row) -> list[str]:

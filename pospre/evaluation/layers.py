@@ -50,6 +50,7 @@ def layer_tokens(
     *,
     norm: bool = True,
     positions: Edit | None = None,
+    keys_B: Tensor | None = None,
     grad: bool = False,
 ) -> list[Tensor]:
     """Return the tokens (B, P+N, D) after each of ``layers``, the P prefix tokens first.
@@ -61,6 +62,7 @@ def layer_tokens(
             and so on.
         norm: apply the encoder's final norm to each of them, as DINO and DINOv2 do.
         positions: see ``PretrainModel.tokens``.
+        keys_B: likewise.
         grad: whether the encoder learns through them.
     """
     found: dict[int, Tensor] = {}
@@ -79,7 +81,7 @@ def layer_tokens(
                 if layer == 0
                 else blocks[layer - 1].register_forward_hook(keep(layer))
             )
-        model.tokens(images_BCHW, positions)
+        model.tokens(images_BCHW, positions, keys_B)
         return [model.encoder.norm(found[layer]) if norm else found[layer] for layer in layers]
 
 

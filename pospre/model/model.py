@@ -153,18 +153,23 @@ class PretrainModel(ComposerModel):
         source = ViewDraws(self.seed, batch[EPOCH], batch[INDEX], first, chosen.count)
         return self.augment(views, flips, chosen.augment, source)
 
-    def tokens(self, images_BCHW: Tensor, positions: Edit | None = None) -> Tensor:
+    def tokens(
+        self, images_BCHW: Tensor, positions: Edit | None = None, keys_B: Tensor | None = None
+    ) -> Tensor:
         """Encode whole images as whoever uses the exported encoder does: (B, P+N, D).
 
-        ``positions`` maps the positions of the patches to the ones to add instead.
+        ``positions`` maps the positions of the patches to the ones to add instead; of ``keys_B``
+        drop path is drawn, which without them drops nothing.
         """
         if self.position_source is None:
-            return self.encoder(images_BCHW, positions=positions)
+            return self.encoder(images_BCHW, positions=positions, keys_B=keys_B)
         whole = EncoderPass(grid=self.encoder.grid_of(*images_BCHW.shape[-2:]))
         source = partial(self.positions, (self.position_source,), {}, whole)
         if positions is None:
-            return self.encoder(images_BCHW, positions=source)
-        return self.encoder(images_BCHW, positions=lambda own: positions(source(own)))
+            return self.encoder(images_BCHW, positions=source, keys_B=keys_B)
+        return self.encoder(
+            images_BCHW, positions=lambda own: positions(source(own)), keys_B=keys_B
+        )
 
     @torch.no_grad()
     def position_table(self, grid: tuple[int, int]) -> Tensor:

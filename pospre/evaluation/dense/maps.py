@@ -1,10 +1,13 @@
 """What the dense evaluations share of an encoder: its tokens as maps, frozen or fine-tuned."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from pospre import draws
 from pospre.errors import UserError
 from pospre.evaluation.layers import layer_tokens, planned_encoder
 from pospre.model.model import PretrainModel
@@ -20,19 +23,31 @@ class FeatureMaps:
         layers: see ``layer_tokens``.
         norm: likewise.
         finetune: whether the encoder is to learn.
+        drop_path: of an encoder that learns, in its last block; the others' grow up to it.
+        seed: of what is dropped.
 
     Attributes:
         model: the model or its copy; of that only the encoder and what makes its positions learn.
     """
 
     def __init__(
-        self, model: PretrainModel, layers: Sequence[int], *, norm: bool, finetune: bool
+        self,
+        model: PretrainModel,
+        layers: Sequence[int],
+        *,
+        norm: bool,
+        finetune: bool,
+        drop_path: float = 0.0,
+        seed: int = 0,
     ) -> None:
         self.layers, self.norm, self.finetune = layers, norm, finetune
+        self._seed, self._learned_from = seed, 0
         self.model = copy.deepcopy(model) if finetune else model
         if finetune:
             self.model.objectives.requires_grad_(False)
             self.model.contents.requires_grad_(False)
+            encoder = self.model.encoder
+            encoder.drop_path, encoder.uniform_drop_path, encoder.dropout = drop_path, False, 0.0
 
     def __call__(self, images_BCHW: Tensor) -> list[Tensor]:
         """Return a map (B, D, rows, columns) of each layer.
@@ -41,12 +56,25 @@ class FeatureMaps:
             images_BCHW: normalised; the patch divides their sides.
         """
         encoder = self.model.encoder
+        keys_B = self._keys(images_BCHW) if self.finetune and torch.is_grad_enabled() else None
         tokens = layer_tokens(
-            self.model, images_BCHW, self.layers, norm=self.norm, grad=self.finetune
+            self.model,
+            images_BCHW,
+            self.layers,
+            norm=self.norm,
+            keys_B=keys_B,
+            grad=self.finetune,
         )
         grid = encoder.grid_of(*images_BCHW.shape[-2:])
         patches = [each[:, encoder.num_prefix_tokens :].float() for each in tokens]
         return [each.transpose(1, 2).unflatten(2, grid) for each in patches]
+
+    def _keys(self, images_BCHW: Tensor) -> Tensor:
+        """Return the draw keys of drop path: another for every image that is learned from."""
+        first, count = self._learned_from, len(images_BCHW)
+        self._learned_from += count
+        index_B = torch.arange(first, first + count, device=images_BCHW.device)
+        return draws.sample_keys(self._seed, 0, index_B, 0, "dense/drop_path")
 
 
 def check_encoder(recipe: Recipe, layers: Sequence[int] | None = None) -> Encoder:
@@ -62,6 +90,15 @@ def check_encoder(recipe: Recipe, layers: Sequence[int] | None = None) -> Encode
             f"channels and patches of {encoder.patch_size[0]}×{encoder.patch_size[1]}."
         )
     return encoder
+
+
+def check_drop_path(settings: Mapping[str, Any]) -> None:
+    """Raise a ``UserError`` where paths are to be dropped of an encoder that does not learn."""
+    if settings["drop_path"] and not settings["finetune"]:
+        raise UserError(
+            f"drop_path={settings['drop_path']} is for an encoder that learns; give finetune=true, "
+            "or leave it out."
+        )
 
 
 def check_side(key: str, sides: tuple[int, int], encoder: Encoder) -> None:

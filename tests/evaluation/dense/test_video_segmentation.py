@@ -158,6 +158,23 @@ def test_objects_are_followed_by_their_colours(measure: Run, tmp_path: Path):
     assert blind["J"] < results["J"] and blind["initial_JF"] is None
 
 
+@pytest.mark.parametrize(
+    ("frame", "size", "multiple", "patch", "shown"),
+    [
+        ((480, 854), 480, 64, 16, [480, 832]),  # DINO's script, read for its arithmetic
+        ((854, 480), 480, 64, 8, [832, 480]),
+        ((480, 910), 480, 64, 8, [480, 896]),
+        ((480, 854), 480, None, 14, [476, 854]),
+        ((480, 854), None, None, 16, [480, 848]),
+        ((480, 480), 500, 64, 16, [496, 496]),
+    ],
+)
+def test_the_sides_of_frames(
+    frame: tuple[int, int], size: int | None, multiple: int | None, patch: int, shown: list[int]
+):
+    assert video_segmentation.scaled_sides(*frame, size, multiple, patch) == shown
+
+
 def test_rendered_tracks_are_followed(measure: Run, tmp_path: Path):
     settings = Settings(num_images=6, size=64, seed=0, split="val", frames=3)
     render_scenes(tmp_path / "tracks", settings, num_workers=1)
@@ -210,6 +227,8 @@ def spoil(root: Path, what: str) -> None:
         ("list", {}, r"holds no list ImageSets/2017/val\.txt beside JPEGImages and Annotations"),
         ("short", {}, r"moving has 2 frames; .* so a video needs at least 3"),
         ("", {"size": 4}, r"00000\.jpg has 4×5 pixels as it is shown, less than a patch of 8"),
+        ("", {"multiple": 60}, r"multiple=60 is no multiple of the patch size 8; use 64"),
+        ("", {"size": 32, "multiple": 64}, r"multiple=64, but .*jpg is shown with 40 pixels"),
     ],
 )
 def test_mistakes_are_said_before_any_forward_pass(

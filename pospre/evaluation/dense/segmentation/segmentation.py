@@ -4,8 +4,8 @@ The decoder learns from one split and is measured on another: mIoU, aAcc and mAc
 size. ``decoder=linear`` is batch norm and a 1×1 convolution on the patch tokens (published: DINOv2
 frozen, 40 000 iterations; Intertwined finetune=true, 160 000); ``decoder=upernet`` is UperNet on
 four layers as in BEiT, MAE, DropPos and LUT (published: finetune=true, 80 000 or 160 000); all of
-16 crops of 512. Training crops are scaled by 0.5 to 2 and mirrored, their colours stay, nothing
-drops paths, and the rate falls in a straight line after a short rise.
+16 crops of 512, and drop_path=0.1 where the encoder learns. Training crops are scaled by 0.5 to 2
+and mirrored, their colours stay, and the rate falls in a straight line after a short rise.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +23,12 @@ from tqdm import tqdm
 from pospre.errors import UserError
 from pospre.evaluation.dense.fitting import batches, fit, seeded, trained_groups
 from pospre.evaluation.dense.images import check_not_smaller, image_sides, read_image
-from pospre.evaluation.dense.maps import FeatureMaps, check_encoder, check_side
+from pospre.evaluation.dense.maps import (
+    FeatureMaps,
+    check_drop_path,
+    check_encoder,
+    check_side,
+)
 from pospre.evaluation.dense.segmentation.crops import Crops, Encoded
 from pospre.evaluation.dense.segmentation.decoders import LinearDecoder, UperNet
 from pospre.evaluation.dense.segmentation.iou import class_iou, constant, summarise
@@ -36,7 +41,7 @@ from pospre.evaluation.dense.segmentation.windows import predict, show
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.settings import Numbers
 from pospre.model.model import PretrainModel
-from pospre.recipe.ranges import PositiveShare
+from pospre.recipe.ranges import PositiveShare, Ratio
 from pospre.schedules import linear
 from pospre.text_table import format_table, percent, percent_and_error
 
@@ -67,6 +72,7 @@ def evaluate(
     lr: PositiveFloat | None = None,
     weight_decay: NonNegativeFloat | None = None,
     layer_decay: PositiveShare = 0.65,
+    drop_path: Ratio = 0.0,
     channels: PositiveInt = 512,
     num_workers: NonNegativeInt = 0,
     seed: int = 0,
@@ -97,6 +103,7 @@ def evaluate(
         lr: peak rate; 1e-3 (linear) or 1e-4 (upernet) without it.
         weight_decay: 1e-4 (linear) or 0.05 (upernet) without it.
         layer_decay: factor of the encoder's rate from each block to the one below.
+        drop_path: rate of its last block, below 1; those before have less, the first none.
         channels: width of upernet.
         num_workers: processes that read crops; 0 reads in between.
         seed: of the decoder's weights and of the crops.
@@ -142,6 +149,7 @@ def check(plan: Plan) -> Setup:
     """Return the data; raise a ``UserError`` for masks, classes, sizes or layers that won't do."""
     settings = plan.settings
     encoder = check_encoder(plan.recipe, settings["layers"])
+    check_drop_path(settings)
     setup = open_setup(plan.data, settings, encoder)
     check_side("crop", setup.crop, encoder)
     if setup.showing.window is None and encoder.is_relative:
@@ -165,8 +173,9 @@ def _measure(
     context: Context, setup: Setup, model: PretrainModel, settings: Mapping[str, Any], title: str
 ) -> tuple[ndarray, float]:
     """Train a decoder on a model; return confusion matrices (N, C, C), and the training's loss."""
-    kind, finetune = settings["decoder"], settings["finetune"]
-    maps = FeatureMaps(model, setup.layers, norm=kind == "linear", finetune=finetune)
+    kind = settings["decoder"]
+    learns = {key: settings[key] for key in ("finetune", "drop_path", "seed")}
+    maps = FeatureMaps(model, setup.layers, norm=kind == "linear", **learns)
     dim = model.encoder.embed_dim
     decoder: LinearDecoder | UperNet
     if kind == "linear":

@@ -3,8 +3,8 @@
 The objects of a video's first frame are followed without training: every patch takes over the
 labels of its most similar patches in the first frame and in the last few. J (intersection over
 union) and F (contour), mean and recall (share of frames above 0.5) over the frames but the first
-and the last of every object, then over objects. Published: size=480, 5 neighbours, 7 frames, radius
-12, T = 0.1, on the list 2017/val.
+and the last of every object, then over objects. Published: size=480, multiple=64, 5 neighbours, 7
+frames, radius 12, T = 0.1, on the list 2017/val.
 """
 
 import itertools
@@ -40,6 +40,7 @@ def evaluate(
     *,
     split: str = "2017/val",
     size: PositiveInt | None = 480,
+    multiple: PositiveInt | None = None,
     neighbours: PositiveInt = 5,
     context_frames: NonNegativeInt = 7,
     radius: NonNegativeInt = 12,
@@ -54,6 +55,8 @@ def evaluate(
         split: a list of DAVIS, such as 2017/val; rendered tracks have none.
         size: pixels of the short side that frames are scaled to, each side then to whole patches;
             null leaves them as they are but for that.
+        multiple: of this many pixels the long side then is, rounded down, as by DINO's script; null
+            takes whole patches.
         neighbours: how many patches of earlier frames a patch takes its label from.
         context_frames: how many of the last frames, besides the first one.
         radius: patches in either direction within which they lie.
@@ -81,7 +84,7 @@ def evaluate(
     for video in bar:
         true = [video.objects(index) for index in range(len(video.frames))]
         for name, model in models.items():
-            predicted = follow(context, model, video, size, options)
+            predicted = follow(context, model, video, (size, multiple), options)
             found[name] += score(list(predicted), true)
         found["still_"] += score([true[0]] * (len(true) - 1), true)
         own = found[""][-len(video.first_objects()) :]
@@ -93,6 +96,7 @@ def evaluate(
         **results,
         **options,
         "size": size,
+        "multiple": multiple,
         "videos": rows,
         "objects": len(found[""]),
         "frames": sum(len(video.frames) for video in videos),
@@ -107,7 +111,12 @@ def check(plan: Plan) -> list[Video]:
             "it shows frames of their own size, and relative positions know the "
             f"{encoder.image_size[0]}×{encoder.image_size[1]} of the encoder only."
         )
-    settings = plan.settings
+    settings, patch = plan.settings, encoder.patch_size[0]
+    if (settings["multiple"] or 0) % patch:
+        raise UserError(
+            f"multiple={settings['multiple']} is no multiple of the patch size {patch}; use "
+            f"{max(1, round(settings['multiple'] / patch)) * patch}."
+        )
     videos = open_videos(plan.data, settings["split"])
     videos = videos[: settings["num_videos"]]
     for video in videos:
@@ -115,7 +124,12 @@ def check(plan: Plan) -> list[Video]:
         height, width = image_sides(video.frames[0])
         factor = 1.0 if settings["size"] is None else settings["size"] / min(height, width)
         sides = (height * factor, width * factor)
-        check_not_smaller(video.frames[0], sides, encoder.patch_size[0])
+        check_not_smaller(video.frames[0], sides, patch)
+        if max(sides) < (settings["multiple"] or 0):
+            raise UserError(
+                f"multiple={settings['multiple']}, but {video.frames[0]} is shown with "
+                f"{max(sides):.0f} pixels; leave it out, or give a larger size."
+            )
     return videos
 
 
@@ -124,13 +138,15 @@ def follow(
     context: Context,
     model: PretrainModel,
     video: Video,
-    size: int | None,
+    scaling: tuple[int | None, int | None],
     options: Mapping[str, Any],
 ) -> Iterator[ndarray]:
     """Yield the objects, int64 (H, W), that are found in every frame after the first."""
     objects, ids = video.objects(0), [0, *video.first_objects()]
     maps = FeatureMaps(model, (model.encoder.depth,), norm=True, finetune=False)
-    features = (_features(context, maps, video, index, size) for index in range(len(video.frames)))
+    features = (
+        _features(context, maps, video, index, scaling) for index in range(len(video.frames))
+    )
     first = next(features)
     one_hot = torch.from_numpy(np.stack([objects == value for value in ids], axis=-1)).float()
     labels = F.interpolate(one_hot.permute(2, 0, 1)[None], first.shape[:2], mode="nearest-exact")
@@ -140,20 +156,33 @@ def follow(
 
 
 def _features(
-    context: Context, maps: FeatureMaps, video: Video, index: int, size: int | None
+    context: Context,
+    maps: FeatureMaps,
+    video: Video,
+    index: int,
+    scaling: tuple[int | None, int | None],
 ) -> Tensor:
-    """Return the features (h, w, D) of a frame, scaled to whole patches."""
+    """Return the features (h, w, D) of a scaled frame."""
     pixels = torch.tensor(read_image(video.frames[index])).permute(2, 0, 1)[None]
     height, width = pixels.shape[-2:]
-    factor = 1.0 if size is None else size / min(height, width)
-    patch = maps.model.encoder.patch_size[0]
-    sides = [max(1, round(side * factor / patch)) * patch for side in (height, width)]
+    sides = scaled_sides(height, width, *scaling, maps.model.encoder.patch_size[0])
     levels = F.interpolate(
         pixels.to(context.device).float(), sides, mode="bilinear", antialias=True
     )
     (tokens_1Dhw,) = maps(maps.model.augment.normalise(levels))
     context.go_on()
     return tokens_1Dhw[0].permute(1, 2, 0)
+
+
+def scaled_sides(
+    height: int, width: int, size: int | None, multiple: int | None, patch: int
+) -> list[int]:
+    """Return height and width to show a frame at; see ``evaluate``."""
+    factor = 1.0 if size is None else size / min(height, width)
+    sides = [max(1, round(side * factor / patch)) * patch for side in (height, width)]
+    if multiple is not None and height != width:
+        sides[0 if height > width else 1] = int(max(height, width) * factor) // multiple * multiple
+    return sides
 
 
 def _decide(shares_hwC: Tensor, sides: tuple[int, ...]) -> ndarray:
