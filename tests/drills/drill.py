@@ -41,7 +41,7 @@ class Tally:
         ends: how lives ended, by kind.
         lost: steps that had to be done again, of every start.
         lost_with_disk: the same where the disk had gone.
-        refused: starts that ended with exit code 2, by their message.
+        refused: starts that ended with exit code 2 or 69, by their message.
         faults: broken promises, in words.
     """
 
@@ -128,7 +128,7 @@ class Drill:
             if killed or code == 0:
                 return killed
             said = order.log.read_text(encoding="utf-8", errors="replace").strip()
-            if code != 2 or "Traceback" in said:
+            if code not in (2, 69) or "Traceback" in said:
                 self.tally.faults.append(f"exit code {code}: {order.log} has {said[-300:]}")
             self.tally.refused[said.rpartition("error: ")[2].partition(";")[0][:120]] += 1
             time.sleep(1.0)

@@ -170,7 +170,7 @@ def test_a_dead_endpoint_is_said_at_once(
 ) -> None:
     monkeypatch.setenv("S3_ENDPOINT_URL", "http://127.0.0.1:9")
     start = time.monotonic()
-    assert write(source, URI) == 2
+    assert write(source, URI) == 69
     assert "the S3 endpoint http://127.0.0.1:9 does not answer" in capsys.readouterr().err
     assert time.monotonic() - start < 20
 
@@ -188,7 +188,7 @@ def test_an_upload_that_fails_keeps_the_rest(
         put(self, name, content)
 
     monkeypatch.setattr(Bucket, "put", failing)
-    assert write(source, URI) == 2
+    assert write(source, URI) == 69
     message = capsys.readouterr().err
     assert "does not answer" in message and "2 of " in message and "Traceback" not in message
     monkeypatch.setattr(Bucket, "put", put)
@@ -231,7 +231,7 @@ def test_a_store_that_stays_busy_ends_the_upload_with_the_cause(
     there.create_bucket(Bucket="bucket")
     monkeypatch.setattr(remote, "_TRIES", 2)
     flaky.refused_writes = 1000
-    assert write(source, URI) == 2
+    assert write(source, URI) == 69
     message = capsys.readouterr().err
     assert "503" in message or "SlowDown" in message
     assert "s3://bucket/photos" in message and "Traceback" not in message
