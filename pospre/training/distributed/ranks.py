@@ -11,7 +11,7 @@ import torch
 from composer.devices import Device
 from composer.utils import dist
 
-from pospre.errors import Unreachable, UserError
+from pospre.errors import UserError
 
 Value = TypeVar("Value")
 _SIGN_OF_LIFE = 2.0  # seconds, far below any sensible trainer.dist_timeout
@@ -21,9 +21,8 @@ class _Failure(NamedTuple):
     """What went wrong on a rank, as it travels to the others."""
 
     rank: int
-    kind: type[UserError] | None
+    mistake: UserError | None
     named: str
-    words: str
 
 
 def from_rank_zero(work: Callable[[], Value]) -> Value:
@@ -162,14 +161,14 @@ def _try(work: Callable[[], Any]) -> tuple[Any, _Failure | None, Exception | Non
         return work(), None, None
     except Exception as error:
         named = f"{type(error).__name__}: {error}"
-        kind = next((kind for kind in (Unreachable, UserError) if isinstance(error, kind)), None)
-        return None, _Failure(dist.get_global_rank(), kind, named, str(error)), error
+        mistake = error.restated(str(error)) if isinstance(error, UserError) else None
+        return None, _Failure(dist.get_global_rank(), mistake, named), error
 
 
 def _raise(error: Exception | None, failures: list[_Failure | None]) -> None:
     if error is not None:
         raise error
     for failure in filter(None, failures):
-        if failure.kind is not None:
-            raise failure.kind(failure.words)
+        if failure.mistake is not None:
+            raise failure.mistake
         raise RuntimeError(f"rank {failure.rank} failed: {failure.named}")
