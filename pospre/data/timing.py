@@ -1,14 +1,18 @@
-"""Where the loader's time goes: seconds per stage, summed over its threads."""
+"""Where the loader's time goes: seconds per stage, summed over its threads.
+
+``plan`` draws places and lays batches out; ``read`` waits for bytes and compares checksums;
+``decode`` makes pixels of them; ``resize`` crops and resizes the views; ``wait`` is how long the
+consumer waited for batches. All but ``wait`` are the time of the threads that work.
+"""
 
 import threading
 import time
-from collections.abc import Mapping
 
 STAGES = ("plan", "read", "decode", "resize", "wait")
 
 
-class Stopwatch:
-    """One thread's stop-watch: each lap is the time since the one before.
+class Times:
+    """Where time went.
 
     Attributes:
         seconds: by stage.
@@ -20,6 +24,13 @@ class Stopwatch:
         self.seconds = dict.fromkeys(STAGES, 0.0)
         self.num_images = 0
         self.num_bytes = 0
+
+
+class Stopwatch(Times):
+    """One thread's stop-watch: each lap is the time since the one before."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self._last = time.perf_counter()
 
     def lap(self, stage: str) -> None:
@@ -29,34 +40,16 @@ class Stopwatch:
         self._last = now
 
 
-class LoaderTiming:
-    """Adds up seconds per stage from several threads.
-
-    ``plan`` draws places and lays batches out; ``read`` waits for bytes and compares checksums;
-    ``decode`` makes pixels of them; ``resize`` crops and resizes the views; ``wait`` is how long
-    the consumer waited for batches. All but ``wait`` are the time of the threads that work.
-
-    Attributes:
-        num_images: samples that were cut so far.
-        num_bytes: encoded bytes that were read.
-    """
+class LoaderTiming(Times):
+    """Adds up what several threads have measured; ``seconds`` is a new dict each time."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._lock = threading.Lock()
-        self._seconds = dict.fromkeys(STAGES, 0.0)
-        self.num_images = 0
-        self.num_bytes = 0
-
-    @property
-    def seconds(self) -> Mapping[str, float]:
-        """Seconds by stage so far."""
-        with self._lock:
-            return dict(self._seconds)
 
     def add(self, watch: Stopwatch) -> None:
         """Add what a thread measured."""
         with self._lock:
-            for stage, seconds in watch.seconds.items():
-                self._seconds[stage] += seconds
+            self.seconds = {stage: self.seconds[stage] + watch.seconds[stage] for stage in STAGES}
             self.num_images += watch.num_images
             self.num_bytes += watch.num_bytes
