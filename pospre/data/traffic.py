@@ -12,7 +12,8 @@ def describe_traffic(loader: ViewLoader) -> str | None:
 
     reader = loader.reader
     assert isinstance(reader, RemoteMdsReader)
-    visits, traffic = reader.visits, reader.traffic()
+    visits, cached = reader.visits, reader.cached_bytes()
+    num_bytes = sum(entry.stored.size for entry in reader.visited)
     node = loader.rank * loader.nodes // loader.world_size + 1
     who = "this machine" if loader.nodes == 1 else f"machine {node} of {loader.nodes}"
     what = "reads "
@@ -20,13 +21,12 @@ def describe_traffic(loader: ViewLoader) -> str | None:
         first, last = visits.lanes[0] + 1, visits.lanes[-1] + 1
         lanes = f"lane {first}" if first == last else f"lanes {first} to {last}"
         what += f"{lanes} of {loader.lanes}: "
-    here = "all" if traffic.here == traffic.num_bytes else readable(traffic.here)
+    here = "all" if cached == num_bytes else readable(cached)
     text = (
-        f"{who} {what}{traffic.num_shards} of {len(reader.parts)} shards in every epoch, "
-        f"{readable(traffic.num_bytes)}, of which {here if traffic.here else 'none'} is in its "
-        "cache"
+        f"{who} {what}{len(reader.visited)} of {len(reader.parts)} shards in every epoch, "
+        f"{readable(num_bytes)}, of which {here if cached else 'none'} is in its cache"
     )
-    if not traffic.stays:
+    if not reader.stays:
         text += "; they do not fit within data.cache_limit, so every epoch fetches again"
     if loader.lanes == 1 and loader.nodes > 1:
         text += (

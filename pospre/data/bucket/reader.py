@@ -10,7 +10,6 @@ import io
 import math
 import threading
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from botocore.exceptions import BotoCoreError, ClientError
@@ -30,22 +29,6 @@ _OPENING_SILENCE = 20.0  # seconds without a byte of what is read at the start: 
 _LONGEST_SILENCE = 20.0  # seconds without a byte after which a try has failed
 
 
-class Traffic(NamedTuple):
-    """What a machine's ranks need of a data set in an epoch.
-
-    Attributes:
-        num_shards: they visit.
-        num_bytes: of these as they lie in the bucket.
-        here: bytes of those that lie in the cache.
-        stays: whether all of them may stay there.
-    """
-
-    num_shards: int
-    num_bytes: int
-    here: int
-    stays: bool
-
-
 class RemoteMdsReader(MdsReader):
     """Reads MDS shards from a bucket.
 
@@ -59,9 +42,13 @@ class RemoteMdsReader(MdsReader):
         path: the local folder of the shards.
         address: the data set.
         visits: what this machine's ranks read in every epoch.
+        visited: the shards that these are in.
+        stays: whether all of them may stay in the cache.
     """
 
     visits: Visits
+    visited: list[ShardEntry]
+    stays: bool
 
     def __init__(
         self,
@@ -128,9 +115,12 @@ class RemoteMdsReader(MdsReader):
             UserError: the shards that such an order needs at once do not fit into the cache.
         """
         self.visits = visits
+        self.visited = [self._entries[place] for place in visits.parts]
         self._fetcher.share = visits.share
-        all_bytes = sum(entry.raw.size for entry in self._visited)
-        if self._cache_limit is None or all_bytes <= self._cache_limit:
+        limit = math.inf if self._cache_limit is None else self._cache_limit
+        all_bytes = sum(entry.raw.size for entry in self.visited)
+        self.stays = all_bytes <= limit
+        if self.stays:
             return
         if visits.order == "random":
             raise UserError(
@@ -142,28 +132,16 @@ class RemoteMdsReader(MdsReader):
         mean_samples = len(self) / len(self._entries)
         num_shards = 2 * (int(visits.window // mean_samples) + 2) * len(visits.lanes)
         needed = num_shards * self._largest
-        if needed > self._cache_limit:
+        if needed > limit:
             raise UserError(
                 f"data.cache_limit = {self._cache_limit} is less than the {num_shards} shards of "
                 f"up to {self._largest} bytes that data.window needs, {visits.window} samples for "
                 f"each lane read here: {needed}. Set a smaller window or a higher limit."
             )
 
-    def traffic(self) -> Traffic:
-        """Return what this machine will need in every epoch, and what of it is there."""
-        entries = self._visited
-        limit = math.inf if self._cache_limit is None else self._cache_limit
-        return Traffic(
-            num_shards=len(entries),
-            num_bytes=sum(entry.stored.size for entry in entries),
-            here=sum(entry.stored.size for entry in entries if self._cache.holds(entry.raw)),
-            stays=sum(entry.raw.size for entry in entries) <= limit,
-        )
-
-    @property
-    def _visited(self) -> list[ShardEntry]:
-        """The shards that are visited on this machine."""
-        return [self._entries[place] for place in self.visits.parts]
+    def cached_bytes(self) -> int:
+        """Return the bytes, as they lie in the bucket, of the visited shards in the cache."""
+        return sum(entry.stored.size for entry in self.visited if self._cache.holds(entry.raw))
 
     @property
     def _sizes(self) -> list[int]:
