@@ -51,26 +51,23 @@ class BlockWriter:
     def __init__(self, folder: Path, columns: dict[str, str], limit: int) -> None:
         self.max_bytes, self._columns = limit, columns
         self._path = folder / "piece"
-        self._file = self._path.open("wb")
-        self._digest = hashlib.sha256()
+        self._output = _Hashed(self._path.open("wb"))
 
     def write(self, item: Item, sample: dict[str, bytes]) -> None:
         """Append one sample, given by field."""
         for name in self._columns:
-            data = sample[name]
-            self._file.write(data)
-            self._digest.update(data)
+            self._output.write(sample[name])
 
     def finish(self, record: Record) -> None:
         """Close the piece, and note it under a name that no other block uses."""
-        num_bytes = self._file.tell()
-        self._file.close()
+        num_bytes = self._output.file.tell()
+        self._output.file.close()
         path = self._path.rename(self._path.with_name(f"piece.{record.number:05d}"))
-        record.files.append((path.name, num_bytes, self._digest.hexdigest()))
+        record.files.append((path.name, num_bytes, self._output.digest.hexdigest()))
 
     def abort(self) -> None:
         """Close the piece; what it holds is thrown away with its folder."""
-        self._file.close()
+        self._output.file.close()
 
 
 def write_beton(
@@ -222,9 +219,9 @@ class _Hashed:
     """A file whose bytes are hashed as they are written."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
+        self.file = file
         self.digest = hashlib.sha256()
 
     def write(self, data: bytes | memoryview) -> None:
-        self._file.write(data)
+        self.file.write(data)
         self.digest.update(data)
