@@ -1,16 +1,32 @@
-"""One item of a source → its bytes, or a ``DamagedItem`` that says why it has none."""
+"""One item of a source → its bytes, or a ``DamagedItem`` that says why it has none.
+
+Of images that were turned upright EXIF's orientation holds for the annotations as well.
+"""
 
 import errno
+import io
+import json
 from collections.abc import Callable
 
+from PIL import Image
+
 from data_prep.encode.images import PreparedImage
-from data_prep.encode.orientation import note_orientation, orient_mask
 from data_prep.files.locations import DamagedItem
-from data_prep.sources.source import Item, Source
+from data_prep.sources.source import Item, Source, compact
 from pospre.errors import UserError
 
 # What keeps one file from being read, not its neighbours: links astray, or forbidden.
 _ONE_FILES_ERRORS = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.ELOOP)
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_FIRST_SIDEWAYS = 5
 
 
 def read_item(source: Source, item: Item) -> bytes:
@@ -30,7 +46,7 @@ def read_item(source: Source, item: Item) -> bytes:
 def read_annotation(source: Source, item: Item, image: PreparedImage | None = None) -> bytes:
     """Return what the source tells about an item beside its label; empty where it tells nothing.
 
-    What it tells is turned as the image was.
+    What it tells is turned as the image was: a JSON object tells how, and its coordinates stay.
 
     Raises:
         DamagedItem: what it tells cannot be used.
@@ -42,10 +58,34 @@ def read_annotation(source: Source, item: Item, image: PreparedImage | None = No
         if about is None or image is None or image.orientation == 1:
             return about
         if source.annotation == "json":
-            return note_orientation(about, image.orientation)
+            return compact(json.loads(about) | {"orientation": image.orientation})
         return orient_mask(about, image)
 
     return _read(annotate, source, item)
+
+
+def orient_mask(data: bytes, image: PreparedImage) -> bytes:
+    """Return a PNG mask turned as its image was: the same values and palette, elsewhere.
+
+    A mask that already has the shape of the upright image was drawn on that, and stays.
+
+    Raises:
+        DamagedItem: it cannot be decoded.
+    """
+    buffer = io.BytesIO()
+    try:
+        with Image.open(io.BytesIO(data)) as mask:
+            is_wide = mask.width > mask.height
+            if (
+                image.orientation >= _FIRST_SIDEWAYS
+                and mask.width != mask.height
+                and is_wide == (image.width > image.height)
+            ):
+                return data
+            mask.transpose(_TURNS[image.orientation]).save(buffer, "PNG")
+    except Exception as error:  # Pillow raises nearly every kind on damaged bytes
+        raise DamagedItem(f"its mask cannot be read: {error}") from error
+    return buffer.getvalue()
 
 
 def _read(function: Callable[[Item], bytes | None], source: Source, item: Item) -> bytes:
