@@ -211,5 +211,5 @@ def _small_files(bucket: Bucket, patience: float) -> dict[str, bytes]:
             continue  # a bucket that may not be listed answers 403 for what is not there
         if problem:
             raise UserError(f"{download.address} is damaged: {problem}.")
-        contents[name] = content.getvalue()
+        contents[name] = content.getvalue()[: download.done]  # an earlier try may have been longer
     return contents

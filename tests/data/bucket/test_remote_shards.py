@@ -41,6 +41,23 @@ def test_samples_are_those_of_the_local_shards(bucket: Any, server: FlakyS3) -> 
 # What arrives
 
 
+def test_an_index_that_is_replaced_by_a_shorter_one_while_it_comes(
+    bucket: Any, server: FlakyS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = {"Bucket": "bucket", "Key": "set/index.json"}
+    index = bucket.get_object(**place)["Body"].read()
+    longer = json.dumps(json.loads(index), indent=8).encode()
+    bucket.put_object(**place, Body=longer)
+    server.spoil("index.json", Fault(cut_after=len(longer) - 5))
+
+    def replaced(*_: float) -> float:
+        bucket.put_object(**place, Body=index)
+        return 0.01
+
+    monkeypatch.setattr("pospre.data.bucket.download.random.uniform", replaced)
+    check(open_remote())
+
+
 @pytest.mark.parametrize(
     "options",
     [{"compression": "zstd", "hashes": ["sha1", "xxh64"]}, {"compression": "gz"}, {}],
