@@ -84,7 +84,7 @@ def _naming(folder: str, where: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise UserError(str(error).replace(folder, where)) from error
+        raise error.restated(str(error).replace(folder, where)) from error
 
 
 def _open_beton(path: Path) -> "tuple[dict[str, Any], Iterator[Reader]]":

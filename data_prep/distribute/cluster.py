@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from data_prep.in_order import in_order
-from pospre.errors import UserError
+from pospre.errors import Unreachable, UserError
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -45,9 +45,8 @@ def cluster_map(
         try:
             yield from in_order(executor, function, items, pending)
         except Exception as error:
-            raise UserError(
-                f"a block failed {_RETRIES + 1} times on the cluster: {error}"
-            ) from error
+            kind = Unreachable if isinstance(error, Unreachable) else UserError
+            raise kind(f"a block failed {_RETRIES + 1} times on the cluster: {error}") from error
 
 
 def _connect(scheduler: str, num_workers: int, stack: ExitStack) -> "Client":

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from data_prep import verify
+from data_prep.publish import bucket as remote
 from pospre.data.stores.description import pack_sums, unpack_sums
 from pospre.errors import run_command
 from tests.data_prep.bucket import URI, contents, shard, write
@@ -49,6 +50,15 @@ def test_nothing_is_written_outside_of_the_temporary_folder(
     assert mine.read_text() == "kept"
     assert list(mine.parent.iterdir()) == [mine]
     stored.delete_object(Bucket="bucket", Key="photos/../mine")
+
+
+def test_a_bucket_that_is_away_may_be_there_later(
+    stored: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(remote, "_TRIES", 1)
+    monkeypatch.setenv("S3_ENDPOINT_URL", "http://127.0.0.1:9")
+    assert verified() == 69
+    assert f"{URI}: the S3 endpoint http://127.0.0.1:9 does not answer" in capsys.readouterr().err
 
 
 def test_checksums_of_samples(stored: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from data_prep.distribute import cluster, conversion
+from pospre.errors import Unreachable
 from tests.data_prep.reading import call
 from tests.data_prep.sample_images import encoded, odd_files, picture, write_files
 
@@ -96,6 +97,15 @@ def test_a_block_that_cannot_succeed_is_named_and_the_others_are_kept(
     assert "are finished and kept in" in message
     assert call(source, tmp_path / "out", *options) == 0
     assert "blocks were finished before" in capsys.readouterr().out
+
+
+def _away(_: int) -> None:
+    raise Unreachable("the bucket does not answer")
+
+
+def test_what_may_pass_is_still_said_to(scheduler: str) -> None:
+    with pytest.raises(Unreachable, match=r"failed 4 times on the cluster: the bucket does not"):
+        list(cluster.cluster_map(_away, [1], scheduler, 1))
 
 
 def test_no_scheduler(
