@@ -111,15 +111,20 @@ class Bucket:
         return self
 
     def __exit__(self, _: Any, error: BaseException | None, trace: Any) -> None:
-        from boto3.exceptions import Boto3Error
+        from boto3.exceptions import S3UploadFailedError
         from botocore.exceptions import BotoCoreError, ClientError
+        from s3transfer.exceptions import RetriesExceededError
 
+        if isinstance(error, RetriesExceededError):  # a download was cut off again and again
+            raise Unreachable(self.explain(error.last_exception)) from error
+        if isinstance(error, S3UploadFailedError):  # wrapped around what the server answered
+            error = error.__context__
         if isinstance(error, ClientError):
             self._is_refused = error.response["Error"]["Code"] in CREDENTIAL_FAULTS
         if isinstance(error, BotoCoreError | ClientError):  # boto's timeouts are OSErrors as well
             kind = Unreachable if _may_pass(error) else UserError
             raise kind(self.explain(error)) from error
-        if isinstance(error, Boto3Error | OSError):
+        if isinstance(error, OSError):
             raise UserError(f"{self.uri}: {_without_passwords(error)}") from error
         self.client.close()
 

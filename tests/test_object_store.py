@@ -11,7 +11,7 @@ from botocore.exceptions import ClientError, ReadTimeoutError
 from pospre.data.bucket.download import Download
 from pospre.errors import Unreachable, UserError
 from pospre.object_store import Bucket, check_writable, patiently
-from tests.data.flaky_s3 import flaky_s3, use_bucket
+from tests.data.flaky_s3 import Fault, flaky_s3, use_bucket
 
 
 @pytest.fixture(autouse=True)
@@ -115,6 +115,22 @@ def test_only_what_may_pass_is_called_unreachable(status: int, kind: type[UserEr
         check_writable("s3://bucket/run")  # nobody listens there
     with pytest.raises(Unreachable, match="does not answer"), Bucket("s3://bucket/run"):
         raise ReadTimeoutError(endpoint_url="http://127.0.0.1:9")
+
+
+def test_a_download_that_is_cut_off_again_and_again_may_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with flaky_s3() as server:
+        use_bucket(monkeypatch, server.url)
+        with Bucket("s3://bucket/run") as bucket:
+            bucket.client.create_bucket(Bucket="bucket")
+            bucket.put("weights", b"bytes")
+            server.spoil_always("weights", Fault(cut_after=2))
+        with pytest.raises(Unreachable, match="s3://bucket/run: "), bucket:
+            bucket.fetch("weights")
+        server.heal()
+        with bucket:
+            assert bucket.fetch("weights") == b"bytes"
 
 
 def test_a_clock_that_is_off_is_not_called_a_wrong_key() -> None:

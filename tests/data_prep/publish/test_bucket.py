@@ -240,6 +240,21 @@ def test_a_store_that_stays_busy_ends_the_upload_with_the_cause(
     assert verify.main([URI]) == 0
 
 
+def test_a_store_that_takes_no_shard_may_take_it_later(
+    bucket: Any,
+    flaky: FlakyS3,
+    source: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    there: Any = boto3.client("s3", endpoint_url=flaky.upstream)
+    there.create_bucket(Bucket="bucket")
+    monkeypatch.setattr(remote, "_TRIES", 1)
+    monkeypatch.setattr(flaky, "refuses_write", lambda place: "/shard." in place)
+    assert write(source, URI) == 69
+    assert "http://127.0.0.1:" in (message := capsys.readouterr().err) and "SlowDown" in message
+
+
 def test_description_is_last(bucket: Any, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from pospre.object_store import Bucket
 
