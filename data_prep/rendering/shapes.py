@@ -18,10 +18,6 @@ def _inside(distance: ndarray, pixel: float) -> ndarray:
     return np.clip(0.5 - distance / pixel, 0, 1)
 
 
-def _box_distance(x: ndarray, y: ndarray, half_width: float, bottom: float, top: float) -> ndarray:
-    return np.maximum(np.abs(x) - half_width, np.maximum(bottom - y, y - top))
-
-
 def _ball(x: ndarray, y: ndarray, pixel: float) -> tuple[ndarray, ndarray]:
     height = np.sqrt(np.clip(1 - x**2 - (y - 1) ** 2, 0, 1))
     light = -0.45 * x + 0.55 * (y - 1) + 0.7 * height
@@ -58,7 +54,7 @@ def _cylinder(x: ndarray, y: ndarray, pixel: float) -> tuple[ndarray, ndarray]:
 
 
 def _tree(x: ndarray, y: ndarray, pixel: float) -> tuple[ndarray, ndarray]:
-    trunk = _box_distance(x, y, 0.13, 0, 1)
+    trunk = np.maximum(np.abs(x) - 0.13, np.maximum(-y, y - 1))
     crowns = [
         np.hypot(x - at_x, y - at_y) - radius
         for at_x, at_y, radius in ((0, 1.45, 0.55), (-0.45, 1.05, 0.42), (0.45, 1.1, 0.45))

@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -54,7 +53,12 @@ class _Table:
         try:
             with ParquetFile(path) as file:
                 columns = file.schema_arrow.names
-                self.column = _one_of(_IMAGES, columns, path, "images")
+                self.column = next((name for name in _IMAGES if name in columns), "")
+                if not self.column:
+                    raise UserError(
+                        f"{path} has no column of images ({', '.join(_IMAGES)}); its columns are "
+                        f"{', '.join(columns)}."
+                    )
                 has_paths = _has_field(file.schema_arrow.field(self.column).type, "path")
                 label = next((name for name in _LABELS if name in columns), None)
                 wanted = [f"{self.column}.path"] * has_paths + [label] * (label is not None)
@@ -122,16 +126,6 @@ def _common_classes(tables: list[_Table], root: Path) -> list[str] | None:
                 raise UserError(f"{root}: {table.name} and {named[0].name} name other classes.")
         return named[0].names
     return class_names((label for table in tables for label in table.labels or ()), root)
-
-
-def _one_of(names: Sequence[str], columns: list[str], path: Path, what: str) -> str:
-    for name in names:
-        if name in columns:
-            return name
-    raise UserError(
-        f"{path} has no column of {what} ({', '.join(names)}); its columns are "
-        f"{', '.join(columns)}."
-    )
 
 
 def _has_field(kind: Any, name: str) -> bool:

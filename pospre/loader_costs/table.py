@@ -32,7 +32,8 @@ def table(costs: LoaderCosts) -> str:
     rows = [(name, *_cells(costs.alone, name), *_cells(costs.consumer, name)) for name in names]
     rows.append(("together", *_cells(costs.alone, None), *_cells(costs.consumer, None)))
     header = ("µs an image", "one core", "share", _threads(costs.workers), "share")
-    return format_table(title, header, rows, ["", *_notes(costs), "", *_bullets(costs)])
+    advice = [textwrap.fill(f"- {line}", 100, subsequent_indent="  ") for line in costs.advice]
+    return format_table(title, header, rows, ["", *_notes(costs), "", *advice])
 
 
 def _threads(number: int) -> str:
@@ -106,10 +107,6 @@ def _egress(costs: LoaderCosts) -> list[tuple[str, str]]:
             "at the first visit",
         ),
     ]
-
-
-def _bullets(costs: LoaderCosts) -> list[str]:
-    return [textwrap.fill(f"- {line}", 100, subsequent_indent="  ") for line in costs.advice]
 
 
 def draw(costs: LoaderCosts, path: Path) -> None:
