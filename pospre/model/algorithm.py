@@ -259,8 +259,8 @@ def unwrapped(model: nn.Module) -> PretrainModel:
     own = getattr(own, "_orig_mod", own)
     if not isinstance(own, PretrainModel):
         raise UserError(
-            f"pospre's algorithms work on a PretrainModel, the one that is trained, and got "
-            f"{type(own).__name__}."
+            "pospre's algorithms and layer_decay are for a PretrainModel, the one that is trained, "
+            f"and got {type(own).__name__}."
         )
     return own
 

@@ -76,14 +76,12 @@ def trained_groups(
         weight_decay: of all but vectors.
         layer_decay: factor of the rate from each block of the encoder to the one below.
     """
-    modules = [head, maps.model] if maps.finetune else [head]
-    return [
-        group
-        for module in modules
-        for group in parameter_groups(
-            module, lr, weight_decay=weight_decay, layer_decay=layer_decay
+    groups = parameter_groups(head, lr, weight_decay=weight_decay)
+    if maps.finetune:
+        groups += parameter_groups(
+            maps.model, lr, weight_decay=weight_decay, layer_decay=layer_decay
         )
-    ]
+    return groups
 
 
 def batches(

@@ -5,6 +5,8 @@ from typing import Any
 
 from torch import nn
 
+from pospre.arguments import typed
+from pospre.model.algorithm import unwrapped
 from pospre.model.model import PretrainModel
 from pospre.nn.patch_encoder import PatchEncoder
 from pospre.recipe.sections import Optimizer
@@ -14,6 +16,7 @@ _INPUT = ("encoder.cls_token", "encoder.reg_token", "encoder.pos_embed", "encode
 _EDITORS = ("contents.", "positions.")
 
 
+@typed
 def parameter_groups(
     model: nn.Module,
     lr: float,
@@ -37,8 +40,13 @@ def parameter_groups(
             ``layer_decay ** (depth + 1 − id)`` (BEiT, MAE): id 0 for the patch embedding, tokens
             and positions, b + 1 for block b, depth + 1 for all else, which keeps the full rate.
             Swin's blocks are counted through its stages (UM-MAE). None: one rate for all.
+            Of a ``PretrainModel`` only, or of the wrapper of DDP or ``torch.compile`` around it.
         patch_embed_lr: factor of the patch embedding's rate.
         no_decay: parts of names that are not decayed either.
+
+    Raises:
+        UserError: an argument is unknown, of another type or out of its range, or there are no
+            blocks to count.
     """
     options = Optimizer(
         weight_decay=weight_decay,
@@ -46,6 +54,8 @@ def parameter_groups(
         patch_embed_lr=patch_embed_lr,
         no_decay=tuple(no_decay),
     )
+    if layer_decay is not None:
+        model = unwrapped(model)
     return _groups(model, options, lr, waiting={})
 
 

@@ -10,6 +10,7 @@ from timm.optim import param_groups_layer_decay
 from torch import Tensor, nn
 
 from pospre import attach
+from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective
 from pospre.nn.build import build_encoder
@@ -46,9 +47,28 @@ def test_only_vectors_go_without_weight_decay() -> None:
     assert len({id(group) for group in groups.values()}) == 2
 
 
-def test_a_rate_that_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match="layer_decay"):
-        parameter_groups(small_model(), 1e-3, layer_decay=2)
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"layer_decay": 2}, "layer_decay is 2.*less than or equal to 1"),
+        ({"no_decay": "bias"}, "no_decay is 'bias'"),  # its letters are in every name
+        ({"lr": "fast"}, "lr is 'fast': .*number"),
+        ({"weigth_decay": 0}, "Did you mean 'weight_decay'"),
+        ({"model": nn.Linear(2, 2), "layer_decay": 0.5}, "layer_decay are for a PretrainModel"),
+    ],
+)
+def test_groups_that_cannot_be_are_refused(wrong: dict[str, Any], said: str) -> None:
+    arguments: dict[str, Any] = {"model": small_model(), "lr": 1e-3, **wrong}
+    with pytest.raises(UserError, match=said):
+        parameter_groups(**arguments)
+
+
+def test_a_wrapper_hides_no_blocks() -> None:
+    model = small_model()
+    wrapped = nn.parallel.DataParallel(model)
+    rates = [group["lr"] for group in parameter_groups(wrapped, 1.0, layer_decay=0.5)]
+    assert rates == [group["lr"] for group in parameter_groups(model, 1.0, layer_decay=0.5)]
+    assert set(rates) == {0.125, 0.25, 0.5, 1.0}
 
 
 def test_names_without_decay() -> None:
