@@ -53,8 +53,15 @@ class PretrainAlgorithm(Algorithm):
 
     @classmethod
     def module_name(cls) -> str:
-        """Return the name that recipes use: that of the module."""
-        return cls.__module__.rpartition(".")[2]
+        """Return the name that recipes use: that of the module; of a class elsewhere its own."""
+        home, _, name = cls.__module__.rpartition(".")
+        return name if home.startswith(algorithms.__name__) else cls.__name__
+
+    @classmethod
+    def names(cls) -> set[str]:
+        """Return its name, and those of the algorithms that it is made from."""
+        kinds = (kind for kind in cls.__mro__ if issubclass(kind, PretrainAlgorithm))
+        return {kind.module_name() for kind in kinds}
 
     @classmethod
     def for_classes(
@@ -95,7 +102,8 @@ class PretrainAlgorithm(Algorithm):
 
     def after_step(self, model: PretrainModel, progress: Progress) -> None:
         """Move the teacher if this algorithm's momentum counts; ``progress`` began the step."""
-        model.teachers.update(progress.step, owner=self.module_name())
+        if model.teachers.owner in self.names():
+            model.teachers.update(progress.step)
 
     def couples_samples(self) -> str | None:
         """Return what of it looks at all samples of a forward at once, as a plural; None: nothing.
@@ -237,7 +245,8 @@ def after_step(
 
 
 def _check_given(model: PretrainModel, algorithms: Sequence[Algorithm]) -> None:
-    names = [each.module_name() for each in algorithms if isinstance(each, PretrainAlgorithm)]
+    ours = [each for each in algorithms if isinstance(each, PretrainAlgorithm)]
+    names = [each.module_name() for each in ours]
     for name in (each for each in names if names.count(each) > 1):
         raise UserError(f"algorithms.{name} is given twice; give each once.")
     left = [name for name in model.registry.attached if name not in names]
@@ -245,6 +254,13 @@ def _check_given(model: PretrainModel, algorithms: Sequence[Algorithm]) -> None:
         raise UserError(
             f"algorithms.{left[0]} is attached to the model, but not among the algorithms given; "
             "give all of them, in the order of their attachment."
+        )
+    owner = model.teachers.owner
+    if owner is not None and not any(owner in each.names() for each in ours):
+        raise UserError(
+            f"algorithms: the teacher is that of '{owner}', and none of those given has this name "
+            f"({', '.join(names)}), so that nothing would move it. Give all of them; one of your "
+            "own asks for it as model.add_teacher(self.module_name(), …)."
         )
 
 

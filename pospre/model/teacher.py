@@ -110,15 +110,9 @@ class TeacherManager:
         """Let ``teacher``, a module of the same structure, follow ``student``."""
         self.pairs.append((student, teacher))
 
-    def update(self, progress: float, *, owner: str | None = None) -> None:
-        """Move the teachers towards the trained weights, after the step begun at ``progress``.
-
-        Args:
-            progress: share of the training that was done when the step began.
-            owner: who asks; only the algorithm whose momentum counts moves the teachers, so that
-                several may ask. None moves them in any case.
-        """
-        if self.momentum is not None and owner in (None, self.owner):
+    def update(self, progress: float) -> None:
+        """Move the teachers towards the trained weights, after the step begun at ``progress``."""
+        if self.momentum is not None:
             follow(self.pairs, self.momentum.at(progress))
 
 

@@ -10,11 +10,13 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import pospre
+from pospre.algorithms.ema_teacher import EmaTeacher
 from pospre.algorithms.mae import MAE
 from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
-from pospre.model.algorithm import Progress, prepare
+from pospre.model.algorithm import PretrainAlgorithm, Progress, prepare
 from pospre.model.optimizer_check import check_optimized
+from pospre.model.teacher import Momentum
 from tests.algorithms.cases import DECODER, Case
 
 SMALL: dict[str, Any] = DECODER
@@ -187,8 +189,49 @@ def test_a_class_of_ones_own_is_attached_by_itself() -> None:
     model = empty_model()
     own = pospre.attach(model, Alone, **SMALL)
     assert isinstance(own, Alone)
-    with pytest.raises(UserError, match=r"algorithms.test_algorithm is attached .* but not among"):
+    with pytest.raises(UserError, match=r"algorithms.Alone is attached .* but not among"):
         pospre.prepare(model, [], images(), 0.0)
-    with pytest.raises(UserError, match=r"unknown key 'test_algorithm.mask_rato'"):
+    with pytest.raises(UserError, match=r"unknown key 'Alone.mask_rato'"):
         pospre.attach(empty_model(), Alone, mask_rato=0.5)
     assert "view/keep" in pospre.prepare(model, [own], images(), 0.0)
+
+
+class Averaged(EmaTeacher):
+    """A second one in the same file."""
+
+
+class Follower(PretrainAlgorithm):
+    """One that asks for the teacher in some name."""
+
+    owner = "follower"
+
+    def attach(self, model: pospre.PretrainModel) -> None:
+        model.add_teacher(self.owner, Momentum(0.5))
+
+    def write(self, batch: dict[str, torch.Tensor], model: pospre.PretrainModel) -> None:
+        """Write nothing."""
+
+
+@pytest.mark.parametrize("kind", [Averaged, Follower])
+def test_the_teacher_of_a_class_of_ones_own_follows(
+    kind: type[PretrainAlgorithm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def attached() -> tuple[pospre.PretrainModel, list[PretrainAlgorithm]]:
+        model = empty_model()
+        return model, [pospre.attach(model, Alone, **SMALL), pospre.attach(model, kind)]
+
+    if kind is Follower:
+        with pytest.raises(UserError, match=r"that of 'follower', .*\(Alone, Follower\), .*name"):
+            pospre.prepare(*attached(), images(), 0.0)
+        monkeypatch.setattr(Follower, "owner", Follower.module_name())
+    model, algorithms = attached()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    pospre.prepare(model, algorithms, images(), 0.0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+    pospre.after_step(model, algorithms, 0.0)
+    moved = {
+        key for key, value in model.state_dict().items() if not torch.equal(value, before[key])
+    }
+    assert "teacher.module.norm.weight" in moved

@@ -106,7 +106,7 @@ def test_the_teacher_follows_as_the_official_one(monkeypatch):
     order = torch.tensor(recorded["order"])
     inputs = batch() | {"view/keep": order[:, :9], "view/removed": order[:, 9:]}
     model(inputs | {"second/keep": order[:, 9:18]})
-    model.teachers.update(0.0, owner="lut")
+    model.teachers.update(0.0)
     assert model.teacher is not None
     head = teacher_head(model)
     after = tensors(model.teacher.module) | {
