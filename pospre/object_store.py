@@ -24,6 +24,7 @@ _PATIENCE = 300.0
 _CHECKED = 3  # tries of a check: a server that is busy once is no mistake
 _DELETED_AT_ONCE = 1000  # what S3 takes
 _PIECE = 64 << 20  # bytes of a request: boto's own 8 MB are 72 requests for a ViT-S with AdamW
+_BUSY = ("SlowDown", "RequestTimeout", "Throttling", "ThrottlingException", "RequestLimitExceeded")
 CREDENTIAL_FAULTS = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken")
 
 
@@ -111,20 +112,19 @@ class Bucket:
         return self
 
     def __exit__(self, _: Any, error: BaseException | None, trace: Any) -> None:
-        from boto3.exceptions import S3UploadFailedError
+        from boto3.exceptions import Boto3Error, S3UploadFailedError
         from botocore.exceptions import BotoCoreError, ClientError
-        from s3transfer.exceptions import RetriesExceededError
+        from s3transfer.exceptions import RetriesExceededError, S3DownloadFailedError
 
-        if isinstance(error, RetriesExceededError):  # a download was cut off again and again
-            raise Unreachable(self.explain(error.last_exception)) from error
         if isinstance(error, S3UploadFailedError):  # wrapped around what the server answered
-            error = error.__context__
+            error = error.__context__ or error
         if isinstance(error, ClientError):
             self._is_refused = error.response["Error"]["Code"] in CREDENTIAL_FAULTS
-        if isinstance(error, BotoCoreError | ClientError):  # boto's timeouts are OSErrors as well
-            kind = Unreachable if _may_pass(error) else UserError
+        # boto's timeouts are OSErrors as well
+        if isinstance(error, BotoCoreError | ClientError | RetriesExceededError):
+            kind = Unreachable if may_pass(error) else UserError
             raise kind(self.explain(error)) from error
-        if isinstance(error, OSError):
+        if isinstance(error, Boto3Error | S3DownloadFailedError | OSError):
             raise UserError(f"{self.uri}: {_without_passwords(error)}") from error
         self.client.close()
 
@@ -242,6 +242,7 @@ class Bucket:
             address: what was asked for, by default this folder.
         """
         from botocore import exceptions as boto
+        from s3transfer.exceptions import RetriesExceededError
 
         address = address or self.uri
         where = _shown(next(filter(None, map(os.environ.get, _ENDPOINTS)), "AWS's own endpoint"))
@@ -252,6 +253,9 @@ class Bucket:
             )
         if isinstance(error, boto.EndpointConnectionError | boto.HTTPClientError):
             return f"{address}: the S3 endpoint {where} does not answer; check S3_ENDPOINT_URL"
+        if isinstance(error, RetriesExceededError):
+            cause = _without_passwords(error.last_exception)
+            return f"{address}: the S3 endpoint {where} cuts its answers ({cause})"
         if not isinstance(error, boto.ClientError):
             return f"{address}: {_without_passwords(error)}"
         code = error.response["Error"]["Code"]
@@ -294,13 +298,16 @@ def _without_passwords(error: BaseException) -> str:
     return text
 
 
-def _may_pass(error: Exception) -> bool:
+def may_pass(error: Exception) -> bool:
     """Tell whether an error of boto's is of the server or the network, not of what was asked."""
     from botocore import exceptions as boto
+    from s3transfer.exceptions import RetriesExceededError
 
     if isinstance(error, boto.ClientError):
-        return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)) >= 500
-    return isinstance(error, boto.EndpointConnectionError | boto.HTTPClientError)
+        status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        return status >= 500 or status in (408, 429) or error.response["Error"]["Code"] in _BUSY
+    passing = (boto.EndpointConnectionError, boto.HTTPClientError, boto.IncompleteReadError)
+    return isinstance(error, (*passing, RetriesExceededError))
 
 
 def patiently(work: Callable[[], None], patience: float) -> None:

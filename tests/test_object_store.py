@@ -105,9 +105,19 @@ def test_an_outage_is_sat_out(
         patiently(answers.check, patience=0.5)
 
 
-@pytest.mark.parametrize(("status", "kind"), [(503, Unreachable), (404, UserError)])
-def test_only_what_may_pass_is_called_unreachable(status: int, kind: type[UserError]) -> None:
-    answer: Any = {"Error": {"Code": "x"}, "ResponseMetadata": {"HTTPStatusCode": status}}
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (503, "x", Unreachable),
+        (429, "x", Unreachable),
+        (400, "RequestTimeout", Unreachable),
+        (404, "x", UserError),
+    ],
+)
+def test_only_what_may_pass_is_called_unreachable(
+    status: int, code: str, kind: type[UserError]
+) -> None:
+    answer: Any = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
     with pytest.raises(UserError) as caught, Bucket("s3://bucket/run"):
         raise ClientError(answer, "PutObject")
     assert type(caught.value) is kind
@@ -117,7 +127,7 @@ def test_only_what_may_pass_is_called_unreachable(status: int, kind: type[UserEr
         raise ReadTimeoutError(endpoint_url="http://127.0.0.1:9")
 
 
-def test_a_download_that_is_cut_off_again_and_again_may_pass(
+def test_an_object_that_is_always_cut_short_is_unreachable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with flaky_s3() as server:
@@ -126,7 +136,7 @@ def test_a_download_that_is_cut_off_again_and_again_may_pass(
             bucket.client.create_bucket(Bucket="bucket")
             bucket.put("weights", b"bytes")
             server.spoil_always("weights", Fault(cut_after=2))
-        with pytest.raises(Unreachable, match="s3://bucket/run: "), bucket:
+        with pytest.raises(Unreachable, match="s3://bucket/run: .* cuts its answers"), bucket:
             bucket.fetch("weights")
         server.heal()
         with bucket:

@@ -25,14 +25,13 @@ from botocore.exceptions import (
 from urllib3.exceptions import HTTPError
 
 from pospre.errors import Unreachable, UserError
-from pospre.object_store import CREDENTIAL_FAULTS, Bucket
+from pospre.object_store import CREDENTIAL_FAULTS, Bucket, may_pass
 
 PATIENCE_HINT = "POSPRE_S3_PATIENCE sets how many seconds a shard may take"
 
 _BLOCK = 32 << 10  # small: between two blocks a download sees that it should stop
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 10.0
-_BUSY = ("SlowDown", "RequestTimeout", "Throttling", "ThrottlingException", "RequestLimitExceeded")
 _REPLACED = ("PreconditionFailed", "412", "InvalidRange", "416")
 
 
@@ -158,7 +157,7 @@ class Download:
             return f"the connection was cut after {self.done} bytes ({type(error).__name__})"
         code = error.response["Error"]["Code"]
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        if status >= 500 or status == 429 or code in _BUSY:
+        if may_pass(error):
             return f"the server answered {status} {code}"
         if code in _REPLACED:
             self.done = 0
