@@ -24,7 +24,7 @@ from pospre.training.checkpoints.finding import (
     checkpoints_in,
     checkpoints_of,
 )
-from pospre.training.checkpoints.mirror import restore_metrics
+from pospre.training.checkpoints.mirror import restore_run
 from pospre.training.checkpoints.reading import Checkpoint, open_newest, read_on_every_rank
 from pospre.training.checkpoints.sight import check_sight
 from pospre.training.checkpoints.uploads import Uploads, lacks
@@ -194,7 +194,7 @@ def open_run(run: Components) -> Checkpoint | None:
         _check_checkpoint(run, start)
     write_recipe(recipe, run.algorithms)
     if start is not None and is_remote(start.uri):
-        restore_metrics(recipe.run_path(), folder)
+        restore_run(recipe.run_path(), folder)
     return start
 
 

@@ -26,6 +26,7 @@ from pospre.recipe.yaml_text import read_mapping
 from pospre.training.checkpoints.content import recorded
 from pospre.training.checkpoints.file import why_not_written
 from pospre.training.checkpoints.finding import remove_checkpoints
+from pospre.training.checkpoints.mirror import remove_mirrored
 from pospre.training.checkpoints.reading import open_newest
 from pospre.training.lease import lease
 from pospre.training.resolve import with_defaults
@@ -197,6 +198,8 @@ def clear(recipe: Recipe) -> None:
             )
     try:
         remove_checkpoints(folder)
+        if is_remote(folder):
+            remove_mirrored(folder)
         for entry in path.iterdir():
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)

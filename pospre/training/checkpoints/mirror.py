@@ -1,14 +1,16 @@
 """The small files of a run in its bucket: beside its checkpoints, and back where they are gone."""
 
 import json
+import re
 from pathlib import Path
 
-from pospre.atomic_file import write_atomic
+from pospre.atomic_file import PARTIAL, write_atomic
 from pospre.model.question import QUESTIONS
 from pospre.object_store import Bucket
 
 _NAMES = ("recipe.yaml", QUESTIONS, "metrics.jsonl", "watch.jsonl", "report.html")
 _FOLDERS = ("evaluation", "bad_steps")
+_RESTORED = re.compile(r"watch\.jsonl|evaluation/\w+\.jsonl?")
 
 
 def mirror_run(run_folder: Path, remote: Bucket) -> None:
@@ -18,23 +20,33 @@ def mirror_run(run_folder: Path, remote: Bucket) -> None:
         paths += sorted(path for path in (run_folder / folder).rglob("*") if path.is_file())
     with remote as bucket:
         for path in paths:
-            if path.exists():
+            if path.exists() and path.suffix != PARTIAL:
                 bucket.put(path.relative_to(run_folder).as_posix(), path.read_bytes())
 
 
-def restore_metrics(run_folder: Path, remote: str) -> None:
-    """Fetch the metrics of a run whose bucket is further than its local folder; warnings, too."""
+def remove_mirrored(remote: str) -> None:
+    """Delete a run's small files from its bucket."""
+    with Bucket(remote) as bucket:
+        for name in bucket.list(below=True):
+            if name in _NAMES or name.startswith(tuple(f"{folder}/" for folder in _FOLDERS)):
+                bucket.delete(name)
+
+
+def restore_run(run_folder: Path, remote: str) -> None:
+    """Fetch what a run has measured, where its bucket is further than its local folder."""
     target = run_folder / "metrics.jsonl"
     with Bucket(remote) as bucket:
-        names = bucket.list()
-        if target.name not in names:
-            return
-        theirs = bucket.read(target.name)
+        theirs = bucket.find(target.name)
         ours = target.read_bytes() if target.exists() else b""
-        if _last_step(theirs) > _last_step(ours):
-            write_atomic(target, theirs)
-            if "watch.jsonl" in names:
-                write_atomic(target.with_name("watch.jsonl"), bucket.read("watch.jsonl"))
+        if theirs is None or _last_step(theirs) <= _last_step(ours):
+            return
+        write_atomic(target, theirs)
+        measured = [f"evaluation/{name}" for name in bucket.list("evaluation")]
+        for name in filter(_RESTORED.fullmatch, ["watch.jsonl", *measured]):
+            content = bucket.find(name)
+            if content is not None:
+                (run_folder / name).parent.mkdir(exist_ok=True)
+                write_atomic(run_folder / name, content)
 
 
 def _last_step(metrics: bytes) -> int:

@@ -12,14 +12,16 @@ import torch
 
 from pospre.evaluation.best_checkpoint import BestCheckpoint
 from pospre.object_store import Bucket
+from pospre.recipe.recipe import load_recipe
 from pospre.training.checkpoints import uploads as uploading
 from pospre.training.checkpoints.content import load_model
 from pospre.training.checkpoints.file import write_checkpoint
 from pospre.training.checkpoints.finding import NOTE, remove_checkpoints
-from pospre.training.checkpoints.mirror import restore_metrics
+from pospre.training.checkpoints.mirror import mirror_run, restore_run
 from pospre.training.checkpoints.reading import Checkpoint, open_checkpoint
 from pospre.training.checkpoints.uploads import Uploads, lacks
 from pospre.training.run import in_bucket
+from pospre.training.run_folder import clear
 from tests.data.flaky_s3 import FlakyS3, flaky_s3, use_bucket
 from tests.processes import finished, launcher, until
 from tests.training.tiny_runs import SHORT, Run, curve, environment, metrics
@@ -81,7 +83,7 @@ class Machine:
     def __init__(self, folder: Path) -> None:
         self.folder, self.checkpoints = folder, folder / "checkpoints"
         self.checkpoints.mkdir(parents=True)
-        restore_metrics(folder, REMOTE)
+        restore_run(folder, REMOTE)
         self.best = BestCheckpoint(folder / "metrics.jsonl", self.checkpoints, "knn/top1", "max")
         self.best.look_into(REMOTE)
         self.best.settle()
@@ -115,6 +117,29 @@ def test_the_best_one_stays_for_another_machine(server: FlakyS3, tmp_path: Path)
     assert there() == ["figure.json", "ep0-ba15.json", "ep0-ba15.pt"]
     remove_checkpoints(REMOTE)
     assert there() == []
+
+
+def test_what_was_measured_is_on_the_next_machine_and_goes_when_the_run_starts_over(
+    server: FlakyS3, tiny: Path, tmp_path: Path
+) -> None:
+    recipe = load_recipe(tiny, [f"trainer.save_folder={REMOTE}"])
+    here, there = recipe.run_path(), tmp_path / "there"
+    measured = ["evaluation/history.jsonl", "evaluation/knn.json", "metrics.jsonl", "watch.jsonl"]
+    for name in ("recipe.yaml", "evaluation/knn.json.0.partial", *measured):
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).write_text(f'{{"step": 2, "of": "{name}"}}\n')
+    mirror_run(here, Bucket(REMOTE))
+    assert names(server) == sorted([*measured, "recipe.yaml"])
+    there.mkdir()
+    restore_run(there, REMOTE)
+    assert {path: (there / path).read_bytes() for path in measured} == {
+        path: (here / path).read_bytes() for path in measured
+    }
+    (there / "evaluation" / "knn.json").write_text("newer")
+    restore_run(there, REMOTE)
+    assert (there / "evaluation" / "knn.json").read_text() == "newer"
+    clear(recipe)
+    assert names(server) == [] and not [*here.iterdir()]
 
 
 def test_an_outage_is_said_once_and_sat_out(
