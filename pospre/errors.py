@@ -122,12 +122,11 @@ def run_command(main: Callable[[], int]) -> int:
         if int(os.environ.get("RANK", "0")) > 0:
             # rank 0 has mostly met the same mistake: it speaks, and the launcher ends the others
             time.sleep(5)
+        _come_to_the_end()
         print(f"error: {error}", file=sys.stderr)
         return error.code
     except Stopped as stop:
-        if "RANK" in os.environ:
-            # the launcher ends the others as soon as one rank has ended: let each come to its end
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        _come_to_the_end()
         if int(os.environ.get("RANK", "0")) == 0:
             print(stop, file=sys.stderr)
         return stop.code
@@ -145,3 +144,9 @@ def run_command(main: Callable[[], int]) -> int:
             file=sys.stderr,
         )
         return 2
+
+
+def _come_to_the_end() -> None:
+    """Let a rank end with its own code: launchers end the others as soon as one has ended."""
+    if "RANK" in os.environ:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,6 +1,9 @@
 """How a command ends, and what a message suggests."""
 
+import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -46,6 +49,20 @@ def test_a_signal_is_one_line(
         signal.signal(signal.SIGINT, ctrl_c)
     text = capsys.readouterr().err
     assert text.startswith("stopped by ") and "give the same command again\n" in text
+
+
+def test_a_rank_that_has_said_its_mistake_keeps_its_code_though_the_launcher_ends_it() -> None:
+    script = (
+        "import os, signal, sys\n"
+        "from pospre.errors import UserError, run_command\n"
+        "def main(): raise UserError('no data')\n"
+        "code = run_command(main)\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+        "sys.exit(code)"
+    )
+    rank = {**os.environ, "RANK": "0"}
+    done = subprocess.run([sys.executable, "-c", script], env=rank, check=False)
+    assert done.returncode == 2
 
 
 def test_other_errors_keep_their_traceback() -> None:

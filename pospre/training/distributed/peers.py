@@ -33,7 +33,9 @@ from pospre.training.distributed.rendezvous import Meeting, meet
 _SILENT = 5.0  # seconds of silence from which on a failed operation is laid to a rank
 _LEAVE = 30.0  # seconds in which a rank should have noticed itself that another has ended
 _AGAIN = 75
-_CONNECTION = re.compile(r"gloo|nccl|connection|socket|broken pipe|timed? ?out", re.IGNORECASE)
+_TOGETHER = re.compile(
+    r"gloo|nccl|connection|socket|broken pipe|timed? ?out|^rank \d+ failed:", re.IGNORECASE
+)
 
 
 @contextmanager
@@ -100,7 +102,7 @@ class Peers:
 
     def _to_blame(self, error: BaseException | None) -> dict[int, Gone]:
         """Return the lost ranks that made this one fail; wait a little for news of them."""
-        if not _is_of_a_connection(error):
+        if not _is_of_all_ranks(error):
             # SIGTERM, perhaps: a launcher ends the others when one is lost
             return dict(self._heartbeat.gone) if isinstance(error, SystemExit) else {}
         with suppress(ValueError):  # not the main thread
@@ -154,10 +156,10 @@ class Peers:
             _say("the launcher is gone: stopping as by SIGTERM")
 
 
-def _is_of_a_connection(error: BaseException | None) -> bool:
+def _is_of_all_ranks(error: BaseException | None) -> bool:
     """Tell whether an operation of all ranks failed; a signal may have come on top of it."""
     while isinstance(error, RuntimeError | SystemExit | KeyboardInterrupt):
-        if isinstance(error, RuntimeError) and _CONNECTION.search(str(error)):
+        if isinstance(error, RuntimeError) and _TOGETHER.search(str(error)):
             return True
         error = error.__context__
     return False

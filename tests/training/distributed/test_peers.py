@@ -19,6 +19,7 @@ from pospre.training.distributed.rendezvous import Meeting
 
 KILLED, FAILED = Gone("was killed", 75, 0.0), Gone("failed: no such file", 2, 0.0)
 GLOO = RuntimeError("[pair.cc:534] Connection closed by peer [127.0.0.1]:1234")
+TOLD = RuntimeError("rank 0 failed: OSError: [Errno 28] No space left on device")
 
 
 @pytest.fixture
@@ -71,10 +72,11 @@ def test_the_first_of_a_node_that_lives_names_the_lost_ones(
     assert str(lost) == "" and lost is not None and lost.code == 75
 
 
+@pytest.mark.parametrize("error", [GLOO, TOLD])
 def test_a_mistake_of_one_rank_ends_the_others_with_its_words(
-    rank: Callable[[int], Peers], capsys: pytest.CaptureFixture[str]
+    error: RuntimeError, rank: Callable[[int], Peers], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lost = end(rank(2), GLOO, of_0=FAILED, of_1=KILLED)
+    lost = end(rank(2), error, of_0=FAILED, of_1=KILLED)
     assert lost is not None and "rank 0 on a failed: no such file" in str(lost)
     assert lost.code == 2 and "goes on" not in str(lost)
     assert str(end(rank(1), GLOO, of_0=FAILED)) == ""  # on its node it has spoken for itself
