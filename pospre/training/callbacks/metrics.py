@@ -162,16 +162,17 @@ def _peak_memory(state: State) -> dict[str, float]:
 
 
 def drop_after(path: Path, step: int) -> None:
-    """Rewrite a metrics file without the lines after ``step`` and without a half-written one."""
+    """Rewrite a metrics file without the lines after ``step`` and without damaged ones."""
     if path.exists():
-        write_lines(path, [line for line in read_lines(path) if line["step"] <= step])
+        lines = read_lines(path)
+        write_lines(path, [line for line in lines if line.get("step", math.inf) <= step])
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a file with one per line; one that a kill cut short is left out."""
+    """Return the objects of a file with one per line; one that is damaged is left out."""
     lines = []
-    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        with suppress(ValueError):  # half-written
+    for text in path.read_bytes().splitlines() if path.exists() else ():
+        with suppress(ValueError):  # half-written by a killed run, or changed on the disk
             lines.append(json.loads(text))
     return lines
 

@@ -11,11 +11,12 @@ def test_names() -> None:
     assert plain_name("other/value") == "other/value"
 
 
-def test_later_and_half_written_lines_are_dropped(tmp_path: Path) -> None:
+def test_later_and_damaged_lines_are_dropped(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     drop_after(path, 2)
     assert not path.exists()
-    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"st')
+    flipped = b'{"stfp": 1}\n{"step": 1, "l\xefss": 2}\n'
+    path.write_bytes(b'{"step": 1}\n' + flipped + b'{"step": 2}\n{"step": 3}\n{"st')
     drop_after(path, 2)
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
     assert list(tmp_path.iterdir()) == [path]
