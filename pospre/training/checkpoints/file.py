@@ -150,9 +150,12 @@ def why_not_written(error: OSError, place: Path) -> str:
     """Return why something could not be written to a folder, and what helps."""
     if error.errno == errno.EFBIG:
         return f"{error.strerror}. Raise this shell's limit on the size of files (ulimit -f)"
-    there = nearest_existing(place)
-    free = readable(shutil.disk_usage(there).free)
-    return f"{error.strerror} ({free} free in {there}). Make room there, or make it writable"
+    try:
+        there = nearest_existing(place)
+        free = f"{readable(shutil.disk_usage(there).free)} free in {there}"
+    except OSError:  # the disk is gone, or its server
+        free = f"{place} does not answer"
+    return f"{error.strerror} ({free}). Make room there, or make it writable"
 
 
 class _Hashing:

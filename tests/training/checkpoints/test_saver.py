@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import errno
 import json
 import resource
 import signal
@@ -57,6 +58,17 @@ def test_a_full_disk_leaves_what_was_there(size: int, tmp_path: Path) -> None:
     with full_disk(size), pytest.raises(OSError, match="File too large"):
         write_checkpoint(CONTENT, tmp_path / "ep1-ba4.pt")
     assert files(tmp_path) == before
+
+
+def test_a_disk_that_is_gone_is_said_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gone = OSError(errno.ESTALE, "Stale file handle")
+
+    def stale(_: Path) -> None:
+        raise gone
+
+    monkeypatch.setattr(checkpoint_file.shutil, "disk_usage", stale)
+    said = checkpoint_file.why_not_written(gone, tmp_path)
+    assert said.startswith(f"Stale file handle ({tmp_path} does not answer). ")
 
 
 def test_a_run_ends_with_one_message_on_a_full_disk(tiny: Path, run: Run, tmp_path: Path) -> None:
