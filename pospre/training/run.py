@@ -162,11 +162,11 @@ def fit(
     dist.barrier()
     if signals.stopped is not None:
         # the others may have disks of their own, without what makes files a checkpoint
-        local = str(run.recipe.local_checkpoints())
-        saved = from_rank_zero(lambda: checkpoints_in(local)[0])
+        step, local = trainer.state.timestamp.batch.value, str(run.recipe.local_checkpoints())
+        saved = from_rank_zero(lambda: next(x for x in checkpoints_in(local) if x.batch == step))
         raise Stopped(
             signals.stopped,
-            f"after step {saved.batch} of {run.total_steps}, saved in {saved.uri}; the same "
+            f"after step {step} of {run.total_steps}, saved in {saved.uri}; the same "
             "command goes on from there",
         )
 

@@ -4,19 +4,25 @@ import hashlib
 import json
 import os
 import pickle
+import re
 import shutil
+import signal
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from composer.core import State
+from composer.loggers import Logger
 
 from pospre.errors import UserError
+from pospre.training import trainer
 from pospre.training.checkpoints import reading as checkpoint_reading
 from pospre.training.checkpoints.content import load_model
 from pospre.training.checkpoints.file import write_checkpoint
 from pospre.training.checkpoints.reading import open_newest, read_checkpoint
+from pospre.training.checkpoints.saver import CheckpointSaver
 from tests.training.tiny_runs import SHORT, Run, contents, curve
 
 
@@ -105,6 +111,20 @@ def test_a_run_goes_on_from_the_newest_whole_one(
     ours, theirs = (load_model(str(place))[0] for place in (folder.parent, tmp_path / "whole"))
     for key, tensor in theirs.state_dict().items():
         assert torch.equal(tensor, ours.state_dict()[key]), key
+
+
+def test_a_run_that_is_stopped_before_a_damaged_one_names_what_it_has_saved(
+    folder: Path, tiny: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flip(folder / "ep1-ba4.pt", 5000)
+
+    class Told(CheckpointSaver):
+        def batch_start(self, state: State, logger: Logger) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(trainer, "CheckpointSaver", Told)
+    code, said = run(tiny, *SHORT)
+    assert code == 75 and re.search(rf"after step 3 of 6, saved in {folder}/ep\d-ba3\.pt", said)
 
 
 def spoil(path: Path, kind: str, proof: Path) -> None:
