@@ -39,7 +39,7 @@ Every value has the batch first and nothing is nested, so Composer's own splitti
 microbatches and moving to the device work on it as they are.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -108,8 +108,20 @@ def from_images(
                 f"from_images got boxes of shape {tuple(boxes.shape)} for images of shape "
                 f"{tuple(images.shape)}; give left, top, right and bottom of each view."
             )
+        _check_shares(boxes)
         batch[box_key(group)] = boxes.to(views.device).float().view(rows, count, 4)
     return batch if epoch is None else numbered(batch, epoch=int(epoch))
+
+
+def _check_shares(boxes: Tensor) -> None:
+    """Raise ``UserError`` for pixels, or for widths and heights in place of right and bottom."""
+    low, high = boxes[..., :2], boxes[..., 2:]
+    # a view that was padded reaches a little over
+    if boxes.is_cpu and not ((low > -0.5) & (low < high) & (high < 1.5)).all():
+        raise UserError(
+            f"from_images got boxes from {boxes.min():.4g} to {boxes.max():.4g}; give left, top, "
+            "right and bottom as shares of the whole image's width and height, from 0 to 1."
+        )
 
 
 def _numbers(key: str, values: Tensor, images: Tensor) -> Tensor:
@@ -124,7 +136,7 @@ def _numbers(key: str, values: Tensor, images: Tensor) -> Tensor:
 
 
 def whole_numbers(values: Tensor, key: str) -> Tensor:
-    """Return a batch's numbers as int64, of which alone the same draws come everywhere.
+    """Return a batch's numbers as int64: of that alone the same draws come everywhere.
 
     Raises:
         UserError: they are no tensor (B,) of whole numbers.
@@ -132,8 +144,8 @@ def whole_numbers(values: Tensor, key: str) -> Tensor:
     if not isinstance(values, Tensor) or values.ndim != 1 or values.is_floating_point():
         kind = values.dtype if isinstance(values, Tensor) else type(values).__name__
         raise UserError(
-            f"the batch's '{key}' is {kind} of shape {tuple(getattr(values, 'shape', ()))}; masks "
-            "are drawn from it: make it a tensor (B,) of int64."
+            f"the batch's '{key}' is {kind} of shape {tuple(getattr(values, 'shape', ()))}: make "
+            "it a tensor (B,) of int64, one number for each sample."
         )
     return values.long()
 
@@ -202,6 +214,11 @@ def view_keys(batch: Batch, count: int, seed: int, purpose: str, *, first: int =
 def flip_key(group: str = "view") -> str:
     """Return the key of a view group's flips."""
     return f"{group}/flip"
+
+
+def loaded_keys(groups: Iterable[str]) -> list[str]:
+    """Return the keys that loaders write, but for the boxes, of which who reads them says more."""
+    return [LABEL, *(key(group) for group in groups for key in (image_key, flip_key))]
 
 
 def field_box_key(group: str = "view") -> str:

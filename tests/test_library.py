@@ -151,6 +151,9 @@ def test_the_crop_field_asks_where_images_were_cut() -> None:
         pospre.prepare(model, algorithms, pospre.from_images(**given), 0.0)
     with pytest.raises(UserError, match=r"boxes of shape \(4, 2\) for images of shape"):
         pospre.from_images(**given, boxes=torch.zeros(4, 2))
+    for wrong in ([8.0, 0.0, 24.0, 16.0], [0.5, 0.5, 0.25, 0.25]):  # pixels; width and height
+        with pytest.raises(UserError, match=r"from_images got boxes from .* as shares of the"):
+            pospre.from_images(**given, boxes=torch.tensor(wrong).repeat(4, 1))
     boxes = torch.tensor([0.25, 0.0, 0.75, 0.5]).repeat(4, 1)
     batch = pospre.prepare(model, algorithms, pospre.from_images(**given, boxes=boxes), 0.0)
     assert torch.equal(batch["view/box"], boxes[:, None])
@@ -318,6 +321,17 @@ def test_labels_that_no_class_has_are_refused() -> None:
     model, algorithms = Case(("supervised",)).build()
     batch = pospre.from_images(pixels(), index=torch.arange(4), epoch=0)
     with pytest.raises(UserError, match=r"num_classes = \d+, and a batch the label -1"):
+        pospre.prepare(model, algorithms, batch, 0.0)
+    batch["label"] = torch.zeros(4, 1, dtype=torch.int64)  # would be compared with all images
+    with pytest.raises(
+        UserError, match=r"'label' is .* of shape \(4, 1\): make it a tensor \(B,\)"
+    ):
+        pospre.prepare(model, algorithms, batch, 0.0)
+    batch["label"] = torch.zeros(4, dtype=torch.int32)
+    batch = pospre.prepare(model, algorithms, batch, 0.0)
+    assert torch.isfinite(model.loss(model(batch), batch)["total"])
+    del batch["label"]
+    with pytest.raises(UserError, match=r"lacks 'label'; pospre.build_loader writes it"):
         pospre.prepare(model, algorithms, batch, 0.0)
 
 

@@ -13,7 +13,7 @@ from composer.utils import dist
 from torch import nn
 
 from pospre import algorithms
-from pospre.batch import EPOCH, INDEX, Batch, numbered, whole_numbers
+from pospre.batch import EPOCH, INDEX, Batch, loaded_keys, numbered, whole_numbers
 from pospre.errors import UserError, suggestion
 from pospre.model.model import PretrainModel
 from pospre.model.optimizer_check import check_followed, check_moved, check_optimized, fingerprints
@@ -161,7 +161,12 @@ def attach(
             f"pospre.attach takes a PretrainModel, and got {type(model).__name__}: make one of the "
             "encoder, pospre.PretrainModel(pospre.wrap_encoder(vit), seed=0)."
         )
-    kind = name if isinstance(name, type) else algorithm_class(name)
+    kind = algorithm_class(name) if isinstance(name, str) else name
+    if not isinstance(kind, type) or not issubclass(kind, PretrainAlgorithm):
+        raise UserError(
+            f"pospre.attach got {name!r}, and takes an algorithm's name, or a class of your own, "
+            'and its options beside it: attach(model, "mae", mask_ratio=0.75).'
+        )
     name = kind.module_name()
     if name in model.registry.attached:
         raise UserError(f"algorithms.{name} is attached to this model already; attach it once.")
@@ -222,9 +227,10 @@ def prepare(
         try:
             algorithm.write(batch, model)
         except KeyError as error:
-            if error.args[0] in model.registry.writers:
-                raise model.registry.not_written(error.args[0]) from error
-            raise
+            key = error.args[0]
+            if key in batch or key not in (*model.registry.writers, *loaded_keys(model.views)):
+                raise
+            raise model.registry.lacking(key) from error
     return batch
 
 

@@ -141,10 +141,7 @@ class PretrainModel(ComposerModel):
         """
         for key in (image_key(group), flip_key(group)):
             if key not in batch:
-                raise UserError(
-                    f"the batch lacks '{key}', of the views of the group '{group}'; "
-                    "pospre.build_loader writes it, and pospre.from_images."
-                )
+                raise self.registry.lacking(key)
         views, flips = batch[image_key(group)], batch[flip_key(group)]
         if not self.training or self.views[group].augment.is_off:
             return self.augment(views, flips)

@@ -85,12 +85,19 @@ class Registry:
         if shuffled:
             self.shuffled.add(key)
 
-    def not_written(self, key: str) -> UserError:
-        """Return the error of a batch without ``key``, which an algorithm should have written."""
+    def lacking(self, key: str) -> UserError:
+        """Return the error of a batch without ``key``, of an algorithm's or of a loader's."""
+        if key in self.writers:
+            return UserError(
+                f"the batch lacks '{key}', which algorithms.{self.writers[key]} writes before the "
+                "forward: give pospre.prepare, or the Trainer, all algorithms that are attached, "
+                "in the order of their attachment."
+            )
+        group = key.rpartition("/")[0]
+        where = f", of the views of the group '{group}'" if group else ""
         return UserError(
-            f"the batch lacks '{key}', which algorithms.{self.writers[key]} writes before the "
-            "forward: give pospre.prepare, or the Trainer, all algorithms that are attached, in "
-            "the order of their attachment."
+            f"the batch lacks '{key}'{where}; pospre.build_loader writes it, and "
+            "pospre.from_images."
         )
 
     def check_batch(self, batch: Batch) -> None:
@@ -111,7 +118,7 @@ class Registry:
                 )
             for patches in (declared.keep, declared.context):
                 if patches in self.writers and patches not in batch:
-                    raise self.not_written(patches)
+                    raise self.lacking(patches)
 
     def add_pass(self, name: str, owner: str, encoder_pass: EncoderPass) -> EncoderPass:
         """Declare an encoder pass; one that is declared already over the same tokens is shared.

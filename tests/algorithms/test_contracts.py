@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from pospre import attach
+from pospre.errors import UserError
 from pospre.model.algorithm import algorithm_class, algorithm_names
 from tests.algorithms.cases import HOST_OF, OPTIONS, Case, Options, make_optimizer, train, written
 
@@ -78,6 +79,19 @@ def test_gradient_reaches_every_trained_parameter_and_no_teacher(name: str) -> N
             assert parameter.grad is not None and parameter.grad.any(), key
     teachers = [p for _, teacher in model.teachers.pairs for p in teacher.parameters()]
     assert not any(parameter.requires_grad for parameter in teachers)
+
+
+def without(batch: dict[str, torch.Tensor], key: str) -> dict[str, torch.Tensor]:
+    return {other: value for other, value in batch.items() if other != key}
+
+
+def test_a_view_that_the_loader_left_out_is_said(name: str) -> None:
+    case = case_of(name)
+    model, algorithms = case.build()
+    for key in case.batch().keys() - {"index", "epoch", "label"}:
+        if not key.endswith("/box"):
+            with pytest.raises(UserError, match=f"lacks '{key}', of the views of .*from_images"):
+                model(written(model, algorithms, without(case.batch(), key)))
 
 
 def test_saved_and_resumed_training_is_the_uninterrupted_one(name: str) -> None:

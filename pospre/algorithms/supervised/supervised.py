@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pospre import draws
 from pospre.algorithms.supervised.mixing import Mix, draw_mix, mix_pixels
-from pospre.batch import EPOCH, INDEX, LABEL, Batch
+from pospre.batch import EPOCH, INDEX, LABEL, Batch, whole_numbers
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm, require_one_view
 from pospre.model.model import PretrainModel
@@ -211,7 +211,8 @@ class Supervised(PretrainAlgorithm):
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
         """Check the labels, draw who is mixed how, and the visible patches."""
-        labels, classes = batch[LABEL], self.num_classes
+        labels, classes = whole_numbers(batch[LABEL], LABEL), self.num_classes
+        batch[LABEL] = labels
         if labels.is_cpu and classes and not ((labels >= 0) & (labels < classes)).all():
             wrong = labels[(labels < 0) | (labels >= classes)][0].item()
             raise UserError(
