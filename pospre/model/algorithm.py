@@ -16,7 +16,7 @@ from pospre import algorithms
 from pospre.batch import EPOCH, INDEX, Batch, loaded_keys, numbered, whole_numbers
 from pospre.errors import UserError, suggestion
 from pospre.model.model import PretrainModel
-from pospre.model.optimizer_check import check_followed, check_moved, check_optimized, fingerprints
+from pospre.model.optimizer_check import check_followed, check_optimized, check_stepped
 from pospre.model.progress import Progress, as_progress, training_progress
 from pospre.model.question import Question
 from pospre.nn.patch_encoder import PatchEncoder
@@ -209,11 +209,11 @@ def prepare(
     model = unwrapped(model)
     if not isinstance(progress, Progress):  # a loop without Composer
         _check_given(model, algorithms)
-        if model.before_first_step is None:
+        if not model.is_prepared:
             for algorithm in algorithms:
                 algorithm.attach(model)  # again, as under a Trainer: what came late is checked
             model.check_complete()
-            model.before_first_step = fingerprints(model)
+            model.is_prepared = True
         check_followed(model)
     for key in (INDEX, EPOCH):
         if key not in batch:
@@ -245,7 +245,8 @@ def after_step(
     """
     model = unwrapped(model)
     _check_given(model, algorithms)
-    check_moved(model)
+    model.is_followed = True
+    check_stepped(model)
     for algorithm in algorithms:
         algorithm.after_step(model, as_progress(progress))
 

@@ -71,8 +71,8 @@ class PretrainModel(ComposerModel):
         self.seed = seed
         self.views = named_groups(views or [ViewGroup(size=encoder.image_size)])
         self.registry = Registry(encoder, self.views)
-        # of a loop without Composer, to see what its first step has moved
-        self.before_first_step: dict[str, tuple[int, float]] | None = None
+        # of a loop without Composer: begun, its optimisers are checked, ``after_step`` is called
+        self.is_prepared = self.is_checked = self.is_followed = False
         self.seen_weights, self.moves_seen = (-1, 0.0), 0  # until ``after_step`` is called
         for name, group in self.views.items():
             for side, patch in zip(group.shape, encoder.patch_size, strict=True):

@@ -3,36 +3,42 @@
 import warnings
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 
-
-def fingerprints(model: PretrainModel) -> dict[str, tuple[int, float]]:
-    """Return what changes when an optimiser moves a tensor: its version, or the sum of it."""
-    return {
-        name: (parameter._version, parameter.detach().double().sum().item())
-        for name, parameter in model.named_parameters()
-    }
+_STEPPED: WeakSet[Optimizer] = WeakSet()
 
 
-def check_moved(model: PretrainModel) -> None:
-    """Raise ``UserError`` if the optimiser's first step has moved some tensors, but not all.
+def _note_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    if not torch.compiler.is_compiling():
+        _STEPPED.add(optimizer)
 
-    Only tensors that hold a gradient are checked. A step that moved none (skipped by a gradient
-    scaler, or with a learning rate of 0) proves nothing.
+
+register_optimizer_step_post_hook(_note_step)
+
+
+def check_stepped(model: PretrainModel) -> None:
+    """Raise ``UserError`` if the optimisers that have made a step leave some tensors out.
+
+    Whether a tensor has moved would not tell: the first rate of a long warm-up is too small for a
+    weight of 1. Only tensors that hold a gradient are checked. An optimiser that is none of
+    torch's, or whose ``step`` is compiled, is not seen.
     """
-    if not model.before_first_step:
+    if model.is_checked:
         return
-    now, before = fingerprints(model), model.before_first_step
-    still = [name for name in before if now.get(name) == before[name]]
-    if len(still) < len(before):
-        model.before_first_step = {}  # asked once
-        held = dict(model.named_parameters())
-        _refuse_untrained([name for name in still if held[name].grad is not None])
+    groups = [group for optimizer in _STEPPED for group in optimizer.param_groups]
+    held = {id(parameter) for group in groups for parameter in group["params"]}
+    named = dict(model.named_parameters())
+    if any(id(parameter) in held for parameter in named.values()):
+        model.is_checked = True  # asked once
+        left = [name for name, each in named.items() if id(each) not in held]
+        _refuse_untrained([name for name in left if named[name].grad is not None])
 
 
 def check_followed(model: PretrainModel) -> None:
@@ -41,7 +47,7 @@ def check_followed(model: PretrainModel) -> None:
     Where there is no teacher for it to move, what it would check is checked here. Weights that are
     loaded move them as well, but not three times in a row.
     """
-    if not model.before_first_step:
+    if model.is_followed or model.is_checked:
         return
     trained = [each for each in model.parameters() if each.requires_grad]
     # fused optimisers do not count versions: one tensor tells
@@ -52,13 +58,14 @@ def check_followed(model: PretrainModel) -> None:
         model.moves_seen += 1
     if model.moves_seen <= 3:  # the first is what was there
         return
-    check_moved(model)
+    check_stepped(model)
     if model.teachers.momentum is not None:
         raise UserError(
             f"algorithms.{model.teachers.owner} has a teacher, which stands still: the optimiser "
             "has moved the weights three times, and pospre.after_step(model, algorithms, progress) "
             "was never called. Call it after each of the optimiser's steps."
         )
+    model.is_followed = True  # there is nothing to follow
 
 
 def check_optimized(model: PretrainModel, optimizers: Sequence[Optimizer]) -> None:

@@ -54,6 +54,18 @@ def test_a_teacher_that_never_follows_is_an_error(fused: bool) -> None:
         step(follow)
 
 
+def test_a_rate_that_is_too_small_for_some_weights_is_no_mistake() -> None:
+    model, algorithms = Case(("mae",)).build()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-8, fused=True)
+    norm = model.encoder.get_parameter("norm.weight")
+    before = norm.detach().clone()
+    batch = pospre.prepare(model, algorithms, images(), 0.0)
+    model.loss(model(batch), batch)["total"].backward()
+    optimizer.step()
+    assert norm.equal(before), "a weight of 1 has moved"
+    pospre.after_step(model, algorithms, 0.0)
+
+
 @pytest.mark.parametrize("early", [False, True])
 def test_without_a_teacher_nobody_asks_for_after_step(early: bool) -> None:
     model = empty_model()
