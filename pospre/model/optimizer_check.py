@@ -1,11 +1,12 @@
 """What an optimiser leaves out, or trains too early: under a Trainer, and in a plain loop."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 from weakref import WeakSet
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -32,13 +33,10 @@ def check_stepped(model: PretrainModel) -> None:
     """
     if model.is_checked:
         return
-    groups = [group for optimizer in _STEPPED for group in optimizer.param_groups]
-    held = {id(parameter) for group in groups for parameter in group["params"]}
-    named = dict(model.named_parameters())
-    if any(id(parameter) in held for parameter in named.values()):
+    left = _left_out(model, _STEPPED)
+    if len(left) < len([*model.parameters()]):
         model.is_checked = True  # asked once
-        left = [name for name, each in named.items() if id(each) not in held]
-        _refuse_untrained([name for name in left if named[name].grad is not None])
+        _refuse_untrained([name for name, each in left.items() if each.grad is not None])
 
 
 def check_followed(model: PretrainModel) -> None:
@@ -70,19 +68,25 @@ def check_followed(model: PretrainModel) -> None:
 
 def check_optimized(model: PretrainModel, optimizers: Sequence[Optimizer]) -> None:
     """Raise ``UserError`` if something that takes a gradient is in no optimiser's group."""
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    left = _left_out(model, optimizers)
+    _refuse_untrained([name for name, each in left.items() if each.requires_grad])
+    _warn_of_unfrozen(model, optimizers)
+
+
+def _left_out(model: PretrainModel, optimizers: Iterable[Optimizer]) -> dict[str, Tensor]:
+    """Return the tensors by name that are in no group of these optimisers."""
+    groups = _groups(optimizers)
     held = {id(parameter) for group in groups for parameter in group["params"]}
-    left = [
-        name
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad and id(parameter) not in held
-    ]
-    _refuse_untrained(left)
-    _warn_of_unfrozen(model, groups)
+    return {name: each for name, each in model.named_parameters() if id(each) not in held}
 
 
-def _warn_of_unfrozen(model: PretrainModel, groups: list[dict[str, Any]]) -> None:
+def _groups(optimizers: Iterable[Optimizer]) -> list[dict[str, Any]]:
+    return [group for optimizer in optimizers for group in optimizer.param_groups]
+
+
+def _warn_of_unfrozen(model: PretrainModel, optimizers: Iterable[Optimizer]) -> None:
     """Warn where parts should wait for some epochs, and no group of an optimiser is ``frozen``."""
+    groups = _groups(optimizers)
     for name in model.objectives:
         waiting = [part for part, epochs in model.objectives[name].frozen_epochs.items() if epochs]
         if waiting and not any(group.get("frozen") for group in groups):
