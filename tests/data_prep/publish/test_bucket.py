@@ -197,22 +197,28 @@ def test_an_upload_that_fails_keeps_the_rest(
 
 
 @pytest.fixture
-def flaky(monkeypatch: pytest.MonkeyPatch) -> Iterator[FlakyS3]:
+def flaky(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[FlakyS3]:
     with flaky_s3() as server:
         monkeypatch.setenv("S3_ENDPOINT_URL", server.url)
         yield server
 
 
+@pytest.fixture
+def there(flaky: FlakyS3) -> Any:
+    """A client that no fault stands before, of the store behind; it has the bucket."""
+    client: Any = boto3.client("s3", endpoint_url=flaky.upstream)
+    client.create_bucket(Bucket="bucket")
+    return client
+
+
 def test_a_storm_of_503s_is_waited_out(
-    bucket: Any,
+    there: Any,
     flaky: FlakyS3,
     source: Path,
     tmp_path: Path,
     snapshot: Callable[[Path], dict[str, bytes]],
 ) -> None:
     """Of every object the first write is refused: shards, records and descriptions."""
-    there: Any = boto3.client("s3", endpoint_url=flaky.upstream)
-    there.create_bucket(Bucket="bucket")
     flaky.refused_writes = 1
     assert write(source, URI) == 0
     assert sum(count > 1 for count in flaky.writes.values()) >= 2 * len(keys(there)) - 2
@@ -221,14 +227,12 @@ def test_a_storm_of_503s_is_waited_out(
 
 
 def test_a_store_that_stays_busy_ends_the_upload_with_the_cause(
-    bucket: Any,
+    there: Any,
     flaky: FlakyS3,
     source: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    there: Any = boto3.client("s3", endpoint_url=flaky.upstream)
-    there.create_bucket(Bucket="bucket")
     monkeypatch.setattr(remote, "_TRIES", 2)
     flaky.refused_writes = 1000
     assert write(source, URI) == 69
@@ -241,14 +245,12 @@ def test_a_store_that_stays_busy_ends_the_upload_with_the_cause(
 
 
 def test_a_store_that_takes_no_shard_may_take_it_later(
-    bucket: Any,
+    there: Any,
     flaky: FlakyS3,
     source: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    there: Any = boto3.client("s3", endpoint_url=flaky.upstream)
-    there.create_bucket(Bucket="bucket")
     monkeypatch.setattr(remote, "_TRIES", 1)
     monkeypatch.setattr(flaky, "refuses_write", lambda place: "/shard." in place)
     assert write(source, URI) == 69
