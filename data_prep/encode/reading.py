@@ -15,8 +15,14 @@ from data_prep.files.locations import DamagedItem
 from data_prep.sources.source import Item, Source, compact
 from pospre.errors import UserError
 
-# What keeps one file from being read, not its neighbours: links astray, or forbidden.
-_ONE_FILES_ERRORS = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.ELOOP)
+# What keeps one file from being read, not its neighbours: links astray, forbidden, a long path.
+_ONE_FILES_ERRORS = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOENT,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+)
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,

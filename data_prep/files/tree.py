@@ -12,7 +12,7 @@ from zipfile import is_zipfile
 from data_prep.files.archives import Entry, is_visible, zip_entries
 from data_prep.files.locations import InFile, Missing
 from data_prep.splits import split_of_name
-from pospre.data.stores.files import odd_file
+from pospre.data.stores.files import names_in, odd_file, refuse_unlisted
 from pospre.data.stores.folder import visible_files
 from pospre.errors import UserError
 
@@ -70,7 +70,7 @@ class Tree:
         inside = (name[len(prefix) :] for name in self._packed if name.startswith(prefix))
         found = {name.split("/", 1)[0] for name in inside}
         if self._folder is not None and (self._folder / folder).is_dir():
-            found |= {name for name in os.listdir(self._folder / folder) if is_visible(name)}
+            found |= {name for name in names_in(self._folder / folder) if is_visible(name)}
         return sorted(found)
 
     def shallow(self, suffix: str) -> list[Path]:
@@ -162,13 +162,17 @@ def files_below(root: Path, suffix: str) -> dict[str, Path]:
 
 def _regular_files(folder: Path, suffix: str) -> list[Path]:
     """Return the files directly in a folder whose names end so; no FIFOs and the like."""
-    return sorted(path for path in folder.glob(f"*{suffix}") if path.is_file())
+    paths = (folder / name for name in names_in(folder) if name.endswith(suffix))
+    return [path for path in paths if path.is_file()]
 
 
 def _inmost(folder: Path) -> Path:
     """Step into a folder for as long as it holds nothing but one other."""
-    with os.scandir(folder) as found:
-        first = list(islice((entry for entry in found if is_visible(entry.name)), 2))
+    try:
+        with os.scandir(folder) as found:
+            first = list(islice((entry for entry in found if is_visible(entry.name)), 2))
+    except OSError as error:
+        refuse_unlisted(error)
     return _inmost(Path(first[0])) if len(first) == 1 and first[0].is_dir() else folder
 
 

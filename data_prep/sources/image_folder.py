@@ -11,7 +11,7 @@ from data_prep.labels import labels_of
 from data_prep.sources.source import Item, Source, one_of_each_ending
 from data_prep.splits import Split, split_of_name
 from pospre.data.decode.formats import foreign_format
-from pospre.data.stores.files import odd_file
+from pospre.data.stores.files import names_in, odd_file
 from pospre.data.stores.folder import class_labels, file_start, list_images
 from pospre.errors import UserError
 
@@ -58,7 +58,7 @@ def _own_splits(root: Path) -> dict[str, Path]:
     Raises:
         UserError: two folders are the same split, or one beside train and val is none.
     """
-    folders = [name for name in os.listdir(root) if is_visible(name) and (root / name).is_dir()]
+    folders = [name for name in names_in(root) if is_visible(name) and (root / name).is_dir()]
     splits = {split_of_name(name) or "": root / name for name in sorted(folders)}
     if "" in splits and "train" in folders and {"val", "valid", "validation", "test"} & {*folders}:
         raise UserError(
@@ -97,7 +97,10 @@ def file_item(root: Path, name: str, label: int) -> Item:
 
 
 def _others(root: Path, images: set[str]) -> Iterator[str]:
-    """Yield the files that are no images; those behind links to folders are not looked at."""
+    """Yield the files that are no images; those behind links to folders are not looked at.
+
+    Hidden ones count, but for folders that cannot be read; visible ones have been read before.
+    """
     paths = (Path(folder) / name for folder, _, names in os.walk(root) for name in names)
     names = (path.relative_to(root).as_posix() for path in paths)
     return (name for name in names if name not in images)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -36,6 +36,30 @@ def odd_file(path: str | Path) -> str | None:
     except OSError:
         return None
     return next((name for is_odd, name in _ODD_KINDS if is_odd(mode)), None)
+
+
+def names_in(folder: str | Path) -> list[str]:
+    """Return the names of what lies in a folder, sorted.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        return sorted(os.listdir(folder))
+    except OSError as error:
+        refuse_unlisted(error)
+
+
+def refuse_unlisted(error: OSError) -> NoReturn:
+    """Raise a ``UserError`` for a folder (or what may be one) that cannot be read.
+
+    As ``onerror`` of ``os.walk``, which leaves such a folder out without a word otherwise.
+    """
+    raise UserError(
+        f"{error.filename} cannot be read ({error.strerror}), and what it holds would be missing "
+        "without a word. Make it readable (permissions, mount, a path below 4096 bytes), or move "
+        "it away."
+    ) from error
 
 
 def read_bytes(file: Path | FileIO, offset: int = 0, size: int | None = None) -> Tensor:

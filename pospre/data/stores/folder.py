@@ -10,16 +10,19 @@ from pathlib import Path
 from PIL import Image
 
 from pospre.data.decode.formats import foreign_format, own_format
-from pospre.data.stores.files import odd_file, read_bytes
+from pospre.data.stores.files import odd_file, read_bytes, refuse_unlisted
 from pospre.data.stores.reader import DamagedSample, Reader, Sample
 from pospre.errors import UserError
 
 # Formats that Pillow names but cannot read by itself (stubs, or a foreign program is needed).
 _UNREADABLE_FORMATS = frozenset({"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"})
 
+# What keeps one file from being read, not its neighbours: forbidden, links in a ring, a long path.
+_ONE_FILES_ERRORS = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG)
+
 ARRAYS = ".npy"
 
-_START = 1024
+_NUM_START = 1024
 
 
 class FolderReader(Reader):
@@ -80,7 +83,7 @@ def list_images(root: Path) -> list[str]:
     W), (H, W, C) or (C, H, W). Hidden files and folders do not; links are followed.
 
     Raises:
-        UserError: there is no image.
+        UserError: there is no image, or a folder cannot be read.
     """
     images: list[str] = []
     others: list[str] = []
@@ -116,9 +119,13 @@ def class_labels(names: list[str]) -> tuple[list[str] | None, list[int]]:
 
 
 def visible_files(root: Path) -> Iterator[str]:
-    """Yield the relative path of every file that is not hidden."""
+    """Yield the relative path of every file that is not hidden.
+
+    Raises:
+        UserError: a folder cannot be read.
+    """
     visited = set()
-    for folder, subfolders, names in os.walk(root, followlinks=True):
+    for folder, subfolders, names in os.walk(root, onerror=refuse_unlisted, followlinks=True):
         real = os.path.realpath(folder)
         if real in visited:  # a link that leads back up
             subfolders.clear()
@@ -141,21 +148,32 @@ def _image_extensions() -> frozenset[str]:
 
 
 def looks_like_image(root: Path, name: str) -> bool:
-    """Tell by its extension, else by its first bytes, whether a file is an image."""
+    """Tell by its extension, else by its first bytes, whether a file is an image.
+
+    Raises:
+        UserError: these cannot be read; a link that leads nowhere may stand for a folder of images.
+    """
     if os.path.splitext(name)[1].lower() in _image_extensions():  # fast: there may be millions
         return True
-    return own_format(file_start(root / name)) is not None
+    try:
+        return own_format(_start(root / name)) is not None
+    except OSError as error:
+        refuse_unlisted(error)
 
 
 def file_start(path: Path) -> bytes:
     """Return a file's first kilobyte; nothing where it cannot be read, or is no regular file."""
-    if odd_file(path) is not None:
-        return b""
     try:
-        with path.open("rb", buffering=0) as file:
-            return file.read(_START)
+        return _start(path)
     except OSError:
         return b""
+
+
+def _start(path: Path) -> bytes:
+    if odd_file(path) is not None:
+        return b""
+    with path.open("rb", buffering=0) as file:
+        return file.read(_NUM_START)
 
 
 def _is_one_files(error: BaseException | None, path: Path) -> bool:
@@ -163,4 +181,4 @@ def _is_one_files(error: BaseException | None, path: Path) -> bool:
     if not isinstance(error, OSError):
         return False
     leads_nowhere = error.errno == errno.ENOENT and path.is_symlink()
-    return leads_nowhere or error.errno in (errno.EACCES, errno.EPERM, errno.ELOOP)
+    return leads_nowhere or error.errno in _ONE_FILES_ERRORS
