@@ -15,7 +15,7 @@ from data_prep.plan.records import Settings, Summary
 from pospre.command_line import command_parser
 from pospre.data.cores import available_cores
 from pospre.data.decode.bit_depth import parse_range
-from pospre.errors import UserError, run_command
+from pospre.errors import UserError, printable, run_command
 from pospre.output import check_picture
 
 _EPILOG = """\
@@ -74,16 +74,11 @@ def _print_summary(destination: str, summary: Summary) -> None:
         print(f"  {name:<16}{value}")
     print_table(of_records(records, summary.classes))
     for item in summary.skipped[:_NUM_SHOWN]:
-        print(f"  unreadable: {_shown(item['path'])}: {item['reason']}")
+        print(f"  unreadable: {printable(item['path'])}: {item['reason']}")
     if len(summary.skipped) > _NUM_SHOWN:
         print(f"  … and {len(summary.skipped) - _NUM_SHOWN} more, all named in the description")
     for name in summary.ignored:
-        print(f"  ignored, for instance: {_shown(name)}")
-
-
-def _shown(name: str) -> str:
-    """Return a name that moves no cursor: files may be called anything."""
-    return name if name.isprintable() else repr(name)[1:-1]
+        print(f"  ignored, for instance: {printable(name)}")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -28,6 +28,7 @@ from pospre.data.stores.description import SIDECAR_NAME, unpack_sums
 from pospre.data.stores.mds_index import INDEX_NAME, read_index
 from pospre.errors import UserError, run_command
 from pospre.object_store import Bucket, is_remote
+from pospre.untrusted_json import parse_object
 
 if TYPE_CHECKING:  # readers and decoders take seconds to import, and --help does not wait for them
     from pospre.data.stores.reader import Reader
@@ -132,7 +133,7 @@ def _open_shards(where: str, scratch: Path) -> "tuple[dict[str, Any], Iterator[R
     if total != content["samples"]:
         raise UserError(f"{where} holds {total} samples instead of {content['samples']}.")
     sums = unpack_sums(content, total, files.locate(SIDECAR_NAME), REMEDY)
-    return content, _shards(where, json.loads(index)["shards"], content, sums, scratch)
+    return content, _shards(where, parse_object(index)["shards"], content, sums, scratch)
 
 
 def _shards(

@@ -12,14 +12,34 @@ _LISTED = 40  # names that a message gives at most; timm has hundreds
 _UNDONE = "before the end: no result is half written; give the same command again"
 
 
+def printable(text: object, keep: str = "") -> str:
+    """Return a text without what a terminal would obey: such characters become escapes.
+
+    Names of files, hosts and tensors may come from anyone.
+
+    Args:
+        text: of one line.
+        keep: characters that stay as they are.
+    """
+    return "".join(
+        letter if letter.isprintable() or letter in keep else ascii(letter)[1:-1]
+        for letter in str(text)
+    )
+
+
 class UserError(ValueError):
     """A mistake the user can mend; its message names the key or path, the value and the remedy.
+
+    Its text is safe to print, whatever it quotes.
 
     Attributes:
         code: the exit code.
     """
 
     code = 2
+
+    def __str__(self) -> str:
+        return printable(super().__str__(), keep="\n\t")
 
     def restated(self, text: str) -> "UserError":
         """Return an error with this exit code that says something else."""

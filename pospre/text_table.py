@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from pospre.errors import printable
+
 
 def format_table(
     title: str, header: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()
@@ -14,6 +16,7 @@ def format_table(
         rows: one sequence of cells per row, each as long as ``header``.
         notes: lines below the table.
     """
+    header, *rows = ([printable(cell) for cell in row] for row in (header, *rows))
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     rule = "  ".join("─" * width for width in widths)
     lines = [title, "", _line(header, widths), rule]

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from pospre.errors import run_command, suggestion
+from pospre.errors import UserError, printable, run_command, suggestion
+from pospre.text_table import format_table
 
 
 @pytest.mark.parametrize(
@@ -78,3 +79,18 @@ def test_hundreds_of_names_are_not_listed() -> None:
     assert suggestion("zzz", names).endswith("name039, and 260 more.")
     assert suggestion("zzz", names[:3]) == " Known: name000, name001, name002."
     assert suggestion("name0001", names) == " Did you mean 'name001'?"
+
+
+def test_what_a_message_quotes_cannot_obey_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "a\x1b[2J\x1b]0;title\x07\rb\x9bc\u202ed\udcff ä.jpg"
+
+    def main() -> int:
+        raise UserError(f"{name} is damaged\n\tsecond line")
+
+    assert run_command(main) == 2
+    said = capsys.readouterr().err
+    shown = r"a\x1b[2J\x1b]0;title\x07\rb\x9bc\u202ed\udcff ä.jpg"
+    assert said == f"error: {shown} is damaged\n\tsecond line\n"
+    assert printable(f"{name}\n") == shown + r"\n"
+    assert f"warning: {UserError(name)}" == f"warning: {shown}"
+    assert name not in format_table("title", ["name", name], [[name, "1"]])

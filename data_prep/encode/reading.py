@@ -5,7 +5,6 @@ Of images that were turned upright EXIF's orientation holds for the annotations 
 
 import errno
 import io
-import json
 from collections.abc import Callable
 
 from PIL import Image
@@ -14,6 +13,7 @@ from data_prep.encode.images import PreparedImage
 from data_prep.files.locations import DamagedItem
 from data_prep.sources.source import Item, Source, compact
 from pospre.errors import UserError
+from pospre.untrusted_json import parse_object
 
 # What keeps one file from being read, not its neighbours: links astray, forbidden, a long path.
 _ONE_FILES_ERRORS = (
@@ -64,7 +64,7 @@ def read_annotation(source: Source, item: Item, image: PreparedImage | None = No
         if about is None or image is None or image.orientation == 1:
             return about
         if source.annotation == "json":
-            return compact(json.loads(about) | {"orientation": image.orientation})
+            return compact(parse_object(about) | {"orientation": image.orientation})
         return orient_mask(about, image)
 
     return _read(annotate, source, item)

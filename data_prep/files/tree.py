@@ -1,6 +1,5 @@
 """A data set's files by name, whether they are unpacked or still in their zips."""
 
-import json
 import os
 from dataclasses import replace
 from functools import cached_property
@@ -15,6 +14,7 @@ from data_prep.splits import split_of_name
 from pospre.data.stores.files import names_in, odd_file, refuse_unlisted
 from pospre.data.stores.folder import visible_files
 from pospre.errors import UserError
+from pospre.untrusted_json import parse_json
 
 _BUNDLES = ("data", "shards")
 
@@ -118,7 +118,7 @@ class Tree:
         """
         entry = self.need(name, what)
         try:
-            content = json.loads(entry.location.read())
+            content = parse_json(entry.location.read())
         except ValueError as error:
             raise UserError(f"{self.root}: {name} ({what}) is no JSON: {error}.") from error
         if not isinstance(content, dict):

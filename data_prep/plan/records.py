@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from pospre.data.decode.bit_depth import Decoding, parse_range
 from pospre.errors import UserError
+from pospre.untrusted_json import parse_object
 
 T = TypeVar("T")
 
@@ -95,7 +96,7 @@ def parse(kind: type[T], text: bytes, where: str) -> T:
         UserError: it is damaged.
     """
     try:
-        return kind(**json.loads(text))
+        return kind(**parse_object(text))
     except (ValueError, TypeError) as error:
         raise UserError(f"{where} is damaged; remove it and convert again.") from error
 

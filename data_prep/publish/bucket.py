@@ -9,7 +9,6 @@ data set that is replaced stays whole and readable until the new ``index.json`` 
 then removed.
 """
 
-import json
 import os
 import re
 import shutil
@@ -32,6 +31,7 @@ from pospre.data.stores.description import SIDECAR_NAME
 from pospre.data.stores.mds_index import INDEX_NAME
 from pospre.errors import UserError
 from pospre.object_store import Bucket
+from pospre.untrusted_json import parse_object
 
 _WORK = ".pospre"
 _SCRATCH = "pospre-convert-"
@@ -179,7 +179,7 @@ class BucketShards(Destination):
     def publish(self, plan: Plan, records: Sequence[Record]) -> None:
         """Upload the descriptions, the index last; then remove what they replace."""
         texts = describe_shards(plan, records)
-        if self.description() not in (None, self._replaced, json.loads(texts[SIDECAR_NAME])):
+        if self.description() not in (None, self._replaced, parse_object(texts[SIDECAR_NAME])):
             raise UserError(
                 f"{self.uri} holds another data set; choose another DST, or replace it with "
                 "--overwrite."
@@ -210,7 +210,7 @@ def listed_shards(files: BucketFiles, there: dict[str, int]) -> set[str] | None:
     if INDEX_NAME not in there:
         return set()
     try:
-        shards = json.loads(*files.read([INDEX_NAME]))["shards"]
+        shards = parse_object(*files.read([INDEX_NAME]))["shards"]
         return {shard["raw_data"]["basename"] for shard in shards}
     except (ValueError, TypeError, KeyError):
         return None

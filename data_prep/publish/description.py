@@ -15,6 +15,7 @@ from data_prep.plan.records import Record, Summary
 from pospre.data.stores.description import SIDECAR_NAME, VERSION, pack_sums
 from pospre.data.stores.mds_index import INDEX_NAME
 from pospre.errors import UserError
+from pospre.untrusted_json import parse_json
 
 REMEDY = "convert the images again with --overwrite"
 
@@ -143,7 +144,7 @@ def parse_description(text: bytes, where: object, data_format: str, remedy: str)
         UserError: it is damaged, or describes something else; ``remedy`` says what to do.
     """
     try:
-        content = json.loads(text)
+        content = parse_json(text)
     except ValueError as error:
         raise UserError(f"{where} is damaged ({error}); {remedy}.") from error
     if not isinstance(content, dict) or content.get("format") != f"pospre-{data_format}":

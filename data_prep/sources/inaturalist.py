@@ -1,6 +1,5 @@
 """iNaturalist: train….json, val….json (images, annotations, categories) and image folders."""
 
-import json
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from data_prep.sources._categories import expecting, read_split
 from data_prep.sources.source import Item, JsonSource, compact, image_item
 from data_prep.splits import Split
 from pospre.errors import UserError
+from pospre.untrusted_json import parse_object
 
 _LIST = re.compile(r"(train|val|test)(_mini)?(_?20\d\d)?\.json")
 
@@ -32,7 +32,9 @@ class INaturalist(JsonSource):
         about = super().annotate(item)
         if about is None or item.label < 0:
             return about
-        return compact(json.loads(about) | {"category": json.loads(self.categories[item.label])})
+        return compact(
+            parse_object(about) | {"category": parse_object(self.categories[item.label])}
+        )
 
 
 def detects(tree: Tree) -> bool:

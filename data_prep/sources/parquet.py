@@ -1,6 +1,5 @@
 """Parquet files with a column of images ({bytes, path} or bytes) and labels, as on Hugging Face."""
 
-import json
 import os
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,6 +14,7 @@ from data_prep.labels import class_names, label_of, labels_of
 from data_prep.sources.source import Item, Source
 from data_prep.splits import Split, by_split
 from pospre.errors import UserError, needing
+from pospre.untrusted_json import parse_object
 
 _IMAGES, _LABELS = ("image", "img", "jpg", "png"), ("label", "labels", "fine_label", "cls")
 
@@ -137,7 +137,7 @@ def _has_field(kind: Any, name: str) -> bool:
 def _class_names(metadata: dict[bytes, bytes], label: str | None) -> list[str] | None:
     """Return the names that Hugging Face notes in the file, if it does."""
     try:
-        features = json.loads(metadata[b"huggingface"])["info"]["features"]
+        features = parse_object(metadata[b"huggingface"])["info"]["features"]
         names = features[label]["names"]
     except (KeyError, TypeError, ValueError):
         return None

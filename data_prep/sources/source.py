@@ -28,6 +28,7 @@ from data_prep.files.locations import DamagedItem, Location, read_regular
 from data_prep.splits import Split
 from pospre import draws
 from pospre.errors import UserError
+from pospre.untrusted_json import parse_json
 
 _MOST_ENDINGS = 5
 
@@ -176,7 +177,7 @@ class JsonSource(Source):
         if item.about is None:
             return None
         try:
-            content = json.loads(_read(item.about))
+            content = parse_json(_read(item.about))
         except ValueError as error:
             raise DamagedItem(f"its annotation is no JSON: {error}") from error
         if not isinstance(content, dict):

@@ -1,6 +1,5 @@
 """WebDataset: tars in which a sample's files share a name (0001.jpg, 0001.cls, 0001.json)."""
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from data_prep.labels import RawLabel, class_names, label_of, labels_of
 from data_prep.sources.source import Item, JsonSource, image_item, one_of_each_ending
 from data_prep.splits import Split, by_split
 from pospre.errors import UserError
+from pospre.untrusted_json import parse_json
 
 _IMAGES = ("jpg", "jpeg", "png", "webp", "ppm", "pgm", "bmp", "tif", "tiff")
 _ABOUT = ("cls", "json")
@@ -88,7 +88,7 @@ class _Shard:
         if "json" not in files:
             return None
         try:
-            content = json.loads(files["json"].location.read())
+            content = parse_json(files["json"].location.read())
         except ValueError as error:
             raise UserError(f"{where} has a .json that is none: {error}.") from error
         if not isinstance(content, dict):

@@ -88,7 +88,7 @@ class BestCheckpoint:
         found = {}
         for line in read_lines(self.metrics):
             if isinstance(line.get(self.figure), int | float):
-                found[int(line["step"])] = float(line[self.figure])
+                found[line["step"]] = float(line[self.figure])
         return found
 
     def _files(self) -> dict[int, Path]:

@@ -159,7 +159,7 @@ class OnlineEvaluations(Callback):
 
     def _is_done(self, entry: Planned, step: int) -> bool:
         start = f"{entry.prefix}/"
-        lines = (line for line in read_lines(self.metrics) if line.get("step") == step)
+        lines = (line for line in read_lines(self.metrics) if line["step"] == step)
         return any(name.startswith(start) for line in lines for name in line)
 
     def _snapshot(self, state: State, weights: dict[str, Any]) -> Checkpoint:
@@ -247,7 +247,7 @@ def _note(path: Path, document: dict[str, Any]) -> None:
     The file is new as a whole or not at all.
     """
     name, step = document["name"], document["step"]
-    kept = [line for line in read_lines(path) if line["name"] != name or line["step"] < step]
+    kept = [line for line in read_lines(path) if line.get("name") != name or line["step"] < step]
     write_lines(path, [*kept, document])
 
 

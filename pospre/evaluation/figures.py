@@ -1,6 +1,5 @@
 """The figures of evaluations that were written to ``evaluation/<name>.json`` of a run folder."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any, Literal
 
 from pospre.errors import UserError
 from pospre.evaluation.registry import evaluation_names, figures_of
+from pospre.untrusted_json import parse_json
 
 _UNTRAINED = "initial_"
 
@@ -74,7 +74,7 @@ def read_documents(run_folder: Path) -> dict[str, dict[str, Any]]:
 
 def _read_document(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{path} is not valid JSON ({error}); run that evaluation again") from error
     if not isinstance(content, dict) or not isinstance(content.get("results"), dict):

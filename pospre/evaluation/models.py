@@ -1,7 +1,6 @@
 """The model that is measured: of a run, of a file of weights, or of timm."""
 
 import copy
-import json
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -25,6 +24,7 @@ from pospre.training.build import build_model
 from pospre.training.checkpoints.content import Weights, load_model
 from pospre.training.start_weights import Loaded, take_weights
 from pospre.training.weight_files import EXPORTED, Keys, Source, read_source, recipe_in
+from pospre.untrusted_json import parse_json
 
 MODEL_KEYS = Keys("--model ", "--weights")
 Numbers = Sequence[float] | None
@@ -160,7 +160,7 @@ def _of_file(uri: str, weights: Weights, shown: Shown, seed: int, keys: Keys) ->
         options = encoder_options(source.tensors, uri, shown.image_size)
     else:
         options = _noted(source, recipe, shown.image_size)
-        pixels = tuple(json.loads(source.metadata[key]) for key in ("mean", "std"))
+        pixels = tuple(parse_json(source.metadata[key]) for key in ("mean", "std"))
     _check_size(pair(options["image_size"]), pair(options["patch_size"] or 1))
     model = _headless(build_encoder(**options), shown, pixels, seed)
     return _loaded(model, source, seed, options["name"])
@@ -171,7 +171,7 @@ def _noted(
 ) -> dict[str, Any]:
     """Return the arguments of ``build_encoder`` that our export has noted."""
     options = recorded_recipe(recipe, source=f"recipe in {source.name}").encoder.arguments()
-    exported_at = json.loads(source.metadata["timm_kwargs"]).get("img_size", 224)
+    exported_at = parse_json(source.metadata["timm_kwargs"]).get("img_size", 224)
     options["image_size"] = image_size or pair(exported_at)
     if options["positions"] == "none" and "pos_embed" in source.tensors:
         options["positions"] = "learned"  # those of a field, written into a table

@@ -20,6 +20,7 @@ from pospre.training.checkpoints.finding import checkpoint_folders
 from pospre.training.checkpoints.reading import open_newest
 from pospre.training.data import open_data
 from pospre.training.resolve import resolve
+from pospre.untrusted_json import parse_object
 
 _INTERVAL = re.compile(r"[1-9]\d*(ep|ba|sp)")
 
@@ -157,7 +158,7 @@ def _done(entry: Planned, step: int) -> dict[str, Any] | None:
     if entry.every is None:
         return None
     try:
-        document: dict[str, Any] = json.loads(entry.output.read_text(encoding="utf-8"))
+        document: dict[str, Any] = parse_object(entry.output.read_bytes())
         found = [document[key] for key in ("step", "data", "weights", "settings")]
     except (OSError, ValueError, KeyError):
         return None

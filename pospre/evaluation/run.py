@@ -24,6 +24,7 @@ from pospre.output import check_output, write_output
 from pospre.recipe.recipe import Recipe
 from pospre.training.build import build_model
 from pospre.training.data import storage
+from pospre.untrusted_json import parse_json
 
 
 def check_evaluation(
@@ -70,7 +71,7 @@ def _check_replaced(name: str, output: Path | None) -> None:
     if output is None:
         return
     try:
-        found = json.loads(output.read_bytes())
+        found = parse_json(output.read_bytes())
     except (OSError, ValueError):
         return
     if not isinstance(found, dict) or found.get("name") != name:

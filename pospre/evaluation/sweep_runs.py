@@ -6,7 +6,6 @@ standard deviation are reported, as in transfer by a grid of learning rates and 
 """
 
 import itertools
-import json
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from pospre.recipe.yaml_text import read_mapping
 from pospre.text_table import format_table
 from pospre.training.data import open_data
 from pospre.training.resolve import resolve
+from pospre.untrusted_json import parse_json
 
 
 class Cell(NamedTuple):
@@ -102,7 +102,7 @@ def summarise(cells: Sequence[Cell]) -> dict[str, Any]:
     for cell in cells:
         figures = {}
         for entry in planned_evaluations(cell.recipe):
-            results = json.loads(Path(entry.output).read_text(encoding="utf-8"))["results"]
+            results = parse_json(Path(entry.output).read_text(encoding="utf-8"))["results"]
             for key, best in figures_of(entry.name).items():
                 if isinstance(results.get(key), int | float):
                     figures[f"{entry.name}/{key}"] = float(results[key])

@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+from pospre.untrusted_json import parse_object
+
 QUESTIONS = "questions.json"
 """Where a run folder has those of its algorithms: a page is written without importing these."""
 
@@ -37,4 +39,4 @@ def from_json(content: bytes) -> dict[str, Question]:
     Raises:
         ValueError, TypeError, AttributeError: it has not.
     """
-    return {name: Question(**each) for name, each in json.loads(content).items()}
+    return {name: Question(**each) for name, each in parse_object(content).items()}

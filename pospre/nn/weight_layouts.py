@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from pospre.errors import UserError
+from pospre.errors import UserError, printable
 
 KNOWN = (
     "MAE, SimMIM, DropPos, DINO, iBOT, DINOv2 (also with registers or in chunks), I-JEPA, StoP, "
@@ -178,5 +178,5 @@ def _is_square(number: int) -> bool:
 
 def shortened(names: Iterable[str]) -> str:
     """Write names as a short list: all of them, or the first, the last and their number."""
-    keys = list(names)
+    keys = [printable(name) for name in names]
     return ", ".join(keys) if len(keys) < 5 else f"{keys[0]} … {keys[-1]} ({len(keys)})"

@@ -1,6 +1,5 @@
 """Reads a run folder: recipe, logged metrics and evaluation files, as plain Python values."""
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from pospre.evaluation.figures import read_documents
 from pospre.model.question import QUESTIONS, Question, from_json
 from pospre.object_store import is_remote
 from pospre.recipe.yaml_text import read_mapping
+from pospre.untrusted_json import parse_json
 
 Record = dict[str, Any]
 
@@ -94,7 +94,7 @@ def _read_lines(path: Path) -> list[Record]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
+            record = parse_json(line)
             if not isinstance(record, dict) or not is_number(record.get("step")):
                 raise ValueError("no object with a numeric 'step'")
         except ValueError as error:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from pospre.errors import UserError
 from pospre.object_store import Bucket, patiently
+from pospre.untrusted_json import parse_object
 
 LEASE = "run.lease"
 EXPIRES = 45.0  # seconds without a change after which the owner is taken for dead
@@ -118,7 +119,7 @@ class _Lease:
         except client.exceptions.NoSuchKey:
             return None
         try:
-            owner = json.loads(written)
+            owner = parse_object(written)
         except ValueError:
             owner = {}
         return _Found(owner if isinstance(owner, dict) else {}, answer["ETag"])

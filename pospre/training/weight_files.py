@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import json
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from pospre.nn.weight_layouts import timm_names
 from pospre.object_store import Bucket, is_remote
 from pospre.training.checkpoints.content import Weights, model_of, recorded
 from pospre.training.checkpoints.reading import open_checkpoint
+from pospre.untrusted_json import parse_object
 
 EXPORTED = (".safetensors", ".pth", ".pth.tar", ".bin")
 _PREFIX = {"student": "encoder.", "teacher": "teacher.module."}
@@ -160,7 +160,7 @@ def _load(path: Path, name: str) -> tuple[Any, dict[str, str]]:
 def recipe_in(metadata: dict[str, str]) -> dict[str, Any] | None:
     """Return the recipe that our export notes in a file; None in a file of others."""
     try:
-        recipe: dict[str, Any] = json.loads(metadata["recipe"])
+        recipe: dict[str, Any] = parse_object(metadata["recipe"])
         return recipe if {"encoder", "data"} <= recipe.keys() else None
     except (KeyError, ValueError, AttributeError):
         return None

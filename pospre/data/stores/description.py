@@ -1,13 +1,13 @@
 """The description (JSON) that our converter leaves beside a data set, as far as readers need it."""
 
 import base64
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pospre.errors import UserError
+from pospre.untrusted_json import parse_json
 
 SIDECAR_NAME = "pospre.json"  # in a folder of shards
 VERSION = 1
@@ -38,7 +38,7 @@ def read_json(path: Path, remedy: str) -> dict[str, Any]:
     if path.exists() and not path.is_file():  # to open a FIFO would take for ever
         raise UserError(f"{path} is no regular file. {remedy}")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({error}). {remedy}") from error
     if not isinstance(content, dict):

@@ -5,7 +5,6 @@ each with the uint32 sizes of its variable columns followed by the columns. Stre
 imported, which would cost seconds and shared memory that nothing here needs.
 """
 
-import json
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -26,6 +25,7 @@ from pospre.data.stores.files import Place, SampleBytes, odd_file, read_bytes
 from pospre.data.stores.mds_index import INDEX_NAME, ShardEntry, read_index
 from pospre.data.stores.reader import DamagedSample, Features, Reader, Sample
 from pospre.errors import UserError
+from pospre.untrusted_json import parse_json
 
 _SHARD_SUFFIX = ".mds"
 _FEATURES = "features"
@@ -66,7 +66,7 @@ def is_mds(path: Path) -> bool:
     if odd_file(path / INDEX_NAME) is not None:
         return False
     try:
-        index = json.loads((path / INDEX_NAME).read_text(encoding="utf-8"))
+        index = parse_json((path / INDEX_NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return isinstance(index, dict) and "shards" in index

@@ -1,6 +1,5 @@
 """What ``data_prep.scenes`` writes beside its pictures: classes, boxes, masks and tracks."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from numpy import ndarray
 from pycocotools import mask as coco_mask
 
 from pospre.errors import UserError
+from pospre.untrusted_json import parse_object
 
 LABELS = "labels.jsonl"
 SCENE_CLASSES = ("ball", "box", "cone", "cylinder", "ring", "tree")
@@ -25,7 +25,7 @@ def scene_lines(folder: Path) -> list[dict[str, Any]]:
     text = (folder / LABELS).read_text(encoding="utf-8").splitlines()
     for number, row in enumerate(text, start=1):
         try:
-            line = json.loads(row)
+            line = parse_object(row)
             items = line["objects"]
             known = all(item["class"] in SCENE_CLASSES and "mask" in item for item in items)
             path = folder / line["path"]

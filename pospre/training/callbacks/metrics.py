@@ -5,7 +5,6 @@ import math
 import resource
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from composer.utils import dist
 
 from pospre.atomic_file import write_atomic
 from pospre.errors import UserError
+from pospre.untrusted_json import parse_steps
 
 _SKIPPED = ("time/batch", "time/sample", "time/epoch", "time/token", "trainer/")  # Composer's
 _AXES = ("step", "time")  # every logger counts steps and notes the time by itself
@@ -164,17 +164,12 @@ def _peak_memory(state: State) -> dict[str, float]:
 def drop_after(path: Path, step: int) -> None:
     """Rewrite a metrics file without the lines after ``step`` and without damaged ones."""
     if path.exists():
-        lines = read_lines(path)
-        write_lines(path, [line for line in lines if line.get("step", math.inf) <= step])
+        write_lines(path, [line for line in read_lines(path) if line["step"] <= step])
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a file with one per line; one that is damaged is left out."""
-    lines = []
-    for text in path.read_bytes().splitlines() if path.exists() else ():
-        with suppress(ValueError):  # half-written by a killed run, or changed on the disk
-            lines.append(json.loads(text))
-    return lines
+    """Return the objects of a file of steps, see ``parse_steps``; none where there is no file."""
+    return parse_steps(path.read_bytes()) if path.exists() else []
 
 
 def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:

@@ -1,6 +1,5 @@
 """A bad step made again: from the last checkpoint before it, on the same samples."""
 
-import json
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +23,7 @@ from pospre.training.checkpoints.reading import Checkpoint, read_checkpoint
 from pospre.training.components import build_components
 from pospre.training.start_weights import load_weights
 from pospre.training.trainer import build_trainer
+from pospre.untrusted_json import parse_object
 
 
 class Replay(NamedTuple):
@@ -57,7 +57,7 @@ def replay(path: str | Path) -> Replay:
     """
     path = Path(path)
     try:
-        noted = json.loads(path.read_text(encoding="utf-8"))
+        noted = parse_object(path.read_text(encoding="utf-8"))
         step, ranks = noted["step"], noted["ranks"]
         recipe = recorded_recipe(noted["recipe"], source=f"recipe in {path}")
         wanted = sorted(index for rank in ranks for index in rank[INDEX])

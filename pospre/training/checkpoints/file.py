@@ -24,6 +24,7 @@ import torch
 from pospre.atomic_file import atomic_open, flush, nearest_existing, write_atomic
 from pospre.data.memory import readable
 from pospre.errors import UserError
+from pospre.untrusted_json import parse_object
 
 MANIFEST = "manifest.json"
 """The manifest in a folder of shards."""
@@ -89,7 +90,7 @@ def verify(data: bytes, manifest: bytes | None, name: str) -> str:
     found = hashlib.sha256(data).hexdigest()
     if manifest is not None:
         try:
-            noted = json.loads(manifest)
+            noted = parse_object(manifest)
             size, expected = int(noted["bytes"]), str(noted["sha256"])
         except (ValueError, KeyError, TypeError) as error:
             raise DamagedCheckpoint(f"{name}: its manifest is damaged") from error

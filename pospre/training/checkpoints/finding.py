@@ -1,6 +1,5 @@
 """Which checkpoints there are, on the disk and in the bucket, and removing old ones."""
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -10,6 +9,7 @@ from pospre.atomic_file import PARTIAL
 from pospre.object_store import Bucket, is_remote
 from pospre.recipe.recipe import Recipe
 from pospre.training.checkpoints.file import MANIFEST, manifest_of
+from pospre.untrusted_json import parse_object
 
 CHECKPOINT_NAME = "ep{epoch}-ba{batch}"
 BEST = "best"
@@ -92,7 +92,7 @@ def remove(path: Path) -> None:
 def named_best(note: bytes | None) -> str | None:
     """Return the name of the best checkpoint that a note tells of, None without a whole note."""
     try:
-        return Path(json.loads(note or b"")["checkpoint"]).name
+        return Path(parse_object(note or b"")["checkpoint"]).name
     except (ValueError, KeyError, TypeError):
         return None
 

@@ -1,12 +1,12 @@
 """The small files of a run in its bucket: beside its checkpoints, and back where they are gone."""
 
-import json
 import re
 from pathlib import Path
 
 from pospre.atomic_file import PARTIAL, write_atomic
 from pospre.model.question import QUESTIONS
 from pospre.object_store import Bucket
+from pospre.untrusted_json import parse_steps
 
 _NAMES = ("recipe.yaml", QUESTIONS, "metrics.jsonl", "watch.jsonl", "report.html")
 _FOLDERS = ("evaluation", "bad_steps")
@@ -51,9 +51,5 @@ def restore_run(run_folder: Path, remote: str) -> None:
 
 def _last_step(metrics: bytes) -> int:
     """Return the last step that a metrics file tells of, 0 without any."""
-    for line in reversed(metrics.splitlines()):
-        try:
-            return int(json.loads(line)["step"])
-        except (ValueError, KeyError):  # a kill came in the middle of this line
-            continue
-    return 0
+    steps = parse_steps(metrics)
+    return int(steps[-1]["step"]) if steps else 0

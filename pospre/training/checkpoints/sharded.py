@@ -28,6 +28,7 @@ from pospre.training.checkpoints.file import (
     manifest_of,
     unpickle,
 )
+from pospre.untrusted_json import parse_object
 
 _REST = "rest.pt"
 _FILE_NAME = re.compile(r"\.metadata|rest\.pt|\w+\.distcp")
@@ -107,7 +108,7 @@ def read_manifest(manifest: bytes, name: str) -> list[Shard]:
     try:
         shards = [
             Shard(str(item["file"]), int(item["bytes"]), str(item["sha256"]))
-            for item in json.loads(manifest)["files"]
+            for item in parse_object(manifest)["files"]
         ]
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedCheckpoint(f"{name}: its manifest is damaged") from error

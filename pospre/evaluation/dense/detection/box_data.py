@@ -5,7 +5,6 @@ year may follow the split's name), Pascal VOC's (``ImageSets/Main/<split>.txt``,
 ``Annotations/*.xml``, ``JPEGImages/``), and rendered scenes (``data_prep.scenes``).
 """
 
-import json
 import math
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ from tqdm import tqdm
 from pospre.errors import UserError
 from pospre.evaluation.dense.images import image_sides
 from pospre.evaluation.dense.scene_labels import LABELS, SCENE_CLASSES, scene_lines
+from pospre.untrusted_json import parse_object
 
 _IMAGES = (".jpg", ".jpeg", ".png", ".JPEG", ".JPG")
 
@@ -149,7 +149,7 @@ def _coco(base: Path, path: Path) -> BoxSet:
     if folder is None:
         raise UserError(f"{path} needs its images in {base / name} or {base / 'images'}.")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_object(path.read_text(encoding="utf-8"))
         categories = sorted(content["categories"], key=lambda each: each["id"])
         images = sorted(content["images"], key=lambda each: each["id"])
         annotations = content["annotations"]

@@ -1,0 +1,61 @@
+"""JSON that someone else may have written: one reader, which fails in one way."""
+
+import json
+import math
+from contextlib import suppress
+from typing import Any
+
+_INTEGERS = range(-(1 << 63), 1 << 64)  # what a machine has: another overflows where it is used
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+        ValueError: it is no JSON, or is nested too deeply, or holds a number that is not finite or
+            an integer of more than 64 bits.
+    """
+    try:
+        return json.loads(text, parse_int=_integer, parse_float=_number, parse_constant=_number)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def parse_object(text: str | bytes) -> dict[str, Any]:
+    """Return the object of a JSON text; see ``parse_json``.
+
+    Raises:
+        ValueError: as ``parse_json`` does, or it is no object.
+    """
+    content = parse_json(text)
+    if not isinstance(content, dict):
+        raise ValueError(f"it must hold an object, not a {type(content).__name__}")
+    return content
+
+
+def parse_steps(lines: bytes) -> list[dict[str, Any]]:
+    """Return the objects of a text with one per line, each of which counts its ``step``.
+
+    Other lines are left out: a kill came in the middle of them, or the disk has changed them.
+    """
+    found = []
+    for line in lines.splitlines():
+        with suppress(ValueError):
+            content = parse_object(line)
+            if type(content.get("step")) is int:
+                found.append(content)
+    return found
+
+
+def _integer(text: str) -> int:
+    value = int(text)
+    if value not in _INTEGERS:
+        raise ValueError(f"{text[:30]}… is no integer of 64 bits")
+    return value
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:30]} is not finite")
+    return value

@@ -1,0 +1,39 @@
+"""JSON of others: whatever it is, it is read or it is a ``ValueError``."""
+
+import pytest
+
+from pospre.untrusted_json import parse_json, parse_object, parse_steps
+
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (DEEP, "nested too deeply"),
+        (b'{"a":' * 100_000, "nested too deeply"),
+        ('{"bytes": Infinity}', "Infinity is not finite"),
+        ('{"bytes": NaN}', "NaN is not finite"),
+        ("[1e999]", "1e999 is not finite"),
+        ("[18446744073709551616]", "no integer of 64 bits"),
+        ("1" * 5000, "4300 digits"),
+        (b'{"a": "\xff"}', "decode"),
+        ("", "Expecting value"),
+    ],
+)
+def test_what_is_none_is_one_kind_of_error(text: str | bytes, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        parse_json(text)
+
+
+def test_what_is_json_is_read() -> None:
+    text = '{"a": [1, -2, 0.5, 1e-9, true, null, "x"], "b": 18446744073709551615}'
+    content = {"a": [1, -2, 0.5, 1e-9, True, None, "x"], "b": 2**64 - 1}
+    assert parse_object(text) == parse_object(text.encode()) == content
+    with pytest.raises(ValueError, match="must hold an object, not a list"):
+        parse_object("[1]")
+
+
+def test_only_whole_lines_of_steps_count() -> None:
+    lines = ['{"step": 1}', "[1]", '{"step": "2"}', '{"step": NaN}', DEEP, '{"step": 3}', '{"st']
+    assert parse_steps("\n".join(lines).encode()) == [{"step": 1}, {"step": 3}]
