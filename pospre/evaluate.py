@@ -21,7 +21,8 @@ examples:
 models:
   RUN, CHECKPOINT  a run folder or a checkpoint of ours (also s3://), heads and all
   FILE             encoder weights (.safetensors, .pth, .pth.tar, .bin): our exports, and those of
-                   MAE, DINO, DINOv2, I-JEPA, BEiT, …; what the encoder is like is read from them
+                   MAE, DINO, DINOv2, I-JEPA, BEiT, …; what the encoder is like is read from them;
+                   FILE,positions=none if it holds no positions because it was trained without
   timm:NAME,FILE   the same of the ViT that timm calls NAME, normalised as timm notes for it
   timm:NAME        that ViT with random weights
 

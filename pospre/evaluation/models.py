@@ -19,11 +19,18 @@ from pospre.nn.sizes import SIZES, pair
 from pospre.nn.swin.encoder import SWIN, SwinEncoder
 from pospre.nn.timm_models import PREFIX, timm_size, wrap_encoder
 from pospre.nn.weight_layouts import with_prefix_rows
-from pospre.recipe.recipe import Recipe, recipe_from_dict, recorded_recipe
+from pospre.recipe.recipe import Recipe, check_arguments, recipe_from_dict
 from pospre.training.build import build_model
 from pospre.training.checkpoints.content import Weights, load_model
 from pospre.training.start_weights import Loaded, take_weights
-from pospre.training.weight_files import EXPORTED, Keys, Source, read_source, recipe_in
+from pospre.training.weight_files import (
+    EXPORTED,
+    Keys,
+    Source,
+    is_weights_file,
+    read_source,
+    recipe_in,
+)
 from pospre.untrusted_json import parse_json
 
 MODEL_KEYS = Keys("--model ", "--weights")
@@ -78,8 +85,9 @@ def open_model(
 
     Args:
         address: a run folder or checkpoint; a file of weights, of ours or of a layout that
-            ``pospre.nn.weight_layouts`` knows; ``timm:NAME`` (random weights);
-            or ``timm:NAME,FILE``.
+            ``pospre.nn.weight_layouts`` knows (``FILE,positions=none`` if it holds no positions
+            because it was trained without); ``timm:NAME`` (random weights); or
+            ``timm:NAME,FILE``.
         weights: ``teacher``: the one that follows the trained encoder, where there is one.
         shown: what images a foreign encoder is given.
         seed: of random weights.
@@ -91,7 +99,7 @@ def open_model(
     """
     if address.startswith(PREFIX):
         return _of_timm(address, weights, shown, seed, keys)
-    if address.endswith(EXPORTED):
+    if is_weights_file(address):
         return _of_file(address, weights, shown, seed, keys)
     if shown != AS_NOTED:
         raise UserError(
@@ -122,7 +130,7 @@ def subject_of(model: PretrainModel | nn.Module, *, seed: int = 0) -> Subject:
 
 def _of_timm(address: str, weights: Weights, shown: Shown, seed: int, keys: Keys) -> Subject:
     name, comma, file = address.removeprefix(PREFIX).partition(",")
-    if comma and not file.endswith(EXPORTED):
+    if comma and not is_weights_file(file):
         raise UserError(
             f"{keys.weights}{address}: give a file behind the comma that ends in "
             f"{', '.join(EXPORTED)}"
@@ -170,7 +178,8 @@ def _noted(
     source: Source, recipe: dict[str, Any], image_size: tuple[int, int] | None
 ) -> dict[str, Any]:
     """Return the arguments of ``build_encoder`` that our export has noted."""
-    options = recorded_recipe(recipe, source=f"recipe in {source.name}").encoder.arguments()
+    own = {key: value for key, value in recipe["encoder"].items() if not key.startswith("weights")}
+    options = check_arguments("encoder", build_encoder, own, source=f"recipe in {source.name}")
     exported_at = parse_json(source.metadata["timm_kwargs"]).get("img_size", 224)
     options["image_size"] = image_size or pair(exported_at)
     if options["positions"] == "none" and "pos_embed" in source.tensors:

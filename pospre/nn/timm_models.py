@@ -124,6 +124,11 @@ def _rates(
 
 
 def _size_of(vit: nn.Module, name: str) -> EncoderSize:
+    if getattr(vit, "rope", None) is not None:
+        raise UserError(
+            f"timm's {name} rotates queries and keys by their place (RoPE), which our encoder does "
+            "not do. vit_small_patch14_dinov2 has a table of positions."
+        )
     if not isinstance(vit, VisionTransformer) or not _is_plain(vit):
         raise UserError(
             f"timm's {name} is no plain Vision Transformer (VisionTransformer of timm with a "

@@ -19,12 +19,15 @@ KNOWN = (
     "MAE, SimMIM, DropPos, DINO, iBOT, DINOv2 (also with registers or in chunks), I-JEPA, StoP, "
     "BEiT, DeiT, any plain ViT of timm, and ViTModel and Dinov2Model of transformers"
 )
+WITHOUT_POSITIONS = ",positions=none"
+"""Behind a file's name: its encoder was trained without positions."""
 _PATCHES = ("patch_embed.proj.weight", "embeddings.patch_embeddings.projection.weight")
 _TEACHER = re.compile(r"(^|[._])(teacher|target|momentum|ema)")
 _BESIDE = re.compile(
     r"decoder|(?:embeddings\.)?mask_token|mask_pos|lm_head|predictor|pooler|classifier|dino_head"
 )
-_ROTARY = re.compile(r"rope|storage_tokens")
+_ROTARY = re.compile(r"rope|storage_tokens|freqs|periods")
+_POSITIONS = re.compile(r"pos_embed|rel_pos|relative_position_bias|offset_bias")
 _RENAMED = [
     (re.compile(pattern), name)
     for pattern, name in (
@@ -146,6 +149,29 @@ def _without_registers(table: Tensor, registers: int) -> Tensor:
     """Return DINOv2's table, which has a row for the class token, with one of zeros a register."""
     zeros = table.new_zeros(1, registers, table.shape[2])
     return torch.cat([table[:, :1], zeros, table[:, 1:]], dim=1)
+
+
+def check_positions(tensors: Mapping[str, Tensor], name: str, *, told_none: str | None) -> None:
+    """Raise ``UserError`` unless an encoder's positions are known.
+
+    That none are in the file says nothing: rotary positions and distances to attention are no
+    tensors.
+
+    Args:
+        tensors: of the encoder, under timm's names.
+        name: of their file, for errors.
+        told_none: the words that said that it was trained without positions; None: nothing did.
+    """
+    found = next((key for key in tensors if _POSITIONS.search(key)), None)
+    if told_none is not None and found is not None:
+        raise UserError(f"{name} holds positions ('{found}'); leave '{told_none}' out.")
+    if told_none is None and found is None:
+        raise UserError(
+            f"{name} holds no positions that ours could have ('pos_embed', a relative position "
+            "bias). Files of encoders that rotate queries and keys (RoPE: DINOv3, rope-vit) or add "
+            "distances to attention (ALiBi) look like this, and ours does neither. If this one "
+            f"was trained without positions, say so: {name}{WITHOUT_POSITIONS}"
+        )
 
 
 def with_prefix_rows(table: Tensor, class_token: bool, registers: int, *, bare: bool) -> Tensor:

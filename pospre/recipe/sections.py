@@ -53,7 +53,7 @@ class Encoder(Section):
     weights: str | None = Field(
         default=None,
         description="run folder, checkpoint, or a file of weights: ours, timm's, MAE's, DINOv2's, "
-        "I-JEPA's, …; local or s3://",
+        "I-JEPA's, …; local or s3://; FILE,positions=none if it was trained without positions",
     )
     weights_from: Literal["student", "teacher"] = Field(
         default="student", description="which encoder of a file: the trained one, or its EMA"

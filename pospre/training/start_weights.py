@@ -79,7 +79,8 @@ def load_weights(model: PretrainModel, uri: str | Path, which: Weights = "studen
         model: with its algorithms attached.
         uri: checkpoint, folder of them or run folder; or a file of weights (``.safetensors``,
             ``.pth``, ``.pth.tar``, ``.bin``) of ours or of a layout that
-            ``pospre.nn.weight_layouts`` knows; local or S3.
+            ``pospre.nn.weight_layouts`` knows; local or S3. ``FILE,positions=none`` says of a file
+            without positions that it was trained so: rotary ones are no tensors.
         which: the encoder of a checkpoint, or of a file that holds a teacher beside it.
 
     Returns:
@@ -180,7 +181,7 @@ def _resampled(found: Tensor, own: Tensor, encoder: Encoder, source: Source) -> 
 
 def _check_unused(unused: list[str], source: Source) -> None:
     """Raise a ``UserError`` if the file has a part of an encoder that this one lacks."""
-    allowed = ("pos_embed", "norm.", "fc_norm.", "head.", "shared_rel_pos.")
+    allowed = ("pos_embed", "norm.", "fc_norm.", "head.")
     for key in unused:
         if not key.startswith(allowed) and not key.endswith(f"rel_pos.{_TABLE}"):
             raise UserError(f"{source.named}: its tensor '{key}' is not in the encoder; {_COMPARE}")

@@ -15,13 +15,14 @@ from torch import Tensor
 
 from pospre.errors import UserError
 from pospre.model.algorithm import algorithm_class
-from pospre.nn.weight_layouts import timm_names
+from pospre.nn.weight_layouts import WITHOUT_POSITIONS, check_positions, timm_names
 from pospre.object_store import Bucket, is_remote
 from pospre.training.checkpoints.content import Weights, model_of, recorded
 from pospre.training.checkpoints.reading import open_checkpoint
 from pospre.untrusted_json import parse_object
 
 EXPORTED = (".safetensors", ".pth", ".pth.tar", ".bin")
+_NUMBERS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _PREFIX = {"student": "encoder.", "teacher": "teacher.module."}
 
 
@@ -58,21 +59,37 @@ class Source:
         return f"{self.keys.weights}{self.name}"
 
 
+def is_weights_file(uri: str) -> bool:
+    """Return whether ``uri`` names a file of weights, with ``,positions=none`` or without."""
+    return uri.removesuffix(WITHOUT_POSITIONS).endswith(EXPORTED)
+
+
 def read_source(uri: str, which: Weights, grid: tuple[int, int], keys: Keys) -> Source:
     """Return the encoder tensors at ``uri``.
 
     Args:
-        uri: checkpoint, folder of them, run folder, or a file of weights.
+        uri: checkpoint, folder of them, run folder, or a file of weights; behind a file that holds
+            no positions ``,positions=none`` says that it was trained without.
         which: encoder of a file that holds several.
         grid: of the positions wanted, where they come from a field instead of a table.
         keys: for errors.
 
     Raises:
-        UserError: missing, damaged, without a teacher, or with values that are not finite.
+        UserError: missing, damaged, without a teacher, or with values that are not finite, or no
+            floats at all.
     """
-    is_file = uri.endswith(EXPORTED)
-    source = _read_file(uri, which, keys) if is_file else _read_run(uri, which, grid, keys)
+    if is_weights_file(uri):
+        source = _read_file(uri, which, keys)
+    else:
+        source = _read_run(uri, which, grid, keys)
     for key, tensor in source.tensors.items():
+        if tensor.dtype not in _NUMBERS and tensor.dim():  # batch norms count in a scalar
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise UserError(
+                f"{source.named}: tensor '{key}' holds {kind}, and weights are float16, bfloat16, "
+                "float32 or float64. Quantised ones mean nothing without their scales: save the "
+                "encoder in float32."
+            )
         if not bool(torch.isfinite(tensor).all()):
             raise UserError(f"{source.name}: tensor '{key}' holds values that are not finite")
     return source
@@ -101,6 +118,8 @@ def _read_run(uri: str, which: Weights, grid: tuple[int, int], keys: Keys) -> So
 
 def _read_file(uri: str, which: Weights, keys: Keys) -> Source:
     """Return the encoder in a file of weights; see ``nn.weight_layouts`` and ``read_source``."""
+    told_none = WITHOUT_POSITIONS if uri.endswith(WITHOUT_POSITIONS) else None
+    uri = uri.removesuffix(WITHOUT_POSITIONS)
     with _local_copy(uri) as path:
         if not path.is_file():
             raise UserError(f"{keys.weights}{uri} does not exist")
@@ -113,6 +132,7 @@ def _read_file(uri: str, which: Weights, keys: Keys) -> Source:
             f"{keys.weights}{uri}: crop_field gave this encoder its positions, and its table "
             "is empty; save model.timm_state() instead, which has them."
         )
+    check_positions(found.tensors, f"{keys.weights}{uri}", told_none=told_none)
     # an encoder without positions is exported with a table of zeros
     tensors = {k: v for k, v in found.tensors.items() if k != "pos_embed" or bool(v.any())}
     name = f"{uri} ({found.origin})" if found.origin else uri
@@ -161,6 +181,6 @@ def recipe_in(metadata: dict[str, str]) -> dict[str, Any] | None:
     """Return the recipe that our export notes in a file; None in a file of others."""
     try:
         recipe: dict[str, Any] = parse_object(metadata["recipe"])
-        return recipe if {"encoder", "data"} <= recipe.keys() else None
-    except (KeyError, ValueError, AttributeError):
+        return recipe if isinstance(recipe["encoder"], dict) else None
+    except (KeyError, ValueError):
         return None

@@ -7,11 +7,21 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 from transformers import AutoModel, Dinov2Config, Dinov2Model
 
 from pospre.errors import UserError
+from pospre.evaluation.models import Shown, open_model
 from pospre.exporting.export import export
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
+
+SMALL: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 192, "depth": 1}
+FOREIGN: list[tuple[str, dict[str, Any]]] = [
+    ("vit_tiny_patch16_224", {}),
+    ("vit_tiny_patch16_224", {"reg_tokens": 2, "init_values": 0.3}),
+    ("vit_tiny_patch16_224", {"class_token": False, "global_pool": "avg", "in_chans": 1}),
+    ("beit_base_patch16_224", {"num_heads": 3, "global_pool": "token"}),
+]
 
 
 @torch.no_grad()
@@ -49,3 +59,22 @@ def test_an_export_becomes_another_format(tmp_path: Path) -> None:
 def test_a_missing_file_is_called_as_the_command_calls_it(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"URI = .*no\.pth does not exist"):
         export(str(tmp_path / "no.pth"), tmp_path / "out.pth", format="timm")
+
+
+@pytest.mark.parametrize("format", ["safetensors", "timm"])
+@pytest.mark.parametrize(("name", "options"), FOREIGN)
+def test_an_export_of_foreign_weights_is_read_back(
+    name: str, options: dict[str, Any], format: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(1)
+    theirs: Any = timm.create_model(name, num_classes=0, **{**SMALL, **options})
+    save_file(theirs.state_dict(), tmp_path / "theirs.safetensors")
+    before = open_model(str(tmp_path / "theirs.safetensors"))
+    export(str(tmp_path / "theirs.safetensors"), tmp_path / "ours.safetensors", format=format)
+    after = open_model(str(tmp_path / "ours.safetensors"))
+    images = torch.randn(2, before.model.encoder.channels, 32, 32)
+    tokens = [each.model.eval().tokens(images) for each in (before, after)]
+    torch.testing.assert_close(*tokens, rtol=0, atol=1e-6)
+    assert before.recipe.encoder == after.recipe.encoder
+    larger = open_model(str(tmp_path / "ours.safetensors"), shown=Shown((48, 48)))
+    assert larger.model.encoder.grid == (6, 6)

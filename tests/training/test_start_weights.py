@@ -103,10 +103,10 @@ def test_positions_may_be_fresh_and_are_named(tmp_path: Path) -> None:
     ):
         model = small(positions=kind)
         before = {k: v.clone() for k, v in model.encoder.state_dict().items() if "pos" in k}
-        assert fresh in load_weights(model, str(path))
+        assert fresh in load_weights(model, f"{path},positions=none")
         for key, value in before.items():
             assert torch.equal(model.encoder.state_dict()[key], value)
-    assert "; fresh" not in load_weights(small(positions="none"), str(path))
+    assert "; fresh" not in load_weights(small(positions="none"), f"{path},positions=none")
 
 
 def test_a_table_of_zeros_stands_for_none(tmp_path: Path) -> None:
@@ -179,6 +179,21 @@ def test_files_that_are_no_weights(tmp_path: Path) -> None:
     torch.save({**weights, "cls_token": weights["cls_token"] * torch.nan}, path)
     with pytest.raises(UserError, match=r"'cls_token' holds values that are not finite"):
         load_weights(small(), str(path))
+
+
+@pytest.mark.parametrize("kind", [torch.int8, torch.uint8, torch.float8_e4m3fn, torch.qint8])
+def test_quantised_tensors_are_no_weights(tmp_path: Path, kind: torch.dtype) -> None:
+    path, weights = exported(tmp_path / "quantised.pth")
+    key = "blocks.1.mlp.fc1.weight"
+    is_scaled = kind == torch.qint8
+    own = weights[key]
+    weights[key] = torch.quantize_per_tensor(own, 0.1, 0, kind) if is_scaled else own.to(kind)
+    torch.save(weights, path)
+    with pytest.raises(UserError, match=rf"tensor '{key}' holds {str(kind)[6:]}, and weights are"):
+        load_weights(small(), str(path))
+    counted = {"head.0.num_batches_tracked": torch.tensor(3)}
+    torch.save({**weights, key: own.half(), **counted}, path)
+    assert "not used: head.0.num_batches_tracked" in load_weights(small(), str(path))
 
 
 def write_foreign(path: Path, kind: str, ran: Path) -> None:
