@@ -1,6 +1,21 @@
 """What the commands share, and those that take a recipe."""
 
 import argparse
+import os
+import re
+from typing import NoReturn
+
+from pospre.errors import UserError
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that says how a value is given that was written as an option."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and the message, and exit with code 2."""
+        if found := re.search(r"unrecognized arguments:.* --([\w.]+)(?:[= ](?!-)(\S+))?", message):
+            message += f" (a key is written without dashes: {found[1]}={found[2] or 'VALUE'})"
+        super().error(message)
 
 
 def command_parser(command: str, description: str | None, epilog: str) -> argparse.ArgumentParser:
@@ -11,7 +26,7 @@ def command_parser(command: str, description: str | None, epilog: str) -> argpar
         description: what it does, in a sentence.
         epilog: examples and more, printed as it is.
     """
-    return argparse.ArgumentParser(
+    return Parser(
         prog=f"python -m {command}",
         description=description,
         epilog=epilog,
@@ -22,7 +37,9 @@ def command_parser(command: str, description: str | None, epilog: str) -> argpar
 def recipe_parser(command: str, description: str, epilog: str) -> argparse.ArgumentParser:
     """Return a parser of ``RECIPE [key=value …]``, see ``command_parser``."""
     parser = command_parser(command, description, epilog)
-    parser.add_argument("recipe", help="YAML file; see yamls/")
+    parser.add_argument(
+        "recipe", help="YAML file, or the name of a recipe that comes along: mae_vitb16"
+    )
     parser.add_argument(
         "overrides",
         nargs="*",
@@ -30,3 +47,19 @@ def recipe_parser(command: str, description: str, epilog: str) -> argparse.Argum
         help="change a value of the recipe, for instance trainer.max_duration=2ep",
     )
     return parser
+
+
+def check_exists(option: str, address: str, remedy: str) -> None:
+    """Find out, before what takes seconds to import, whether what is read is there.
+
+    Args:
+        option: names the address in messages.
+        address: of a file or folder, or ``timm:NAME,FILE``; what a bucket holds is not asked here.
+        remedy: what the user should give.
+
+    Raises:
+        UserError: it is not there.
+    """
+    path = address.partition(",")[2] if address.startswith("timm:") else address
+    if path and "://" not in path and not os.path.lexists(path):
+        raise UserError(f"{option} {path} does not exist; {remedy}.")

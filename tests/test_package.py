@@ -8,6 +8,7 @@ import contextlib
 import importlib.metadata
 import io
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -80,8 +81,9 @@ for ask in (
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from a copy of the sources."""
     source = tmp_path_factory.mktemp("source")
-    for name in PACKAGES:
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    caches = shutil.ignore_patterns("__pycache__")
+    for name in (*PACKAGES, "yamls"):
+        shutil.copytree(ROOT / name, source / name, ignore=caches, symlinks=True)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
@@ -131,6 +133,8 @@ def test_the_wheel_holds_both_packages_and_their_data(wheel: Path) -> None:
     below = [path for name in PACKAGES for path in (ROOT / name).rglob("*") if path.is_file()]
     kinds = (".py", ".css", ".jinja", ".typed")
     wanted = {path.relative_to(ROOT).as_posix() for path in below if path.suffix in kinds}
+    recipes = [path.relative_to(ROOT) for path in (ROOT / "yamls").rglob("*") if path.is_file()]
+    wanted |= {f"pospre/{path.as_posix()}" for path in recipes}
     assert names == wanted and "pospre/report/page.css" in names
     fields = Parser().parsestr(about)
     assert fields["Requires-Python"] in (">=3.11,<3.13", "<3.13,>=3.11")
@@ -157,6 +161,8 @@ def test_it_trains_and_measures_from_another_folder(
     recipe.write_text(RECIPE % (images, stored))
 
     assert "usage: python -m pospre.train" in run("-m", "pospre.train", "--help")
+    resolved = run("-m", "pospre.train", "finetune/lut_vitl16", "--resolve")  # extends another one
+    assert "site-packages/pospre/yamls/finetune/mae_vitb16.yaml" in resolved
     run("-m", "pospre.train", recipe)
     (folder,) = (tmp_path / "elsewhere/runs").iterdir()
     assert (folder / "evaluation/position_grid.json").exists()
@@ -176,13 +182,20 @@ def test_the_readmes_example_runs_from_another_folder(
     run("-c", example[0])
 
 
-def test_what_needs_an_extra_names_it(
+def test_what_needs_an_extra_says_how_it_is_installed(
     run: Callable[..., str], image_folder: Callable[..., Path]
 ) -> None:
     said = run("-c", ASK, image_folder()).splitlines()
-    named = [re.findall(r"pospre\[(\w+)\]", line) for line in said]
     wanted = ["s3", "s3", "ffcv", "ffcv", "convert", "convert", "speech", "convert"]
-    assert named == [[name] for name in wanted], said
+    assert len(said) == len(wanted)
+    for line, extra in zip(said, wanted, strict=True):
+        *before, command = re.findall(r"`(.*?)`", line)
+        assert bool(before) == (extra == "ffcv") and "make" not in line
+        python, *options = shlex.split(command)
+        assert python == sys.executable or Path(python).name == "python"
+        assert options[:3] == ["-m", "pip", "install"], line
+        brought = PROJECT["optional-dependencies"][extra]
+        assert {*map(Requirement, options[3:])} == {*map(Requirement, brought)}
 
 
 def files_of_a_bare_install() -> set[str]:

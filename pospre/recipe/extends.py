@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from pospre.errors import UserError
+from pospre.recipe.find import find_recipe
 from pospre.recipe.yaml_text import read_mapping, write
 
 EXTENDS = "extends"
@@ -30,10 +31,13 @@ def read_parts(path: Path) -> tuple[tuple[Path, dict[str, Any]] | None, dict[str
     name = own.pop(EXTENDS)
     where = f"recipe {path}: {EXTENDS}: {name}"
     if not isinstance(name, str):
-        raise UserError(f"{where} must be another recipe's path, relative to this file")
-    target = path.parent / name
-    if not target.is_file():
-        raise UserError(f"{where}: there is no file {target}")
+        raise UserError(
+            f"{where} must be another recipe: its path, relative to this file, or its name"
+        )
+    try:
+        target = find_recipe(name, beside=path.parent)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
     base = read_mapping(target)
     if EXTENDS in base:
         raise UserError(

@@ -21,6 +21,7 @@ from pospre.errors import UserError, suggestion
 from pospre.recipe import yaml_text
 from pospre.recipe.data_section import Data
 from pospre.recipe.extends import read_recipe
+from pospre.recipe.find import find_recipe
 from pospre.recipe.renamed import REMOVED, new_name, with_new_names, without_old_defaults
 from pospre.recipe.sections import (
     Callbacks,
@@ -93,9 +94,10 @@ class Recipe(Section):
 def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
     """Return the recipe in a YAML file; ``overrides`` are ``key.sub=value`` strings.
 
-    The file may say ``extends: other.yaml`` and then only what differs from that one.
+    The file may say ``extends: other.yaml`` and then only what differs from that one. Instead of a
+    path, the name of a recipe that comes with pospre will do: see ``find_recipe``.
     """
-    path = Path(path)
+    path = find_recipe(path)
     data = read_recipe(path)
     overrides = list(overrides)
     _refuse_new_names(data, overrides)

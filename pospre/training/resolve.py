@@ -7,6 +7,7 @@ from typing import Any
 from pospre.data.stores.reader import Features, Reader
 from pospre.errors import UserError
 from pospre.model.algorithm import algorithm_class
+from pospre.recipe.find import find_recipe
 from pospre.recipe.provenance import annotate, origins, values
 from pospre.recipe.recipe import Recipe, check_arguments, load_recipe, recorded_recipe
 from pospre.training.data import open_data
@@ -49,6 +50,7 @@ def describe(path: Path, overrides: Sequence[str] = ()) -> str:
     Raises:
         UserError: the recipe cannot be trained as it is.
     """
+    path = find_recipe(path)
     recipe = resolve(load_recipe(path, overrides))
     check_loggers(recipe)
     came_from = origins(path, overrides)

@@ -60,7 +60,7 @@ def test_null_turns_a_callback_of_the_base_off(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "parts"),
     [
-        ({"own": OWN}, ["own.yaml: extends: base.yaml: there is no file", "base.yaml"]),
+        ({"own": OWN}, ["own.yaml: extends: base.yaml: recipe ", "base.yaml does not exist"]),
         (
             {"base": BASE | {"extends": "x.yaml"}, "own": OWN},
             ["extends x.yaml itself", "one"],
