@@ -12,7 +12,7 @@ from typing import Any
 from data_prep.kinds import KINDS
 from data_prep.plan.bit_depth_report import deep_rows
 from data_prep.plan.records import Settings, Summary
-from pospre.command_line import command_parser
+from pospre.command_line import check_exists, command_parser
 from pospre.data.cores import available_cores
 from pospre.data.decode.bit_depth import parse_range
 from pospre.errors import UserError, printable, run_command
@@ -184,14 +184,15 @@ def _plain_range(text: str) -> str:
 
 
 def _convert(args: argparse.Namespace) -> Summary | None:
-    from data_prep.distribute.conversion import convert
-    from data_prep.plan.blocks import parse_share
-
     settings = _settings(args)
     if args.workers < 1:
         raise UserError(f"--workers {args.workers} is out of range; it must be at least 1.")
     if args.part and (args.overwrite or args.verify):
         raise UserError("--part goes without --overwrite and --verify; verify when you --merge.")
+    check_exists("SRC", str(args.source), "give the folder or archive of a data set")
+    from data_prep.distribute.conversion import convert
+    from data_prep.plan.blocks import parse_share
+
     return convert(
         args.source,
         args.destination,

@@ -4,6 +4,7 @@ import sys
 
 from pospre.command_line import recipe_parser
 from pospre.errors import UserError, run_command
+from pospre.recipe.recipe import load_recipe
 
 _EPILOG = """\
 examples:
@@ -43,12 +44,6 @@ def main(argv: list[str] | None = None) -> int:
     add("--also", action="append", default=[], metavar="KEYS", help="of a further run; see below")
     add("--seed", type=int, default=0, help="of the moments (0)")
     arguments = parser.parse_intermixed_args(argv)
-    # Late, so that --help answers at once.
-    from pospre.certificate.certificate import certify
-    from pospre.certificate.life import live
-    from pospre.certificate.page import headline, table
-    from pospre.certificate.result import Request
-
     for option, value, least in (
         ("--kills", arguments.kills, 1),
         ("--steps", arguments.steps, 4),
@@ -56,13 +51,21 @@ def main(argv: list[str] | None = None) -> int:
     ):
         if value < least:
             raise UserError(f"{option} is {value}; give at least {least}")
+    ranks = _ranks(arguments.ranks)
+    load_recipe(arguments.recipe, arguments.overrides)
+    # Late, so that --help and a mistyped key answer at once.
+    from pospre.certificate.certificate import certify
+    from pospre.certificate.life import live
+    from pospre.certificate.page import headline, table
+    from pospre.certificate.result import Request
+
     request = Request(
         recipe=arguments.recipe,
         overrides=tuple(arguments.overrides),
         steps=arguments.steps,
         save_every=arguments.save_every,
         kills=arguments.kills,
-        ranks=_ranks(arguments.ranks),
+        ranks=ranks,
         also=tuple(tuple(keys.split()) for keys in arguments.also),
         seed=arguments.seed,
     )

@@ -2,13 +2,17 @@
 
 import difflib
 import os
+import shlex
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from importlib.metadata import requires
+from pathlib import Path
 
 _LISTED = 40  # names that a message gives at most; timm has hundreds
+_FFCV_NEEDS = "g++ python3-dev pkg-config libopencv-dev libturbojpeg0-dev"
 _UNDONE = "before the end: no result is half written; give the same command again"
 
 
@@ -97,6 +101,21 @@ def stoppable(text: str) -> Iterator[None]:
         raise Stopped(int(error.code) - 128, text) from error
 
 
+def to_install(*extras: str) -> str:
+    """Say how extras of the package (see ``pyproject.toml``) are installed into this Python."""
+    checkout = Path(__file__).parents[1]
+    pip = f"{shlex.quote(sys.executable)} -m pip install"
+    if (checkout / "pyproject.toml").is_file():
+        wanted = shlex.quote(f"{checkout}[{','.join(extras)}]")
+        return f"`make setup` in {checkout} installs it, as does `{pip} -e {wanted}`"
+    # from a wheel: no index has pospre, but all that the extras bring
+    marks = [f'extra == "{extra}"' for extra in extras]
+    brought = [text.partition("; ") for text in requires("pospre") or ()]
+    wanted = " ".join(shlex.quote(name) for name, _, mark in brought if mark in marks)
+    built = f"after `apt-get install {_FFCV_NEEDS}` (Debian, Ubuntu) " if "ffcv" in extras else ""
+    return f"{built}`{pip} {wanted}` installs it"
+
+
 @contextmanager
 def needing(extra: str, what: str) -> Iterator[None]:
     """Import what only some uses need, and say how it is installed where it is missing.
@@ -114,7 +133,7 @@ def needing(extra: str, what: str) -> Iterator[None]:
         if (error.name or "").partition(".")[0] in ("pospre", "data_prep"):
             raise
         raise UserError(
-            f"{what} needs {error.name}, which is not installed; install pospre[{extra}]"
+            f"{what} needs {error.name}, which is not installed; {to_install(extra)}."
         ) from error
 
 

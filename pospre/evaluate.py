@@ -5,8 +5,8 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
+from pospre.command_line import Parser, check_exists
 from pospre.errors import UserError, run_command
 
 _EPILOG = """\
@@ -33,7 +33,7 @@ evaluations (python -m pospre.evaluate NAME --help: how it measures, and its set
 """
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(Parser):
     """Lists the evaluations in its help, or describes the one that is named."""
 
     named: str | None = None
@@ -45,11 +45,6 @@ class _Parser(argparse.ArgumentParser):
             return f"{self.format_usage()}\n{self.named}: {describe_one(self.named)}\n"
         self.epilog = _EPILOG + describe()
         return super().format_help()
-
-    def error(self, message: str) -> NoReturn:
-        if "unrecognized arguments: --" in message:
-            message += " (settings of an evaluation are written key=value, for instance k=20)"
-        super().error(message)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -109,10 +104,12 @@ def main(argv: list[str] | None = None) -> int:
 def _evaluate(arguments: argparse.Namespace) -> int:
     image_size = None if arguments.image_size is None else _size(arguments.image_size)
     mean, std = (_numbers(key, getattr(arguments, key)) for key in ("mean", "std"))
-    # Late, so that a mistyped option answers at once.
+    settings = parse_settings(arguments.settings)
+    check_exists("--model", arguments.model, "give a run folder, a checkpoint or a file of weights")
+    check_exists("--data", arguments.data, "give an image folder, a .beton file or MDS shards")
+    # Late, so that a mistyped option or path answers at once.
     from pospre.evaluation.registry import check_settings, evaluation_module
 
-    settings = parse_settings(arguments.settings)
     check_settings(arguments.name, settings)
     from pospre.evaluation.figures import run_folder_of
     from pospre.evaluation.models import Shown, open_model

@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
-from pospre.command_line import command_parser
-from pospre.errors import run_command
+from pospre.command_line import check_exists, command_parser
+from pospre.errors import run_command, to_install
 from pospre.exporting.target import FORMATS, check_target, parse_grid
 
 _EPILOG = """\
@@ -27,7 +27,8 @@ formats:
 The software that a format is for reads what was written and computes features, before it shows
 under its name: they are ours (cosine at least 0.99999), or nothing is written. Beside every file
 (OUT.md), or in the folder (README.md), stands its card: method, data, licence, figures of the run's
-evaluations, recipe, and how to load it. onnx and hf need extras: pip install "pospre[onnx,hf]".
+evaluations, recipe, and how to load it. onnx and hf need libraries of their own:
+{install}.
 
 examples:
   python -m pospre.export runs/droppos_vits16 droppos_vits16.pth --format timm
@@ -45,7 +46,9 @@ exit codes: 0 done, 2 a mistake in the command or the checkpoint (said in one me
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
     description = "Write the encoder of a checkpoint for other software."
-    parser = command_parser("pospre.export", description, _EPILOG)
+    parser = command_parser(
+        "pospre.export", description, _EPILOG.format(install=to_install("onnx", "hf"))
+    )
     parser.add_argument(
         "checkpoint",
         metavar="URI",
@@ -79,6 +82,8 @@ def main(argv: list[str] | None = None) -> int:
     check_target(arguments.out, arguments.format, arguments.num_classes, arguments.overwrite)
     if arguments.grid is not None:
         parse_grid(arguments.grid)
+    remedy = "give a run folder, a checkpoint or a file of weights"
+    check_exists("URI", arguments.checkpoint, remedy)
     from pospre.exporting.export import export  # late, so that a mistyped option answers at once
 
     lines = export(

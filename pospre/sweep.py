@@ -10,6 +10,7 @@ from pathlib import Path
 from pospre.command_line import recipe_parser
 from pospre.errors import UserError, run_command
 from pospre.output import check_output, write_output
+from pospre.recipe.find import find_recipe
 
 _EPILOG = """\
 examples:
@@ -37,7 +38,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_intermixed_args(argv)
     check_output("--output", arguments.output)
     launcher = _split(arguments.launcher) or [sys.executable]
-    # Late, so that --help answers at once.
+    find_recipe(arguments.recipe)
+    # Late, so that --help and a mistyped name answer at once.
     from tqdm import tqdm
 
     from pospre.evaluation.sweep_runs import cells_of, check_cells, summarise, table

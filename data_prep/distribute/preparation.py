@@ -13,18 +13,14 @@ from data_prep.plan.plan import VERSION, Plan
 from data_prep.plan.records import Settings
 from data_prep.sources.registry import open_source
 from data_prep.sources.source import Source
-from pospre.errors import UserError
+from pospre.errors import UserError, to_install
 
 _FRAMES = 100  # of a clip: one second, and 20 ms of silence
 _FOR_CLIPS = {"frames": "clips", "keywords": "clips"}
 _FOR_IMAGES = {"channels": "images", "deep_range": "images", "seekable": "JPEGs"}
 
-_MISSING_LIBRARY = {
-    "ffcv": "FFCV cannot be loaded ({error}); install its libraries (Debian, Ubuntu: apt-get "
-    "install pkg-config libopencv-dev libturbojpeg0-dev, then pospre[ffcv]), or use "
-    "--format mds.",
-    "mds": "Streaming cannot be loaded ({error}); install pospre[convert], or use --format ffcv.",
-}
+# library and extra that write a format, and the other format
+_WRITTEN_BY = {"ffcv": ("FFCV", "ffcv", "mds"), "mds": ("Streaming", "convert", "ffcv")}
 
 
 @dataclass(frozen=True)
@@ -126,4 +122,7 @@ def load_writers(data_format: str) -> Any:
     try:
         return importlib.import_module(f"data_prep.publish.writers.{data_format}")
     except ImportError as error:
-        raise UserError(_MISSING_LIBRARY[data_format].format(error=error)) from error
+        library, extra, other = _WRITTEN_BY[data_format]
+        raise UserError(
+            f"{library} cannot be loaded ({error}): {to_install(extra)}; or use --format {other}."
+        ) from error

@@ -356,7 +356,7 @@ def test_missing_ffcv_is_one_clear_line(
     monkeypatch.delitem(sys.modules, "data_prep.publish.writers.ffcv", raising=False)
     assert run(photos, tmp_path / "out.beton") == 2
     message = capsys.readouterr().err
-    assert "apt-get install" in message and message.count("\n") == 1
+    assert "`make setup` in" in message and message.count("\n") == 1
     assert run(photos, tmp_path / "out") == 0
 
 

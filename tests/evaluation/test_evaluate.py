@@ -249,7 +249,7 @@ def test_fewer_images_than_wanted_are_said(mae_checkpoint, image_folder, capsys)
 def test_settings_written_as_options_are_told_how(mae_checkpoint, capsys):
     with pytest.raises(SystemExit) as stopped:
         evaluate.main(["knn", "--model", str(mae_checkpoint), "--data", "x", "--k", "5"])
-    assert stopped.value.code == 2 and "written key=value" in capsys.readouterr().err
+    assert stopped.value.code == 2 and "without dashes: k=5" in capsys.readouterr().err
 
 
 def test_bad_checkpoints_are_named(fails, image_folder, tmp_path):

@@ -14,7 +14,7 @@ import torch
 from pospre.data.stores.description import read_sidecar, unpack_noted, unpack_sums
 from pospre.data.stores.files import Place, SampleBytes, read_bytes
 from pospre.data.stores.reader import Reader, Sample
-from pospre.errors import UserError
+from pospre.errors import UserError, to_install
 
 _JPEG, _RAW = 0, 1  # ffcv.fields.rgb_image.IMAGE_MODES
 _MAX_FIELDS = 64
@@ -164,9 +164,8 @@ def _import_ffcv(path: Path) -> Any:
         return ffcv
     except (ImportError, OSError) as error:
         raise UserError(
-            f"{path} needs FFCV, which cannot be imported here ({error}). Install pospre[ffcv] "
-            "(in a checkout `make setup` says what it lacks), or use an MDS directory or an image "
-            "folder."
+            f"{path} needs FFCV, which cannot be imported here ({error}): "
+            f"{to_install('ffcv')}; or use an MDS directory or an image folder."
         ) from error
     finally:
         typed.Dict = compiled_dict
