@@ -1,6 +1,7 @@
 """The model that is measured: of a run, of a file of weights, or of timm."""
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -157,7 +158,9 @@ def _of_timm(address: str, weights: Weights, shown: Shown, seed: int, keys: Keys
         rows = (encoder.has_class_token, vit.num_reg_tokens)
         table = with_prefix_rows(source.tensors["pos_embed"], *rows, bare=True)
         source.tensors["pos_embed"] = table
-    return _loaded(model, source, seed, f"{PREFIX}{name}")
+    usual = size if config is None else pair(config.input_size[1:])
+    likely = encoder.grid_of(*usual), encoder.grid
+    return _loaded(model, source, seed, f"{PREFIX}{name}", likely)
 
 
 def _of_file(uri: str, weights: Weights, shown: Shown, seed: int, keys: Keys) -> Subject:
@@ -165,23 +168,23 @@ def _of_file(uri: str, weights: Weights, shown: Shown, seed: int, keys: Keys) ->
     recipe = recipe_in(source.metadata)
     pixels: tuple[Numbers, Numbers] = (None, None)
     if recipe is None:
-        options = encoder_options(source.tensors, uri, shown.image_size)
+        options = encoder_options(source.tensors, uri)
     else:
-        options = _noted(source, recipe, shown.image_size)
+        options = _noted(source, recipe)
         pixels = tuple(parse_json(source.metadata[key]) for key in ("mean", "std"))
+    own = pair(options["image_size"])
+    options["image_size"] = shown.image_size or own
     _check_size(pair(options["image_size"]), pair(options["patch_size"] or 1))
     model = _headless(build_encoder(**options), shown, pixels, seed)
-    return _loaded(model, source, seed, options["name"])
+    return _loaded(model, source, seed, options["name"], (model.encoder.grid_of(*own),))
 
 
-def _noted(
-    source: Source, recipe: dict[str, Any], image_size: tuple[int, int] | None
-) -> dict[str, Any]:
+def _noted(source: Source, recipe: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of ``build_encoder`` that our export has noted."""
     own = {key: value for key, value in recipe["encoder"].items() if not key.startswith("weights")}
     options = check_arguments("encoder", build_encoder, own, source=f"recipe in {source.name}")
     exported_at = parse_json(source.metadata["timm_kwargs"]).get("img_size", 224)
-    options["image_size"] = image_size or pair(exported_at)
+    options["image_size"] = pair(exported_at)
     if options["positions"] == "none" and "pos_embed" in source.tensors:
         options["positions"] = "learned"  # those of a field, written into a table
     return options
@@ -203,12 +206,41 @@ def _headless(
     return PretrainModel(encoder, seed=seed, mean=chosen[0], std=chosen[1])
 
 
-def _loaded(model: PretrainModel, source: Source, seed: int, name: str) -> Subject:
-    """Return ``model`` with all of its weights from ``source``."""
+def _loaded(
+    model: PretrainModel, source: Source, seed: int, name: str, likely: Sequence[tuple[int, int]]
+) -> Subject:
+    """Return ``model`` with all of its weights from ``source``; see ``_hold_table``."""
+    resampled = _hold_table(model.encoder, source, likely)
     done: Loaded = take_weights(model, source)
+    done.resampled += resampled
     if done.fresh:
         raise UserError(f"{source.named} lacks {', '.join(done.fresh)}")
     return _subject(model, seed, name, str(done))
+
+
+def _hold_table(encoder: Encoder, source: Source, likely: Sequence[tuple[int, int]]) -> list[str]:
+    """Make room for the table of ``source``; return what is resampled of it, in words.
+
+    A table of another grid than that of the images stays as it is, and is read for each size:
+    evaluations take several, and what was resampled before would be resampled twice. Its grid is
+    the first of the ``likely`` ones that has as many places, else a square one.
+    """
+    table = source.tensors.get("pos_embed")
+    if table is None or encoder.pos_embed is None:
+        return []
+    encoder.resampling = source.resampling or encoder.resampling
+    class_token, prefix = encoder.has_class_token, encoder.num_prefix_tokens
+    registers, counts = prefix - class_token, {math.prod(grid): grid for grid in likely[::-1]}
+    bare = registers > 0 or table.shape[1] in counts
+    table = with_prefix_rows(table, class_token, registers, bare=bare)
+    side = math.isqrt(max(table.shape[1] - prefix, 0))
+    grid = {side * side: (side, side), **counts}.get(table.shape[1] - prefix, encoder.grid)
+    if grid == encoder.grid:
+        return []
+    source.tensors["pos_embed"] = table
+    encoder.hold_table(grid)
+    sizes = " → ".join(f"{rows}×{columns}" for rows, columns in (grid, encoder.grid))
+    return [f"positions of {sizes} patches ({encoder.resampling})"]
 
 
 def _subject(model: PretrainModel, seed: int, name: str = "", origin: str = "") -> Subject:

@@ -68,6 +68,7 @@ class Parts:
             "timm_kwargs": json.dumps(self.kwargs),
             "mean": json.dumps(self.mean),
             "std": json.dumps(self.std),
+            "resampling": getattr(self.model.encoder, "resampling", "bicubic"),
             "recipe": json.dumps(self.recipe.dump()),
         }
 

@@ -19,7 +19,6 @@ from pospre.model.teacher import Frozen, Momentum, TeacherManager
 from pospre.nn.build import check_divides
 from pospre.nn.encoder import Edit, Encoder
 from pospre.nn.patch_encoder import PatchEncoder
-from pospre.nn.positions import resample_positions
 
 FEATURES = "features"
 """In the outputs of a model, beside those of its objectives: the features of each pass by name."""
@@ -175,7 +174,7 @@ class PretrainModel(ComposerModel):
         assert table is not None
         prefix, patches = table[0].tensor_split([self.encoder.num_prefix_tokens])
         if self.position_source is None:
-            patches = resample_positions(patches, self.encoder.grid, grid)
+            patches = self.encoder.table_at(grid)
         else:
             blank = patches.new_zeros(1, grid[0] * grid[1], self.encoder.embed_dim)
             source = (self.position_source,)

@@ -20,7 +20,7 @@ from pospre.nn.initialisation import (
     init_weights,
 )
 from pospre.nn.patch_encoder import Edit, PatchEncoder
-from pospre.nn.positions import resample_positions, sincos_table
+from pospre.nn.positions import Resampling, resample_positions, sincos_table
 from pospre.nn.sizes import EncoderSize, timm_model
 from pospre.recipe.values import RELATIVE, Init, PositionKind
 
@@ -33,8 +33,14 @@ class Encoder(VisionTransformer, PatchEncoder):
 
     Its parameters carry timm's names, so that its ``state_dict`` is a timm checkpoint as it stands
     (with relative positions: one of timm's ``vit_relpos`` names).
+
+    Attributes:
+        table_grid: (rows, columns) of the position table. It is read once for each other grid.
+        resampling: how it is read then.
     """
 
+    table_grid: tuple[int, int]
+    resampling: Resampling = "bicubic"
     cls_token: nn.Parameter | None
     pos_embed: nn.Parameter | None
 
@@ -85,6 +91,7 @@ class Encoder(VisionTransformer, PatchEncoder):
             norm_layer=partial(LayerNorm, eps=1e-5) if size.pre_norm else LayerNorm,
         )
         self.set_grid(image_size, patch_size)
+        self.table_grid = self.grid
         self.channels, self.depth = channels, len(self.blocks)
         self.position_kind = "learned" if positions == "learned_sincos" else positions
         self._drawn_as = positions
@@ -129,7 +136,22 @@ class Encoder(VisionTransformer, PatchEncoder):
             return
         self.pos_embed.requires_grad_(self._drawn_as == "learned_sincos")
         self.pos_embed.zero_()
-        self.pos_embed[0, self.num_prefix_tokens :] = sincos_table(self.embed_dim, *self.grid)
+        self.pos_embed[0, self.num_prefix_tokens :] = sincos_table(self.embed_dim, *self.table_grid)
+
+    def hold_table(self, grid: tuple[int, int]) -> None:
+        """Make room for a table of another grid than that of the images."""
+        assert self.pos_embed is not None
+        shape = 1, self.num_prefix_tokens + grid[0] * grid[1], self.embed_dim
+        learns = self.pos_embed.requires_grad
+        self.pos_embed = nn.Parameter(self.pos_embed.new_zeros(shape), requires_grad=learns)
+        self.table_grid = grid
+
+    def table_at(self, grid: tuple[int, int]) -> Tensor:
+        """Return the table of the patches of ``grid``, (N, D), read as its family does."""
+        table = self._table
+        assert table is not None
+        own = table[0, self.num_prefix_tokens :]
+        return resample_positions(own, self.table_grid, grid, self.resampling)
 
     @property
     def _register_rows(self) -> slice:
@@ -203,10 +225,9 @@ class Encoder(VisionTransformer, PatchEncoder):
         self, tokens_BKD: Tensor, keep_BK: Tensor | None, grid: tuple[int, int]
     ) -> Tensor:
         """Return the table's positions of the tokens, (B, K, D)."""
-        table = self._table
-        if table is None:
+        if self.pos_embed is None:
             return torch.zeros_like(tokens_BKD)
-        table = resample_positions(table[0, self.num_prefix_tokens :], self.grid, grid)
+        table = self.table_at(grid)
         return table.expand_as(tokens_BKD) if keep_BK is None else table[keep_BK]
 
     def _prefix(self, num: int) -> list[Tensor]:
@@ -258,6 +279,9 @@ class Encoder(VisionTransformer, PatchEncoder):
                 f"{self.positions_from} gives this encoder's positions, and its own table is "
                 "empty: take model.timm_state(vit) of the whole PretrainModel."
             )
+        elif self.table_grid != self.grid:
+            prefix = state["pos_embed"][:, : self.num_prefix_tokens]
+            state["pos_embed"] = torch.cat([prefix, self.table_at(self.grid)[None]], dim=1)
         if self.position_kind == "none":
             # timm leaves the class token out where there is no table: one of zeros adds nothing
             length = self.num_prefix_tokens + self.num_patches

@@ -19,9 +19,7 @@ _USUAL_SIDE = 224
 _SINCOS = 1e-4  # MAE's published tables are float32
 
 
-def encoder_options(
-    tensors: Mapping[str, Tensor], name: str, image_size: tuple[int, int] | None = None
-) -> dict[str, Any]:
+def encoder_options(tensors: Mapping[str, Tensor], name: str) -> dict[str, Any]:
     """Return the arguments of ``build_encoder`` for the encoder that ``tensors`` are of.
 
     What tensors do not tell is taken as published: the number of heads (that of the size of this
@@ -31,7 +29,6 @@ def encoder_options(
     Args:
         tensors: of the encoder.
         name: of their file, for errors.
-        image_size: of the images to encode; None takes that of the positions.
 
     Raises:
         UserError: no known encoder is as wide, or its positions are no square grid.
@@ -41,10 +38,7 @@ def encoder_options(
     class_token = "cls_token" in tensors
     registers = tensors["reg_token"].shape[1] if "reg_token" in tensors else 0
     positions, grid = _positions(tensors, name, class_token, registers)
-    if image_size is None:
-        image_size = (
-            (_USUAL_SIDE, _USUAL_SIDE) if grid is None else (grid * patch[0], grid * patch[1])
-        )
+    image_size = (_USUAL_SIDE, _USUAL_SIDE) if grid is None else (grid * patch[0], grid * patch[1])
     numbers = [int(key.split(".")[1]) for key in tensors if key.startswith("blocks.")]
     return {
         "name": _size_name(width, tensors, name),

@@ -1,11 +1,23 @@
 """Positions of a grid: the fixed sin-cos table in the order of MAE's weights, and soft labels."""
 
+from typing import Literal
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from pospre.batch import Batch, field_box_key
 from pospre.errors import UserError
 from pospre.nn.interpolation import interpolation_weights
+
+Resampling = Literal["bicubic", "antialiased", "offset"]
+"""How a table is read at another grid.
+
+``bicubic``: at the centres of the new cells (MAE, DeiT, ours). ``antialiased``: that, and a wider
+kernel where the new grid is coarser (timm's ``resample_abs_pos_embed``, DINOv2 with registers).
+``offset``: cells are as wide as if there were 0.1 more of them (DINO, iBOT, DINOv2).
+"""
+_OFFSET = 0.1
 
 
 def sincos_positions(dim: int, rows: int, cols: int) -> Tensor:
@@ -110,24 +122,37 @@ def _centres(low_B: Tensor, high_B: Tensor, count: int) -> Tensor:
     return (low_B[:, None] + (high_B - low_B)[:, None] * share) * count - 0.5
 
 
-def resample_positions(table_ND: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
-    """Return a grid's position vectors at another grid of the same extent: bicubic, half-pixel.
+def resample_positions(
+    table_ND: Tensor,
+    old: tuple[int, int],
+    new: tuple[int, int],
+    how: Resampling = "bicubic",
+) -> Tensor:
+    """Return a grid's position vectors at another grid of the same extent.
 
     Args:
         table_ND: (rows·cols, D) of the grid ``old``, row-major.
         old: (rows, columns).
         new: (rows, columns).
+        how: as the code that trained the table reads it.
     """
     if old == new:
         return table_ND
-    down, across = (
-        interpolation_weights(((torch.arange(count) + 0.5) / count)[None], size, "bicubic")[0]
-        for size, count in zip(old, new, strict=True)
-    )
+    down, across = (_reading(size, count, how) for size, count in zip(old, new, strict=True))
     picture = table_ND.float().unflatten(0, old)
     down, across = (each.to(picture.device, non_blocking=True) for each in (down, across))
-    rows = torch.einsum("nh,hwd->nwd", down, picture)
-    return torch.einsum("mw,nwd->nmd", across, rows).flatten(0, 1)
+    with torch.autocast(picture.device.type, enabled=False):  # it would round positions to bf16
+        rows = torch.einsum("nh,hwd->nwd", down, picture)
+        return torch.einsum("mw,nwd->nmd", across, rows).flatten(0, 1)
+
+
+def _reading(size: int, count: int, how: Resampling) -> Tensor:
+    """Return the weights (count, size) with which ``count`` new cells read a row of old ones."""
+    if how == "antialiased":  # each column of the picture is one old cell
+        cells = torch.eye(size)[None, None]
+        return F.interpolate(cells, (count, size), mode="bicubic", antialias=True)[0, 0]
+    extent = count + (_OFFSET if how == "offset" else 0)
+    return interpolation_weights(((torch.arange(count) + 0.5) / extent)[None], size, "bicubic")[0]
 
 
 def grid_distances(rows: int, cols: int, *, squared: bool) -> Tensor:

@@ -80,6 +80,7 @@ def wrap_encoder(
     _check_tensors(encoder.state_dict(), theirs)
     encoder.load_state_dict(theirs)
     encoder.to(vit.patch_embed.proj.weight)
+    encoder.resampling = getattr(vit, "resampling", "antialiased")  # as timm does
     for name, parameter in vit.named_parameters():
         if not name.startswith(_HEAD):
             encoder.get_parameter(name).requires_grad_(parameter.requires_grad)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pospre.errors import UserError, printable
+from pospre.nn.positions import Resampling
 
 KNOWN = (
     "MAE, SimMIM, DropPos, DINO, iBOT, DINOv2 (also with registers or in chunks), I-JEPA, StoP, "
@@ -26,6 +27,7 @@ _TEACHER = re.compile(r"(^|[._])(teacher|target|momentum|ema)")
 _BESIDE = re.compile(
     r"decoder|(?:embeddings\.)?mask_token|mask_pos|lm_head|predictor|pooler|classifier|dino_head"
 )
+_DINO = re.compile(r"(^|\.)(student|teacher)\.(module\.)?backbone\.$")
 _ROTARY = re.compile(r"rope|storage_tokens|freqs|periods")
 _POSITIONS = re.compile(r"pos_embed|rel_pos|relative_position_bias|offset_bias")
 _RENAMED = [
@@ -59,11 +61,14 @@ class Named(NamedTuple):
         tensors: of the encoder, or of a classifier on it.
         left_out: the file's names of what belongs to neither.
         origin: where in the file they were, such as ``teacher.backbone``; empty: it held them bare.
+        resampling: how the code that wrote the file reads its positions at another grid; None
+            where names do not tell.
     """
 
     tensors: dict[str, Tensor]
     left_out: list[str]
     origin: str
+    resampling: Resampling | None
 
 
 def timm_names(content: Any, name: str, which: Literal["student", "teacher"], key: str) -> Named:
@@ -97,7 +102,16 @@ def timm_names(content: Any, name: str, which: Literal["student", "teacher"], ke
         )
     tensors = {path: t for path, t in inside.items() if not _BESIDE.match(path)}
     left_out = [path for path in flat if path.removeprefix(start) not in tensors]
-    return Named(_renamed(tensors), left_out, start.rstrip("."))
+    return Named(_renamed(tensors), left_out, start.rstrip("."), _resampling(inside, start))
+
+
+def _resampling(inside: Mapping[str, Tensor], start: str) -> Resampling | None:
+    """Return how DINO, iBOT and DINOv2 read their positions at another grid."""
+    if any(path.endswith("register_tokens") for path in inside):
+        return "antialiased"
+    masks = [tensor for path, tensor in inside.items() if path.endswith("mask_token")]
+    is_dinov2 = any(tensor.ndim == 2 for tensor in masks)  # others have three dimensions
+    return "offset" if is_dinov2 or _DINO.search(start) else None
 
 
 def _flat(content: Mapping[Any, Any]) -> dict[str, Tensor]:

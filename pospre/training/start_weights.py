@@ -3,8 +3,8 @@
 Every tensor of the encoder is taken from the file, or may be fresh and is named; nothing stays
 random without a word. Only positions may be fresh, when the file has none of their kind.
 
-Two things are resampled, and that is said: the positions of another grid, bicubic between patch
-centres (``resample_positions``; relative ones by timm's ``resize_rel_pos_bias_table``), and patch
+Two things are resampled, and that is said: the positions of another grid, as the code that trained
+them does (``resample_positions``; relative ones by timm's ``resize_rel_pos_bias_table``), and patch
 kernels of another size, so that patches resized alike embed alike (FlexiViT's pseudo-inverse,
 timm's ``resample_patch_embed``).
 """
@@ -175,7 +175,8 @@ def _resampled(found: Tensor, own: Tensor, encoder: Encoder, source: Source) -> 
             f"{source.named}: tensor 'pos_embed' has shape {tuple(found.shape)}, "
             f"the encoder wants {tuple(own.shape)}; only square grids are resampled"
         )
-    patches = resample_positions(found[0, prefix:], (side, side), encoder.grid)
+    how = source.resampling or encoder.resampling
+    patches = resample_positions(found[0, prefix:], (side, side), encoder.grid, how)
     return torch.cat([found[0, :prefix], patches])[None]
 
 

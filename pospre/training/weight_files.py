@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pospre.errors import UserError
 from pospre.model.algorithm import algorithm_class
+from pospre.nn.positions import Resampling
 from pospre.nn.weight_layouts import WITHOUT_POSITIONS, check_positions, timm_names
 from pospre.object_store import Bucket, is_remote
 from pospre.training.checkpoints.content import Weights, model_of, recorded
@@ -44,6 +45,7 @@ class Source:
         positions: their kind, where known.
         left_out: names of tensors of the file that are no encoder's.
         metadata: of a ``.safetensors`` file.
+        resampling: of its positions at another grid, see ``nn.weight_layouts``.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Source:
     positions: str | None = None
     left_out: list[str] = field(default_factory=list)
     metadata: dict[str, str] = field(default_factory=dict)
+    resampling: Resampling | None = None
 
     @property
     def named(self) -> str:
@@ -136,7 +139,9 @@ def _read_file(uri: str, which: Weights, keys: Keys) -> Source:
     # an encoder without positions is exported with a table of zeros
     tensors = {k: v for k, v in found.tensors.items() if k != "pos_embed" or bool(v.any())}
     name = f"{uri} ({found.origin})" if found.origin else uri
-    return Source(name, tensors, keys, None, found.left_out, metadata)
+    noted = metadata.get("resampling")  # our exports may be of weights of others
+    how = next((each for each in get_args(Resampling) if each == noted), found.resampling)
+    return Source(name, tensors, keys, None, found.left_out, metadata, how)
 
 
 @contextlib.contextmanager

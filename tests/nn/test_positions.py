@@ -4,10 +4,17 @@ import math
 
 import pytest
 import torch
-from timm.layers import build_sincos2d_pos_embed
+import torch.nn.functional as F
+from timm.layers import build_sincos2d_pos_embed, resample_abs_pos_embed
 
 from pospre.errors import UserError
-from pospre.nn.positions import sincos_positions, sincos_positions_1d, sincos_table
+from pospre.nn.positions import (
+    Resampling,
+    resample_positions,
+    sincos_positions,
+    sincos_positions_1d,
+    sincos_table,
+)
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +56,27 @@ def test_sequence_has_the_sinusoids_of_the_transformer():
     assert torch.equal(sincos_table(32, 5, 20), sincos_positions(32, 5, 20))
     with pytest.raises(UserError, match=r"even width, not 33"):
         sincos_positions_1d(33, 4)
+
+
+@pytest.mark.parametrize("new", [(16, 16), (17, 23), (37, 40), (50, 9)])
+def test_a_table_is_resampled_as_each_family_does(new: tuple[int, int]) -> None:
+    table = torch.randn(37 * 37, 24, generator=torch.Generator().manual_seed(0))
+    picture = table.view(1, 37, 37, 24).permute(0, 3, 1, 2)
+    dino = [(count + 0.1) / 37 for count in new]
+    published: dict[Resampling, torch.Tensor] = {
+        "bicubic": F.interpolate(picture, new, mode="bicubic"),
+        "offset": F.interpolate(picture, scale_factor=dino, mode="bicubic"),
+        "antialiased": resample_abs_pos_embed(
+            table[None], [*new], [37, 37], num_prefix_tokens=0
+        ).permute(0, 2, 1),
+    }
+    for how, theirs in published.items():
+        ours = resample_positions(table, (37, 37), new, how)
+        torch.testing.assert_close(ours, theirs.flatten(2)[0].T, atol=1e-4, rtol=0)
+    assert torch.equal(resample_positions(table, (37, 37), (37, 37), "offset"), table)
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = resample_positions(table, (37, 37), new)
+    assert torch.equal(mixed, resample_positions(table, (37, 37), new))
 
 
 def test_width_must_be_a_multiple_of_four():

@@ -19,7 +19,7 @@ from pospre.errors import UserError
 from pospre.evaluation.models import Shown, open_model
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
-from pospre.nn.positions import resample_positions, sincos_positions
+from pospre.nn.positions import Resampling, resample_positions, sincos_positions
 from pospre.nn.timm_models import wrap_encoder
 from pospre.nn.weight_layouts import with_prefix_rows
 from pospre.training.start_weights import load_weights
@@ -223,17 +223,55 @@ def test_swiglu_under_dinov2s_names(tmp_path: Path) -> None:
     assert not torch.allclose(model.tokens(images()), theirs.forward_features(images()))
 
 
-def test_positions_are_resampled_for_another_size(tmp_path: Path) -> None:
-    state = vit(init_values=0.3).state_dict()
-    save_file(dinov2(state), tmp_path / "dinov2.safetensors")
-    subject = open_model(str(tmp_path / "dinov2.safetensors"), shown=Shown((48, 24)))
-    table = subject.model.encoder.state_dict()["pos_embed"][0]
-    expected = resample_positions(state["pos_embed"][0, 1:], (4, 4), (6, 3))
-    assert torch.equal(table[0], state["pos_embed"][0, 0]) and torch.equal(table[1:], expected)
-    assert "resampled: pos_embed 1×17×192 → 1×19×192" in subject.origin
+@pytest.mark.parametrize(
+    ("layout", "how"),
+    [(registers, "antialiased"), (dinov2, "offset"), (dino, "offset"), (mae, "bicubic")],
+    ids=["registers", "dinov2", "dino", "mae"],
+)
+def test_positions_are_resampled_once_as_their_family_does(
+    layout: Callable[[State], Any], how: Resampling, tmp_path: Path
+) -> None:
+    """Whatever size was asked for, and whatever size an evaluation takes then."""
+    options: dict[str, Any] = {} if layout in (mae, dino) else {"init_values": 0.3}
+    if layout is registers:
+        options |= {"reg_tokens": 4, "no_embed_class": True}
+    state, path = vit(**options).state_dict(), tmp_path / "weights.pth"
+    torch.save(layout(state), path)
+    subject = open_model(str(path), shown=Shown((48, 24)))
+    assert f"resampled: positions of 4×4 → 6×3 patches ({how})" in subject.origin
     assert subject.model.encoder.image_size == (48, 24)
+    for height, width in ((48, 24), (16, 64), (40, 56)):  # the second has as many patches
+        grid = (height // 8, width // 8)
+        patches, ours = state["pos_embed"][0, -16:], torch.randn(2, 3, height, width)
+        head = state["pos_embed"][0, :-16]
+        table = torch.cat([head, resample_positions(patches, (4, 4), grid, how)])[None]
+        theirs = vit(**options, img_size=(height, width))
+        theirs.load_state_dict(state | {"pos_embed": table})
+        found = subject.model.eval().tokens(ours)
+        torch.testing.assert_close(found, theirs.forward_features(ours), **ALIKE)
+    again = vit(**options, img_size=(48, 24))
+    again.load_state_dict(subject.model.timm_state(again))
+    ours = torch.randn(2, 3, 48, 24)
+    found = subject.model.tokens(ours)
+    torch.testing.assert_close(again.forward_features(ours), found, **ALIKE)
     with pytest.raises(UserError, match=r"--image-size = 50 is not divisible .* Use 48"):
-        open_model(str(tmp_path / "dinov2.safetensors"), shown=Shown((48, 50)))
+        open_model(str(path), shown=Shown((48, 50)))
+
+
+def test_a_model_of_timms_is_resampled_as_timm_does(tmp_path: Path) -> None:
+    theirs = vit(dynamic_img_size=True)
+    model = PretrainModel(wrap_encoder(theirs), seed=0).eval()
+    small = torch.randn(2, 3, 24, 16)
+    torch.testing.assert_close(model.tokens(small), theirs.forward_features(small), **ALIKE)
+    path = tmp_path / "exported.safetensors"
+    save_file(theirs.state_dict(), path)
+    name = f"timm:vit_tiny_patch16_224,{path}"
+    with pytest.MonkeyPatch.context() as patch:
+        create = timm.create_model
+        patch.setattr(timm, "create_model", lambda *a, **k: create(*a, **{**k, "depth": 2}))
+        encoder = open_model(name, shown=Shown((48, 32))).model.encoder
+    assert encoder.resampling == "antialiased" and encoder.table_grid == (4, 4)
+    assert torch.equal(encoder.state_dict()["pos_embed"], theirs.state_dict()["pos_embed"])
 
 
 def test_a_table_is_read_with_the_rows_that_it_has() -> None:

@@ -267,7 +267,7 @@ def test_a_training_starts_from_dinov2_with_registers(tmp_path: Path) -> None:
         assert "left out: teacher.backbone.mask_token" in line
         assert not found["pos_embed"][0, 1:3].any()
         grid = model.encoder.grid
-        expected = resample_positions(rows[0, 3:], (4, 4), grid)
+        expected = resample_positions(rows[0, 3:], (4, 4), grid, "antialiased")
         assert torch.equal(found["pos_embed"][0, 3:], expected)
         assert all(torch.equal(found[k], v) for k, v in source.items() if k != "pos_embed")
 
