@@ -210,9 +210,11 @@ class OnlineEvaluations(Callback):
         if not self._is_last(state) and "baseline" in default_settings(entry.name):
             settings["baseline"] = False
         with unchanged_random_state():
+            model, made_of = model_of(snapshot, weights=entry.weights)
             document = run_evaluation(
                 entry.name,
-                *model_of(snapshot, weights=entry.weights),
+                model,
+                made_of.with_places_of(self.recipe),
                 entry.data,
                 settings,
                 entry.output,

@@ -13,6 +13,7 @@ import torch
 from pospre.errors import UserError, suggestion
 from pospre.evaluation.registry import check_settings, evaluation_module, figures_of
 from pospre.evaluation.run import check_evaluation, run_evaluation
+from pospre.recipe.environment import concealed
 from pospre.recipe.recipe import Recipe
 from pospre.training.build import build_model
 from pospre.training.checkpoints.content import model_of
@@ -129,14 +130,16 @@ def run_evaluations(recipe: Recipe, *, again: bool) -> list[UserError]:
     failures = []
     for entry in due:
         name, data, weights, _, settings, output = entry
-        done = _done(entry, checkpoint.batch)
+        done = _done(entry, recipe, checkpoint.batch)
         if done is not None:
             print(evaluation_module(name).table(done["results"]))
             continue
         try:
+            model, made_of = model_of(checkpoint, weights=weights)
             document = run_evaluation(
                 name,
-                *model_of(checkpoint, weights=weights),
+                model,
+                made_of.with_places_of(recipe),
                 data,
                 settings,
                 output,
@@ -153,7 +156,7 @@ def run_evaluations(recipe: Recipe, *, again: bool) -> list[UserError]:
     return failures
 
 
-def _done(entry: Planned, step: int) -> dict[str, Any] | None:
+def _done(entry: Planned, recipe: Recipe, step: int) -> dict[str, Any] | None:
     """Return what the training has measured after its last step, if it is what is wanted."""
     if entry.every is None:
         return None
@@ -162,7 +165,8 @@ def _done(entry: Planned, step: int) -> dict[str, Any] | None:
         found = [document[key] for key in ("step", "data", "weights", "settings")]
     except (OSError, ValueError, KeyError):
         return None
-    wanted = [step, entry.data, entry.weights, check_settings(entry.name, entry.settings)]
+    settings = check_settings(entry.name, entry.settings)
+    wanted = concealed([step, entry.data, entry.weights, settings], recipe.environment)
     return document if found == json.loads(json.dumps(wanted)) else None
 
 

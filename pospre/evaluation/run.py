@@ -21,6 +21,7 @@ from pospre.evaluation.registry import (
 )
 from pospre.model.model import PretrainModel
 from pospre.output import check_output, write_output
+from pospre.recipe.environment import concealed
 from pospre.recipe.recipe import Recipe
 from pospre.training.build import build_model
 from pospre.training.data import storage
@@ -102,7 +103,8 @@ def run_evaluation(
         name: an evaluation, see ``registry.evaluation_names``.
         model: a whole model: not wrapped by DDP, nor sharded. It is moved to ``device``, and its
             mode (train or eval) is what it was afterwards.
-        recipe: what the model was made from; its untrained twin is built from it.
+        recipe: what the model was made from; its untrained twin is built from it. What is written
+            has references for what its environment gave.
         data_path: folder, ``.beton`` file or MDS directory.
         settings: of this evaluation; the others keep their defaults.
         output: where to write the JSON; pictures go into a folder of the same name beside it. None
@@ -145,13 +147,14 @@ def run_evaluation(
             results = evaluate_by_name(name, context, checked)
     finally:
         model.train(was_training)
+    taken = recipe.environment
     document = {
         "name": name,
-        "model": address,
+        "model": concealed(address, taken),
         "weights": weights,
-        "data": str(data_path),
+        "data": concealed(str(data_path), taken),
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "settings": checked,
+        "settings": concealed(checked, taken),
         "results": results,
         **({} if step is None else {"step": step}),
         **({} if recipe.algorithms else {"encoder": recipe.encoder.model_dump(mode="json")}),

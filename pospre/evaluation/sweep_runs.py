@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from pospre.errors import UserError
 from pospre.evaluation.recipe_evaluations import check_evaluations, planned_evaluations
 from pospre.evaluation.registry import figures_of
+from pospre.recipe.environment import COMPARED
 from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.recipe.yaml_text import read_mapping
 from pospre.text_table import format_table
@@ -42,8 +43,10 @@ class Cell(NamedTuple):
         entries = planned_evaluations(self.recipe)
         if not all(entry.every is None and entry.output.exists() for entry in entries):
             return False
+        if any(key in self.recipe.environment for key in COMPARED):
+            return False  # of these its checkpoints alone tell whether they are the same
         trained = read_mapping(self.recipe.run_path() / "recipe.yaml")
-        return trained == resolve(self.recipe, open_data(self.recipe)).dump()
+        return trained == resolve(self.recipe, open_data(self.recipe)).record()
 
 
 def cells_of(recipe: str, settings: Sequence[str]) -> list[Cell]:

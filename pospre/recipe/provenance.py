@@ -23,8 +23,8 @@ def origins(path: Path, overrides: Iterable[str] = ()) -> dict[str, str]:
     for item in overrides:
         apply_overrides(data, [item])
         target = item.partition("=")[0]
-        found = {key: name for key, name in found.items() if not _within(key, target)}
-        changed = (key for key, _ in values(data) if _within(key, target))
+        found = {key: name for key, name in found.items() if not within(key, target)}
+        changed = (key for key, _ in values(data) if within(key, target))
         found.update(dict.fromkeys(changed, "command line"))
     written = {key: value for key, value in values(data) if key in found}
     said = {key: ", ".join([found[key], *variables(value)]) for key, value in written.items()}
@@ -67,5 +67,6 @@ def _entries(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
             yield from _entries(value, f"{prefix}{name}.")
 
 
-def _within(key: str, section: str) -> bool:
+def within(key: str, section: str) -> bool:
+    """Tell whether a dotted key is a section's own, or inside of it."""
     return key == section or key.startswith(f"{section}.")

@@ -13,13 +13,14 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, Field, create_model
+from pydantic import BaseModel, Field, PrivateAttr, create_model
 from pydantic import ValidationError as PydanticError
 from pydantic_core import ErrorDetails
 
 from pospre.errors import UserError, suggestion
 from pospre.recipe import yaml_text
 from pospre.recipe.data_section import Data
+from pospre.recipe.environment import Taken, taken, with_references
 from pospre.recipe.extends import read_recipe
 from pospre.recipe.find import find_recipe
 from pospre.recipe.renamed import REMOVED, new_name, with_new_names, without_old_defaults
@@ -72,10 +73,28 @@ class Recipe(Section):
     callbacks: Callbacks = Callbacks()
     loggers: Loggers = Loggers()
     evaluation: dict[str, Arguments] = Field(default={})
+    _taken: dict[str, Taken] = PrivateAttr(default_factory=dict)
+
+    @property
+    def environment(self) -> dict[str, Taken]:
+        """What variables of the environment gave, by dotted key."""
+        return self._taken
 
     def dump(self) -> dict[str, Any]:
         """Return the recipe with all defaults as dicts, lists, strings, numbers, bools and None."""
         return self.model_dump(mode="json")
+
+    def record(self) -> dict[str, Any]:
+        """Return what is written down: ``dump`` with references for what may hold secrets."""
+        recorded: dict[str, Any] = with_references(self.dump(), self._taken)
+        return recorded
+
+    def with_places_of(self, other: "Recipe") -> "Recipe":
+        """Return a recorded recipe with the places of the data that ``other`` has."""
+        places = {key: getattr(other.data, key) for key in ("path", "labels", "cache_dir")}
+        placed = self.model_copy(update={"data": self.data.model_copy(update=places)})
+        placed._taken = other._taken
+        return placed
 
     def run_path(self) -> Path:
         """Return this run's folder."""
@@ -108,13 +127,19 @@ def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
 
 def recipe_from_dict(data: dict[str, Any], source: str = "recipe") -> Recipe:
     """Return the recipe in a plain dict; ``source`` names it in errors."""
-    data = without_old_defaults(yaml_text.resolve_variables(data))
-    return _validate(Recipe, data, source, prefix="")
+    filled = yaml_text.resolve_variables(data)
+    recipe: Recipe = _validate(Recipe, without_old_defaults(filled), source, prefix="")
+    recipe._taken = dict(taken(data, filled))
+    return recipe
 
 
 def recorded_recipe(data: dict[str, Any], source: str = "recipe") -> Recipe:
-    """Return a recipe that a run recorded, also where keys of it were renamed since."""
-    return recipe_from_dict(with_new_names(data), source)
+    """Return a recipe that a run recorded, also where keys of it were renamed since.
+
+    It may be anyone's: no variable of the environment is filled in.
+    """
+    recipe: Recipe = _validate(Recipe, with_new_names(data), source, prefix="")
+    return recipe
 
 
 def check_arguments(

@@ -6,6 +6,7 @@ from pydantic import BeforeValidator, ByteSize, Field, TypeAdapter, ValidationEr
 from pydantic_core import PydanticCustomError
 
 from pospre.recipe.ranges import Pair, only
+from pospre.recipe.yaml_text import VARIABLE
 from pospre.schedules import DURATION
 
 
@@ -45,9 +46,11 @@ Betas = Annotated[
 RisingRange = Annotated[
     Pair, only(lambda pair: pair[0] < pair[1], "auto, or two numbers with low < high")
 ]
-# Composer would fill {rank}, {epoch} and so on in, and nothing would be found there again
+# Composer would fill {rank}, {epoch} and so on in, and nothing would be found there again; what a
+# run has recorded may name a variable of the environment
 PlainPath = Annotated[
-    str, only(lambda path: not {"{", "}"} & {*path}, "a path without '{' and '}'")
+    str,
+    only(lambda path: not {"{", "}"} & {*VARIABLE.sub("", path)}, "a path without '{' and '}'"),
 ]
 LocalOrS3 = Annotated[
     PlainPath,

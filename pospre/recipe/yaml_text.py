@@ -10,7 +10,7 @@ import yaml
 
 from pospre.errors import UserError
 
-_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::([^}]*))?\}")
+VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::([^}]*))?\}")
 _FLOAT = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 _LARGEST = 1 << 18  # bytes of a recipe
 _MOST_VALUES = 100_000  # of a text, each counted as often as its aliases repeat it
@@ -132,8 +132,14 @@ def write(section: dict[str, Any], key: str, value: Any, *, within: str) -> None
 
 def variables(value: Any) -> list[str]:
     """Say of each variable in a value whether the environment or its own default fills it in."""
-    names = [match[1] for match in _VARIABLE.finditer(str(value))]
+    names = [match[1] for match in VARIABLE.finditer(str(value))]
     return [f"{'environment' if name in os.environ else 'default of'} ${name}" for name in names]
+
+
+def set_variables(value: Any) -> list[str]:
+    """Return the names of the variables in a value that the environment fills in."""
+    names = (match[1] for match in VARIABLE.finditer(str(value)))
+    return [name for name in dict.fromkeys(names) if name in os.environ]
 
 
 def resolve_variables(value: Any, key: str = "") -> Any:
@@ -157,5 +163,5 @@ def resolve_variables(value: Any, key: str = "") -> Any:
             )
         return found
 
-    filled = _VARIABLE.sub(fill, value)
-    return parse(filled, f"{key} ('{value}')") if _VARIABLE.fullmatch(value) else filled
+    filled = VARIABLE.sub(fill, value)
+    return parse(filled, f"{key} ('{value}')") if VARIABLE.fullmatch(value) else filled

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 
 from pospre.evaluation.registry import default_settings, evaluation_names
+from pospre.recipe.yaml_text import VARIABLE
 from pospre.report.evaluations import Knn, PositionGrid
 from pospre.report.plots import format_value
 from pospre.report.run import Record, Run, is_number
@@ -126,7 +127,9 @@ def environment(run: Run) -> list[tuple[str, str]]:
 def evaluate_command(run: Run, name: str) -> str:
     """Return the command that makes ``evaluation/<name>.json``, as it was or as it could be."""
     made = run.evaluations.get(name, {})
-    model = str(made.get("model") or short_path(run.folder))
+    model = str(made.get("model") or "")
+    if not model or VARIABLE.search(model):  # which the environment has named
+        model = short_path(run.folder)
     planned = run.setting("evaluation", name) or {}
     trained_on = None if name == "knn" else run.setting("data", "path")  # which may have no labels
     found = made.get("data") or planned.get("data") or trained_on

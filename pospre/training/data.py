@@ -14,6 +14,7 @@ from pospre.errors import UserError
 from pospre.recipe.data_section import View
 from pospre.recipe.recipe import Recipe
 from pospre.recipe.values import Size
+from pospre.recipe.yaml_text import VARIABLE
 
 
 def build_data(recipe: Recipe) -> ViewLoader:
@@ -67,8 +68,10 @@ def open_data(recipe: Recipe) -> Reader:
 
 def storage(recipe: Recipe) -> dict[str, Any]:
     """Return how the recipe's data, and others beside them, are reached and read."""
+    cache = recipe.data.cache_dir
     return {
-        "cache_dir": recipe.data.cache_dir,
+        # a recorded one that the environment gave is not known here
+        "cache_dir": None if cache is not None and VARIABLE.search(cache) else cache,
         "cache_limit": recipe.data.cache_limit,
         "channels": recipe.encoder.channels,
         "deep_range": given_range(recipe.data.deep_range),

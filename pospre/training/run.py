@@ -18,7 +18,11 @@ from pospre.recipe.recipe import Recipe
 from pospre.schedules import duration_steps
 from pospre.training.callbacks.resume import Resume
 from pospre.training.callbacks.stop_signals import StopSignals
-from pospre.training.checkpoints.content import compare_tensors, recorded
+from pospre.training.checkpoints.content import (
+    compare_tensors,
+    recorded,
+    recorded_fingerprints,
+)
 from pospre.training.checkpoints.finding import (
     checkpoint_folders,
     checkpoints_in,
@@ -33,7 +37,8 @@ from pospre.training.components import Components, build_components
 from pospre.training.distributed.agreement import check_data
 from pospre.training.distributed.place import is_restart
 from pospre.training.distributed.ranks import from_rank_zero, however_long, print_once
-from pospre.training.run_folder import check_folder, clear, compare_recipes, write_recipe
+from pospre.training.run_folder import check_folder, clear, write_recipe
+from pospre.training.same_recipe import compare_recipes
 from pospre.training.scale.microbatch import out_of_memory
 from pospre.training.start_weights import load_weights
 from pospre.training.trainer import build_trainer
@@ -221,7 +226,7 @@ def _check_checkpoint(run: Components, start: Checkpoint) -> None:
             f"but {start.uri} is trained for {start.batch}; give at least {start.batch}ba, or "
             "choose another run_name"
         )
-    compare_recipes(previous, recipe, start.uri)
+    compare_recipes(previous, recipe, start.uri, recorded_fingerprints(start.content))
     if num_samples != run.loader.num_samples:
         raise UserError(
             f"{start.uri} was trained on {num_samples} images, but data.path = "

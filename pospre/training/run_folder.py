@@ -4,14 +4,13 @@ import contextlib
 import errno
 import fcntl
 import os
-import re
 import shutil
 import socket
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import yaml
 from composer.utils import dist
@@ -21,6 +20,7 @@ from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.question import QUESTIONS, to_json
 from pospre.object_store import is_remote, s3_patience
+from pospre.recipe.environment import annotated
 from pospre.recipe.recipe import Recipe
 from pospre.recipe.yaml_text import read_mapping
 from pospre.training.checkpoints.content import recorded
@@ -29,43 +29,9 @@ from pospre.training.checkpoints.finding import remove_checkpoints
 from pospre.training.checkpoints.mirror import remove_mirrored
 from pospre.training.checkpoints.reading import open_newest
 from pospre.training.lease import lease
-from pospre.training.resolve import with_defaults
+from pospre.training.same_recipe import compare_recipes
 
 _HALF_WRITTEN = f"recipe.yaml*{PARTIAL}", f"{QUESTIONS}*{PARTIAL}"
-# What may differ when a run goes on: where things are and how fast they go, not what is learned
-# (but for DropPos with attentive weights: its loss depends slightly on trainer.microbatch_size).
-FREE_KEYS = (
-    "data.path",
-    "data.num_workers",
-    "data.bad_samples",  # so that a run that met one goes on as the message says
-    "data.cache_dir",
-    "data.cache_limit",
-    "callbacks",
-    "loggers",
-    "evaluation",
-    "trainer.max_duration",  # a longer run is another curve from there on, which is said
-    "trainer.device",
-    "trainer.run_folder",
-    "trainer.overwrite",
-    "trainer.save_folder",
-    "trainer.save_interval",
-    "trainer.checkpoint",
-    "trainer.keep_checkpoints",
-    "trainer.keep_remote",
-    "trainer.keep_best",
-    "trainer.autoresume",
-    "trainer.microbatch_size",
-    "trainer.activation_checkpointing",
-    "trainer.compile",
-    "trainer.fsdp",
-    "trainer.log_interval",
-    "trainer.progress_bar",
-    "trainer.dist_timeout",
-    "trainer.rendezvous_timeout",
-    "trainer.peer_timeout",
-)
-
-
 LOCK = "run.lock"
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
@@ -229,46 +195,6 @@ def check_folder(recipe: Recipe) -> None:
         )
 
 
-def compare_recipes(previous: dict[str, Any], recipe: Recipe, source: str) -> None:
-    """Raise a ``UserError`` naming the first key in which two recipes are not the same run."""
-    previous, now = with_defaults(previous), recipe.dump()
-    key = first_difference(previous, now)
-    if key is None:
-        return
-    elsewhere = " and trainer.save_folder" if recipe.trainer.save_folder else ""
-    if key == "run_name":
-        raise UserError(
-            f"{source} is of run '{previous['run_name']}', this one is '{recipe.run_name}'; choose "
-            f"another {'trainer.save_folder' if elsewhere else 'run_name'}"
-        )
-    old, new = (_look_up(one, key) for one in (previous, now))
-    if re.fullmatch(r"algorithms\.\w+", key) and None in (old, new):  # another method
-        key = "algorithms"
-        old, new = (" + ".join(one["algorithms"]) for one in (previous, now))
-    raise UserError(
-        f"run '{recipe.run_name}' exists with another recipe: {source} has {key} = {old}, this one "
-        f"{new}; choose another run_name=…{elsewhere}, or trainer.overwrite=true to delete it and "
-        "start again"
-    )
-
-
-def first_difference(old: Any, new: Any, key: str = "") -> str | None:
-    """Return the first dotted key in which two recipes differ, apart from ``FREE_KEYS``."""
-    if key in FREE_KEYS or old == new:
-        return None
-    if not (isinstance(old, dict) and isinstance(new, dict)):
-        return key
-    names = [*new, *(name for name in old if name not in new)]
-    found = (first_difference(old.get(n), new.get(n), f"{key}.{n}" if key else n) for n in names)
-    return next((difference for difference in found if difference is not None), None)
-
-
-def _look_up(recipe: Any, key: str) -> Any:
-    for part in key.split("."):
-        recipe = recipe.get(part) if isinstance(recipe, dict) else None
-    return recipe
-
-
 def write_recipe(recipe: Recipe, algorithms: Sequence[PretrainAlgorithm]) -> None:
     """Write the recipe, and what its algorithms ask, into the run's folder (``hold`` has made it).
 
@@ -280,9 +206,8 @@ def write_recipe(recipe: Recipe, algorithms: Sequence[PretrainAlgorithm]) -> Non
     try:
         for killed in _half_written(folder):
             killed.unlink()
-        write_atomic(
-            folder / "recipe.yaml", yaml.safe_dump(recipe.dump(), sort_keys=False).encode()
-        )
+        text = annotated(yaml.safe_dump(recipe.record(), sort_keys=False), recipe.environment)
+        write_atomic(folder / "recipe.yaml", text.encode())
         write_atomic(folder / QUESTIONS, to_json(asked))
     except OSError as error:
         raise UserError(

@@ -43,7 +43,7 @@ def test_the_newest_whole_checkpoint_is_read_once_for_all(
 
     monkeypatch.setattr(recipe_evaluations, "open_newest", open_newest)
     monkeypatch.setattr(
-        recipe_evaluations, "model_of", lambda checkpoint, weights: ("model", weights)
+        recipe_evaluations, "model_of", lambda checkpoint, weights: (weights, recipe)
     )
     monkeypatch.setattr(recipe_evaluations, "run_evaluation", run_evaluation)
     module = SimpleNamespace(table=lambda results: f"top1 {results['top1']}")
@@ -52,6 +52,6 @@ def test_the_newest_whole_checkpoint_is_read_once_for_all(
     assert str(failure) == "no labels" and capsys.readouterr().out == "top1 0.5\n"
     assert reads == [[str(tmp_path / "run" / "checkpoints")]]
     knn, logistic = measured
-    assert knn[1:5] == ("model", "student", "photos", {"k": 5})
-    assert logistic[:4] == ("logistic", "model", "teacher", "photos")
+    assert knn[1:5] == ("student", recipe, "photos", {"k": 5})
+    assert logistic[:4] == ("logistic", "teacher", recipe, "photos")
     assert logistic[-2:] == ("ep1-ba4.pt", "teacher")

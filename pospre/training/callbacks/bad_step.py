@@ -47,7 +47,7 @@ def note_step(state: State, folder: Path | None, recipe: Recipe | None) -> str:
         "seed": pretrain_model(state).seed,
         "losses": {k: v if math.isfinite(v) else str(v) for k, v in losses_of(state).items()},
         "ranks": ranks,
-        "recipe": None if recipe is None else recipe.dump(),
+        "recipe": None if recipe is None else recipe.record(),
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -4,19 +4,32 @@ from typing import Any
 
 from composer.core import Callback
 
+from pospre.recipe.environment import COMPARED, fingerprint
 from pospre.recipe.recipe import Recipe
 
 
 class RecipeRecord(Callback):
-    """The resolved recipe and the size of the data set, kept with the training state."""
+    """The resolved recipe and the size of the data set, kept with the training state.
+
+    Of what the environment gave, and a resumed run may not change, there are fingerprints.
+    """
 
     def __init__(self, recipe: Recipe, num_samples: int) -> None:
-        self.recipe = recipe
         self.num_samples = num_samples
+        self.recipe = recipe.record()
+        self.fingerprints = {
+            key: fingerprint(recipe.run_name, key, recipe.environment[key].value)
+            for key in COMPARED
+            if key in recipe.environment
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is stored."""
-        return {"recipe": self.recipe.dump(), "num_samples": self.num_samples}
+        return {
+            "recipe": self.recipe,
+            "num_samples": self.num_samples,
+            "fingerprints": self.fingerprints,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Keep the recipe of this start: a checkpoint's own was compared with it before."""

@@ -1,6 +1,7 @@
 """A bad step made again: from the last checkpoint before it, on the same samples."""
 
 import tempfile
+from collections.abc import Set
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,8 +13,10 @@ from pospre.batch import INDEX, Batch
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm, Progress, pretrain_model, training_progress
 from pospre.model.model import PretrainModel
+from pospre.object_store import is_remote
 from pospre.recipe.recipe import Recipe, recorded_recipe
 from pospre.recipe.sections import Callbacks, Loggers
+from pospre.recipe.yaml_text import VARIABLE, apply_overrides
 from pospre.training.callbacks.metrics import losses_of
 from pospre.training.callbacks.resume import Resume
 from pospre.training.callbacks.stop_signals import StopSignals
@@ -44,29 +47,38 @@ class Replay(NamedTuple):
     progress: Progress
 
 
-def replay(path: str | Path) -> Replay:
+def replay(path: str | Path, *overrides: str) -> Replay:
     """Train again, in this process, from the last checkpoint before a bad step through that step.
 
-    Nothing is written into the run's folder.
+    Nothing is written into the run's folder. What lies in a bucket, or where a variable of the
+    environment said, is only read if ``overrides`` name it: the file may be anyone's.
 
     Args:
         path: ``bad_steps/ba<step>.json`` of a run folder.
+        overrides: ``key=value`` of its recipe, such as ``data.path=…``.
 
     Raises:
-        UserError: the file is of no run, or the data are others now.
+        UserError: the file is of no run, a place is to be named, or the data are others now.
     """
     path = Path(path)
     try:
         noted = parse_object(path.read_text(encoding="utf-8"))
         step, ranks = noted["step"], noted["ranks"]
-        recipe = recorded_recipe(noted["recipe"], source=f"recipe in {path}")
+        recorded = noted["recipe"]
+        apply_overrides(recorded, overrides)
+        recipe = recorded_recipe(recorded, source=f"recipe in {path}")
         wanted = sorted(index for rank in ranks for index in rank[INDEX])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{path} is not what a run wrote about a bad step ({error}); give the file that the "
             "message named"
         ) from error
-    start = _checkpoint_before(step, path, recipe)
+    named = {item.partition("=")[0] for item in overrides}
+    start = _checkpoint_before(step, path, recipe, named)
+    _check_place("data.path", recipe.data.path, named)
+    _check_place("data.labels", recipe.data.labels, named)
+    if start is None:
+        _check_place("encoder.weights", recipe.encoder.weights, named)
     with tempfile.TemporaryDirectory(prefix="pospre_replay_") as folder:
         held = _train(_apart(recipe, folder), start, step)
     found = sorted(held.batch[INDEX].tolist())
@@ -78,9 +90,20 @@ def replay(path: str | Path) -> Replay:
     return held
 
 
-def _checkpoint_before(step: int, path: Path, recipe: Recipe) -> Checkpoint | None:
+def _check_place(key: str, place: str | None, named: Set[str]) -> None:
+    """Refuse a bucket, or what a variable named, that is only recorded."""
+    if place is not None and key not in named and (is_remote(place) or VARIABLE.search(place)):
+        raise UserError(f"{key} is recorded as {place!r}; name it, as in replay(…, '{key}=PLACE')")
+
+
+def _checkpoint_before(step: int, path: Path, recipe: Recipe, named: Set[str]) -> Checkpoint | None:
     """Return the newest whole checkpoint before a step, None where there is none."""
-    folders = [str(path.absolute().parents[1] / "checkpoints"), *checkpoint_folders(recipe)]
+    folders = [str(path.absolute().parents[1] / "checkpoints")]
+    folders += [
+        folder
+        for folder in checkpoint_folders(recipe)
+        if not is_remote(folder) or "trainer.save_folder" in named
+    ]
     for found in checkpoints_in(*folders):
         if found.batch < step:
             try:

@@ -22,6 +22,12 @@ def recorded(content: dict[str, Any]) -> tuple[dict[str, Any], int]:
     return record["recipe"], record["num_samples"]
 
 
+def recorded_fingerprints(content: dict[str, Any]) -> dict[str, str]:
+    """Return those of what the environment gave to the recorded recipe, by dotted key."""
+    found: dict[str, str] = callback_states(content)["RecipeRecord"]["fingerprints"]
+    return found
+
+
 def compare_tensors(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], name: str) -> None:
     """Raise a ``UserError`` naming the first tensor of ``found`` that does not fit ``expected``."""
     for key, tensor in expected.items():

@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import io
 import re
+import shlex
 import socket
 import sys
 import tempfile
@@ -21,7 +22,7 @@ from composer.utils import dist
 from pospre.errors import UserError
 from pospre.object_store import Bucket, is_remote, patiently, s3_patience
 from pospre.recipe.recipe import recorded_recipe
-from pospre.recipe.yaml_text import read_mapping
+from pospre.recipe.yaml_text import VARIABLE, read_mapping
 from pospre.training.checkpoints.file import (
     MANIFEST,
     DamagedCheckpoint,
@@ -274,14 +275,19 @@ def _find(uri: str) -> Checkpoint:
         if best is not None:
             return read_checkpoint(f"{folder}/{best}")
     folders = [uri, f"{uri.rstrip('/')}/checkpoints"]
-    recipe_file = Path(uri) / "recipe.yaml"
+    recipe_file, noted = Path(uri) / "recipe.yaml", None
     if not is_remote(uri) and recipe_file.is_file():
         # where its recipe has them as well; not in runs/NAME, which another may be by now
-        recorded = recorded_recipe(read_mapping(recipe_file)).trainer.save_folder
-        folders += [recorded] if recorded else []
-    newest = open_newest(folders)
+        noted = recorded_recipe(read_mapping(recipe_file), str(recipe_file)).trainer.save_folder
+    newest = open_newest([*folders, *([noted] if noted and not is_remote(noted) else [])])
     if newest is not None:
         return newest
+    if noted is not None and (is_remote(noted) or VARIABLE.search(noted)):
+        raise UserError(
+            f"{uri} holds no checkpoint, and what only its recipe.yaml names, {noted!r}, is not "
+            f"asked; if you trust that address, give it instead of {uri}: --model "
+            f"{shlex.quote(noted)}, or encoder.weights={shlex.quote(noted)} for a training"
+        )
     if not is_remote(uri) and not Path(uri).exists():
         raise UserError(f"checkpoint {uri} does not exist")
     raise UserError(f"{uri} holds no checkpoint (ep<epoch>-ba<batch>.pt, or a folder of that name)")

@@ -1,0 +1,114 @@
+"""Whether a run that goes on is the same run: the recorded recipe beside that of this start."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pospre.errors import UserError
+from pospre.recipe.environment import COMPARED, fingerprint
+from pospre.recipe.recipe import Recipe
+from pospre.recipe.yaml_text import VARIABLE
+from pospre.training.resolve import with_defaults
+
+# What may differ when a run goes on: where things are and how fast they go, not what is learned
+# (but for DropPos with attentive weights: its loss depends slightly on trainer.microbatch_size).
+FREE_KEYS = (
+    "data.path",
+    "data.num_workers",
+    "data.bad_samples",  # so that a run that met one goes on as the message says
+    "data.cache_dir",
+    "data.cache_limit",
+    "callbacks",
+    "loggers",
+    "evaluation",
+    "trainer.max_duration",  # a longer run is another curve from there on, which is said
+    "trainer.device",
+    "trainer.run_folder",
+    "trainer.overwrite",
+    "trainer.save_folder",
+    "trainer.save_interval",
+    "trainer.checkpoint",
+    "trainer.keep_checkpoints",
+    "trainer.keep_remote",
+    "trainer.keep_best",
+    "trainer.autoresume",
+    "trainer.microbatch_size",
+    "trainer.activation_checkpointing",
+    "trainer.compile",
+    "trainer.fsdp",
+    "trainer.log_interval",
+    "trainer.progress_bar",
+    "trainer.dist_timeout",
+    "trainer.rendezvous_timeout",
+    "trainer.peer_timeout",
+)
+
+
+def compare_recipes(
+    previous: dict[str, Any],
+    recipe: Recipe,
+    source: str,
+    fingerprints: Mapping[str, str] | None = None,
+) -> None:
+    """Raise a ``UserError`` naming the first key in which two recipes are not the same run.
+
+    Args:
+        previous: as it was recorded.
+        recipe: of this start.
+        source: where the recorded one is, for errors.
+        fingerprints: of what the environment gave to it; None takes these keys for the same.
+    """
+    previous, now = with_defaults(previous), recipe.record()
+    key = first_difference(previous, _as_recorded(previous, recipe, fingerprints))
+    if key is None:
+        return
+    elsewhere = " and trainer.save_folder" if recipe.trainer.save_folder else ""
+    if key == "run_name":
+        raise UserError(
+            f"{source} is of run '{previous['run_name']}', this one is '{recipe.run_name}'; choose "
+            f"another {'trainer.save_folder' if elsewhere else 'run_name'}"
+        )
+    old, new = (_look_up(one, key) for one in (previous, now))
+    new = f"another value of {new}" if old == new else new
+    if re.fullmatch(r"algorithms\.\w+", key) and None in (old, new):  # another method
+        key = "algorithms"
+        old, new = (" + ".join(one["algorithms"]) for one in (previous, now))
+    raise UserError(
+        f"run '{recipe.run_name}' exists with another recipe: {source} has {key} = {old}, this one "
+        f"{new}; choose another run_name=…{elsewhere}, or trainer.overwrite=true to delete it and "
+        "start again"
+    )
+
+
+def _as_recorded(
+    previous: dict[str, Any], recipe: Recipe, fingerprints: Mapping[str, str] | None
+) -> dict[str, Any]:
+    """Return a recipe with the recorded references where they stand for its very values."""
+    now = recipe.dump()
+    for dotted in COMPARED:
+        section, _, key = dotted.partition(".")
+        old = _look_up(previous, dotted)
+        if not VARIABLE.search(str(old)):
+            continue
+        if fingerprints is None or fingerprints.get(dotted) == fingerprint(
+            recipe.run_name, dotted, now[section][key]
+        ):
+            now[section][key] = old
+    return now
+
+
+def first_difference(old: Any, new: Any, key: str = "") -> str | None:
+    """Return the first dotted key in which two recipes differ, apart from ``FREE_KEYS``."""
+    if key in FREE_KEYS or old == new:
+        return None
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return key
+    names = [*new, *(name for name in old if name not in new)]
+    found = (first_difference(old.get(n), new.get(n), f"{key}.{n}" if key else n) for n in names)
+    return next((difference for difference in found if difference is not None), None)
+
+
+def _look_up(recipe: Any, key: str) -> Any:
+    for part in key.split("."):
+        recipe = recipe.get(part) if isinstance(recipe, dict) else None
+    return recipe
