@@ -1,6 +1,9 @@
 """The card of an export: method, data, licence, figures, and lines that load what it describes."""
 
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,8 @@ from pospre.evaluation.run import write_json
 from pospre.exporting.export import export
 from pospre.recipe.recipe import recipe_from_dict
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -69,3 +74,18 @@ def test_an_existing_card_is_kept(checkpoint: Path) -> None:
     with pytest.raises(ValueError, match=r"encoder\.pth\.md exists; --overwrite"):
         export(str(checkpoint), out, format="timm")
     assert not out.exists()
+
+
+def test_exports_into_a_checkout_are_not_linted(checkpoint: Path) -> None:
+    checkout = checkpoint.parents[3]
+    shutil.copy(ROOT / "pyproject.toml", checkout)
+    card(checkpoint)
+    export(str(checkpoint), checkout / "hub", format="torchhub")
+    for command in (["check"], ["format", "--check"]):
+        ruff = [sys.executable, "-m", "ruff", *command, "--no-cache"]
+        assert subprocess.run([*ruff, "."], cwd=checkout).returncode == 0
+        ours = checkout / "pospre" / "wrong.py"
+        ours.parent.mkdir(exist_ok=True)
+        ours.write_text("import os\nx=1\n")
+        assert subprocess.run([*ruff, "."], cwd=checkout).returncode == 1
+        ours.unlink()
