@@ -54,12 +54,14 @@ def check_exists(option: str, address: str, remedy: str) -> None:
 
     Args:
         option: names the address in messages.
-        address: of a file or folder, or ``timm:NAME,FILE``; what a bucket holds is not asked here.
+        address: of a file or folder; ``timm:NAME,FILE`` or ``FILE,WORD``; what a bucket holds is
+            not asked here.
         remedy: what the user should give.
 
     Raises:
         UserError: it is not there.
     """
     path = address.partition(",")[2] if address.startswith("timm:") else address
-    if path and "://" not in path and not os.path.lexists(path):
+    told = path.rpartition(",")[0]  # as FILE,positions=none
+    if path and "://" not in path and not any(map(os.path.lexists, (path, told))):
         raise UserError(f"{option} {path} does not exist; {remedy}.")

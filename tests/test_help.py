@@ -42,6 +42,11 @@ def test_help_imports_nothing_slow(command: str) -> None:
         ("evaluate knn --model nowhere --data .", "--model nowhere does not exist"),
         ("evaluate knn --model . --data nowhere", "--data nowhere does not exist"),
         ("evaluate knn --model timm:x,no.pth --data .", "--model no.pth does not exist"),
+        (
+            "evaluate knn --model no.pth,positions=none --data .",
+            "--model no.pth,positions=none does",
+        ),
+        ("evaluate knn --model README.md,positions=none --data nowhere", "--data nowhere does not"),
         ("evaluate knn --data .", "arguments are required: --model"),
         ("evaluate knn --model . --data . --k=5", "k=5)"),
         ("export nowhere out.pth --format timm", "URI nowhere does not exist"),
