@@ -52,8 +52,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = _Parser(
         prog="python -m pospre.evaluate",
         description="Measure a pre-trained encoder: a table on the terminal, and JSON.\n"
-        "For a run or a checkpoint in it the JSON goes to evaluation/NAME.json there, and the\n"
-        "report page is written again.",
+        "For a run or a checkpoint in it the JSON goes to evaluation/NAME.json there, or for a\n"
+        "checkpoint of an earlier step to NAME_step40.json, and the report page is written again.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("name", metavar="NAME", help="the evaluation; see below")
@@ -114,6 +114,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     from pospre.evaluation.figures import run_folder_of
     from pospre.evaluation.models import Shown, open_model
     from pospre.evaluation.run import run_evaluation
+    from pospre.training.checkpoints.finding import checkpoints_in
 
     shown = Shown(image_size, mean, std)
     subject = open_model(
@@ -125,6 +126,9 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     output = arguments.output
     if output is None and run is not None:
         ending = "" if arguments.weights == "student" else f"_{arguments.weights}"
+        newest = checkpoints_in(str(run / "checkpoints"))[:1]
+        if any(found.batch != subject.step for found in newest):  # the newest one's is NAME.json
+            ending += f"_step{subject.step}"
         output = run / "evaluation" / f"{arguments.name}{ending}.json"
     document = run_evaluation(
         arguments.name,
@@ -136,6 +140,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         address=arguments.model,
         weights=arguments.weights,
         device=arguments.device,
+        step=subject.step,
         initial=subject.initial,
     )
     print(evaluation_module(arguments.name).table(document["results"]))

@@ -54,6 +54,7 @@ def measure(
         address=address,
         device=device,
         progress=progress,
+        step=subject.step,
         initial=subject.initial,
     )
     results: dict[str, Any] = document["results"]

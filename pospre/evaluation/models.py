@@ -22,7 +22,8 @@ from pospre.nn.timm_models import PREFIX, timm_size, wrap_encoder
 from pospre.nn.weight_layouts import with_prefix_rows
 from pospre.recipe.recipe import Recipe, check_arguments, recipe_from_dict
 from pospre.training.build import build_model
-from pospre.training.checkpoints.content import Weights, load_model
+from pospre.training.checkpoints.content import Weights, model_of
+from pospre.training.checkpoints.reading import open_checkpoint
 from pospre.training.start_weights import Loaded, take_weights
 from pospre.training.weight_files import (
     EXPORTED,
@@ -66,12 +67,14 @@ class Subject(NamedTuple):
             what its encoder is like, without algorithms.
         initial: makes the same model with random weights.
         origin: one line that says what was loaded; empty for a run.
+        step: how many steps a run has trained it; None where no run of ours has.
     """
 
     model: PretrainModel
     recipe: Recipe
     initial: Callable[[], PretrainModel]
     origin: str = ""
+    step: int | None = None
 
 
 def open_model(
@@ -107,8 +110,9 @@ def open_model(
             f"--image-size, --mean and --std are for weights of others; {address} is measured as "
             "its recipe says"
         )
-    model, recipe = load_model(address, weights=weights)
-    return Subject(model, recipe, lambda: build_model(recipe))
+    checkpoint = open_checkpoint(address)
+    model, recipe = model_of(checkpoint, weights=weights)
+    return Subject(model, recipe, lambda: build_model(recipe), step=checkpoint.batch)
 
 
 def subject_of(model: PretrainModel | nn.Module, *, seed: int = 0) -> Subject:

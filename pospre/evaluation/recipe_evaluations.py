@@ -17,7 +17,7 @@ from pospre.recipe.environment import concealed
 from pospre.recipe.recipe import Recipe
 from pospre.training.build import build_model
 from pospre.training.checkpoints.content import model_of
-from pospre.training.checkpoints.finding import checkpoint_folders
+from pospre.training.checkpoints.finding import checkpoint_folders, checkpoints_of
 from pospre.training.checkpoints.reading import open_newest
 from pospre.training.data import open_data
 from pospre.training.resolve import resolve
@@ -120,10 +120,12 @@ def run_evaluations(recipe: Recipe, *, again: bool) -> list[UserError]:
 
     Args:
         recipe: of a finished run.
-        again: also redo those whose results are there.
+        again: also redo those whose results of this checkpoint are there.
     """
-    due = [entry for entry in planned_evaluations(recipe) if again or not entry.output.exists()]
-    checkpoint = open_newest(checkpoint_folders(recipe)) if due else None
+    newest = [found.batch for found in checkpoints_of(recipe)[:1]]
+    planned = planned_evaluations(recipe)
+    due = [entry for entry in planned if again or [_measured_step(entry)] != newest]
+    checkpoint = open_newest(checkpoint_folders(recipe)) if newest and due else None
     if checkpoint is None:
         return []
     checkpoint.content["state"].pop("optimizers", None)  # twice the weights, for nothing here
@@ -154,6 +156,15 @@ def run_evaluations(recipe: Recipe, *, again: bool) -> list[UserError]:
         else:
             print(evaluation_module(name).table(document["results"]))
     return failures
+
+
+def _measured_step(entry: Planned) -> int | None:
+    """Return the step whose weights the results that are there are of."""
+    try:
+        step: int | None = parse_object(entry.output.read_bytes()).get("step")
+    except (OSError, ValueError):
+        return None
+    return step
 
 
 def _done(entry: Planned, recipe: Recipe, step: int) -> dict[str, Any] | None:

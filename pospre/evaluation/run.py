@@ -1,6 +1,7 @@
 """Running one evaluation by name and keeping its results."""
 
 import datetime
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -118,9 +119,9 @@ def run_evaluation(
         initial: see ``Context``, on the CPU; the recipe's model without it.
 
     Returns:
-        What the JSON holds: ``name``, ``model`` (its address), ``weights``, ``data``, ``created``,
-        ``settings``, ``results``, ``step`` where it is given, and ``encoder`` (what it is like)
-        where no run of ours has trained it.
+        What the JSON holds: ``name``, ``model`` (its address), ``weights``, ``step`` (where it is
+        given), ``encoder_sha256`` (see ``encoder_hash``), ``data``, ``created``, ``settings``,
+        ``results``, and ``encoder`` (what it is like) where no run of ours has trained it.
 
     Raises:
         UserError: unknown evaluation or setting, data that cannot be read, or a model that this
@@ -130,7 +131,7 @@ def run_evaluation(
     checked, opened = check_evaluation(name, recipe, data_path, settings or {}, output)
     require_finite(model, address or "the model")
     make_initial = initial or (lambda: build_model(recipe))
-    was_training = model.training
+    was_training, measured = model.training, encoder_hash(model)
     context = Context(
         model=model.to(place).eval(),
         initial=lambda: make_initial().to(place).eval(),
@@ -152,16 +153,26 @@ def run_evaluation(
         "name": name,
         "model": concealed(address, taken),
         "weights": weights,
+        **({} if step is None else {"step": step}),
+        "encoder_sha256": measured,
         "data": concealed(str(data_path), taken),
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "settings": concealed(checked, taken),
         "results": results,
-        **({} if step is None else {"step": step}),
         **({} if recipe.algorithms else {"encoder": recipe.encoder.model_dump(mode="json")}),
     }
     if output is not None:
         write_json(output, document)
     return document
+
+
+def encoder_hash(model: PretrainModel) -> str:
+    """Return the SHA-256 of the encoder's tensors, by their names: of whichever file they are."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(model.encoder.state_dict().items()):
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return found.hexdigest()
 
 
 @contextmanager

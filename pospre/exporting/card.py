@@ -10,6 +10,7 @@ from pathlib import Path
 import yaml
 
 from pospre.evaluation.figures import Figure, figures_in, read_documents, run_folder_of
+from pospre.evaluation.run import encoder_hash
 from pospre.exporting.timm_encoder import Parts
 from pospre.model.algorithm import algorithm_class
 
@@ -22,6 +23,7 @@ def make_card(
     checked: str,
     checkpoint: str,
     weights: str,
+    step: int | None,
     license: str | None,
 ) -> str:
     """Return the card of one export.
@@ -33,6 +35,7 @@ def make_card(
         checked: what was found when it was read back.
         checkpoint: what was exported, as it was given.
         weights: ``student`` or ``teacher``.
+        step: how many steps a run has trained it.
         license: of the weights, as whoever exports them says; None where nobody does.
 
     Raises:
@@ -48,8 +51,8 @@ def make_card(
     sections = {
         "Loading": _code(loading, "python") + f"\n\n{_pixels(parts)}\n\nChecked: {checked}.",
         "Encoder": _encoder(parts),
-        "Training": _training(parts, checkpoint, weights),
-        "Figures": _figures(checkpoint, parts, weights),
+        "Training": _training(parts, checkpoint, weights, step),
+        "Figures": _figures(checkpoint, parts, weights, step),
         "Licence": _licence(parts, license),
     }
     name = Path(checkpoint).name
@@ -86,7 +89,7 @@ def _encoder(parts: Parts) -> str:
     return _table(("what", "is"), [list(row) for row in facts.items()])
 
 
-def _training(parts: Parts, checkpoint: str, weights: str) -> str:
+def _training(parts: Parts, checkpoint: str, weights: str, step: int | None) -> str:
     recipe = parts.recipe
     if not recipe.algorithms:
         return f"By others: the weights are those of `{checkpoint}`, converted by pospre."
@@ -95,7 +98,7 @@ def _training(parts: Parts, checkpoint: str, weights: str) -> str:
     lines = [
         f"Trained by pospre on `{recipe.data.path}`, at most {recipe.trainer.max_duration} of it, "
         f"with seed {recipe.seed}{f', from the weights `{start}`' if start else ''}. Exported from "
-        f"`{checkpoint}` ({weights}). Methods:",
+        f"`{checkpoint}` ({weights}, step {step}). Methods:",
         "",
         *methods,
     ]
@@ -108,18 +111,25 @@ def _summary(algorithm: str) -> str:
     return text.partition("\n")[0]
 
 
-def _figures(checkpoint: str, parts: Parts, weights: str) -> str:
+def _figures(checkpoint: str, parts: Parts, weights: str, step: int | None) -> str:
+    """Return the figures of exactly these weights, and which of the run's are of others."""
     folder = run_folder_of(checkpoint) or parts.recipe.run_path()
-    documents = read_documents(folder) if (folder / "recipe.yaml").is_file() else {}
+    found = read_documents(folder) if (folder / "recipe.yaml").is_file() else {}
+    found = {name: each for name, each in found.items() if each.get("weights") == weights}
+    these, keys = [step, encoder_hash(parts.model)], ("step", "encoder_sha256")
+    own = {name: each for name, each in found.items() if [*map(each.get, keys)] == these}
     rows = [
         [name, each.name, _number(each), _untrained(each), f"`{document.get('data')}`"]
-        for name, document in documents.items()
-        if document.get("weights", "student") == weights
+        for name, document in own.items()
         for each in figures_in(document)
     ]
-    if not rows:
-        return "None was measured of these weights (`python -m pospre.evaluate` measures them)."
-    return _table(("evaluation", "figure", "value", "untrained", "on"), rows)
+    text = "None was measured of these weights (`python -m pospre.evaluate` measures them)."
+    if rows:
+        text = _table(("evaluation", "figure", "value", "untrained", "on"), rows)
+    others = [f"`{name}` (step {found[name].get('step')})" for name in found.keys() - own.keys()]
+    if others:
+        text += f"\n\nOf other weights of this run, and not shown: {', '.join(sorted(others))}."
+    return text
 
 
 def _number(figure: Figure) -> str:

@@ -84,6 +84,7 @@ def export(
             checked=checked,
             checkpoint=checkpoint,
             weights=weights,
+            step=found.step,
             license=license,
         )
         if format in FOLDERS:

@@ -31,7 +31,7 @@ class Figure:
 
 def headline(run: Run, grid: PositionGrid | None, knn: Knn | None) -> list[Figure]:
     """Return the headline figures that the run has."""
-    return [*_loss_figures(run), *_measured_figures(grid, knn), *_effort_figures(run)]
+    return [*_loss_figures(run), *_measured_figures(run, grid, knn), *_effort_figures(run)]
 
 
 def _loss_figures(run: Run) -> list[Figure]:
@@ -42,19 +42,19 @@ def _loss_figures(run: Run) -> list[Figure]:
     return [Figure("Final loss", format_value(losses[-1]), note)]
 
 
-def _measured_figures(grid: PositionGrid | None, knn: Knn | None) -> list[Figure]:
-    figures = []
+def _measured_figures(run: Run, grid: PositionGrid | None, knn: Knn | None) -> list[Figure]:
+    found: list[tuple[str, str, float, str, float | None]] = []
     if grid is not None:
         untrained = grid.guess_mean if grid.initial_mean is None else grid.initial_mean
         word = "by guessing" if grid.initial_mean is None else "untrained"
-        note = f"{format_value(untrained, percent=True)} {word}"
-        value = format_value(grid.mean, percent=True)
-        figures.append(Figure("Position top-1", value, note))
+        found.append(("position_grid", "Position top-1", grid.mean, word, untrained))
     if knn is not None:
-        note = ""
-        if knn.initial_top1 is not None:
-            note = f"{format_value(knn.initial_top1, percent=True)} untrained"
-        figures.append(Figure("kNN top-1", format_value(knn.top1, percent=True), note))
+        found.append(("knn", "kNN top-1", knn.top1, "untrained", knn.initial_top1))
+    figures = []
+    for name, label, value, word, other in found:
+        beside = "" if other is None else f"{format_value(other, percent=True)} {word}"
+        note = "; ".join(filter(None, (beside, earlier_step(run, name))))
+        figures.append(Figure(label, format_value(value, percent=True), note))
     return figures
 
 
@@ -162,12 +162,21 @@ def reproduce_commands(run: Run) -> list[str]:
 
 
 def measured_on(run: Run, name: str) -> str:
-    """Say on which data evaluation ``name`` was made; whoever trained on it should know."""
+    """Say on which data and weights evaluation ``name`` was made, where they may mislead."""
     data = run.evaluations.get(name, {}).get("data")
     if not data:
         return ""
     trained = data == run.setting("data", "path")
-    return f"measured on {data}" + (", the pictures it was trained on" if trained else "")
+    words = f"measured on {data}" + (", the pictures it was trained on" if trained else "")
+    step = earlier_step(run, name)
+    return words + (f"; {step}, not of the last" if step else "")
+
+
+def earlier_step(run: Run, name: str) -> str:
+    """Say of which step the weights of evaluation ``name`` are, if the run has gone on since."""
+    step = run.evaluations.get(name, {}).get("step")
+    last = _column(run.records, "step")[-1:]
+    return f"of step {format_value(step)}" if is_number(step) and last > [step] else ""
 
 
 def short_path(path: Path) -> str:

@@ -40,7 +40,9 @@ def save_checkpoint(recipe: Recipe, *, weight_seed: int = 1) -> Path:
     (run / "checkpoints").mkdir(parents=True)
     (run / "recipe.yaml").write_text(yaml.safe_dump(recipe.dump()))
     path = run / "checkpoints" / "ep1-ba2.pt"
-    torch.save({"state": {"model": weights, "callbacks": {"RecipeRecord": record}}}, path)
+    timestamp = {"Timestamp": {"batch": 2}}
+    state = {"model": weights, "callbacks": {"RecipeRecord": record}, "timestamp": timestamp}
+    torch.save({"state": state}, path)
     return path
 
 

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from pospre import evaluate
 from pospre.errors import UserError, run_command
+from pospre.evaluation.models import open_model
 from pospre.evaluation.registry import (
     check_settings,
     default_settings,
@@ -122,6 +124,8 @@ def test_run_folder_gets_the_results(tmp_path, image_folder, capsys):
             "name",
             "model",
             "weights",
+            "step",
+            "encoder_sha256",
             "data",
             "created",
             "settings",
@@ -133,6 +137,38 @@ def test_run_folder_gets_the_results(tmp_path, image_folder, capsys):
         assert "6/6" in output.err
     assert len(list((run / "evaluation" / "position_pictures").glob("*.png"))) == 18
     assert not list(run.rglob("*partial*"))
+
+
+def test_results_are_of_weights_and_an_earlier_step_has_its_own(tmp_path, image_folder, capsys):
+    first = save_checkpoint(tiny_recipe(tmp_path, "mae"))
+    content = torch.load(first, weights_only=True)
+    content["state"]["timestamp"]["Timestamp"]["batch"] = 5
+    content["state"]["model"]["encoder.norm.bias"] += 1
+    newest = first.with_name("ep2-ba5.pt")
+    torch.save(content, newest)
+    best = first.parent / "best" / first.name  # as trainer.keep_best keeps it
+    best.parent.mkdir()
+    shutil.copy(first, best)
+    run, data = first.parents[1], str(image_folder(num_images=6))
+    measure = ["knn", "--data", data, "k=2", "baseline=false", "--model"]
+    assert evaluate.main([*measure, str(run)]) == 0
+    assert evaluate.main([*measure, str(best.parent)]) == 0
+    found = {path.name: json.loads(path.read_text()) for path in run.glob("evaluation/*.json")}
+    assert {name: each["step"] for name, each in found.items()} == {
+        "knn.json": 5,
+        "knn_step2.json": 2,
+    }
+    hashes = {name: each["encoder_sha256"] for name, each in found.items()}
+    assert len({*hashes.values()}) == 2
+    # the same weights in another file, and under other names of the file
+    encoder = open_model(str(first)).model.encoder
+    save_file(encoder.state_dict(), tmp_path / "encoder.safetensors")
+    assert evaluate.main([*measure, str(first), "--output", str(tmp_path / "again.json")]) == 0
+    file = str(tmp_path / "encoder.safetensors")
+    assert evaluate.main([*measure, file, "--output", str(tmp_path / "file.json")]) == 0
+    for name in ("again.json", "file.json"):
+        again = json.loads((tmp_path / name).read_text())
+        assert again["encoder_sha256"] == hashes["knn_step2.json"]
 
 
 def test_settings_may_stand_anywhere(droppos_checkpoint, image_folder, tmp_path, capsys):

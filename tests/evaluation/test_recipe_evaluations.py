@@ -27,7 +27,9 @@ def test_the_newest_whole_checkpoint_is_read_once_for_all(
     )
     done = tmp_path / "run" / "evaluation" / "accuracy.json"
     done.parent.mkdir(parents=True)
-    done.touch()
+    done.write_text('{"step": 4}')
+    stale = done.with_name("logistic.json")  # of before the training went on
+    stale.write_text('{"step": 2}')
     reads, measured = [], []
     state = {"model": {}, "optimizers": {}, "timestamp": {"Timestamp": {"batch": 4}}}
 
@@ -42,6 +44,8 @@ def test_the_newest_whole_checkpoint_is_read_once_for_all(
         return {"results": {"top1": 0.5}}
 
     monkeypatch.setattr(recipe_evaluations, "open_newest", open_newest)
+    newest = SimpleNamespace(batch=4)
+    monkeypatch.setattr(recipe_evaluations, "checkpoints_of", lambda recipe: [newest])
     monkeypatch.setattr(
         recipe_evaluations, "model_of", lambda checkpoint, weights: (weights, recipe)
     )

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 import timm
+import torch
 import yaml
 
-from pospre.evaluation.run import write_json
+from pospre.evaluation.models import open_model
+from pospre.evaluation.run import encoder_hash, write_json
 from pospre.exporting.export import export
 from pospre.recipe.recipe import recipe_from_dict
+from pospre.training.checkpoints.content import Weights
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
 
 ROOT = Path(__file__).parents[2]
@@ -26,8 +29,13 @@ def checkpoint(tmp_path: Path) -> Path:
     return save_checkpoint(recipe_from_dict(plain))
 
 
-def measured(checkpoint: Path, name: str, results: dict[str, Any], weights: str) -> None:
-    document = {"name": name, "weights": weights, "data": "photos|val", "results": results}
+def measured(
+    checkpoint: Path, name: str, results: dict[str, Any], weights: Weights, step: int = 2
+) -> None:
+    """Write what an evaluation of these weights has found."""
+    sha256 = encoder_hash(open_model(str(checkpoint), weights=weights).model)
+    document = {"name": name, "weights": weights, "step": step, "encoder_sha256": sha256}
+    document |= {"data": "photos|val", "results": results}
     write_json(checkpoint.parents[1] / "evaluation" / f"{name}.json", document)
 
 
@@ -66,6 +74,20 @@ def test_it_has_the_figures_of_these_weights(checkpoint: Path) -> None:
     assert "not stated by who exported them" in text and "\nlicense:" not in text
     teacher = card(checkpoint, weights="teacher")
     assert r"| accuracy | top1 | 0.5 | – | `photos\|val` |" in teacher and "0.713" not in teacher
+
+
+def test_figures_of_other_weights_of_the_run_are_not_shown(checkpoint: Path) -> None:
+    measured(checkpoint, "knn", {"top1": 0.713}, "student")
+    measured(checkpoint, "accuracy", {"top1": 0.625}, "student", step=1)
+    text = card(checkpoint)
+    assert "0.713" in text and "0.625" not in text
+    assert "Of other weights of this run, and not shown: `accuracy` (step 1)." in text
+    content = torch.load(checkpoint, weights_only=True)  # as if it was trained again
+    content["state"]["model"]["encoder.norm.bias"] += 1
+    torch.save(content, checkpoint)
+    text = card(checkpoint)
+    assert "0.713" not in text and "None was measured of these weights" in text
+    assert "not shown: `accuracy` (step 1), `knn` (step 2)." in text
 
 
 def test_an_existing_card_is_kept(checkpoint: Path) -> None:

@@ -168,7 +168,7 @@ def shuffle_patches(
     return patches.reshape(rows, columns, patch, patch, 3).swapaxes(1, 2).reshape(image.shape)
 
 
-def write_evaluation(folder: Path, name: str, results: dict[str, Any]) -> Path:
+def write_evaluation(folder: Path, name: str, results: dict[str, Any], **others: Any) -> Path:
     path = folder / "evaluation" / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
     content = {
@@ -178,6 +178,7 @@ def write_evaluation(folder: Path, name: str, results: dict[str, Any]) -> Path:
         "created": "2026-11-21T02:00:00+00:00",
         "settings": {"seed": 0},
         "results": results,
+        **others,
     }
     path.write_text(json.dumps(content), encoding="utf-8")
     return path

@@ -21,6 +21,7 @@ from pospre.report.run import read_run
 from pospre.report.summary import evaluate_command, reproduce_commands
 from tests.report.fabricated_run import (
     fabricate_run,
+    knn,
     position_grid,
     position_pictures,
     write_evaluation,
@@ -61,6 +62,16 @@ def test_figures_stand_with_their_errors_and_beside_the_papers(tmp_path: Path) -
     assert "71.3 %<small> ± 2.3</small>" in html
     assert "<dt>error</dt><dd>0.512 ± 0.0123</dd>" in html and "error_se" not in html
     assert "Published for droppos: 87.83 % (ViT-B/16, 200 epochs of ImageNet-1k)." in html
+
+
+def test_figures_of_an_earlier_step_are_called_so(tmp_path: Path) -> None:
+    folder = fabricate_run(tmp_path, num_steps=40)
+    write_evaluation(folder, "knn", knn(), step=40)
+    assert "step 40" not in written(folder)
+    write_evaluation(folder, "knn", knn(), step=25)  # before the training went on
+    html = written(folder)
+    assert '<dd class="note">40.2 % untrained; of step 25</dd>' in html
+    assert "Measured on data/scenes, the pictures it was trained on; of step 25, not of" in html
 
 
 ASKED = {

@@ -199,7 +199,7 @@ def _difference(figures: Sequence[Figure | None]) -> list[str]:
 def _unlike(name: str, documents: Sequence[Mapping[str, Any]]) -> list[str]:
     """Say where an evaluation was not made alike in all runs."""
     notes = []
-    for key in ("data", "weights", "settings"):
+    for key in ("data", "weights", "step", "settings"):
         kinds = {str(document.get(key)) for document in documents}
         if len(kinds) > 1:
             notes.append(f"{name}: {key} differ: {' | '.join(sorted(kinds))}")
