@@ -24,7 +24,7 @@ from pospre.batch import Batch, view_keys
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm, Progress
 from pospre.model.model import PretrainModel
-from pospre.model.objective import Objective, Outputs
+from pospre.model.objective import Objective, Outputs, Predicts
 from pospre.model.passes import MaskedTokens
 from pospre.model.question import Question
 from pospre.model.teacher import Frozen
@@ -90,6 +90,8 @@ def free_crops(content_mask_B2N: Tensor, host: DINOv2) -> Tensor:
 
 class PositionMatching(Objective):
     """The head, its teacher, and the loss over patches without position (Eq. 4)."""
+
+    predicts: ClassVar[Predicts | None] = "content"  # the teacher's feature, which knows the place
 
     def __init__(self, model: PretrainModel, options: "MaskedPosition") -> None:
         super().__init__()

@@ -200,7 +200,8 @@ class MP3(PretrainAlgorithm):
         context = num_context(patches, self.mask_ratio)
         shown = num_told(patches, self.position_rate, count_shown=self.count_shown)
         check_temperature("mp3", model.encoder, self.temperature)
-        for key in ("positions", "mp3/context", "mp3/shown"):
+        model.registry.give_positions("mp3")
+        for key in ("mp3/context", "mp3/shown"):
             model.registry.claim(key, "mp3")
         if shown:
             model.positions.named["mp3"] = ShownPositions(model.encoder, shown)
@@ -251,11 +252,6 @@ def _refuse_company(model: PretrainModel) -> None:
         raise UserError(
             f"mp3 needs the pass 'student' with keys from its context alone, but {others} runs it "
             f"with keys from all patches. {_COMPANY}"
-        )
-    if model.position_source is not None:
-        raise UserError(
-            f"mp3 predicts positions that the encoder must not know, but "
-            f"'{model.position_source}' gives them to every pass. Use one of the two algorithms."
         )
     if model.encoder.position_kind != "none":
         raise UserError(

@@ -179,6 +179,7 @@ def attach(
     algorithm = kind(**check_arguments(name, kind, options, source="algorithms"))
     algorithm.check_encoder(model.encoder)
     algorithm.attach(model)
+    model.check_places()
     model.to(next(model.encoder.parameters()).device)  # where the encoder was moved before
     model.registry.attached[name] = kind.is_host
     return algorithm

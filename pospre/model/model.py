@@ -100,7 +100,7 @@ class PretrainModel(ComposerModel):
         Raises:
             UserError: another algorithm already gives the positions.
         """
-        self.registry.claim("positions", name)
+        self.registry.give_positions(name)
         self.positions.named[name] = module
         self.position_source = self.encoder.positions_from = name
         self._copy_positions()
@@ -130,6 +130,12 @@ class PretrainModel(ComposerModel):
             )
         self.registry.check_read(list(self.objectives))
         self.registry.check_editors(self.contents.named, self.positions.named)
+        self.check_places()
+
+    def check_places(self) -> None:
+        """Raise ``UserError`` where the encoder is told what an objective shall predict."""
+        predicts = {name: self.objectives[name].predicts for name in self.objectives}
+        self.registry.check_places(predicts, self.position_source)
 
     # -- what runs ----------------------------------------------------------------------------
 

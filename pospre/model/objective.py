@@ -3,12 +3,14 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
+from typing import ClassVar, Literal
 
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
 
 Outputs = dict[str, Tensor]
+Predicts = Literal["places", "view_places", "content"]
 
 
 class Objective(nn.Module, ABC):
@@ -18,11 +20,16 @@ class Objective(nn.Module, ABC):
     holds the encoder. ``loss`` and ``metrics`` are pure functions of the outputs.
 
     Attributes:
+        predicts: ``places`` of patches in their own view; ``view_places``, where views lie in the
+            image or in one another; or ``content``, which is all else. Whoever hides or changes
+            positions must say it. Who says ``places`` or ``view_places`` is refused where the
+            encoder is told the answer.
         weight: factor of this loss in the total.
         frozen_epochs: by the start of a parameter's name within this module, the number of epochs
             at the beginning of training for which its learning rate is 0.
     """
 
+    predicts: ClassVar[Predicts | None] = None
     weight: float = 1.0
     frozen_epochs: Mapping[str, int] = MappingProxyType({})
 

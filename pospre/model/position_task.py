@@ -5,7 +5,7 @@ every patch may be weighted by its similarity to the class token (Wang et al. 20
 """
 
 from abc import abstractmethod
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pospre.batch import Batch
 from pospre.errors import UserError
-from pospre.model.objective import Objective
+from pospre.model.objective import Objective, Predicts
 from pospre.nn.encoder import Encoder
 from pospre.nn.positions import grid_distances, smoothed_labels
 
@@ -29,6 +29,8 @@ class PositionObjective(Objective):
         distance: in the smoothing's exponent, ``squared`` or not.
         temperature: τ of the attentive weights, or None.
     """
+
+    predicts: ClassVar[Predicts | None] = "places"
 
     def __init__(
         self, encoder: Encoder, *, sigma: float, distance: Distance, temperature: float | None

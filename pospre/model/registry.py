@@ -8,6 +8,7 @@ from torch import Tensor
 from pospre.batch import Batch, image_key
 from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
+from pospre.model.objective import Predicts
 from pospre.model.passes import EncoderPass
 from pospre.nn.encoder import Encoder
 
@@ -23,6 +24,7 @@ class Registry:
             random choice.
         mixes: by view group, what mixes its views (B, V, 3, H, W) in training.
         readers: by pass, the algorithms that declared or joined it: their objectives get it.
+        editors: by editor of positions, the algorithm that brought it.
         attached: the algorithms that ``pospre.attach`` has attached, and whether each is a host.
     """
 
@@ -34,6 +36,7 @@ class Registry:
         self.shuffled: set[str] = set()
         self.mixes: dict[str, Callable[[Tensor, Batch], Tensor]] = {}
         self.readers: dict[str, list[str]] = {}
+        self.editors: dict[str, str] = {}
         self.attached: dict[str, bool] = {}
 
     def require_views(self, owner: str, group: str, count: int = 1) -> ViewGroup:
@@ -84,6 +87,19 @@ class Registry:
             self.counts[key] = count
         if shuffled:
             self.shuffled.add(key)
+
+    def give_positions(self, owner: str) -> None:
+        """Let ``owner`` alone decide which positions the encoder is given.
+
+        Raises:
+            UserError: another algorithm decides that already.
+        """
+        other = self.writers.setdefault("positions", owner)
+        if other != owner:
+            raise UserError(
+                f"algorithms: {other} and {owner} both decide which positions the encoder is "
+                "given. Use one of the two."
+            )
 
     def lacking(self, key: str) -> UserError:
         """Return the error of a batch without ``key``, of an algorithm's or of a loader's."""
@@ -173,14 +189,14 @@ class Registry:
             owner: the algorithm whose objective reads its tokens.
             needs_patches: whether it reads patch tokens; false: only the prefix tokens.
             content: editors of patch embeddings to add to it, see ``EncoderPass``.
-            positions: editors of positions to add to it.
+            positions: editors of positions to add to it; no other algorithm's beside them.
 
         Returns:
             The pass: its ``keep`` names the batch key of the patches it runs over (None: all), its
             ``count`` how many they are (None: that varies).
 
         Raises:
-            UserError: nobody has declared it.
+            UserError: nobody has declared it, or another algorithm edits its positions.
         """
         before = self.passes.get(name)
         if before is None:
@@ -206,6 +222,15 @@ class Registry:
                 f"{self._encoder.position_kind} tells attention all the same where patches are. "
                 "Use sincos, learned or none."
             )
+        editors = dict.fromkeys(encoder_pass.positions, owner) | self.editors
+        owners = {editors[editor] for editor in encoder_pass.positions}
+        if len(owners) > 1:
+            raise UserError(
+                f"algorithms: {' and '.join(sorted(owners))} both change the positions of the "
+                f"encoder pass '{name}', and neither knows what the other hides. Use one of them, "
+                "or let each have a pass of its own."
+            )
+        self.editors = editors
         self.passes[name] = encoder_pass
         readers = self.readers.setdefault(name, [])
         if owner not in readers:
@@ -233,6 +258,35 @@ class Registry:
                 f"data.views.{group} would be decoded for nothing: no algorithm listed reads it, "
                 f"only {', '.join(sorted(read))}. Remove it, or add an algorithm that needs it."
             )
+
+    def check_places(self, predicts: Mapping[str, Predicts | None], source: str | None) -> None:
+        """Raise ``UserError`` where the encoder is told what an objective shall predict.
+
+        Args:
+            predicts: of each objective by name.
+            source: the algorithm that gives the positions instead of the encoder's table.
+        """
+        kind = self._encoder.position_kind
+        for name, predicted in predicts.items():
+            if name in self.editors.values():
+                if predicted is None:
+                    raise UserError(
+                        f"algorithms.{name} changes the positions of an encoder pass, so its "
+                        "objective must say what it predicts: predicts = 'places', 'view_places' "
+                        "or 'content' (see pospre/model/objective.py)."
+                    )
+            elif predicted in ("places", "view_places") and source is not None:
+                raise UserError(
+                    f"algorithms.{name} predicts places, but {source} tells the encoder the place "
+                    "of every patch, and the answer with it. Use one of the two; or hide those "
+                    "places by an editor of positions, as droppos does."
+                )
+            elif predicted == "places" and kind != "none":
+                raise UserError(
+                    f"algorithms.{name} predicts the places of patches, which encoder.positions = "
+                    f"{kind} tells the encoder. Set encoder.positions: none; or hide them by an "
+                    "editor of positions, as droppos does."
+                )
 
     def check_editors(self, contents: Container[str], positions: Container[str]) -> None:
         """Raise ``UserError`` if a pass names an editor that is not among those of the model."""

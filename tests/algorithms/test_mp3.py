@@ -472,11 +472,11 @@ def test_a_host_that_reads_all_patches_in_the_same_pass_is_refused() -> None:
 def test_positions_from_elsewhere_are_refused_in_either_order() -> None:
     model = make_model()
     model.add_position_source("crop_field", nn.Identity())
-    with pytest.raises(UserError, match=r"'crop_field' gives them to every pass"):
+    with pytest.raises(UserError, match=r"crop_field and mp3 both decide which positions"):
         attach(model, "mp3")
     model = make_model()
     attach(model, "mp3")
-    with pytest.raises(UserError, match=r"'mp3' and 'crop_field' both write .*'positions'"):
+    with pytest.raises(UserError, match=r"mp3 and crop_field both decide which positions"):
         model.add_position_source("crop_field", nn.Identity())
 
 

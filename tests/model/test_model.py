@@ -175,11 +175,11 @@ def test_before_a_forward_sigma_is_set_and_masks_are_written():
 
 def test_a_pass_over_other_tokens_is_refused_and_editors_form_a_chain():
     model = small_model()
-    model.registry.add_pass(
-        "student", "test", EncoderPass(keep="view/keep", positions=("droppos",))
-    )
+    model.registry.add_pass("student", "test", EncoderPass(keep="view/keep", positions=("first",)))
     model.registry.add_pass("student", "test", EncoderPass(keep="view/keep", positions=("other",)))
-    assert model.registry.passes["student"].positions == ("droppos", "other")
+    assert model.registry.passes["student"].positions == ("first", "other")
+    more = EncoderPass(keep="view/keep", content=("mask",))
+    assert model.registry.add_pass("student", "else", more).content == ("mask",)
     with pytest.raises(
         UserError, match=r"pass 'student' over other tokens \(keep = view/keep and None\)"
     ):

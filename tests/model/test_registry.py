@@ -96,7 +96,7 @@ def test_editors_of_a_joined_pass_form_a_chain() -> None:
 
 def test_an_editor_that_was_never_added_is_refused_at_build() -> None:
     model, _ = beside("mae")
-    model.registry.join_pass("student", "mae", positions=("hidden",))
+    model.registry.join_pass("student", "test", positions=("hidden",))
     message = r"'student' names the editor 'hidden' in its positions, but model\.positions\.named"
     with pytest.raises(UserError, match=message):
         model.check_complete()
@@ -126,7 +126,9 @@ def test_the_method_that_the_readme_shows_is_complete(rows_apart: str) -> None:
     assert rows_apart in algorithm_names()
     alone = Case((rows_apart,), encoder={"positions": "none"})
     assert refusal_of(alone) is None
-    assert refusal_of(Case(("supervised", rows_apart))) is None
+    assert refusal_of(Case(("supervised", rows_apart), encoder={"positions": "none"})) is None
+    refused = refusal_of(Case(("supervised", rows_apart)))
+    assert refused is not None and "Set encoder.positions: none" in refused
     refused = refusal_of(Case(("mae", rows_apart)))
     assert refused is not None and "over other tokens" in refused
 

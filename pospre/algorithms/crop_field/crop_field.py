@@ -203,11 +203,7 @@ def _views_of(name: str, counts: dict[str, int]) -> slice:
 
 def _check(options: CropField, model: PretrainModel) -> None:
     """Raise ``UserError`` for options that cannot be, and company that it cannot keep."""
-    if "mp3" in model.objectives:
-        raise UserError(
-            "crop_field tells every patch its position, which is what mp3 asks for. Use one of "
-            "the two algorithms."
-        )
+    model.registry.give_positions("crop_field")
     kind = model.encoder.position_kind
     if kind not in ("sincos", "learned"):
         raise UserError(

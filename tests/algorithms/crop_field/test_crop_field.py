@@ -247,7 +247,7 @@ def test_it_needs_company_that_was_attached_before():
 
 def test_beside_mp3_it_is_refused():
     model, _ = Case(("mp3",)).build()
-    with pytest.raises(UserError, match=r"which is what mp3 asks for"):
+    with pytest.raises(UserError, match=r"mp3 and crop_field both decide which positions"):
         attach(model, "crop_field")
 
 

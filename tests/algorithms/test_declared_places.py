@@ -1,0 +1,164 @@
+"""Whoever predicts places is not told them, and one algorithm alone hides those of a pass."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import pospre
+from pospre.algorithms.crop_field.crop_field import CropField
+from pospre.batch import Batch
+from pospre.errors import UserError
+from pospre.model.algorithm import PretrainAlgorithm, require_one_view
+from pospre.model.model import PretrainModel
+from pospre.model.objective import Objective, Outputs, Predicts
+from pospre.model.passes import EncoderPass
+from tests.algorithms.cases import GROUPS, Case
+
+
+class PlaceInReference(Objective):
+    """LOCA's head: which patch of the reference view each patch of a query view lies on."""
+
+    predicts: ClassVar[Predicts | None] = "view_places"
+
+    def __init__(self, dim: int, patches: int) -> None:
+        super().__init__()
+        self.attend = nn.MultiheadAttention(dim, 2, batch_first=True)
+        self.predict = nn.Linear(dim, patches)
+
+    def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
+        query, reference = passes["query"][:, 1:], passes["student"][:, 1:]
+        return {"logits": self.predict(query + self.attend(query, reference, reference)[0])}
+
+    def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
+        return F.cross_entropy(outputs["logits"].flatten(0, 1), batch["loca/place"].flatten())
+
+
+@dataclass(kw_only=True, eq=False)
+class Loca(PretrainAlgorithm):
+    """Where in the view ``view`` is each patch of the view ``second``?"""
+
+    head: ClassVar[type[PlaceInReference]] = PlaceInReference
+
+    def attach(self, model: PretrainModel) -> None:
+        if "Loca" in model.objectives:
+            return
+        require_one_view(model, "Loca", "second")
+        model.registry.claim("loca/place", "Loca")
+        model.registry.add_pass("student", "Loca", EncoderPass())
+        model.registry.add_pass("query", "Loca", EncoderPass(group="second"))
+        model.add_objective("Loca", self.head(model.encoder.embed_dim, model.encoder.num_patches))
+
+    def write(self, batch: Batch, model: PretrainModel) -> None:
+        reference, query = batch["view/box"][:, 0], batch["second/box"][:, 0]
+        rows, cols = model.encoder.grid
+        size = reference[:, 2:] - reference[:, :2]
+        share = torch.stack(torch.meshgrid(*self._centres(cols, rows), indexing="xy"), -1) + 0.5
+        share = share.flatten(0, 1) / torch.tensor([cols, rows])
+        at = query[:, None, :2] + (query[:, 2:] - query[:, :2])[:, None] * share
+        cell = (at - reference[:, None, :2]) / size[:, None] * torch.tensor([cols, rows])
+        col, row = (
+            part.long().clamp(0, end - 1)
+            for part, end in zip(cell.unbind(-1), (cols, rows), strict=True)
+        )
+        batch["loca/place"] = row * cols + col
+
+    def _centres(self, *counts: int) -> list[Tensor]:
+        return [torch.arange(count).float() for count in counts]
+
+
+class Silent(PlaceInReference):
+    """It does not say what it predicts."""
+
+    predicts: ClassVar[Predicts | None] = None
+
+
+class SilentLoca(Loca):
+    """With an editor, and without a word of what is asked."""
+
+    head: ClassVar[type[PlaceInReference]] = Silent
+
+    def attach(self, model: PretrainModel) -> None:
+        """Add an editor of positions to the query's pass."""
+        if "Loca" not in model.objectives:
+            super().attach(model)
+            model.positions.named["Loca"] = nn.Identity()
+            model.registry.join_pass("query", "Loca", positions=("Loca",))
+
+
+class Forgetting(nn.Module):
+    """Takes every position away."""
+
+    def forward(self, tokens: Tensor, batch: Batch, where: EncoderPass) -> Tensor:
+        return torch.zeros_like(tokens)
+
+
+def model_of(positions: str = "sincos") -> PretrainModel:
+    encoder = pospre.build_encoder(
+        "vit_tiny16", image_size=32, patch_size=8, depth=1, positions=positions
+    )
+    views = {name: GROUPS[name] for name in ("view", "second")}
+    return PretrainModel(encoder, seed=0, views=views)
+
+
+def batch_of() -> Batch:
+    corner = torch.rand(4, 1, 2) * 0.3
+    found: Batch = {}
+    for group in ("view", "second"):
+        images = torch.randint(0, 256, (4, 1, 3, 32, 32), dtype=torch.uint8)
+        box = torch.cat([corner, corner + 0.5], -1)
+        numbers = {"index": torch.arange(4), "epoch": 0}
+        found |= pospre.from_images(images, group=group, boxes=box, **numbers)
+    return found
+
+
+def test_a_task_of_places_in_another_view_is_refused_beside_a_field() -> None:
+    message = r"algorithms.Loca predicts places, but crop_field tells .* hide those"
+    model = model_of()
+    pospre.attach(model, Loca)
+    with pytest.raises(UserError, match=message):
+        pospre.attach(model, "crop_field")
+    model = model_of()
+    model.registry.add_pass("student", "test", EncoderPass())
+    pospre.attach(model, "crop_field")
+    with pytest.raises(UserError, match=message):
+        pospre.attach(model, Loca)
+
+
+@pytest.mark.parametrize("positions", ["sincos", "none"])
+def test_alone_it_trains_with_a_table_that_knows_its_own_view_only(positions: str) -> None:
+    model = model_of(positions)
+    algorithms = [pospre.attach(model, Loca)]
+    batch = pospre.prepare(model, algorithms, batch_of(), 0.0)
+    assert torch.equal(batch["loca/place"][0], torch.arange(16))  # the same box
+    model.loss(model(batch), batch)["total"].backward()
+
+
+def test_under_a_trainer_it_is_refused_when_the_training_starts() -> None:
+    model = model_of()
+    for algorithm in (Loca(), CropField()):
+        algorithm.attach(model)  # as at ``Event.INIT``: one after the other
+    with pytest.raises(UserError, match=r"Loca predicts places"):
+        model.check_complete()
+
+
+def test_whoever_changes_positions_must_say_what_it_predicts() -> None:
+    with pytest.raises(UserError, match=r"Loca changes the positions .* must say what"):
+        pospre.attach(model_of(), SilentLoca)
+
+
+def test_two_may_not_change_the_positions_of_one_pass() -> None:
+    model, _ = Case(("mae", "droppos")).build()
+    model.positions.named["forgetting"] = Forgetting()
+    with pytest.raises(UserError, match=r"droppos and forgetting both change .* pass 'student'"):
+        model.registry.join_pass("student", "forgetting", positions=("forgetting",))
+    assert model.registry.passes["student"].positions == ("droppos",)
+    model.check_complete()
+
+
+def test_places_that_its_own_editor_hides_may_be_given() -> None:
+    Case(("mae", "droppos", "crop_field")).build()
+    Case(("dinov2", "crop_field", "masked_position")).build()
