@@ -4,7 +4,7 @@ A shard appears by renaming, whole and verified. All locks are the kernel's, whi
 their process dies, however it dies. A data set has the folder
 
     <cache_dir>/<name>-<hash of the address>/
-        lock                 held for moments: while room is made, while a run begins
+        lock                 held for moments: for room, for a shard's name, for a run's start
         v-<hash of index.json and pospre.json>.lock   held, shared, by every reader
         v-<hash …>/          index.json, pospre.json, the shards, *.part, locks/
 
@@ -76,8 +76,10 @@ class ShardCache:
             weakref.finalize(self, held.close)
             fcntl.flock(held, fcntl.LOCK_SH)
             for name, content in contents.items():
-                self.file(name + _PART).write_bytes(content)
-                self.publish(name)
+                part = self.file(name + _PART)
+                part.write_bytes(content)
+                _sync(part)
+                part.replace(self.file(name))
             self._set_old_aside()
         self._remove_leftovers()
 
@@ -159,11 +161,14 @@ class ShardCache:
                 path.unlink(missing_ok=True)
 
     def publish(self, name: str) -> None:
-        """Let a complete file appear under its name."""
-        path = self.file(name + _PART)
-        with path.open("rb") as file:
-            os.fsync(file.fileno())  # after a power cut it should not be full of zeros
-        path.replace(self.file(name))
+        """Let a complete file appear under its name.
+
+        Not while room is made: a count that meets it between its names would miss it.
+        """
+        part = self.file(name + _PART)
+        _sync(part)
+        with self._alone():
+            part.replace(self.file(name))
 
     def remove_damaged(self, entry: FileEntry, patience: float, stop: threading.Event) -> str:
         """Compare a shard with its hashes; if they differ, remove it and return what is wrong."""
@@ -247,6 +252,12 @@ def allow_many_files() -> None:
 
 def _lock_of(version: Path) -> FileIO:
     return FileIO(version.with_name(f"{version.name}.lock"), "a+")
+
+
+def _sync(path: Path) -> None:
+    """Have a file on the disk: after a power cut it should not be full of zeros."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def _try_lock(file: FileIO, kind: int = fcntl.LOCK_EX) -> bool:

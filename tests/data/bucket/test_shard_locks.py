@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import os
 import resource
 import threading
 import time
@@ -68,6 +69,29 @@ def test_what_is_open_is_not_evicted(tmp_path: Path) -> None:
     with cache.incoming("next", 60, dict, urgent=False) as path:
         assert path is not None
     assert cache.open("old") is None
+
+
+def test_a_shard_that_gets_its_name_while_room_is_made_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = ShardCache(tmp_path, ADDRESS, FILES, 100)
+    naming = threading.Thread(target=cache.publish, args=("first",))
+
+    scan = os.scandir
+
+    def listed(folder: Path) -> list[os.DirEntry[str]]:
+        found = list(scan(folder))
+        naming.start()
+        naming.join(0.5)  # without a lock it has its name now
+        return found
+
+    with cache.incoming("first", 60, dict, urgent=False) as path:
+        assert path is not None
+        monkeypatch.setattr(shard_cache.os, "scandir", listed)
+        with cache.incoming("second", 60, dict, urgent=False) as path:
+            assert path is None  # 120 bytes in a cache of 100 before
+        naming.join()
+    assert cache.file("first").stat().st_size == 60
 
 
 def test_a_limit_that_is_never_reached_keeps_nothing_open(
