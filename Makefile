@@ -50,12 +50,12 @@ types: setup ## Check the types with mypy.
 data: need-SRC need-DST setup ## Convert images: make data SRC=<folder> DST=<data set> FORMAT=mds|ffcv.
 	$(PYTHON_RUN) -m data_prep.convert "$(SRC)" "$(DST)" --format "$(FORMAT)" $(ARGS)
 
-demo: setup ## Render scenes, convert, pre-train DropPos, measure, export, report; minutes on 2 cores.
+demo: setup ## Render scenes, convert, pre-train DropPos, measure, export, report (ARGS="trainer.precision=fp32").
 	$(PYTHON_RUN) -m data_prep.scenes $(WORK)/scenes --num-images $(DEMO_IMAGES)
-	@RUNS="$(RUNS)" .setup/first_light.sh $(WORK)/scenes $(WORK)/demo yamls/demo/droppos.yaml
+	@RUNS="$(RUNS)" .setup/first_light.sh $(WORK)/scenes $(WORK)/demo yamls/demo/droppos.yaml $(ARGS)
 
-first-light: need-DATA setup ## Convert DATA=<folder of images>, pre-train DropPos and MAE on it, measure, export.
-	@RUNS="$(RUNS)" .setup/first_light.sh "$(DATA)" "$(WORK)/first_light" $(FIRST_LIGHT)
+first-light: need-DATA setup ## The same with DATA=<folder of images>, DropPos and MAE (ARGS="key.sub=value …").
+	@RUNS="$(RUNS)" .setup/first_light.sh "$(DATA)" "$(WORK)/first_light" $(FIRST_LIGHT) $(ARGS)
 
 speech: need-DATA setup ## Keyword spotting from DATA=<folder or tar of WAV files>: from scratch and from MP3.
 	@RUNS="$(RUNS)" .setup/speech.sh "$(DATA)" "$(WORK)/speech"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # From a folder of images to measured, exported encoders:
-#     first_light.sh IMAGES FOLDER RECIPE…
-# converts IMAGES to both formats below FOLDER, a tenth held out; then pre-trains every RECIPE, measures
-# it on the held-out tenth, exports it and writes its report. Every command is printed, to be repeated
+#     first_light.sh IMAGES FOLDER RECIPE… [key.sub=value …]
+# converts IMAGES to both formats below FOLDER, a tenth held out; then pre-trains every RECIPE (with
+# these keys), measures it on the held-out tenth, exports it and writes its report. Every command is printed, to be repeated
 # by hand. Converted data and trained steps are not done again: stopped, the same command goes on.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -11,7 +11,18 @@ readonly images=$1
 name=$(basename "$images" | tr -c 'A-Za-z0-9._\n-' _)
 [[ $name == [A-Za-z0-9]* ]] || name=images$name  # it begins the names of runs
 readonly folder=$2/$name
-readonly recipes=("${@:3}") runs=${RUNS:-runs}
+readonly runs=${RUNS:-runs}
+recipes=() overrides=()
+for word in "${@:3}"; do
+    case $word in
+        run_name=* | data.path=* | trainer.run_folder=*)
+            echo "error: ${word%%=*} is set by this command; choose the images with DATA=…, the folder" \
+                "of runs with RUNS=…" >&2
+            exit 2 ;;
+        *=*) overrides+=("$word") ;;
+        *) recipes+=("$word") ;;
+    esac
+done
 
 run() {
     echo "+ python $*"
@@ -73,7 +84,8 @@ train_data=$folder/train
 if has_ffcv; then train_data=$folder/train.beton; fi
 for recipe in "${recipes[@]}"; do
     run_name=${name}_$(basename "$recipe" .yaml)
-    run -m pospre.train "$recipe" run_name="$run_name" data.path="$train_data" trainer.run_folder="$runs"
+    run -m pospre.train "$recipe" run_name="$run_name" data.path="$train_data" trainer.run_folder="$runs" \
+        "${overrides[@]}"
     measure "$runs/$run_name"
     run -m pospre.export "$runs/$run_name" "$runs/$run_name/encoder.pth" --format timm --overwrite
     run -m pospre.report "$runs/$run_name"

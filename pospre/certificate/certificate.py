@@ -15,6 +15,7 @@ from pospre.certificate.result import Certificate, Column, Request
 from pospre.output import check_output
 from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.training.data import rank_batch
+from pospre.training.device import build_device, decide_precision
 
 _OTHER_SUMS = ("trainer.microbatch_size", "trainer.compile", "trainer.fsdp")
 _IN_FP32 = ("trainer.precision=fp32",)
@@ -119,7 +120,7 @@ def _run(request: Request, runner: Runner, recipe: Recipe) -> Certificate:
     began = time.monotonic()
     done = {FIRST.name: runner.run(FIRST, Pace(10.0, 1.0))}
     first = done[FIRST.name]
-    reduced = recipe.trainer.precision != "fp32"
+    reduced = decide_precision(recipe, build_device(recipe)).trainer.precision != "fp32"
     columns = []
     for leg in legs(request, coupled=first.lives[0].coupled, reduced=reduced):
         run = done[leg.name] = runner.run(leg, first.pace)

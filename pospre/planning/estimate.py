@@ -15,6 +15,7 @@ from pospre.planning.speed import Machine, StepTime, decode_rate, step_time
 from pospre.recipe.recipe import Recipe
 from pospre.schedules import duration_steps
 from pospre.training.data import open_data, rank_batch
+from pospre.training.device import with_precision
 from pospre.training.scale.microbatch import loss_change
 
 _NEAR = 1.01  # step times that differ by less count as equal
@@ -135,6 +136,8 @@ def plan(recipe: Recipe, machine: Machine, assumed: Assumptions) -> Plan:
     Raises:
         UserError: the batch cannot be split so, or nothing fits; it says what would.
     """
+    if recipe.trainer.precision == "auto":
+        recipe = with_precision(recipe, "amp_bf16")  # what all GPUs of the table compute in
     device_batch = rank_batch(recipe, machine.gpus)
     counts = count(recipe)
     choices = list(_choices(recipe, counts, machine, assumed, device_batch))

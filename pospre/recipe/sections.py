@@ -167,7 +167,11 @@ class Trainer(Section):
     """How long, on what, how fast, and where the results go."""
 
     max_duration: PositiveDuration
-    precision: Literal["fp32", "amp_bf16", "amp_fp16"] = "fp32"
+    precision: Literal["auto", "fp32", "amp_bf16", "amp_fp16"] = Field(
+        default="auto",
+        description="auto: amp_bf16 where the device computes in bf16 (GPUs since Ampere, CPUs "
+        "with AVX-512-BF16), else fp32",
+    )
     device: Literal["auto", "cpu", "gpu"] = "auto"
     run_folder: PlainPath = "runs"
     overwrite: bool = False

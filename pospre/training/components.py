@@ -14,7 +14,7 @@ from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import Recipe
 from pospre.training.build import attached_model, build_algorithms
 from pospre.training.data import build_data
-from pospre.training.device import build_device
+from pospre.training.device import build_device, decide_precision
 from pospre.training.loggers import check_loggers
 from pospre.training.optimizer.optim import build_optimizer
 from pospre.training.optimizer.schedule import StepSchedule, build_schedule
@@ -47,7 +47,8 @@ def build_components(recipe: Recipe) -> Components:
     if recipe.trainer.fsdp is not None:
         num_copies(recipe.trainer.fsdp)  # or an error
     loader = build_data(recipe)
-    return make_components(resolve(recipe, loader.reader), device, loader)
+    recipe = decide_precision(resolve(recipe, loader.reader), device)
+    return make_components(recipe, device, loader)
 
 
 def make_components(recipe: Recipe, device: Device, loader: ViewLoader) -> Components:

@@ -34,6 +34,7 @@ from pospre.training.checkpoints.sight import check_sight
 from pospre.training.checkpoints.uploads import Uploads, lacks
 from pospre.training.checkpoints.versions import warn_of_other_versions
 from pospre.training.components import Components, build_components
+from pospre.training.device import describe_precision, slow_precision
 from pospre.training.distributed.agreement import check_data
 from pospre.training.distributed.place import is_restart
 from pospre.training.distributed.ranks import from_rank_zero, however_long, print_once
@@ -77,19 +78,23 @@ def train(recipe: Recipe, more_callbacks: Sequence[Callback] = ()) -> bool:
             print(traffic, flush=True)
         if memory.is_tight:
             print_once(memory.describe())
-        print_once(_describe(run))
+        slow = slow_precision(run.recipe, run.device)
+        if slow is not None:
+            print_once(slow)
+        print_once(_describe(run, recipe.trainer.precision))
         fit(run, start, uploads, more_callbacks)
     return False
 
 
-def _describe(run: Components) -> str:
+def _describe(run: Components, precision: str) -> str:
     """Say in a line what is about to be trained, where it goes, and how to stop it."""
     recipe, ranks = run.recipe, dist.get_world_size()
     parameters = sum(parameter.numel() for parameter in run.model.parameters())
     device = run.device.name if ranks == 1 else f"{ranks} × {run.device.name}"
+    precision = describe_precision(precision, recipe.trainer.precision, run.device)
     return (
         f"{recipe.run_name}: {recipe.encoder.name} with {' + '.join(recipe.algorithms)}, "
-        f"{parameters / 1e6:.1f} M parameters, on {device} in {recipe.trainer.precision}; "
+        f"{parameters / 1e6:.1f} M parameters, on {device} in {precision}; "
         f"{run.loader.num_samples} images, {run.total_steps} steps of "
         f"{recipe.data.batch_size}, into {recipe.run_path()}. Ctrl-C saves and stops; the same "
         "command goes on"

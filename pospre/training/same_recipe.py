@@ -73,10 +73,11 @@ def compare_recipes(
     if re.fullmatch(r"algorithms\.\w+", key) and None in (old, new):  # another method
         key = "algorithms"
         old, new = (" + ".join(one["algorithms"]) for one in (previous, now))
+    same = f"give {key}={old} to go on with it, or " if key == "trainer.precision" else ""
     raise UserError(
         f"run '{recipe.run_name}' exists with another recipe: {source} has {key} = {old}, this one "
-        f"{new}; choose another run_name=…{elsewhere}, or trainer.overwrite=true to delete it and "
-        "start again"
+        f"{new}; {same}choose another run_name=…{elsewhere}, or trainer.overwrite=true to delete "
+        "it and start again"
     )
 
 

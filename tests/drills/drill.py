@@ -220,6 +220,7 @@ def _write_recipe(folder: Path, steps: int) -> Path:
             "max_duration": f"{steps}ba",
             "save_interval": f"{SAVE_EVERY}ba",
             "keep_checkpoints": 2,
+            "precision": "fp32",
             "device": "cpu",
             "progress_bar": False,
             "log_interval": 1,

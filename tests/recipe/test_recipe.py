@@ -90,7 +90,7 @@ def test_dump_reads_back_as_the_same_recipe(recipe_file: Path) -> None:
         ("trainer.max_duration='12'", ["'trainer.max_duration'", "10ep (epochs)"]),
         ("schedule.warmup=0", ["'schedule.warmup' is 0", "0ep (epochs)"]),
         ("trainer.max_duration=0ep", ["longer than nothing"]),
-        ("trainer.precision=bf16", ["'fp32', 'amp_bf16' or 'amp_fp16'"]),
+        ("trainer.precision=bf16", ["'auto', 'fp32', 'amp_bf16' or 'amp_fp16'"]),
         ("trainer.clip_grad={}", ["'trainer.clip_grad.threshold' is missing"]),
         ("trainer.save_folder=gs://bucket/x", ["'trainer.save_folder'", "s3://bucket/folder"]),
         ("trainer.keep_checkpoints=0", ["'trainer.keep_checkpoints' is 0", "1 or more, or -1"]),

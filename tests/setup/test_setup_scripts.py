@@ -107,3 +107,13 @@ def test_every_folder_gives_a_valid_run_name(copy: Path, images: str, name: str)
     said = run(copy, "first_light.sh", images, "out", "mae.yaml")
     assert "exit 0" in said
     assert f"run_name={name}_mae data.path=out/{name}/train" in said
+
+
+def test_what_is_trained_can_be_changed_for_first_light(copy: Path) -> None:
+    (copy / ".venv/.installed").write_text("Python 3.11.0 ffcv=no\n")
+    given = "trainer.precision=fp32", "trainer.max_duration=2ep"
+    said = run(copy, "first_light.sh", "photos", "out", "mae.yaml", *given)
+    assert "exit 0" in said and f"trainer.run_folder=runs {' '.join(given)}" in said
+    assert "pospre.train trainer" not in said  # no recipe
+    said = run(copy, "first_light.sh", "photos", "out", "mae.yaml", "run_name=x")
+    assert "exit 2" in said and "error: run_name is set by this command" in said

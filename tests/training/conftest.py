@@ -29,6 +29,7 @@ def tiny(tmp_path: Path, image_folder: Callable[..., Path]) -> Path:
         "optimizer": {"base_lr": 0.03},
         "trainer": {
             "max_duration": "4ep",
+            "precision": "fp32",
             "device": "cpu",
             "run_folder": str(tmp_path / "runs"),
             "log_interval": 1,

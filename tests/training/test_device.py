@@ -1,0 +1,79 @@
+"""Precision: ``auto`` is what the device computes in, and what it only emulates is said."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from pospre.training import device as devices
+
+CPU = devices.get_device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("onednn", "capability", "instructions", "machine", "fast"),
+    [
+        (True, "AVX512", True, "x86_64", True),
+        (True, "AVX512", False, "x86_64", False),  # Skylake: oneDNN says yes and takes 2.4 times
+        (True, "AVX2", True, "x86_64", False),  # ATEN_CPU_CAPABILITY=avx2
+        (False, "AVX2", False, "x86_64", False),
+        (True, "DEFAULT", False, "aarch64", True),
+        (False, "DEFAULT", False, "aarch64", False),
+    ],
+)
+def test_which_cpus_compute_in_bf16(
+    onednn: bool,
+    capability: str,
+    instructions: bool,
+    machine: str,
+    fast: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: onednn)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: instructions)
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    assert devices.computes_bf16(CPU) is fast
+
+
+@pytest.mark.parametrize(
+    ("asked", "fast", "precision", "said"),
+    [
+        ("auto", True, "amp_bf16", "amp_bf16 (trainer.precision=auto: the CPU computes in bf16);"),
+        ("auto", False, "fp32", "(trainer.precision=auto: the CPU would only emulate bf16);"),
+        ("amp_bf16", False, "amp_bf16", "warning: trainer.precision = amp_bf16, but this CPU only"),
+        ("amp_bf16", True, "amp_bf16", "on cpu in amp_bf16;"),
+        ("fp32", True, "fp32", "on cpu in fp32;"),
+    ],
+)
+def test_the_start_says_the_precision_and_why(
+    asked: str,
+    fast: bool,
+    precision: str,
+    said: str,
+    tiny: Path,
+    run: Callable[..., tuple[int, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(devices, "computes_bf16", lambda device: fast)
+    code, output = run(tiny, f"trainer.precision={asked}", "trainer.max_duration=3ba")
+    assert code == 0 and said in output
+    assert ("warning:" in output) is (asked == "amp_bf16" and not fast)
+    recorded = yaml.safe_load((tmp_path / "runs/tiny/recipe.yaml").read_text())
+    assert recorded["trainer"]["precision"] == precision  # decided: a run stays what it began as
+
+
+def test_a_run_goes_on_in_the_precision_it_began_in(
+    tiny: Path, run: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "computes_bf16", lambda device: False)
+    assert run(tiny, "trainer.precision=auto", "trainer.max_duration=3ba")[0] == 0
+    monkeypatch.setattr(devices, "computes_bf16", lambda device: True)
+    code, output = run(tiny, "trainer.precision=auto", "trainer.max_duration=4ba")
+    assert code == 2
+    assert "has trainer.precision = fp32, this one amp_bf16; give trainer.precision=fp32" in output
+    assert run(tiny, "trainer.precision=fp32", "trainer.max_duration=4ba")[0] == 0
