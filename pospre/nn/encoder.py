@@ -6,7 +6,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from timm.layers import LayerNorm, Mlp, RelPosBias, SwiGLUPacked
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from pospre.errors import UserError
@@ -22,13 +21,14 @@ from pospre.nn.initialisation import (
 from pospre.nn.patch_encoder import Edit, PatchEncoder
 from pospre.nn.positions import Resampling, resample_positions, sincos_table
 from pospre.nn.sizes import EncoderSize, timm_model
+from pospre.nn.timm_methods import TimmMethods
 from pospre.recipe.values import RELATIVE, Init, PositionKind
 
 TABLES = ("sincos", "learned", "learned_sincos")
 """The kinds of positions that are a table."""
 
 
-class Encoder(VisionTransformer, PatchEncoder):
+class Encoder(TimmMethods, PatchEncoder):
     """A ViT without head whose forward takes kept tokens, context tokens and per-sample positions.
 
     Its parameters carry timm's names, so that its ``state_dict`` is a timm checkpoint as it stands
@@ -197,7 +197,15 @@ class Encoder(VisionTransformer, PatchEncoder):
         Returns:
             (B, P+K, D) tokens after the final norm (if there is one), the P prefix tokens first;
             or these only.
+
+        Raises:
+            UserError: another module gives the positions, and they are not given here.
         """
+        if positions is None and self.positions_from is not None:
+            raise UserError(
+                f"{self.positions_from} gives this encoder's positions, and its own table is "
+                "empty: take model.tokens(images) of the whole PretrainModel."
+            )
         tokens = self._embed(images_BCHW, keep_BK)
         if content is not None:
             tokens = content(tokens)
