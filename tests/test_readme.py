@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from data_prep.kinds import KINDS
 from pospre.evaluation.run import check_evaluation
 from pospre.exporting.export import export
 from pospre.recipe.recipe import load_recipe
 from pospre.train import main
+from pospre.training.same_recipe import FREE_KEYS
 from tests.benchmarks import learn
 from tests.evaluation.checkpoints import save_checkpoint
 
@@ -140,6 +142,22 @@ def test_commands_exist(text: str) -> None:
         assert {*words.replace("`", "").split()} <= targets, words
     for module in re.findall(r"python -m ((?:pospre|data_prep)[\w.]*)", text):
         assert importlib.util.find_spec(module), module
+
+
+def test_the_callbacks_and_what_may_change_in_a_run_are_those_of_the_code() -> None:
+    table = RECIPE.partition("| `callbacks.…` |")[2].partition("\n\n")[0]
+    named = re.findall(r"^\| .*? \| `(\w+)\.(\w+)`", table, re.M)
+    assert len(named) == 6
+    for module, name in named:
+        assert hasattr(importlib.import_module(f"pospre.training.callbacks.{module}"), name)
+    table = RECIPE.partition("| key of `trainer` | does |")[2].partition("\n\n")[0]
+    keys = {f"trainer.{key}" for key in re.findall(r"^\| `(\w+): ", table, re.M)}
+    assert keys - {*FREE_KEYS} == {"trainer.precision"}
+
+
+def test_the_kinds_of_data_sets_are_counted() -> None:
+    (word,) = re.findall(r"\[(\w+) kinds\]\(sources/README.md\)", TEXTS[1])
+    assert word == {12: "twelve", 13: "thirteen", 14: "fourteen"}[len(KINDS)]
 
 
 def test_headline_figures_are_among_the_measured_ones() -> None:
