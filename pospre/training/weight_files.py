@@ -1,12 +1,11 @@
 """The encoder in a file of weights or a checkpoint, under timm's names; nothing is executed."""
 
-import argparse
 import contextlib
 import tempfile
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, NamedTuple, get_args
 
 import torch
@@ -18,6 +17,7 @@ from pospre.model.algorithm import algorithm_class
 from pospre.nn.positions import Resampling
 from pospre.nn.weight_layouts import WITHOUT_POSITIONS, check_positions, timm_names
 from pospre.object_store import Bucket, is_remote
+from pospre.training.checkpoints import torch_file
 from pospre.training.checkpoints.content import Weights, model_of, recorded
 from pospre.training.checkpoints.reading import open_checkpoint
 from pospre.untrusted_json import parse_object
@@ -158,27 +158,23 @@ def _local_copy(uri: str) -> Iterator[Path]:
 
 
 def _load(path: Path, name: str) -> tuple[Any, dict[str, str]]:
-    """Return what a file of tensors holds, and the header's texts of a ``.safetensors`` file.
-
-    What torch says of others is not repeated: it advises to load them with code execution allowed.
-    """
+    """Return what a file of tensors holds, and the header's texts of a ``.safetensors`` file."""
     try:
         if path.suffix == ".safetensors":
             with safe_open(path, "pt") as file:
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
                 return tensors, dict(file.metadata() or {})
-        # MAE's and DINO's files hold the command line of their training: names and plain values
-        plain = torch.serialization.safe_globals([argparse.Namespace])
-        with warnings.catch_warnings(action="ignore"), plain:  # about pickles that it refuses
-            return torch.load(path, map_location="cpu", weights_only=True), {}
+        with path.open("rb") as file:
+            return torch_file.load(file), {}
     except OSError as error:
         raise UserError(f"{name} cannot be read: {error.strerror or error}") from error
     except SafetensorError as error:
         raise UserError(f"{name} is damaged, or no .safetensors file ({error})") from error
-    except Exception as error:  # pickle.UnpicklingError, and a dozen kinds for damaged files
+    except (ValueError, UnpicklingError) as error:
         raise UserError(
-            f"{name} is damaged, or holds more than tensors, which could be code: nothing of it "
-            "was loaded or run. Use a .safetensors file, or a .pth of a plain dict of tensors."
+            f"{name} is damaged, or holds more than tensors, which could be code ({error}): "
+            "nothing of it was loaded or run. Use a .safetensors file, or a .pth of a plain dict "
+            "of tensors."
         ) from error
 
 

@@ -189,7 +189,8 @@ def test_quantised_tensors_are_no_weights(tmp_path: Path, kind: torch.dtype) -> 
     own = weights[key]
     weights[key] = torch.quantize_per_tensor(own, 0.1, 0, kind) if is_scaled else own.to(kind)
     torch.save(weights, path)
-    with pytest.raises(UserError, match=rf"tensor '{key}' holds {str(kind)[6:]}, and weights are"):
+    said = rf"tensor '{key}' holds {str(kind)[6:]}, and weights are"
+    with pytest.raises(UserError, match="names .*_rebuild_qtensor" if is_scaled else said):
         load_weights(small(), str(path))
     counted = {"head.0.num_batches_tracked": torch.tensor(3)}
     torch.save({**weights, key: own.half(), **counted}, path)

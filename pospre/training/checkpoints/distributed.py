@@ -1,13 +1,12 @@
 """Torch's distributed checkpoint in memory: what it would write to a disk, or read from it.
 
-Its ``.metadata`` is a pickle, which torch's own reader executes; here it may hold the classes that
-describe tensors, and nothing else.
+Its ``.metadata`` is a pickle, which torch's own reader executes; here it makes records of what
+describes tensors, which do nothing (see ``torch_file.py``).
 """
 
 import contextlib
 import io
 import math
-import pickle
 import uuid
 import warnings
 from collections.abc import Generator, Mapping
@@ -18,21 +17,30 @@ import torch
 from composer.utils import dist
 from torch import Tensor
 from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint import filesystem, metadata
+from torch.distributed.checkpoint import filesystem
+
+from pospre.training.checkpoints import torch_file
+from pospre.training.checkpoints.records import Records, record_kind
 
 METADATA = ".metadata"
-_DESCRIPTIONS = {
-    (found.__module__, found.__qualname__): found
-    for found in (
-        metadata.Metadata,
-        metadata.MetadataIndex,
-        metadata.TensorStorageMetadata,
-        metadata.TensorProperties,
-        metadata.ChunkStorageMetadata,
-        metadata._MEM_FORMAT_ENCODING,
-        filesystem._StorageInfo,
-        torch.Size,
-        torch.serialization._get_layout,
+_METADATA = "torch.distributed.checkpoint.metadata."
+_KINDS: dict[str, type] = {
+    name: record_kind(name)
+    for name in (
+        *(
+            _METADATA + kind
+            for kind in (
+                "Metadata",
+                "MetadataIndex",
+                "TensorStorageMetadata",
+                "TensorProperties",
+                "ChunkStorageMetadata",
+                "_MEM_FORMAT_ENCODING",
+            )
+        ),
+        "torch.distributed.checkpoint.filesystem._StorageInfo",
+        "torch.Size",
+        "torch.serialization._get_layout",
     )
 }
 
@@ -64,38 +72,40 @@ def load(files: Mapping[str, bytes]) -> dict[str, Tensor]:
     """
     try:
         return _load(files)
-    except (Exception, dcp.CheckpointException) as error:  # a dozen kinds; the last is no Exception
+    except Exception as error:  # a dozen kinds, of whatever damaged files lead to
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 def _load(files: Mapping[str, bytes]) -> dict[str, Tensor]:
-    described = _Descriptions(io.BytesIO(files[METADATA])).load()
-    entries = described.state_dict_metadata
-    sizes = {key: (entry.size, entry.properties.dtype) for key, entry in entries.items()}
-    if sum(math.prod(size) * dtype.itemsize for size, dtype in sizes.values()) > sum(
-        map(len, files.values())
-    ):
-        raise ValueError("more is described than there is")
-    tensors = {key: torch.empty(size, dtype=dtype) for key, (size, dtype) in sizes.items()}
-    with warnings.catch_warnings(action="ignore"):  # that there is one process only
-        dcp.load(
-            tensors,
-            storage_reader=_Reader(files, described),
-            planner=dcp.DefaultLoadPlanner(flatten_state_dict=False),
-            no_dist=True,
-        )
+    described = Records(io.BytesIO(files[METADATA]), _KINDS).load().state
+    tensors, missing = {}, {}
+    for key, entry in described["state_dict_metadata"].items():
+        dtype, size = entry.state["properties"].state[0], _numbers(entry.state["size"])
+        missing[key] = math.prod(size) * dtype.itemsize
+        if sum(missing.values()) > sum(map(len, files.values())):
+            raise ValueError("more is described than there is")
+        tensors[key] = torch.zeros(size, dtype=dtype)
+    for index, info in described["storage_data"].items():
+        key, start = index.state["fqn"], index.state.get("offset")
+        name, place, length = (info.state[k] for k in ("relative_path", "offset", "length"))
+        part = torch_file.load(io.BytesIO(files[name][place : place + length]))
+        target = tensors[key]
+        for axis, begin in enumerate(() if start is None else _numbers(start)):
+            target = target.narrow(axis, begin, part.shape[axis])
+        if target.shape != part.shape or target.dtype != part.dtype:
+            raise ValueError(f"{key} has parts of another kind")
+        target.copy_(part)
+        missing[key] -= part.nbytes
+    if any(missing.values()):
+        raise ValueError("parts are missing")
     return tensors
 
 
-class _Descriptions(pickle.Unpickler):
-    """Reads ``.metadata``: what describes tensors, and nothing that does anything."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in _DESCRIPTIONS:
-            return _DESCRIPTIONS[module, name]
-        if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
-            return found
-        raise pickle.UnpicklingError(f"{module}.{name} describes no tensor")
+def _numbers(size: Any) -> list[int]:
+    """Return the numbers of a ``torch.Size``."""
+    if not all(type(number) is int and number >= 0 for number in size.args[0]):
+        raise ValueError("a size is no size")
+    return list(size.args[0])
 
 
 class _Stream(io.BytesIO):
@@ -106,18 +116,15 @@ class _Stream(io.BytesIO):
 
 
 class _Memory(filesystem.FileSystem):
-    """Files in memory, by name, for torch's writer and reader."""
+    """Files in memory, by name, for torch's writer."""
 
     def __init__(self, files: Any) -> None:
         self.files = files
 
     @contextlib.contextmanager
     def create_stream(self, path: Any, mode: str) -> Generator[io.IOBase, None, None]:
-        if mode == "wb":
-            self.files[Path(path).name] = _Stream()
-            yield self.files[Path(path).name]
-        else:
-            yield io.BytesIO(self.files[str(path)])
+        self.files[Path(path).name] = _Stream()
+        yield self.files[Path(path).name]
 
     def rename(self, path: Any, new_path: Any) -> None:
         self.files[Path(new_path).name] = self.files.pop(Path(path).name)
@@ -148,15 +155,3 @@ class _Writer(dcp.FileSystemWriter):
 
     def storage_meta(self) -> None:  # a path, which would be one more class to read
         return None
-
-
-class _Reader(dcp.FileSystemReader):
-    """Reads from memory."""
-
-    def __init__(self, files: Mapping[str, bytes], described: metadata.Metadata) -> None:
-        super().__init__("")
-        self.fs = _Memory(files)
-        self.described = described
-
-    def read_metadata(self) -> metadata.Metadata:
-        return self.described

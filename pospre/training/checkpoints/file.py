@@ -3,42 +3,28 @@
 ``ep1-ba4.pt`` is what ``torch.save`` makes; ``ep1-ba4.json`` beside it is written last and holds
 the file's size and SHA-256, which a reader compares before it believes a byte, and the versions
 that wrote it. Files without one (as older versions wrote them) are judged by the checksums of the
-zip archive that they are, which ``torch.load`` does not look at.
+zip archive that they are.
 """
 
-import datetime
 import errno
 import hashlib
 import io
 import json
 import pickle
 import shutil
-import warnings
-import zipfile
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
 import torch
 
 from pospre.atomic_file import atomic_open, flush, nearest_existing, write_atomic
 from pospre.data.memory import readable
 from pospre.errors import UserError
+from pospre.training.checkpoints import torch_file
 from pospre.untrusted_json import parse_object
 
 MANIFEST = "manifest.json"
 """The manifest in a folder of shards."""
-
-# What torch.load may build besides tensors and plain values: Composer's clock, torch's version
-# and numpy's random state.
-_ALLOWED = [
-    datetime.timedelta,
-    torch.torch_version.TorchVersion,
-    np.ndarray,
-    np.dtype,
-    np.dtypes.UInt32DType,
-    np._core.multiarray._reconstruct,  # type: ignore[attr-defined]
-]
 
 
 class DamagedCheckpoint(UserError):
@@ -101,7 +87,7 @@ def verify(data: bytes, manifest: bytes | None, name: str) -> str:
             )
         return found
     try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        with torch_file.open_archive(io.BytesIO(data)) as archive:
             broken = archive.testzip()
     except Exception as error:  # zipfile raises a dozen kinds for bytes that make no sense
         raise DamagedCheckpoint(
@@ -120,18 +106,14 @@ def unpickle(data: bytes, name: str) -> dict[str, Any]:
         UserError: it is no checkpoint of this package.
     """
     try:
-        # about TorchScript: that it will fail is said below
-        quiet = warnings.catch_warnings(action="ignore")
-        with torch.serialization.safe_globals(_ALLOWED), quiet:
-            content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        content = torch_file.load(io.BytesIO(data))
     except pickle.UnpicklingError as error:
         raise DamagedCheckpoint(
             f"{name} is no checkpoint of pospre.train: it holds more than plain data and tensors "
-            "(nothing in it was executed)"
+            f"({error}; nothing in it was executed)"
         ) from error
-    except Exception as error:  # as above; torch's own words advise to unpickle freely
-        kind = type(error).__name__
-        raise DamagedCheckpoint(f"{name} is damaged or no checkpoint ({kind})") from error
+    except ValueError as error:
+        raise DamagedCheckpoint(f"{name} is damaged or no checkpoint ({error})") from error
     if not isinstance(content, dict) or "RecipeRecord" not in callback_states(content):
         raise UserError(
             f"{name} is no checkpoint of pospre.train (it holds no recipe). Of a training of your "

@@ -139,7 +139,7 @@ class CheckpointSaver(Callback):
         with sharded_state(state) if self.sharded else nullcontext():
             content: dict[str, Any] = {
                 "state": state.state_dict(),
-                "rng": reproducibility.get_rng_state(),
+                "rng": plain_random(reproducibility.get_rng_state()),
                 "versions": versions(),
             }
         name = CHECKPOINT_NAME.format(epoch=time.epoch.value, batch=time.batch.value)
@@ -219,3 +219,15 @@ class CheckpointSaver(Callback):
                 f"checkpoint {path} cannot be written: {why}, and give the command again: it goes "
                 f"on from {start}"
             ) from error
+
+
+def plain_random(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the random states of all ranks with lists in the place of numpy's arrays.
+
+    Where a file may name arrays, it may name addresses in memory; numpy takes a list as well.
+    """
+    plain = []
+    for state in ranks:
+        name, keys, *rest = state["numpy"]
+        plain.append({**state, "numpy": (name, keys.tolist(), *rest)})
+    return plain

@@ -22,6 +22,7 @@ from pospre.training.checkpoints.reading import open_newest, read_checkpoint
 from pospre.training.checkpoints.uploads import Uploads, files_of, lacks
 from tests.data.flaky_s3 import FlakyS3, flaky_s3, use_bucket
 from tests.processes import finished, launcher, until
+from tests.training.checkpoints.hostile import Global, with_state
 from tests.training.checkpoints.test_damage import Payload
 from tests.training.checkpoints.test_saver import full_disk
 from tests.training.tiny_runs import MAE, SHORT, Run, curve, environment, flat
@@ -159,6 +160,15 @@ def test_nothing_in_shards_is_executed(part: str, folder: Path, tmp_path: Path) 
     if part in ("metadata", "inside"):
         pickle.loads(content)
         assert proof.exists()  # it would have been
+
+
+def test_a_poisoned_description_leaves_older_ones_readable(folder: Path, capfd: Any) -> None:
+    newest = folder / "ep1-ba4"
+    kind = Global("torch.distributed.checkpoint.metadata", "TensorStorageMetadata")
+    forge(newest, ".metadata", with_state(kind, (None, {"__setstate__": None})))
+    found = open_newest([str(folder)])
+    assert found is not None and found.uri == f"{folder}/ep0-ba2"
+    assert f"warning: {newest} is damaged" in capfd.readouterr().err
 
 
 def test_what_was_checked_is_what_is_loaded(

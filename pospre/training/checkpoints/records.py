@@ -1,0 +1,119 @@
+"""Pickles of others, read into records: nothing that a file names is called, or changed."""
+
+import pickle
+from collections.abc import Callable
+from typing import Any, BinaryIO, ClassVar
+
+import torch
+
+# what takes memory unseen, hashes what may be nested deeply, or goes past ``find_class``
+_REFUSED = (
+    pickle.BYTEARRAY8,
+    pickle.FROZENSET,
+    pickle.ADDITEMS,
+    pickle.EXT1,
+    pickle.EXT2,
+    pickle.EXT4,
+)
+
+
+class Record:
+    """What a pickle asked for: its name, and with what. Nothing can be done to it or with it."""
+
+    name: ClassVar[str]
+
+    args: tuple[Any, ...]
+    state: Any
+
+    def __new__(cls, *args: Any) -> "Record":
+        """Take whatever it is made with."""
+        record = super().__new__(cls)
+        record.args, record.state = args, None
+        return record
+
+    # a pickle that gives the class a state, instead of an object, calls this with too little
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class RecordDict(dict[Any, Any]):
+    """An ordered dict of a pickle; what it keeps besides its items is left out."""
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+def record_kind(name: str) -> type[Record]:
+    """Return the class of records of one name."""
+    return type(name, (Record,), {"name": name})
+
+
+class Records(pickle._Unpickler):
+    """Reads a pickle into plain values, dtypes and records.
+
+    Python's own, not the one in C: that one takes memory for whatever number a file names.
+
+    Args:
+        file: that it reads on from.
+        kinds: what a file may name, and what that makes.
+        storage: called with what a file says about the storage of a tensor.
+    """
+
+    dispatch: ClassVar[dict[int, Any]] = {
+        code: method
+        for code, method in pickle._Unpickler.dispatch.items()
+        if bytes([code]) not in _REFUSED
+    }
+
+    def __init__(
+        self,
+        file: BinaryIO,
+        kinds: dict[str, type],
+        storage: Callable[[Any], Any] | None = None,
+    ) -> None:
+        super().__init__(file, encoding="utf-8")
+        self._kinds, self._storage = kinds, storage
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what stands for a name.
+
+        Raises:
+            UnpicklingError: it is not known to be harmless.
+        """
+        if module == "torch" and isinstance(vars(torch).get(name), torch.dtype):
+            return vars(torch)[name]
+        try:
+            return self._kinds[f"{module}.{name}"]
+        except KeyError:
+            raise pickle.UnpicklingError(f"it names {module}.{name}") from None
+
+    def persistent_load(self, pid: Any) -> Any:
+        """Return what stands for a storage."""
+        if self._storage is None:
+            raise pickle.UnpicklingError("it names a storage")
+        return self._storage(pid)
+
+    def load_setitem(self) -> None:
+        """Put an item into a dict."""
+        self._check_keys(self.stack[-2:-1])
+        super().load_setitem()
+
+    def load_setitems(self) -> None:
+        """Put items into a dict."""
+        self._check_keys(self.stack[::2])
+        super().load_setitems()
+
+    def load_dict(self) -> None:
+        """Make a dict of items."""
+        self._check_keys(self.stack[::2])
+        super().load_dict()
+
+    @staticmethod
+    def _check_keys(keys: list[Any]) -> None:
+        """Refuse tuples, as the hash of one that is nested deeply ends the process."""
+        if any(isinstance(key, tuple) for key in keys):
+            raise ValueError("a key is a tuple")
+
+    dispatch[pickle.SETITEM[0]] = load_setitem
+    dispatch[pickle.SETITEMS[0]] = load_setitems
+    dispatch[pickle.DICT[0]] = load_dict
