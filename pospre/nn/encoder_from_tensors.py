@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pospre.errors import UserError
-from pospre.nn.positions import sincos_table
+from pospre.nn.positions import is_sincos
 from pospre.nn.sizes import SIZES
 from pospre.nn.weight_layouts import with_prefix_rows
 
@@ -16,7 +16,6 @@ from pospre.nn.weight_layouts import with_prefix_rows
 _OTHERS = {1408: "timm:vit_giant_patch14_224"}
 _TABLE = "relative_position_bias_table"
 _USUAL_SIDE = 224
-_SINCOS = 1e-4  # MAE's published tables are float32
 
 
 def encoder_options(tensors: Mapping[str, Tensor], name: str) -> dict[str, Any]:
@@ -82,9 +81,7 @@ def _positions(
         table = with_prefix_rows(tensors["pos_embed"], class_token, registers, bare=bare)
         patches = table[0, class_token + registers :]
         side = _side(len(patches), name, "pos_embed")
-        fixed = sincos_table(patches.shape[1], side, side)
-        is_fixed = torch.allclose(patches.float(), fixed, rtol=0, atol=_SINCOS)
-        return "sincos" if is_fixed else "learned", side
+        return "sincos" if is_sincos(patches, side, side) else "learned", side
     shared = f"shared_rel_pos.{_TABLE}"
     own = f"blocks.0.attn.rel_pos.{_TABLE}"
     for kind, key in (("relative", own), ("shared_relative", shared)):

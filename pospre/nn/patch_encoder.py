@@ -29,6 +29,7 @@ class PatchEncoder(nn.Module, ABC):
         patches_per_token: patches that one output token stands for.
         position_kind: where positions come from, see ``build_encoder``.
         positions_from: the algorithm that gives them instead, if one does.
+        table_from: what its table of positions was taken from, if it was not drawn here.
         pixel_mean: and ``pixel_std``, of the normalisation that its weights are used to, if known.
         timm_name: the timm architecture, and ``timm_kwargs`` what differs from its defaults.
         timm_head: what that calls the linear layer of its classifier.
@@ -45,6 +46,7 @@ class PatchEncoder(nn.Module, ABC):
     dropout: float = 0.0
     position_kind: PositionKind
     positions_from: str | None = None
+    table_from: str | None = None
     pixel_mean: Sequence[float] | None = None
     pixel_std: Sequence[float] | None = None
     timm_name: str

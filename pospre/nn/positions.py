@@ -73,6 +73,13 @@ def sincos_table(dim: int, rows: int, cols: int) -> Tensor:
     return sincos_positions_1d(dim, rows) if cols == 1 else sincos_positions(dim, rows, cols)
 
 
+def is_sincos(table_ND: Tensor, rows: int, cols: int) -> bool:
+    """Return whether a grid's vectors are the sin-cos ones, in the precision that they have."""
+    error = max(1e-4, torch.finfo(table_ND.dtype).eps)  # MAE's published tables are float32
+    fixed = sincos_table(table_ND.shape[1], rows, cols)
+    return torch.allclose(table_ND.float(), fixed.to(table_ND.device), rtol=0, atol=error)
+
+
 def sincos_at(dim: int, coordinates_BN2: Tensor) -> Tensor:
     """Return the sin-cos vectors at any coordinates: the table's at whole ones.
 

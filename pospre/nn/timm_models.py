@@ -79,6 +79,7 @@ def wrap_encoder(
         theirs["pos_embed"] = _with_prefix(theirs["pos_embed"], encoder)
     _check_tensors(encoder.state_dict(), theirs)
     encoder.load_state_dict(theirs)
+    encoder.table_from = "the ViT of timm" if "pos_embed" in theirs else None
     encoder.to(vit.patch_embed.proj.weight)
     encoder.resampling = getattr(vit, "resampling", "antialiased")  # as timm does
     for name, parameter in vit.named_parameters():

@@ -9,6 +9,7 @@ kernels of another size, so that patches resized alike embed alike (FlexiViT's p
 timm's ``resample_patch_embed``).
 """
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from pospre.model.model import PretrainModel
 from pospre.model.teacher import follow
 from pospre.nn.encoder import Encoder
 from pospre.nn.patch_encoder import PatchEncoder
-from pospre.nn.positions import resample_positions
+from pospre.nn.positions import is_sincos, resample_positions
 from pospre.nn.swin.encoder import SwinEncoder
 from pospre.nn.weight_layouts import shortened, with_prefix_rows
 from pospre.training.checkpoints.content import Weights
@@ -89,7 +90,10 @@ def load_weights(model: PretrainModel, uri: str | Path, which: Weights = "studen
     Raises:
         UserError: the file cannot be read, or does not fit; the first such tensor is named.
     """
-    return str(take_weights(model, read_source(str(uri), which, model.encoder.grid, KEYS)))
+    source = read_source(str(uri), which, model.encoder.grid, KEYS)
+    if model.encoder.position_kind == "sincos":
+        _check_fixed(model.encoder, source)
+    return str(take_weights(model, source))
 
 
 def take_weights(model: PretrainModel, source: Source) -> Loaded:
@@ -104,10 +108,13 @@ def take_weights(model: PretrainModel, source: Source) -> Loaded:
             done.fresh.append(key)
         else:
             done.tensors[key] = found.to(own.dtype)
-    if model.position_source is not None:
-        done.fresh.append(f"the positions of {model.position_source}")
     done.unused = [key for key in source.tensors if key not in expected and key != _SHARED]
     _check_unused(done.unused, source)
+    if model.position_source is not None:
+        done.fresh.append(f"the positions of {model.position_source}")
+        _clear_patches(done, encoder.num_prefix_tokens)
+    elif "pos_embed" in done.tensors:
+        encoder.table_from = source.name
     encoder.load_state_dict(done.tensors, strict=False)
     follow(model.teachers.pairs, 0.0)
     return done
@@ -121,8 +128,21 @@ def _check_kind(encoder: PatchEncoder, source: Source) -> None:
             "the network that gives it for any window is in the run: use its folder or a "
             "checkpoint."
         )
+
+
+def _check_fixed(encoder: Encoder, source: Source) -> None:
+    """Raise ``UserError`` if a learned table would be taken for the fixed one, and frozen.
+
+    A run says which it is; a file's values do.
+    """
     learned = source.positions in ("learned", "learned_sincos")
-    if encoder.position_kind == "sincos" and learned:
+    table = source.tensors.get("pos_embed")
+    if source.positions is None and table is not None:
+        patches = _with_prefix(table, encoder)[0, encoder.num_prefix_tokens :]
+        side = math.isqrt(len(patches))
+        grid = encoder.grid if len(patches) == encoder.num_patches else (side, side)
+        learned = math.prod(grid) == len(patches) and not is_sincos(patches, *grid)
+    if learned:
         raise UserError(
             f"encoder.positions = sincos is a fixed table, but {source.name} has learned its own; "
             "use encoder.positions=learned"
@@ -144,10 +164,7 @@ def _matching(key: str, own: Tensor, encoder: Encoder, done: Loaded) -> Tensor |
         raise UserError(f"{source.named} lacks the tensor '{key}'; {_COMPARE}")
     old = tuple(found.shape)
     if key == "pos_embed" and found.shape != own.shape:
-        class_token = encoder.has_class_token
-        registers = encoder.num_prefix_tokens - class_token
-        bare = registers > 0 or found.shape[1] == encoder.num_patches
-        found = with_prefix_rows(found, class_token, registers, bare=bare)
+        found = _with_prefix(found, encoder)
     if found.shape == own.shape:
         return found
     if key == "pos_embed":
@@ -165,6 +182,13 @@ def _matching(key: str, own: Tensor, encoder: Encoder, done: Loaded) -> Tensor |
     return found
 
 
+def _with_prefix(table: Tensor, encoder: Encoder) -> Tensor:
+    """Return a file's table with a row for every prefix token of the encoder."""
+    registers = encoder.num_prefix_tokens - encoder.has_class_token
+    bare = registers > 0 or table.shape[1] == encoder.num_patches
+    return with_prefix_rows(table, encoder.has_class_token, registers, bare=bare)
+
+
 def _resampled(found: Tensor, own: Tensor, encoder: Encoder, source: Source) -> Tensor:
     """Return the position table of another grid at the encoder's."""
     prefix = encoder.num_prefix_tokens
@@ -178,6 +202,14 @@ def _resampled(found: Tensor, own: Tensor, encoder: Encoder, source: Source) -> 
     how = source.resampling or encoder.resampling
     patches = resample_positions(found[0, prefix:], (side, side), encoder.grid, how)
     return torch.cat([found[0, :prefix], patches])[None]
+
+
+def _clear_patches(done: Loaded, prefix: int) -> None:
+    """Leave the rows of patches out of a table whose encoder gets their positions elsewhere."""
+    table = done.tensors.get("pos_embed")
+    if table is not None and bool(table[:, prefix:].any()):
+        done.tensors["pos_embed"] = torch.cat([table[:, :prefix], 0 * table[:, prefix:]], dim=1)
+        done.unused.append("the rows of patches in pos_embed")
 
 
 def _check_unused(unused: list[str], source: Source) -> None:

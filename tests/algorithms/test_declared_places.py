@@ -16,6 +16,7 @@ from pospre.model.algorithm import PretrainAlgorithm, require_one_view
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective, Outputs, Predicts
 from pospre.model.passes import EncoderPass
+from pospre.recipe.values import PositionKind
 from tests.algorithms.cases import GROUPS, Case
 
 
@@ -96,7 +97,7 @@ class Forgetting(nn.Module):
         return torch.zeros_like(tokens)
 
 
-def model_of(positions: str = "sincos") -> PretrainModel:
+def model_of(positions: PositionKind = "sincos") -> PretrainModel:
     encoder = pospre.build_encoder(
         "vit_tiny16", image_size=32, patch_size=8, depth=1, positions=positions
     )
@@ -110,8 +111,7 @@ def batch_of() -> Batch:
     for group in ("view", "second"):
         images = torch.randint(0, 256, (4, 1, 3, 32, 32), dtype=torch.uint8)
         box = torch.cat([corner, corner + 0.5], -1)
-        numbers = {"index": torch.arange(4), "epoch": 0}
-        found |= pospre.from_images(images, group=group, boxes=box, **numbers)
+        found |= pospre.from_images(images, group=group, boxes=box, index=torch.arange(4), epoch=0)
     return found
 
 
@@ -129,7 +129,7 @@ def test_a_task_of_places_in_another_view_is_refused_beside_a_field() -> None:
 
 
 @pytest.mark.parametrize("positions", ["sincos", "none"])
-def test_alone_it_trains_with_a_table_that_knows_its_own_view_only(positions: str) -> None:
+def test_alone_it_trains_with_a_table_that_knows_its_own_view_only(positions: PositionKind) -> None:
     model = model_of(positions)
     algorithms = [pospre.attach(model, Loca)]
     batch = pospre.prepare(model, algorithms, batch_of(), 0.0)

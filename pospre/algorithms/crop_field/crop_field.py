@@ -6,6 +6,7 @@ it was, and one place has one vector in all crops. Against learning absolute pla
 object sizes, the boxes of an image are shrunk and moved together inside the field at every step.
 """
 
+import warnings
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -137,6 +138,7 @@ class CropField(PretrainAlgorithm):
                 model.registry.claim(flip_key(group), "crop_field")
         grids = {group: model.grid(group) for group in model.views}
         model.add_position_source("crop_field", PositionField(model.encoder, grids, self))
+        _warn_of_table(model.encoder)
         _clear_table(model.encoder)
         if model.teacher is not None:
             _clear_table(model.teacher.module)
@@ -183,6 +185,16 @@ class CropField(PretrainAlgorithm):
         area = torch.ones_like(share) if self.box_scale == "fill" else low + (high - low) * share
         around = enclosing_box(box_BV4[:, enclosed])
         return place_boxes(box_BV4, around, area, draw[:, 6:])
+
+
+def _warn_of_table(encoder: Encoder) -> None:
+    """Say in a line that a table that was loaded is of no use."""
+    if encoder.table_from is not None:
+        warnings.warn(
+            f"crop_field gives the positions of patches from now on: those of {encoder.table_from} "
+            "are lost, only the class token keeps its own",
+            stacklevel=4,
+        )
 
 
 @torch.no_grad()
