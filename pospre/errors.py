@@ -1,6 +1,7 @@
 """What a user's mistake, or a peer's absence, looks like: one message, no traceback."""
 
 import difflib
+import errno
 import os
 import shlex
 import signal
@@ -11,6 +12,7 @@ from contextlib import contextmanager, suppress
 from importlib.metadata import requires
 from pathlib import Path
 
+_LONGEST = 4000  # characters of a message
 _LISTED = 40  # names that a message gives at most; timm has hundreds
 _FFCV_NEEDS = "g++ python3-dev pkg-config libopencv-dev libturbojpeg0-dev"
 _UNDONE = "before the end: no result is half written; give the same command again"
@@ -34,7 +36,7 @@ def printable(text: object, keep: str = "") -> str:
 class UserError(ValueError):
     """A mistake the user can mend; its message names the key or path, the value and the remedy.
 
-    Its text is safe to print, whatever it quotes.
+    Its text is safe to print, whatever it quotes: without escapes, and cut where it is very long.
 
     Attributes:
         code: the exit code.
@@ -43,7 +45,10 @@ class UserError(ValueError):
     code = 2
 
     def __str__(self) -> str:
-        return printable(super().__str__(), keep="\n\t")
+        text = super().__str__()
+        if len(text) > _LONGEST:
+            text = f"{text[: _LONGEST * 3 // 4]} […] {text[-_LONGEST // 4 :]}"
+        return printable(text, keep="\n\t")
 
     def restated(self, text: str) -> "UserError":
         """Return an error with this exit code that says something else."""
@@ -173,6 +178,11 @@ def run_command(main: Callable[[], int]) -> int:
         if str(lost):
             print(f"error: {lost}", file=sys.stderr)
         return lost.code
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:  # of a path that the user gave
+            raise
+        print(f"error: {UserError(str(error))}", file=sys.stderr)
+        return UserError.code
     except (MemoryError, RuntimeError) as error:
         text = str(error).rpartition("] ")[2]  # torch's begins with its file and line
         if not isinstance(error, MemoryError) and "can't allocate memory" not in text:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -72,6 +73,16 @@ def test_other_errors_keep_their_traceback() -> None:
 
     with pytest.raises(RuntimeError, match="a bug of ours"):
         run_command(main)
+
+
+def test_long_messages_and_long_paths_are_cut(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = str(UserError("key 'x' is " + "9" * 100_000 + "; give fewer"))
+    assert len(said) < 4100 and said.startswith("key 'x' is 9") and said.endswith("9; give fewer")
+    assert run_command(lambda: (tmp_path / ("x" * 5000)).read_bytes() and 0) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: [Errno 36] File name too long") and len(said) < 5000
 
 
 def test_hundreds_of_names_are_not_listed() -> None:

@@ -38,7 +38,7 @@ class Encoder(Section):
     name: str
     image_size: Size = 224
     patch_size: Size | None = None
-    depth: int | None = Field(default=None, gt=0)
+    depth: int | None = Field(default=None, gt=0, le=1024)
     channels: int = Field(default=3, gt=0, description="1: grey; others: bands that images have")
     positions: PositionKind = "sincos"
     class_token: bool = True

@@ -10,9 +10,12 @@ import yaml
 
 from pospre.errors import UserError
 
-VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::([^}]*))?\}")
+VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::([^{}]*))?\}")
 _FLOAT = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+_NOT_IN_PATHS = re.compile("[\0\ud800-\udfff]")
 _LARGEST = 1 << 18  # bytes of a recipe
+_BITS = 63  # of a whole number: more overflow where they are used
+_QUOTED = 40  # characters of a value in a message
 _MOST_VALUES = 100_000  # of a text, each counted as often as its aliases repeat it
 
 
@@ -26,6 +29,25 @@ class _Loader(yaml.SafeLoader):
         root = super().get_single_node()
         _count_values(root, {})
         return root
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        line = node.start_mark.line + 1
+        try:
+            value = super().construct_object(node, deep=deep)
+        except (UserError, yaml.YAMLError):
+            raise
+        except (ValueError, ArithmeticError, LookupError, AttributeError):
+            # of PyYAML's constructors, which take for granted what a text looks like
+            text, kind = str(node.value), node.tag.rpartition(":")[2]
+            raise UserError(
+                f"line {line}: {text[:_QUOTED]}{'…' * (len(text) > _QUOTED)} is no {kind} that "
+                "can be read; put text in quotes"
+            ) from None
+        if isinstance(value, int) and value.bit_length() > _BITS:
+            raise UserError(f"line {line}: a whole number of more than {_BITS} bits")
+        if isinstance(value, str) and _NOT_IN_PATHS.search(value):
+            raise UserError(f"line {line}: a text with a NUL character or half of a UTF-16 pair")
+        return value
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -72,7 +94,7 @@ def parse(text: str, source: str) -> Any:
         return yaml.load(text, Loader=_Loader)  # a subclass of the safe loader
     except UserError as error:
         raise UserError(f"{source}: {error}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # the scanner has the latter two
         raise UserError(f"{source} is not valid YAML: {error}") from None
     except RecursionError:
         raise UserError(f"{source} is nested too deeply for a recipe") from None

@@ -183,15 +183,43 @@ def aliases_of_aliases(first: str, layer: str) -> str:
         ("data: &d {path: *d}", "an alias of itself"),
         ("[" * 5000, "nested too deeply"),
         ("a: " + "{a: " * 5000, "nested too deeply"),
+        ("a: " + "[" * 100_000 + "]" * 100_000, "nested too deeply"),
         ("a: [" + "xyz, " * 60_000 + "]", "has more than 256 KiB"),
+        ('seed: "' + "${A:" * 50_000 + '"', "'seed' is '${A:"),  # each would look for its end
     ],
-    ids=["aliases", "merged", "itself", "lists", "mappings", "long"],
+    ids=["aliases", "merged", "itself", "lists", "mappings", "deep", "long", "variables"],
 )
 def test_texts_that_would_never_end(recipe_file: Path, text: str, said: str) -> None:
     recipe_file.write_text(text)
     start = time.process_time()
     assert said in message(recipe_file)
     assert time.process_time() - start < 10
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("9" * 5000, "line 1: 9999999999999999999999999999999999999999… is no int"),
+        ("1" + "_0" * 5000, "is no int"),
+        ("0x" + "f" * 5000, "more than 63 bits"),
+        ("1" + ":59" * 3000, "more than 63 bits"),
+        ("1" + ":59" * 3000 + ".5", "is no float"),
+        ("2024-13-45", "line 1: 2024-13-45 is no timestamp that can be read; put text in quotes"),
+        ("!!int ''", "line 1:  is no int"),
+        ("!!bool maybe", "maybe is no bool"),
+        ("!!timestamp x", "x is no timestamp"),
+        (r'"\UFFFFFFFF"', "is not valid YAML"),
+        (r'"a\0b"', "line 1: a text with a NUL character"),
+        (r'"\ud800"', "half of a UTF-16 pair"),
+    ],
+)
+def test_values_that_no_text_stands_for(recipe_file: Path, value: str, said: str) -> None:
+    own = recipe_file.read_text()
+    recipe_file.write_text(f"seed: {value}\n{own}")
+    assert f"recipe {recipe_file}" in message(recipe_file) and said in message(recipe_file)
+    recipe_file.write_text(own)
+    given = message(recipe_file, f"seed={value}")
+    assert given.startswith(f"override seed={value[:9]}") and said in given and len(given) < 5000
 
 
 def test_anchors_in_ordinary_use(recipe_file: Path) -> None:
