@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crc32c import crc32c
 from tqdm import tqdm
 
 from data_prep.publish.description import (
@@ -24,7 +23,7 @@ from data_prep.publish.description import (
 from pospre.command_line import command_parser
 from pospre.data.cores import available_cores
 from pospre.data.decode.bit_depth import Decoding
-from pospre.data.stores.description import SIDECAR_NAME, unpack_sums
+from pospre.data.stores.description import SIDECAR_NAME, checksum, unpack_sums
 from pospre.data.stores.mds_index import INDEX_NAME, read_index
 from pospre.errors import UserError, run_command
 from pospre.object_store import Bucket, is_remote
@@ -183,7 +182,7 @@ def _unusable(
         bar.update()
         if sample.label not in labels:
             return f"label {sample.label} is outside of the {len(labels) - 1} known ones"
-        if sums is not None and crc32c(sample.encoded.numpy().data) != sums[index]:
+        if sums is not None and checksum(sample.encoded.numpy().data, sample.label) != sums[index]:
             return "it does not have the checksum (crc32c) noted when it was written"
         if reader.features is None:
             try:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from crc32c import crc32c
 
 from data_prep.distribute.activity import at
 from data_prep.distribute.preparation import load_writers
@@ -23,6 +22,7 @@ from data_prep.plan.records import Record, Settings
 from data_prep.publish.destination import Destination
 from data_prep.sources.source import Item, Source
 from pospre.data.decode.decoder import decode_image
+from pospre.data.stores.description import checksum
 from pospre.errors import UserError
 
 if TYPE_CHECKING:
@@ -154,7 +154,8 @@ def _note(
         record.seconds.append(main.seconds)
     record.labels.append(item.label)
     record.num_bytes.append(main.num_bytes)
-    record.crc32c.append(crc32c(fields["image" if "image" in fields else "features"]))
+    data = fields["image" if "image" in fields else "features"]
+    record.crc32c.append(checksum(data, item.label))
     if "annotation" in fields:
         record.extra_bytes.append(len(fields["annotation"]))
 

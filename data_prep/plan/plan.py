@@ -13,7 +13,7 @@ from data_prep.plan.blocks import Block, Share
 from data_prep.plan.records import Record, Settings, Summary, spans_of
 from pospre.errors import UserError
 
-VERSION = 3  # of plans and records: what another version has begun is not gone on with
+VERSION = 4  # of plans and records: what another version has begun is not gone on with
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class Record:
         skipped: path and reason of what cannot be read.
         labels: of every sample written.
         num_bytes: likewise, of its image (or features).
-        crc32c: likewise, the checksum of these bytes.
+        crc32c: likewise, the ``checksum`` of these bytes and the label.
         extra_bytes: likewise, of its annotation; empty where there are none.
         sides: width and height of every image; empty for clips.
         seconds: length of every clip; empty for images.

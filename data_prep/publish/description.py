@@ -12,7 +12,8 @@ from data_prep.encode.moments import Moments
 from data_prep.plan.bit_depth_report import describe_deep
 from data_prep.plan.plan import Plan
 from data_prep.plan.records import Record, Summary
-from pospre.data.stores.description import SIDECAR_NAME, VERSION, pack_sums
+from pospre.data.stores.description import LABELS_KEY, SIDECAR_NAME, VERSION, pack_sums
+from pospre.data.stores.identity import hash_of_labels
 from pospre.data.stores.mds_index import INDEX_NAME
 from pospre.errors import UserError
 from pospre.untrusted_json import parse_json
@@ -79,6 +80,7 @@ def describe(plan: Plan, records: Sequence[Record]) -> dict[str, Any]:
         "ignored": plan.num_ignored,
         "skipped": summary.skipped,
         "made_from": plan.made_from,
+        LABELS_KEY: hash_of_labels([label for record in records for label in record.labels]),
         "crc32c": pack_sums([value for record in records for value in record.crc32c]),
     }
     sides = [pair for record in records for pair in record.sides]

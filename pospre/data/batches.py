@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from crc32c import crc32c
 
 from pospre.batch import EPOCH, INDEX, LABEL, Batch, box_key, flip_key, image_key
 from pospre.data.buffers import BatchMemory
 from pospre.data.decode.bit_depth import DeepRange
 from pospre.data.decode.decoder import DecodeError, OpenedImage
 from pospre.data.options import LoaderOptions
+from pospre.data.stores.description import checksum
 from pospre.data.stores.reader import DamagedSample, Reader
 from pospre.data.timing import LoaderTiming, Stopwatch
 from pospre.data.views.decode_crops import (
@@ -164,9 +164,8 @@ class BatchFiller:
         """Read a sample, compare it with its checksum, and return its image and label."""
         sample = self.reader.read(index)
         sums = self.reader.checksums
-        # a flipped bit mostly gives an image all the same
-        if sums is not None and crc32c(sample.encoded.numpy().data) != sums[index]:
-            raise DecodeError("its bytes are not those that were written")
+        if sums is not None and checksum(sample.encoded.numpy().data, sample.label) != sums[index]:
+            raise DecodeError("its bytes or its label are not those that were written")
         classes = self.reader.classes
         if classes is not None and not -1 <= sample.label < len(classes):
             raise DecodeError(f"its label {sample.label} is none of the {len(classes)} classes")

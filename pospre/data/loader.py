@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from pospre.data.cores import default_workers, one_thread, thread_pool
 from pospre.data.opening import check_options, open_reader
 from pospre.data.options import LoaderOptions
 from pospre.data.order import rank_visits
+from pospre.data.stores.identity import Identity
 from pospre.data.stores.subset import subset
 from pospre.data.timing import LoaderTiming, Stopwatch
 from pospre.data.views.plan import ViewGroup, Views, named_groups, plan_views
@@ -184,6 +186,11 @@ class ViewLoader(LoaderOptions):
                 f"{self.reader.address} holds {self.num_samples} samples, fewer than one batch of "
                 f"{self._global_size}; lower batch_size."
             )
+
+    @cached_property
+    def identity(self) -> Identity:
+        """What tells the data set from others of as many samples: hashes, by what they are of."""
+        return self.reader.identity()
 
     @property
     def bad(self) -> dict[int, str]:

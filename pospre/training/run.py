@@ -11,6 +11,7 @@ from composer.core import Callback
 from composer.utils import dist
 
 from pospre.data.memory import estimate_memory
+from pospre.data.stores.identity import difference
 from pospre.data.traffic import describe_traffic
 from pospre.errors import Stopped, UserError
 from pospre.object_store import check_writable, is_remote
@@ -22,6 +23,7 @@ from pospre.training.checkpoints.content import (
     compare_tensors,
     recorded,
     recorded_fingerprints,
+    recorded_identity,
 )
 from pospre.training.checkpoints.finding import (
     checkpoint_folders,
@@ -58,7 +60,7 @@ def train(recipe: Recipe, more_callbacks: Sequence[Callback] = ()) -> bool:
     run = build_components(recipe)
     memory = estimate_memory(run.loader)
     memory.check()
-    check_data(run.recipe, run.loader.num_samples)
+    check_data(run.recipe, run.loader.num_samples, run.loader.identity)
     _start_weights(run)
     start = however_long(lambda: open_run(run) if dist.get_global_rank() == 0 else None)
     uploads = _uploads(recipe)
@@ -236,6 +238,12 @@ def _check_checkpoint(run: Components, start: Checkpoint) -> None:
         raise UserError(
             f"{start.uri} was trained on {num_samples} images, but data.path = "
             f"{recipe.data.path} holds {run.loader.num_samples}; choose another run_name"
+        )
+    if other := difference(recorded_identity(start.content), run.loader.identity):
+        raise UserError(
+            f"{start.uri} was trained on other data ({previous['data']['path']}) than data.path = "
+            f"{recipe.data.path} holds: {other}. Give the data that the run began with, or choose "
+            "another run_name"
         )
     compare_tensors(run.model.state_dict(), state["model"], start.uri)
     warn_of_other_versions(start.content, start.uri)

@@ -114,7 +114,7 @@ def _callbacks(
         signals,  # first: it decides whether a step is the last one
         *build_watchers(recipe),
         LoaderPosition(components.loader),
-        RecipeRecord(recipe, components.loader.num_samples),
+        RecipeRecord(recipe, components.loader.num_samples, components.loader.identity),
         divergence,
         *more_callbacks,
         saver,

@@ -14,6 +14,7 @@ import pytest
 from filelock import FileLock
 
 from pospre.data.opening import open_reader
+from pospre.data.stores.description import VERSION
 
 if TYPE_CHECKING:
     from pospre.data.bucket.reader import RemoteMdsReader
@@ -120,7 +121,7 @@ def describe(source: Path) -> bytes:
         for path in source.glob("*.mds")
     }
     return json.dumps(
-        {"format": "pospre-mds", "version": 1, "samples": NUM_SAMPLES, "manifest": files}
+        {"format": "pospre-mds", "version": VERSION, "samples": NUM_SAMPLES, "manifest": files}
     ).encode()
 
 

@@ -42,7 +42,7 @@ def test_samples_are_the_source(tmp_path: Path, data_format: str) -> None:
         assert (sample["image"] == files[name]) == (name in KEPT)
         assert Image.open(io.BytesIO(sample["image"])).format == "JPEG"
     content = description(target)
-    assert content["format"] == f"pospre-{data_format}" and content["version"] == 1
+    assert content["format"] == f"pospre-{data_format}" and content["version"] == 2
     assert content["samples"] == len(names) and content["classes"] == ["odd", "plain"]
     assert (content["kept"], content["encoded"]) == (len(KEPT), len(names) - len(KEPT))
     assert content["marked"] == 0

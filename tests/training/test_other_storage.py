@@ -2,12 +2,15 @@
 
 import contextlib
 import io
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from data_prep import convert
-from tests.training.tiny_runs import Run, curve
+from tests.training.tiny_runs import Run, contents, curve
 
 
 @pytest.mark.parametrize("lanes", [1, 2])
@@ -30,3 +33,43 @@ def test_a_run_on_shards_goes_on_from_the_folder(
     code, said = run(tiny, *options)
     assert code == 0 and "ep0-ba2.pt" in said, said
     assert len(whole) == 6 and curve(folder) == whole
+
+
+def relabelled(folder: Path) -> None:
+    one, other = sorted(path for path in folder.iterdir() if path.is_dir())[:2]
+    first = sorted(one.iterdir())[0]
+    first.rename(other / first.name)
+
+
+def others(folder: Path) -> None:
+    for number, path in enumerate(sorted(folder.rglob("*.*g"))):
+        Image.new("RGB", (40 + number, 30), (number, 0, 0)).save(path)
+
+
+def drop_last(run_folder: Path) -> None:
+    for path in run_folder.glob("checkpoints/*-ba6.*"):
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("change", "what"), [(relabelled, "labels are others"), (others, "files (paths and sizes) are")]
+)
+def test_a_run_does_not_go_on_with_as_many_other_images(
+    tiny: Path, run: Run, tmp_path: Path, change: Callable[[Path], None], what: str
+) -> None:
+    short = ("trainer.max_duration=6ba", "trainer.save_interval=1ba")
+    assert run(tiny, *short)[0] == 0
+    run_folder, copy = tmp_path / "runs" / "tiny", tmp_path / "copy"
+    shutil.copytree(tmp_path / "images", copy)
+    drop_last(run_folder)
+    code, said = run(tiny, *short, f"data.path={copy}")  # the same images elsewhere
+    assert code == 0 and "ba5.pt" in said, said
+    change(copy)
+    drop_last(run_folder)
+    before = contents(run_folder)
+    code, said = run(tiny, *short, f"data.path={copy}")
+    assert code == 2 and contents(run_folder) == before
+    told = f"trained on other data ({tmp_path / 'images'}) than data.path = {copy} holds"
+    assert told in said, said
+    assert what in said and "choose another run_name" in said
+    assert run(tiny, *short)[0] == 0

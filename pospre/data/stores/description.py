@@ -5,12 +5,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from crc32c import crc32c
 
+from pospre.data.stores.identity import LABELS, Identity
 from pospre.errors import UserError
 from pospre.untrusted_json import parse_json
 
 SIDECAR_NAME = "pospre.json"  # in a folder of shards
-VERSION = 1
+VERSION = 2
+LABELS_KEY = "labels_sha256"
 
 
 class Noted(NamedTuple):
@@ -75,8 +78,16 @@ def read_sidecar(path: Path, expected_format: str, num_samples: int, remedy: str
     return content
 
 
+def checksum(data: Any, label: int) -> int:
+    """Return the CRC-32C of a sample: its bytes (as stored), then its label as an int64.
+
+    A flipped bit mostly gives an image all the same, and a label always.
+    """
+    return crc32c(label.to_bytes(8, "little", signed=True), crc32c(data))
+
+
 def pack_sums(sums: list[int]) -> str:
-    """Return the samples' checksums (CRC-32C) as the description holds them."""
+    """Return the samples' checksums as the description holds them."""
     return base64.b64encode(np.array(sums, "<u4").tobytes()).decode()
 
 
@@ -96,6 +107,20 @@ def unpack_sums(sidecar: dict[str, Any], num_samples: int, name: str, remedy: st
     if len(sums) != num_samples:
         raise UserError(f"{name}: crc32c holds no checksum for each sample. {remedy}")
     return sums
+
+
+def unpack_identity(sidecar: dict[str, Any], name: str, remedy: str) -> Identity:
+    """Return the hashes that a description notes.
+
+    Raises:
+        UserError: they are no hashes.
+    """
+    noted = sidecar.get(LABELS_KEY)
+    if noted is None:
+        return {}
+    if not isinstance(noted, str):
+        raise UserError(f"{name}: {LABELS_KEY} is no SHA-256. {remedy}")
+    return {LABELS: noted}
 
 
 def unpack_noted(sidecar: dict[str, Any], name: str, remedy: str) -> Noted | None:

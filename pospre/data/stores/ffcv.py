@@ -11,8 +11,9 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from pospre.data.stores.description import read_sidecar, unpack_noted, unpack_sums
+from pospre.data.stores.description import LABELS_KEY, read_sidecar, unpack_noted, unpack_sums
 from pospre.data.stores.files import Place, SampleBytes, read_bytes
+from pospre.data.stores.identity import LABELS, Identity, hash_of, hash_of_labels
 from pospre.data.stores.reader import Reader, Sample
 from pospre.errors import UserError, to_install
 
@@ -43,6 +44,8 @@ class FfcvReader(Reader):
         self.classes = sidecar.get("classes")
         self.checksums = unpack_sums(sidecar, len(self), f"{sidecar_path}", self.remedy)
         self.noted = unpack_noted(sidecar, f"{sidecar_path}", self.remedy)
+        if sidecar.get(LABELS_KEY, hash_of_labels(self._labels)) != hash_of_labels(self._labels):
+            self._refuse(f"is damaged: its labels are not those that {sidecar_path.name} notes")
         self._bytes = SampleBytes(self._place)
 
     def __len__(self) -> int:
@@ -59,6 +62,11 @@ class FfcvReader(Reader):
     def about(self, index: int) -> tuple[int, str]:
         """Return a sample's label; the file keeps no names."""
         return int(self._labels[index]), ""
+
+    def _own_identity(self) -> Identity:
+        shapes = [self._images[key].tobytes() for key in ("height", "width", "mode")]
+        images = hash_of([*shapes, self._sizes.tobytes()])
+        return {LABELS: hash_of_labels(self._labels), "sizes of the stored images": images}
 
     def name(self, index: int) -> str:
         """Return file and place."""

@@ -17,11 +17,13 @@ from torch import Tensor
 from pospre.data.stores.description import (
     SIDECAR_NAME,
     read_sidecar,
+    unpack_identity,
     unpack_moments,
     unpack_noted,
     unpack_sums,
 )
 from pospre.data.stores.files import Place, SampleBytes, odd_file, read_bytes
+from pospre.data.stores.identity import Identity, hash_of
 from pospre.data.stores.mds_index import INDEX_NAME, ShardEntry, read_index
 from pospre.data.stores.reader import DamagedSample, Features, Reader, Sample
 from pospre.errors import UserError
@@ -140,6 +142,10 @@ class MdsReader(Reader):
             moments = unpack_moments(noted, shape[1], f"{name}: features", self.remedy)
             self.features = Features(shape, *moments)
         self.noted = unpack_noted(sidecar, name, self.remedy)
+        self._known = unpack_identity(sidecar, name, self.remedy)
+        if self.checksums is None:
+            shards = [f"{entry.num_samples} {entry.raw!r}".encode() for entry in self._entries]
+            self._known["shards (sizes and hashes)"] = hash_of(shards)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -171,6 +177,9 @@ class MdsReader(Reader):
         except UserError:  # what is named is often what cannot be read
             source = ""
         return f"{self._shard_name(place)}, sample {number}" + (f" ({source})" if source else "")
+
+    def _own_identity(self) -> Identity:
+        return self._known
 
     def _locate(self, index: int) -> tuple[int, int]:
         """Return the place of a sample's shard among the shards, and its number in there."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from pospre.data.decode.bit_depth import RGB, Decoding
 from pospre.data.stores.description import Noted
 from pospre.data.stores.files import SampleBytes
+from pospre.data.stores.identity import Identity, hash_of
 from pospre.errors import UserError
 
 
@@ -74,7 +75,8 @@ class Reader(ABC):
         features: what the samples hold if they are no images.
         noted: what is known of their pixels if they are.
         decoding: what is made of these.
-        checksums: CRC-32C of every sample's bytes, uint32 (N,), where the converter noted them.
+        checksums: ``description.checksum`` of every sample, uint32 (N,), where the converter noted
+            them.
         max_pixels: of the largest image, where it is known without reading them.
         num_bytes: of a data set on this machine's disks, where it is known at once.
     """
@@ -110,6 +112,21 @@ class Reader(ABC):
     def about(self, index: int) -> tuple[int, str]:
         """Return a sample's label, and its file's path in the data set ("" where nobody knows)."""
         return self.read(index).label, ""
+
+    def identity(self) -> Identity:
+        """Return what tells this data set from others; no images are read."""
+        known = {**self._own_identity()}
+        if self.classes is not None:
+            known["names of the classes"] = hash_of(
+                name.encode("utf-8", "surrogatepass") for name in self.classes
+            )
+        if self.checksums is not None:
+            known["checksums of the samples"] = hash_of([self.checksums.astype("<u4").tobytes()])
+        return known
+
+    def _own_identity(self) -> Identity:
+        """Return the hashes that this format has at hand."""
+        return {}
 
     @property
     def address(self) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from pospre import draws
+from pospre.data.stores.identity import Identity, hash_of
 from pospre.data.stores.reader import Reader, Sample
 from pospre.errors import UserError
 
@@ -37,6 +38,10 @@ class SubsetReader(Reader):
     def name(self, index: int) -> str:
         """Return what to call a sample in messages."""
         return self._whole.name(int(self.indices[index]))
+
+    def _own_identity(self) -> Identity:
+        chosen = hash_of([self.indices.astype("<i8").tobytes()])
+        return {**self._whole.identity(), "chosen samples": chosen}
 
     def expect(self, indices: np.ndarray) -> None:
         """Hear which samples will be read."""

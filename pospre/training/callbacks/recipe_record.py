@@ -4,18 +4,20 @@ from typing import Any
 
 from composer.core import Callback
 
+from pospre.data.stores.identity import Identity
 from pospre.recipe.environment import COMPARED, fingerprint
 from pospre.recipe.recipe import Recipe
 
 
 class RecipeRecord(Callback):
-    """The resolved recipe and the size of the data set, kept with the training state.
+    """The resolved recipe and the identity of the data set, kept with the training state.
 
     Of what the environment gave, and a resumed run may not change, there are fingerprints.
     """
 
-    def __init__(self, recipe: Recipe, num_samples: int) -> None:
+    def __init__(self, recipe: Recipe, num_samples: int, data: Identity) -> None:
         self.num_samples = num_samples
+        self.data = data
         self.recipe = recipe.record()
         self.fingerprints = {
             key: fingerprint(recipe.run_name, key, recipe.environment[key].value)
@@ -28,6 +30,7 @@ class RecipeRecord(Callback):
         return {
             "recipe": self.recipe,
             "num_samples": self.num_samples,
+            "data": self.data,
             "fingerprints": self.fingerprints,
         }
 

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from pospre.data.stores.identity import Identity
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import Recipe, recorded_recipe
@@ -20,6 +21,12 @@ def recorded(content: dict[str, Any]) -> tuple[dict[str, Any], int]:
     """Return the recipe and the number of samples that a checkpoint's content records."""
     record = callback_states(content)["RecipeRecord"]
     return record["recipe"], record["num_samples"]
+
+
+def recorded_identity(content: dict[str, Any]) -> Identity:
+    """Return what told the data set of a checkpoint's run from others."""
+    found: Identity = callback_states(content)["RecipeRecord"]["data"]
+    return found
 
 
 def recorded_fingerprints(content: dict[str, Any]) -> dict[str, str]:

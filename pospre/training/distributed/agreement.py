@@ -4,7 +4,7 @@ import hashlib
 import os
 import secrets
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from composer.utils import dist
 
 import pospre
+from pospre.data.stores.identity import Identity, difference
 from pospre.errors import UserError
 from pospre.recipe.provenance import values
 from pospre.recipe.recipe import Recipe
@@ -56,19 +57,34 @@ def facts_of(recipe: Recipe, world_size: int, device: str) -> dict[str, Any]:
     }
 
 
-def check_data(recipe: Recipe, num_samples: int) -> None:
+def check_data(recipe: Recipe, num_samples: int, identity: Identity) -> None:
     """Raise a ``UserError`` on all ranks if they have opened other data.
 
     Args:
         recipe: of this rank, with what the data decide in it.
         num_samples: in its training data.
+        identity: of these data; nodes may have them in several formats.
     """
     if dist.get_world_size() > 1:
         facts = {"the number of images in data.path": num_samples, **_shared_keys(recipe)}
         note = Note(socket.gethostname(), os.getpid(), facts)
-        error = name_difference(dict(enumerate(dist.all_gather_object(note))))
+        gathered = dist.all_gather_object((note, identity))
+        notes = {rank: found for rank, (found, _) in enumerate(gathered)}
+        error = name_difference(notes) or _name_other_data(notes, [data for _, data in gathered])
         if error:
             raise UserError(error)
+
+
+def _name_other_data(notes: Mapping[int, Note], data: Sequence[Identity]) -> str:
+    """Return which ranks have other data than rank 0, and in what; an empty text: none has."""
+    others = [rank for rank, found in enumerate(data) if difference(data[0], found)]
+    if not others:
+        return ""
+    what = difference(data[0], data[others[0]], "on rank 0", "there")
+    return (
+        f"data.path on {notes[others[0]].host} ({name_ranks(others)}) holds other data than on "
+        f"{notes[0].host} (rank 0): {what}. Give all nodes the same data"
+    )
 
 
 def name_difference(notes: Mapping[int, Note]) -> str:

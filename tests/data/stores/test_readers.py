@@ -235,8 +235,8 @@ def test_an_unreadable_description(mds, name, content):
 def test_a_description_that_does_not_fit(mds):
     sidecar = mds / "pospre.json"
     original = sidecar.read_text()
-    edit_json(sidecar, lambda content: content.update(version=2))
-    refuses(mds, "pospre.json says format 'pospre-mds', version 2")
+    edit_json(sidecar, lambda content: content.update(version=1))
+    refuses(mds, "pospre.json says format 'pospre-mds', version 1; expected")
     sidecar.write_text(original)
     edit_json(sidecar, lambda content: content.update(samples=5))
     refuses(mds, "counts 5 samples, but the data hold 22")
