@@ -20,7 +20,10 @@ def class_names(labels: Iterable[RawLabel], where: object) -> list[str] | None:
     Raises:
         UserError: numbers and names are mixed, or a label can be no class.
     """
-    found = {label for label in labels if label is not None and label != -1}
+    try:
+        found = {label for label in labels if label is not None and label != -1}
+    except TypeError as error:  # lists and the like
+        raise UserError(f"{where}: labels must be whole numbers or names ({error}).") from error
     names = {label for label in found if isinstance(label, str)}
     numbers = {label for label in found if isinstance(label, int)}
     odd = found - names - numbers

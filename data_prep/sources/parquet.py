@@ -1,6 +1,8 @@
 """Parquet files with a column of images ({bytes, path} or bytes) and labels, as on Hugging Face."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -29,7 +31,8 @@ class Parquet(Source):
     def read(self, item: Item) -> bytes:
         """Return the image of a row."""
         file, group, row, column = item.location
-        image = _group(file, group, column, os.getpid())[row].as_py()
+        with _telling_damage(f"row group {group}: ", DamagedItem):
+            image = _group(file, group, column, os.getpid())[row].as_py()
         data = image.get("bytes") if isinstance(image, dict) else image
         if not isinstance(data, bytes):
             raise DamagedItem("the row holds no image bytes")
@@ -45,30 +48,29 @@ class _Table:
     """
 
     def __init__(self, path: Path, name: str) -> None:
-        with needing("convert", f"{path}"):
-            import pyarrow
-            from pyarrow.parquet import ParquetFile
-
         self.path, self.name = path, name
-        try:
-            with ParquetFile(path) as file:
-                columns = file.schema_arrow.names
-                self.column = next((name for name in _IMAGES if name in columns), "")
-                if not self.column:
-                    raise UserError(
-                        f"{path} has no column of images ({', '.join(_IMAGES)}); its columns are "
-                        f"{', '.join(columns)}."
-                    )
-                has_paths = _has_field(file.schema_arrow.field(self.column).type, "path")
-                label = next((name for name in _LABELS if name in columns), None)
-                wanted = [f"{self.column}.path"] * has_paths + [label] * (label is not None)
-                rows = file.read(columns=wanted, use_threads=False).to_pylist() if wanted else []
-                groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
-                self.groups = [(group.num_rows, group.total_byte_size) for group in groups]
-                self.names = _class_names(file.schema_arrow.metadata or {}, label)
-        except pyarrow.ArrowInvalid as error:
-            raise UserError(f"{path} is damaged or no parquet file: {error}.") from error
-        self.rows = rows or [{}] * sum(count for count, _ in self.groups)
+        with (
+            _telling_damage(f"{path} is damaged or no parquet file: ", UserError),
+            _opened(path) as file,
+        ):
+            columns = file.schema_arrow.names
+            self.column = next((name for name in _IMAGES if name in columns), "")
+            if not self.column:
+                raise UserError(
+                    f"{path} has no column of images ({', '.join(_IMAGES)}); its columns are "
+                    f"{', '.join(columns)}."
+                )
+            has_paths = _has_field(file.schema_arrow.field(self.column).type, "path")
+            label = next((name for name in _LABELS if name in columns), None)
+            wanted = [f"{self.column}.path"] * has_paths + [label] * (label is not None)
+            rows = file.read(columns=wanted, use_threads=False).to_pylist() if wanted else []
+            groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+            self.groups = [(group.num_rows, group.total_byte_size) for group in groups]
+            self.names = _class_names(file.schema_arrow.metadata or {}, label)
+        num_rows = sum(count for count, _ in self.groups)
+        if wanted and len(rows) != num_rows:
+            raise UserError(f"{path} is damaged: it counts {num_rows} rows, and has {len(rows)}.")
+        self.rows = rows or [{}] * num_rows
         self.labels = None if label is None else [row[label] for row in rows]
 
     def items(self, classes: list[str] | None) -> list[Item]:
@@ -138,23 +140,34 @@ def _class_names(metadata: dict[bytes, bytes], label: str | None) -> list[str] |
     """Return the names that Hugging Face notes in the file, if it does."""
     try:
         features = parse_object(metadata[b"huggingface"])["info"]["features"]
-        names = features[label]["names"]
+        return [str(name) for name in features[label]["names"]]
     except (KeyError, TypeError, ValueError):
         return None
-    return [str(name) for name in names]
 
 
 @lru_cache(maxsize=1)
 def _group(path: str, group: int, column: str, process: int) -> Any:
-    import pyarrow
+    with _opened(path) as file:
+        return file.read_row_group(group, columns=[column], use_threads=False)[column]
+
+
+def _opened(path: str | Path) -> Any:
+    """Open a file; its pages are compared with their checksums, where they have some."""
     from pyarrow.parquet import ParquetFile
 
+    return ParquetFile(path, page_checksum_verification=True)
+
+
+@contextmanager
+def _telling_damage(before: str, kind: type[UserError | DamagedItem]) -> Iterator[None]:
+    """Make one kind of error of all that pyarrow raises for damaged bytes; ``before`` begins it."""
+    with needing("convert", "a parquet file"):
+        import pyarrow
     try:
-        with ParquetFile(path) as file:
-            return file.read_row_group(group, columns=[column], use_threads=False)[column]
-    except pyarrow.ArrowInvalid as error:
-        raise DamagedItem(f"row group {group}: {error}") from error
-    except OSError as error:
-        if error.errno is not None:
-            raise
-        raise DamagedItem(f"row group {group}: {error}") from error  # its compression is damaged
+        yield
+    except UserError:
+        raise
+    except (pyarrow.ArrowException, ValueError, LookupError, OverflowError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None and kind is DamagedItem:
+            raise  # the disk's
+        raise kind(before + " ".join(f"{error}.".split())) from error

@@ -1,4 +1,5 @@
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from data_prep.encode.reading import read_item
 from data_prep.files.locations import DamagedItem
+from data_prep.sources.parquet import _group
 from data_prep.sources.registry import open_source
 from pospre.errors import UserError
 from tests.data_prep.sources.fakes import JPEGS, converted, everything, labels, opened
@@ -118,6 +120,7 @@ def test_rows_without_an_image_are_named(tmp_path: Path) -> None:
         ({"image": images(0), "label": [3]}, NAMES, r"row 0 has the label 3, but there are 3"),
         ({"image": images(0), "label": [-2]}, None, r"labels go from -2 to -2"),
         ({"image": images(0), "label": [0.5]}, None, r"whole numbers or all names, not 0\.5"),
+        ({"image": images(0), "label": [[1, 2]]}, None, r"whole numbers or names.*list"),
         ({"image": []}, None, r"holds no sample of the kind parquet"),
     ],
 )
@@ -147,3 +150,37 @@ def test_other_classes_in_another_file(root: Path) -> None:
     write(path, {"image": images(0), "label": [0]}, ["dog"])
     with pytest.raises(UserError, match=r"train-00009\.parquet and .* name other classes"):
         open_source(root, split="train")
+
+
+def test_flipped_bytes_are_damage_and_nothing_else(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", {"image": images(0, 1, 2), "label": [2, 0, 1]}, NAMES)
+    whole, damaged = path.read_bytes(), 0
+    rng = random.Random(3)
+    for _ in range(300):
+        data = bytearray(whole)
+        # most of them in what describes the file, which lies at its end
+        at = rng.randrange(len(data) - 3000 if rng.random() < 0.8 else 0, len(data))
+        data[at] ^= rng.randrange(1, 256)
+        path.write_bytes(data)
+        _group.cache_clear()
+        try:
+            source = open_source(path)
+            for item in source.items:
+                read_item(source, item)
+        except (UserError, DamagedItem) as error:
+            damaged += 1
+            assert "\n" not in str(error)
+    assert 30 < damaged < 300
+
+
+def test_a_flipped_label_is_told_where_pages_have_checksums(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    table = pyarrow.table({"image": images(0, 1), "label": [0x0123456789, 1]})
+    options = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
+    pyarrow.parquet.write_table(table, path, **options)
+    at = path.read_bytes().index((0x0123456789).to_bytes(8, "little"))
+    data = bytearray(path.read_bytes())
+    data[at + 8] ^= 2
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=r"a\.parquet is damaged or no parquet file: .*checksum"):
+        open_source(path)
