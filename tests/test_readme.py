@@ -3,14 +3,20 @@
 import ast
 import importlib.util
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from data_prep.convert import _parser
 from data_prep.kinds import KINDS
 from pospre.evaluation.run import check_evaluation
 from pospre.exporting.export import export
+from pospre.planning.assumptions import Assumptions
+from pospre.planning.estimate import plan
+from pospre.planning.gpus import gpu_named
+from pospre.planning.speed import Machine
 from pospre.recipe.recipe import load_recipe
 from pospre.train import main
 from pospre.training.same_recipe import FREE_KEYS
@@ -170,3 +176,46 @@ def test_headline_figures_are_among_the_measured_ones() -> None:
 def test_the_table_of_what_was_learned_is_that_of_the_results() -> None:
     methods = sorted(path.stem for path in learn.YAMLS.glob("*.yaml"))
     assert learn.table(methods) in FIGURES
+
+
+def piece(heading: str) -> str:
+    """Return the first block of commands below a heading of the README."""
+    return README.partition(f"\n### {heading}\n")[2].split("```\n")[1]
+
+
+def test_the_five_commands_for_own_images_run(
+    image_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image_folder(num_images=24, name="photos")
+    monkeypatch.chdir(tmp_path)
+    lines = piece("Your own images in five commands").splitlines()
+    assert len(lines) == 5
+    for line in lines:
+        python, option, module, *arguments = shlex.split(line)
+        assert (python, option) == ("python", "-m")
+        arguments += SHRINK if module == "pospre.train" else []
+        assert importlib.import_module(module).main(arguments) == 0, line
+    assert (tmp_path / "photos.pth").is_file() and (tmp_path / "runs/photos/report.html").is_file()
+    assert (tmp_path / "runs/photos/evaluation/position_grid.json").is_file()
+
+
+def test_the_commands_for_imagenet_are_read_and_their_hours_are_those_of_the_plan() -> None:
+    lines = piece("ImageNet, from end to end").splitlines()
+    *converting, pretraining, finetuning = map(shlex.split, lines)
+    data, wanted = load_recipe(finetuning[-1]).data.path, {"train": "", "val": "_val"}
+    for words, (split, ending) in zip(converting, wanted.items(), strict=True):
+        given = _parser().parse_args(words[3:])
+        assert (given.destination, given.split) == (data + ending, split)
+    row = r"^\| `(\S+)` \| (\d+) \| (\S+) \| (\d+) \| (\d+) \| (\S+), by (\d+) cores \|$"
+    rows = {name: numbers for name, *numbers in re.findall(row, README, re.M)}
+    assert pretraining[-1] == "mae_vitb16" and {pretraining[-1], finetuning[-1]} < {*rows}
+    for name, (epochs, hours, gpu_hours, cost, rate, _) in rows.items():
+        recipe = load_recipe(name)
+        assert recipe.trainer.max_duration == f"{epochs}ep"
+        batch = recipe.data.batch_size
+        samples = int(epochs) * (1_281_167 // batch) * batch
+        took = samples / int(rate.replace(",", "")) / 3600
+        assert (hours, gpu_hours, cost) == (f"{took:.1f}", f"{8 * took:.0f}", f"{24 * took:.0f}")
+    planned = plan(load_recipe(finetuning[-1]), Machine(gpu_named("h100"), 8, 1), Assumptions())
+    feed, (rate, cores) = planned.feed(), rows[finetuning[-1]][-2:]
+    assert (f"{feed['images_per_s']:,.0f}", f"{feed['cores']:.0f}") == (rate, cores)
