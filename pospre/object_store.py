@@ -28,6 +28,10 @@ _BUSY = ("SlowDown", "RequestTimeout", "Throttling", "ThrottlingException", "Req
 CREDENTIAL_FAULTS = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken")
 
 
+class Garbled(Unreachable):
+    """What arrives is not what the server has: its checksum is another, or it makes no sense."""
+
+
 def is_remote(uri: str) -> bool:
     """Tell whether ``uri`` is in a bucket."""
     return uri.startswith("s3://")
@@ -113,13 +117,15 @@ class Bucket:
 
     def __exit__(self, _: Any, error: BaseException | None, trace: Any) -> None:
         from boto3.exceptions import Boto3Error, S3UploadFailedError
-        from botocore.exceptions import BotoCoreError, ClientError
+        from botocore.exceptions import BotoCoreError, ClientError, FlexibleChecksumError
         from s3transfer.exceptions import RetriesExceededError, S3DownloadFailedError
 
         if isinstance(error, S3UploadFailedError):  # wrapped around what the server answered
             error = error.__context__ or error
         if isinstance(error, ClientError):
             self._is_refused = error.response["Error"]["Code"] in CREDENTIAL_FAULTS
+        if isinstance(error, FlexibleChecksumError):
+            raise Garbled(f"{self.uri}: what arrives is damaged ({error})") from error
         # boto's timeouts are OSErrors as well
         if isinstance(error, BotoCoreError | ClientError | RetriesExceededError):
             kind = Unreachable if may_pass(error) else UserError
@@ -138,14 +144,22 @@ class Bucket:
         Args:
             folder: one in this folder, to look into instead; names are those in there.
             below: look into the folders in it, too.
+
+        Raises:
+            Garbled: what the server lists makes no sense.
         """
+        from botocore.parsers import ResponseParserError
+
         key = self.path(folder).strip("/")
         prefix = f"{key}/" if key else ""
         pages = self.client.get_paginator("list_objects_v2").paginate(
             Bucket=self.name, Prefix=prefix, **({} if below else {"Delimiter": "/"})
         )
-        found = [item for page in pages for item in page.get("Contents", [])]
-        return {item["Key"].removeprefix(prefix): item["Size"] for item in found}
+        try:
+            found = [item for page in pages for item in page.get("Contents", [])]
+            return {item["Key"].removeprefix(prefix): item["Size"] for item in found}
+        except (KeyError, ValueError, ResponseParserError) as error:
+            raise Garbled(f"{self.uri}: the list of what is there is damaged ({error})") from error
 
     def download(self, target: BinaryIO, name: str = "") -> None:
         """Write this object, or one of this folder, into an open file: in several pieces."""
@@ -198,7 +212,7 @@ class Bucket:
     def put_if(self, name: str, content: bytes, **condition: str) -> str | None:
         """Write a small object if ``IfMatch`` or ``IfNoneMatch`` holds; return its tag, or None.
 
-        Where the server cannot decide that, it is written.
+        Where the server cannot decide that, it is written. The tag of one that gives none is empty.
         """
         place = {"Bucket": self.name, "Key": self.path(name), "Body": content}
         refusals = (*_THERE_ALREADY, *(_MISSING if "IfMatch" in condition else ()))
@@ -211,7 +225,7 @@ class Bucket:
             if code not in _NOT_KNOWN:
                 raise
             answer = self.client.put_object(**place)
-        tag: str = answer["ETag"]
+        tag: str = answer.get("ETag", "")
         return tag
 
     def delete(self, name: str) -> None:

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pospre.errors import UserError
+from pospre.errors import UserError, printable
 from pospre.object_store import Bucket, patiently
 from pospre.untrusted_json import parse_object
 
@@ -60,7 +60,7 @@ def check_held(folder: str) -> None:
 
 
 class _Found(NamedTuple):
-    """A lease in the bucket: who wrote it, and the tag of this very write."""
+    """A lease in the bucket: who wrote it, and the tag of this very write, empty without one."""
 
     owner: dict[str, Any]
     tag: str
@@ -89,6 +89,7 @@ class _Lease:
         with self._bucket:
             old = self._wait_for_death(self._find())
             condition = {"IfNoneMatch": "*"} if old is None else {"IfMatch": old.tag}
+            condition = {key: tag for key, tag in condition.items() if tag}
             other = None if self._write(**condition) else self._retake()
             if other is not None:
                 raise self._refusal(other)
@@ -122,7 +123,7 @@ class _Lease:
             owner = parse_object(written)
         except ValueError:
             owner = {}
-        return _Found(owner if isinstance(owner, dict) else {}, answer["ETag"])
+        return _Found(owner, answer.get("ETag", ""))
 
     def _write(self, **condition: str) -> bool:
         """Write the lease if the condition holds; tell whether it was written."""
@@ -150,7 +151,7 @@ class _Lease:
             now = self._find()
             if now is None:
                 return None
-            if now.tag != found.tag:
+            if now != found:
                 raise self._refusal(now)
         return found
 
@@ -169,7 +170,8 @@ class _Lease:
             self._answers = False
             # an outage is no loss: until it is over nobody else can write either
             with suppress(UserError), self._bucket:
-                other = None if self._write(IfMatch=self._tag) else self._retake()
+                is_known = bool(self._tag)  # else a write would not ask whose the lease is
+                other = None if is_known and self._write(IfMatch=self._tag) else self._retake()
                 self._answers = True
                 if other is not None:
                     _lost.add(self._bucket.uri)
@@ -190,11 +192,14 @@ class _Lease:
         if not self._is_ours(found):
             return found
         self._tag = found.tag  # of a write of ours, the answer to which was lost
+        if not found.tag:
+            self._write()
         return None
 
 
 def _name(owner: dict[str, Any]) -> str:
-    return f"process {owner.get('process', '?')} on {owner.get('host', 'an unknown host')}"
+    process, host = owner.get("process", "?"), owner.get("host", "an unknown host")
+    return printable(f"process {process} on {host}")[:200]
 
 
 def _has_ended(owner: dict[str, Any]) -> bool:

@@ -57,6 +57,7 @@ class FlakyS3:
         deletes: names of the objects that were deleted one by one, in order.
         forbids_deletes: objects whose path holds this are not deleted: 403.
         expired: an access key that is no longer valid.
+        is_tagless: answers have no ``ETag`` and no checksum, as those of some old servers.
         storm: troubles of all requests, if there are any.
         under_way: requests that are being answered, by method and path.
     """
@@ -71,6 +72,7 @@ class FlakyS3:
         self.deletes: list[str] = []
         self.forbids_deletes: str | None = None
         self.expired: str | None = None
+        self.is_tagless = False
         self.storm: Storm | None = None
         self.under_way: Counter[str] = Counter()
         self._faults: dict[str, list[Fault]] = {}
@@ -95,6 +97,7 @@ class FlakyS3:
         """Behave, and count from zero."""
         self.refused_writes = 0
         self.mute = self.forbids_deletes = self.expired = self.storm = None
+        self.is_tagless = False
         self.deletes.clear()
         for book in (self._faults, self._always, self.gets, self.writes):
             book.clear()
@@ -276,6 +279,8 @@ class _Handler(BaseHTTPRequestHandler):
         skipped = {"transfer-encoding", "connection", "server", "date"}
         if not keep_length:
             skipped.add("content-length")
+        if self.flaky.is_tagless:
+            skipped |= {"etag", "x-amz-checksum-crc32", "x-amz-checksum-type"}
         kept = [pair for pair in answer.getheaders() if pair[0].lower() not in skipped]
         return answer.status, kept, body
 

@@ -19,7 +19,7 @@ from pospre.errors import UserError
 from pospre.object_store import Bucket
 from pospre.training import lease as leasing
 from pospre.training.lease import LEASE, check_held, lease
-from tests.data.flaky_s3 import moto_server, use_bucket
+from tests.data.flaky_s3 import flaky_s3, moto_server, use_bucket
 from tests.processes import until
 from tests.training.tiny_runs import Run
 
@@ -220,3 +220,48 @@ def test_an_endpoint_without_conditions_is_warned_of(
         assert "ignores conditions of writes" in capsys.readouterr().err
         with pytest.raises(UserError, match="in use by another run"), lease(FOLDER):
             pass
+
+
+def test_what_a_lease_says_cannot_obey_the_terminal(bucket: Any) -> None:
+    left_behind(bucket, host="a\x1b[2J\nerror: b", machine="elsewhere")
+    stop = threading.Event()
+
+    def renew() -> None:
+        while not stop.wait(0.1):
+            left_behind(bucket, host="a\x1b[2J\nerror: b", machine="elsewhere", run=time.time())
+
+    thread = threading.Thread(target=renew)
+    thread.start()
+    try:
+        with pytest.raises(UserError) as caught, lease(FOLDER):
+            pass
+    finally:
+        stop.set()
+        thread.join()
+    assert r"on a\x1b[2J\nerror: b)" in str(caught.value)
+
+
+@pytest.mark.parametrize("written", [b"[1]", b"[" * 100_000, b'{"process": NaN}', b"\xff"])
+def test_a_lease_that_is_none_expires(
+    written: bytes, bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leasing, "EXPIRES", 0.3)
+    bucket.put_object(**KEY, Body=written)
+    with lease(FOLDER):
+        assert there(bucket)["process"] == os.getpid()  # type: ignore[index]
+
+
+def test_a_server_without_tags_keeps_runs_apart(
+    bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with flaky_s3() as proxy:
+        proxy.is_tagless = True
+        use_bucket(monkeypatch, proxy.url)
+        boto3.client("s3", endpoint_url=proxy.upstream).create_bucket(Bucket="bucket")
+        left_behind(bucket)
+        with lease(FOLDER):
+            first = there(bucket)
+            until(lambda: there(bucket)["writes"] > first["writes"] + 1)  # type: ignore[index]
+            with pytest.raises(UserError, match="is in use by another run"), lease(FOLDER):
+                pass
+        assert there(bucket) is None

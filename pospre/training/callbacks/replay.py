@@ -63,7 +63,7 @@ def replay(path: str | Path, *overrides: str) -> Replay:
     path = Path(path)
     try:
         noted = parse_object(path.read_text(encoding="utf-8"))
-        step, ranks = noted["step"], noted["ranks"]
+        step, ranks = int(noted["step"]), noted["ranks"]
         recorded = noted["recipe"]
         apply_overrides(recorded, overrides)
         recipe = recorded_recipe(recorded, source=f"recipe in {path}")

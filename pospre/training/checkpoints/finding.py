@@ -92,9 +92,10 @@ def remove(path: Path) -> None:
 def named_best(note: bytes | None) -> str | None:
     """Return the name of the best checkpoint that a note tells of, None without a whole note."""
     try:
-        return Path(parse_object(note or b"")["checkpoint"]).name
+        name = Path(parse_object(note or b"")["checkpoint"]).name
     except (ValueError, KeyError, TypeError):
         return None
+    return name if re.fullmatch(r"ep\d+-ba\d+(\.pt)?", name) else None
 
 
 def remove_oldest(

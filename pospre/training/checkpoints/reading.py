@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from composer.utils import dist
 
 from pospre.errors import UserError
-from pospre.object_store import Bucket, is_remote, patiently, s3_patience
+from pospre.object_store import Bucket, Garbled, is_remote, patiently, s3_patience
 from pospre.recipe.recipe import recorded_recipe
 from pospre.recipe.yaml_text import VARIABLE, read_mapping
 from pospre.training.checkpoints.file import (
@@ -96,6 +96,18 @@ def read_checkpoint(uri: str) -> Checkpoint:
         DamagedCheckpoint: it is not what training wrote.
         UserError: it is missing, cannot be fetched, or is not one of this package.
     """
+    try:
+        return _read(uri)
+    except (DamagedCheckpoint, Garbled):
+        if not is_remote(uri):
+            raise
+    try:
+        return _read(uri)  # bits may have changed on the way
+    except Garbled as error:
+        raise DamagedCheckpoint(str(error)) from error
+
+
+def _read(uri: str) -> Checkpoint:
     files = _files_of(uri)
     if _FOLDER.fullmatch(uri):
         manifest = files[MANIFEST]
@@ -244,11 +256,12 @@ def _read_file(uri: str) -> dict[str, bytes]:
         with Bucket(uri.rpartition("/")[0]) as bucket:
             noted = bucket.find(manifest.name)
         return {path.name: data.getvalue()} | ({} if noted is None else {manifest.name: noted})
-    manifests = [manifest] if manifest.exists() else []
+    if not path.is_file():  # to open a FIFO would take for ever
+        state = "is no regular file" if path.exists() else "does not exist"
+        raise DamagedCheckpoint(f"checkpoint {uri} {state}")
+    manifests = [manifest] if manifest.is_file() else []
     try:
         return {place.name: place.read_bytes() for place in (path, *manifests)}
-    except FileNotFoundError as error:
-        raise UserError(f"checkpoint {uri} does not exist") from error
     except OSError as error:
         raise DamagedCheckpoint(f"{uri} cannot be read: {error}") from error
 
