@@ -61,11 +61,12 @@ def from_images(
     epoch: int | None = None,
     label: Tensor | None = None,
     boxes: Tensor | None = None,
+    mirrored: Tensor | None = None,
     group: str = "view",
 ) -> Batch:
     """Return the batch of images that came from any loader, as the algorithms take it.
 
-    The images count as upright: cut and mirror them yourself.
+    Cut and mirror them yourself. Without ``mirrored`` they count as upright.
 
     Args:
         images: uint8 (B, C, H, W), or (B, V, C, H, W) with several views of each sample.
@@ -73,12 +74,15 @@ def from_images(
         epoch: counted from 0, masks are drawn from it too; None leaves it to Composer's Trainer.
         label: (B,) classes, for ``supervised``; None: unknown.
         boxes: (B, 4), or (B, V, 4), where in the whole image each view was cut: left, top, right
-            and bottom as shares of its sides. ``crop_field`` needs them; None: unknown.
+            and bottom as shares of its sides. ``crop_field`` needs them, and ``mirrored``; None:
+            unknown.
+        mirrored: bool (B,), or (B, V), the images that show what was cut there from right to left.
+            The batch has them upright with a flip; needed with ``boxes`` only.
         group: the view group that these are.
 
     Raises:
         UserError: the images are not uint8 or of another shape, or there is not one whole number of
-            ``index`` and of ``label``, or one box, for each.
+            ``index`` and of ``label``, or one box, for each; or boxes come without ``mirrored``.
     """
     if not isinstance(images, Tensor):
         raise UserError(
@@ -102,15 +106,35 @@ def from_images(
         image_key(group): views,
         flip_key(group): views.new_zeros(rows, count, dtype=torch.bool),
     }
+    if mirrored is not None:
+        flips = _one_each(mirrored, images).to(views.device).view(rows, count)
+        batch[flip_key(group)] = flips
+        batch[image_key(group)] = torch.where(flips[..., None, None, None], views.flip(-1), views)
     if boxes is not None:
         if boxes.shape != (*images.shape[:-3], 4):
             raise UserError(
                 f"from_images got boxes of shape {tuple(boxes.shape)} for images of shape "
                 f"{tuple(images.shape)}; give left, top, right and bottom of each view."
             )
+        if mirrored is None:
+            raise UserError(
+                "from_images got boxes, but not which views are mirrored, and a mirrored one shows "
+                "its box from right to left: give mirrored=…, bool (B,); of upright ones "
+                "torch.zeros(B, dtype=torch.bool)."
+            )
         _check_shares(boxes)
         batch[box_key(group)] = boxes.to(views.device).float().view(rows, count, 4)
     return batch if epoch is None else numbered(batch, epoch=int(epoch))
+
+
+def _one_each(mirrored: Tensor, images: Tensor) -> Tensor:
+    """Return ``mirrored``, a bool for each view."""
+    if mirrored.shape != images.shape[:-3] or mirrored.dtype != torch.bool:
+        raise UserError(
+            f"from_images got mirrored of {mirrored.dtype} and shape {tuple(mirrored.shape)} "
+            f"for images of shape {tuple(images.shape)}; give a bool for each view."
+        )
+    return mirrored
 
 
 def _check_shares(boxes: Tensor) -> None:

@@ -147,15 +147,21 @@ def test_the_crop_field_asks_where_images_were_cut() -> None:
     model, algorithms = Case(("mae", "crop_field")).build()
     images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
     given: dict[str, Any] = {"images": images, "index": torch.arange(4), "epoch": 0}
-    with pytest.raises(UserError, match=r"lacks 'view/box'.*from_images\(images, boxes="):
+    with pytest.raises(
+        UserError, match=r"lacks 'view/box'.*from_images\(images, boxes=…, mirrored="
+    ):
         pospre.prepare(model, algorithms, pospre.from_images(**given), 0.0)
     with pytest.raises(UserError, match=r"boxes of shape \(4, 2\) for images of shape"):
         pospre.from_images(**given, boxes=torch.zeros(4, 2))
+    upright = {"mirrored": torch.zeros(4, dtype=torch.bool)}
     for wrong in ([8.0, 0.0, 24.0, 16.0], [0.5, 0.5, 0.25, 0.25]):  # pixels; width and height
         with pytest.raises(UserError, match=r"from_images got boxes from .* as shares of the"):
-            pospre.from_images(**given, boxes=torch.tensor(wrong).repeat(4, 1))
+            pospre.from_images(**given, **upright, boxes=torch.tensor(wrong).repeat(4, 1))
     boxes = torch.tensor([0.25, 0.0, 0.75, 0.5]).repeat(4, 1)
-    batch = pospre.prepare(model, algorithms, pospre.from_images(**given, boxes=boxes), 0.0)
+    with pytest.raises(UserError, match=r"got boxes, but not which views are mirrored"):
+        pospre.from_images(**given, boxes=boxes)
+    batch = pospre.from_images(**given, **upright, boxes=boxes)
+    batch = pospre.prepare(model, algorithms, batch, 0.0)
     assert torch.equal(batch["view/box"], boxes[:, None])
     assert batch["view/field_box"].shape == (4, 1, 4)
     assert torch.isfinite(model.loss(model(batch), batch)["total"])

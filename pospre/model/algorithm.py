@@ -203,9 +203,9 @@ def prepare(
         The batch, for ``model(batch)``.
 
     Raises:
-        UserError: the batch has no ``index`` or ``epoch`` of whole numbers, ``progress`` is no
-            share, an algorithm is missing, or stands before the one that it reads from; or the
-            weights move without ``after_step``, which the teacher needs.
+        UserError: the batch has no ``index`` or ``epoch`` of whole numbers, or others had the same;
+            ``progress`` is no share, an algorithm is missing, or stands before the one that it
+            reads from; or the weights move without ``after_step``, which the teacher needs.
     """
     model = unwrapped(model)
     if not isinstance(progress, Progress):  # a loop without Composer
@@ -223,6 +223,8 @@ def prepare(
                 "it, and pospre.from_images(images, index=…, epoch=…)."
             )
         batch[key] = whole_numbers(batch[key], key)
+    if model.training:
+        model.number_check.look(batch)
     for algorithm in algorithms:
         algorithm.schedule(model, as_progress(progress))
         try:

@@ -12,6 +12,7 @@ from pospre.augment.device import DeviceAugment, ViewDraws
 from pospre.batch import EPOCH, INDEX, Batch, flip_key, image_key, per_row, view_keys
 from pospre.data.views.plan import ViewGroup, Views, first_view, named_groups
 from pospre.errors import UserError
+from pospre.model.loop_check import NumberCheck, check_unwrapped
 from pospre.model.objective import LossTerm, Objective, ObjectiveSet, Outputs
 from pospre.model.passes import EditSet, EncoderPass
 from pospre.model.registry import Registry
@@ -72,6 +73,7 @@ class PretrainModel(ComposerModel):
         self.registry = Registry(encoder, self.views)
         # of a loop without Composer: begun, its optimisers are checked, ``after_step`` is called
         self.is_prepared = self.is_checked = self.is_followed = False
+        self.number_check = NumberCheck()
         self.seen_weights, self.moves_seen = (-1, 0.0), 0  # until ``after_step`` is called
         for name, group in self.views.items():
             for side, patch in zip(group.shape, encoder.patch_size, strict=True):
@@ -87,7 +89,12 @@ class PretrainModel(ComposerModel):
         return self.encoder.grid_of(*self.views[group].shape)
 
     def add_objective(self, name: str, objective: Objective) -> None:
-        """Add an objective; ``name``, its algorithm's, becomes its loss term."""
+        """Add an objective; ``name``, its algorithm's, becomes its loss term.
+
+        Raises:
+            UserError: the model is spread over ranks already.
+        """
+        check_unwrapped(self, name)
         self.objectives.add(name, objective)
         for student, teacher in objective.mirrored():
             self.teachers.mirror(student, teacher)
@@ -98,8 +105,10 @@ class PretrainModel(ComposerModel):
         Called with an empty batch it gives those of a whole image. The teacher gets its own copy.
 
         Raises:
-            UserError: another algorithm already gives the positions.
+            UserError: another algorithm already gives the positions, or the model is spread over
+                ranks already.
         """
+        check_unwrapped(self, name)
         self.registry.give_positions(name)
         self.positions.named[name] = module
         self.position_source = self.encoder.positions_from = name
@@ -108,6 +117,7 @@ class PretrainModel(ComposerModel):
     def add_teacher(self, owner: str, momentum: Momentum | None) -> None:
         """Make sure that there is a momentum teacher; see ``TeacherManager.ask``."""
         if self.teachers.ask(owner, momentum):
+            check_unwrapped(self, owner)
             self.teacher = self.teachers.copy(self.encoder)
             self._copy_positions()
 

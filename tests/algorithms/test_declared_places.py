@@ -111,7 +111,14 @@ def batch_of() -> Batch:
     for group in ("view", "second"):
         images = torch.randint(0, 256, (4, 1, 3, 32, 32), dtype=torch.uint8)
         box = torch.cat([corner, corner + 0.5], -1)
-        found |= pospre.from_images(images, group=group, boxes=box, index=torch.arange(4), epoch=0)
+        found |= pospre.from_images(
+            images,
+            group=group,
+            boxes=box,
+            mirrored=torch.zeros(4, 1, dtype=torch.bool),
+            index=torch.arange(4),
+            epoch=0,
+        )
     return found
 
 

@@ -158,7 +158,7 @@ class CropField(PretrainAlgorithm):
                 raise UserError(
                     f"the batch lacks '{box_key(name)}', where in its image each view was cut, "
                     "which crop_field takes as its position; pospre.build_loader writes it, and "
-                    "pospre.from_images(images, boxes=…)."
+                    "pospre.from_images(images, boxes=…, mirrored=…)."
                 )
         groups = {name: batch[box_key(name)].shape[1] for name in model.views}
         box_BV4 = torch.cat([batch[box_key(name)] for name in groups], dim=1).double()

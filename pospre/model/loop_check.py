@@ -1,0 +1,78 @@
+"""Two mistakes of a loop that nothing else shows: parts added too late, and samples without number.
+
+Both train without an error, and wrongly.
+"""
+
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from pospre.batch import EPOCH, INDEX, Batch
+from pospre.errors import UserError
+
+_WRAPPERS: WeakSet[nn.Module] = WeakSet()
+_LOOKED_AT = 64
+"""Forwards in which the numbers are looked at: on a GPU to look is to wait for it."""
+_PIXELS_APART = 997
+
+
+def _note_wrapper(module: nn.Module, name: str, part: Any) -> None:
+    if isinstance(module, DistributedDataParallel | FullyShardedDataParallel):
+        _WRAPPERS.add(module)
+
+
+register_module_module_registration_hook(_note_wrapper)
+
+
+def check_unwrapped(model: nn.Module, owner: str) -> None:
+    """Raise ``UserError`` if ``model`` is spread over ranks: what ``owner`` adds, no rank shares.
+
+    The heads would be drawn anew on every rank, and their gradients would not be averaged.
+    """
+    wrapped = any(part is model for wrapper in _WRAPPERS for part in wrapper.modules())
+    if wrapped or isinstance(model, FSDPModule):
+        raise UserError(
+            f"algorithms.{owner} is attached to a model that DDP or FSDP has wrapped: every rank "
+            "would keep other heads. Attach all algorithms first, then wrap the model and make "
+            "the optimiser."
+        )
+
+
+class NumberCheck:
+    """Looks whether the first batch's numbers come again with other images."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.numbers: Tensor | None = None
+        self.pixels: list[Tensor] = []
+
+    def look(self, batch: Batch) -> None:
+        """Raise ``UserError`` if three batches of other images have the same index and epoch.
+
+        Every mask is drawn from these, so that all batches would get the masks of the first.
+        """
+        images = next((value for key, value in batch.items() if key.endswith("/image")), None)
+        if self.calls == _LOOKED_AT or images is None:
+            self.pixels.clear()
+            return
+        self.calls += 1
+        numbers = torch.stack([batch[INDEX], batch[EPOCH]])
+        if self.numbers is None:
+            self.numbers = numbers.clone()
+        if not torch.equal(numbers, self.numbers):
+            return
+        pixels = images.flatten()[::_PIXELS_APART].clone()
+        if any(torch.equal(pixels, seen) for seen in self.pixels):
+            return  # the same batch, perhaps for another algorithm
+        self.pixels.append(pixels)
+        if len(self.pixels) == 3:
+            raise UserError(
+                f"three batches of other images have the same '{INDEX}' and '{EPOCH}', from which "
+                "every mask is drawn: it would be the same for ever. Give each image its place in "
+                "the data set as index (not its place in the batch), and count the epochs."
+            )

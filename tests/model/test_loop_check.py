@@ -1,0 +1,102 @@
+"""Mistakes of a loop that train without an error: parts added too late, samples without number."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import HashStore, destroy_process_group, init_process_group
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import pospre
+from pospre.algorithms.crop_field.crop_field import CropField
+from pospre.errors import UserError
+from tests.algorithms.cases import DECODER, Case
+from tests.model.test_algorithm import empty_model
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    destroy_process_group()
+
+
+@pytest.mark.parametrize("wrapper", [DistributedDataParallel, fully_shard])
+def test_what_is_attached_after_ddp_or_fsdp_is_refused(wrapper: Any, one_rank: None) -> None:
+    model = empty_model()
+    wrapped = wrapper(model)
+    for name, options in (("mae", DECODER), ("ema_teacher", {})):
+        with pytest.raises(UserError, match=rf"{name} is attached to a model that DDP .* first"):
+            pospre.attach(model, name, **options)
+    with pytest.raises(UserError, match=r"crop_field is attached to a model that DDP"):
+        CropField().attach(model)  # beside the pass that mae has declared
+    assert not list(model.objectives) and model.teacher is None
+    del wrapped
+
+
+def test_what_is_attached_before_is_prepared_under_ddp(one_rank: None) -> None:
+    model, algorithms = Case(("mae", "ema_teacher", "crop_field")).build()
+    wrapped = DistributedDataParallel(model, find_unused_parameters=True)
+    batch = pospre.prepare(wrapped, algorithms, Case(("mae", "crop_field")).batch(), 0.0)
+    model.loss(wrapped(batch), batch)["total"].backward()
+    del wrapped
+    model, _ = Case(("mae",)).build()
+    wrapped = DistributedDataParallel(model)
+    del wrapped  # it is gone: the model is one process's again
+    pospre.attach(model, "ema_teacher")
+
+
+def noise(step: int, **numbers: Any) -> pospre.batch.Batch:
+    generator = torch.Generator().manual_seed(step)
+    images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8, generator=generator)
+    return pospre.from_images(images, **{"index": torch.arange(4), "epoch": 0, **numbers})
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_an_index_that_starts_anew_in_every_batch_is_an_error(microbatches: int) -> None:
+    model, algorithms = Case(("mae", "droppos")).build()
+
+    def step(number: int) -> None:
+        whole = noise(number)
+        for rows in torch.arange(4).chunk(microbatches):
+            pospre.prepare(model, algorithms, {k: v[rows] for k, v in whole.items()}, 0.0)
+
+    for number in range(2):
+        step(number)
+    with pytest.raises(UserError, match=r"the same 'index' and 'epoch', .* place in the data set"):
+        step(2)
+
+
+def test_numbers_that_count_are_no_error() -> None:
+    model, algorithms = Case(("mae",)).build()
+    for epoch in range(3):
+        for step in range(3):
+            index = torch.arange(4) + 4 * step
+            pospre.prepare(model, algorithms, noise(step, index=index, epoch=epoch), 0.0)
+    for _ in range(4):  # one batch, again and again, to see whether it is learned
+        pospre.prepare(model, algorithms, noise(7, epoch=9), 0.0)
+    model.eval()
+    for step in range(4):
+        pospre.prepare(model, algorithms, noise(step), 0.0)
+
+
+def test_mirrored_images_are_upright_with_a_flip() -> None:
+    images = noise(0)["view/image"][:, 0]
+    mirrored = torch.tensor([True, False, True, False])
+    shown = torch.where(mirrored[:, None, None, None], images.flip(-1), images)
+    given: dict[str, Any] = {"index": torch.arange(4), "epoch": 0}
+    given["boxes"] = torch.tensor([0.25, 0.0, 0.5, 0.5]).repeat(4, 1)
+    batch = pospre.from_images(shown, mirrored=mirrored, **given)
+    assert torch.equal(batch["view/image"][:, 0], images)
+    assert torch.equal(batch["view/flip"][:, 0], mirrored)
+    model, algorithms = Case(("mae", "crop_field")).build()
+    batch = pospre.prepare(model, algorithms, batch, 0.0)
+    assert torch.equal(
+        model.images(batch), model.augment(shown[:, None], torch.zeros(4, 1, dtype=torch.bool))
+    )
+    left, _, right, _ = batch["view/field_box"][:, 0].unbind(-1)
+    assert torch.equal(left > right, mirrored)
+    with pytest.raises(UserError, match=r"mirrored of torch.float32 and shape \(4,\)"):
+        pospre.from_images(shown, mirrored=mirrored.float(), **given)
