@@ -12,6 +12,7 @@ from transformers import AutoModel, Dinov2Config, Dinov2Model
 
 from pospre.errors import UserError
 from pospre.evaluation.models import Shown, open_model
+from pospre.exporting import export as export_module
 from pospre.exporting.export import export
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
 
@@ -78,3 +79,31 @@ def test_an_export_of_foreign_weights_is_read_back(
     assert before.recipe.encoder == after.recipe.encoder
     larger = open_model(str(tmp_path / "ours.safetensors"), shown=Shown((48, 48)))
     assert larger.model.encoder.grid == (6, 6)
+
+
+def sharp(path: Path) -> Path:
+    """Write a ViT whose softmax magnifies rounding a thousand times."""
+    torch.manual_seed(1)
+    options: dict[str, Any] = {"img_size": 64, "depth": 4, "num_classes": 0}
+    vit: Any = timm.create_model("vit_tiny_patch16_224", **options)
+    with torch.no_grad():
+        for block in vit.blocks:
+            block.attn.qkv.weight[:384] *= 200
+        for parameter in vit.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    torch.save(vit.state_dict(), path)
+    return path
+
+
+@pytest.mark.parametrize("format", ["timm", "hf"])
+def test_sharp_attention_is_judged_by_its_own_rounding(
+    format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = sharp(tmp_path / "sharp.pth")
+    lines = export(str(file), tmp_path / "out.pth", format=format)
+    (checked,) = (line for line in lines if line.startswith("checked:"))
+    assert float(checked.partition("relative difference ")[2].partition(",")[0]) > 1e-5
+    monkeypatch.setattr(export_module, "COSINE", 1.1)
+    with pytest.raises(UserError, match=r"rounding alone moves them .* nothing was written"):
+        export(str(file), tmp_path / "again.pth", format=format)
+    assert not (tmp_path / "again.pth").exists()

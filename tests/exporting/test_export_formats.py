@@ -197,13 +197,23 @@ def test_a_folder_is_replaced_only_if_it_is_an_export(checkpoint: Path, tmp_path
     assert [each.name for each in tmp_path.iterdir()] == ["hub"]
 
 
-@pytest.mark.parametrize("format", ["hf", "torchhub", "onnx"])
+@pytest.mark.parametrize(
+    ("format", "name"),
+    [("timm", "out.pth"), ("hf", "out"), ("torchhub", "out"), ("onnx", "out.onnx")],
+)
 def test_other_features_are_not_given_out(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str, name: str
 ) -> None:
-    monkeypatch.setattr(export_module, "COSINE", 1.1)
+    kind = export_module._FORMATS[format]
+    compute = kind.compute
+
+    def another(*arguments: Any) -> tuple[str, dict[str, Tensor]]:
+        reader, outputs = compute(*arguments)
+        return reader, {key: value + 2e-4 * value.abs().max() for key, value in outputs.items()}
+
+    monkeypatch.setattr(kind, "compute", another)
     with pytest.raises(RuntimeError, match="computes other features"):
-        export(str(checkpoint), tmp_path / "out.onnx", format=format)
+        export(str(checkpoint), tmp_path / name, format=format)
     assert not list(tmp_path.iterdir())
 
 
