@@ -153,7 +153,7 @@ def test_the_crop_field_asks_where_images_were_cut() -> None:
         pospre.prepare(model, algorithms, pospre.from_images(**given), 0.0)
     with pytest.raises(UserError, match=r"boxes of shape \(4, 2\) for images of shape"):
         pospre.from_images(**given, boxes=torch.zeros(4, 2))
-    upright = {"mirrored": torch.zeros(4, dtype=torch.bool)}
+    upright: dict[str, Any] = {"mirrored": torch.zeros(4, dtype=torch.bool)}
     for wrong in ([8.0, 0.0, 24.0, 16.0], [0.5, 0.5, 0.25, 0.25]):  # pixels; width and height
         with pytest.raises(UserError, match=r"from_images got boxes from .* as shares of the"):
             pospre.from_images(**given, **upright, boxes=torch.tensor(wrong).repeat(4, 1))
