@@ -1,89 +1,48 @@
-"""Every row of yamls/PAPERS.md that says it runs is built: recipes, evaluations, conversions."""
+"""Every row of yamls/PAPERS.md: its commands are parsed, checked and built, and measure."""
 
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+import pospre.evaluate
+import pospre.sweep
+import pospre.train
 from data_prep.convert import _parser as conversion_parser
 from pospre.errors import UserError
-from pospre.evaluate import parse_settings
-from pospre.evaluation.registry import check_settings, evaluation_module
-from pospre.evaluation.sweep_runs import cells_of
-from pospre.recipe.recipe import Recipe, load_recipe
+from pospre.evaluation import models
+from pospre.evaluation.classification import predictions
+from pospre.evaluation.recipe_evaluations import check_evaluations
+from pospre.evaluation.run import check_evaluation
+from pospre.model.model import PretrainModel
+from pospre.recipe.recipe import Recipe, load_recipe, recipe_from_dict
 from pospre.training.build import build_model
+from pospre.training.data import open_data
+from pospre.training.optimizer.optim import build_optimizer
+from pospre.training.optimizer.schedule import build_schedule
 from pospre.training.resolve import resolve
+from tests.benchmarks import bench_methods
+from tests.papers import ROOT, ROWS, Row, runs, trained, write_data
 
-ROOT = Path(__file__).parents[1]
-TEXT = (ROOT / "yamls" / "PAPERS.md").read_text(encoding="utf-8")
 PAPERS = {"MP3": 29, "DropPos": 19, "StoP": 22, "LUT": 22, "Intertwined": 16}
-LOOP = re.compile(r"for (\w) in (.+?); do (.+); done")
-EVALUATE = re.compile(
-    r"python -m pospre\.evaluate (\w+) --model (\S+)(?: --weights \w+)? --data (\S+)(.*)"
-)
+IMAGENET = 1_281_167
+FOREIGN = {
+    **{f"{name}_vitb16.pth": "vitb16" for name in ("dino", "mae", "ibot", "droppos")},
+    "mae_pretrain_vit_huge.pth": "vith14",
+}
+TIMED: list[bench_methods.Row] = []
 
 
-@dataclass(frozen=True)
-class Row:
-    """A line of a paper's table."""
-
-    paper: str
-    name: str
-    commands: tuple[str, ...]
-    status: str
-    published: str
-    ours: str
-
-    @property
-    def runs(self) -> bool:
-        return self.status == "runs"
-
-
-def rows() -> Iterator[Row]:
-    for section in re.split(r"^## ", TEXT, flags=re.M)[1:]:
-        paper = section.partition("\n")[0]
-        for line in re.findall(r"^\| (?!row )(.*)\|$", section, re.M):
-            name, commands, *rest = (cell.strip() for cell in line.split("|"))
-            yield Row(paper, name, tuple(re.findall(r"`([^`]+)`", commands)), *rest)
-
-
-ROWS = list(rows())
-
-
-def spelled(command: str) -> list[str]:
-    """Return the commands of a shell loop, perhaps of loops in it, or the command itself."""
-    loop = LOOP.fullmatch(command)
-    if loop is None:
-        return [command]
-    name, values, body = loop.groups()
-    bodies = [re.sub(rf"\${name}\b|\${{{name}}}", value, body) for value in values.split()]
-    return [each for body in bodies for each in spelled(body)]
-
-
-def commands(row: Row) -> list[str]:
-    """Return a row's commands, those of its loops one by one."""
-    return [command for given in row.commands for command in spelled(given)]
-
-
-@cache
-def trained(command: str) -> Recipe:
-    """Return the recipe that a command trains."""
-    name, *overrides = shlex.split(command.partition("-m pospre.train ")[2])
-    return resolve(load_recipe(ROOT / name, overrides))
-
-
-def test_all_rows_are_there_and_the_count_is_that_of_the_table() -> None:
+def test_all_rows_are_there_and_the_counts_are_those_of_the_table() -> None:
     counts = {paper: sum(row.paper == paper for row in ROWS) for paper in PAPERS}
     assert counts == PAPERS
     assert len({(row.paper, row.name) for row in ROWS}) == sum(PAPERS.values()) == 108
-    texts = (TEXT, Path("README.md").read_text(encoding="utf-8"))
-    counts_told = [re.findall(r"(\d+) of 108 rows", text) for text in texts]
-    assert counts_told == [[str(sum(row.runs for row in ROWS))]] * 2
 
 
 def test_a_row_says_what_it_is() -> None:
@@ -92,92 +51,140 @@ def test_a_row_says_what_it_is() -> None:
         assert row.published and (row.commands or not row.runs), row.name
 
 
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Yield a folder where all that the commands name is there."""
+    folder = tmp_path_factory.mktemp("papers")
+    write_data(folder)
+    (folder / "yamls").symlink_to(ROOT / "yamls")
+    for run in runs():
+        (folder / run).mkdir(parents=True)
+        (folder / run / "recipe.yaml").touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for name in ("trunc_normal_", "kaiming_uniform_", "xavier_uniform_", "uniform_", "normal_"):
+            patch.setattr(torch.nn.init, name, lambda tensor, *_, **__: tensor)  # half of the time
+        patch.setattr(pospre.train, "_run", _check_training)
+        patch.setattr(pospre.sweep, "_run", lambda command: 1)  # all cells are checked before
+        for module in (models, predictions):
+            patch.setattr(module, "load_model", _load_model)
+        patch.setattr(models, "_of_file", _of_file)
+        patch.setattr("pospre.evaluation.run.run_evaluation", _check_measurement)
+        patch.setattr(bench_methods, "measure_row", lambda row, *_: TIMED.append(row))
+        yield folder
+
+
 @pytest.mark.parametrize(
     "row", [row for row in ROWS if row.runs], ids=lambda row: f"{row.paper}-{row.name}"
 )
-def test_what_runs_is_built(row: Row) -> None:
-    for command in commands(row):
+def test_what_runs_is_parsed_checked_and_built(row: Row, place: Path) -> None:
+    for command in row.spelled():
         _check(command)
 
 
+class Checked(Exception):
+    """Ends a command where its work would begin."""
+
+
 def _check(command: str) -> None:
+    words = shlex.split(command)
+    given = words[3:]
     if " -m pospre.train " in command:
-        recipe = trained(command)
-        assert recipe.run_path() in runs() and _weights_are_trained(recipe)
-        _build(recipe)
+        assert trained(command).run_path() in runs()
+        assert pospre.train.main(given) == 0
     elif " -m pospre.evaluate " in command:
-        _check_evaluation(command)
+        with pytest.raises(Checked):
+            pospre.evaluate.main(given)
     elif " -m pospre.sweep " in command:
-        name, *settings = shlex.split(command)[3:]
-        cells = cells_of(str(ROOT / name), settings)
-        assert len(cells) > 1 and _weights_are_trained(cells[0].recipe)
-        _build(resolve(cells[0].recipe))
+        assert pospre.sweep.main(given) == 1
     elif " -m data_prep.convert " in command:
-        conversion_parser().parse_args(shlex.split(command)[3:])
+        conversion_parser().parse_args(given)
     elif command.startswith("make "):
-        assert f"\n{shlex.split(command)[1]}:" in (ROOT / "Makefile").read_text(encoding="utf-8")
+        _check_target(words)
     else:
         found = re.fullmatch(r"python -m pospre\.report (\S+)", command)
         assert found is not None and Path(found[1]) in runs(), command
+
+
+def _check_training(arguments: Any) -> int:
+    recipe = resolve(load_recipe(arguments.recipe, arguments.overrides))
+    weights = recipe.encoder.weights
+    assert weights is None or weights.endswith(".pth") or Path(weights) in runs(), weights
+    check_evaluations(recipe)
+    model = _built(recipe)
+    build_schedule(
+        build_optimizer(model, recipe.optimizer, batch_size=recipe.data.batch_size),
+        recipe.schedule,
+        rates=recipe.optimizer,
+        max_duration=recipe.trainer.max_duration,
+        steps_per_epoch=IMAGENET // recipe.data.batch_size,
+        batch_size=recipe.data.batch_size,
+    )
+    return 0
+
+
+_RATES = ("lr", "weight_decay", "seed")  # which no check looks at: one for a grid of them
+_MEASURED: set[str] = set()
+
+
+def _check_measurement(name: str, model: Any, recipe: Recipe, *arguments: Any, **_: Any) -> None:
+    data, settings, output = arguments
+    fitted = {key: value for key, value in settings.items() if key not in _RATES}
+    key = f"{name} {recipe.encoder} {recipe.algorithms} {data} {fitted}"
+    if key not in _MEASURED:
+        check_evaluation(name, recipe, data, settings, output)
+    _MEASURED.add(key)
+    raise Checked
+
+
+def _check_target(words: list[str]) -> None:
+    plan = subprocess.run(
+        ["make", "-n", "-C", str(ROOT), *words[1:]], capture_output=True, text=True, check=True
+    )
+    line = next(line for line in plan.stdout.splitlines() if "bench_methods.py" in line)
+    TIMED.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", shlex.split(line.partition("python ")[2]))
+        assert bench_methods.main() == 0
+    assert TIMED
+
+
+_BUILT: dict[str, PretrainModel] = {}
+
+
+def _built(recipe: Recipe) -> PretrainModel:
+    """Return a recipe's model without memory; it is built once for all with the same."""
+    key = f"{recipe.data.path} {recipe.data.views} {recipe.encoder} {recipe.algorithms}"
+    if key not in _BUILT:
+        whole = resolve(recipe, open_data(recipe))
+        with torch.device("meta"):
+            _BUILT[key] = build_model(whole)
+    return _BUILT[key]
+
+
+def _load_model(run: str, **_: Any) -> tuple[PretrainModel, Recipe]:
+    recipe = runs()[Path(run)]
+    return _built(recipe), recipe
+
+
+def _of_file(uri: str, *_: Any) -> models.Subject:
+    """Stand for published weights, which are not here."""
+    recipe = recipe_from_dict(
+        {
+            "run_name": "model",
+            "data": {"path": "none", "batch_size": 1},
+            "encoder": {"name": FOREIGN[uri], "image_size": 224},
+            "algorithms": {"mae": {}},
+            "trainer": {"max_duration": "1ba"},
+        }
+    ).model_copy(update={"algorithms": {}})
+    return models.Subject(Any, recipe, lambda: Any, origin=uri)
 
 
 @pytest.mark.parametrize(
     "row", [row for row in ROWS if row.status.startswith("refused") and row.commands]
 )
 def test_what_is_refused_is_refused(row: Row) -> None:
-    for command in commands(row):
+    for command in row.spelled():
         with pytest.raises(UserError, match=r"algorithms\.stop needs a predictor"):
-            _build(trained(command))
-
-
-@cache
-def runs() -> dict[Path, Recipe]:
-    """Return the recipes of all runs that the table's commands leave, by their folders.
-
-    Commands that train different things under one name would meet in one folder.
-    """
-    found: dict[Path, Recipe] = {}
-    for row in ROWS:
-        for command in commands(row):
-            if " -m pospre.train " in command and row.runs:
-                recipe = trained(command)
-                assert found.setdefault(recipe.run_path(), recipe) == recipe, command
-    return found
-
-
-def _weights_are_trained(recipe: Recipe) -> bool:
-    weights = recipe.encoder.weights
-    return weights is None or weights.endswith(".pth") or Path(weights) in runs()
-
-
-_BUILT: set[str] = set()
-
-
-def _build(recipe: Recipe) -> None:
-    """Build a recipe's model without memory, its encoder cut to a block (Swin has all).
-
-    Recipes that differ in other things than their model are built once.
-    """
-    depth = None if recipe.encoder.name == "swin_tiny" else 1
-    encoder = recipe.encoder.model_copy(update={"depth": depth, "weights": None})
-    algorithms = {name: dict(options) for name, options in recipe.algorithms.items()}
-    if "supervised" in algorithms and algorithms["supervised"]["num_classes"] is None:
-        algorithms["supervised"]["num_classes"] = 2  # which the data would say
-    recipe = recipe.model_copy(update={"encoder": encoder, "algorithms": algorithms})
-    key = f"{recipe.data.views} {encoder} {algorithms}"
-    if key in _BUILT:
-        return
-    with torch.device("meta"):
-        assert build_model(recipe).objectives
-    _BUILT.add(key)
-
-
-def _check_evaluation(command: str) -> None:
-    found = EVALUATE.fullmatch(command)
-    assert found is not None, command
-    name, model, _, rest = found.groups()
-    settings = [word for word in shlex.split(rest) if "=" in word]
-    check_settings(name, parse_settings(settings))
-    if model.startswith("runs/"):
-        needed = getattr(evaluation_module(name), "NEEDS", None)
-        assert needed is None or needed in runs()[Path(model)].algorithms
+            _built(trained(command))

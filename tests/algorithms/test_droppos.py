@@ -15,7 +15,7 @@ from pospre.algorithms.droppos import (
     num_shown,
 )
 from pospre.errors import UserError
-from pospre.evaluation.position.predictions import predict_positions
+from pospre.evaluation.position.predictions import patch_weights, predict_positions
 from pospre.model.algorithm import Progress
 from pospre.model.model import PretrainModel
 from pospre.model.passes import EncoderPass
@@ -278,6 +278,16 @@ def test_prediction_at_other_ratios_draws_the_training_masks():
     torch.testing.assert_close(logits, model(inputs)["droppos"]["logits"].detach())
     other = predict_positions(model, inputs, mask_ratio=0.0, position_mask_ratio=0.95, seed=0)
     assert other[0].shape == (4, 36, 36) and other[2].sum(1).tolist() == [35] * 4
+
+
+def test_weights_of_an_evaluation_are_those_of_the_loss():
+    model, inputs = model_and_batch()
+    weights, keep = patch_weights(model, random_batch()), inputs["view/keep"]
+    visible = weights.gather(1, keep)
+    torch.testing.assert_close(
+        visible / visible.sum(1, keepdim=True), model(inputs)["droppos"]["affinity"].detach()
+    )
+    assert patch_weights(model_and_batch(temperature=None)[0], random_batch()) is None
 
 
 def test_masks_are_a_function_of_the_sample_alone():

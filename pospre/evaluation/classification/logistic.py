@@ -1,15 +1,21 @@
-"""Logistic regression on frozen features: quick, to compare encoders; not the papers' protocol.
+"""Logistic regression on frozen features: quick, to compare encoders; or StoP's for 1 % of labels.
 
 A linear classifier is fitted to the pooled features of a labelled bank and measured on other
 images. Features are standardised with the bank's statistics; the weight decay is the best of a few
-on a tenth of the bank that the choice does not train on. No augmentation, nothing random; the
+on a tenth of the bank that the choice does not train on. No augmentation, nothing random; most
 papers train a layer for tens of epochs on random crops, so that their figures are others.
+
+``protocol=stop`` is what StoP's published code measures I-JEPA and StoP with on 1 % of ImageNet's
+labels (Bar et al. 2024, ``logistic_eval.py``): the measured images are standardised with their own
+statistics, as the bank is with its own; there is no intercept; the weight decay is 0.0025 / images
+of the bank; and the short side of an image is all seen, resized bilinearly. It sees the measured
+images as one set, so its figures compare with that paper's only.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +24,7 @@ from torch import Tensor
 
 from pospre import draws
 from pospre.data.stores.subset import subset
+from pospre.data.views.plan import ViewGroup
 from pospre.evaluation.classification.vectors import Part, encode_parts
 from pospre.evaluation.estimates import rate_error
 from pospre.evaluation.features import Pooling, check_enough, check_probe
@@ -28,12 +35,14 @@ from pospre.text_table import format_table, percent
 
 FIGURES = {"top1": "max"}
 DECAYS = (1e-4, 1e-3, 1e-2, 1e-1)
+_STOP_DECAY = 0.0025  # divided by the images of the bank
 
 
 def evaluate(
     context: Context,
     *,
     bank: str,
+    protocol: Literal["stop"] | None = None,
     features: Pooling = "mean",
     iterations: PositiveInt = 100,
     weight_decay: PositiveFloat | None = None,
@@ -48,10 +57,11 @@ def evaluate(
     Args:
         context: model, data and device.
         bank: data set that the classifier is fitted to, for instance the training set.
+        protocol: stop for StoP's (see above), to compare with its table 1; null for ours.
         features: mean of the patch tokens, or the cls token, after the encoder's final norm.
         iterations: at most so many of L-BFGS.
-        weight_decay: of cross-entropy + weight_decay/2·‖weights‖²; without it the best of a few.
-            StoP's code fits 1 % of ImageNet's labels with 0.0025 / 12811.
+        weight_decay: of cross-entropy + weight_decay/2·‖weights‖²; without it the best of a few, or
+            the protocol's.
         label_fraction: fit to this share of the bank, as many images of each class, drawn by the
             seed; 0.01 and 0.1 are usual.
         labels: fit to the images that this text file names, one in each line, such as a published
@@ -69,7 +79,9 @@ def evaluate(
     """
     models = context.models("top1", "initial_top1", baseline=baseline)
     part: Part = (None, features)
-    encode = partial(encode_parts, context, models, parts=[part])
+    is_stop = protocol == "stop"
+    view = _stop_view(context) if is_stop else None
+    encode = partial(encode_parts, context, models, parts=[part], view=view)
     banks, bank_labels_M = encode(
         data=bank,
         title="logistic bank",
@@ -81,9 +93,13 @@ def evaluate(
     check_enough(bank, len(bank_labels_M), classes)
     queries, labels_Q = encode(data=context.data, title="logistic", sampling=sampling)
     num_classes = int(torch.cat([labels_Q, bank_labels_M]).max()) + 1
-    results: dict[str, Any] = {"initial_top1": None}
+    if weight_decay is None and is_stop:
+        weight_decay = _STOP_DECAY / len(bank_labels_M)
+    results: dict[str, Any] = {"initial_top1": None, "protocol": protocol}
     for name in models:
-        bank_MD, queries_QD = standardise(banks[name][part], queries[name][part])
+        bank_MD, queries_QD = (standardise_apart if is_stop else standardise)(
+            banks[name][part], queries[name][part]
+        )
         weights, decay = fit(
             bank_MD.to(context.device),
             bank_labels_M.to(context.device),
@@ -122,6 +138,25 @@ def standardise(bank_MD: Tensor, queries_QD: Tensor) -> tuple[Tensor, Tensor]:
     scaled = [(part - mean) / deviation for part in (bank_MD, queries_QD)]
     first, second = (F.pad(part, (0, 1), value=1.0) for part in scaled)
     return first, second
+
+
+def standardise_apart(bank_MD: Tensor, queries_QD: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both, each with its own mean 0 and variance 1 per feature; there is no bias (StoP)."""
+    first, second = (
+        (part - part.mean(0)) / part.std(0).clamp_min(1e-6) for part in (bank_MD, queries_QD)
+    )
+    return first, second
+
+
+def _stop_view(context: Context) -> ViewGroup:
+    """Return the middle of an image with all of its short side: no area or shape is drawn."""
+    return ViewGroup(
+        size=context.image_size,
+        scale=(1.0, 1.0),
+        ratio=(1.0, 1.0),
+        flip_rate=0.0,
+        interpolation="bilinear",
+    )
 
 
 def fit(
@@ -181,5 +216,6 @@ def table(results: Mapping[str, Any]) -> str:
         f"{results['query_samples']} images of {results['classes']} classes (standard error "
         f"{percent(results['standard_error'])}); fitted to {results['bank_samples']} of the bank",
     ]
-    title = "Accuracy in % of logistic regression on one centre view (not the papers' protocol)"
+    whose = "StoP's protocol" if results["protocol"] == "stop" else "not the papers' protocol"
+    title = f"Accuracy in % of logistic regression on one centre view ({whose})"
     return format_table(title, ["encoder", "top-1"], rows, notes)

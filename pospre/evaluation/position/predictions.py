@@ -48,6 +48,20 @@ def predict_positions(
 
 
 @torch.no_grad()
+def patch_weights(model: PretrainModel, batch: Batch) -> Tensor | None:
+    """Return the attentive weight of every patch (B, N), as DropPos's loss has them as published.
+
+    Those of the whole image, with all positions, in the trained encoder; None where the recipe
+    trains without (``temperature: null``).
+    """
+    objective = model.objectives["droppos"]
+    assert isinstance(objective, PositionClassification)
+    if objective.temperature is None:
+        return None
+    return objective.attentive_weights(model.tokens(model.images(batch).flatten(0, 1)))
+
+
+@torch.no_grad()
 def predict_patches(
     model: PretrainModel, batch: Batch, mask_ratio: float, *, seed: int
 ) -> tuple[Tensor, Tensor, Tensor]:

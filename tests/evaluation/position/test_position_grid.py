@@ -87,6 +87,37 @@ def test_cells_are_weighted_alike():
     assert "0.00 (0.00)" in text and "93.75 (untrained: 0.00)" in text
 
 
+def test_weighted_accuracy_is_the_published_codes():
+    """Σ w·right / Σ w over the tokens asked for, w an image's shares of its visible patches."""
+    weights = torch.rand(7, 16, generator=torch.Generator().manual_seed(1))
+    right = weights > 0.6  # the patches that the model puts in their place
+
+    def predict(batch, *ratios):
+        _, keep, dropped = predictor(16, lambda keep: keep)(batch, *ratios)
+        known = right[batch["index"]].gather(1, keep)
+        answers = torch.where(known, keep, (keep + 1) % 16)
+        return torch.nn.functional.one_hot(answers, 16).float(), keep, dropped
+
+    def measured(size):
+        return measure_grid(
+            {"accuracy": predict},
+            image_batches(7, size),
+            (0.5,),
+            lambda batch: weights[batch["index"]],
+        )
+
+    cell = summarise(measured(7), (4, 4))["cells"][1]
+    ((_, keep, dropped),) = [predict(each, 0.5, 0.5) for each in image_batches(7)]
+    visible = weights.gather(1, keep)
+    share = visible / visible.sum(1, keepdim=True) * dropped
+    wanted = (share * right.gather(1, keep)).sum() / share.sum()
+    assert cell["weighted_accuracy"] == pytest.approx(float(wanted), rel=1e-6)
+    assert abs(cell["weighted_accuracy"] - cell["accuracy"]) > 0.01
+    results, others = (summarise(measured(size), (4, 4)) for size in (7, 3))
+    assert results["weighted_mean"] == pytest.approx(others["weighted_mean"], rel=1e-12)
+    assert f"as in the paper: {100 * results['weighted_mean']:.2f}" in table(results)
+
+
 @pytest.fixture
 def evaluate(droppos_checkpoint):
     model, recipe = load_model(str(droppos_checkpoint))
@@ -99,11 +130,18 @@ def evaluate(droppos_checkpoint):
 
 def test_batch_size_changes_nothing(evaluate, image_folder):
     data = image_folder(num_images=7)
-    results = evaluate(data, batch_size=7)["results"]
-    assert evaluate(data, batch_size=3)["results"] == results
+    results, others = (evaluate(data, batch_size=size)["results"] for size in (7, 3))
+    for one, other in zip(
+        [results, *results["cells"]], [others, *others["cells"]], strict=True
+    ):  # sums of weights, not of whole numbers
+        key = "weighted_mean" if one is results else "weighted_accuracy"
+        assert one[key] == pytest.approx(other.pop(key), rel=1e-6)
+        other[key] = one[key]
+    assert others == results
     assert len(results["cells"]) == len(MASK_RATIOS) * len(POSITION_MASK_RATIOS)
     assert results["grid"] == [4, 4] and results["samples"] == 7
     assert all(cell["initial_accuracy"] is not None for cell in results["cells"])
+    assert 0 < results["weighted_mean"] < 1
 
 
 def test_limit_draws_images_by_seed(evaluate, image_folder):
