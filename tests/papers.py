@@ -38,8 +38,8 @@ class Row:
 
     @property
     def runs(self) -> bool:
-        """Whether its commands can be given, perhaps not for all that it quotes."""
-        return self.status.startswith("runs")
+        """Whether its commands can be given; they may measure less than it quotes, or nothing."""
+        return self.status.startswith(("runs", "trains"))
 
     def spelled(self) -> list[str]:
         """Return the commands, those of loops one by one."""

@@ -4,8 +4,10 @@ import re
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +30,7 @@ from pospre.training.optimizer.optim import build_optimizer
 from pospre.training.optimizer.schedule import build_schedule
 from pospre.training.resolve import resolve
 from tests.benchmarks import bench_methods
-from tests.papers import ROOT, ROWS, Row, runs, trained, write_data
+from tests.papers import ROOT, ROWS, TEXT, Row, runs, trained, write_data
 
 PAPERS = {"MP3": 29, "DropPos": 19, "StoP": 22, "LUT": 22, "Intertwined": 16}
 IMAGENET = 1_281_167
@@ -43,12 +45,42 @@ def test_all_rows_are_there_and_the_counts_are_those_of_the_table() -> None:
     counts = {paper: sum(row.paper == paper for row in ROWS) for paper in PAPERS}
     assert counts == PAPERS
     assert len({(row.paper, row.name) for row in ROWS}) == sum(PAPERS.values()) == 108
+    kinds = Counter(re.split(r"[ :]", row.status)[0] for row in ROWS)
+    whole = sum(row.status == "runs" for row in ROWS)
+    told = re.search(
+        r"\*\*(\d+) of 108 rows .*?\*\*, (\d+) all but .*?; (\d+) quote nothing and\s.*?; "
+        r"(\d+) are \*refused\*, .*? (\d+) \*needs\*",
+        TEXT,
+    )
+    assert told is not None
+    others = [kinds["runs"] - whole, kinds["trains"], kinds["refused"], kinds["needs"]]
+    assert [int(number) for number in told.groups()] == [whole, *others]
+    assert whole + sum(others) == 108
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"(\d+) of 108 rows", readme) == [str(whole)]
 
 
 def test_a_row_says_what_it_is() -> None:
     for row in ROWS:
-        assert row.runs or re.match(r"(needs|refused): \S", row.status), row.status
+        known = r"runs( but for \S.*)?|trains|(needs|refused): \S.*"
+        assert re.fullmatch(known, row.status), row.status
         assert row.published and (row.commands or not row.runs), row.name
+        assert (row.status == "trains") == (row.published == "–"), row.name
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in ROWS if row.status.startswith("runs")], ids=lambda row: row.name
+)
+def test_a_row_measures_what_it_trains(row: Row) -> None:
+    """Each of its runs is measured by its recipe, by a command of the row, or by a run from it."""
+    commands = row.spelled()
+    trainings = [trained(command) for command in commands if " -m pospre.train " in command]
+    starts = {recipe.encoder.weights for recipe in trainings}
+    words = {word for command in commands for word in re.split(r"[ =,]", command)}
+    for recipe in trainings:
+        name = str(recipe.run_path())
+        assert recipe.evaluation or name in starts or f"runs/{recipe.run_name}" in words, name
+    assert ("Real" in row.published) == any("reassessed=" in command for command in commands)
 
 
 @pytest.fixture(scope="module")
@@ -60,14 +92,17 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for run in runs():
         (folder / run).mkdir(parents=True)
         (folder / run / "recipe.yaml").touch()
+    for file in FOREIGN:
+        (folder / file).touch()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         for name in ("trunc_normal_", "kaiming_uniform_", "xavier_uniform_", "uniform_", "normal_"):
             patch.setattr(torch.nn.init, name, lambda tensor, *_, **__: tensor)  # half of the time
         patch.setattr(pospre.train, "_run", _check_training)
         patch.setattr(pospre.sweep, "_run", lambda command: 1)  # all cells are checked before
-        for module in (models, predictions):
-            patch.setattr(module, "load_model", _load_model)
+        patch.setattr(models, "open_checkpoint", lambda run: SimpleNamespace(uri=run, batch=1))
+        patch.setattr(models, "model_of", lambda found, **_: _load_model(found.uri))
+        patch.setattr(predictions, "load_model", _load_model)
         patch.setattr(models, "_of_file", _of_file)
         patch.setattr("pospre.evaluation.run.run_evaluation", _check_measurement)
         patch.setattr(bench_methods, "measure_row", lambda row, *_: TIMED.append(row))
@@ -162,7 +197,7 @@ def _built(recipe: Recipe) -> PretrainModel:
     return _BUILT[key]
 
 
-def _load_model(run: str, **_: Any) -> tuple[PretrainModel, Recipe]:
+def _load_model(run: str) -> tuple[PretrainModel, Recipe]:
     recipe = runs()[Path(run)]
     return _built(recipe), recipe
 
@@ -178,7 +213,8 @@ def _of_file(uri: str, *_: Any) -> models.Subject:
             "trainer": {"max_duration": "1ba"},
         }
     ).model_copy(update={"algorithms": {}})
-    return models.Subject(Any, recipe, lambda: Any, origin=uri)
+    model: Any = None  # nothing looks at its weights
+    return models.Subject(model, recipe, lambda: model, origin=uri)
 
 
 @pytest.mark.parametrize(
@@ -186,5 +222,8 @@ def _of_file(uri: str, *_: Any) -> models.Subject:
 )
 def test_what_is_refused_is_refused(row: Row) -> None:
     for command in row.spelled():
-        with pytest.raises(UserError, match=r"algorithms\.stop needs a predictor"):
-            _built(trained(command))
+        with (
+            torch.device("meta"),
+            pytest.raises(UserError, match=r"algorithms\.stop needs a predictor"),
+        ):
+            build_model(trained(command))

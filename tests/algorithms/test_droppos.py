@@ -283,6 +283,7 @@ def test_prediction_at_other_ratios_draws_the_training_masks():
 def test_weights_of_an_evaluation_are_those_of_the_loss():
     model, inputs = model_and_batch()
     weights, keep = patch_weights(model, random_batch()), inputs["view/keep"]
+    assert weights is not None
     visible = weights.gather(1, keep)
     torch.testing.assert_close(
         visible / visible.sum(1, keepdim=True), model(inputs)["droppos"]["affinity"].detach()

@@ -41,6 +41,7 @@ Algorithms = dict[str, dict[str, Any]]
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}
 PROTOTYPES = 4096
 MP3_RATIOS = (0.0, 0.3, 0.5, 0.75, 0.9)
+MAE_RATIOS = (0.5, 0.9)
 LEARNED = {"positions": "learned"}
 
 OURS: dict[str, tuple[Algorithms, dict[str, Any]]] = {
@@ -52,6 +53,7 @@ OURS: dict[str, tuple[Algorithms, dict[str, Any]]] = {
     "droppos": ({"droppos": {}}, {}),
     "droppos, affinity of visible patches": ({"droppos": {"affinity": "visible"}}, {}),
     "droppos, no affinity": ({"droppos": {"temperature": None}}, {}),
+    **{f"mae, η = {ratio}": ({"mae": {"mask_ratio": ratio}}, {}) for ratio in MAE_RATIOS},
     **{
         f"mp3, η = {ratio}": ({"mp3": {"mask_ratio": ratio}}, {"positions": "none"})
         for ratio in MP3_RATIOS
@@ -96,6 +98,8 @@ ROWS = [
         Row(f"mp3, η = {ratio}", "mae", "≤ 1.0" if ratio == 0.75 else "falling")
         for ratio in MP3_RATIOS
     ),
+    *(Row(f"mp3, η = {ratio}", f"mae, η = {ratio}", "") for ratio in MAE_RATIOS),
+    Row("mp3, η = 0.75", "supervised", ""),
     Row("stop", "ijepa", "≤ 1.02"),
     Row("lut, paper", "mae", "≤ 1.7 (FLOPs)"),
     Row("lut, code", "mae", ""),
