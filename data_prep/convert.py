@@ -37,7 +37,7 @@ or once, from a Dask cluster whose workers see SRC and DST under the same names:
   python -m data_prep.convert photos /shared/photos_mds --format mds --scheduler tcp://head:8786
 
 DST appears only when it is complete, and its bytes depend on SRC and the options alone, not on the
-workers, parts or interruptions. Until then finished blocks (shards of about 64 MB) are kept in
+workers, parts or interruptions. Until then finished blocks (shards of about 64 MiB) are kept in
 DST.partial, or in the bucket: a conversion that was killed is simply run again and goes on from
 there. Endpoint and credentials of a bucket come from S3_ENDPOINT_URL and AWS's variables.
 
