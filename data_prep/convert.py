@@ -69,12 +69,12 @@ def _print_summary(destination: str, summary: Summary) -> None:
         ("bytes", f"{summary.num_bytes} ({summary.num_bytes / 1e6:.1f} MB)"),
         ("time", f"{summary.seconds:.1f} s{rate}"),
     ]
-    print(f"wrote {destination}")
+    print(f"wrote {printable(destination)}")
     for name, value in rows:
-        print(f"  {name:<16}{value}")
+        print(f"  {name:<16}{printable(value)}")
     print_table(of_records(records, summary.classes))
     for item in summary.skipped[:_NUM_SHOWN]:
-        print(f"  unreadable: {printable(item['path'])}: {item['reason']}")
+        print(f"  unreadable: {printable(item['path'])}: {printable(item['reason'])}")
     if len(summary.skipped) > _NUM_SHOWN:
         print(f"  … and {len(summary.skipped) - _NUM_SHOWN} more, all named in the description")
     for name in summary.ignored:
@@ -229,7 +229,7 @@ def _finish(destination: str, summary: Summary | None, args: argparse.Namespace)
         sys.stdout.reconfigure(errors="backslashreplace")
     name = f"part {args.part} of {destination}" if args.part else destination
     if summary is None:
-        print(f"{destination} already holds this conversion; nothing to do.")
+        print(f"{printable(destination)} already holds this conversion; nothing to do.")
     else:
         _print_summary(name, summary)
     if args.statistics is not None:

@@ -15,7 +15,7 @@ from data_prep.plan.records import Record
 from pospre.command_line import command_parser
 from pospre.data.cores import available_cores
 from pospre.data.decode.bit_depth import parse_range
-from pospre.errors import UserError, run_command
+from pospre.errors import UserError, printable, run_command
 from pospre.output import check_picture, save_picture
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def print_table(statistics: Statistics) -> None:
             cells[0] = f"{values.mean():>10.1f}"
         print(f"  {name:<20}" + "".join(cells))
     for name, text in _class_rows(statistics):
-        print(f"  {name:<20}{text}")
+        print(f"  {name:<20}{printable(text)}")
     if statistics.num_unreadable:
         print(f"  {'unreadable':<20}{statistics.num_unreadable}")
 
@@ -213,9 +213,9 @@ def draw(statistics: Statistics, path: Path, title: str) -> None:
             axis.xaxis.set_major_formatter(EngFormatter())
     if counts is not None:
         _draw_classes(figure.add_subplot(grid[1, :]), counts, statistics.classes or [])
-    figure.suptitle(f"{title}: {len(statistics.labels)} samples")
+    figure.suptitle(f"{printable(title)}: {len(statistics.labels)} samples")
     save_picture(figure, path, dpi=110)
-    print(f"drew {path}")
+    print(f"drew {printable(path)}")
 
 
 def _draw_classes(axis: Any, counts: np.ndarray, classes: list[str]) -> None:
@@ -223,7 +223,7 @@ def _draw_classes(axis: Any, counts: np.ndarray, classes: list[str]) -> None:
     axis.bar(np.arange(len(counts)), counts[order], width=1.0, color="tab:orange")
     axis.set(xlabel="classes, largest first", ylabel="samples")
     if len(classes) <= _MOST_CLASSES:
-        names = [classes[i][:_LONGEST_NAME] for i in order]
+        names = [printable(classes[i])[:_LONGEST_NAME] for i in order]
         axis.set_xticks(range(len(classes)), names, rotation=90, fontsize=7)
 
 
@@ -243,7 +243,7 @@ def main(argv: list[str] | None = None) -> int:
         raise UserError(f"--channels {args.channels} is out of range; it must be at least 1.")
     wanted = parse_range(args.deep_range, "--deep-range")
     statistics = of_data_set(args.path, max(1, args.workers), args.channels)
-    print(f"{args.path}: {len(statistics.labels)} samples")
+    print(f"{printable(args.path)}: {len(statistics.labels)} samples")
     print_table(statistics)
     if args.picture is not None:
         draw(statistics, args.picture, str(args.path))

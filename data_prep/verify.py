@@ -25,7 +25,7 @@ from pospre.data.cores import available_cores
 from pospre.data.decode.bit_depth import Decoding
 from pospre.data.stores.description import SIDECAR_NAME, checksum, unpack_sums
 from pospre.data.stores.mds_index import INDEX_NAME, read_index
-from pospre.errors import UserError, run_command
+from pospre.errors import UserError, printable, run_command
 from pospre.object_store import Bucket, is_remote
 from pospre.untrusted_json import parse_object
 
@@ -73,7 +73,7 @@ def verify(destination: str | Path, num_workers: int | None = None) -> None:
         ("images", f"{content['samples']} decoded"),
         ("classes", "none" if classes is None else f"{len(classes)}"),
     ]
-    print(f"verified {destination}")
+    print(f"verified {printable(destination)}")
     for name, value in rows:
         print(f"  {name:<16}ok: {value}")
 

@@ -7,15 +7,18 @@ import shlex
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import requires
 from pathlib import Path
+from typing import Any
 
 _LONGEST = 4000  # characters of a message
 _LISTED = 40  # names that a message gives at most; timm has hundreds
 _FFCV_NEEDS = "g++ python3-dev pkg-config libopencv-dev libturbojpeg0-dev"
 _UNDONE = "before the end: no result is half written; give the same command again"
+_format_warning = warnings.formatwarning
 
 
 def printable(text: object, keep: str = "") -> str:
@@ -159,6 +162,7 @@ def run_command(main: Callable[[], int]) -> int:
     2 for a ``UserError`` and for memory that does not suffice, 69 for an ``Unreachable``, 75 for
     SIGTERM and 130 for Ctrl-C, 75 or the code of the rank that ended for ``Lost``.
     """
+    warnings.formatwarning = _printable_warning
     try:
         with stoppable(_UNDONE):
             return main()
@@ -193,6 +197,11 @@ def run_command(main: Callable[[], int]) -> int:
             file=sys.stderr,
         )
         return 2
+
+
+def _printable_warning(*args: Any, **kwargs: Any) -> str:
+    """Return what is shown of a warning; names in it may come from anyone, as in errors."""
+    return printable(_format_warning(*args, **kwargs), keep="\n\t")
 
 
 def _come_to_the_end() -> None:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -105,3 +106,9 @@ def test_what_a_message_quotes_cannot_obey_the_terminal(capsys: pytest.CaptureFi
     assert printable(f"{name}\n") == shown + r"\n"
     assert f"warning: {UserError(name)}" == f"warning: {shown}"
     assert name not in format_table("title", ["name", name], [[name, "1"]])
+
+
+def test_a_warning_cannot_obey_the_terminal_either() -> None:
+    assert run_command(lambda: 0) == 0
+    shown = warnings.formatwarning("a\x1b[2J\udcff", UserWarning, "f.py", 3, "line")
+    assert shown == "f.py:3: UserWarning: a\\x1b[2J\\udcff\n  line\n"

@@ -12,6 +12,8 @@ from multiprocessing.sharedctypes import RawArray
 from signal import SIGTERM, Signals
 from typing import TextIO
 
+from pospre.errors import printable
+
 _LONGEST_NAME = 1 << 10
 _FIRST_NOTICE = 10.0  # seconds, then twice as many, and so on
 _LOOK_EVERY = 1.0
@@ -31,7 +33,7 @@ class _Row(ctypes.Structure):
 
     @property
     def text(self) -> str:
-        return os.fsdecode(self.name)
+        return printable(os.fsdecode(self.name))
 
 
 class Activity:

@@ -23,7 +23,7 @@ from data_prep.publish.destination import Destination
 from data_prep.sources.source import Item, Source
 from pospre.data.decode.decoder import decode_image
 from pospre.data.stores.description import checksum
-from pospre.errors import UserError
+from pospre.errors import UserError, printable
 
 if TYPE_CHECKING:
     from data_prep.speech.features import PreparedClip
@@ -127,7 +127,7 @@ def _prepare_image(data: bytes, item: Item, settings: Settings) -> PreparedImage
     except DamagedItem as error:
         raise DamagedItem("; ".join([str(error), *said[:_MOST_SAID]])) from error
     for line in said:
-        print(f"{item.name}: {line}", file=sys.stderr)
+        print(printable(f"{item.name}: {line}"), file=sys.stderr)
     return found
 
 

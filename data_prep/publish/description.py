@@ -4,9 +4,9 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
-from pydantic import BaseModel, ValidationError
+from pydantic import AfterValidator, BaseModel, Strict, ValidationError
 
 from data_prep.encode.moments import Moments
 from data_prep.plan.bit_depth_report import describe_deep
@@ -43,6 +43,17 @@ class Files(Protocol):
         """Remove files."""
 
 
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("no text")
+    return value
+
+
+# Names of files may be no Unicode, and such texts are none to pydantic.
+_Text = Annotated[Any, AfterValidator(_text)]
+_SizeAndSum = Annotated[tuple[int, str], Strict(False)]  # JSON has lists
+
+
 class _Origin(BaseModel):
     settings: dict[str, Any]
     source: Any
@@ -51,11 +62,11 @@ class _Origin(BaseModel):
 class _Described(BaseModel, strict=True):
     made_from: _Origin
     samples: int
-    classes: list[str] | None
+    classes: list[_Text] | None
 
 
 class _Shards(_Described):
-    manifest: dict[str, tuple[int, str]]
+    manifest: dict[str, _SizeAndSum]
 
 
 class _Beton(_Described):
@@ -154,7 +165,7 @@ def parse_description(text: bytes, where: object, data_format: str, remedy: str)
     if content.get("version") != VERSION:
         raise UserError(f"{where} has version {content.get('version')}, not {VERSION}; {remedy}.")
     try:
-        _WRITTEN[data_format].model_validate_json(text)
+        _WRITTEN[data_format].model_validate(content)
     except ValidationError as error:
         key = ".".join(map(str, error.errors()[0]["loc"]))
         raise UserError(

@@ -54,6 +54,16 @@ class Item:
     location: Any = None
     about: Location | bytes | None = None
 
+    def __post_init__(self) -> None:
+        if not self.name.isascii():
+            try:
+                os.fsencode(self.name)
+            except UnicodeEncodeError as error:  # JSON may say "\\ud800"
+                raise UserError(
+                    f"the data set lists a file {self.name}, and no file can have this name: it is "
+                    "no Unicode. Mend the list."
+                ) from error
+
 
 @dataclass(frozen=True)
 class Source:
@@ -203,7 +213,8 @@ def jpegs_among(entries: Sequence[Entry]) -> tuple[list[Entry], int]:
 
 def compact(content: dict[str, Any]) -> bytes:
     """Return an object as JSON without spaces, its keys in the order given."""
-    return json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
+    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False)
+    return text.encode(errors="backslashreplace")  # JSON writes what is no Unicode like that, too
 
 
 def draws_of_names(names: Sequence[str], seed: int, purpose: str) -> np.ndarray:
