@@ -223,7 +223,7 @@ def _check_checkpoint(run: Components, start: Checkpoint) -> None:
             "go on, trainer.overwrite=true to start again, or another run_name"
         )
     state: dict[str, Any] = start.content["state"]
-    for key in ("model", "optimizers", "timestamp"):
+    for key in ("model", "optimizers", "schedulers", "timestamp"):
         if key not in state:
             raise UserError(f"{start.uri} holds weights only (no '{key}'): no run goes on from it")
     previous, num_samples = recorded(start.content)

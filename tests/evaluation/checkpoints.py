@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 import yaml
+from composer.core import Timestamp
 
 from pospre.evaluation.run import run_evaluation
 from pospre.recipe.recipe import Recipe, recipe_from_dict
@@ -40,7 +41,7 @@ def save_checkpoint(recipe: Recipe, *, weight_seed: int = 1) -> Path:
     (run / "checkpoints").mkdir(parents=True)
     (run / "recipe.yaml").write_text(yaml.safe_dump(recipe.dump()))
     path = run / "checkpoints" / "ep1-ba2.pt"
-    timestamp = {"Timestamp": {"batch": 2}}
+    timestamp = {"Timestamp": Timestamp(batch=2).state_dict()}
     state = {"model": weights, "callbacks": {"RecipeRecord": record}, "timestamp": timestamp}
     torch.save({"state": state}, path)
     return path

@@ -6,6 +6,8 @@ from composer.core import Callback, State
 from composer.loggers import Logger
 from composer.utils import dist, reproducibility
 
+from pospre.errors import UserError
+
 
 class Resume(Callback):
     """Loads the state where Composer would have read a file, and the random state with it.
@@ -34,7 +36,13 @@ class Resume(Callback):
                 states.setdefault(type(callback).__qualname__, {})
         for algorithm in state.algorithms:  # none keeps anything that would be read
             saved["algorithms"].setdefault(type(algorithm).__qualname__, {})
-        state.load_state_dict(saved, logger, strict=True)
+        try:
+            state.load_state_dict(saved, logger, strict=True)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise UserError(
+                "the checkpoint that this run goes on from holds a state that no training writes "
+                f"({type(error).__name__}: {error}); delete it to go on from an older one"
+            ) from error
         saved.clear()
         self._content.clear()
 

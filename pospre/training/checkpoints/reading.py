@@ -37,6 +37,7 @@ from pospre.training.checkpoints.finding import (
     checkpoints_in,
     named_best,
 )
+from pospre.training.checkpoints.sanity import check_state
 from pospre.training.checkpoints.sharded import assemble, read_manifest
 from pospre.training.checkpoints.versions import warn_of_other_versions
 from pospre.training.distributed.ranks import from_rank_zero, however_long, on_every_rank
@@ -118,6 +119,7 @@ def _read(uri: str) -> Checkpoint:
         data = files[path.name]
         sha256 = verify(data, files.get(manifest_of(path).name), uri)
         content = unpickle(data, uri)
+    check_state(content, uri)
     is_shared = is_remote(uri) and dist.get_local_world_size() > 1
     return Checkpoint(uri, sha256, content, files if is_shared else None)
 

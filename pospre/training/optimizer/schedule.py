@@ -10,6 +10,8 @@ from pospre.errors import UserError
 from pospre.recipe.sections import Optimizer, Schedule
 from pospre.schedules import cosine_warmup, duration_steps, half_cosine, staircase, warm_up
 
+_COUNTS = ("last_epoch", "_step_count")
+
 
 class StepSchedule(LambdaLR):
     """Gives step t the learning rates and the weight decay of step t.
@@ -52,15 +54,14 @@ class StepSchedule(LambdaLR):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up the count of steps; the step to come has the rates of this recipe's length."""
-        super().load_state_dict(state_dict)
+        self.last_epoch, self._step_count = (int(state_dict[key]) for key in _COUNTS)
         self._last_lr = self.get_lr()
         for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
             group["lr"] = rate
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the count of steps and plain values; the functions are made from the recipe."""
-        made = ("decay", "total_steps")
-        return {key: value for key, value in super().state_dict().items() if key not in made}
+        """Return the count of steps, and their rates; all else is made from the recipe."""
+        return {key: getattr(self, key) for key in (*_COUNTS, "_last_lr")}
 
 
 def _after(start: int, rate: Callable[[int], float]) -> Callable[[int], float]:

@@ -6,7 +6,10 @@ import zipfile
 from collections.abc import Iterable
 from typing import Any
 
-CONTENT = {"state": {"callbacks": {"RecipeRecord": {"recipe": {}, "num_samples": 1}}}}
+_RECIPE = {"data": {}, "encoder": {}, "algorithms": {}, "trainer": {"max_duration": "1ep"}}
+CONTENT: dict[str, Any] = {
+    "state": {"callbacks": {"RecipeRecord": {"recipe": _RECIPE, "num_samples": 1}}}
+}
 """The least that a checkpoint holds."""
 
 

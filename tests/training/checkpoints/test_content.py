@@ -12,10 +12,9 @@ from pospre.recipe.recipe import load_recipe
 from pospre.training.build import build_model
 from pospre.training.checkpoints.content import compare_tensors, load_model
 from pospre.training.checkpoints.reading import open_checkpoint, open_newest, read_checkpoint
+from tests.training.checkpoints.hostile import CONTENT
 from tests.training.checkpoints.test_damage import Payload
 from tests.training.tiny_runs import Run
-
-CONTENT = {"state": {"callbacks": {"RecipeRecord": {}}, "model": {"a": torch.ones(100)}}}
 
 
 def test_the_newest_is_by_progress_and_whole(

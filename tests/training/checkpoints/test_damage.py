@@ -23,6 +23,7 @@ from pospre.training.checkpoints.content import load_model
 from pospre.training.checkpoints.file import write_checkpoint
 from pospre.training.checkpoints.reading import open_newest, read_checkpoint
 from pospre.training.checkpoints.saver import CheckpointSaver
+from tests.training.checkpoints.hostile import CONTENT
 from tests.training.tiny_runs import SHORT, Run, contents, curve
 
 
@@ -141,7 +142,7 @@ def test_no_form_of_pickle_is_executed(
     form: str, has_manifest: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     good, path, proof = tmp_path / "ep0-ba2.pt", tmp_path / "ep1-ba4.pt", tmp_path / "executed"
-    write_checkpoint({"state": {"callbacks": {"RecipeRecord": {}}}}, good)
+    write_checkpoint(CONTENT, good)
     content = {"state": {"callbacks": {"RecipeRecord": Payload(proof)}}}
     if form == "plain":
         path.write_bytes(pickle.dumps(content))

@@ -28,9 +28,10 @@ from pospre.training.checkpoints.reading import open_newest, read_checkpoint
 from pospre.training.checkpoints.saver import CheckpointSaver
 from pospre.training.checkpoints.staging import Staging
 from tests.processes import finished
+from tests.training.checkpoints.hostile import CONTENT as LEAST
 from tests.training.tiny_runs import MAE, SHORT, Run, curve, environment, flat, metrics, no_space
 
-CONTENT = {"state": {"callbacks": {"RecipeRecord": {}}, "model": {"a": torch.ones(300_000)}}}
+CONTENT = {"state": {**LEAST["state"], "model": {"a": torch.ones(300_000)}}}
 
 
 @contextlib.contextmanager
@@ -111,7 +112,7 @@ import os, signal, torch
 from pathlib import Path
 from pospre.training.checkpoints import file
 folder = Path({str(tmp_path)!r})
-content = {{"state": {{"callbacks": {{"RecipeRecord": {{}}}}, "model": torch.ones(300_000)}}}}
+from tests.training.checkpoints.test_saver import CONTENT as content
 file.write_checkpoint(content, folder / "ep0-ba2.pt")
 write = file._Hashing.write
 def killed(self, data):
@@ -133,16 +134,16 @@ def test_the_manifest_of_an_older_file_never_belies_a_newer_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "ep0-ba2.pt"
-    write_checkpoint({**CONTENT, "rng": 1}, path)
+    write_checkpoint({**CONTENT, "more": 1}, path)
 
     def killed(*_: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(checkpoint_file, "write_atomic", killed)
     with pytest.raises(KeyboardInterrupt):
-        write_checkpoint({**CONTENT, "rng": 2}, path)
+        write_checkpoint({**CONTENT, "more": 2}, path)
     newest = open_newest([str(tmp_path)])
-    assert newest is not None and newest.content["rng"] == 2
+    assert newest is not None and newest.content["more"] == 2
 
 
 class Eager(CheckpointSaver):

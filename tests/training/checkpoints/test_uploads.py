@@ -24,6 +24,7 @@ from pospre.training.run import in_bucket
 from pospre.training.run_folder import clear
 from tests.data.flaky_s3 import FlakyS3, flaky_s3, use_bucket
 from tests.processes import finished, launcher, until
+from tests.training.checkpoints.hostile import CONTENT
 from tests.training.tiny_runs import SHORT, Run, curve, environment, metrics
 
 REMOTE = "s3://bucket/runs/tiny"
@@ -59,8 +60,7 @@ def names(server: FlakyS3) -> list[str]:
 
 def checkpoint(folder: Path, batch: int) -> Path:
     path = folder / f"ep0-ba{batch}.pt"
-    content = {"state": {"callbacks": {"RecipeRecord": {}}}, "model": torch.ones(1000)}
-    write_checkpoint(content, path)
+    write_checkpoint({**CONTENT, "more": torch.ones(1000)}, path)
     return path
 
 
@@ -243,7 +243,7 @@ def test_a_silent_server_holds_no_step(
     assert code == 0 and "already finished" in said, said
     assert {"ep1-ba6.pt", "ep1-ba6.json", "report.html"} <= set(names(server))
     shutil.rmtree(folder / "checkpoints")
-    load_model(str(folder))  # from the bucket that the recipe names
+    load_model(REMOTE)
 
 
 def test_an_outage_does_not_end_a_run(
