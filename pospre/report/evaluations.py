@@ -2,8 +2,7 @@
 
 import base64
 import io
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,13 +32,6 @@ class GridCell(BaseModel):
     initial_accuracy: float | None
     chance_excluding: float
 
-    @property
-    def heat(self) -> float:
-        """Place of the accuracy between guessing (0) and 1 (1) on a logarithmic scale."""
-        if self.accuracy <= self.chance_excluding:
-            return 0.0
-        return 1 - math.log(self.accuracy) / math.log(self.chance_excluding)
-
 
 class PositionGrid(BaseModel):
     """Results of ``position_grid``."""
@@ -47,6 +39,7 @@ class PositionGrid(BaseModel):
     cells: list[GridCell] = Field(min_length=1)
     mean: float
     initial_mean: float | None
+    weighted_mean: float | None = None
     samples: int
 
     @property
@@ -85,6 +78,16 @@ class PatchPosition(BaseModel):
     ratios: list[PatchRatio] = Field(min_length=1)
     chance: float
     samples: int
+
+    @property
+    def mean(self) -> float | None:
+        """Of the ratios at which patches were asked."""
+        return _mean(ratio.top1 for ratio in self.ratios)
+
+    @property
+    def initial_mean(self) -> float | None:
+        """The same of the untrained model."""
+        return _mean(ratio.initial_top1 for ratio in self.ratios)
 
 
 class Knn(BaseModel):
@@ -174,6 +177,11 @@ class Triple:
     index: int
     accuracy: float
     views: list[tuple[str, str]]
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def parse_results(run: Run, name: str, kind: type[Results]) -> Results | None:

@@ -32,10 +32,15 @@ from pospre.report.plots import draw_charts, format_value
 from pospre.report.published import published_beside
 from pospre.report.questions import questions_of
 from pospre.report.run import Record, Run, is_number, read_run
+from pospre.report.verdict import verdict
 
 HERE = Path(__file__).parent
 # evaluations that the page knows how to show
 SHOWN = ("position_grid", "position_pictures", "patch_position", "knn")
+BLANK = (
+    "On pictures of one colour each, in which nothing shows where a patch is. It should stay as "
+    "low as by guessing: well above, something else tells the model the positions."
+)
 VIEWS = "views"  # as views.py calls it; importing that takes seconds
 
 
@@ -96,6 +101,7 @@ def page_context(run: Run) -> dict[str, Any]:
         "shown": SHOWN,
         "views": load_views(run.folder / VIEWS),
         "subtitle": summary.subtitle(run),
+        "verdict": verdict(run, grid, patches, knn),
         "headline": summary.headline(run, grid, knn),
         "charts": draw_charts([run.records], curve_titles(run.records)),
         "watch_charts": draw_charts([run.records], watch_titles(run.records)),
@@ -131,7 +137,8 @@ def curve_titles(records: list[Record]) -> dict[str, dict[str, Any]]:
     for key in (key for key in keys if key.startswith("metric/")):
         rate = "accuracy" in key
         title = f"While training · {key.removeprefix('metric/').replace('_', ' ')}"
-        found[key] = {"title": title, "percent": rate, "from_zero": rate}
+        words = BLANK if key.endswith("_blank_accuracy") else ""
+        found[key] = {"title": title, "percent": rate, "from_zero": rate, "words": words}
     for key in (key for key in keys if key.startswith("evaluation/")):
         _, name, figure = key.split("/", 2)
         if figure != "seconds":

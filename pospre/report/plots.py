@@ -44,12 +44,16 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """The curves of one or several runs on the same axes; ``Line.run`` says whose each is."""
+    """The curves of one or several runs on the same axes; ``Line.run`` says whose each is.
+
+    ``words`` say what the figure is, where its name does not.
+    """
 
     title: str
     lines: list[Line]
     x_ticks: list[Tick]
     y_ticks: list[Tick]
+    words: str = ""
 
 
 def draw_charts(
@@ -68,6 +72,7 @@ def draw_chart(
     percent: bool = False,
     from_zero: bool = False,
     smooth: bool = True,
+    words: str = "",
 ) -> Chart | None:
     """Draw ``record[key]`` of every run over ``step``; None when no run has a number there."""
     read = {number: _read_curve(records, key) for number, records in enumerate(runs)}
@@ -78,6 +83,7 @@ def draw_chart(
     y_step, low, high = _nice_range(everything, from_zero=from_zero)
     left = min(float(curve.steps[0]) for curve in curves.values())
     right = max(float(curve.steps[-1]) for curve in curves.values())
+    left = 0.0 if 0 < left < 0.2 * right else left
     frame = _Frame(left, right, low, high)
     lines = []
     for number, (steps, values, gaps, note) in curves.items():
@@ -91,7 +97,8 @@ def draw_chart(
                 note=note,
             )
         )
-    return Chart(title, lines, frame.x_ticks(), frame.y_ticks(y_step, percent=percent))
+    y_ticks = frame.y_ticks(y_step, percent=percent)
+    return Chart(title, lines, frame.x_ticks(), y_ticks, words)
 
 
 class _Curve(NamedTuple):

@@ -1,48 +1,90 @@
 """Figures of the papers that a run's own are shown beside: yamls/PAPERS.md has all of them."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
-from pospre.report.run import Run
+from pospre.report.run import Run, is_number
+
+_IMAGENET = 1_281_167  # images to train on
+_LINEAR = {"classes": 1000, "query_samples": 50_000, "label_fraction": 1.0, "augment": True}
+_MAE_LINEAR = {**_LINEAR, "protocol": "mae"}
+_VISSL_LINEAR = {**_LINEAR, "protocol": "vissl", "weights": "teacher"}
+_ADE20K = {"classes": 150, "images": 2000, "finetune": True}
+_UPERNET = {**_ADE20K, "decoder": "upernet"}
+_SEGMENTED = {**_ADE20K, "decoder": "linear", "weights": "teacher"}
+_COCO = {"images": 5000, "finetune": True}
+_DETECTED = {**_COCO, "weights": "teacher"}
+_PROBE = {"num_samples": 4000, "num_tokens": 196}
 
 
 class Published(NamedTuple):
-    """A figure of a paper.
+    """A figure of a paper, of a ViT-B/16 that was trained on ImageNet-1k.
 
     Attributes:
-        method: the algorithm it is of.
+        methods: the algorithms of the recipe; the last is whose paper it is.
+        epochs: that it was trained.
         evaluation: what measured it.
         percent: its value.
-        conditions: of the model that it was measured of.
+        words: what it is of.
+        protocol: what the results or settings of the evaluation say where it was the paper's.
     """
 
-    method: str
+    methods: tuple[str, ...]
+    epochs: int
     evaluation: str
     percent: str
-    conditions: str
+    words: str
+    protocol: Mapping[str, Any]
 
 
+_STOP = ("ijepa", "stop")
+_LUT = ("mae", "lut")
+_BOTH = ("dinov2", "crop_field", "masked_position")
 PUBLISHED = (
-    Published("droppos", "position_grid", "87.83", "ViT-B/16, 200 epochs of ImageNet-1k"),
-    Published("droppos", "segmentation", "40.7", "ViT-B/16, UperNet on ADE20k"),
-    Published("droppos", "detection", "42.1", "ViT-B/16, COCO"),
-    Published("droppos", "position_probe", "77.3", "ViT-B/16; of masked_top1"),
-    Published("mae", "position_probe", "63.1", "ViT-B/16; of masked_top1"),
-    Published("mae", "linear", "68.0", "ViT-B/16, 1600 epochs of ImageNet-1k"),
-    Published("ijepa", "linear", "70.9", "ViT-B/16, 600 epochs of ImageNet-1k"),
-    Published("stop", "linear", "72.6", "ViT-B/16, 600 epochs of ImageNet-1k"),
-    Published("lut", "linear", "67.9", "ViT-B/16, 400 epochs of ImageNet-1k"),
-    Published("lut", "segmentation", "49.5", "ViT-B/16, UperNet on ADE20k"),
-    Published("dinov2", "detection", "47.7", "ViT-B/16, COCO"),
-    Published("dinov2", "segmentation", "47.5", "ViT-B/16, linear decoder on ADE20k"),
-    Published("masked_position", "detection", "49.2", "ViT-B/16, COCO"),
-    Published("masked_position", "segmentation", "48.4", "ViT-B/16, linear, ADE20k"),
+    Published(("droppos",), 200, "position_grid", "87.83", "weighted mean", {"samples": 50_000}),
+    Published(("droppos",), 200, "segmentation", "40.7", "mIoU", _UPERNET),
+    Published(("droppos",), 200, "detection", "42.1", "AP", _COCO),
+    Published(("droppos",), 800, "position_probe", "77.3", "masked_top1", _PROBE),
+    Published(("mae",), 1600, "position_probe", "63.1", "masked_top1", _PROBE),
+    Published(("mae",), 1600, "linear", "68.0", "top1", _MAE_LINEAR),
+    Published(("ijepa",), 600, "linear", "70.9", "top1", _VISSL_LINEAR),
+    Published(_STOP, 600, "linear", "72.6", "top1", _VISSL_LINEAR),
+    Published(_LUT, 400, "linear", "67.9", "top1", _MAE_LINEAR),
+    Published(_LUT, 1600, "segmentation", "49.5", "mIoU", _UPERNET),
+    Published(("dinov2",), 100, "detection", "47.7", "AP", _DETECTED),
+    Published(("dinov2",), 100, "segmentation", "47.5", "mIoU", _SEGMENTED),
+    Published(_BOTH, 100, "detection", "49.2", "AP", _DETECTED),
+    Published(_BOTH, 100, "segmentation", "48.4", "mIoU", _SEGMENTED),
 )
 
 
-def published_beside(run: Run, evaluation: str) -> list[str]:
-    """Return what the papers of the run's algorithms report for an evaluation, in words."""
+def published_beside(run: Run, name: str) -> list[str]:
+    """Return what the papers report for what evaluation ``name`` has measured, in words.
+
+    Only figures that compare: of the same model, trained by the same methods on as many images of
+    ImageNet, and measured by the same protocol.
+    """
+    document = run.evaluations.get(name, {})
+    measured = {**document, **document.get("settings", {}), **document.get("results", {})}
     return [
-        f"published for {found.method}: {found.percent} % ({found.conditions})"
+        f"published for {found.methods[-1]}: {found.percent} % ({found.words}; ViT-B/16, "
+        f"{found.epochs} epochs of ImageNet-1k)"
         for found in PUBLISHED
-        if found.method in run.algorithms and found.evaluation == evaluation
+        if measured.get("name") == found.evaluation
+        and found.protocol.items() <= {key: measured.get(key) for key in found.protocol}.items()
+        and _is_trained_as(run, found)
     ]
+
+
+def _is_trained_as(run: Run, found: Published) -> bool:
+    encoder = {key: run.setting("encoder", key) for key in ("name", "image_size", "depth")}
+    if encoder["name"] != "vitb16" or encoder["image_size"] not in (None, 224, [224, 224]):
+        return False
+    samples = [record["samples"] for record in run.records if is_number(record.get("samples"))]
+    wanted = found.epochs * _IMAGENET
+    return (
+        encoder["depth"] in (None, 12)
+        and sorted(run.algorithms) == sorted(found.methods)
+        and bool(samples)
+        and abs(samples[-1] - wanted) < 0.01 * wanted
+    )

@@ -22,7 +22,7 @@ PACKAGES = ("torch", "torchvision", "timm", "mosaicml", "mosaicml-streaming", "f
 
 @dataclass(frozen=True)
 class Figure:
-    """One headline number: what it is, the number, and a word that puts it in relation."""
+    """One headline figure: what it is, its value, and a word that puts it in relation."""
 
     label: str
     value: str
@@ -34,6 +34,13 @@ def headline(run: Run, grid: PositionGrid | None, knn: Knn | None) -> list[Figur
     return [*_loss_figures(run), *_measured_figures(run, grid, knn), *_effort_figures(run)]
 
 
+def start_of(run: Run) -> str:
+    """Return the name of the weights that training started from; empty where these were random."""
+    address = str(run.setting("encoder", "weights") or "")
+    inside = address.rstrip("/").partition("/checkpoints")[0]  # a run is called by its folder
+    return inside.rpartition("/")[2]
+
+
 def _loss_figures(run: Run) -> list[Figure]:
     losses = _column(run.records, "loss/total")
     if not losses:
@@ -43,19 +50,35 @@ def _loss_figures(run: Run) -> list[Figure]:
 
 
 def _measured_figures(run: Run, grid: PositionGrid | None, knn: Knn | None) -> list[Figure]:
-    found: list[tuple[str, str, float, str, float | None]] = []
+    figures = []
+
+    def add(name: str, label: str, value: float, *notes: str) -> None:
+        note = "; ".join(filter(None, (*notes, earlier_step(run, name))))
+        figures.append(Figure(label, format_value(value, percent=True), note))
+
     if grid is not None:
         untrained = grid.guess_mean if grid.initial_mean is None else grid.initial_mean
         word = "by guessing" if grid.initial_mean is None else "untrained"
-        found.append(("position_grid", "Position top-1", grid.mean, word, untrained))
+        notes = (
+            f"mean of {len(grid.cells)} cells",
+            f"{format_value(untrained, percent=True)} {word}",
+        )
+        add("position_grid", "Position top-1", grid.mean, *notes)
+    top1 = accuracy_of(run)
+    if top1 is not None:
+        start = start_of(run)
+        add("accuracy", "Accuracy", top1, f"started from {start}" if start else "")
     if knn is not None:
-        found.append(("knn", "kNN top-1", knn.top1, "untrained", knn.initial_top1))
-    figures = []
-    for name, label, value, word, other in found:
-        beside = "" if other is None else f"{format_value(other, percent=True)} {word}"
-        note = "; ".join(filter(None, (beside, earlier_step(run, name))))
-        figures.append(Figure(label, format_value(value, percent=True), note))
+        other = knn.initial_top1
+        beside = "" if other is None else f"{format_value(other, percent=True)} untrained"
+        add("knn", "kNN top-1", knn.top1, beside)
     return figures
+
+
+def accuracy_of(run: Run) -> float | None:
+    """Return the accuracy of a class head, as evaluation ``accuracy`` has measured it."""
+    top1 = run.evaluations.get("accuracy", {}).get("results", {}).get("top1")
+    return top1 if is_number(top1) else None
 
 
 def _effort_figures(run: Run) -> list[Figure]:
@@ -100,6 +123,8 @@ def subtitle(run: Run) -> str:
     """Say in one line what was trained on what, and when."""
     wanted = {"on": run.setting("encoder", "name"), "with": run.setting("data", "path")}
     words = [f"{word} {value}" for word, value in wanted.items() if value]
+    start = start_of(run)
+    words += [f"started from {start}"] if start else []
     times = _column(run.records, "time")
     when = f"last step {_date(times[-1])}" if times else ""
     return " · ".join(filter(None, (" ".join([" + ".join(run.algorithms), *words]).strip(), when)))
@@ -166,10 +191,16 @@ def measured_on(run: Run, name: str) -> str:
     data = run.evaluations.get(name, {}).get("data")
     if not data:
         return ""
-    trained = data == run.setting("data", "path")
+    trained = trained_on_these(run, name)
     words = f"measured on {data}" + (", the pictures it was trained on" if trained else "")
     step = earlier_step(run, name)
     return words + (f"; {step}, not of the last" if step else "")
+
+
+def trained_on_these(run: Run, name: str) -> bool:
+    """Tell whether evaluation ``name`` was made on the images of the training."""
+    data = run.evaluations.get(name, {}).get("data")
+    return bool(data) and data == run.setting("data", "path")
 
 
 def earlier_step(run: Run, name: str) -> str:

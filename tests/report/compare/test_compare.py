@@ -122,7 +122,7 @@ def test_one_axis_holds_all_curves(pair: tuple[Path, Path]) -> None:
     chart = draw_chart(records, "loss/mae", title="Loss")
     assert chart is not None
     ends = [line.raw_path.split("L")[-1].split()[0] for line in chart.lines]
-    assert [float(end) for end in ends] == pytest.approx([1000, 1000 * 119 / 199], abs=0.1)
+    assert [float(end) for end in ends] == pytest.approx([1000, 1000 * 120 / 200], abs=0.1)
 
 
 def test_mistakes_are_one_line(
