@@ -16,7 +16,7 @@ from pospre.batch import EPOCH, INDEX, Batch
 from pospre.errors import UserError
 
 _WRAPPERS: WeakSet[nn.Module] = WeakSet()
-_LOOKED_AT = 64
+_LOOKED_AT = 256
 """Forwards in which the numbers are looked at: on a GPU to look is to wait for it."""
 _PIXELS_APART = 997
 
