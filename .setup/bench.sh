@@ -4,12 +4,14 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-readonly pins=tests/benchmarks/requirements.txt folder=.venv-bench
+readonly pins=.setup/bench.lock folder=.venv-bench
+. .setup/locks.sh
+check_lock tests/benchmarks/requirements.txt "$pins"
 
 if cmp -s "$pins" "$folder/requirements.txt"; then exit 0; fi
 rm -rf "$folder" "$folder.partial"
 .venv/bin/python -m pip install --progress-bar off --quiet --disable-pip-version-check \
-    --no-deps --target "$folder.partial" -r "$pins" ||
+    --require-hashes --no-deps --target "$folder.partial" -r "$pins" ||
     { rm -rf "$folder.partial"; echo "error: pip could not install $pins; see above" >&2; exit 2; }
 cp "$pins" "$folder.partial/requirements.txt"
 mv "$folder.partial" "$folder"

@@ -7,17 +7,20 @@ cd "$(dirname "$0")/.."
 
 readonly pins=.venv/requirements.txt folder=.venv-newest
 readonly newest="torch torchvision torchaudio timm"
+. .setup/locks.sh
 
 if cmp -s "$pins" "$folder/requirements.txt"; then exit 0; fi
 rm -rf "$folder"
 echo "newest: making $folder (some GB, minutes)"
 .venv/bin/python -m venv "$folder"
-grep -vE "^(${newest// /|})==" "$pins" >"$folder/others.txt"
+without "${newest// /|}|triton|nvidia-.*" "$pins" >"$folder/others.txt"
 install() {
     "$folder/bin/python" -m pip install --progress-bar off --quiet --disable-pip-version-check "$@" ||
         { echo "error: pip could not install $*; see above" >&2; exit 2; }
 }
-install --no-deps -r "$folder/others.txt"
+only setuptools "$pins" >"$folder/setuptools.txt"
+# shellcheck disable=SC2086
+for part in setuptools others; do install $from_lock --no-deps -r "$folder/$part.txt"; done
 # shellcheck disable=SC2086
 install --upgrade $newest
 cp "$pins" "$folder/requirements.txt"

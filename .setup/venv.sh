@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Make .venv hold what requirements.txt says; `make setup` runs this before every other target.
+# Make .venv hold what requirements.txt says, from files whose hashes are in the lock beside this;
+# `make setup` runs this before every other target.
 # Nothing to do costs milliseconds: .venv/.installed repeats what was installed, and is compared.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -8,8 +9,10 @@ if command -v flock >/dev/null; then  # two `make` at once: the second waits for
     flock -n 9 || { echo "setup: waiting for another make setup to finish"; flock 9; }
 fi
 
-readonly stamp=.venv/.installed log=${TMPDIR:-/tmp}/pospre-setup-$$.log
-readonly ffcv_log=.venv/ffcv.log
+readonly stamp=.venv/.installed lock=.setup/requirements.lock ffcv_log=.venv/ffcv.log
+log=""  # a file that nobody else can have made, once there is something to write
+. .setup/locks.sh
+check_lock requirements.txt "$lock"
 readonly system_packages="pkg-config g++ python3-dev libopencv-dev libturbojpeg0-dev"
 
 say() { echo "setup: $*"; }
@@ -19,6 +22,7 @@ fail() { echo "error: $*" >&2; exit 2; }
 watch() {
     local what=$1 started=$SECONDS said=$SECONDS child status=0
     shift
+    [ -n "$log" ] || log=$(mktemp "${TMPDIR:-/tmp}/pospre-setup.XXXXXX")
     "$@" >"$log" 2>&1 9<&- &
     child=$!
     trap 'kill "$child" 2>/dev/null; echo; say "stopped; run make again to go on"; exit 130' INT TERM
@@ -37,6 +41,7 @@ watch() {
     [ -t 1 ] && [ -z "${CI:-}" ] && printf '\r\033[K'
     if [ $status = 0 ]; then
         rm -f "$log"
+        log=""
         say "$what: done in $((SECONDS - started)) s"
     else
         say "$what: FAILED after $((SECONDS - started)) s; the end of $log:"
@@ -56,14 +61,18 @@ find_python() {
     return 1
 }
 
-# apt WHAT PACKAGE…: install system packages where that asks nobody anything; false elsewhere.
+# apt WHAT PACKAGE…: install system packages where that is allowed, by an answer or by CI; false elsewhere.
 apt() {
-    local what=$1 privilege=""
+    local what=$1 privilege="" answer=""
     shift
     command -v apt-get >/dev/null || return 1
     if [ "$(id -u)" != 0 ]; then
         sudo -n true 2>/dev/null || return 1
         privilege="sudo -n"
+    fi
+    if [ -z "${CI:-}" ]; then
+        [ -t 0 ] && read -r -p "setup: $what needs $*; install them by apt-get, as root? [y/N] " answer
+        [[ $answer == [yY]* ]] || return 1
     fi
     export DEBIAN_FRONTEND=noninteractive
     watch "apt-get update" $privilege apt-get update &&
@@ -86,12 +95,15 @@ ffcv_can_build() {
 }
 
 # What .venv must hold; written to the stamp once it does. FFCV: yes, no (what it needs is missing)
-# or failed (it could not be built: not tried again until requirements.txt changes).
-wanted() { echo "$(.venv/bin/python -V) ffcv=$1"; cat requirements.txt; }
+# or failed (it could not be built: not tried again until the lock changes).
+wanted() { echo "$(.venv/bin/python -V) ffcv=$1 $(cksum <"$lock")"; }
 
 pip_install() {
-    watch "pip install of requirements.txt (3 GB at the first time, minutes)" \
-        .venv/bin/python -m pip install --progress-bar off -r .venv/requirements.txt
+    local install=(.venv/bin/python -m pip install --progress-bar off $from_lock)
+    only setuptools "$lock" >.venv/setuptools.txt
+    watch "pip install of setuptools" "${install[@]}" --no-deps -r .venv/setuptools.txt &&
+        watch "pip install of requirements.txt (3 GB at the first time, minutes)" \
+            "${install[@]}" -r .venv/requirements.txt
 }
 
 if ! { .venv/bin/python -c "$fitting_python" && .venv/bin/python -m pip -V >/dev/null; } 2>/dev/null; then
@@ -115,16 +127,17 @@ if [ $ffcv = no ]; then
     apt FFCV $system_packages && ffcv_can_build && ffcv=yes
 fi
 if [ $ffcv = yes ]; then
-    cp requirements.txt .venv/requirements.txt
+    cp "$lock" .venv/requirements.txt
     if ! pip_install; then  # one package that is compiled here shall not keep all else away
         mv "$log" "$ffcv_log"
+        log=""
         ffcv=failed
     fi
 fi
 if [ $ffcv != yes ]; then
-    say "without FFCV, so without .beton files; all else works. To have them, install $system_packages" \
-        "(macOS: brew install pkg-config opencv jpeg-turbo) and run make setup again"
-    grep -v '^ffcv==' requirements.txt >.venv/requirements.txt
+    say "without FFCV, so without .beton files; all else works. To have them: sudo apt-get install" \
+        "$system_packages (macOS: brew install pkg-config opencv jpeg-turbo), and make setup again"
+    without ffcv "$lock" >.venv/requirements.txt
     pip_install ||
         fail "pip could not install requirements.txt; $log says why. Run make setup again once mended"
 fi

@@ -33,16 +33,27 @@ def copy(tmp_path: Path) -> Path:
         program.write_text(text or "#!/bin/sh\n")
         program.chmod(0o755)
     (tmp_path / ".venv/bin/python.refuses").write_text("^ffcv==\n")
-    (tmp_path / "requirements.txt").write_text("numpy==1\nffcv==2\n")
+    pin(tmp_path, numpy="1", ffcv="2", setuptools="3")
     return tmp_path
 
 
-def run(copy: Path, script: str, *arguments: str) -> str:
+def pin(copy: Path, **pins: str) -> None:
+    """Write pins into requirements.txt and, each with a hash, into its lock."""
+    (copy / "requirements.txt").write_text("".join(f"{n}=={v}  # why\n" for n, v in pins.items()))
+    lock = "# made by uv\n" + "".join(entry(name, version) for name, version in pins.items())
+    (copy / ".setup/requirements.lock").write_text(lock)
+
+
+def entry(name: str, version: str) -> str:
+    return f"{name}=={version} ; python_version < '3.13' \\\n    --hash=sha256:{name}\n"
+
+
+def run(copy: Path, script: str, *arguments: str, **variables: str) -> str:
     """Run a script; return what it said, its exit code and the calls of python it made."""
     calls = copy / ".venv/bin/python.calls"
     calls.write_text("")
     search = f"{copy / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": search, "TMPDIR": str(copy), "CI": "1"}
+    environment = {**os.environ, "PATH": search, "TMPDIR": str(copy), "CI": "1"} | variables
     command = [str(copy / ".setup" / script), *arguments]
     done = subprocess.run(
         command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
@@ -52,20 +63,72 @@ def run(copy: Path, script: str, *arguments: str) -> str:
 
 def test_setup_goes_on_without_an_ffcv_that_cannot_be_built(copy: Path) -> None:
     said = run(copy, "venv.sh")
-    assert said.count("-m pip install") == 2 and "exit 0" in said
+    assert said.count("-m pip install") == said.count("--require-hashes") == 4
+    assert "exit 0" in said and said.count("--no-deps -r .venv/setuptools.txt") == 2
     assert "without FFCV" in said and ".venv/ffcv.log says why" in said
-    assert (copy / ".venv/requirements.txt").read_text() == "numpy==1\n"
-    assert (copy / ".venv/.installed").read_text().startswith("Python 3.11.0 ffcv=failed\n")
+    pins = (copy / ".venv/requirements.txt").read_text()
+    assert pins == "# made by uv\n" + entry("numpy", "1") + entry("setuptools", "3")
+    assert (copy / ".venv/setuptools.txt").read_text() == entry("setuptools", "3")
+    assert not [*copy.glob("pospre-setup*")]
+    assert (copy / ".venv/.installed").read_text().startswith("Python 3.11.0 ffcv=failed ")
 
     again = run(copy, "venv.sh")  # nothing changed: not tried again
     assert "-m pip install" not in again and "without .beton" in again and "exit 0" in again
 
-    (copy / "requirements.txt").write_text("numpy==1\nffcv==3\n")
+    pin(copy, numpy="1", ffcv="3", setuptools="3")
     (copy / ".venv/bin/python.refuses").write_text("^ffcv==2\n")
     changed = run(copy, "venv.sh")
-    assert changed.count("-m pip install") == 1 and "with FFCV" in changed
+    assert changed.count("-m pip install") == 2 and "with FFCV" in changed
     assert "ffcv=yes" in (copy / ".venv/.installed").read_text()
     assert "setup:" not in run(copy, "venv.sh")
+    lock = copy / ".setup/requirements.lock"
+    lock.write_text(lock.read_text() + "    --hash=sha256:ab\n")  # of another file of a pin
+    assert run(copy, "venv.sh").count("-m pip install") == 2
+
+
+def test_setup_takes_no_pin_without_a_hash(copy: Path) -> None:
+    (copy / "requirements.txt").write_text("NumPy==1\nffcv==3\nhypo_thesis[x]==4\n")
+    said = run(copy, "venv.sh")
+    assert "requirements.lock lacks ffcv==3 hypo-thesis==4; make it again as" in said
+    assert "exit 2" in said and "-m pip install" not in said
+
+
+def test_setup_asks_before_it_installs_system_packages(copy: Path) -> None:
+    for name, text in {
+        "pkg-config": "exit 1",
+        "id": "echo 0",
+        "apt-get": 'echo "$*" >>"$0.calls"',
+    }.items():
+        (copy / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (copy / "bin" / name).chmod(0o755)
+    called = copy / "bin/apt-get.calls"
+    said = run(copy, "venv.sh", CI="")  # nobody is there to answer
+    assert "sudo apt-get install pkg-config g++" in said and "exit 0" in said
+    assert not called.exists()
+    (copy / ".venv/.installed").unlink()
+    run(copy, "venv.sh")
+    assert called.read_text().splitlines()[0] == "update"
+    assert "install -y --no-install-recommends pkg-config" in called.read_text()
+
+
+def test_setup_writes_through_no_link_that_was_laid(copy: Path) -> None:
+    """Names of processes can be guessed, and so could that of its log."""
+    target = copy / "target"
+    target.write_text("kept")
+    (copy / ".venv/bin/python.refuses").write_text("^numpy==\n")
+    laid = f"for n in $(seq $$ $(($$ + 50))); do ln -s {target} {copy}/pospre-setup-$n.log; done"
+    environment = {**os.environ, "PATH": f"{copy / 'bin'}:{os.environ['PATH']}", "CI": "1"}
+    script = f"{laid}; exec {copy}/.setup/venv.sh"
+    done = subprocess.run(
+        ["bash", "-c", script],
+        env={**environment, "TMPDIR": str(copy)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2 and target.read_text() == "kept"
+    (log,) = copy.glob("pospre-setup.*")
+    assert log.stat().st_mode & 0o777 == 0o600 and f"{log} says why" in done.stderr
 
 
 def test_setup_fails_when_something_else_cannot_be_installed(copy: Path) -> None:
@@ -77,16 +140,19 @@ def test_setup_fails_when_something_else_cannot_be_installed(copy: Path) -> None
 
 def test_the_newest_are_installed_beside_the_other_pins(copy: Path) -> None:
     pins = copy / ".venv/requirements.txt"
-    pins.write_text("torch==2\ntorch-optimizer==3\nnumpy==1\ntimm==1\n")
+    names = ("torch", "torch-optimizer", "numpy", "timm", "nvidia-nccl-cu12", "setuptools")
+    pins.write_text("".join(entry(name, "1") for name in names))
     said = run(copy, "newest.sh")
     assert "exit 0" in said and "-m venv .venv-newest" in said
-    assert (copy / ".venv-newest/others.txt").read_text() == "torch-optimizer==3\nnumpy==1\n"
+    others = (copy / ".venv-newest/others.txt").read_text()
+    assert others == "".join(entry(name, "1") for name in (names[1], names[2], names[5]))
     installs = (copy / ".venv-newest/bin/python.calls").read_text().splitlines()
-    assert "--no-deps -r .venv-newest/others.txt" in installs[0]
-    assert installs[1].endswith("--upgrade torch torchvision torchaudio timm")
+    assert all("--require-hashes" in line and "--no-deps -r" in line for line in installs[:2])
+    assert installs[1].endswith(".venv-newest/others.txt")
+    assert installs[2].endswith("--upgrade torch torchvision torchaudio timm")
     assert "newest:" not in run(copy, "newest.sh")  # nothing to do
 
-    pins.write_text("numpy==1\nffcv==2\n")
+    pins.write_text(entry("numpy", "1") + entry("ffcv", "2"))
     refused = run(copy, "newest.sh")
     assert "error: pip could not install" in refused and "exit 2" in refused
     assert not (copy / ".venv-newest/requirements.txt").exists()
