@@ -24,6 +24,8 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
+from pospre.installed import check_installed
+
 if TYPE_CHECKING:  # for editors and type checkers, which cannot see what is imported late
     from pospre.augment.device import DeviceAugment as DeviceAugment
     from pospre.batch import from_images as from_images
@@ -43,6 +45,8 @@ if TYPE_CHECKING:  # for editors and type checkers, which cannot see what is imp
 # Before torch loads OpenMP: its threads else spin while they wait for each other, at the cost of
 # whoever shares the cores with them (another run, other ranks, the loader's own threads).
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+check_installed()
 
 __version__ = "0.1.0"
 

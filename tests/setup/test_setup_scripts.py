@@ -48,16 +48,16 @@ def entry(name: str, version: str) -> str:
     return f"{name}=={version} ; python_version < '3.13' \\\n    --hash=sha256:{name}\n"
 
 
-def run(copy: Path, script: str, *arguments: str, **variables: str) -> str:
+def run(
+    copy: Path, script: str, *arguments: str, stdin: int = subprocess.DEVNULL, **variables: str
+) -> str:
     """Run a script; return what it said, its exit code and the calls of python it made."""
     calls = copy / ".venv/bin/python.calls"
     calls.write_text("")
     search = f"{copy / 'bin'}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": search, "TMPDIR": str(copy), "CI": "1"} | variables
     command = [str(copy / ".setup" / script), *arguments]
-    done = subprocess.run(
-        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
-    )
+    done = subprocess.run(command, env=environment, stdin=stdin, capture_output=True, text=True)
     return f"{done.stdout}{done.stderr}exit {done.returncode}\n{calls.read_text()}"
 
 
@@ -104,7 +104,16 @@ def test_setup_asks_before_it_installs_system_packages(copy: Path) -> None:
     called = copy / "bin/apt-get.calls"
     said = run(copy, "venv.sh", CI="")  # nobody is there to answer
     assert "sudo apt-get install pkg-config g++" in said and "exit 0" in said
-    assert not called.exists()
+    ours, terminal = os.openpty()
+    for answer in ("n", "y"):
+        assert not called.exists()
+        (copy / ".venv/.installed").unlink()
+        os.write(ours, f"{answer}\n".encode())
+        said = run(copy, "venv.sh", CI="", stdin=terminal)
+        assert "FFCV needs pkg-config" in said and "as root? [y/N]" in said
+    os.close(terminal)
+    assert called.read_text().splitlines()[0] == "update"
+    called.unlink()
     (copy / ".venv/.installed").unlink()
     run(copy, "venv.sh")
     assert called.read_text().splitlines()[0] == "update"
