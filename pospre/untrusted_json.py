@@ -3,7 +3,7 @@
 import json
 import math
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeGuard
 
 _INTEGERS = range(-(1 << 63), 1 << 64)  # what a machine has: another overflows where it is used
 
@@ -45,6 +45,11 @@ def parse_steps(lines: bytes) -> list[dict[str, Any]]:
             if type(content.get("step")) is int:
                 found.append(content)
     return found
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Tell whether ``value`` is a finite int or float (a bool is not)."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _integer(text: str) -> int:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pospre.errors import UserError
 from pospre.evaluation.registry import evaluation_names, figures_of
-from pospre.untrusted_json import parse_json
+from pospre.untrusted_json import is_number, parse_json
 
 _UNTRAINED = "initial_"
 
@@ -42,17 +42,22 @@ def figures_in(document: Mapping[str, Any]) -> list[Figure]:
             name=key,
             value=results[key],
             error=error_of(results, key),
-            untrained=results.get(f"{_UNTRAINED}{key}"),
+            untrained=_number(results.get(f"{_UNTRAINED}{key}")),
             best=best,
         )
         for key, best in figures_of(name).items()
-        if results.get(key) is not None
+        if is_number(results.get(key))
     ]
 
 
-def error_of(results: Mapping[str, Any], key: str) -> Any:
+def error_of(results: Mapping[str, Any], key: str) -> float | None:
     """Return the standard error of a figure, None where the evaluation gives none."""
-    return results.get(f"{key}_se", results.get("standard_error") if key == "top1" else None)
+    usual = results.get("standard_error") if key == "top1" else None
+    return _number(results.get(f"{key}_se", usual))
+
+
+def _number(value: object) -> float | None:
+    return value if is_number(value) else None
 
 
 def run_folder_of(checkpoint: str | Path) -> Path | None:
@@ -69,14 +74,21 @@ def read_documents(run_folder: Path) -> dict[str, dict[str, Any]]:
         UserError: one of them is broken.
     """
     files = sorted((run_folder / "evaluation").glob("*.json"))
-    return {path.stem: _read_document(path) for path in files}
+    return {path.stem: read_document(path) for path in files}
 
 
-def _read_document(path: Path) -> dict[str, Any]:
+def read_document(path: Path) -> dict[str, Any]:
+    """Return what an evaluation has written.
+
+    Raises:
+        UserError: it is broken.
+    """
     try:
         content = parse_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{path} is not valid JSON ({error}); run that evaluation again") from error
     if not isinstance(content, dict) or not isinstance(content.get("results"), dict):
         raise UserError(f"{path} has no 'results'; run that evaluation again")
+    if not isinstance(content.get("settings", {}), dict):
+        raise UserError(f"{path}: its 'settings' are none; run that evaluation again")
     return content

@@ -9,10 +9,10 @@ import itertools
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from pospre.errors import UserError
+from pospre.evaluation.figures import read_document
 from pospre.evaluation.recipe_evaluations import check_evaluations, planned_evaluations
 from pospre.evaluation.registry import figures_of
 from pospre.recipe.environment import COMPARED
@@ -21,7 +21,6 @@ from pospre.recipe.yaml_text import read_mapping
 from pospre.text_table import format_table
 from pospre.training.data import open_data
 from pospre.training.resolve import resolve
-from pospre.untrusted_json import parse_json
 
 
 class Cell(NamedTuple):
@@ -105,7 +104,7 @@ def summarise(cells: Sequence[Cell]) -> dict[str, Any]:
     for cell in cells:
         figures = {}
         for entry in planned_evaluations(cell.recipe):
-            results = parse_json(Path(entry.output).read_text(encoding="utf-8"))["results"]
+            results = read_document(entry.output)["results"]
             for key, best in figures_of(entry.name).items():
                 if isinstance(results.get(key), int | float):
                     figures[f"{entry.name}/{key}"] = float(results[key])

@@ -13,7 +13,8 @@ from pydantic import BaseModel, Field, ValidationError
 from pospre.errors import UserError
 from pospre.evaluation.figures import error_of
 from pospre.report.plots import format_value
-from pospre.report.run import Run, is_number
+from pospre.report.run import Run
+from pospre.untrusted_json import is_number
 
 MAX_PICTURES = 24
 PICTURE_BUDGET = 1_500_000  # bytes of base64 for these, and half as many for the evaluations'

@@ -31,8 +31,9 @@ from pospre.report.evaluations import (
 from pospre.report.plots import draw_charts, format_value
 from pospre.report.published import published_beside
 from pospre.report.questions import questions_of
-from pospre.report.run import Record, Run, is_number, read_run
+from pospre.report.run import Record, Run, read_run
 from pospre.report.verdict import verdict
+from pospre.untrusted_json import is_number
 
 HERE = Path(__file__).parent
 # evaluations that the page knows how to show

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from pospre.report.run import Run, is_number
+from pospre.report.run import Run
+from pospre.untrusted_json import is_number
 
 _IMAGENET = 1_281_167  # images to train on
 _LINEAR = {"classes": 1000, "query_samples": 50_000, "label_fraction": 1.0, "augment": True}

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from pospre.model.question import Question
 from pospre.report.plots import format_value
-from pospre.report.run import Run, is_number
+from pospre.report.run import Run
+from pospre.untrusted_json import is_number
 
 
 @dataclass(frozen=True)

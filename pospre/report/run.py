@@ -1,16 +1,15 @@
 """Reads a run folder: recipe, logged metrics and evaluation files, as plain Python values."""
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from pospre.errors import UserError
 from pospre.evaluation.figures import read_documents
 from pospre.model.question import QUESTIONS, Question, from_json
 from pospre.object_store import is_remote
 from pospre.recipe.yaml_text import read_mapping
-from pospre.untrusted_json import parse_json
+from pospre.untrusted_json import is_number, parse_json
 
 Record = dict[str, Any]
 
@@ -82,7 +81,7 @@ def read_run(folder: str | Path) -> Run:
 def _read_questions(path: Path) -> dict[str, Question]:
     try:
         return from_json(path.read_bytes())
-    except (ValueError, TypeError, AttributeError) as error:
+    except ValueError as error:
         raise UserError(f"{path} is broken ({error}); delete it to go on without it") from error
 
 
@@ -105,8 +104,3 @@ def _read_lines(path: Path) -> list[Record]:
             ) from error
         records.append(record)
     return records
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    """Tell whether ``value`` is a finite int or float (a bool is not)."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -14,8 +14,9 @@ from pospre.evaluation.registry import default_settings, evaluation_names
 from pospre.recipe.yaml_text import VARIABLE
 from pospre.report.evaluations import Knn, PositionGrid
 from pospre.report.plots import format_value
-from pospre.report.run import Record, Run, is_number
+from pospre.report.run import Record, Run
 from pospre.schedules import DURATION
+from pospre.untrusted_json import is_number
 
 PACKAGES = ("torch", "torchvision", "timm", "mosaicml", "mosaicml-streaming", "ffcv", "numpy")
 

@@ -13,7 +13,8 @@ from pospre.evaluation.figures import Figure, figures_in
 from pospre.recipe.provenance import values
 from pospre.recipe.recipe import recorded_recipe
 from pospre.report.plots import format_value
-from pospre.report.run import Record, Run, is_number, read_run
+from pospre.report.run import Record, Run, read_run
+from pospre.untrusted_json import is_number
 
 _ABSENT = "–"
 _SHARE = 10  # a curve stands where the mean of its last tenth is

@@ -17,6 +17,28 @@ _REFUSED = (
 )
 
 
+def _with_plain_keys(method: Any, keys: slice) -> Any:
+    """Return a method of pickle's that refuses tuples as keys.
+
+    The hash of one that is nested deeply ends the process.
+    """
+
+    def checked(unpickler: Any) -> None:
+        if any(isinstance(key, tuple) for key in unpickler.stack[keys]):
+            raise ValueError("a key is a tuple")
+        method(unpickler)
+
+    return checked
+
+
+_USUAL = pickle._Unpickler.dispatch
+_KEYS = {
+    pickle.SETITEM[0]: slice(-2, -1),
+    pickle.SETITEMS[0]: slice(None, None, 2),
+    pickle.DICT[0]: slice(None, None, 2),
+}
+
+
 class Record:
     """What a pickle asked for: its name, and with what. Nothing can be done to it or with it."""
 
@@ -60,8 +82,8 @@ class Records(pickle._Unpickler):
     """
 
     dispatch: ClassVar[dict[int, Any]] = {
-        code: method
-        for code, method in pickle._Unpickler.dispatch.items()
+        code: _with_plain_keys(method, _KEYS[code]) if code in _KEYS else method
+        for code, method in _USUAL.items()
         if bytes([code]) not in _REFUSED
     }
 
@@ -92,28 +114,3 @@ class Records(pickle._Unpickler):
         if self._storage is None:
             raise pickle.UnpicklingError("it names a storage")
         return self._storage(pid)
-
-    def load_setitem(self) -> None:
-        """Put an item into a dict."""
-        self._check_keys(self.stack[-2:-1])
-        super().load_setitem()
-
-    def load_setitems(self) -> None:
-        """Put items into a dict."""
-        self._check_keys(self.stack[::2])
-        super().load_setitems()
-
-    def load_dict(self) -> None:
-        """Make a dict of items."""
-        self._check_keys(self.stack[::2])
-        super().load_dict()
-
-    @staticmethod
-    def _check_keys(keys: list[Any]) -> None:
-        """Refuse tuples, as the hash of one that is nested deeply ends the process."""
-        if any(isinstance(key, tuple) for key in keys):
-            raise ValueError("a key is a tuple")
-
-    dispatch[pickle.SETITEM[0]] = load_setitem
-    dispatch[pickle.SETITEMS[0]] = load_setitems
-    dispatch[pickle.DICT[0]] = load_dict

@@ -46,9 +46,10 @@ class _Pickler(pickle._Pickler):
 
     def save(self, obj: Any, save_persistent_id: bool = True) -> Any:
         if isinstance(obj, Global):
-            self.write(b"c" + f"{obj.module}\n{obj.name}\n".encode())
+            name = f"c{obj.module}\n{obj.name}\n".encode()
+            self.write(name)  # type: ignore[attr-defined]
             return None
-        return super().save(obj, save_persistent_id)
+        return super().save(obj, save_persistent_id)  # type: ignore[misc]
 
 
 def pickled(content: Any) -> bytes:
