@@ -126,12 +126,12 @@ def test_bad_checkpoints_are_named(checkpoint, tmp_path, capsys):
     notes.write_text("no checkpoint")
     assert "is no checkpoint" in fails(capsys, notes, out, "--format", "timm")
     other = tmp_path / "other.pt"
-    content = torch.load(checkpoint, weights_only=True)
+    content = torch.load(checkpoint, weights_only=False)
     content["state"]["model"].pop("encoder.blocks.1.attn.qkv.weight")
     torch.save(content, other)
     message = fails(capsys, other, out, "--format", "timm")
     assert "of another model" in message and "encoder.blocks.1.attn.qkv.weight" in message
-    content = torch.load(checkpoint, weights_only=True)
+    content = torch.load(checkpoint, weights_only=False)
     content["state"]["model"]["encoder.norm.bias"][3] = float("nan")
     torch.save(content, other)
     message = fails(capsys, other, out, "--format", "timm")

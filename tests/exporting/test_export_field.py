@@ -74,7 +74,7 @@ def test_the_command_reads_the_teachers_field(tmp_path, grid):
         written[weights] = torch.load(out, weights_only=True)
     ours, others = (written[weights]["pos_embed"][0, 1:] for weights in ("teacher", "student"))
     assert not torch.equal(ours, others)
-    saved = torch.load(path, weights_only=True)["state"]["model"]
+    saved = torch.load(path, weights_only=False)["state"]["model"]
     for key, tensor in written["teacher"].items():
         if key != "pos_embed" and not key.startswith("head."):
             assert torch.equal(tensor, saved[f"teacher.module.{key}"]), key
