@@ -81,6 +81,23 @@ def test_an_export_of_foreign_weights_is_read_back(
     assert larger.model.encoder.grid == (6, 6)
 
 
+def test_an_export_keeps_how_the_positions_of_its_family_are_resampled(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    vit: Any = timm.create_model("vit_tiny_patch16_224", num_classes=0, **SMALL)
+    dinov2 = vit.state_dict() | {"mask_token": torch.ones(1, vit.embed_dim)}
+    save_file(dinov2, tmp_path / "theirs.safetensors")
+    export(
+        str(tmp_path / "theirs.safetensors"), tmp_path / "ours.safetensors", format="safetensors"
+    )
+    before, after = (
+        open_model(str(tmp_path / name), shown=Shown((48, 24))).model.eval()
+        for name in ("theirs.safetensors", "ours.safetensors")
+    )
+    images = torch.randn(2, 3, 48, 24)
+    assert torch.equal(before.tokens(images), after.tokens(images))
+    assert after.encoder.resampling == "offset"
+
+
 def sharp(path: Path) -> Path:
     """Write a ViT whose softmax magnifies rounding a thousand times."""
     torch.manual_seed(1)
