@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from tqdm import tqdm
 
-from data_prep.files.locations import InTar, InZip, Location
+from data_prep.files.locations import DAMAGED_ZIP, InTar, InZip, Location
 from pospre.errors import UserError
 
 _BLOCK = 512
@@ -101,7 +101,7 @@ def zip_entries(path: Path) -> list[Entry]:
     try:
         with zipfile.ZipFile(path) as archive:
             members = [member for member in archive.infolist() if not member.is_dir()]
-    except zipfile.BadZipFile as error:
+    except DAMAGED_ZIP as error:
         raise UserError(f"{path} is no whole zip ({error}); copy or download it again.") from error
     return [
         Entry(

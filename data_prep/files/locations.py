@@ -1,5 +1,6 @@
 """Where encoded bytes lie: in a file, or inside a tar or zip, read there without unpacking it."""
 
+import errno
 import os
 import zipfile
 import zlib
@@ -13,8 +14,16 @@ from pospre.data.stores.files import odd_file
 _OPEN_ARCHIVES = 64
 # A zip of some kilobytes may unpack to more than any memory holds; no image or list is as large.
 _MOST_UNPACKED = 1 << 31
-# NotImplementedError: an odd compression; RuntimeError: a password is needed.
-_DAMAGED_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError)
+# NotImplementedError: an odd version or compression; RuntimeError: a password is needed.
+DAMAGED_ZIP = (
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    RuntimeError,
+    NotImplementedError,
+    ValueError,  # names that are no text among them
+    OverflowError,
+)
 
 
 class DamagedItem(ValueError):
@@ -89,8 +98,12 @@ class InZip:
             size = archive.getinfo(self.member).file_size  # it is never unpacked beyond this
             if size <= _MOST_UNPACKED:
                 return archive.read(self.member)
-        except _DAMAGED_ZIP as error:
+        except DAMAGED_ZIP as error:
             raise DamagedItem(f"in {self.archive}: {error}") from error
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # of a damaged offset, to which there is no seeking
+                raise
+            raise DamagedItem(f"in {self.archive}: it lies outside") from error
         raise DamagedItem(
             f"in {self.archive}: it unpacks to {size} bytes, and at most {_MOST_UNPACKED} are read"
         )

@@ -106,7 +106,7 @@ class Tree:
         """
         try:
             text = self.need(name, what).location.read().decode("utf-8")
-        except ValueError as error:  # no UTF-8, or a damaged zip
+        except (OSError, ValueError) as error:  # the disk's; no UTF-8, or a damaged zip
             raise UserError(f"{self.root}: {name} ({what}) is no text: {error}.") from error
         return [line for line in text.splitlines() if line.strip()]
 
@@ -119,7 +119,7 @@ class Tree:
         entry = self.need(name, what)
         try:
             content = parse_json(entry.location.read())
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             raise UserError(f"{self.root}: {name} ({what}) is no JSON: {error}.") from error
         if not isinstance(content, dict):
             kind = type(content).__name__

@@ -76,7 +76,7 @@ def _by_kaggle(tree: Tree) -> ImageNetLabels:
     rows = csv.DictReader(tree.lines(_KAGGLE_IMAGES, "the classes of the validation images"))
     try:
         wnids = {row["ImageId"]: row["PredictionString"].split()[0] for row in rows}
-    except (KeyError, IndexError, AttributeError) as error:
+    except (csv.Error, KeyError, IndexError, AttributeError) as error:
         raise UserError(
             f"{tree.root}: {_KAGGLE_IMAGES} must hold the columns ImageId and PredictionString."
         ) from error

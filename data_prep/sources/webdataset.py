@@ -84,7 +84,7 @@ class _Shard:
         where = f"{self.path}: sample {key}"
         if "cls" in files:
             text = files["cls"].location.read().decode("utf-8", "replace").strip()
-            return int(text) if re.fullmatch(r"-?\d+", text) else text
+            return int(text) if re.fullmatch(r"-?\d{1,18}", text) else text
         if "json" not in files:
             return None
         try:

@@ -170,3 +170,18 @@ def test_a_tree_is_the_same_packed_and_unpacked(tmp_path: Path) -> None:
         tree.need("top/d", "the end")
     with pytest.raises(UserError, match=r"other\.txt \(the end\) is no JSON"):
         tree.json("other.txt", "the end")
+
+
+def test_any_flipped_byte_of_a_zip_is_damage_and_nothing_else(tmp_path: Path) -> None:
+    whole = write_zip(tmp_path / "whole.zip", {"a.txt": b"a" * 60, "b/ä.txt": b"b"}).read_bytes()
+    path, damaged = tmp_path / "one.zip", 0
+    for at in range(len(whole)):
+        for mask in (1, 0x80, 0xFF):
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ mask]) + whole[at + 1 :])
+            locations._open_zip.cache_clear()
+            try:
+                for entry in zip_entries(path):
+                    entry.location.read()
+            except (UserError, DamagedItem):
+                damaged += 1
+    assert damaged > len(whole)

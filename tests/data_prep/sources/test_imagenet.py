@@ -117,9 +117,10 @@ def test_kaggle(tmp_path: Path) -> None:
     assert list(labels(val).values()) == VAL_LABELS
     inside = opened(root / "ILSVRC", "imagenet", split="train")
     assert inside.classes == train.classes and len(inside.items) == len(train.items)
-    write_files(root, {"LOC_val_solution.csv": b"a,b\n1,2\n"})
-    with pytest.raises(UserError, match=r"must hold the columns ImageId and PredictionString"):
-        open_source(root, split="val")
+    for content in (b"a,b\n1,2\n", b"ImageId,PredictionString\n" + b"1" * 200_000):
+        write_files(root, {"LOC_val_solution.csv": content})
+        with pytest.raises(UserError, match=r"must hold the columns ImageId and PredictionString"):
+            open_source(root, split="val")
 
 
 def test_class_folders(tmp_path: Path) -> None:

@@ -98,6 +98,10 @@ def test_labels_from_json_and_names(tmp_path: Path) -> None:
         ({"a.jpg": JPEGS[0], "a.json": b"[1]"}, r"sample a has a \.json that is no object"),
         ({"a.jpg": JPEGS[0], "a.json": text({"label": [1]})}, r"its label is \[1\], not a number"),
         ({"a.jpg": JPEGS[0], "a.cls": b"123456789"}, r"labels go from 123456789 to"),
+        (
+            {"a.jpg": JPEGS[0], "a.cls": b"1", "b.jpg": JPEGS[1], "b.cls": b"1" * 5000},
+            r"must be all whole numbers or all names",
+        ),
         ({"a.jpg": JPEGS[0], "a.JPG": JPEGS[1]}, r"one\.tar holds a\.JPG twice"),
         ({"a.txt": b"x", "a.cls": b"1"}, r"holds no sample of the kind webdataset"),
     ],
