@@ -72,8 +72,9 @@ def read_sidecar(path: Path, expected_format: str, num_samples: int, remedy: str
             f"{path} counts {content.get('samples')!r} samples, but the data hold {num_samples}. "
             f"{remedy}"
         )
-    classes = content.get("classes") or []
-    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+    classes = content.get("classes")
+    is_list = isinstance(classes, list) and all(isinstance(name, str) for name in classes)
+    if classes is not None and not is_list:
         raise UserError(f"{path}: classes is no list of names. {remedy}")
     return content
 
@@ -135,7 +136,10 @@ def unpack_noted(sidecar: dict[str, Any], name: str, remedy: str) -> Noted | Non
     if not isinstance(channels, int) or channels < 1:
         raise UserError(f"{name}: channels is no number of channels. {remedy}")
     mean, std = unpack_moments(pixels, channels, f"{name}: pixels", remedy)
-    settings = sidecar.get("made_from", {}).get("settings", {})
+    try:
+        settings = dict(sidecar.get("made_from", {}).get("settings", {}))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise UserError(f"{name}: made_from holds no settings. {remedy}") from error
     return Noted(channels, mean, std, str(settings.get("deep_range", "auto")))
 
 

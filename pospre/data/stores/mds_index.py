@@ -19,7 +19,7 @@ INDEX_NAME = "index.json"
 _VERSION = 2
 _LABEL_BYTES = 8  # MDS stores an int as int64
 _ENCODINGS = {"image": ("bytes", "jpeg", "png"), "label": ("int",), "path": ("str",)}
-_Count = Annotated[StrictInt, Field(ge=0)]
+_Count = Annotated[StrictInt, Field(ge=0, le=1 << 40)]
 _FEATURE_ENCODING = re.compile(r"ndarray:float32:(\d+),(\d+)")
 
 

@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -290,3 +290,33 @@ def test_an_image_beside_the_class_folders_is_said(photos: Path, tmp_path: Path)
     shutil.copy(inside, folder / f"stray{inside.suffix}")
     with pytest.warns(UserWarning, match=r"stray.* beside these: so they are no classes"):
         assert open_reader(folder).classes is None
+
+
+ODD = (None, True, -1, 0, 1.5, "", "x", [], {}, [1], {"a": 1}, 2**63, "\ud800")
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where a JSON value holds others; of lists the first."""
+    yield path
+    keys = value if isinstance(value, dict) else range(isinstance(value, list) and len(value) > 0)
+    for key in keys:
+        yield from places(value[key], (*path, key))
+
+
+@pytest.mark.parametrize("name", ["index.json", "pospre.json"])
+def test_values_of_any_other_type_are_read_or_refused(mds, name):
+    original = json.loads((mds / name).read_text())
+    refused = 0
+    for path in places(original):
+        for odd in ODD:
+            whole: Any = {"": json.loads(json.dumps(original))}
+            inner = whole
+            for key in ("", *path)[:-1]:
+                inner = inner[key]
+            inner[("", *path)[-1]] = odd
+            (mds / name).write_text(json.dumps(whole[""]))
+            try:
+                open_reader(mds).identity()
+            except UserError:
+                refused += 1
+    assert refused > 100
