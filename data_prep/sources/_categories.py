@@ -48,5 +48,6 @@ def read_split(
                     f"{tree.root}: {path}: the training split {told} the category {number} "
                     f"({name!r})."
                 )
+        in_order = sorted(of_train, key=lambda category: category["id"])
     stamp = " ".join(tree.need(name, WHAT).stamp for name in sorted({path, train}))
-    return content, sorted(of_train, key=lambda category: category["id"]), stamp
+    return content, in_order, stamp

@@ -24,8 +24,8 @@ def recorded(content: dict[str, Any]) -> tuple[dict[str, Any], int]:
 
 
 def recorded_identity(content: dict[str, Any]) -> Identity:
-    """Return what told the data set of a checkpoint's run from others."""
-    found: Identity = callback_states(content)["RecipeRecord"]["data"]
+    """Return what told the data set of a run from others; empty if it records none."""
+    found: Identity = callback_states(content)["RecipeRecord"].get("data", {})
     return found
 
 

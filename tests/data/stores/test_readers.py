@@ -292,7 +292,7 @@ def test_an_image_beside_the_class_folders_is_said(photos: Path, tmp_path: Path)
         assert open_reader(folder).classes is None
 
 
-ODD = (None, True, -1, 0, 1.5, "", "x", [], {}, [1], {"a": 1}, 2**63, "\ud800")
+ODD: tuple[Any, ...] = (None, True, -1, 0, 1.5, "", "x", [], {}, [1], {"a": 1}, 2**63, "\ud800")
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

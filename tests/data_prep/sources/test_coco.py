@@ -167,6 +167,10 @@ def broken(**changes: Any) -> bytes:
         ),
         (broken(categories=[{"id": 1, "name": "person"}]), r"annotation 1 has the category 18"),
         (broken(annotations=[3]), r"is not as expected"),
+        (
+            broken(categories=[{"id": key, "name": "x"} for key in (18, None, 1)]),
+            r"is not as expected.*'<' not supported",
+        ),
     ],
 )
 def test_broken_json(tmp_path: Path, data: bytes, message: str) -> None:

@@ -71,6 +71,7 @@ ODD = [
     ("model", put("state", "model", value={"a": 1})),
     ("recipe", put(*RECORD, value={})),
     ("recipe", put(*RECORD, "num_samples", value="many")),
+    ("recipe", put(*RECORD, "data", value={"labels": 3})),
     ("recipe", put(*RECORD, "recipe", "encoder", value=None)),
 ]
 
