@@ -19,6 +19,7 @@ def format_table(
     header, *rows = ([printable(cell) for cell in row] for row in (header, *rows))
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     rule = "  ".join("─" * width for width in widths)
+    title, *notes = (printable(line, keep="\n") for line in (title, *notes))
     lines = [title, "", _line(header, widths), rule]
     lines += [_line(row, widths) for row in rows]
     return "\n".join([*lines, rule, *notes])

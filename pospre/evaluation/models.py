@@ -2,6 +2,7 @@
 
 import copy
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ from pospre.training.weight_files import (
     read_source,
     recipe_in,
 )
-from pospre.untrusted_json import parse_json
+from pospre.untrusted_json import is_number, parse_json, parse_object
 
 MODEL_KEYS = Keys("--model ", "--weights")
 Numbers = Sequence[float] | None
@@ -175,7 +176,7 @@ def _of_file(uri: str, weights: Weights, shown: Shown, seed: int, keys: Keys) ->
         options = encoder_options(source.tensors, uri)
     else:
         options = _noted(source, recipe)
-        pixels = tuple(parse_json(source.metadata[key]) for key in ("mean", "std"))
+        pixels = (_noted_numbers(source, "mean"), _noted_numbers(source, "std"))
     own = pair(options["image_size"])
     options["image_size"] = shown.image_size or own
     _check_size(pair(options["image_size"]), pair(options["patch_size"] or 1))
@@ -187,11 +188,30 @@ def _noted(source: Source, recipe: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of ``build_encoder`` that our export has noted."""
     own = {key: value for key, value in recipe["encoder"].items() if not key.startswith("weights")}
     options = check_arguments("encoder", build_encoder, own, source=f"recipe in {source.name}")
-    exported_at = parse_json(source.metadata["timm_kwargs"]).get("img_size", 224)
-    options["image_size"] = pair(exported_at)
+    try:
+        exported_at = parse_object(source.metadata["timm_kwargs"]).get("img_size", 224)
+        rows, columns = map(operator.index, pair(exported_at))
+    except (KeyError, ValueError, TypeError) as error:
+        raise _odd(source, "timm_kwargs") from error
+    options["image_size"] = rows, columns
     if options["positions"] == "none" and "pos_embed" in source.tensors:
         options["positions"] = "learned"  # those of a field, written into a table
     return options
+
+
+def _noted_numbers(source: Source, key: str) -> tuple[float, ...]:
+    """Return the mean or deviation of the pixels that our export has noted."""
+    try:
+        values = parse_json(source.metadata[key])
+    except (KeyError, ValueError) as error:
+        raise _odd(source, key) from error
+    if not isinstance(values, list) or not all(map(is_number, values)):
+        raise _odd(source, key)
+    return tuple(values)
+
+
+def _odd(source: Source, key: str) -> UserError:
+    return UserError(f"{source.named}: '{key}' in its header is not what pospre.export writes")
 
 
 def _headless(

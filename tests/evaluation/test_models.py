@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import timm
 import torch
-from safetensors.torch import save_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 import pospre
 from pospre import evaluate
@@ -95,6 +96,31 @@ def test_an_export_is_measured_as_the_checkpoint_it_is_from(
     data = image_folder(num_images=6)
     figures = [pospre.measure("knn", str(path), data, {"k": 2}) for path in (checkpoint, exported)]
     assert figures[0]["top1"] == figures[1]["top1"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("timm_kwargs", "[" * 100_000),
+        ("timm_kwargs", '{"img_size": "64"}'),
+        ("timm_kwargs", None),
+        ("mean", "[NaN, 0, 0]"),
+        ("std", '{"a": 1}'),
+        ("std", None),
+    ],
+)
+def test_a_header_that_no_export_writes_is_one_message(
+    key: str, value: str | None, tmp_path: Path
+) -> None:
+    checkpoint = save_checkpoint(tiny_recipe(tmp_path, "mae"))
+    exported = tmp_path / "encoder.safetensors"
+    export(str(checkpoint), exported, format="safetensors")
+    with safe_open(exported, "pt") as file:
+        header = {**file.metadata(), key: value}
+    kept = {name: text for name, text in header.items() if text is not None}
+    save_file(load_file(exported), exported, metadata=kept)
+    with pytest.raises(UserError, match=f"'{key}' in its header is not what pospre.export writes"):
+        open_model(str(exported))
 
 
 def test_a_name_of_timm_has_random_weights_of_a_seed_and_says_so(
