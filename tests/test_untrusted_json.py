@@ -1,7 +1,13 @@
 """JSON of others: whatever it is, it is read or it is a ``ValueError``."""
 
+from pathlib import Path
+
 import pytest
 
+from pospre.data.stores.description import SIDECAR_NAME, read_sidecar
+from pospre.data.stores.mds_index import INDEX_NAME, read_index
+from pospre.errors import UserError
+from pospre.evaluation.dense.detection.box_data import open_boxes
 from pospre.untrusted_json import parse_json, parse_object, parse_steps
 
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -37,3 +43,19 @@ def test_what_is_json_is_read() -> None:
 def test_only_whole_lines_of_steps_count() -> None:
     lines = ['{"step": 1}', "[1]", '{"step": "2"}', '{"step": NaN}', DEEP, '{"step": 3}', '{"st']
     assert parse_steps("\n".join(lines).encode()) == [{"step": 1}, {"step": 3}]
+
+
+@pytest.mark.parametrize("text", [DEEP, '{"shards": Infinity}', "[1]"])
+def test_who_reads_files_of_others_says_one_message(text: str, tmp_path: Path) -> None:
+    coco = tmp_path / "annotations" / "instances_val.json"
+    (tmp_path / "images").mkdir()
+    coco.parent.mkdir()
+    for path in (tmp_path / INDEX_NAME, tmp_path / SIDECAR_NAME, coco):
+        path.write_text(text)
+    for ask in (
+        lambda: read_index(tmp_path, "Copy it again."),
+        lambda: read_sidecar(tmp_path / SIDECAR_NAME, "mds", 1, "Copy it again."),
+        lambda: open_boxes(str(tmp_path), "val"),
+    ):
+        with pytest.raises(UserError, match=f"{tmp_path}/.*json"):
+            ask()

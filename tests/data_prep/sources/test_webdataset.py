@@ -95,6 +95,7 @@ def test_labels_from_json_and_names(tmp_path: Path) -> None:
     ("files", "message"),
     [
         ({"a.jpg": JPEGS[0], "a.json": b"{cut"}, r"sample a has a \.json that is none"),
+        ({"a.jpg": JPEGS[0], "a.json": b"[" * 100_000}, r"a \.json that is none: it is nested"),
         ({"a.jpg": JPEGS[0], "a.json": b"[1]"}, r"sample a has a \.json that is no object"),
         ({"a.jpg": JPEGS[0], "a.json": text({"label": [1]})}, r"its label is \[1\], not a number"),
         ({"a.jpg": JPEGS[0], "a.cls": b"123456789"}, r"labels go from 123456789 to"),
