@@ -141,10 +141,15 @@ def visible_files(root: Path) -> Iterator[str]:
             subfolders.clear()
             continue
         visited.add(real)
-        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+        subfolders[:] = sorted(name for name in subfolders if not _is_hidden(name))
         relative = Path(folder).relative_to(root).as_posix()
         prefix = "" if relative == "." else f"{relative}/"
-        yield from (prefix + name for name in names if not name.startswith("."))
+        yield from (prefix + name for name in names if not _is_hidden(name))
+
+
+def _is_hidden(name: str) -> bool:
+    """Tell whether a file or folder is none of the data; at a disk's root only root reads one."""
+    return name.startswith(".") or name == "lost+found"
 
 
 @cache

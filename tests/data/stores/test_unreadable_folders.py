@@ -47,6 +47,15 @@ def test_a_class_that_cannot_be_listed_is_named(
     assert not (tmp_path / "shards").exists()
 
 
+def test_what_a_file_system_keeps_at_its_root_is_passed_over(
+    photos: Path, tmp_path: Path, broken: Any
+) -> None:
+    root = Path(shutil.copytree(photos, tmp_path / "photos"))
+    (root / "lost+found").mkdir()
+    broken(root / "lost+found", errno.EACCES)
+    assert len(open_reader(root)) == NUM_IMAGES == len(open_source(root).items)
+
+
 def test_a_link_to_a_class_on_a_disk_that_is_gone_is_named(photos: Path, tmp_path: Path) -> None:
     root, disk = tmp_path / "photos", tmp_path / "disk"
     shutil.copytree(photos, disk)
