@@ -71,6 +71,25 @@ def test_header_commands_parse(path: Path) -> None:
             check_settings(arguments[0], {})
 
 
+@pytest.mark.parametrize(
+    "path",
+    [path for path in RECIPES if path.parent.name in ("pretrain", "finetune")],
+    ids=lambda path: f"{path.parent.name}/{path.stem}",
+)
+def test_what_the_published_code_does_otherwise_is_said(path: Path) -> None:
+    recipe, text = load_recipe(path), re.sub(r"\s*#?\s+", " ", header(path))
+    classifier = recipe.algorithms.get("supervised") or {}
+    if classifier.get("mixup") or classifier.get("cutmix"):
+        assert re.search(r"Mixup draws per sample, (the|DeiT's|timm's)? ?(code|there) per batch", text)
+        assert "bf16" in text or recipe.trainer.precision == "fp32"
+    for view in recipe.data.views.values():
+        if view.augment.blur_rate and view.augment.blur_kernel == 13:
+            assert "in a window of 13 pixels, the code's in none" in text
+    if "droppos" in recipe.algorithms and recipe.data.batch_size == 4096:
+        is_own = path.stem.startswith("droppos_vit")
+        assert ("batch of 2048" in text) == is_own
+
+
 FIXED = re.compile(
     r"fixed counts, (\d+) tokens of context and (\d+) of each target\. .* shortest of a "
     r"device's (\d+) images, (\d+) and (\d+) tokens on average"

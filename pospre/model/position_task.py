@@ -52,7 +52,7 @@ class PositionObjective(Objective):
         """Return the ``accuracy`` that guessing among the positions still free would have."""
 
     def attentive_weights(self, tokens: Tensor, keep_BK: Tensor | None = None) -> Tensor:
-        """Return the share of each patch in the image's meaning (Eq. 7): (B, K), sum 1.
+        """Return the share of each patch in the image's meaning (Eq. 9): (B, K), sum 1.
 
         The published code takes the softmax over all patches and renormalises it over the visible
         ones, which is the softmax over the visible ones.

@@ -73,7 +73,8 @@ _VISSL = Protocol(
 _CLEVR = replace(_VISSL, milestones=(), floor=0.01, crop="full")
 
 PROTOCOLS: dict[Name, Protocol] = {
-    # He et al. 2022 (arXiv 2111.06377), appendix A.1; LUT's linear columns are of the same code
+    # He et al. 2022 (arXiv 2111.06377), appendix A.1; LUT's linear columns are of the same code,
+    # whose random crops are drawn once and clipped; ours are torchvision's, of up to ten tries
     "mae": Protocol(
         pooling="cls",
         blocks=(1,),
