@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from data_prep import convert as conversion
 from pospre.recipe.recipe import Recipe, load_recipe
@@ -65,13 +66,28 @@ def spelled(command: str) -> list[str]:
     return [each for body in bodies for each in spelled(body)]
 
 
+class Words(NamedTuple):
+    """The module that a command runs with ``python -m``, and what it is given."""
+
+    module: str
+    given: list[str]
+
+
+def words_of(command: str) -> Words:
+    """Return what a command runs; of another than ``python -m …`` no module and all its words."""
+    words = shlex.split(command)
+    if words[:2] == ["python", "-m"]:
+        return Words(words[2], words[3:])
+    return Words("", words)
+
+
 ROWS = list(rows())
 
 
 @cache
 def trained(command: str) -> Recipe:
     """Return the recipe that a command trains."""
-    name, *overrides = shlex.split(command.partition("-m pospre.train ")[2])
+    name, *overrides = words_of(command).given
     return resolve(load_recipe(ROOT / name, overrides))
 
 

@@ -30,7 +30,7 @@ from pospre.training.optimizer.optim import build_optimizer
 from pospre.training.optimizer.schedule import build_schedule
 from pospre.training.resolve import resolve
 from tests.benchmarks import bench_methods
-from tests.papers import ROOT, ROWS, TEXT, Row, runs, trained, write_data
+from tests.papers import ROOT, ROWS, TEXT, Row, runs, trained, words_of, write_data
 
 PAPERS = {"MP3": 29, "DropPos": 19, "StoP": 22, "LUT": 22, "Intertwined": 16}
 IMAGENET = 1_281_167
@@ -122,23 +122,21 @@ class Checked(Exception):
 
 
 def _check(command: str) -> None:
-    words = shlex.split(command)
-    given = words[3:]
-    if " -m pospre.train " in command:
+    module, given = words_of(command)
+    if module == "pospre.train":
         assert trained(command).run_path() in runs()
         assert pospre.train.main(given) == 0
-    elif " -m pospre.evaluate " in command:
+    elif module == "pospre.evaluate":
         with pytest.raises(Checked):
             pospre.evaluate.main(given)
-    elif " -m pospre.sweep " in command:
+    elif module == "pospre.sweep":
         assert pospre.sweep.main(given) == 1
-    elif " -m data_prep.convert " in command:
+    elif module == "data_prep.convert":
         conversion_parser().parse_args(given)
-    elif command.startswith("make "):
-        _check_target(words)
+    elif given[0] == "make":
+        _check_target(given)
     else:
-        found = re.fullmatch(r"python -m pospre\.report (\S+)", command)
-        assert found is not None and Path(found[1]) in runs(), command
+        assert module == "pospre.report" and Path(given[0]) in runs(), command
 
 
 def _check_training(arguments: Any) -> int:
