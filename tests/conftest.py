@@ -39,12 +39,17 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def models_forgotten() -> Iterator[None]:
+    """Let go of the models that a file's tests trained."""
+    yield
+    forget_models()
+
+
+def forget_models() -> None:
     """Let go of the models that were trained, of which a process would hold 10 GB in the end.
 
     The cache of names of torch 2.7 keeps every model whose state was read, Composer what it would
     close when the process ends.
     """
-    yield
     atexit.unregister(Engine._close)
     if hasattr(_get_fqns, "cache_clear"):  # torch 2.11 has none any more
         _get_fqns.cache_clear()

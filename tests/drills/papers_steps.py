@@ -22,6 +22,7 @@ from pospre import train
 from pospre.errors import UserError
 from pospre.evaluation.sweep_runs import cells_of
 from pospre.recipe.recipe import Recipe, load_recipe
+from tests.conftest import forget_models
 from tests.papers import ROOT, ROWS, words_of, write_data
 
 # the rates stay as they are, whatever the batch, so that those of the schedule's ends are below
@@ -110,6 +111,7 @@ class Steps:
         if key not in self.done:
             with contextlib.redirect_stdout(io.StringIO()) as said:
                 code = train.main([*small, f"run_name=step{len(self.done)}"])
+            forget_models()
             if code:
                 raise UserError(said.getvalue())
             self.done[key] = Path("runs") / f"step{len(self.done)}"
