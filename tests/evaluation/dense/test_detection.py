@@ -317,18 +317,34 @@ def test_mistakes_are_said_before_any_forward_pass(
         ({"category_id": 4}, r"annotation 1 has the category 4; known are 3, 7"),
         ({"image_id": 99}, r"annotation 1 is on the image 99, not listed"),
         ({"bbox": [1, 2]}, r"annotation 1 has no bbox of four numbers"),
-        ({"bbox": [1, 2, float("nan"), 3]}, r"annotation 1 has no bbox of four numbers"),
+        ({"bbox": [1, 2, "nan", 3]}, r"annotation 1 has no bbox of four numbers"),
         ({"bbox": 5}, r"annotation 1 has no bbox of four numbers"),
+        ({"category_id": [3]}, r"annotation 0, counted from 0, is none of COCO's \(TypeError"),
+        ({"segmentation": {"size": [4, 4], "counts": [0, 16]}}, r"annotation 0, .*a mask of"),
+        ({"segmentation": "polygon"}, r"annotation 0, counted from 0, is none of COCO's"),
+        (None, r"annotation 0, counted from 0, is none of COCO's \(AttributeError"),
     ],
 )
 def test_annotations_of_nothing_are_refused(tmp_path: Path, change, message):
     data = coco_folder(tmp_path, {"val": 1})
     path = data / "annotations" / "instances_val2017.json"
     content = json.loads(path.read_text())
-    content["annotations"][0] |= change
+    first = content["annotations"][0]
+    content["annotations"][0] = None if change is None else first | change
     path.write_text(json.dumps(content))
     with pytest.raises(UserError, match=message):
         open_boxes(str(data), "val")
+
+
+def test_run_lengths_beyond_the_image_are_refused(tmp_path: Path):
+    data = coco_folder(tmp_path, {"val": 1})
+    path = data / "annotations" / "instances_val2017.json"
+    content = json.loads(path.read_text())
+    content["annotations"][0]["segmentation"] = {"size": [64, 64], "counts": [0, 10**6]}
+    path.write_text(json.dumps(content))
+    (item, _), *_ = open_boxes(str(data), "val").items
+    with pytest.raises(UserError, match="run lengths of a mask do not fit its 64x64 pixels"):
+        item.read_mask()
 
 
 def test_boxes_without_area_are_counted_and_other_classes_refused(tmp_path: Path):

@@ -44,9 +44,17 @@ class Item:
     mask: Mapping[str, Any] | None
 
     def read_mask(self) -> ndarray:
-        """Return the mask, uint8 (H, W)."""
+        """Return the mask, uint8 (H, W).
+
+        Raises:
+            UserError: its run lengths are not those of an image of this size.
+        """
         assert self.mask is not None
-        mask: ndarray = coco_mask.decode(self.mask)
+        try:
+            mask: ndarray = coco_mask.decode(self.mask)
+        except ValueError as error:
+            size = "x".join(map(str, self.mask["size"]))
+            raise UserError(f"the run lengths of a mask do not fit its {size} pixels.") from error
         return mask
 
 
@@ -152,7 +160,8 @@ def _coco(base: Path, path: Path) -> BoxSet:
         content = parse_object(path.read_text(encoding="utf-8"))
         categories = sorted(content["categories"], key=lambda each: each["id"])
         images = sorted(content["images"], key=lambda each: each["id"])
-        annotations = content["annotations"]
+        annotations = list(content["annotations"])
+        names = [str(each["name"]) for each in categories]
         labels = {each["id"]: label for label, each in enumerate(categories, start=1)}
         places = {each["id"]: place for place, each in enumerate(images)}
         files = [folder / each["file_name"] for each in images]
@@ -168,27 +177,43 @@ def _coco(base: Path, path: Path) -> BoxSet:
                 f"{(rows, cols)}; boxes and masks of another size would not fit. Mend either."
             )
     items: list[list[Item | None]] = [[] for _ in images]
-    for each in annotations:
-        where = f"{path}: annotation {each.get('id')}"
-        if each.get("category_id") not in labels:
-            raise UserError(
-                f"{where} has the category {each.get('category_id')}; known are "
-                f"{', '.join(map(str, labels))}."
-            )
-        if each.get("image_id") not in places:
-            raise UserError(f"{where} is on the image {each.get('image_id')}, not listed.")
+    for number, each in enumerate(annotations):
         try:
-            x, y, width, height = (float(number) for number in each["bbox"])
-        except (KeyError, TypeError, ValueError):
-            x = y = width = height = math.nan
-        if not all(map(math.isfinite, (x, y, width, height))):
-            raise UserError(f"{where} has no bbox of four numbers; add it.")
-        place = places[each["image_id"]]
-        mask = _coco_mask(each.get("segmentation"), *sides[place])
-        label, crowd = labels[each["category_id"]], bool(each.get("iscrowd", 0))
-        box = (x, y, x + width, y + height)
-        items[place].append(_item(box, label, crowd, sides[place], mask, each.get("area")))
-    return _set(str(path), files, sides, items, [each["name"] for each in categories])
+            place, item = _coco_item(each, labels, places, sides)
+        except UserError as error:
+            raise UserError(f"{path}: annotation {each.get('id')} {error}") from error
+        except Exception as error:  # pycocotools raises just that for what it does not know
+            raise UserError(
+                f"{path}: annotation {number}, counted from 0, is none of COCO's ({error!r}); mend "
+                "or remove it."
+            ) from error
+        items[place].append(item)
+    return _set(str(path), files, sides, items, names)
+
+
+def _coco_item(
+    each: dict[str, Any],
+    labels: Mapping[Any, int],
+    places: Mapping[Any, int],
+    sides: Sequence[tuple[int, int]],
+) -> tuple[int, Item | None]:
+    """Return the place of the image of an annotation, and the object."""
+    if each.get("category_id") not in labels:
+        known = ", ".join(map(str, labels))
+        raise UserError(f"has the category {each.get('category_id')}; known are {known}.")
+    if each.get("image_id") not in places:
+        raise UserError(f"is on the image {each.get('image_id')}, not listed.")
+    try:
+        x, y, width, height = (float(number) for number in each["bbox"])
+    except (KeyError, TypeError, ValueError):
+        x = y = width = height = math.nan
+    if not all(map(math.isfinite, (x, y, width, height))):
+        raise UserError("has no bbox of four numbers; add it.")
+    place = places[each["image_id"]]
+    mask = _coco_mask(each.get("segmentation"), *sides[place])
+    label, crowd = labels[each["category_id"]], bool(each.get("iscrowd", 0))
+    box = (x, y, x + width, y + height)
+    return place, _item(box, label, crowd, sides[place], mask, each.get("area"))
 
 
 def _coco_mask(given: Any, height: int, width: int) -> Mapping[str, Any] | None:
@@ -199,6 +224,8 @@ def _coco_mask(given: Any, height: int, width: int) -> Mapping[str, Any] | None:
     if runs is None:
         runs = coco_mask.frPyObjects(given, height, width)
     merged: Mapping[str, Any] = coco_mask.merge(runs) if isinstance(runs, list) else runs
+    if list(merged["size"]) != [height, width]:
+        raise ValueError(f"a mask of {merged['size']} on an image of {height} x {width}")
     return merged
 
 
