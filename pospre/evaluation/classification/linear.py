@@ -63,8 +63,7 @@ def evaluate(
     Args:
         context: model, data and device.
         protocol: mae (LUT's as well), dinov2, vissl, or vissl_places205, vissl_inat18,
-            vissl_clevr_count and vissl_clevr_distance for these data. What was called linear before
-            is logistic.
+            vissl_clevr_count and vissl_clevr_distance for these data.
         bank: data set that the classifiers are trained on, for instance the training set.
         label_fraction: train on this share of the bank, as many images of each class, drawn by the
             seed; 0.01 and 0.1 are usual.
