@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from composer.core import Callback, State
@@ -42,6 +42,7 @@ class Synthetic:
     """A loader that gives one random batch again and again, and costs nothing."""
 
     num_samples, skips_bad = _MANY, False
+    identity: ClassVar[dict[str, str]] = {}
 
     def __init__(self, views: dict[str, ViewGroup], size: int, channels: int, pinned: bool) -> None:
         with torch.random.fork_rng(devices=[]):  # cells are compared: all have the same images
