@@ -59,7 +59,7 @@ def _neighbours(knn: Knn) -> str:
     gain, error = knn.top1 - knn.initial_top1, math.hypot(knn.standard_error, math.sqrt(variance))
     if abs(gain) <= 2 * error:
         points = f"{100 * gain:+.1f} ± {100 * error:.1f} points"
-        return f"its kNN is within its error of untrained ({points})"
+        return f"its kNN is within two errors of untrained ({points})"
     points = f"{100 * abs(gain):.1f} ± {100 * error:.1f} points"
     return f"its kNN is {points} {'above' if gain > 0 else 'below'} untrained"
 

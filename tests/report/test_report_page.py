@@ -94,7 +94,7 @@ def test_published_figures_stand_only_beside_what_compares(tmp_path: Path) -> No
     ("mean", "top1", "words"),
     [
         (0.326, 0.713, "puts patches in place 53 times as often as untrained; its kNN is 31.1 ± "),
-        (0.0062, 0.36, "in place no more often than untrained; its kNN is within its error of unt"),
+        (0.0062, 0.36, "in place no more often than untrained; its kNN is within two errors of un"),
         (0.0155, 0.2, "2.5 times as often as untrained; its kNN is 20.2 ± 3.3 points below untra"),
     ],
 )
