@@ -21,15 +21,15 @@ help: ## List the targets (this text).
 setup: ## Make .venv with the pinned requirements and FFCV's system packages; again: instant.
 	@.setup/venv.sh
 
-test: setup ## Run the tests on two processes (real photographs: POSPRE_TEST_DATA=<folder>).
+test: setup ## Run the tests on two cores (real photographs: POSPRE_TEST_DATA=<folder>).
 	@# where PYTHONDONTWRITEBYTECODE is set, hundreds of processes would compile everything, a second each
 	@$(PYTHON_RUN) -m compileall -q pospre data_prep tests
-	OMP_NUM_THREADS=1 $(PYTHON_RUN) -m pytest -n 2 --dist loadfile $(ARGS)
+	OMP_NUM_THREADS=1 $(PYTHON_RUN) -m pytest -n 3 --dist loadfile $(ARGS)
 
 test-newest: setup ## Run the tests with the newest torch, torchvision and timm there are (.venv-newest, 8 GB).
 	@.setup/newest.sh
 	@# what they give up warns in every process, beside what the tests read there
-	PYTHONWARNINGS=ignore::FutureWarning OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest -n 2 --dist loadfile $(ARGS)
+	PYTHONWARNINGS=ignore::FutureWarning OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest -n 3 --dist loadfile $(ARGS)
 
 certify: need-RECIPE setup ## Prove that RECIPE=<yaml> resumes exactly: killed, on other ranks (ARGS="data.path=…").
 	$(PYTHON_RUN) -m pospre.certify "$(RECIPE)" $(ARGS)

@@ -170,7 +170,7 @@ def test_crops_and_labels(deep: Path, image_folder: Images, tmp_path: Path) -> N
 def test_what_cannot_be_trained_is_said_before(
     deep: Path, image_folder: Images, tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError, match=r"needs the setting protocol=…: mae.*is logistic"):
+    with pytest.raises(UserError, match=r"needs the setting protocol=…: mae.*clevr_distance"):
         check_settings("linear", {"bank": "photos"})
     with pytest.raises(UserError, match="protocol=moco"):
         check_settings("linear", {"bank": "photos", "protocol": "moco"})
