@@ -30,7 +30,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> Iterator[None]:
-    """Keep torch to one thread: two test processes share two cores, and sums keep their order."""
+    """Keep torch to one thread: the test processes share two cores, and sums keep their order."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
