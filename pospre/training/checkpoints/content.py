@@ -30,8 +30,8 @@ def recorded_identity(content: dict[str, Any]) -> Identity:
 
 
 def recorded_fingerprints(content: dict[str, Any]) -> dict[str, str]:
-    """Return those of what the environment gave to the recorded recipe, by dotted key."""
-    found: dict[str, str] = callback_states(content)["RecipeRecord"]["fingerprints"]
+    """Return those of what the environment gave to a recipe, by dotted key; empty without."""
+    found: dict[str, str] = callback_states(content)["RecipeRecord"].get("fingerprints", {})
     return found
 
 

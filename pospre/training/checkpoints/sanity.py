@@ -45,11 +45,11 @@ def check_state(content: dict[str, Any], name: str) -> None:
 def _is_record(record: Any) -> bool:
     recipe = record["recipe"]
     is_length = isinstance(recipe["trainer"]["max_duration"], str)
-    hashes = record.get("data", {})
+    hashes = [record.get(key, {}) for key in ("data", "fingerprints")]
     return all(isinstance(recipe[key], dict) for key in _SECTIONS) and (
         is_length
         and type(record["num_samples"]) is int
-        and all(type(what) is type(value) is str for what, value in hashes.items())
+        and all(type(what) is type(value) is str for each in hashes for what, value in each.items())
     )
 
 

@@ -72,6 +72,8 @@ ODD = [
     ("recipe", put(*RECORD, value={})),
     ("recipe", put(*RECORD, "num_samples", value="many")),
     ("recipe", put(*RECORD, "data", value={"labels": 3})),
+    ("recipe", put(*RECORD, "fingerprints", value=["encoder.weights"])),
+    ("recipe", put(*RECORD, "fingerprints", value={"encoder.weights": 3})),
     ("recipe", put(*RECORD, "recipe", "encoder", value=None)),
 ]
 
@@ -104,6 +106,11 @@ def test_a_run_goes_on_from_the_one_before(tiny: Path, run: Run, tmp_path: Path)
     code, said = run(tiny, *SHORT)
     assert code == 0 and f"{path} is no checkpoint to go on from: its 'rng' is odd" in said
     assert f"going on from {folder}/checkpoints/ep1-ba4.pt" in said and curve(folder) == whole
+    # one without them: nothing of this recipe is of the environment
+    odd = read_checkpoint(str(path.with_name("ep1-ba6.pt"))).content
+    del odd["state"]["callbacks"]["RecipeRecord"]["fingerprints"]
+    write_checkpoint(odd, path)
+    assert run(tiny, *SHORT)[0] == 0
     # what only the optimiser would find
     odd = read_checkpoint(str(path)).content
     odd["state"]["optimizers"] = {"AdamW": [1]}
