@@ -10,7 +10,7 @@ if command -v flock >/dev/null; then  # two `make` at once: the second waits for
 fi
 
 readonly stamp=.venv/.installed lock=.setup/requirements.lock ffcv_log=.venv/ffcv.log
-log=""  # a file that nobody else can have made, once there is something to write
+log=""  # made by mktemp at the first output
 . .setup/locks.sh
 check_lock requirements.txt "$lock"
 readonly system_packages="pkg-config g++ python3-dev libopencv-dev libturbojpeg0-dev"

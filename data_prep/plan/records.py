@@ -53,9 +53,9 @@ class Record:
             others were encoded anew.
         skipped: path and reason of what cannot be read.
         labels: of every sample written.
-        num_bytes: likewise, of its image (or features).
-        crc32c: likewise, the ``checksum`` of these bytes and the label.
-        extra_bytes: likewise, of its annotation; empty where there are none.
+        num_bytes: of the image (or features) of every sample.
+        crc32c: the ``checksum`` of these bytes and the label, of every sample.
+        extra_bytes: of the annotation of every sample; empty if there are none.
         sides: width and height of every image; empty for clips.
         seconds: length of every clip; empty for images.
         sums: of the features of clips, or the pixels of other than three channels: see ``Moments``.

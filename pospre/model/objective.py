@@ -21,8 +21,8 @@ class Objective(nn.Module, ABC):
 
     Attributes:
         predicts: ``places`` of patches in their own view; ``view_places``, where views lie in the
-            image or in one another; or ``content``, which is all else. Whoever hides or changes
-            positions must say it. Who says ``places`` or ``view_places`` is refused where the
+            image or in one another; or ``content``, which is all else. It must be set if
+            the algorithm edits positions. ``places`` and ``view_places`` are refused if the
             encoder is told the answer.
         weight: factor of this loss in the total.
         frozen_epochs: by the start of a parameter's name within this module, the number of epochs

@@ -196,7 +196,7 @@ class Registry:
             ``count`` how many they are (None: that varies).
 
         Raises:
-            UserError: nobody has declared it, or another algorithm edits its positions.
+            UserError: it is not declared, or another algorithm edits its positions.
         """
         before = self.passes.get(name)
         if before is None:

@@ -1,7 +1,7 @@
 """The methods of timm's VisionTransformer that compute something else on our encoder: refused.
 
 timm's forward adds the whole table to a whole image; ours gathers kept patches, edits positions and
-takes them from elsewhere. What timm's methods would return on our weights looks right and is not.
+takes them from elsewhere. On our weights timm's methods would return plausible but wrong values.
 """
 
 from collections.abc import Callable

@@ -39,8 +39,8 @@ HERE = Path(__file__).parent
 # evaluations that the page knows how to show
 SHOWN = ("position_grid", "position_pictures", "patch_position", "knn")
 BLANK = (
-    "On pictures of one colour each, in which nothing shows where a patch is. It should stay as "
-    "low as by guessing: well above, something else tells the model the positions."
+    "On pictures of one colour each, in which nothing shows where a patch is. It should stay near "
+    "guessing: if it is well above, something else tells the model the positions."
 )
 VIEWS = "views"  # as views.py calls it; importing that takes seconds
 

@@ -58,7 +58,7 @@ def with_precision(recipe: Recipe, precision: str) -> Recipe:
 
 
 def decide_precision(recipe: Recipe, device: Device) -> Recipe:
-    """Return the recipe with ``precision: auto`` replaced by what every rank computes in fast."""
+    """Return the recipe with ``precision: auto`` replaced by one that every rank computes fast."""
     if recipe.trainer.precision != "auto":
         return recipe
     fast = all(on_every_rank(lambda: computes_bf16(device)))

@@ -1,4 +1,4 @@
-"""Whoever predicts places is not told them, and one algorithm alone hides those of a pass."""
+"""An algorithm that predicts places is not told them, and only one edits those of a pass."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -152,7 +152,7 @@ def test_under_a_trainer_it_is_refused_when_the_training_starts() -> None:
         model.check_complete()
 
 
-def test_whoever_changes_positions_must_say_what_it_predicts() -> None:
+def test_an_editor_of_positions_must_say_what_it_predicts() -> None:
     with pytest.raises(UserError, match=r"Loca changes the positions .* must say what"):
         pospre.attach(model_of(), SilentLoca)
 

@@ -37,8 +37,8 @@ NARROW = {
 }
 _EPILOG = """\
 Each training keeps its command, views, method and optimiser, and starts from what the command says
-it starts from, trained likewise (of published weights: random ones of that layout). Trainings that
-differ in their length or name alone are done once.
+it starts from, trained the same way (of published weights: random ones of that layout). Trainings
+that differ in their length or name alone are done once.
 
 exit codes: 0 all were trained, 1 one was not.
 """

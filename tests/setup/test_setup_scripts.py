@@ -102,7 +102,7 @@ def test_setup_asks_before_it_installs_system_packages(copy: Path) -> None:
         (copy / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
         (copy / "bin" / name).chmod(0o755)
     called = copy / "bin/apt-get.calls"
-    said = run(copy, "venv.sh", CI="")  # nobody is there to answer
+    said = run(copy, "venv.sh", CI="")  # without a terminal
     assert "sudo apt-get install pkg-config g++" in said and "exit 0" in said
     ours, terminal = os.openpty()
     for answer in ("n", "y"):

@@ -4,7 +4,7 @@ A shard appears by renaming, whole and verified. All locks are the kernel's, whi
 their process dies, however it dies. A data set has the folder
 
     <cache_dir>/<name>-<hash of the address>/
-        lock                 held for moments: for room, for a shard's name, for a run's start
+        lock                 held briefly: to make room, to rename a shard, to start a run
         v-<hash of index.json and pospre.json>.lock   held, shared, by every reader
         v-<hash …>/          index.json, pospre.json, the shards, *.part, locks/
 
@@ -163,7 +163,7 @@ class ShardCache:
     def publish(self, name: str) -> None:
         """Let a complete file appear under its name.
 
-        Not while room is made: a count that meets it between its names would miss it.
+        It waits while room is made: the count would miss a file that is renamed meanwhile.
         """
         part = self.file(name + _PART)
         _sync(part)

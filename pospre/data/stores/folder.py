@@ -148,7 +148,7 @@ def visible_files(root: Path) -> Iterator[str]:
 
 
 def _is_hidden(name: str) -> bool:
-    """Tell whether a file or folder is none of the data; at a disk's root only root reads one."""
+    """Return whether a file or folder is not data: hidden, or what ext4 keeps at a disk's root."""
     return name.startswith(".") or name == "lost+found"
 
 

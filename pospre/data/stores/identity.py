@@ -33,10 +33,10 @@ def difference(
     """Say in what two data sets differ, with both hashes; an empty text: in nothing known.
 
     Args:
-        one: of a data set.
-        other: of another one.
-        first: when or where the one is.
-        second: likewise the other.
+        one: hashes of a data set.
+        other: hashes of another data set.
+        first: when or where ``one`` was seen.
+        second: when or where ``other`` was seen.
     """
     for what, found in other.items():
         if one.get(what, found) != found:
