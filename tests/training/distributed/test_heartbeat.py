@@ -1,8 +1,10 @@
 """A rank that ends is known to all at once, and how; a silent one by its silence."""
 
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -61,16 +63,32 @@ def test_a_stopped_rank(rank: int, ranks: list[Heartbeat]) -> None:
     assert all(not beat.gone for beat in others)
 
 
-def test_who_was_stopped_itself_blames_nobody(ranks: list[Heartbeat]) -> None:
+def test_who_was_stopped_itself_blames_nobody(
+    ranks: list[Heartbeat], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asleep, slept = threading.Barrier(len(ranks) + 1), 0.0
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + slept)
+    monkeypatch.setattr(heartbeat, "time", clock)
+    woken = threading.Event()
+    looks: set[int] = set()
     missed: list[int] = []
 
+    def stop() -> None:
+        asleep.wait()
+        woken.wait()
+
     def look(beat: Heartbeat) -> None:
-        missed.extend(beat.silent(0.8))
+        missed.extend(beat.silent(30))
+        looks.add(beat.rank)
 
     for beat in ranks:
+        beat._loop.call_soon_threadsafe(stop)
+    asleep.wait()
+    slept = 60.0
+    for beat in ranks:
         beat._each_beat = partial(look, beat)
-        beat._loop.call_soon_threadsafe(time.sleep, 1.2)
-    time.sleep(2)
+    woken.set()
+    until(lambda: len(looks) == len(ranks))
     assert not missed
 
 
