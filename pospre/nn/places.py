@@ -1,0 +1,75 @@
+"""Where tokens are: what a method edits, and what a scheme of positions reads."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where every patch token of a pass is, and whether the encoder may know it.
+
+    A token stands in a cell of its view's grid, and the view lies in a box of the frame: the image,
+    or the field that a crop was placed in. A method *moves* places or *forgets* them; a scheme
+    (``pospre.nn.positions``) makes of them what a token adds or attention sees. Prefix tokens have
+    no place.
+
+    R rows (views, or 1 where all are alike), K tokens.
+
+    Attributes:
+        grid: (rows, columns) of the view's cells.
+        cells: int64 (R, K), the cell of each token, counted row by row; None: all cells in order.
+        box: float32 (R, 4), the view's x0, y0, x1, y1 with the whole frame as [0, 1]; x0 > x1 is a
+            view mirrored together with its places. None: the whole frame.
+        known: bool (R, K), whether the encoder may know the place; None: all are known.
+        keys: int64 (R,), draw keys of the views, of which a scheme may draw in training how places
+            are augmented; None: it draws nothing.
+        mark: (1, 1, D), learned, what a forgotten token adds in its place; None: nothing.
+    """
+
+    grid: tuple[int, int]
+    cells: Tensor | None = None
+    box: Tensor | None = None
+    known: Tensor | None = None
+    keys: Tensor | None = None
+    mark: Tensor | None = None
+
+    def within(self, box_R4: Tensor) -> "Places":
+        """Return the places of the same tokens of views that lie in these boxes."""
+        return replace(self, box=box_R4)
+
+    def forget(self, hidden_RK: Tensor, mark: Tensor | None = None) -> "Places":
+        """Return the places without those that are hidden, besides those forgotten before."""
+        known = ~hidden_RK if self.known is None else self.known & ~hidden_RK
+        return replace(self, known=known, mark=mark)
+
+    def move(self, cells_RK: Tensor) -> "Places":
+        """Return the places with every token in another cell of the grid."""
+        return replace(self, cells=cells_RK)
+
+    def coordinates(self, device: torch.device) -> Tensor:
+        """Return float32 (row, column) of every token with the frame as [0, 1]: (R, K, 2)."""
+        rows, cols = self.grid
+        box = torch.tensor([[0.0, 0.0, 1.0, 1.0]], device=device) if self.box is None else self.box
+        row, column = box_centres(box.float(), self.grid)
+        table = torch.stack(
+            [row[:, :, None].expand(-1, -1, cols), column[:, None, :].expand(-1, rows, -1)], dim=-1
+        ).flatten(1, 2)
+        if self.cells is None:
+            return table
+        index = self.cells.unsqueeze(-1).expand(-1, -1, 2)
+        return table.expand(len(self.cells), -1, -1).gather(1, index)
+
+
+def box_centres(box_R4: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Return the centres of the rows (R, rows) and columns (R, cols) of grids in boxes."""
+    return (
+        _centres(box_R4[:, 1], box_R4[:, 3], grid[0]),
+        _centres(box_R4[:, 0], box_R4[:, 2], grid[1]),
+    )
+
+
+def _centres(low_R: Tensor, high_R: Tensor, count: int) -> Tensor:
+    share = (torch.arange(count, dtype=low_R.dtype, device=low_R.device) + 0.5) / count
+    return low_R[:, None] + (high_R - low_R)[:, None] * share

@@ -1,0 +1,136 @@
+"""What a scheme of positions is: how an encoder knows where its tokens are."""
+
+from collections.abc import Iterator
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pospre.nn.places import Places
+
+
+class Clue(NamedTuple):
+    """What one block's attention is told of places.
+
+    T counts all tokens, the P prefix tokens first. A dimension of size 1 is alike for all.
+
+    Attributes:
+        rotation: cosines and sines (R, heads, T, D/2) of the angles by which the queries and keys
+            of a head, D wide, are turned: channel i together with channel i + D/2.
+        bias: (R, heads, T, T), added to the logits; rows are queries.
+    """
+
+    rotation: tuple[Tensor, Tensor] | None = None
+    bias: Tensor | None = None
+
+
+class Space(NamedTuple):
+    """The encoder, or the decoder, that a scheme is for.
+
+    Attributes:
+        dim: width of a token.
+        num_heads: of its attention.
+        depth: number of blocks.
+        grid: (rows, columns) of patches of its usual image.
+        has_class_token: whether the first of the prefix tokens is one.
+        num_registers: the others.
+    """
+
+    dim: int
+    num_heads: int
+    depth: int
+    grid: tuple[int, int]
+    has_class_token: bool = False
+    num_registers: int = 0
+
+    @property
+    def num_prefix(self) -> int:
+        """Number of class token and registers."""
+        return self.has_class_token + self.num_registers
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head."""
+        return self.dim // self.num_heads
+
+
+class Scheme(nn.Module):
+    """How an encoder knows places, by up to three doors; a subclass opens those that it has.
+
+    ``embed`` is added to the tokens before the first block, ``angles`` turn the queries and keys of
+    a block, and ``distances`` are added to its attention logits. A forgotten place reaches none of
+    them: its token gets ``places.mark`` in place of what ``embed`` gives, angle 0, and bias 0 from
+    and to all others. Prefix tokens have angle 0 and bias 0, but for schemes that say otherwise.
+
+    Made from a ``Space`` and the scheme's own options, by keyword. Parameters get their values in
+    ``reset_parameters``, which ``__init__`` does not call.
+
+    Attributes:
+        takes_any_grid: works for images of another size than the encoder's.
+        takes_boxes: works where views lie anywhere in the frame; else in whole cells of its grid.
+        can_forget: places can be hidden from it.
+        shares_clues: all blocks are told the same.
+    """
+
+    takes_any_grid: ClassVar[bool] = True
+    takes_boxes: ClassVar[bool] = True
+    can_forget: ClassVar[bool] = True
+    shares_clues: ClassVar[bool] = True
+
+    def __init__(self, space: Space) -> None:
+        super().__init__()
+        self.space = space
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters anew, and compute the buffers; there are none."""
+        return
+
+    def companion(self, space: Space) -> "Scheme":
+        """Return the scheme of a decoder whose tokens stand in the same places."""
+        raise NotImplementedError
+
+    def embed(self, places: Places) -> Tensor | None:
+        """Return the vectors (R, K, dim) to add to patch tokens, of known places; None: none."""
+        return None
+
+    def prefix(self) -> Tensor | None:
+        """Return the vectors (1, P, dim) to add to prefix tokens; None: none."""
+        return None
+
+    def angles(self, places: Places, layer: int) -> Tensor | None:
+        """Return the angles (R, heads or 1, K, D/2) of patch tokens in block ``layer``, from 0."""
+        return None
+
+    def distances(self, places: Places, layer: int) -> Tensor | None:
+        """Return the bias (R, heads, T, T) of block ``layer``, as if all places were known."""
+        return None
+
+    def clues(self, places: Places) -> Iterator[Clue]:
+        """Yield what each block's attention is told."""
+        clue = Clue()
+        for layer in range(self.space.depth):
+            if layer == 0 or not self.shares_clues:
+                clue = self._clue(places, layer)
+            yield clue
+
+    def _clue(self, places: Places, layer: int) -> Clue:
+        known, num_prefix = places.known, self.space.num_prefix
+        angles = self.angles(places, layer)
+        rotation = None
+        if angles is not None:
+            if known is not None:
+                angles = angles * known[:, None, :, None]
+            angles = nn.functional.pad(angles, (0, 0, num_prefix, 0))
+            rotation = angles.cos(), angles.sin()
+        bias = self.distances(places, layer)
+        if bias is not None and known is not None:
+            told = nn.functional.pad(known, (num_prefix, 0), value=True)
+            bias = torch.where(told[:, None, :, None] & told[:, None, None, :], bias, 0)
+        return Clue(rotation, bias)
+
+
+def rotate(tokens_BHTD: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Turn channel i of every token together with channel i + D/2, in float32 at least."""
+    low, high = tokens_BHTD.to(torch.promote_types(tokens_BHTD.dtype, torch.float32)).chunk(2, -1)
+    cos, sin = rotation
+    return torch.cat([low * cos - high * sin, high * cos + low * sin], -1).to(tokens_BHTD.dtype)
