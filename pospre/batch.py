@@ -248,3 +248,9 @@ def loaded_keys(groups: Iterable[str]) -> list[str]:
 def field_box_key(group: str = "view") -> str:
     """Return the key of a view group's boxes in the position field."""
     return f"{group}/field_box"
+
+
+def field_boxes(batch: Batch, group: str = "view") -> Tensor | None:
+    """Return where each view of a group lies in the position field, (B·V, 4); None: no field."""
+    boxes = batch.get(field_box_key(group))
+    return None if boxes is None else boxes.flatten(0, 1)

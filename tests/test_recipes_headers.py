@@ -12,7 +12,7 @@ from pospre.algorithms.ijepa.blocks import draw_official
 from pospre.algorithms.ijepa.ijepa import IJEPA
 from pospre.evaluation.registry import check_settings
 from pospre.nn.build import build_encoder
-from pospre.nn.encoder import Encoder
+from pospre.nn.vit import Encoder
 from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.training.resolve import resolve
 

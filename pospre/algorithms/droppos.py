@@ -13,7 +13,6 @@ from typing import ClassVar, Literal
 import torch
 import torch.nn.functional as F
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from timm.layers import LayerNorm
 from torch import Tensor, nn
 
 from pospre import draws
@@ -22,21 +21,21 @@ from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm, Progress, require_one_view
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Outputs
-from pospre.model.passes import EncoderPass
+from pospre.model.passes import EncoderPass, ForgottenPlaces
 from pospre.model.position_task import Distance, PositionObjective, check_temperature, weighted_mean
 from pospre.model.question import Question
-from pospre.nn.decoder import check_heads, decoder_blocks, split_tokens
-from pospre.nn.encoder import Encoder
+from pospre.nn.decoder import DecoderBlocks, check_heads, split_tokens
 from pospre.nn.initialisation import init_weights, token_parameter
 from pospre.nn.masking import (
     Sampling,
     check_uniform,
-    gather_tokens,
     num_kept,
     slot_mask,
     uniform_patches,
     visible_patches,
 )
+from pospre.nn.places import Places
+from pospre.nn.vit import Encoder
 from pospre.recipe.ranges import PositiveShare, Ratio, Width
 from pospre.schedules import linear
 
@@ -90,29 +89,23 @@ def draw_masks(
     }
 
 
-class DroppedPositions(nn.Module):
-    """Replaces the positions of the slots that are not shown."""
+class WrongPlaces(nn.Module):
+    """Hands the i-th slot that is not shown the place of the i-th in random order."""
 
-    def __init__(self, dim: int, kind: PositionToken) -> None:
-        super().__init__()
-        self.kind = kind
-        self.token = token_parameter(dim) if kind == "learned" else None
-
-    def forward(self, position_BKD: Tensor, batch: Batch, where: EncoderPass) -> Tensor:
-        """Return the positions (B, K, D) that the encoder sees; true ones learn if they can."""
-        shown = batch["droppos/shown"].unsqueeze(-1)
-        if self.token is not None:
-            return torch.where(shown, position_BKD, self.token)
-        if self.kind == "zeros":
-            return position_BKD * shown
-        return torch.where(shown, position_BKD, _wrong_positions(position_BKD, batch))
+    def forward(self, places: Places, batch: Batch, where: EncoderPass) -> Places:
+        """Return the places with those that are not shown exchanged, perhaps for their own."""
+        order, shown, cells = batch["droppos/order"], batch["droppos/shown"], batch["view/keep"]
+        turn = shown.sum(1, keepdim=True) + (~shown).cumsum(1) - 1
+        others = cells.gather(1, order.gather(1, turn))
+        return places.move(torch.where(shown, cells, others))
 
 
-def _wrong_positions(position_BKD: Tensor, batch: Batch) -> Tensor:
-    """Hand the i-th dropped slot the position of the i-th in random order, perhaps its own."""
-    order, shown = batch["droppos/order"], batch["droppos/shown"]
-    place = shown.sum(1, keepdim=True) + (~shown).cumsum(1) - 1
-    return gather_tokens(position_BKD, torch.gather(order, 1, place))
+def _dropped(dim: int, kind: PositionToken) -> nn.Module:
+    """Return what hides the places that are not shown, or exchanges them."""
+    if kind == "wrong":
+        return WrongPlaces()
+    mark = token_parameter(dim) if kind == "learned" else None
+    return ForgottenPlaces("droppos/shown", mark, shown=True)
 
 
 class PositionClassification(PositionObjective):
@@ -131,8 +124,8 @@ class PositionClassification(PositionObjective):
         self.ignore_confident = options.ignore_confident
         self.per_token = encoder.patches_per_token
         self.embed = nn.Linear(encoder.embed_dim, dim * self.per_token)
-        self.blocks = decoder_blocks(dim, options.decoder_depth, options.decoder_heads)
-        self.norm = LayerNorm(dim)
+        self.blocks = DecoderBlocks(dim, options.decoder_depth, options.decoder_heads)
+        self.norm = nn.LayerNorm(dim, 1e-6)
         self.predict = nn.Linear(dim, encoder.num_patches)
         init_weights(self)
 
@@ -250,10 +243,8 @@ class DropPos(PretrainAlgorithm):
             model.registry.add_pass("student", "droppos", EncoderPass(keep="view/keep"))
         for key in ("droppos/order", "droppos/shown"):
             model.registry.claim(key, "droppos")
-        model.positions.named["droppos"] = DroppedPositions(
-            model.encoder.embed_dim, self.position_token
-        )
-        model.registry.join_pass("student", "droppos", positions=("droppos",))
+        model.places.named["droppos"] = _dropped(model.encoder.embed_dim, self.position_token)
+        model.registry.join_pass("student", "droppos", places=("droppos",))
         if self.temperature is not None and self.affinity == "teacher":
             model.registry.add_pass("teacher", "droppos", EncoderPass(teacher=True))
         elif self.temperature is not None:
@@ -328,16 +319,10 @@ def _check(options: DropPos, model: PretrainModel, host: str | None) -> None:
 
 def _check_positions(options: DropPos, encoder: Encoder) -> None:
     """Raise ``UserError`` for positions that this encoder cannot drop."""
-    if encoder.patches_per_token > 1:
-        if options.position_token != "zeros":
-            raise UserError(
-                f"droppos.position_token is '{options.position_token}', but swin_tiny has offsets "
-                "between patches instead of positions to replace. Use zeros."
-            )
-    elif encoder.pos_embed is None:
+    if encoder.patches_per_token > 1 and options.position_token != "zeros":
         raise UserError(
-            f"droppos needs positions to drop, but encoder.positions is {encoder.position_kind}. "
-            "Use sincos or learned."
+            f"droppos.position_token is '{options.position_token}', but swin_tiny has offsets "
+            "between patches instead of positions to replace. Use zeros."
         )
 
 

@@ -10,19 +10,17 @@ from typing import ClassVar
 
 import torch
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
-from timm.layers import LayerNorm
 from torch import Tensor, nn
 
 from pospre import draws
-from pospre.batch import Batch
+from pospre.batch import Batch, field_boxes
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm, require_one_view
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import EncoderPass, MaskedTokens
 from pospre.model.question import Question
-from pospre.nn.decoder import check_heads, decoder_blocks, patchify, split_tokens
-from pospre.nn.encoder import Encoder
+from pospre.nn.decoder import DecoderBlocks, check_heads, patchify, split_tokens
 from pospre.nn.initialisation import init_weights, token_parameter
 from pospre.nn.masking import (
     Sampling,
@@ -34,7 +32,9 @@ from pospre.nn.masking import (
     uniform_patches,
     visible_patches,
 )
-from pospre.nn.positions import decoder_positions, sincos_positions
+from pospre.nn.places import Places
+from pospre.nn.positions import decoder_positions
+from pospre.nn.vit import Encoder
 from pospre.recipe.ranges import Ratio, Width
 
 
@@ -49,24 +49,26 @@ class PixelRegression(Objective):
         self.weight, self.num_prefix = options.weight, encoder.num_prefix_tokens
         self.per_token = encoder.patches_per_token
         self.embed = nn.Linear(encoder.embed_dim, dim * self.per_token)
-        self.blocks = decoder_blocks(dim, options.decoder_depth, options.decoder_heads)
-        self.norm = LayerNorm(dim)
+        self.blocks = DecoderBlocks(dim, options.decoder_depth, options.decoder_heads)
+        self.norm = nn.LayerNorm(dim, 1e-6)
         self.predict = nn.Linear(dim, math.prod(encoder.patch_size) * encoder.channels)
         init_weights(self)
         self.mask_token = token_parameter(dim)
-        self.position_ND: Tensor
-        positions = sincos_positions(dim, *encoder.grid)
-        self.register_buffer("position_ND", positions, persistent=False)
+        space = encoder.positions.space._replace(
+            dim=dim, num_heads=options.decoder_heads, depth=options.decoder_depth
+        )
+        self.positions = decoder_positions(encoder.positions, space)
 
     def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
         """Return predicted and true pixels of the removed patches, each (B, N−K, h·w·C)."""
         keep, removed = batch["view/keep"], batch["view/removed"]
         tokens = split_tokens(self.embed(passes["student"]), self.per_token)
         prefix, visible = tokens[:, : self.num_prefix], tokens[:, self.num_prefix :]
-        background = self.mask_token.to(tokens.dtype).expand(len(tokens), len(self.position_ND), -1)
-        positions = decoder_positions(self.position_ND, batch, self.grid)
-        patches = scatter_tokens(background, keep, visible) + positions
-        decoded = self.blocks(torch.cat([prefix, patches], dim=1))
+        count = math.prod(self.grid)
+        background = self.mask_token.to(tokens.dtype).expand(len(tokens), count, -1)
+        places = Places(self.grid, box=field_boxes(batch))
+        patches = self.positions.added(scatter_tokens(background, keep, visible), places)
+        decoded = self.blocks(torch.cat([prefix, patches], dim=1), self.positions.clues(places))
         # only removed patches enter the loss, so only they are predicted
         predicted = self.predict(self.norm(gather_tokens(decoded[:, self.num_prefix :], removed)))
         target = patchify(batch["view/pixels"][:, 0], self.patch_size)

@@ -25,13 +25,12 @@ from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm, Progress
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective, Outputs, Predicts
-from pospre.model.passes import MaskedTokens
+from pospre.model.passes import ForgottenPlaces
 from pospre.model.question import Question
 from pospre.model.teacher import Frozen
 from pospre.recipe.ranges import RatioRange
 
-MASK = "position_mask"
-MASK_KEY = f"global/{MASK}"
+MASK_KEY = "global/position_mask"
 
 
 def cross_order(keys: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -177,10 +176,9 @@ class MaskedPosition(PretrainAlgorithm):
             return
         _check(self, model)
         model.registry.claim(MASK_KEY, "masked_position")
-        model.positions.named["masked_position"] = MaskedTokens(
-            nn.Parameter(torch.zeros(1, 1, model.encoder.embed_dim)), MASK
-        )
-        model.registry.join_pass("global", "masked_position", positions=("masked_position",))
+        mark = nn.Parameter(torch.zeros(1, 1, model.encoder.embed_dim))
+        model.places.named["masked_position"] = ForgottenPlaces(MASK_KEY, mark)
+        model.registry.join_pass("global", "masked_position", places=("masked_position",))
         model.registry.join_pass("teacher", "masked_position")
         model.add_objective("masked_position", PositionMatching(model, self))
 
@@ -226,11 +224,6 @@ def _check(options: MaskedPosition, model: PretrainModel) -> None:
         raise UserError(
             "masked_position compares patches with a momentum teacher's on global crops, which "
             "algorithms.dinov2 brings. Add dinov2, or use droppos, which needs no teacher."
-        )
-    if model.encoder.pos_embed is None:
-        raise UserError(
-            f"masked_position needs positions to mask, but encoder.positions is "
-            f"{model.encoder.position_kind}. Use learned or sincos."
         )
     if _host(model).options.mask_crop_rate == 1:
         raise UserError(

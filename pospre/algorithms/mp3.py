@@ -23,10 +23,10 @@ from pospre.model.objective import Outputs
 from pospre.model.passes import EncoderPass
 from pospre.model.position_task import Distance, PositionObjective, check_temperature, weighted_mean
 from pospre.model.question import Question
-from pospre.nn.encoder import Encoder
 from pospre.nn.initialisation import init_trunc_normal
 from pospre.nn.masking import slot_mask
-from pospre.nn.positions import sincos_table
+from pospre.nn.positions.sincos import sincos_table
+from pospre.nn.vit import Encoder
 from pospre.recipe.ranges import Ratio
 from pospre.schedules import linear
 
@@ -80,10 +80,10 @@ class ShownPositions(nn.Module):
         table = sincos_table(encoder.embed_dim, *encoder.grid)
         self.register_buffer("table_ND", table, persistent=False)
 
-    def forward(self, position_BKD: Tensor, batch: Batch, where: EncoderPass) -> Tensor:
-        """Return the positions (B·V, N, D) to add."""
-        shown = per_row(batch["mp3/shown"], len(position_BKD)).unsqueeze(-1)
-        return position_BKD + shown * self.table_ND
+    def forward(self, tokens_RND: Tensor, batch: Batch, where: EncoderPass) -> Tensor:
+        """Return the embeddings with positions added: (B·V, N, D)."""
+        shown = per_row(batch["mp3/shown"], len(tokens_RND)).unsqueeze(-1)
+        return tokens_RND + shown * self.table_ND
 
 
 class PatchPositions(PositionObjective):
@@ -200,15 +200,14 @@ class MP3(PretrainAlgorithm):
         context = num_context(patches, self.mask_ratio)
         shown = num_told(patches, self.position_rate, count_shown=self.count_shown)
         check_temperature("mp3", model.encoder, self.temperature)
-        model.registry.give_positions("mp3")
         for key in ("mp3/context", "mp3/shown"):
             model.registry.claim(key, "mp3")
         if shown:
-            model.positions.named["mp3"] = ShownPositions(model.encoder, shown)
+            model.contents.named["mp3"] = ShownPositions(model.encoder, shown)
         # without masking there is nothing to gather
         gathered = "mp3/context" if context < patches else None
         editors = ("mp3",) if shown else ()
-        model.registry.add_pass("student", "mp3", EncoderPass(context=gathered, positions=editors))
+        model.registry.add_pass("student", "mp3", EncoderPass(context=gathered, content=editors))
         if self.temperature is not None:
             model.registry.add_pass("affinity", "mp3", EncoderPass(grad=False))
         model.add_objective("mp3", PatchPositions(model.encoder, self))
@@ -253,8 +252,8 @@ def _refuse_company(model: PretrainModel) -> None:
             f"mp3 needs the pass 'student' with keys from its context alone, but {others} runs it "
             f"with keys from all patches. {_COMPANY}"
         )
-    if model.encoder.position_kind != "none":
+    if model.encoder.positions.name != "none":
         raise UserError(
             f"mp3 predicts positions that the encoder must not know, but encoder.positions is "
-            f"{model.encoder.position_kind}. Set encoder.positions: none."
+            f"{model.encoder.positions.name}. Set encoder.positions: none."
         )

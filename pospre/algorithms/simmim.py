@@ -19,9 +19,9 @@ from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import EncoderPass, MaskedTokens
 from pospre.model.question import Question
 from pospre.nn.decoder import patchify
-from pospre.nn.encoder import Encoder
 from pospre.nn.initialisation import token_parameter
 from pospre.nn.masking import cell_patches, gather_tokens, slot_mask, visible_patches
+from pospre.nn.vit import Encoder
 
 
 def visible_cells(encoder: Encoder, options: "SimMIM") -> tuple[int, int]:

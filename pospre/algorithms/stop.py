@@ -9,7 +9,6 @@ would be to erase the context. Nothing else changes, and what is exported never 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
 import torch.nn.functional as F
 from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor, nn
@@ -17,13 +16,14 @@ from torch import Tensor, nn
 from pospre import draws
 from pospre.algorithms.ijepa.ijepa import ExtraTerm, FeaturePrediction, Loss, feature_distance
 from pospre.algorithms.ijepa.predictor import PredictorTokens, gather_blocks
-from pospre.batch import EPOCH, INDEX, Batch, field_box_key, view_keys
+from pospre.batch import EPOCH, INDEX, Batch, view_keys
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Outputs
 from pospre.model.question import Question
 from pospre.nn.initialisation import init_trunc_normal
+from pospre.nn.positions.table import Table
 
 Variant = Literal[
     "masked",
@@ -70,20 +70,6 @@ class NoisyTokens(PredictorTokens):
         elif self.variant in NOISY_TARGETS:
             masked = masked + F.linear(self.noise_std * batch["stop/masked"], embed.weight)
         return context, masked
-
-
-class LearnedPositions(nn.Module):
-    """One learned position for every patch."""
-
-    def __init__(self, num_patches: int, dim: int) -> None:
-        super().__init__()
-        self.position_ND = nn.Parameter(0.02 * torch.randn(num_patches, dim))
-
-    def forward(self, batch: Batch) -> Tensor:
-        """Return (N, d)."""
-        if field_box_key() in batch:
-            raise UserError("stop.variant = learned_pos cannot follow the boxes of crop_field.")
-        return self.position_ND
 
 
 class ProjectionL1(ExtraTerm):
@@ -193,7 +179,8 @@ class StoP(PretrainAlgorithm):
         elif self.variant == "l1":
             objective.extra = ProjectionL1(1e-5 if self.l1_weight is None else self.l1_weight)
         elif self.variant == "learned_pos":
-            predictor.positions = LearnedPositions(model.encoder.num_patches, predictor.dim)
+            predictor.positions = Table(predictor.positions.space)
+            predictor.positions.reset_parameters()
         elif self.variant != "sincos":
             pooling: Pooling = "bilinear" if self.variant == "lowres_bilinear" else "maxpool"
             objective.extra = SecondScale(predictor.dim, width, model.encoder.grid, pooling)
@@ -245,14 +232,21 @@ def _check(options: StoP, model: PretrainModel) -> None:
             f"stop.official = true reproduces the published code, which has stop.variant = "
             f"masked only, not {options.variant}. Set one of them the other way."
         )
-    editors = model.registry.passes["student"].positions
+    predictor = _predictor_of(model).predictor
+    if not predictor.positions.is_added:
+        raise UserError(
+            f"stop makes the predictor's positions uncertain, but encoder.positions = "
+            f"{model.encoder.positions.name} tells it exactly, in attention, where a target lies. "
+            "Use learned or sincos."
+        )
+    editors = model.registry.passes["student"].places
     if options.variant in NOISY_CONTEXT and editors:
         raise UserError(
             f"stop.variant = {options.variant} puts noise on the positions of the context, which "
             f"{', '.join(editors)} changes too. Use stop.variant = masked."
         )
-    if options.variant == "learned_pos" and model.position_source is not None:
+    if options.variant == "learned_pos" and model.place_source is not None:
         raise UserError(
             f"stop.variant = learned_pos has one position for every patch, which cannot follow "
-            f"the positions of {model.position_source}. Use another variant."
+            f"the positions of {model.place_source}. Use another variant."
         )

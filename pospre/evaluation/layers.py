@@ -5,13 +5,14 @@ from contextlib import ExitStack
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
-from pospre.nn.encoder import Edit, Encoder
+from pospre.nn.places import Places
 from pospre.nn.swin.encoder import SWIN
+from pospre.nn.vit import Encoder
 from pospre.recipe.recipe import Recipe
 
 
@@ -49,7 +50,7 @@ def layer_tokens(
     layers: Sequence[int],
     *,
     norm: bool = True,
-    positions: Edit | None = None,
+    places: Places | None = None,
     keys_B: Tensor | None = None,
     grad: bool = False,
 ) -> list[Tensor]:
@@ -61,28 +62,14 @@ def layer_tokens(
         layers: 0 is what goes into the first block (patches and positions), 1 what comes out of it,
             and so on.
         norm: apply the encoder's final norm to each of them, as DINO and DINOv2 do.
-        positions: see ``PretrainModel.tokens``.
+        places: see ``PretrainModel.tokens``.
         keys_B: likewise.
         grad: whether the encoder learns through them.
     """
-    found: dict[int, Tensor] = {}
-    blocks = list(model.encoder.blocks)
-
-    def keep(layer: int) -> Any:
-        def hook(_: nn.Module, given: tuple[Tensor, ...], *returned: Tensor) -> None:
-            found[layer] = (returned or given)[0]
-
-        return hook
-
-    with ExitStack() as hooks, torch.set_grad_enabled(grad and torch.is_grad_enabled()):
-        for layer in layers:
-            hooks.enter_context(
-                blocks[0].register_forward_pre_hook(keep(0))
-                if layer == 0
-                else blocks[layer - 1].register_forward_hook(keep(layer))
-            )
-        model.tokens(images_BCHW, positions, keys_B)
-        return [model.encoder.norm(found[layer]) if norm else found[layer] for layer in layers]
+    encoder = model.encoder
+    with torch.set_grad_enabled(grad and torch.is_grad_enabled()):
+        found = encoder(images_BCHW, places=places, keys_B=keys_B, layers=layers)
+        return [encoder.norm(tokens) for tokens in found] if norm else found
 
 
 @torch.no_grad()
@@ -100,7 +87,7 @@ def attention_maps(
 
     def keep_of(layer: int) -> Any:
         def keep(attention: Any, arguments: tuple[Any, ...]) -> None:
-            found[layer] = attention.weights(arguments[0], arguments[1])
+            found[layer] = attention.weights(*arguments[:2])
 
         return keep
 

@@ -14,12 +14,13 @@ from torch import nn
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder, check_divides
-from pospre.nn.encoder import Encoder
 from pospre.nn.encoder_from_tensors import encoder_options
 from pospre.nn.patch_encoder import PatchEncoder
+from pospre.nn.positions.table import Table
 from pospre.nn.sizes import SIZES, pair
 from pospre.nn.swin.encoder import SWIN, SwinEncoder
 from pospre.nn.timm_models import PREFIX, timm_size, wrap_encoder
+from pospre.nn.vit import Encoder
 from pospre.nn.weight_layouts import with_prefix_rows
 from pospre.recipe.recipe import Recipe, check_arguments, recipe_from_dict
 from pospre.training.build import build_model
@@ -120,16 +121,9 @@ def subject_of(model: PretrainModel | nn.Module, *, seed: int = 0) -> Subject:
     """Return a model made in code, ours or one of timm's ViTs, as something to measure.
 
     Raises:
-        UserError: it is no encoder of the kind ours is, or an algorithm gives its positions, of
-            which only a run knows how they were before training.
+        UserError: it is no encoder of the kind ours is.
     """
     if isinstance(model, PretrainModel):
-        if model.position_source is not None:
-            raise UserError(
-                f"the positions of this model are those of {model.position_source}; measure its "
-                "run folder or a checkpoint, or a ViT of timm's that has taken "
-                "model.timm_state(vit)"
-            )
         return _subject(model, seed)
     return _subject(PretrainModel(wrap_encoder(model), seed=seed), seed)
 
@@ -158,7 +152,7 @@ def _of_timm(address: str, weights: Weights, shown: Shown, seed: int, keys: Keys
             f"{address}: RANDOM WEIGHTS of seed {seed}; {PREFIX}{name},FILE takes those of a file"
         )
         return _subject(twin, seed, address, line)
-    source = read_source(file, weights, encoder.grid, keys)
+    source = read_source(file, weights, keys)
     if vit.no_embed_class and "pos_embed" in source.tensors:
         rows = (encoder.has_class_token, vit.num_reg_tokens)
         table = with_prefix_rows(source.tensors["pos_embed"], *rows, bare=True)
@@ -169,7 +163,7 @@ def _of_timm(address: str, weights: Weights, shown: Shown, seed: int, keys: Keys
 
 
 def _of_file(uri: str, weights: Weights, shown: Shown, seed: int, keys: Keys) -> Subject:
-    source = read_source(uri, weights, (0, 0), keys)
+    source = read_source(uri, weights, keys)
     recipe = recipe_in(source.metadata)
     pixels: tuple[Numbers, Numbers] = (None, None)
     if recipe is None:
@@ -250,9 +244,10 @@ def _hold_table(encoder: Encoder, source: Source, likely: Sequence[tuple[int, in
     the first of the ``likely`` ones that has as many places, else a square one.
     """
     table = source.tensors.get("pos_embed")
-    if table is None or encoder.pos_embed is None:
+    positions = encoder.positions
+    if table is None or not isinstance(positions, Table):
         return []
-    encoder.resampling = source.resampling or encoder.resampling
+    positions.resampling = source.resampling or positions.resampling
     class_token, prefix = encoder.has_class_token, encoder.num_prefix_tokens
     registers, counts = prefix - class_token, {math.prod(grid): grid for grid in likely[::-1]}
     bare = registers > 0 or table.shape[1] in counts
@@ -262,9 +257,9 @@ def _hold_table(encoder: Encoder, source: Source, likely: Sequence[tuple[int, in
     if grid == encoder.grid:
         return []
     source.tensors["pos_embed"] = table
-    encoder.hold_table(grid)
+    positions.make_room(grid)
     sizes = " → ".join(f"{rows}×{columns}" for rows, columns in (grid, encoder.grid))
-    return [f"positions of {sizes} patches ({encoder.resampling})"]
+    return [f"positions of {sizes} patches ({positions.resampling})"]
 
 
 def _subject(model: PretrainModel, seed: int, name: str = "", origin: str = "") -> Subject:
@@ -293,7 +288,7 @@ def untrained(model: PretrainModel, seed: int) -> PretrainModel:
 def _recipe_of(model: PretrainModel, seed: int, name: str) -> Recipe:
     """Return a recipe that says what a model's encoder is like; nothing can be trained from it."""
     encoder: PatchEncoder = model.encoder
-    has_scale = any(isinstance(part, LayerScale) for part in encoder.modules())
+    has_scale = getattr(encoder, "layer_scale", None) is not None
     description = {
         "run_name": "model",
         "seed": seed,
@@ -309,7 +304,7 @@ def _recipe_of(model: PretrainModel, seed: int, name: str) -> Recipe:
             "patch_size": list(encoder.patch_size),
             "depth": encoder.depth,
             "channels": encoder.channels,
-            "positions": encoder.position_kind,
+            "positions": encoder.positions.name,
             "class_token": encoder.has_class_token,
             "num_registers": encoder.num_prefix_tokens - encoder.has_class_token,
             "layer_scale": 1.0 if has_scale else None,
@@ -326,7 +321,9 @@ def _name_of(encoder: PatchEncoder) -> str:
     if isinstance(encoder, SwinEncoder):
         return SWIN
     known = (name for name, size in SIZES.items() if size.embed_dim == encoder.embed_dim)
-    return next(known, "vitb16" if encoder.is_relative else f"{PREFIX}{encoder.timm_name}")
+    return next(
+        known, "vitb16" if not encoder.positions.takes_any_grid else f"{PREFIX}{encoder.timm_name}"
+    )
 
 
 def _check_size(image_size: tuple[int, int], patch_size: tuple[int, int]) -> None:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from pospre.errors import UserError, needing
 from pospre.evaluation.features import WHOLE
 from pospre.exporting.timm_encoder import Parts
-from pospre.nn.encoder import Encoder
 from pospre.nn.patch_encoder import PatchEncoder
+from pospre.nn.vit import Encoder
 
 LIBRARY = "transformers"
 TOLERANCE = 1e-5
@@ -118,8 +118,8 @@ def _lacking(encoder: PatchEncoder, parts: Parts, kind: str) -> str:
     """Return what of the encoder ``kind`` has not, in words; empty where it has all."""
     if not isinstance(encoder, Encoder):
         return f"this encoder ({parts.timm_name})"
-    if encoder.is_relative:
-        return f"encoder.positions = {encoder.position_kind}"
+    if not encoder.positions.is_added and encoder.positions.name != "none":
+        return f"encoder.positions = {encoder.positions.name}"
     if isinstance(encoder.norm, nn.Identity):
         return "encoder.final_norm = false"
     if kind.startswith("Dinov2") and not encoder.has_class_token:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
-from pospre.nn.encoder import Encoder
+from pospre.nn.vit import Encoder
 from pospre.recipe.recipe import Recipe
 
 _WITH_CLASSIFIER = ("timm", "onnx", "torchhub")
@@ -68,7 +68,7 @@ class Parts:
             "timm_kwargs": json.dumps(self.kwargs),
             "mean": json.dumps(self.mean),
             "std": json.dumps(self.std),
-            "resampling": getattr(self.model.encoder, "resampling", "bicubic"),
+            "resampling": getattr(self.model.encoder.positions, "resampling", "bicubic"),
             "recipe": json.dumps(self.recipe.dump()),
         }
 
@@ -150,16 +150,14 @@ def take_parts(
 def _with_positions(model: PretrainModel, grid: tuple[int, int]) -> dict[str, Tensor]:
     """Return the encoder's tensors, with the positions of ``grid``."""
     encoder = model.encoder
-    tensors = model.timm_state()
-    resized = grid != encoder.grid
-    if resized and encoder.pos_embed is None:
+    if grid == encoder.grid:
+        return encoder.timm_state()
+    if not encoder.positions.is_added:
         raise UserError(
             f"--grid {grid[0]}x{grid[1]} is for positions of a table or a field, but "
-            f"encoder.positions is {encoder.position_kind}."
+            f"encoder.positions is {encoder.positions.name}."
         )
-    if resized:
-        tensors["pos_embed"] = model.position_table(grid)
-    return tensors
+    return encoder.timm_state(grid=grid)
 
 
 def _digits(values: Tensor) -> list[float]:

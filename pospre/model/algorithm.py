@@ -35,13 +35,11 @@ class PretrainAlgorithm(Algorithm):
     Attributes:
         question: what it asks of a model, with which a run's page begins; None: nothing.
         is_host: hosts own the visible patches and attach first.
-        gives_positions: it gives those of every pass, instead of the encoder's table.
         takes_merged_patches: works with encoders whose tokens stand for several patches (Swin).
     """
 
     question: ClassVar[Question | None] = None
     is_host: ClassVar[bool] = False
-    gives_positions: ClassVar[bool] = False
     takes_merged_patches: ClassVar[bool] = False
     _progress: Progress = Progress(0.0, 0.0)
 

@@ -18,8 +18,9 @@ from pospre.model.passes import EditSet, EncoderPass
 from pospre.model.registry import Registry
 from pospre.model.teacher import Frozen, Momentum, TeacherManager
 from pospre.nn.build import check_divides
-from pospre.nn.encoder import Edit, Encoder
-from pospre.nn.patch_encoder import PatchEncoder
+from pospre.nn.patch_encoder import Edit, PatchEncoder
+from pospre.nn.places import Places
+from pospre.nn.vit import Encoder
 
 FEATURES = "features"
 """In the outputs of a model, beside those of its objectives: the features of each pass by name."""
@@ -62,12 +63,11 @@ class PretrainModel(ComposerModel):
             mean or encoder.pixel_mean, std or encoder.pixel_std, channels=encoder.channels
         )
         self.contents = EditSet()
-        self.positions = EditSet()
+        self.places = EditSet()
         self.objectives = ObjectiveSet()
         self.teacher: Frozen | None = None
-        self.teacher_positions: Frozen | None = None
         self.teachers = TeacherManager()
-        self.position_source: str | None = None
+        self.place_source: str | None = None
         self.seed = seed
         self.views = named_groups(views or [ViewGroup(size=encoder.image_size)])
         self.registry = Registry(encoder, self.views)
@@ -99,37 +99,27 @@ class PretrainModel(ComposerModel):
         for student, teacher in objective.mirrored():
             self.teachers.mirror(student, teacher)
 
-    def add_position_source(self, name: str, module: nn.Module) -> None:
-        """Let ``module`` give the positions of every pass instead of the encoder's table.
+    def add_place_source(self, name: str, module: nn.Module) -> None:
+        """Let ``module`` say where in the image, or in a field, the views of every pass lie.
 
-        Called with an empty batch it gives those of a whole image. The teacher gets its own copy.
+        It edits places first, see ``EditSet``; a batch without boxes holds whole images.
 
         Raises:
-            UserError: another algorithm already gives the positions, or the model is spread over
-                ranks already.
+            UserError: another algorithm already does, or the encoder's positions cannot follow.
         """
-        check_unwrapped(self, name)
-        self.registry.give_positions(name)
-        self.positions.named[name] = module
-        self.position_source = self.encoder.positions_from = name
-        self._copy_positions()
+        self.registry.place_views(name)
+        self.places.named[name] = module
+        self.place_source = name
+
+    def encoders(self) -> list[Encoder]:
+        """Return the encoder, and the teacher's copy of it if there is one."""
+        return [self.encoder, *([] if self.teacher is None else [self.teacher.module])]
 
     def add_teacher(self, owner: str, momentum: Momentum | None) -> None:
         """Make sure that there is a momentum teacher; see ``TeacherManager.ask``."""
         if self.teachers.ask(owner, momentum):
             check_unwrapped(self, owner)
             self.teacher = self.teachers.copy(self.encoder)
-            self._copy_positions()
-
-    def _copy_positions(self) -> None:
-        if self.teacher is None or self.position_source is None or self.teacher_positions:
-            return
-        source = EditSet()
-        source.named[self.position_source] = self.positions.named[self.position_source]
-        self.teacher_positions = self.teachers.copy(source)
-        twin = self.teacher.module
-        assert isinstance(twin, PatchEncoder)
-        twin.positions_from = self.position_source
 
     def check_complete(self) -> None:
         """Raise ``UserError`` if nothing attached has a loss, or something is there for nobody."""
@@ -139,13 +129,13 @@ class PretrainModel(ComposerModel):
                 "algorithm that has one: pospre/algorithms/README.md lists them."
             )
         self.registry.check_read(list(self.objectives))
-        self.registry.check_editors(self.contents.named, self.positions.named)
+        self.registry.check_editors(self.contents.named, self.places.named)
         self.check_places()
 
     def check_places(self) -> None:
         """Raise ``UserError`` where the encoder is told what an objective shall predict."""
         predicts = {name: self.objectives[name].predicts for name in self.objectives}
-        self.registry.check_places(predicts, self.position_source)
+        self.registry.check_places(predicts, self.place_source)
 
     # -- what runs ----------------------------------------------------------------------------
 
@@ -166,47 +156,36 @@ class PretrainModel(ComposerModel):
         return self.augment(views, flips, chosen.augment, source)
 
     def tokens(
-        self, images_BCHW: Tensor, positions: Edit | None = None, keys_B: Tensor | None = None
+        self, images_BCHW: Tensor, places: Places | None = None, keys_B: Tensor | None = None
     ) -> Tensor:
-        """Encode whole images as whoever uses the exported encoder does: (B, P+N, D).
+        """Encode whole images as users of the exported encoder do: (B, P+N, D).
 
-        ``positions`` maps the positions of the patches to the ones to add instead; of ``keys_B``
-        drop path is drawn, which without them drops nothing.
+        ``places`` stand for the patches' own; of ``keys_B`` drop path is drawn, which without them
+        drops nothing.
         """
-        if self.position_source is None:
-            return self.encoder(images_BCHW, positions=positions, keys_B=keys_B)
-        whole = EncoderPass(grid=self.encoder.grid_of(*images_BCHW.shape[-2:]))
-        source = partial(self.positions, (self.position_source,), {}, whole)
-        if positions is None:
-            return self.encoder(images_BCHW, positions=source, keys_B=keys_B)
-        return self.encoder(
-            images_BCHW, positions=lambda own: positions(source(own)), keys_B=keys_B
-        )
+        return self.encoder(images_BCHW, places=places, keys_B=keys_B)
 
-    @torch.no_grad()
-    def position_table(self, grid: tuple[int, int]) -> Tensor:
-        """Return the positions of whole images of ``grid`` patches, prefix first: (1, P+N, D)."""
-        table = self.encoder.pos_embed
-        assert table is not None
-        prefix, patches = table[0].tensor_split([self.encoder.num_prefix_tokens])
-        if self.position_source is None:
-            patches = self.encoder.table_at(grid)
-        else:
-            blank = patches.new_zeros(1, grid[0] * grid[1], self.encoder.embed_dim)
-            source = (self.position_source,)
-            patches = self.positions(source, {}, EncoderPass(grid=grid), blank)[0]
-        return torch.cat([prefix, patches]).unsqueeze(0)
-
-    def timm_state(self, vit: nn.Module | None = None) -> dict[str, Tensor]:
-        """Return the encoder's weights as timm takes them, with the positions that it was given.
+    def features(
+        self, images_BCHW: Tensor, layers: Sequence[int], places: Places | None = None
+    ) -> list[Tensor]:
+        """Return the patch tokens (B, N, D) after each of these blocks and the final norm.
 
         Args:
-            vit: see ``Encoder.timm_state``.
+            images_BCHW: normalised images, of any size that the encoder's positions know.
+            layers: 0 is what goes into the first block (patches and positions), 1 what comes out of
+                it, and so on.
+            places: see ``tokens``.
         """
-        given = None if self.position_source is None else self.position_table(self.encoder.grid)
-        if vit is None and given is None:
-            return self.encoder.timm_state()
-        return self.encoder.timm_state(vit, given)
+        found = self.encoder(images_BCHW, places=places, layers=layers)
+        return [self.encoder.norm(tokens)[:, self.encoder.num_prefix_tokens :] for tokens in found]
+
+    def whole_places(self, images_BCHW: Tensor) -> Places:
+        """Return where the patches of whole images are."""
+        return Places(self.encoder.grid_of(*images_BCHW.shape[-2:]))
+
+    def timm_state(self, vit: nn.Module | None = None) -> dict[str, Tensor]:
+        """Return the encoder's weights as timm takes them; see ``Encoder.timm_state``."""
+        return self.encoder.timm_state(vit)
 
     def encode(self, name: str, images_BVCHW: Tensor, batch: Batch) -> Tensor:
         """Run the declared pass ``name``: (B·V, P+K, D) tokens, or (B·V, P, D)."""
@@ -215,28 +194,33 @@ class PretrainModel(ComposerModel):
         with torch.set_grad_enabled(torch.is_grad_enabled() and declared.has_grad):
             encoder = self.teacher if declared.teacher else self.encoder
             assert encoder is not None
+            keep = _rows(batch, declared.keep, len(images))
             return encoder(
                 images,
-                _rows(batch, declared.keep, len(images)),
-                self._edit_positions(declared, batch),
+                keep,
+                self.pass_places(declared, batch, keep),
                 content=self._edit_content(declared, batch),
                 context_BM=_rows(batch, declared.context, len(images)),
                 keys_B=self._dropping_keys(name, declared, batch, images_BVCHW.shape[1]),
                 prefix_only=not declared.needs_patches,
             )
 
+    def pass_places(self, declared: EncoderPass, batch: Batch, keep_RK: Tensor | None) -> Places:
+        """Return the places of a pass' tokens: where the views lie, then as algorithms edit them.
+
+        Args:
+            declared: the pass.
+            batch: with the masks that these write.
+            keep_RK: the patches that it runs over.
+        """
+        names = () if self.place_source is None else (self.place_source,)
+        own = Places(declared.grid or self.grid(declared.group), keep_RK)
+        return self.places((*names, *declared.places), batch, declared, own)
+
     def _edit_content(self, declared: EncoderPass, batch: Batch) -> Edit | None:
         if not declared.content:
             return None
         return partial(self.contents, declared.content, batch, declared)
-
-    def _edit_positions(self, declared: EncoderPass, batch: Batch) -> Edit | None:
-        source = () if self.position_source is None else (self.position_source,)
-        names = (*source, *declared.positions)
-        if not names:
-            return None
-        positions = self.teacher_positions if declared.teacher else None
-        return partial(positions or self.positions, names, batch, declared)
 
     def _dropping_keys(
         self, name: str, declared: EncoderPass, batch: Batch, views: int

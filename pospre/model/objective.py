@@ -5,9 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
-from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
+
+from pospre.nn.block import Block
 
 Outputs = dict[str, Tensor]
 Predicts = Literal["places", "view_places", "content"]

@@ -1,11 +1,13 @@
 """One run of an encoder over the views of a group, and the modules that edit its tokens."""
 
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from pospre.batch import Batch, per_row
+from pospre.nn.places import Places
 
 
 @dataclass(frozen=True)
@@ -17,8 +19,8 @@ class EncoderPass:
         keep: batch key of the patches to encode, (B, K) or (B, V, K), or None for all of them.
         context: batch key of those among them that give keys and values, or None for all.
         content: names of the modules in ``PretrainModel.contents`` that edit patch embeddings.
-        positions: names of the modules in ``PretrainModel.positions`` that edit positions, after
-            the model's position source.
+        places: names of the modules in ``PretrainModel.places`` that edit places, after the one
+            that says where views lie, if there is one.
         teacher: run the teacher instead of the trained encoder; it gets no gradient.
         grad: whether gradients flow through the trained encoder here.
         grid: (rows, columns) of patches where images are not of the group's size.
@@ -32,7 +34,7 @@ class EncoderPass:
     keep: str | None = None
     context: str | None = None
     content: tuple[str, ...] = ()
-    positions: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
     teacher: bool = False
     grad: bool = True
     grid: tuple[int, int] | None = None
@@ -45,23 +47,25 @@ class EncoderPass:
         return self.grad and not self.teacher
 
 
-class EditSet(nn.Module):
-    """Modules by name that edit the tokens of a pass; a module with a forward, as FSDP2 wants.
+T = TypeVar("T", Tensor, Places)
 
-    A member's forward takes (tokens (rows, K, D), batch, pass) and returns tokens of that shape.
+
+class EditSet(nn.Module):
+    """Modules by name that edit the tokens of a pass, or their places.
+
+    A module with a forward, as FSDP2 wants. A member's forward takes (tokens (rows, K, D), or
+    ``Places`` of such, batch, pass) and returns the same.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.named = nn.ModuleDict()
 
-    def forward(
-        self, names: tuple[str, ...], batch: Batch, where: EncoderPass, tokens: Tensor
-    ) -> Tensor:
-        """Let the modules ``names`` edit the tokens one after the other."""
+    def forward(self, names: tuple[str, ...], batch: Batch, where: EncoderPass, edited: T) -> T:
+        """Let the modules ``names`` edit one after the other."""
         for name in names:
-            tokens = self.named[name](tokens, batch, where)
-        return tokens
+            edited = self.named[name](edited, batch, where)
+        return edited
 
 
 class MaskedTokens(nn.Module):
@@ -77,10 +81,32 @@ class MaskedTokens(nn.Module):
         self.token, self.mask = token, mask
 
     def forward(self, tokens_RND: Tensor, batch: Batch, where: EncoderPass) -> Tensor:
-        """Return the embeddings or positions (rows, N, D) that the encoder sees.
+        """Return the embeddings (rows, N, D) that the encoder sees.
 
         Swin's embeddings of a patch are several, (rows, N, h, w, D), and all replaced.
         """
         mask = per_row(batch[f"{where.group}/{self.mask}"], len(tokens_RND))
         mask = mask.unflatten(-1, (-1, *[1] * (tokens_RND.dim() - 2)))
         return torch.where(mask, self.token.to(tokens_RND.dtype), tokens_RND)
+
+
+class ForgottenPlaces(nn.Module):
+    """Hides the places that a mask marks; the tokens there get one learned vector, or nothing.
+
+    Args:
+        mask: the batch key, bool (B, K) or (B, V, K).
+        mark: (1, 1, D), learned; None: nothing.
+        shown: the mask marks what is not hidden.
+    """
+
+    def __init__(self, mask: str, mark: nn.Parameter | None, *, shown: bool = False) -> None:
+        super().__init__()
+        self.mask, self.mark, self.shown = mask, mark, shown
+
+    def forward(self, places: Places, batch: Batch, where: EncoderPass) -> Places:
+        """Return the places that the encoder knows."""
+        mask = batch[self.mask]
+        hidden = ~mask if self.shown else mask
+        # FSDP2 takes a module's parameters away after its forward
+        mark = None if self.mark is None else self.mark.clone()
+        return places.forget(hidden.flatten(0, -2), mark)

@@ -14,8 +14,8 @@ from torch import Tensor
 from pospre.batch import Batch
 from pospre.errors import UserError
 from pospre.model.objective import Objective, Predicts
-from pospre.nn.encoder import Encoder
-from pospre.nn.positions import grid_distances, smoothed_labels
+from pospre.nn.grid import grid_distances, smoothed_labels
+from pospre.nn.vit import Encoder
 
 Distance = Literal["squared", "euclid"]
 

@@ -10,7 +10,7 @@ from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
 from pospre.model.objective import Predicts
 from pospre.model.passes import EncoderPass
-from pospre.nn.encoder import Encoder
+from pospre.nn.vit import Encoder
 
 
 class Registry:
@@ -24,7 +24,7 @@ class Registry:
             random choice.
         mixes: by view group, what mixes its views (B, V, 3, H, W) in training.
         readers: by pass, the algorithms that declared or joined it: their objectives get it.
-        editors: by editor of positions, the algorithm that brought it.
+        editors: by editor of places, the algorithm that brought it.
         attached: the algorithms that ``pospre.attach`` has attached, and whether each is a host.
     """
 
@@ -88,17 +88,23 @@ class Registry:
         if shuffled:
             self.shuffled.add(key)
 
-    def give_positions(self, owner: str) -> None:
-        """Let ``owner`` alone decide which positions the encoder is given.
+    def place_views(self, owner: str) -> None:
+        """Let ``owner`` alone say where the views of every pass lie.
 
         Raises:
-            UserError: another algorithm decides that already.
+            UserError: another algorithm does already, or the encoder knows whole cells only.
         """
-        other = self.writers.setdefault("positions", owner)
+        other = self.writers.setdefault("places", owner)
         if other != owner:
             raise UserError(
-                f"algorithms: {other} and {owner} both decide which positions the encoder is "
-                "given. Use one of the two."
+                f"algorithms: {other} and {owner} both say where views lie. Use one of the two."
+            )
+        positions = self._encoder.positions
+        if not positions.takes_boxes:
+            raise UserError(
+                f"algorithms.{owner} places views anywhere in the image, but encoder.positions = "
+                f"{positions.name} knows whole cells of one grid only. Use learned, sincos or "
+                "rotary."
             )
 
     def lacking(self, key: str) -> UserError:
@@ -148,8 +154,7 @@ class Registry:
             The pass as all who share it have it.
 
         Raises:
-            UserError: the pass is declared over other tokens, or attention with relative positions
-                would not see all tokens.
+            UserError: the pass is declared over other tokens.
         """
         if encoder_pass.group not in self._views:
             raise UserError(
@@ -164,12 +169,7 @@ class Registry:
                 owner,
                 needs_patches=encoder_pass.needs_patches,
                 content=encoder_pass.content,
-                positions=encoder_pass.positions,
-            )
-        if self._encoder.is_relative and (encoder_pass.keep or encoder_pass.context):
-            raise UserError(
-                f"encoder.positions = {self._encoder.position_kind} needs all tokens in attention, "
-                f"but the pass '{name}' leaves some out. Use sincos, learned or none."
+                places=encoder_pass.places,
             )
         return self._set(name, owner, replace(encoder_pass, count=self._count(encoder_pass)))
 
@@ -180,7 +180,7 @@ class Registry:
         *,
         needs_patches: bool = True,
         content: tuple[str, ...] = (),
-        positions: tuple[str, ...] = (),
+        places: tuple[str, ...] = (),
     ) -> EncoderPass:
         """Join a pass that another algorithm has declared, whatever patches it runs over.
 
@@ -189,14 +189,14 @@ class Registry:
             owner: the algorithm whose objective reads its tokens.
             needs_patches: whether it reads patch tokens; false: only the prefix tokens.
             content: editors of patch embeddings to add to it, see ``EncoderPass``.
-            positions: editors of positions to add to it; no other algorithm's beside them.
+            places: editors of places to add to it; no other algorithm's beside them.
 
         Returns:
             The pass: its ``keep`` names the batch key of the patches it runs over (None: all), its
             ``count`` how many they are (None: that varies).
 
         Raises:
-            UserError: it is not declared, or another algorithm edits its positions.
+            UserError: it is not declared, or another algorithm edits its places.
         """
         before = self.passes.get(name)
         if before is None:
@@ -209,24 +209,24 @@ class Registry:
         joined = replace(
             before,
             content=_joined(before.content, content),
-            positions=_joined(before.positions, positions),
+            places=_joined(before.places, places),
             needs_patches=before.needs_patches or needs_patches,
         )
         return self._set(name, owner, joined)
 
     def _set(self, name: str, owner: str, encoder_pass: EncoderPass) -> EncoderPass:
-        if self._encoder.is_relative and encoder_pass.positions:
+        if encoder_pass.places and not self._encoder.positions.can_forget:
             raise UserError(
-                f"algorithms.{owner} changes positions in the encoder pass '{name}' "
-                f"({', '.join(encoder_pass.positions)}), but encoder.positions = "
-                f"{self._encoder.position_kind} tells attention all the same where patches are. "
-                "Use sincos, learned or none."
+                f"algorithms.{owner} changes the places of the encoder pass '{name}' "
+                f"({', '.join(encoder_pass.places)}), but there are none to change: "
+                f"encoder.positions is {self._encoder.positions.name}. Use sincos, learned or "
+                "rotary."
             )
-        editors = dict.fromkeys(encoder_pass.positions, owner) | self.editors
-        owners = {editors[editor] for editor in encoder_pass.positions}
+        editors = dict.fromkeys(encoder_pass.places, owner) | self.editors
+        owners = {editors[editor] for editor in encoder_pass.places}
         if len(owners) > 1:
             raise UserError(
-                f"algorithms: {' and '.join(sorted(owners))} both change the positions of the "
+                f"algorithms: {' and '.join(sorted(owners))} both change the places of the "
                 f"encoder pass '{name}', and neither knows what the other hides. Use one of them, "
                 "or let each have a pass of its own."
             )
@@ -264,14 +264,14 @@ class Registry:
 
         Args:
             predicts: of each objective by name.
-            source: the algorithm that gives the positions instead of the encoder's table.
+            source: the algorithm that says where views lie.
         """
-        kind = self._encoder.position_kind
+        kind = self._encoder.positions.name
         for name, predicted in predicts.items():
             if name in self.editors.values():
                 if predicted is None:
                     raise UserError(
-                        f"algorithms.{name} changes the positions of an encoder pass, so its "
+                        f"algorithms.{name} changes the places of an encoder pass, so its "
                         "objective must say what it predicts: predicts = 'places', 'view_places' "
                         "or 'content' (see pospre/model/objective.py)."
                     )
@@ -279,21 +279,21 @@ class Registry:
                 raise UserError(
                     f"algorithms.{name} predicts places, but {source} tells the encoder the place "
                     "of every patch, and the answer with it. Use one of the two; or hide those "
-                    "places by an editor of positions, as droppos does."
+                    "places by an editor of places, as droppos does."
                 )
             elif predicted == "places" and kind != "none":
                 raise UserError(
                     f"algorithms.{name} predicts the places of patches, which encoder.positions = "
                     f"{kind} tells the encoder. Set encoder.positions: none; or hide them by an "
-                    "editor of positions, as droppos does."
+                    "editor of places, as droppos does."
                 )
 
-    def check_editors(self, contents: Container[str], positions: Container[str]) -> None:
+    def check_editors(self, contents: Container[str], places: Container[str]) -> None:
         """Raise ``UserError`` if a pass names an editor that is not among those of the model."""
         for name, declared in self.passes.items():
             parts = (
                 ("contents", declared.content, contents),
-                ("positions", declared.positions, positions),
+                ("places", declared.places, places),
             )
             for place, asked, added in parts:
                 for editor in (each for each in asked if each not in added):

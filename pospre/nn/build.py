@@ -6,11 +6,12 @@ import timm
 
 from pospre.arguments import typed
 from pospre.errors import UserError, suggestion
-from pospre.nn.encoder import Encoder
+from pospre.nn.positions import Positions
 from pospre.nn.sizes import SIZES, pair
 from pospre.nn.swin.encoder import SWIN, SWIN_NEEDS, build_swin
 from pospre.nn.timm_models import PREFIX, timm_size
-from pospre.recipe.values import RELATIVE, Init, PositionKind
+from pospre.nn.vit import Encoder
+from pospre.recipe.values import Init
 
 
 @typed
@@ -21,7 +22,7 @@ def build_encoder(
     patch_size: int | tuple[int, int] | None = None,
     depth: int | None = None,
     channels: int = 3,
-    positions: PositionKind = "sincos",
+    positions: Positions = "sincos",
     class_token: bool = True,
     num_registers: int = 0,
     layer_scale: float | None = None,
@@ -43,7 +44,8 @@ def build_encoder(
         patch_size: side of a patch, or (height, width); None takes the name's.
         depth: number of blocks; None takes the name's.
         channels: of the input, 3 for images.
-        positions: ``sincos`` (fixed table, MAE's order), ``learned`` (drawn from N(0, 0.02²)),
+        positions: a scheme of ``pospre.nn.positions`` by name, or ``{name: its options}``:
+            ``sincos`` (fixed table, MAE's order), ``learned`` (drawn from N(0, 0.02²)),
             ``learned_sincos`` (starts as the fixed table and learns, the class token's from 0),
             ``none``, or a zero-initialised bias of the attention by relative position, one per
             layer (``relative``) or one for all (``shared_relative``, as in BEiT).
@@ -91,7 +93,7 @@ def build_encoder(
     for key, rate in (("drop_path", drop_path), ("dropout", dropout)):
         if not 0 <= rate < 1:
             raise UserError(f"encoder.{key} is {rate}, but must lie in [0, 1).")
-    if positions in RELATIVE and num_registers:
+    if positions in ("relative", "shared_relative") and num_registers:
         raise UserError(f"encoder.positions = {positions} works without registers only.")
     for side, part in zip(height_width, patch, strict=True):
         check_divides(side, part, key="encoder.image_size")

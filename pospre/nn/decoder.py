@@ -1,10 +1,13 @@
 """The narrow transformer that turns encoder tokens into predictions."""
 
-from timm.layers import LayerNorm
-from timm.models.vision_transformer import Block
+from collections.abc import Iterable
+from itertools import repeat
+
 from torch import Tensor, nn
 
 from pospre.errors import UserError
+from pospre.nn.block import NO_CLUE, Block
+from pospre.nn.positions.scheme import Clue
 
 
 def check_heads(owner: str, part: str, dim: int, num_heads: int) -> None:
@@ -16,14 +19,17 @@ def check_heads(owner: str, part: str, dim: int, num_heads: int) -> None:
         )
 
 
-def decoder_blocks(dim: int, depth: int, num_heads: int) -> nn.Sequential:
-    """Return ``depth`` pre-norm blocks: MLP ratio 4, qkv bias, LayerNorm eps 1e-6 (timm's)."""
-    return nn.Sequential(
-        *(
-            Block(dim, num_heads, mlp_ratio=4, qkv_bias=True, norm_layer=LayerNorm)
-            for _ in range(depth)
-        )
-    )
+class DecoderBlocks(nn.Sequential):
+    """``depth`` pre-norm blocks: MLP ratio 4, qkv bias, LayerNorm eps 1e-6."""
+
+    def __init__(self, dim: int, depth: int, num_heads: int) -> None:
+        super().__init__(*(Block(dim, num_heads) for _ in range(depth)))
+
+    def forward(self, tokens_BTD: Tensor, clues: Iterable[Clue] = repeat(NO_CLUE)) -> Tensor:
+        """Return the tokens after all blocks; ``clues`` of their places are one for each."""
+        for block, clue in zip(self, clues, strict=False):
+            tokens_BTD = block(tokens_BTD, clue)
+        return tokens_BTD
 
 
 def split_tokens(tokens_BTF: Tensor, per_token: int) -> Tensor:

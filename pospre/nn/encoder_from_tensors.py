@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pospre.errors import UserError
-from pospre.nn.positions import is_sincos
+from pospre.nn.positions.sincos import is_sincos
 from pospre.nn.sizes import SIZES
 from pospre.nn.weight_layouts import with_prefix_rows
 

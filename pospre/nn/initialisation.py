@@ -1,6 +1,8 @@
 """Weight initialisations as published; ``build_encoder`` says which method has which."""
 
 import math
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -59,7 +61,7 @@ def init_trunc_normal(module: nn.Module, *, convolutions: bool = True) -> None:
             nn.init.zeros_(part.bias)
 
 
-def init_beit(blocks: nn.Sequential, module: nn.Module) -> None:
+def init_beit(blocks: Iterable[Any], module: nn.Module) -> None:
     """Initialise as BEiT and SimMIM: N(0, 0.02²) cut at one standard deviation, then fix-init.
 
     The projections that end the two branches of block l (counted from 1) are divided by √(2l), so

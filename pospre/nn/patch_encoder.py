@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from pospre.errors import UserError
-from pospre.recipe.values import Init, PositionKind
+from pospre.nn.positions.scheme import Scheme
+from pospre.recipe.values import Init
 
 Edit = Callable[[Tensor], Tensor]
-"""Takes patch embeddings (B, N, D), or positions (B, K, D), and returns what to use instead."""
+"""Takes patch embeddings (B, N, D), and returns what to use instead."""
 
 
 class PatchEncoder(nn.Module, ABC):
@@ -27,8 +28,7 @@ class PatchEncoder(nn.Module, ABC):
         depth: number of blocks, of all stages together.
         num_prefix_tokens: class token (0 or 1) and registers; they precede the patch tokens.
         patches_per_token: patches that one output token stands for.
-        position_kind: where positions come from, see ``build_encoder``.
-        positions_from: the algorithm that gives them instead, if one does.
+        positions: how it knows where patches are, see ``pospre.nn.positions``.
         table_from: what its table of positions was taken from, if it was not drawn here.
         pixel_mean: and ``pixel_std``, of the normalisation that its weights are used to, if known.
         timm_name: the timm architecture, and ``timm_kwargs`` what differs from its defaults.
@@ -44,8 +44,7 @@ class PatchEncoder(nn.Module, ABC):
     depth: int
     drop_path: float
     dropout: float = 0.0
-    position_kind: PositionKind
-    positions_from: str | None = None
+    positions: Scheme
     table_from: str | None = None
     pixel_mean: Sequence[float] | None = None
     pixel_std: Sequence[float] | None = None
@@ -91,15 +90,14 @@ class PatchEncoder(nn.Module, ABC):
         """Return whether so many patches can be encoded."""
         return num_visible > 0
 
-    @property
-    def is_relative(self) -> bool:
-        """Whether attention itself knows positions, so that it needs all tokens."""
-        return False
-
     def block_of(self, name: str) -> int | None:
         """Return which block a parameter of this encoder is a part of, counted from 0; or None."""
-        found = re.match(r"blocks\.(\d+)\.", name)
+        found = re.match(r"blocks\.(\d+)\.", self.timm_name_of(name))
         return None if found is None else int(found[1])
+
+    def timm_name_of(self, name: str) -> str:
+        """Return timm's name of a tensor of this encoder."""
+        return name
 
     @abstractmethod
     def init_parameters(self, init: Init) -> None:

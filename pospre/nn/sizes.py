@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-from pospre.recipe.values import RELATIVE, PositionKind
-
 RELATIVE_NAME = "vit_relpos_base_patch16_224"
 GIANT = "vit_giant_patch14_dinov2"
 CLIP = "vit_base_patch16_clip_224"
@@ -21,8 +19,10 @@ class EncoderSize:
     Attributes:
         swiglu: whether the MLP is SiLU(gate) · value, both in its first layer (DINOv2's giant).
         pre_norm: whether tokens are normalised before the first block, too (CLIP); patches are
-            then embedded without a bias, and ε of the norms is 1e-5.
-        qkv_bias: of the attention.
+            then embedded without a bias.
+        qkv_bias: of the attention; without ``key_bias`` that of keys stays 0.
+        qk_norm: whether queries and keys are normalised.
+        eps: ε of the norms.
         activation: of the MLP, by timm's name; of the gate it is SiLU.
     """
 
@@ -35,6 +35,9 @@ class EncoderSize:
     swiglu: bool = False
     pre_norm: bool = False
     qkv_bias: bool = True
+    key_bias: bool = True
+    qk_norm: bool = False
+    eps: float = 1e-6
     activation: str = "gelu"
 
     @property
@@ -56,7 +59,7 @@ SIZES = {
 
 
 def timm_model(
-    size: EncoderSize, options: dict[str, Any], positions: PositionKind
+    size: EncoderSize, options: dict[str, Any], positions: str
 ) -> tuple[str, dict[str, Any]]:
     """Return the name and the arguments with which ``timm.create_model`` builds an encoder.
 
@@ -65,7 +68,7 @@ def timm_model(
         options: what its ``VisionTransformer`` was told, under timm's names.
         positions: their kind.
     """
-    if positions in RELATIVE:
+    if positions in ("relative", "shared_relative"):
         return RELATIVE_NAME, _relative(size, options, shared=positions == "shared_relative")
     return size.timm_name, _differences(size, options)
 

@@ -11,8 +11,9 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from pospre.errors import UserError, suggestion
-from pospre.nn.encoder import Encoder
+from pospre.nn.positions.table import Table
 from pospre.nn.sizes import CLIP, GIANT, SIZES, EncoderSize, pair
+from pospre.nn.vit import Encoder
 
 PREFIX = "timm:"
 _HEAD = ("head.", "fc_norm.", "attn_pool.")
@@ -53,9 +54,6 @@ def wrap_encoder(
     """
     size = _size_of(vit, type(vit).__name__)
     assert isinstance(vit, VisionTransformer)
-    source = getattr(vit, "positions_from", None)  # of an encoder of ours
-    if source is not None:
-        _refuse(f"{source} gives its positions, and its own table is empty; take the whole model")
     image_size, patch_size = pair(vit.patch_embed.img_size), pair(size.patch_size)
     if any(side % patch for side, patch in zip(image_size, patch_size, strict=True)):
         _refuse(f"its patches {patch_size} do not divide its img_size {image_size}; give another")
@@ -77,14 +75,16 @@ def wrap_encoder(
     theirs = {key: value for key, value in vit.state_dict().items() if not key.startswith(_HEAD)}
     if "pos_embed" in theirs:
         theirs["pos_embed"] = _with_prefix(theirs["pos_embed"], encoder)
-    _check_tensors(encoder.state_dict(), theirs)
-    encoder.load_state_dict(theirs)
+    own = {encoder.timm_name_of(key): key for key in encoder.state_dict()}
+    _check_tensors({key: encoder.state_dict()[own[key]] for key in own}, theirs)
+    encoder.load_state_dict({own[key]: tensor for key, tensor in theirs.items()})
     encoder.table_from = "the ViT of timm" if "pos_embed" in theirs else None
     encoder.to(vit.patch_embed.proj.weight)
-    encoder.resampling = getattr(vit, "resampling", "antialiased")  # as timm does
+    if isinstance(encoder.positions, Table):
+        encoder.positions.resampling = "antialiased"  # as timm does
     for name, parameter in vit.named_parameters():
         if not name.startswith(_HEAD):
-            encoder.get_parameter(name).requires_grad_(parameter.requires_grad)
+            encoder.get_parameter(own[name]).requires_grad_(parameter.requires_grad)
     _check_tokens(encoder, vit)
     _note_pixels(encoder, vit)
     return encoder
@@ -103,18 +103,14 @@ def _rates(
     vit: VisionTransformer, drop_path: float | None, dropout: float | None
 ) -> tuple[float, float]:
     """Return the rates of drop path and dropout; warn of those of ``vit`` that are left out."""
-    if isinstance(vit, Encoder):
-        own = {"drop_path_rate": vit.drop_path, "proj_drop_rate": vit.dropout}
-        own["pos_drop_rate"] = vit.dropout
-    else:
-        block: Any = vit.blocks[-1]
-        own = {
-            "drop_path_rate": getattr(block.drop_path1, "drop_prob", 0.0),
-            "proj_drop_rate": block.attn.proj_drop.p,
-            "pos_drop_rate": vit.pos_drop.p,
-            "attn_drop_rate": block.attn.attn_drop.p,
-            "patch_drop_rate": getattr(vit.patch_drop, "prob", 0.0),
-        }
+    block: Any = vit.blocks[-1]
+    own = {
+        "drop_path_rate": getattr(block.drop_path1, "drop_prob", 0.0),
+        "proj_drop_rate": block.attn.proj_drop.p,
+        "pos_drop_rate": vit.pos_drop.p,
+        "attn_drop_rate": block.attn.attn_drop.p,
+        "patch_drop_rate": getattr(vit.patch_drop, "prob", 0.0),
+    }
     path, projection, position = (own.pop(key) for key in [*own][:3])
     if dropout is None and projection != position:  # ours are the same
         own.update(proj_drop_rate=projection, pos_drop_rate=position)
@@ -141,6 +137,8 @@ def _size_of(vit: nn.Module, name: str) -> EncoderSize:
         "swiglu": isinstance(block.mlp, GluMlp),
         "pre_norm": not isinstance(vit.norm_pre, nn.Identity),
         "qkv_bias": block.attn.qkv.bias is not None,
+        "qk_norm": not isinstance(block.attn.q_norm, nn.Identity),
+        "eps": block.norm1.eps,
         "activation": _ACTIVATIONS.get(type(block.mlp.act).__name__, "gelu"),
     }
     patch = vit.patch_embed.patch_size

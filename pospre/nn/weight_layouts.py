@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from pospre.errors import UserError, printable
-from pospre.nn.positions import Resampling
+from pospre.nn.positions import timm_name
+from pospre.nn.positions.table import Resampling
 
 KNOWN = (
     "MAE, SimMIM, DropPos, DINO, iBOT, DINOv2 (also with registers or in chunks), I-JEPA, StoP, "
@@ -141,6 +142,7 @@ def _renamed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     parts: dict[str, dict[str, Tensor]] = {}  # of a qkv tensor
     for path, tensor in tensors.items():
+        path = timm_name(path)
         for pattern, name in _RENAMED:
             path = pattern.sub(name, path)
         split = re.fullmatch(r"(.*\.attn\.)(query|key|value)\.(weight|bias)", path)

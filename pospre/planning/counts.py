@@ -135,9 +135,9 @@ def _parts(training: FakeTraining) -> dict[str, int]:
         every = (one for module in modules for one in module.parameters())
         return sum(one.numel() for one in every if one.requires_grad is wanted)
 
-    editors = trained(model.contents, model.positions)
+    editors = trained(model.contents, model.places)
     heads = {f"head of {name}": trained(model.objectives[name]) for name in model.objectives}
-    teachers = [module for module in (model.teacher, model.teacher_positions) if module is not None]
+    teachers = [] if model.teacher is None else [model.teacher]
     frozen = trained(*teachers, model.objectives, wanted=False)
     parts = {"encoder": trained(model.encoder), **heads, "tokens and positions": editors}
     return {name: number for name, number in {**parts, "teachers": frozen}.items() if number}

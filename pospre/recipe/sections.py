@@ -14,7 +14,6 @@ from pospre.recipe.values import (
     Init,
     LocalOrS3,
     PlainPath,
-    PositionKind,
     PositiveDuration,
     Size,
 )
@@ -40,7 +39,9 @@ class Encoder(Section):
     patch_size: Size | None = None
     depth: int | None = Field(default=None, gt=0, le=1024)
     channels: int = Field(default=3, gt=0, description="1: grey; others: bands that images have")
-    positions: PositionKind = "sincos"
+    positions: str | dict[str, dict[str, Any]] = Field(
+        default="sincos", description="a scheme of pospre/nn/positions, or {name: its options}"
+    )
     class_token: bool = True
     num_registers: int = Field(default=0, ge=0)
     layer_scale: float | None = Field(default=None, gt=0)

@@ -34,8 +34,6 @@ Duration = Annotated[str, BeforeValidator(_duration)]
 PositiveDuration = Annotated[
     Duration, only(lambda duration: not duration.startswith("0"), "longer than nothing")
 ]
-PositionKind = Literal["sincos", "learned", "learned_sincos", "none", "relative", "shared_relative"]
-RELATIVE: tuple[PositionKind, ...] = ("relative", "shared_relative")
 Init = Literal["xavier", "trunc_normal", "deit", "dinov2", "beit"]
 Side = Annotated[int, Field(gt=0)]
 Size = Side | Annotated[tuple[Side, Side], Field(strict=False)]

@@ -21,10 +21,11 @@ from pospre.arguments import typed
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.model.teacher import follow
-from pospre.nn.encoder import Encoder
 from pospre.nn.patch_encoder import PatchEncoder
-from pospre.nn.positions import is_sincos, resample_positions
+from pospre.nn.positions.sincos import is_sincos
+from pospre.nn.positions.table import Table, resample_positions
 from pospre.nn.swin.encoder import SwinEncoder
+from pospre.nn.vit import Encoder
 from pospre.nn.weight_layouts import shortened, with_prefix_rows
 from pospre.training.checkpoints.content import Weights
 from pospre.training.weight_files import Keys, Source, read_source
@@ -44,7 +45,7 @@ class Loaded:
 
     Attributes:
         source: where they are from.
-        tensors: taken, by the encoder's names.
+        tensors: taken, by timm's names.
         expected: how many the encoder has.
         fresh: names of those that keep what they had.
         unused: names in the source that the encoder has no use for.
@@ -90,8 +91,8 @@ def load_weights(model: PretrainModel, uri: str | Path, which: Weights = "studen
     Raises:
         UserError: the file cannot be read, or does not fit; the first such tensor is named.
     """
-    source = read_source(str(uri), which, model.encoder.grid, KEYS)
-    if model.encoder.position_kind == "sincos":
+    source = read_source(str(uri), which, KEYS)
+    if model.encoder.positions.name == "sincos":
         _check_fixed(model.encoder, source)
     return str(take_weights(model, source))
 
@@ -100,7 +101,8 @@ def take_weights(model: PretrainModel, source: Source) -> Loaded:
     """Load the tensors of ``source``; see ``load_weights``."""
     encoder = model.encoder
     _check_kind(encoder, source)
-    expected = encoder.state_dict()
+    names = {encoder.timm_name_of(key): key for key in encoder.state_dict()}
+    expected = {key: encoder.state_dict()[own] for key, own in names.items()}
     done = Loaded(source, len(expected))
     for key, own in expected.items():
         found = _matching(key, own, encoder, done)
@@ -110,12 +112,10 @@ def take_weights(model: PretrainModel, source: Source) -> Loaded:
             done.tensors[key] = found.to(own.dtype)
     done.unused = [key for key in source.tensors if key not in expected and key != _SHARED]
     _check_unused(done.unused, source)
-    if model.position_source is not None:
-        done.fresh.append(f"the positions of {model.position_source}")
-        _clear_patches(done, encoder.num_prefix_tokens)
-    elif "pos_embed" in done.tensors:
+    if "pos_embed" in done.tensors:
         encoder.table_from = source.name
-    encoder.load_state_dict(done.tensors, strict=False)
+    taken = {names[key]: tensor for key, tensor in done.tensors.items()}
+    encoder.load_state_dict(taken, strict=False)
     follow(model.teachers.pairs, 0.0)
     return done
 
@@ -190,7 +190,7 @@ def _with_prefix(table: Tensor, encoder: Encoder) -> Tensor:
 
 
 def _resampled(found: Tensor, own: Tensor, encoder: Encoder, source: Source) -> Tensor:
-    """Return the position table of another grid at the encoder's."""
+    """Return the position table of another grid at that of the encoder's table."""
     prefix = encoder.num_prefix_tokens
     count = found.shape[1] - prefix
     side = round(max(count, 0) ** 0.5)
@@ -199,17 +199,11 @@ def _resampled(found: Tensor, own: Tensor, encoder: Encoder, source: Source) -> 
             f"{source.named}: tensor 'pos_embed' has shape {tuple(found.shape)}, "
             f"the encoder wants {tuple(own.shape)}; only square grids are resampled"
         )
-    how = source.resampling or encoder.resampling
-    patches = resample_positions(found[0, prefix:], (side, side), encoder.grid, how)
+    table = encoder.positions
+    assert isinstance(table, Table)
+    how = source.resampling or table.resampling
+    patches = resample_positions(found[0, prefix:], (side, side), table.grid, how)
     return torch.cat([found[0, :prefix], patches])[None]
-
-
-def _clear_patches(done: Loaded, prefix: int) -> None:
-    """Leave the rows of patches out of a table whose encoder gets their positions elsewhere."""
-    table = done.tensors.get("pos_embed")
-    if table is not None and bool(table[:, prefix:].any()):
-        done.tensors["pos_embed"] = torch.cat([table[:, :prefix], 0 * table[:, prefix:]], dim=1)
-        done.unused.append("the rows of patches in pos_embed")
 
 
 def _check_unused(unused: list[str], source: Source) -> None:

@@ -13,12 +13,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pospre.errors import UserError
-from pospre.model.algorithm import algorithm_class
-from pospre.nn.positions import Resampling
+from pospre.nn.positions import timm_name
+from pospre.nn.positions.table import Resampling
 from pospre.nn.weight_layouts import WITHOUT_POSITIONS, check_positions, timm_names
 from pospre.object_store import Bucket, is_remote
 from pospre.training.checkpoints import torch_file
-from pospre.training.checkpoints.content import Weights, model_of, recorded
+from pospre.training.checkpoints.content import Weights, recorded
 from pospre.training.checkpoints.reading import open_checkpoint
 from pospre.untrusted_json import parse_object
 
@@ -67,24 +67,21 @@ def is_weights_file(uri: str) -> bool:
     return uri.removesuffix(WITHOUT_POSITIONS).endswith(EXPORTED)
 
 
-def read_source(uri: str, which: Weights, grid: tuple[int, int], keys: Keys) -> Source:
+def read_source(uri: str, which: Weights, keys: Keys) -> Source:
     """Return the encoder tensors at ``uri``.
 
     Args:
         uri: checkpoint, folder of them, run folder, or a file of weights; behind a file that holds
             no positions ``,positions=none`` says that it was trained without.
         which: encoder of a file that holds several.
-        grid: of the positions wanted, where they come from a field instead of a table.
         keys: for errors.
 
     Raises:
         UserError: missing, damaged, without a teacher, or with values that are not finite, or no
             floats at all.
     """
-    if is_weights_file(uri):
-        source = _read_file(uri, which, keys)
-    else:
-        source = _read_run(uri, which, grid, keys)
+    read = _read_file if is_weights_file(uri) else _read_run
+    source = read(uri, which, keys)
     for key, tensor in source.tensors.items():
         if tensor.dtype not in _NUMBERS and tensor.dim():  # batch norms count in a scalar
             kind = str(tensor.dtype).removeprefix("torch.")
@@ -98,25 +95,22 @@ def read_source(uri: str, which: Weights, grid: tuple[int, int], keys: Keys) -> 
     return source
 
 
-def _read_run(uri: str, which: Weights, grid: tuple[int, int], keys: Keys) -> Source:
+def _read_run(uri: str, which: Weights, keys: Keys) -> Source:
     checkpoint = open_checkpoint(uri)
     uri, content = checkpoint.uri, checkpoint.content
     tensors = content["state"]["model"]
     start = _PREFIX[which]
-    own = {key[len(start) :]: value for key, value in tensors.items() if key.startswith(start)}
+    own = {
+        timm_name(key[len(start) :]): value
+        for key, value in tensors.items()
+        if key.startswith(start)
+    }
     if not own:
         raise UserError(
             f"{keys.which} = {which}, but {uri} was trained without a teacher; use student"
         )
     recipe: dict[str, Any] = recorded(content)[0]
-    positions = recipe["encoder"].get("positions")
-    if any(algorithm_class(name).gives_positions for name in recipe["algorithms"]):
-        model = model_of(checkpoint, weights=which)[0]  # the encoder's own table holds nothing
-        assert model.position_source is not None
-        own["pos_embed"] = model.position_table(grid)
-        if list(model.positions.named[model.position_source].parameters()):
-            positions = "learned"
-    return Source(f"{uri} ({which})", own, keys, positions)
+    return Source(f"{uri} ({which})", own, keys, recipe["encoder"].get("positions"))
 
 
 def _read_file(uri: str, which: Weights, keys: Keys) -> Source:
@@ -128,13 +122,6 @@ def _read_file(uri: str, which: Weights, keys: Keys) -> Source:
             raise UserError(f"{keys.weights}{uri} does not exist")
         content, metadata = _load(path, uri)
     found = timm_names(content, uri, which, keys.which)
-    table = found.tensors.get("pos_embed")
-    cleared = table is not None and bool(table.any()) and not bool(table[0, -1].any())
-    if cleared or any("positions.named.crop_field." in key for key in found.left_out):
-        raise UserError(
-            f"{keys.weights}{uri}: crop_field gave this encoder its positions, and its table "
-            "is empty; save model.timm_state() instead, which has them."
-        )
     check_positions(found.tensors, f"{keys.weights}{uri}", told_none=told_none)
     # an encoder without positions is exported with a table of zeros
     tensors = {k: v for k, v in found.tensors.items() if k != "pos_embed" or bool(v.any())}

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from pospre import draws
 from pospre.model.model import PretrainModel
-from pospre.nn.encoder import Encoder, EncoderSize
+from pospre.nn.sizes import EncoderSize
+from pospre.nn.vit import Encoder
 
 FIXTURES = Path(__file__).parent / "fixtures"
 DECODER = {"decoder_dim": 32, "decoder_depth": 2, "decoder_heads": 4}

@@ -20,8 +20,8 @@ from pospre.model.algorithm import Progress
 from pospre.model.model import PretrainModel
 from pospre.model.passes import EncoderPass
 from pospre.nn.build import build_encoder
+from pospre.nn.grid import grid_distances, smoothed_labels
 from pospre.nn.masking import num_kept
-from pospre.nn.positions import grid_distances, smoothed_labels
 from tests.algorithms.official import DECODER, batch, load_weights, small_model
 
 

@@ -22,9 +22,10 @@ from pospre.model.algorithm import Progress
 from pospre.model.model import PretrainModel
 from pospre.model.passes import EncoderPass
 from pospre.nn.build import build_encoder
-from pospre.nn.encoder import Encoder
+from pospre.nn.grid import smoothed_labels
 from pospre.nn.masking import slot_mask
-from pospre.nn.positions import sincos_positions_1d, smoothed_labels
+from pospre.nn.positions.sincos import sincos_positions_1d
+from pospre.nn.vit import Encoder
 
 PATCHES = 16
 

@@ -6,8 +6,9 @@ from torch import Tensor
 
 from pospre import attach
 from pospre.model.model import PretrainModel
-from pospre.nn.encoder import Encoder, EncoderSize
 from pospre.nn.masking import slot_mask
+from pospre.nn.sizes import EncoderSize
+from pospre.nn.vit import Encoder
 from tests.algorithms.official import batch, fixture, official_images, tensor
 
 SIDE, DIM = 8, 48

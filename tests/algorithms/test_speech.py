@@ -15,7 +15,7 @@ from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
 from pospre.evaluation.run import run_evaluation
 from pospre.nn.build import build_encoder
-from pospre.nn.encoder import Encoder
+from pospre.nn.vit import Encoder
 from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.train import main
 from pospre.training.build import build_model

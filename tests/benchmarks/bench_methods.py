@@ -31,7 +31,7 @@ from pospre.data.views.plan import ViewGroup
 from pospre.model.algorithm import PretrainAlgorithm, Progress, after_step, attach, prepare
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
-from pospre.nn.positions import grid_distances, smoothed_labels
+from pospre.nn.grid import grid_distances, smoothed_labels
 from pospre.nn.sizes import SIZES
 from pospre.planning import flops as planned
 from tests.benchmarks import plain_hosts, plain_steps

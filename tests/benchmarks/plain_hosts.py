@@ -13,8 +13,8 @@ from timm.layers import LayerNorm
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
-from pospre.nn.encoder import EncoderSize
-from pospre.nn.positions import sincos_positions
+from pospre.nn.positions.sincos import sincos_positions
+from pospre.nn.sizes import EncoderSize
 from tests.benchmarks.plain_steps import GRID, PATCH, PlainEncoder, take
 
 NUM = GRID * GRID

@@ -13,8 +13,8 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from pospre.nn.decoder import patchify
-from pospre.nn.encoder import EncoderSize
-from pospre.nn.positions import sincos_positions
+from pospre.nn.positions.sincos import sincos_positions
+from pospre.nn.sizes import EncoderSize
 
 GRID, PATCH = 14, 16
 

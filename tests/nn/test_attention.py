@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from pospre.nn.attention import EncoderAttention, EncoderBlock
+from pospre.nn.block import Attention, Block
 from pospre.nn.build import build_encoder
 from pospre.nn.masking import slot_mask
 
@@ -15,9 +15,9 @@ TOKENS = 9
 
 
 @pytest.fixture
-def attention() -> EncoderAttention:
+def attention() -> Attention:
     torch.manual_seed(0)
-    return EncoderAttention(24, 3, qkv_bias=True).double().eval()
+    return Attention(24, 3, qkv_bias=True).double().eval()
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def closed(context: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("count", [1, 4, 9])
 def test_gathering_keys_and_values_is_masking_them(
-    attention: EncoderAttention, tokens: Tensor, count: int
+    attention: Attention, tokens: Tensor, count: int
 ) -> None:
     context = contexts(count)
     torch.testing.assert_close(
@@ -50,7 +50,7 @@ def test_gathering_keys_and_values_is_masking_them(
     )
 
 
-def test_the_gradients_are_the_masks_too(attention: EncoderAttention, tokens: Tensor) -> None:
+def test_the_gradients_are_the_masks_too(attention: Attention, tokens: Tensor) -> None:
     context = contexts(4)
     probe = torch.randn_like(tokens)
     gradients = []
@@ -63,7 +63,7 @@ def test_the_gradients_are_the_masks_too(attention: EncoderAttention, tokens: Te
         torch.testing.assert_close(gathered, masked, atol=1e-13, rtol=0)
 
 
-def test_the_order_of_the_context_is_free(attention: EncoderAttention, tokens: Tensor) -> None:
+def test_the_order_of_the_context_is_free(attention: Attention, tokens: Tensor) -> None:
     context = contexts(5)
     torch.testing.assert_close(
         attention(tokens, context_BM=context),
@@ -75,7 +75,7 @@ def test_the_order_of_the_context_is_free(attention: EncoderAttention, tokens: T
 
 def test_without_bias_in_the_projection(tokens: Tensor) -> None:
     torch.manual_seed(0)
-    attention = EncoderAttention(24, 3, qkv_bias=False).double().eval()
+    attention = Attention(24, 3, qkv_bias=False).double().eval()
     context = contexts(4)
     torch.testing.assert_close(
         attention(tokens, context_BM=context),
@@ -88,7 +88,7 @@ def test_without_bias_in_the_projection(tokens: Tensor) -> None:
 def test_only_the_context_is_projected_to_keys_and_values() -> None:
     def flops(count: int | None) -> int:
         with torch.device("meta"):
-            attention = EncoderAttention(64, 2, qkv_bias=True)
+            attention = Attention(64, 2, qkv_bias=True)
             context = None if count is None else torch.zeros(1, count, dtype=torch.int64)
             with FlopCounterMode(display=False) as counter, torch.no_grad():
                 attention(torch.zeros(1, 100, 64), context_BM=context)
@@ -104,7 +104,7 @@ def test_every_layer_asks_the_context_of_its_own_layer() -> None:
     """Keys come from the current tokens; reusing the first layer's would be another method."""
     torch.manual_seed(0)
     options: dict[str, Any] = {"mlp_ratio": 2.0, "qkv_bias": True}
-    blocks = [EncoderBlock(24, 3, **options).double().eval() for _ in range(2)]
+    blocks = [Block(24, 3, **options).double().eval() for _ in range(2)]
     tokens, context = torch.randn(4, TOKENS, 24, dtype=torch.float64), contexts(4)
     gathered = masked = tokens
     for block in blocks:
@@ -134,7 +134,7 @@ def test_prefix_tokens_are_always_context(registers: int) -> None:
     assert ((after - before)[:, prefix:].abs().amax(-1) > 1e-6).all()
 
 
-def test_bf16_context_attention_is_near_fp32(attention: EncoderAttention, tokens: Tensor) -> None:
+def test_bf16_context_attention_is_near_fp32(attention: Attention, tokens: Tensor) -> None:
     attention, tokens, context = attention.float(), tokens.float(), contexts(4)
     full = attention(tokens, context_BM=context)
     with torch.autocast("cpu", torch.bfloat16):

@@ -2,7 +2,8 @@
 
 import torch
 
-from pospre.nn.positions import decoder_positions, sincos_positions
+from pospre.nn.positions import decoder_positions
+from pospre.nn.positions.sincos import sincos_positions
 
 TABLE = sincos_positions(16, 4, 6)
 

@@ -8,7 +8,7 @@ from pospre.model.model import PretrainModel
 from pospre.model.passes import EncoderPass
 from pospre.nn.build import build_encoder
 from pospre.nn.drop_path import dropout, dropout_keys
-from pospre.nn.encoder import Encoder
+from pospre.nn.vit import Encoder
 
 KEYS = torch.arange(64) * 7919
 

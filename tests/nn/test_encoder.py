@@ -11,7 +11,8 @@ from pospre.errors import UserError
 from pospre.nn.build import build_encoder
 from pospre.nn.decoder import patchify, unpatchify
 from pospre.nn.drop_path import residual_factors
-from pospre.nn.positions import resample_positions, sincos_at, sincos_positions
+from pospre.nn.positions.sincos import sincos_at, sincos_positions
+from pospre.nn.positions.table import resample_positions
 
 
 @pytest.fixture(scope="module")

@@ -8,13 +8,8 @@ import torch.nn.functional as F
 from timm.layers import build_sincos2d_pos_embed, resample_abs_pos_embed
 
 from pospre.errors import UserError
-from pospre.nn.positions import (
-    Resampling,
-    resample_positions,
-    sincos_positions,
-    sincos_positions_1d,
-    sincos_table,
-)
+from pospre.nn.positions.sincos import sincos_positions, sincos_positions_1d, sincos_table
+from pospre.nn.positions.table import Resampling, resample_positions
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 import timm
 import torch
+from pospre.nn.timm_methods import INSTEAD
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 import pospre
 from pospre.errors import UserError
-from pospre.nn.encoder import Encoder
-from pospre.nn.timm_methods import INSTEAD
+from pospre.nn.vit import Encoder
 from tests.algorithms.cases import Case
 
 RIGHT = {"forward", "forward_features", "pool"}

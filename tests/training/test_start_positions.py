@@ -10,7 +10,7 @@ import torch
 
 import pospre
 from pospre.errors import UserError
-from pospre.nn.positions import sincos_positions
+from pospre.nn.positions.sincos import sincos_positions
 from pospre.training.start_weights import load_weights
 from tests.algorithms.cases import DECODER
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe

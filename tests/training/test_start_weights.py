@@ -16,7 +16,7 @@ from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.model.teacher import Momentum
 from pospre.nn.build import build_encoder
-from pospre.nn.positions import resample_positions
+from pospre.nn.positions.table import resample_positions
 from pospre.recipe.recipe import recipe_from_dict
 from pospre.training.build import build_model
 from pospre.training.checkpoints.content import load_model

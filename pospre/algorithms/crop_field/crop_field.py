@@ -6,7 +6,7 @@ it was, and one place has one vector in all crops. Against learning absolute pla
 object sizes, the boxes of an image are shrunk and moved together inside the field at every step.
 """
 
-import warnings
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -21,65 +21,31 @@ from pospre.algorithms.crop_field.field import (
     mirrored_image,
     place_boxes,
     reversed_columns,
-    sample_field,
-    sincos_in_boxes,
 )
-from pospre.batch import EPOCH, INDEX, Batch, box_key, field_box_key, flip_key, per_row
+from pospre.batch import EPOCH, INDEX, Batch, box_key, field_box_key, field_boxes, flip_key
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from pospre.model.passes import EncoderPass
 from pospre.model.question import Question
-from pospre.nn.encoder import Encoder
 from pospre.nn.interpolation import Interpolation
-from pospre.nn.masking import gather_tokens
+from pospre.nn.places import Places
+from pospre.nn.positions.scheme import Scheme
+from pospre.nn.positions.table import Table
 from pospre.recipe.ranges import ShareRange
 
-FieldKind = Literal["learned", "sincos"]
 BoxScale = Literal["beta", "uniform", "const", "fill"]
 FlipField = Literal["with_view", "box_only", "mirror_shared"]
 Enclose = Literal["all", "globals"]
 
 
-class PositionField(nn.Module):
-    """The field, and the vectors at the patch centres of every view's box."""
+class PlacedViews(nn.Module):
+    """Says where in the field the views of a pass lie; whole images are the whole field."""
 
-    def __init__(
-        self, encoder: Encoder, grids: dict[str, tuple[int, int]], options: "CropField"
-    ) -> None:
-        super().__init__()
-        self.dim, self.cells, self.grids = encoder.embed_dim, encoder.grid, grids
-        self.interpolation: Interpolation = options.interpolation
-        self.field: nn.Parameter | None = None
-        if options.field == "learned":
-            side = options._side
-            self.field = nn.Parameter(torch.empty(side, side, self.dim))
-            nn.init.trunc_normal_(self.field, std=0.02)
-
-    def forward(self, position_RKD: Tensor, batch: Batch, where: EncoderPass) -> Tensor:
-        """Return the positions (R, K, D) of a pass in place of the table's.
-
-        A batch without boxes holds whole images: they get the whole field.
-        """
-        rows, box_BV4 = len(position_RKD), batch.get(field_box_key(where.group))
-        if box_BV4 is None:
-            box_R4 = position_RKD.new_tensor([[0.0, 0.0, 1.0, 1.0]])
-        else:
-            box_R4 = box_BV4.flatten(0, 1)
-        # half precision would err by a tenth of a cell
-        with torch.autocast(position_RKD.device.type, enabled=False):
-            field_RND = self._sample(box_R4, where.grid or self.grids[where.group])
-        field_RND = field_RND.expand(rows, -1, -1)
-        if where.keep is None:
-            return field_RND
-        return gather_tokens(field_RND, per_row(batch[where.keep], rows))
-
-    def _sample(self, box_R4: Tensor, grid: tuple[int, int]) -> Tensor:
-        if self.field is None:
-            return sincos_in_boxes(self.dim, box_R4.float(), grid, self.cells)
-        precision = torch.promote_types(self.field.dtype, torch.float32)
-        field = self.field.to(precision)
-        return sample_field(field, box_R4.to(precision), grid, self.interpolation)
+    def forward(self, places: Places, batch: Batch, where: EncoderPass) -> Places:
+        """Return the places in the views' boxes."""
+        boxes = field_boxes(batch, where.group)
+        return places if boxes is None else places.within(boxes)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -89,12 +55,12 @@ class CropField(PretrainAlgorithm):
     Writes ``g/field_box`` for every view group g: the boxes in the field, one draw for all views of
     an image. With ``mirror_shared`` it also writes ``g/flip``, in place of the loader's flips.
 
-    The encoder's own table is left out: its rows of patches are set to zero and stay so; the class
-    token keeps its position. Whole images get the whole field.
+    The field is what ``encoder.positions`` makes of it: with ``learned`` a table of its own size,
+    drawn from N(0, 0.02²), or read once from a table that was loaded before; with ``sincos`` smooth
+    and fixed waves; ``rotary`` turns queries and keys by the place in it. Whole images get the
+    whole field.
 
     Args:
-        field: ``learned`` vectors drawn from N(0, 0.02²), or ``sincos``: smooth and fixed, the
-            table of MAE over the whole field and its waves in between.
         field_size: side of the learned field in vectors; None: 50 there.
         interpolation: of the learned field, ``bicubic`` or ``bilinear``.
         box_scale: law of the area s of the rectangle around an image's views, in shares of the
@@ -116,9 +82,6 @@ class CropField(PretrainAlgorithm):
         evaluation="field",
     )
 
-    gives_positions: ClassVar[bool] = True
-
-    field: FieldKind = "learned"
     field_size: Annotated[int, Field(ge=2)] | None = None
     interpolation: Interpolation = "bicubic"
     box_scale: BoxScale = "beta"
@@ -128,24 +91,28 @@ class CropField(PretrainAlgorithm):
 
     def attach(self, model: PretrainModel) -> None:
         """Add the field as the model's position source; a no-op if it is there."""
-        if model.position_source == "crop_field":
+        if model.place_source == "crop_field":
             return
         _check(self, model)
-        _check_unused(self)
+        _check_unused(self, model.encoder.positions)
         for group in model.views:
             model.registry.claim(field_box_key(group), "crop_field")
             if self.flip_field == "mirror_shared":
                 model.registry.claim(flip_key(group), "crop_field")
-        grids = {group: model.grid(group) for group in model.views}
-        model.add_position_source("crop_field", PositionField(model.encoder, grids, self))
-        _warn_of_table(model.encoder)
-        _clear_table(model.encoder)
-        if model.teacher is not None:
-            _clear_table(model.teacher.module)
+        model.add_place_source("crop_field", PlacedViews())
+        self._make_field(model)
 
-    @property
-    def _side(self) -> int:
-        return 50 if self.field_size is None else self.field_size
+    def _make_field(self, model: PretrainModel) -> None:
+        """Give the encoder's table, if it has a learned one, the size of the field."""
+        table = model.encoder.positions
+        if not isinstance(table, Table) or not table.learns:
+            return
+        side = 50 if self.field_size is None else self.field_size
+        anew = table.name == "learned" and model.encoder.table_from is None
+        table.enlarge((side, side), anew=anew)
+        table.resampling = self.interpolation
+        if model.teacher is not None:
+            model.teacher.module.positions = deepcopy(table).requires_grad_(False)
 
     @property
     def _scales(self) -> tuple[float, float]:
@@ -187,25 +154,6 @@ class CropField(PretrainAlgorithm):
         return place_boxes(box_BV4, around, area, draw[:, 6:])
 
 
-def _warn_of_table(encoder: Encoder) -> None:
-    """Say in a line that a table that was loaded is of no use."""
-    if encoder.table_from is not None:
-        warnings.warn(
-            f"crop_field gives the positions of patches from now on: those of {encoder.table_from} "
-            "are lost, only the class token keeps its own",
-            stacklevel=4,
-        )
-
-
-@torch.no_grad()
-def _clear_table(encoder: nn.Module) -> None:
-    """Empty the table's rows of patches; without rows of other tokens it has nothing to learn."""
-    assert isinstance(encoder, Encoder) and encoder.pos_embed is not None
-    encoder.pos_embed[:, encoder.num_prefix_tokens :] = 0
-    if not encoder.num_prefix_tokens:
-        encoder.pos_embed.requires_grad_(False)
-
-
 def _views_of(name: str, counts: dict[str, int]) -> slice:
     """Return where a group's views stand among those of all groups."""
     names = list(counts)
@@ -215,13 +163,6 @@ def _views_of(name: str, counts: dict[str, int]) -> slice:
 
 def _check(options: CropField, model: PretrainModel) -> None:
     """Raise ``UserError`` for options that cannot be, and company that it cannot keep."""
-    model.registry.give_positions("crop_field")
-    kind = model.encoder.position_kind
-    if kind not in ("sincos", "learned"):
-        raise UserError(
-            f"crop_field adds positions to the patches, but encoder.positions is {kind}. "
-            "Use learned (the class token learns its position) or sincos (it has none)."
-        )
     if not model.registry.passes:
         raise UserError(
             "algorithms.crop_field gives positions to the passes of other algorithms, and none "
@@ -235,18 +176,18 @@ def _check(options: CropField, model: PretrainModel) -> None:
         )
 
 
-def _check_unused(options: CropField) -> None:
+def _check_unused(options: CropField, positions: Scheme) -> None:
     """Raise ``UserError`` for an option that another one makes of no use."""
     drawn, placed = options.box_scale in ("beta", "uniform"), options.box_scale != "const"
-    scale, field = f"box_scale = {options.box_scale}", f"field = {options.field}"
+    scale = f"crop_field.box_scale = {options.box_scale}"
+    learned, kind = positions.name.startswith("learned"), f"encoder.positions = {positions.name}"
     for key, value, used, other in (
-        ("field_size", options.field_size, options.field == "learned", field),
-        ("interpolation", options.interpolation, options.field == "learned", field),
+        ("field_size", options.field_size, learned, kind),
+        ("interpolation", options.interpolation, learned, kind),
         ("scale_range", options.scale_range, drawn, scale),
         ("enclose", options.enclose, placed, scale),
     ):
         if not used and value not in (None, "bicubic", "all"):
             raise UserError(
-                f"crop_field.{key} = {value} is of no use with crop_field.{other}. "
-                "Remove one of the two."
+                f"crop_field.{key} = {value} is of no use with {other}. Remove one of the two."
             )

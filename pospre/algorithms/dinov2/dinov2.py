@@ -331,11 +331,12 @@ def _check(options: DINOv2, model: PretrainModel) -> None:
 
 def _check_grids(model: PretrainModel) -> None:
     """Refuse relative positions where crops are not of the grid whose bias is learned."""
-    if not model.encoder.is_relative:
+    positions = model.encoder.positions
+    if positions.takes_any_grid:
         return
     for group in model.views.keys() & {"global", "local"}:
         if model.grid(group) != model.encoder.grid:
             raise UserError(
-                f"dinov2: encoder.positions = {model.encoder.position_kind} knows one grid "
+                f"dinov2: encoder.positions = {positions.name} knows one grid "
                 f"only, but the crops of data.views.{group} have another. Use learned."
             )

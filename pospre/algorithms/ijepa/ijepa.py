@@ -26,9 +26,9 @@ from pospre.model.passes import EncoderPass
 from pospre.model.question import Question
 from pospre.model.teacher import Momentum
 from pospre.nn.decoder import check_heads
-from pospre.nn.encoder import Encoder
 from pospre.nn.initialisation import init_trunc_normal
 from pospre.nn.masking import slot_mask
+from pospre.nn.vit import Encoder
 from pospre.recipe.ranges import PositiveRange, ShareRange, Width
 
 Loss = Literal["smooth_l1", "l2"]

@@ -1,14 +1,15 @@
 """The predictor of features at chosen positions, and the parts of it that algorithms replace."""
 
 import torch
-from timm.layers import LayerNorm
 from torch import Tensor, nn
 
-from pospre.batch import Batch
-from pospre.nn.decoder import decoder_blocks
+from pospre.batch import Batch, field_boxes
+from pospre.nn.decoder import DecoderBlocks
 from pospre.nn.initialisation import init_trunc_normal
 from pospre.nn.masking import gather_tokens
-from pospre.nn.positions import decoder_positions, sincos_positions
+from pospre.nn.places import Places
+from pospre.nn.positions import decoder_positions
+from pospre.nn.positions.scheme import Scheme, Space
 
 
 class PredictorTokens(nn.Module):
@@ -40,40 +41,25 @@ class PredictorTokens(nn.Module):
         return embed(context_BKD), mask_token.expand(*targets_BMT.shape, -1)
 
 
-class PredictorPositions(nn.Module):
-    """The predictor's own sin-cos positions, or those of the view's box in a position field."""
-
-    def __init__(self, dim: int, grid: tuple[int, int]) -> None:
-        super().__init__()
-        self.grid = grid
-        self.position_ND: Tensor
-        self.register_buffer("position_ND", sincos_positions(dim, *grid), persistent=False)
-
-    def forward(self, batch: Batch) -> Tensor:
-        """Return (N, d), or (B, N, d) where samples differ."""
-        return decoder_positions(self.position_ND, batch, self.grid)
-
-
 class Predictor(nn.Module):
     """A narrow transformer over the context and the mask tokens of one target block at a time.
 
     Attributes:
         tokens: makes the input from context and mask token.
-        positions: gives the positions that are added to it.
+        positions: the scheme of the places that it is told.
     """
 
-    def __init__(
-        self, encoder_dim: int, grid: tuple[int, int], *, dim: int, depth: int, num_heads: int
-    ) -> None:
+    def __init__(self, encoder: Scheme, *, dim: int, depth: int, num_heads: int) -> None:
         super().__init__()
-        self.dim = dim
-        self.embed = nn.Linear(encoder_dim, dim)
-        self.blocks = decoder_blocks(dim, depth, num_heads)
-        self.norm = LayerNorm(dim)
+        self.dim, self.grid = dim, encoder.space.grid
+        self.embed = nn.Linear(encoder.space.dim, dim)
+        self.blocks = DecoderBlocks(dim, depth, num_heads)
+        self.norm = nn.LayerNorm(dim, 1e-6)
         init_trunc_normal(self)
         self.mask_token = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, 1, dim), std=0.02))
         self.tokens = PredictorTokens()
-        self.positions: nn.Module = PredictorPositions(dim, grid)
+        space = Space(dim, num_heads, depth, self.grid)
+        self.positions: Scheme = decoder_positions(encoder, space)
 
     def forward(
         self, context_BKD: Tensor, keep_BK: Tensor, targets_BMT: Tensor, batch: Batch
@@ -87,13 +73,16 @@ class Predictor(nn.Module):
             batch: may hold noise, and boxes in a position field.
         """
         context, masked = self.tokens(context_BKD, targets_BMT, self.mask_token, self.embed, batch)
-        position = self.positions(batch)
-        position = position.expand(len(keep_BK), *position.shape[-2:])
-        context = context + gather_tokens(position, keep_BK)
-        masked = masked + gather_blocks(position, targets_BMT)
         # every block is predicted beside its own copy of the context and sees no other block
-        context = context.unsqueeze(1).expand(-1, targets_BMT.shape[1], -1, -1)
-        decoded = self.blocks(torch.cat([context, masked], dim=2).flatten(0, 1))
+        count = targets_BMT.shape[1]
+        context = context.unsqueeze(1).expand(-1, count, -1, -1)
+        tokens = torch.cat([context, masked], dim=2).flatten(0, 1)
+        cells = torch.cat([keep_BK.unsqueeze(1).expand(-1, count, -1), targets_BMT], dim=2)
+        box = field_boxes(batch)
+        box = None if box is None else box.repeat_interleave(count, dim=0)
+        places = Places(self.grid, cells.flatten(0, 1), box)
+        tokens = self.positions.added(tokens, places)
+        decoded = self.blocks(tokens, self.positions.clues(places))
         features = self.norm(decoded[:, context.shape[2] :])
         return features.unflatten(0, targets_BMT.shape[:2])
 

@@ -24,9 +24,9 @@ from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import EncoderPass
 from pospre.model.question import Question
 from pospre.model.teacher import Frozen, Momentum
-from pospre.nn.encoder import Encoder
 from pospre.nn.initialisation import init_weights
 from pospre.nn.masking import gather_tokens, num_kept, random_masking, slot_mask
+from pospre.nn.vit import Encoder
 from pospre.recipe.ranges import Ratio
 
 Supervision = Literal["context", "tokens", "both"]
@@ -296,10 +296,10 @@ def _check(options: LUT, model: PretrainModel) -> None:
         raise UserError(
             "lut.pool = class_token, but encoder.class_token is false. Use lut.pool = patches."
         )
-    if options._same_crop and model.position_source:
+    if options._same_crop and model.place_source:
         raise UserError(
             f"lut.supervision = {options.supervision} cuts the second view where the first one "
-            f"is, before '{model.position_source}' reads its box. List lut before it."
+            f"is, before '{model.place_source}' reads its box. List lut before it."
         )
     if (options.symmetric or options._same_crop) and model.grid("second") != model.grid("view"):
         raise UserError(
@@ -333,8 +333,8 @@ def _check_symmetric(options: LUT, model: PretrainModel) -> None:
 def _check_late(model: PretrainModel) -> None:
     """Raise ``UserError`` if what was attached after LUT changes positions in one view only."""
     first, second = (model.registry.passes.get(STUDENT[group]) for group in ("view", "second"))
-    if first is not None and second is not None and first.positions != second.positions:
-        late = ", ".join(sorted({*first.positions} - {*second.positions}))
+    if first is not None and second is not None and first.places != second.places:
+        late = ", ".join(sorted({*first.places} - {*second.places}))
         raise UserError(f"algorithms: with lut.symmetric = true list {late} before lut.")
 
 

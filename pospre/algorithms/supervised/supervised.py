@@ -23,8 +23,8 @@ from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import EncoderPass
 from pospre.model.question import Question
 from pospre.model.teacher import Frozen
-from pospre.nn.encoder import Encoder
 from pospre.nn.masking import num_kept, visible_patches
+from pospre.nn.vit import Encoder
 from pospre.recipe.ranges import Ratio, Share
 
 Pooling = Literal["cls", "mean"]

@@ -45,7 +45,7 @@ from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.settings import Numbers, Sampling
-from pospre.nn.positions import grid_distances
+from pospre.nn.grid import grid_distances
 from pospre.text_table import format_table
 
 FIGURES = {"distance": "max", "nmi": "max"}

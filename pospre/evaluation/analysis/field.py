@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pospre.algorithms.crop_field.crop_field import PositionField
 from pospre.errors import UserError
 from pospre.evaluation.analysis.settings import three_patches
 from pospre.evaluation.drawing import Cell, as_map, check_pictures, draw_cells, save_figure
 from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.registry import Context, Plan
 from pospre.model.model import PretrainModel
+from pospre.nn.positions.table import Table
 from pospre.text_table import format_table, percent
 
 FIGURES = {"neighbours": "max"}
@@ -49,18 +49,18 @@ def evaluate(context: Context) -> dict[str, Any]:
         "explained": explained,
         "grid": [rows, columns],
         "width": vectors_ND.shape[1],
-        "source": context.model.position_source or context.model.encoder.position_kind,
+        "source": context.model.place_source or context.model.encoder.positions.name,
     }
     return {**results, "pictures": _draw(vectors_ND, colours_N3, (rows, columns), context.folder)}
 
 
 def check(plan: Plan) -> None:
     """Raise a ``UserError`` for an encoder without a table of positions."""
-    kind = planned_encoder(plan.recipe).position_kind
-    if kind not in ("sincos", "learned"):
+    positions = planned_encoder(plan.recipe).positions
+    if not isinstance(positions, Table):
         raise UserError(
-            f"it draws a table of positions, and encoder.positions is {kind}; it is for learned "
-            "and sincos."
+            f"it draws a table of positions, and encoder.positions is {positions.name}; it is for "
+            "learned and sincos."
         )
     check_pictures(plan)
 
@@ -68,12 +68,9 @@ def check(plan: Plan) -> None:
 @torch.no_grad()
 def position_vectors(model: PretrainModel) -> Tensor:
     """Return the vectors (rows, columns, D) of the learned field, or of the encoder's patches."""
-    grid = model.encoder.grid
-    if model.position_source is not None:
-        source = model.positions.named[model.position_source]
-        if isinstance(source, PositionField) and source.field is not None:
-            return source.field.detach()
-    return model.position_table(grid)[0, model.encoder.num_prefix_tokens :].unflatten(0, grid)
+    table = model.encoder.positions
+    assert isinstance(table, Table)
+    return table.at(table.grid).unflatten(0, table.grid)
 
 
 def neighbour_cosine(table_RCD: Tensor) -> float | None:

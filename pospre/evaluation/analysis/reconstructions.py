@@ -124,11 +124,10 @@ def predict(model: PretrainModel, batch: Batch) -> Outputs:
     name = next(host for host in HOSTS if host in model.objectives)
     keep = batch["view/keep"] if name == "mae" else None
     where = EncoderPass(keep="view/keep" if name == "mae" else None)
-    source = model.position_source
     tokens = model.encoder(
         images[:, 0],
         keep,
-        None if source is None else partial(model.positions, (source,), batch, where),
+        model.pass_places(where, batch, keep),
         content=None if name == "mae" else partial(model.contents, (name,), batch, where),
     )
     return model.objectives[name]({"student": tokens}, {**batch, "view/pixels": images})

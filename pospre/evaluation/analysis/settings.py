@@ -24,7 +24,7 @@ def check_attention(plan: Plan) -> tuple[int, int]:
         return encoder.grid
     for patch in encoder.patch_size:
         check_divides(side, patch, key="image_size")
-    if encoder.is_relative and encoder.grid_of(side, side) != encoder.grid:
+    if not encoder.positions.takes_any_grid and encoder.grid_of(side, side) != encoder.grid:
         raise UserError(
             f"image_size={side}, but relative positions are those of the encoder's own "
             f"size {encoder.image_size[0]}; leave image_size out."

@@ -7,7 +7,6 @@ image: does the prediction look like its place, or like what is of its kind?
 """
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -32,7 +31,7 @@ from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.settings import Sampling
 from pospre.model.model import PretrainModel
 from pospre.model.passes import EncoderPass
-from pospre.nn.positions import grid_distances
+from pospre.nn.grid import grid_distances
 from pospre.text_table import format_table
 
 NEEDS = "ijepa"
@@ -123,24 +122,15 @@ def predicted_similarity(model: PretrainModel, batch: Batch) -> Tensor:
     objective, teacher = model.objectives[NEEDS], model.teacher
     assert isinstance(objective, FeaturePrediction) and teacher is not None
     images = model.images(batch)[:, 0]
-    seen = model.encoder(images, batch["view/keep"], _positions(model, batch, keep=True))
-    whole = teacher(images, positions=_positions(model, batch, keep=False))
+    keep, context, every = batch["view/keep"], EncoderPass(keep="view/keep"), EncoderPass()
+    seen = model.encoder(images, keep, model.pass_places(context, batch, keep))
+    whole = teacher(images, places=model.pass_places(every, batch, None))
     predicted = objective({"student": seen, "teacher": whole}, batch)["predicted"]
     features_BND = whole[:, model.encoder.num_prefix_tokens :].float()
     features_BND = F.layer_norm(features_BND, features_BND.shape[-1:])
     return F.normalize(predicted.flatten(1, 2).float(), dim=-1) @ F.normalize(
         features_BND, dim=-1
     ).transpose(1, 2)
-
-
-def _positions(model: PretrainModel, batch: Batch, *, keep: bool) -> Any:
-    """Return the edit by a model's position source, the teacher's own of all patches; or None."""
-    if model.position_source is None:
-        return None
-    where = EncoderPass(keep="view/keep" if keep else None, teacher=not keep)
-    source = model.positions if keep else model.teacher_positions
-    assert source is not None
-    return partial(source, (model.position_source,), batch, where)
 
 
 def _cells(batch: Batch, row: int, weight_QN: Tensor, grid: tuple[int, int]) -> list[Cell]:

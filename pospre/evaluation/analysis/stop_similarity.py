@@ -26,7 +26,7 @@ from pospre.evaluation.estimates import estimate_rows, mean_and_error
 from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.settings import Numbers
-from pospre.nn.positions import grid_distances
+from pospre.nn.grid import grid_distances
 from pospre.text_table import format_table
 
 NEEDS = "stop"

@@ -1,4 +1,4 @@
-"""Images with parts taken away or displaced, and encoders told other positions.
+"""Images with parts taken away or displaced, and encoders told other places.
 
 Every draw is a function of the seed and of the image's place in its data set.
 """
@@ -13,19 +13,21 @@ from torch import Tensor
 
 from pospre import draws
 from pospre.batch import INDEX, Batch
-from pospre.nn.encoder import Edit
 from pospre.nn.masking import num_kept, random_masking, slot_mask
+from pospre.nn.places import Places
 
 Change = Callable[[Tensor, Batch, int], Tensor]
 """From normalised images (B, C, H, W), their batch and a seed to changed ones."""
+Move = Callable[[Places, torch.device], Places]
+"""From the places of whole images to others."""
 
 
 class Condition(NamedTuple):
-    """What is done to an image, and to the positions that are added to its patches."""
+    """What is done to an image, and to the places of its patches."""
 
     name: str
     change: Change | None = None
-    positions: Edit | None = None
+    places: Move | None = None
 
 
 def occlude(images_BCHW: Tensor, batch: Batch, seed: int, *, side: float, anywhere: bool) -> Tensor:
@@ -77,21 +79,23 @@ def reorder_tiles(images_BCHW: Tensor, order_BN: Tensor, tiles: tuple[int, int])
     return mixed.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
 
 
-def shift_positions(positions_BND: Tensor, *, grid: tuple[int, int], by: int) -> Tensor:
-    """Give every patch the position ``by`` rows below and columns to the right, round the edges."""
-    grid_BHWD = positions_BND.unflatten(1, grid)
-    return grid_BHWD.roll((-by, -by), (1, 2)).flatten(1, 2)
+def shifted_places(places: Places, device: torch.device, *, by: int) -> Places:
+    """Give every patch the place ``by`` rows below and columns to the right, round the edges."""
+    rows, cols = places.grid
+    cells = torch.arange(rows * cols, device=device).view(rows, cols).roll((-by, -by), (0, 1))
+    return places.move(cells.view(1, -1))
 
 
-def scale_positions(
-    positions_BND: Tensor, *, grid: tuple[int, int], by: float, mode: str = "bilinear"
-) -> Tensor:
-    """Give the patches the positions of the image's middle, ``by`` of each side."""
-    grid_BDHW = positions_BND.unflatten(1, grid).movedim(3, 1).float()
-    theta = grid_BDHW.new_tensor([[by, 0, 0], [0, by, 0]]).expand(len(grid_BDHW), -1, -1)
-    places = F.affine_grid(theta, list(grid_BDHW.shape), align_corners=False)
-    taken = F.grid_sample(grid_BDHW, places, mode, "border", align_corners=False)
-    return taken.flatten(2).transpose(1, 2).to(positions_BND.dtype)
+def middle_places(places: Places, device: torch.device, *, by: float) -> Places:
+    """Give the patches the places of the image's middle, ``by`` of each side."""
+    low, high = (1 - by) / 2, (1 + by) / 2
+    return places.within(torch.tensor([[low, low, high, high]], device=device))
+
+
+def no_places(places: Places, device: torch.device) -> Places:
+    """Take the place of every patch."""
+    count = places.grid[0] * places.grid[1]
+    return places.forget(torch.ones(1, count, dtype=torch.bool, device=device))
 
 
 def conditions(
@@ -102,7 +106,7 @@ def conditions(
     tiles: tuple[int, ...],
     shift: int,
     scale: float,
-    has_table: bool,
+    knows_places: bool,
 ) -> list[Condition]:
     """Return what images are measured under, the untouched ones first.
 
@@ -114,7 +118,7 @@ def conditions(
             the caller to refuse.
         shift: patches by which positions are shifted.
         scale: share of the image that positions are stretched from.
-        has_table: whether positions are added to patches; else nothing is done to them.
+        knows_places: whether the encoder takes other places; else nothing is done to them.
     """
     found = [
         Condition("clean"),
@@ -129,11 +133,11 @@ def conditions(
     for count in tiles:
         shuffling = partial(shuffle_tiles, tiles=(count, count))
         found.append(Condition(f"{count} x {count} tiles shuffled", shuffling))
-    if has_table:
-        shifted = partial(shift_positions, grid=grid, by=shift)
-        scaled = partial(scale_positions, grid=grid, by=scale)
-        found.append(Condition(f"positions shifted by {shift}", positions=shifted))
-        found.append(Condition(f"positions of the middle {scale:g}", positions=scaled))
+    if knows_places:
+        shifted = partial(shifted_places, by=shift)
+        middle = partial(middle_places, by=scale)
+        found.append(Condition(f"positions shifted by {shift}", places=shifted))
+        found.append(Condition(f"positions of the middle {scale:g}", places=middle))
     return found
 
 

@@ -10,7 +10,7 @@ from pospre.algorithms.supervised.supervised import Classification
 from pospre.batch import Batch
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
-from pospre.nn.encoder import Edit
+from pospre.nn.places import Places
 from pospre.training.checkpoints.content import load_model
 
 HEAD = "supervised"
@@ -25,7 +25,7 @@ def class_head(model: PretrainModel) -> Classification:
 
 @torch.no_grad()
 def log_probabilities(
-    model: PretrainModel, images_BCHW: Tensor, batch: Batch, positions: Edit | None = None
+    model: PretrainModel, images_BCHW: Tensor, batch: Batch, places: Places | None = None
 ) -> Tensor:
     """Return the logarithms of the class probabilities (B, C), float32.
 
@@ -33,9 +33,9 @@ def log_probabilities(
         model: in eval mode.
         images_BCHW: normalised images.
         batch: that they are of.
-        positions: see ``PretrainModel.tokens``.
+        places: see ``PretrainModel.tokens``.
     """
-    tokens = model.tokens(images_BCHW, positions)
+    tokens = model.tokens(images_BCHW, places)
     logits: Tensor = class_head(model)({"student": tokens}, batch)["logits"]
     return logits.float().log_softmax(-1)
 

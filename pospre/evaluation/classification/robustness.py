@@ -72,7 +72,7 @@ def evaluate(
         occlusion: side of the painted box, as a share of the image's; the paper gives none.
         patch_drop: shares of the encoder's patches that are painted, such as 0.25,0.5.
         tiles: rows and columns of tiles that are shuffled, such as 2,4; they divide the image.
-        shift: patches by which positions are shifted, where the encoder adds any.
+        shift: patches by which positions are shifted, where the encoder knows any.
         scale: share of the image whose positions are stretched over all of it.
         sampling: which images of each data set, and how they are read; the seed also draws boxes,
             patches and tiles.
@@ -93,7 +93,7 @@ def evaluate(
         tiles=tiles,
         shift=shift,
         scale=scale,
-        has_table=encoder.pos_embed is not None or context.model.position_source is not None,
+        knows_places=encoder.positions.takes_boxes,
     )
     others, real_MC, among_C = context.opened
     classes = class_head(context.model).num_classes
@@ -205,9 +205,11 @@ def _measure(
         require_labels(label_B.cpu(), data.path)
         images = model.images(batch)[:, 0]
         found: list[Tensor] = []
-        for _, change, positions in wanted:
+        for _, change, move in wanted:
             seen = images if change is None else change(images, batch, sampling.seed)
-            scores_BC = log_probabilities(model, seen, batch, positions)
+            whole = model.whole_places(seen)
+            places = None if move is None else move(whole, seen.device)
+            scores_BC = log_probabilities(model, seen, batch, places)
             answer_B = scores_BC.masked_fill(impossible_C, -torch.inf).argmax(1)
             if not found:
                 sure_B = confidence(scores_BC.cpu(), among_C)

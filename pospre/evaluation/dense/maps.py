@@ -11,7 +11,7 @@ from pospre import draws
 from pospre.errors import UserError
 from pospre.evaluation.layers import layer_tokens, planned_encoder
 from pospre.model.model import PretrainModel
-from pospre.nn.encoder import Encoder
+from pospre.nn.vit import Encoder
 from pospre.recipe.recipe import Recipe
 
 
@@ -107,7 +107,7 @@ def check_side(key: str, sides: tuple[int, int], encoder: Encoder) -> None:
     if any(side < patch or side % patch for side in sides):
         near = max(patch, round(sides[0] / patch) * patch)
         raise UserError(f"{key}={sides[0]} is no multiple of the patch size {patch}; use {near}.")
-    if encoder.is_relative and sides != encoder.image_size:
+    if not encoder.positions.takes_any_grid and sides != encoder.image_size:
         raise UserError(
             f"{key}={sides[0]}, but relative positions know the encoder's own size only; "
             f"use {encoder.image_size[0]}."

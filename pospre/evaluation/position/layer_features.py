@@ -18,8 +18,8 @@ from pospre.evaluation.layers import layer_tokens
 from pospre.evaluation.registry import Context
 from pospre.evaluation.settings import Sampling
 from pospre.model.model import PretrainModel
-from pospre.nn.encoder import Edit
-from pospre.nn.masking import gather_tokens
+from pospre.nn.masking import gather_tokens, slot_mask
+from pospre.nn.places import Places
 
 Input = Literal["image", "masked", "content", "constant", "shuffled"]
 """What the encoder is shown: the image with the positions that it adds; with 75 % of them masked
@@ -28,7 +28,6 @@ patches in random order, with the positions of where they are shown."""
 
 MASKED_SHARE = 0.75
 BATCH = 64
-_TOKENS = ("droppos", "masked_position")
 
 
 class Features(NamedTuple):
@@ -107,7 +106,7 @@ def layer_features(
         step: told how many images are done after each forward pass.
     """
     kept: list[list[Tensor]] = [[] for _ in layers]
-    places: list[tuple[Tensor, Tensor]] = []
+    tokens_at: list[tuple[Tensor, Tensor]] = []
     for start in range(0, len(batch[INDEX]), BATCH):
         part = {key: value[start : start + BATCH].to(device) for key, value in batch.items()}
         images = model.images(part)[:, 0]
@@ -115,24 +114,24 @@ def layer_features(
         asked_BN = _permutation(part, rows * columns, seed, "asked")
         hidden_BH = asked_BN[:, : round(MASKED_SHARE * rows * columns)]
         asked_BT = (hidden_BH if shown_as == "masked" else asked_BN)[:, :num_tokens]
-        origin_BT, edit = asked_BT, None
+        origin_BT, places = asked_BT, model.whole_places(images)
         if shown_as == "masked":
-            edit = _masking(model, hidden_BH)
+            places = _without(places, model, slot_mask(hidden_BH, rows * columns))
         elif shown_as == "content":
-            edit = torch.zeros_like
+            places = places.forget(torch.ones_like(asked_BN, dtype=torch.bool))
         elif shown_as == "constant":
             images = images.mean(dim=(2, 3), keepdim=True).expand_as(images)
         elif shown_as == "shuffled":
             order_BN = _permutation(part, rows * columns, seed, "shuffle")
             images = reorder_tiles(images, order_BN, (rows, columns))
             origin_BT = order_BN.gather(1, asked_BT)
-        found = layer_tokens(model, images, layers, positions=edit)
+        found = layer_tokens(model, images, layers, places=places)
         for into, tokens_BTD in zip(kept, found, strict=True):
             patches = tokens_BTD[:, model.encoder.num_prefix_tokens :]
             into.append(gather_tokens(patches, asked_BT).float().cpu())
-        places.append((asked_BT.cpu(), origin_BT.cpu()))
+        tokens_at.append((asked_BT.cpu(), origin_BT.cpu()))
         step(len(images))
-    shown, origin = (torch.cat(part) for part in zip(*places, strict=True))
+    shown, origin = (torch.cat(part) for part in zip(*tokens_at, strict=True))
     return Features([torch.cat(parts) for parts in kept], shown, origin)
 
 
@@ -141,17 +140,8 @@ def _permutation(batch: Batch, count: int, seed: int, purpose: str) -> Tensor:
     return draws.permutation(keys_B, count)
 
 
-def _masking(model: PretrainModel, hidden_BH: Tensor) -> Edit:
-    """Return what puts the model's own token for a masked position there, zeros if it has none."""
-    named = model.positions.named
-    tokens = [named[name].token for name in _TOKENS if name in named]
-    token = next((token for token in tokens if token is not None), None)
-
-    def mask(positions_BND: Tensor) -> Tensor:
-        other = positions_BND.new_zeros(1) if token is None else token.to(positions_BND.dtype)
-        hidden_BN = torch.zeros_like(positions_BND[..., 0], dtype=torch.bool)
-        return torch.where(
-            hidden_BN.scatter(1, hidden_BH, True).unsqueeze(-1), other, positions_BND
-        )
-
-    return mask
+def _without(places: Places, model: PretrainModel, hidden_BN: Tensor) -> Places:
+    """Return the places without the hidden ones; there is the model's own mark, if it has one."""
+    found = (getattr(editor, "mark", None) for editor in model.places.named.values())
+    mark = next((mark for mark in found if mark is not None), None)
+    return places.forget(hidden_BN, mark)

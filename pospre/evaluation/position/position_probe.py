@@ -39,7 +39,6 @@ from pospre.evaluation.position.settings import Grids, Images, check_images
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.settings import Numbers, Sampling
 from pospre.model.model import PretrainModel
-from pospre.recipe.values import RELATIVE
 from pospre.text_table import format_table
 
 FIGURES = {
@@ -175,11 +174,10 @@ def check(plan: Plan) -> PretrainModel | None:
     """Return the model of ``versus``; raise a ``UserError`` for what cannot be probed."""
     recipe, settings = plan.recipe, plan.settings
     encoder = planned_encoder(recipe, settings["layers"])
-    kind = recipe.encoder.positions
-    if settings["grids"] and kind in RELATIVE:
+    if settings["grids"] and not encoder.positions.takes_any_grid:
         raise UserError(
-            f"grids={settings['grids']}, but encoder.positions = {kind} knows the "
-            "offsets of one grid only; leave grids out."
+            f"grids={settings['grids']}, but encoder.positions = {encoder.positions.name} knows "
+            "the offsets of one grid only; leave grids out."
         )
     check_images(plan)
     check_pictures(plan)
@@ -206,8 +204,8 @@ def probe_model(
 ) -> list[dict[str, Any]]:
     """Return the figures of one model at one grid, one dict per input and layer."""
     inputs = UNTRAINED if name == "untrained" else ADDITIVE
-    if model.encoder.position_kind not in ("sincos", "learned"):
-        inputs = ("image",)  # it adds no positions that could be masked or left out
+    if not model.encoder.positions.can_forget:
+        inputs = ("image",)  # it knows no positions that could be masked or left out
     rows = []
     images = len(learn[INDEX])
     fit = partial(fit_probes, grid=grid, weight_decay=work.weight_decay, iterations=work.iterations)

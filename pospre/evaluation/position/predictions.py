@@ -80,15 +80,15 @@ def predict_patches(
     count = num_context(patches, mask_ratio)
     context = draw_patches(batch, patches, count, seed, "mp3/context").flatten(0, 1)
     asked = torch.ones(len(context), patches, dtype=torch.bool, device=context.device)
-    positions = None
-    if "mp3" in model.positions.named:
-        told = model.positions.named["mp3"].count
+    content = None
+    if "mp3" in model.contents.named:
+        told = model.contents.named["mp3"].count
         shown = draw_shown(batch, patches, told, seed)
-        positions = partial(model.positions, ("mp3",), {"mp3/shown": shown}, EncoderPass())
+        content = partial(model.contents, ("mp3",), {"mp3/shown": shown}, EncoderPass())
         asked = ~shown.flatten(0, 1)
     tokens = model.encoder(
         model.images(batch).flatten(0, 1),
-        positions=positions,
+        content=content,
         context_BM=context if count < patches else None,
     )
     logits = model.objectives["mp3"]({"student": tokens}, batch)["logits"]

@@ -21,7 +21,7 @@ from torch import Tensor
 from pospre.batch import INDEX, Batch
 from pospre.data.opening import open_reader
 from pospre.errors import UserError
-from pospre.evaluation.classification.damage import scale_positions, shift_positions
+from pospre.evaluation.classification.damage import Move, middle_places, no_places, shifted_places
 from pospre.evaluation.classification.knn import nearest_class
 from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.features import Pooling, check_pooling, pool_tokens
@@ -30,13 +30,12 @@ from pospre.evaluation.position.layer_features import BATCH, load_images
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.settings import Listed, Sampling
 from pospre.model.model import PretrainModel
-from pospre.nn.encoder import Edit
-from pospre.recipe.values import RELATIVE
+from pospre.nn.positions.scheme import Scheme
 from pospre.text_table import format_table
 
 FIGURES = {"cosine": "max"}
 TEMPERATURE = 0.07
-OTHERS = "another image"
+OTHERS, NOTHING = "another image", "no positions"
 
 Zoom = Annotated[float, Field(gt=1)]
 
@@ -89,9 +88,8 @@ def evaluate(
         )
 
     note("as usual", usual)
-    edits = edits_of(encoder.grid, shifts, zooms) if encoder.pos_embed is not None else {}
-    for what, edit in edits.items():
-        encode = partial(_encode, context, batch=batch, features=features, positions=edit)
+    for what, move in moves_of(encoder.positions, shifts, zooms).items():
+        encode = partial(_encode, context, batch=batch, features=features, move=move)
         note(what, {name: encode(model=model) for name, model in models.items()})
     for scale in scales:
         grid = tuple(max(1, round(scale * side)) for side in encoder.grid)
@@ -113,16 +111,16 @@ def evaluate(
 
 def check(plan: Plan) -> None:
     """Raise a ``UserError`` for an encoder without positions to disturb, or none to disturb."""
-    encoder, settings = plan.recipe.encoder, plan.settings
-    grid = planned_encoder(plan.recipe).grid
+    encoder, settings = planned_encoder(plan.recipe), plan.settings
+    grid = encoder.grid
     check_pooling(plan)
-    if encoder.positions in RELATIVE:
+    moves = moves_of(encoder.positions, settings["shifts"], settings["zooms"])
+    if settings["scales"] and not encoder.positions.takes_any_grid:
         raise UserError(
-            "it moves the positions that are added to patches, and "
-            f"encoder.positions = {encoder.positions} adds none; position_probe measures there."
+            f"scales={settings['scales']}, but encoder.positions = {encoder.positions.name} knows "
+            "one grid only; give scales=."
         )
-    additive = encoder.positions != "none"
-    if not settings["scales"] and not (additive and (settings["shifts"] or settings["zooms"])):
+    if not settings["scales"] and not {*moves} - {NOTHING}:
         raise UserError("nothing to disturb; give shifts, zooms or scales.")
     for count in settings["shifts"]:
         if count > max(4, *grid):
@@ -138,20 +136,16 @@ def check(plan: Plan) -> None:
         raise UserError(f"k={k}, but only {images - 1} images can vote; use k={images - 1}.")
 
 
-def edits_of(
-    grid: tuple[int, int], shifts: tuple[int, ...], zooms: tuple[float, ...]
-) -> dict[str, Edit]:
-    """Return by name what to do to the positions (B, N, D) of a grid."""
-    edits: dict[str, Edit] = {
-        f"shifted by {count}": partial(shift_positions, grid=grid, by=-count) for count in shifts
-    }
-    edits |= {
-        f"the middle, x {factor:g}": partial(
-            scale_positions, grid=grid, by=1 / factor, mode="bicubic"
-        )
-        for factor in zooms
-    }
-    return {**edits, "no positions": torch.zeros_like}
+def moves_of(
+    positions: Scheme, shifts: tuple[int, ...], zooms: tuple[float, ...]
+) -> dict[str, Move]:
+    """Return by name what to do to the places of images, of all that the scheme takes."""
+    moves: dict[str, Move] = {}
+    if positions.can_forget:
+        moves |= {f"shifted by {count}": partial(shifted_places, by=count) for count in shifts}
+    if positions.takes_boxes:
+        moves |= {f"the middle, x {zoom:g}": partial(middle_places, by=1 / zoom) for zoom in zooms}
+    return {**moves, NOTHING: no_places} if positions.can_forget else moves
 
 
 @torch.no_grad()
@@ -160,7 +154,7 @@ def _encode(
     model: PretrainModel,
     batch: Batch,
     features: Pooling,
-    positions: Edit | None = None,
+    move: Move | None = None,
 ) -> Tensor:
     """Return one feature (B, D) of each image, on the CPU."""
     found = []
@@ -168,7 +162,9 @@ def _encode(
         part = {
             key: value[start : start + BATCH].to(context.device) for key, value in batch.items()
         }
-        tokens_BND = model.tokens(model.images(part)[:, 0], positions)
+        images = model.images(part)[:, 0]
+        places = model.whole_places(images)
+        tokens_BND = model.tokens(images, places if move is None else move(places, images.device))
         found.append(pool_tokens(model, tokens_BND, features).cpu())
         context.go_on()
     return torch.cat(found)

@@ -6,7 +6,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from pospre.errors import UserError
 from pospre.nn.places import Places
+
+Rotation = tuple[Tensor, Tensor]
 
 
 class Clue(NamedTuple):
@@ -20,8 +23,35 @@ class Clue(NamedTuple):
         bias: (R, heads, T, T), added to the logits; rows are queries.
     """
 
-    rotation: tuple[Tensor, Tensor] | None = None
+    rotation: Rotation | None = None
     bias: Tensor | None = None
+
+    def of_queries(self, count: int | None) -> Rotation | None:
+        """Return the rotation of the first ``count`` tokens."""
+        if self.rotation is None:
+            return None
+        cos, sin = self.rotation
+        return cos[:, :, :count], sin[:, :, :count]
+
+    def of_keys(self, context_BM: Tensor | None) -> Rotation | None:
+        """Return the rotation of the tokens at these indices."""
+        if self.rotation is None or context_BM is None:
+            return self.rotation
+        cos, sin = (_columns(part.transpose(2, 3), context_BM) for part in self.rotation)
+        return cos.transpose(2, 3), sin.transpose(2, 3)
+
+    def mask(self, count: int | None, context_BM: Tensor | None) -> Tensor | None:
+        """Return the bias from the first ``count`` tokens to those at these indices."""
+        if self.bias is None:
+            return None
+        rows = self.bias[:, :, :count]
+        return rows if context_BM is None else _columns(rows, context_BM)
+
+
+def _columns(part_RHQT: Tensor, index_BM: Tensor) -> Tensor:
+    """Return the last dimension's entries at the indices of each row: (B, H, Q, M)."""
+    part = part_RHQT.expand(len(index_BM), -1, -1, -1)
+    return part.gather(3, index_BM[:, None, None].expand(-1, *part.shape[1:3], -1))
 
 
 class Space(NamedTuple):
@@ -70,12 +100,17 @@ class Scheme(nn.Module):
         takes_boxes: works where views lie anywhere in the frame; else in whole cells of its grid.
         can_forget: places can be hidden from it.
         shares_clues: all blocks are told the same.
+        is_added: vectors are added to tokens, and no block is told anything.
+        name: in recipes.
     """
+
+    name: str
 
     takes_any_grid: ClassVar[bool] = True
     takes_boxes: ClassVar[bool] = True
     can_forget: ClassVar[bool] = True
     shares_clues: ClassVar[bool] = True
+    is_added: ClassVar[bool] = False
 
     def __init__(self, space: Space) -> None:
         super().__init__()
@@ -85,9 +120,9 @@ class Scheme(nn.Module):
         """Draw the parameters anew, and compute the buffers; there are none."""
         return
 
-    def companion(self, space: Space) -> "Scheme":
-        """Return the scheme of a decoder whose tokens stand in the same places."""
-        raise NotImplementedError
+    def companion(self, space: Space) -> "Scheme | None":
+        """Return the scheme of a decoder whose tokens stand in the same places; None: sin-cos."""
+        return None
 
     def embed(self, places: Places) -> Tensor | None:
         """Return the vectors (R, K, dim) to add to patch tokens, of known places; None: none."""
@@ -104,6 +139,29 @@ class Scheme(nn.Module):
     def distances(self, places: Places, layer: int) -> Tensor | None:
         """Return the bias (R, heads, T, T) of block ``layer``, as if all places were known."""
         return None
+
+    def check(self, places: Places) -> None:
+        """Raise ``UserError`` for places that this scheme does not know how to take."""
+        if places.grid != self.space.grid and not self.takes_any_grid:
+            rows, cols = self.space.grid
+            raise UserError(
+                f"encoder.positions = {self.name} knows images of {rows}×{cols} patches only, and "
+                f"got one of {places.grid[0]}×{places.grid[1]}; learned takes any."
+            )
+        if places.box is not None and not self.takes_boxes:
+            raise UserError(
+                f"encoder.positions = {self.name} knows whole cells of its grid only, and views "
+                "that lie anywhere in their image have others. Use sincos, learned or rotary."
+            )
+
+    def added(self, tokens_RKD: Tensor, places: Places) -> Tensor:
+        """Return the tokens with their places added; a forgotten one has ``places.mark``."""
+        vectors, known = self.embed(places), places.known
+        if known is None:
+            return tokens_RKD if vectors is None else tokens_RKD + vectors
+        vectors = tokens_RKD.new_zeros(1) if vectors is None else vectors
+        mark = vectors.new_zeros(1) if places.mark is None else places.mark
+        return tokens_RKD + torch.where(known.unsqueeze(-1), vectors, mark)
 
     def clues(self, places: Places) -> Iterator[Clue]:
         """Yield what each block's attention is told."""
@@ -129,7 +187,7 @@ class Scheme(nn.Module):
         return Clue(rotation, bias)
 
 
-def rotate(tokens_BHTD: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+def rotate(tokens_BHTD: Tensor, rotation: Rotation) -> Tensor:
     """Turn channel i of every token together with channel i + D/2, in float32 at least."""
     low, high = tokens_BHTD.to(torch.promote_types(tokens_BHTD.dtype, torch.float32)).chunk(2, -1)
     cos, sin = rotation

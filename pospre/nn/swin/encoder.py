@@ -6,7 +6,7 @@ place. Places enter through one road only: each block's attention bias, see ``wi
 """
 
 import re
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from timm.layers import LayerNorm, Mlp
@@ -16,6 +16,8 @@ from pospre.errors import UserError
 from pospre.nn.drop_path import residual_factors
 from pospre.nn.initialisation import init_patch_embed, init_trunc_normal, init_weights
 from pospre.nn.patch_encoder import Edit, PatchEncoder
+from pospre.nn.places import Places
+from pospre.nn.positions.scheme import Scheme, Space
 from pospre.nn.swin.attention import WindowAttention
 from pospre.nn.swin.windows import (
     cut,
@@ -127,16 +129,22 @@ class PatchEmbed(nn.Module):
         return self.norm(tokens if content is None else content(tokens))
 
 
+class WindowPositions(Scheme):
+    """Swin's: a bias within windows, which each block makes of the offsets between tokens."""
+
+    name = "relative"
+    takes_any_grid: ClassVar[bool] = False
+    takes_boxes: ClassVar[bool] = False
+
+
 class SwinEncoder(PatchEncoder):
     """Swin-T that encodes packed 16-px patches; positions can be known or dropped per patch.
 
     Attributes:
         patches_per_token: 4: each output token stands for a square of 2×2 slots.
-        pos_embed: None, there is no table.
     """
 
     patches_per_token = MERGED**2
-    pos_embed: None = None
     timm_head = "head.fc"
 
     def __init__(
@@ -153,7 +161,8 @@ class SwinEncoder(PatchEncoder):
         self.embed_dim, self.depth = WIDTH * 2 ** (len(DEPTHS) - 1), sum(DEPTHS)
         self.channels, self.drop_path = 3, drop_path
         self.window = window
-        self.position_kind = "relative"
+        space = Space(self.embed_dim, HEADS[-1], self.depth, self.grid)
+        self.positions = WindowPositions(space)
         self.patch_embed = PatchEmbed()
         self.layers = nn.ModuleList(Stage(stage, window) for stage in range(len(DEPTHS)))
         self.norm = LayerNorm(self.embed_dim, eps=1e-5)
@@ -177,7 +186,7 @@ class SwinEncoder(PatchEncoder):
         self,
         images_BCHW: Tensor,
         keep_BK: Tensor | None = None,
-        positions: Edit | None = None,
+        places: Places | None = None,
         *,
         content: Edit | None = None,
         context_BM: Tensor | None = None,
@@ -189,8 +198,7 @@ class SwinEncoder(PatchEncoder):
         Args:
             images_BCHW: normalised float images of ``image_size``.
             keep_BK: int64 indices of K = s² patches in random order; None takes all in their place.
-            positions: maps (row, column, 1) of each kept patch, (B, K, 3), to the same, or to
-                zeros where the position is dropped.
+            places: of those patches; None: where they are in their image.
             content: edits the embeddings (B, K, h, w, C) of the kept patches' tokens before their
                 norm.
             context_BM: not for Swin.
@@ -208,11 +216,13 @@ class SwinEncoder(PatchEncoder):
         patches = self.pixels(images_BCHW, keep_BK)
         side = self._side(patches.shape[1])
         tokens = spread(self.patch_embed(patches, content), side)
+        if places is None:
+            places = Places(self.grid_of(*images_BCHW.shape[-2:]), keep_BK)
+        self.positions.check(places)
         maps = None  # a whole image: every token in its place
-        if keep_BK is not None or positions is not None:
-            places = self._places(len(patches), keep_BK, images_BCHW.device)
-            places = places if positions is None else positions(places)
-            maps = spread(inner_places(places, tokens.shape[1] // side), side)
+        if places.cells is not None or places.known is not None:
+            found = self._cells(len(patches), places, images_BCHW.device)
+            maps = spread(inner_places(found, tokens.shape[1] // side), side)
         factors = iter(residual_factors(keys_B, self.drop_path, self.depth))
         for number, stage in enumerate(self.layers):
             assert isinstance(stage, Stage)
@@ -223,12 +233,13 @@ class SwinEncoder(PatchEncoder):
                 tokens = block(tokens, maps, next(factors))
         return self.norm(tokens).flatten(1, 2)
 
-    def _places(self, num: int, keep_BK: Tensor | None, device: torch.device) -> Tensor:
-        """Return float (row, column, 1) of the kept patches: (B, K, 3)."""
-        if keep_BK is None:
-            keep_BK = torch.arange(self.num_patches, device=device).expand(num, -1)
-        row, col = keep_BK // self.grid[1], keep_BK % self.grid[1]
-        return torch.stack([row, col, torch.ones_like(row)], dim=-1).float()
+    def _cells(self, num: int, places: Places, device: torch.device) -> Tensor:
+        """Return float (row, column, 1) of the patches, zeros of forgotten ones: (B, K, 3)."""
+        cells = places.cells
+        if cells is None:
+            cells = torch.arange(self.num_patches, device=device).expand(num, -1)
+        found = torch.stack([cells // self.grid[1], cells % self.grid[1], 1 + 0 * cells], dim=-1)
+        return found.float() if places.known is None else found * places.known.unsqueeze(-1).float()
 
     def _side(self, num: int) -> int:
         if not self.takes(num):

@@ -12,8 +12,8 @@ from pospre.nn.patch_encoder import PatchEncoder
 from pospre.recipe.sections import Optimizer
 
 # Whatever edits tokens on their way into the first block learns as the patch embedding does.
-_INPUT = ("encoder.cls_token", "encoder.reg_token", "encoder.pos_embed", "encoder.patch_embed")
-_EDITORS = ("contents.", "positions.")
+_INPUT = ("encoder.cls_token", "encoder.reg_token", "encoder.positions", "encoder.patch_embed")
+_EDITORS = ("contents.", "places.")
 
 
 @typed
@@ -101,10 +101,10 @@ def rate_scale(model: nn.Module, name: str, options: Optimizer) -> float:
 
 
 def _layer_id(name: str, encoder: PatchEncoder) -> int:
-    if name.startswith(_EDITORS) or name.startswith(_INPUT):
-        return 0
     block = encoder.block_of(name.removeprefix("encoder."))
-    return encoder.depth + 1 if block is None else block + 1
+    if block is not None:
+        return block + 1
+    return 0 if name.startswith(_EDITORS + _INPUT) else encoder.depth + 1
 
 
 def _frozen_epochs(model: nn.Module) -> Iterator[tuple[str, int]]:

@@ -14,7 +14,7 @@ from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.model.passes import EncoderPass
 from pospre.nn.build import build_encoder
-from pospre.nn.positions import sincos_positions
+from pospre.nn.positions.sincos import sincos_positions
 from tests.algorithms.cases import Case, written
 
 LEARNED = {"positions": "learned"}

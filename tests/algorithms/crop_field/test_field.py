@@ -14,7 +14,7 @@ from pospre.algorithms.crop_field.field import (
     sample_field,
     sincos_in_boxes,
 )
-from pospre.nn.positions import sincos_positions
+from pospre.nn.positions.sincos import sincos_positions
 
 WHOLE = torch.tensor([[0.0, 0.0, 1.0, 1.0]], dtype=torch.float64)
 

@@ -17,8 +17,8 @@ from pospre.algorithms.dinov2.losses import koleo
 from pospre.algorithms.dinov2.targets import Center, sinkhorn
 from pospre.data.views.plan import ViewGroup
 from pospre.model.model import PretrainModel
-from pospre.nn.encoder import Encoder
 from pospre.nn.sizes import EncoderSize
+from pospre.nn.vit import Encoder
 from tests.algorithms.official import FIXTURES, tensor
 
 RECORDED = json.loads((FIXTURES / "dinov2_official.json").read_text())

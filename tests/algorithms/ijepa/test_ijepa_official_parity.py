@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from pospre import attach, draws
 from pospre.algorithms.ijepa.blocks import Blocks, draw_official
 from pospre.model.model import PretrainModel
-from pospre.nn.encoder import Encoder, EncoderSize
+from pospre.nn.sizes import EncoderSize
+from pospre.nn.vit import Encoder
 from tests.algorithms.official import FIXTURES, batch, fixture, official_images, tensor
 
 RENAMED = {

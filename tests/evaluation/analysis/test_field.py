@@ -19,7 +19,7 @@ from pospre.evaluation.analysis.field import (
 )
 from pospre.evaluation.registry import figures_of
 from pospre.evaluation.run import check_evaluation
-from pospre.nn.positions import sincos_positions
+from pospre.nn.positions.sincos import sincos_positions
 from pospre.recipe.values import PositionKind
 from pospre.training.build import build_model
 from tests.evaluation.analysis.small import IJEPA, MAE, Analyse, small_recipe

@@ -12,13 +12,13 @@ import torch
 from composer.utils import dist
 
 from pospre.errors import run_command
-from pospre.nn.attention import EncoderBlock
+from pospre.nn.block import Block
 from pospre.train import main
 from tests.training.tiny_runs import curve
 
 RECIPE, RUNS, *OPTIONS = sys.argv[1:]
 FOLDER = Path(RUNS) / "four"
-forward = EncoderBlock.forward
+forward = Block.forward
 
 
 def train(*options: str) -> list[tuple[int, float, float]]:
@@ -28,17 +28,17 @@ def train(*options: str) -> list[tuple[int, float, float]]:
     return curve(FOLDER)
 
 
-def run_out_of_memory(self: EncoderBlock, x: torch.Tensor, *arguments: Any) -> torch.Tensor:
+def run_out_of_memory(self: Block, x: torch.Tensor, *arguments: Any) -> torch.Tensor:
     if len(x) > 1 and dist.get_global_rank() == 3:
         raise torch.OutOfMemoryError("two samples")
     return forward(self, x, *arguments)
 
 
 if __name__ == "__main__":
-    EncoderBlock.forward = run_out_of_memory  # type: ignore
+    Block.forward = run_out_of_memory  # type: ignore
     sharded = "trainer.checkpoint=sharded"
     whole = train("trainer.fsdp={shard_degree: 2}", "trainer.microbatch_size=auto", sharded)
-    EncoderBlock.forward = forward  # type: ignore[method-assign]
+    Block.forward = forward  # type: ignore[method-assign]
     if dist.get_global_rank() == 0:  # as if it had been killed
         shutil.rmtree(FOLDER / "checkpoints" / "ep1-ba4")
     dist.barrier()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from pospre.nn.attention import EncoderBlock
+from pospre.nn.block import Block
 from tests.training.tiny_runs import MAE, Run, curve
 
 SHORT = ("trainer.max_duration=2ba", "trainer.save_interval=2ba", "schedule.warmup=1ba")
@@ -16,15 +16,15 @@ SHORT = ("trainer.max_duration=2ba", "trainer.save_interval=2ba", "schedule.warm
 @pytest.fixture
 def memory_for(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Return what lets a block run out of memory with more than so many samples."""
-    forward = EncoderBlock.forward
+    forward = Block.forward
 
     def limit(samples: int) -> None:
-        def limited(self: EncoderBlock, x: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        def limited(self: Block, x: torch.Tensor, *arguments: Any) -> torch.Tensor:
             if len(x) > samples:
                 raise torch.OutOfMemoryError(f"tried to allocate {len(x)} samples")
             return forward(self, x, *arguments)
 
-        monkeypatch.setattr(EncoderBlock, "forward", limited)
+        monkeypatch.setattr(Block, "forward", limited)
 
     return limit
 

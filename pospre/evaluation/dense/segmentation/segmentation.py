@@ -152,7 +152,7 @@ def check(plan: Plan) -> Setup:
     check_drop_path(settings)
     setup = open_setup(plan.data, settings, encoder)
     check_side("crop", setup.crop, encoder)
-    if setup.showing.window is None and encoder.is_relative:
+    if setup.showing.window is None and not encoder.positions.takes_any_grid:
         raise UserError("inference=whole, but relative positions know one size only.")
     if settings["decoder"] == "upernet":
         check_upernet(setup, settings["batch_size"], encoder)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from pospre.errors import UserError
 from pospre.evaluation.dense.segmentation.mask_data import MaskSet, count_classes, open_masks
 from pospre.evaluation.dense.segmentation.windows import Showing
-from pospre.nn.encoder import Encoder
+from pospre.nn.vit import Encoder
 
 
 class Setup(NamedTuple):

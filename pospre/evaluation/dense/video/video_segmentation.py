@@ -106,7 +106,7 @@ def evaluate(
 def check(plan: Plan) -> list[Video]:
     """Return the videos; raise a ``UserError`` for masks or frames that will not do."""
     encoder = check_encoder(plan.recipe)
-    if encoder.is_relative:
+    if not encoder.positions.takes_any_grid:
         raise UserError(
             "it shows frames of their own size, and relative positions know the "
             f"{encoder.image_size[0]}×{encoder.image_size[1]} of the encoder only."

@@ -1,0 +1,205 @@
+"""The transformer's block: pre-norm attention and MLP, under timm's names."""
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from timm.layers import get_act_layer
+from torch import Tensor, nn
+
+from pospre.nn.drop_path import dropout
+from pospre.nn.positions.scheme import Clue, rotate
+
+NO_CLUE = Clue()
+
+
+class Attention(nn.Module):
+    """Multi-head attention whose keys and values may come from some of the tokens only.
+
+    Args:
+        dim: width of a token.
+        num_heads: divides it.
+        qkv_bias: whether queries, keys and values have a bias.
+        key_bias: false: that of keys stays 0 (BEiT, DINOv3). Where keys are turned by their place,
+            it would not cancel in the softmax.
+        qk_norm: whether queries and keys are normalised, head by head, before they are turned.
+        eps: ε of these norms.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        qkv_bias: bool = True,
+        key_bias: bool = True,
+        qk_norm: bool = False,
+        eps: float = 1e-6,
+    ) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim, self.key_bias = num_heads, dim // num_heads, key_bias
+        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+        self.q_norm = nn.LayerNorm(self.head_dim, eps) if qk_norm else nn.Identity()
+        self.k_norm = nn.LayerNorm(self.head_dim, eps) if qk_norm else nn.Identity()
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        clue: Clue = NO_CLUE,
+        context_BM: Tensor | None = None,
+        num_queries: int | None = None,
+    ) -> Tensor:
+        """Attend from all tokens, or the first, to all tokens, or to those at ``context_BM``.
+
+        Args:
+            x_BTD: tokens.
+            clue: of their places.
+            context_BM: int64 indices of the tokens that give keys and values; only these are
+                projected, so that the cost falls with their number.
+            num_queries: how many tokens attend, the first; None is all. The others get no result.
+        """
+        query, key, value = self._heads(x_BTD, clue, context_BM, num_queries)
+        mask = clue.mask(num_queries, context_BM)
+        mask = None if mask is None else mask.to(query.dtype)
+        mixed = F.scaled_dot_product_attention(query, key, value, mask)
+        return self.proj(mixed.transpose(1, 2).flatten(2))
+
+    def weights(self, x_BTD: Tensor, clue: Clue = NO_CLUE) -> Tensor:
+        """Return how much each token attends to each: (B, heads, T, T), rows that sum to 1."""
+        query, key, _ = self._heads(x_BTD, clue, None, None)
+        logits = query @ key.transpose(-2, -1) / self.head_dim**0.5
+        return (logits if clue.bias is None else logits + clue.bias).softmax(dim=-1)
+
+    def _heads(
+        self, x_BTD: Tensor, clue: Clue, context_BM: Tensor | None, num_queries: int | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values, (B, heads, tokens, width) each, turned by places."""
+        query, key, value = (
+            part.unflatten(2, (self.num_heads, self.head_dim)).transpose(1, 2)
+            for part in self._project(x_BTD, context_BM, num_queries)
+        )
+        query, key = self.q_norm(query), self.k_norm(key)
+        turned, facing = clue.of_queries(num_queries), clue.of_keys(context_BM)
+        if turned is not None and facing is not None:
+            query = rotate(query, turned).to(value.dtype)
+            key = rotate(key, facing).to(value.dtype)
+        return query, key, value
+
+    def _project(
+        self, x_BTD: Tensor, context_BM: Tensor | None, num_queries: int | None
+    ) -> tuple[Tensor, ...]:
+        """Return queries of the tokens that attend, keys and values of the context."""
+        weight, bias, dim = self.qkv.weight, self.qkv.bias, x_BTD.shape[-1]
+        if bias is not None and not self.key_bias:
+            bias = torch.cat([bias[:dim], torch.zeros_like(bias[:dim]), bias[2 * dim :]])
+        if context_BM is None and num_queries is None:
+            return F.linear(x_BTD, weight, bias).chunk(3, dim=-1)
+        context = x_BTD
+        if context_BM is not None:
+            context = torch.gather(x_BTD, 1, context_BM.unsqueeze(-1).expand(-1, -1, dim))
+        query = F.linear(x_BTD[:, :num_queries], weight[:dim], None if bias is None else bias[:dim])
+        pair = F.linear(context, weight[dim:], None if bias is None else bias[dim:])
+        return (query, *pair.chunk(2, dim=-1))
+
+
+class Mlp(nn.Module):
+    """Two layers; ``gated``: between them SiLU(gate) · value, both of the first (SwiGLU)."""
+
+    def __init__(self, dim: int, hidden: int, *, activation: str, gated: bool) -> None:
+        super().__init__()
+        self.gated = gated
+        self.fc1 = nn.Linear(dim, hidden)
+        self.act = get_act_layer("silu" if gated else activation)()
+        self.fc2 = nn.Linear(hidden // 2 if gated else hidden, dim)
+
+    def hidden(self, x_BTD: Tensor) -> Tensor:
+        """Return what goes into the second layer."""
+        if not self.gated:
+            return self.act(self.fc1(x_BTD))
+        gate, value = self.fc1(x_BTD).chunk(2, dim=-1)
+        return self.act(gate) * value
+
+
+class LayerScale(nn.Module):
+    """A learned factor for each channel (Touvron et al. 2021, CaiT)."""
+
+    def __init__(self, dim: int, start: float) -> None:
+        super().__init__()
+        self.start = start
+        self.gamma = nn.Parameter(torch.full((dim,), start))
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Return the scaled tokens."""
+        return x_BTD * self.gamma
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + MLP(norm(x)).
+
+    Args:
+        dim: width of a token.
+        num_heads: of attention.
+        hidden: width of the MLP's first layer; None: four times ``dim``.
+        layer_scale: first factor of both branches, learned per channel; None: no factor.
+        dropout: rate after projections.
+        activation: of the MLP, by timm's name.
+        gated: see ``Mlp``.
+        eps: ε of the norms.
+        qkv_bias: and ``key_bias``, ``qk_norm``: see ``Attention``.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        hidden: int | None = None,
+        layer_scale: float | None = None,
+        dropout: float = 0.0,
+        activation: str = "gelu",
+        gated: bool = False,
+        eps: float = 1e-6,
+        qkv_bias: bool = True,
+        key_bias: bool = True,
+        qk_norm: bool = False,
+    ) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.norm1 = nn.LayerNorm(dim, eps)
+        self.attn = Attention(
+            dim, num_heads, qkv_bias=qkv_bias, key_bias=key_bias, qk_norm=qk_norm, eps=eps
+        )
+        self.ls1 = LayerScale(dim, layer_scale) if layer_scale is not None else nn.Identity()
+        self.norm2 = nn.LayerNorm(dim, eps)
+        self.mlp = Mlp(dim, hidden or 4 * dim, activation=activation, gated=gated)
+        self.ls2 = LayerScale(dim, layer_scale) if layer_scale is not None else nn.Identity()
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        clue: Clue = NO_CLUE,
+        context_BM: Tensor | None = None,
+        branch_B2: Tensor | None = None,
+        num_queries: int | None = None,
+        dropout_B: Tensor | None = None,
+    ) -> Tensor:
+        """Return the tokens, or the first of them, after attention and MLP.
+
+        Args:
+            x_BTD: tokens.
+            clue: what attention is told of their places.
+            context_BM: see ``Attention``.
+            branch_B2: factors of the two residual branches (drop path); None is 1.
+            num_queries: see ``Attention``.
+            dropout_B: draw keys of dropout; None drops nothing.
+        """
+        drop = partial(dropout, keys_B=dropout_B, rate=self.dropout)
+        mixed = self.attn(self.norm1(x_BTD), clue, context_BM, num_queries)
+        attended = self.ls1(drop(mixed, place=0))
+        x_BTD = x_BTD[:, :num_queries] + (
+            attended if branch_B2 is None else attended * branch_B2[:, :1, None]
+        )
+        hidden = drop(self.mlp.hidden(self.norm2(x_BTD)), place=1)
+        mixed = self.ls2(drop(self.mlp.fc2(hidden), place=2))
+        return x_BTD + (mixed if branch_B2 is None else mixed * branch_B2[:, 1:, None])

@@ -1,0 +1,85 @@
+"""Relative positions: a learned bias of attention by the offset between two cells (BEiT, Swin).
+
+A forgotten place has bias 0 to and from all other tokens. It knows the offsets of its own grid
+only, in whole cells.
+"""
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pospre.nn.places import Places
+from pospre.nn.positions.scheme import Scheme, Space
+
+
+class RelativeBias(Scheme):
+    """What one table for each block and one for all have in common.
+
+    A table is ((2·rows − 1)·(2·columns − 1) + 3, heads), drawn as zeros. The last three rows are
+    from prefix tokens to patches, from patches to prefix tokens, and among prefix tokens; without
+    these they are missing.
+    """
+
+    takes_any_grid: ClassVar[bool] = False
+    takes_boxes: ClassVar[bool] = False
+
+    def reset_parameters(self) -> None:
+        """Set all biases to 0."""
+        for table in self.parameters():
+            nn.init.zeros_(table)
+
+    def bias(self, table: Tensor, places: Places) -> Tensor:
+        """Return the bias (R, heads, T, T) of a table."""
+        return table[self._index(places, table)].permute(0, 3, 1, 2)
+
+    def _index(self, places: Places, table: Tensor) -> Tensor:
+        """Return the row of the table for each pair of tokens: int64 (R, T, T)."""
+        (rows, cols), prefix = self.space.grid, self.space.num_prefix
+        cells = places.cells
+        if cells is None:
+            cells = torch.arange(rows * cols, device=table.device)[None]
+        down, across = (
+            part[:, :, None] - part[:, None, :] + side - 1
+            for part, side in ((cells // cols, rows), (cells % cols, cols))
+        )
+        index = down * (2 * cols - 1) + across
+        if not prefix:
+            return index
+        index = F.pad(index, (0, 0, prefix, 0), value=len(table) - 3)
+        index = F.pad(index, (prefix, 0), value=len(table) - 2)
+        among = torch.arange(index.shape[1], device=table.device) < prefix
+        return torch.where(among[:, None] & among, len(table) - 1, index)
+
+
+class Relative(RelativeBias):
+    """One table for each block (BEiT's fine-tuning, MP3)."""
+
+    shares_clues: ClassVar[bool] = False
+
+    def __init__(self, space: Space) -> None:
+        super().__init__(space)
+        self.tables = nn.ParameterList(_table(space) for _ in range(space.depth))
+
+    def distances(self, places: Places, layer: int) -> Tensor:
+        """Return the bias (R, heads, T, T) of block ``layer``."""
+        return self.bias(self.tables[layer], places)
+
+
+class SharedRelative(RelativeBias):
+    """One table for all blocks (BEiT, SimMIM)."""
+
+    def __init__(self, space: Space) -> None:
+        super().__init__(space)
+        self.table = _table(space)
+
+    def distances(self, places: Places, layer: int) -> Tensor:
+        """Return the bias (R, heads, T, T) of every block."""
+        return self.bias(self.table, places)
+
+
+def _table(space: Space) -> nn.Parameter:
+    rows, cols = space.grid
+    count = (2 * rows - 1) * (2 * cols - 1) + 3 * bool(space.num_prefix)
+    return nn.Parameter(torch.empty(count, space.num_heads))

@@ -1,0 +1,157 @@
+"""A table of positions: one vector for each cell of a grid, added to the tokens.
+
+A forgotten place is one learned vector, or nothing, in place of the table's. At another grid the
+table is read at the centres of its cells, as the code that trained it does; in a box (a crop of the
+position field) at the centres of the box's cells, by bicubic or bilinear interpolation.
+"""
+
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pospre.nn.interpolation import interpolation_weights
+from pospre.nn.masking import gather_tokens
+from pospre.nn.places import Places, box_centres
+from pospre.nn.positions.scheme import Scheme, Space
+
+Resampling = Literal["bicubic", "bilinear", "antialiased", "offset"]
+"""How a table is read at another grid.
+
+``bicubic``, ``bilinear``: at the centres of the new cells (MAE, DeiT, ours). ``antialiased``: that,
+and a wider kernel where the new grid is coarser (timm's ``resample_abs_pos_embed``, DINOv2 with
+registers). ``offset``: cells are as wide as if there were 0.1 more of them (DINO, iBOT, DINOv2).
+"""
+_OFFSET = 0.1
+
+
+class Table(Scheme):
+    """A table (1, P + rows·cols, dim), under timm's name; the rows of prefix tokens come first.
+
+    Attributes:
+        grid: (rows, columns) of the table, not always that of the images.
+        resampling: how it is read at another grid.
+    """
+
+    is_added: ClassVar[bool] = True
+    learns: ClassVar[bool] = True
+    pos_embed: Tensor
+
+    def __init__(self, space: Space) -> None:
+        super().__init__(space)
+        self.resampling: Resampling = "bicubic"
+        self.make_room(space.grid)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw the table from N(0, 0.02²); registers have no position."""
+        nn.init.trunc_normal_(self.pos_embed, std=0.02)
+        self.pos_embed[:, self._registers] = 0
+
+    def make_room(self, grid: tuple[int, int]) -> None:
+        """Take a table of ``grid``, which is still to be filled."""
+        count = self.space.num_prefix + grid[0] * grid[1]
+        like = self._parameters.get("pos_embed", torch.empty(0))
+        table = like.new_empty(1, count, self.space.dim)
+        self.pos_embed = nn.Parameter(table, requires_grad=self.learns)
+        self.grid = grid
+
+    @torch.no_grad()
+    def enlarge(self, grid: tuple[int, int], *, anew: bool) -> None:
+        """Take a table of ``grid``: the present one read there, or drawn ``anew``.
+
+        Prefix tokens keep their rows.
+        """
+        prefix, patches = self.prefix(), self.at(grid)
+        self.make_room(grid)
+        table = self.pos_embed.data
+        table[:, : self.space.num_prefix] = prefix
+        if anew:
+            nn.init.trunc_normal_(table[:, self.space.num_prefix :], std=0.02)
+        else:
+            table[0, self.space.num_prefix :] = patches
+
+    @property
+    def _registers(self) -> slice:
+        """The rows of registers: there for timm's sake, they are 0 and do not learn."""
+        return slice(int(self.space.has_class_token), self.space.num_prefix)
+
+    @property
+    def _rows(self) -> Tensor:
+        """The table; a fixed one learns nothing, even where all parameters take gradients."""
+        return self.pos_embed if self.learns else self.pos_embed.detach()
+
+    def prefix(self) -> Tensor:
+        """Return the rows of the class token and the registers."""
+        own = self._rows[:, : int(self.space.has_class_token)]
+        return torch.cat([own, self.pos_embed[:, self._registers].detach()], dim=1)
+
+    def at(self, grid: tuple[int, int]) -> Tensor:
+        """Return the table of the patches of ``grid``, (rows·cols, dim), row-major."""
+        own = self._rows[0, self.space.num_prefix :]
+        return resample_positions(own, self.grid, grid, self.resampling)
+
+    def embed(self, places: Places) -> Tensor:
+        """Return the table at the places: (R, K, dim)."""
+        if places.box is None:
+            table = self.at(places.grid)
+            return table[None] if places.cells is None else table[places.cells]
+        # half precision would err by a tenth of a cell
+        with torch.autocast(places.box.device.type, enabled=False):
+            table = self.in_boxes(places.box, places.grid)
+        if places.cells is None:
+            return table
+        return gather_tokens(table.expand(len(places.cells), -1, -1), places.cells)
+
+    def in_boxes(self, box_R4: Tensor, grid: tuple[int, int]) -> Tensor:
+        """Return the table at the centres of the cells of boxes in it: (R, rows·cols, dim).
+
+        Boxes are upright, so that rows and columns are interpolated one after the other, by two
+        matrix products: p = R_y P R_xᵀ. Unlike ``F.grid_sample`` its gradient has the same bits
+        every time on a GPU.
+        """
+        own = self._rows[0, self.space.num_prefix :].unflatten(0, self.grid)
+        own = own.to(torch.promote_types(own.dtype, torch.float32))
+        width, rows = own.shape[1], grid[0]
+        kind = "bilinear" if self.resampling == "bilinear" else "bicubic"
+        down, across = (
+            interpolation_weights(centres, size, kind)
+            for centres, size in zip(box_centres(box_R4.to(own), grid), self.grid, strict=True)
+        )
+        lines = (down.flatten(0, 1) @ own.flatten(1)).view(-1, rows, width, own.shape[-1])
+        return (across.unsqueeze(1) @ lines).flatten(1, 2)
+
+
+def resample_positions(
+    table_ND: Tensor,
+    old: tuple[int, int],
+    new: tuple[int, int],
+    how: Resampling = "bicubic",
+) -> Tensor:
+    """Return a grid's position vectors at another grid of the same extent.
+
+    Args:
+        table_ND: (rows·cols, D) of the grid ``old``, row-major.
+        old: (rows, columns).
+        new: (rows, columns).
+        how: as the code that trained the table reads it.
+    """
+    if old == new:
+        return table_ND
+    down, across = (_reading(size, count, how) for size, count in zip(old, new, strict=True))
+    picture = table_ND.float().unflatten(0, old)
+    down, across = (each.to(picture.device, non_blocking=True) for each in (down, across))
+    with torch.autocast(picture.device.type, enabled=False):  # it would round positions to bf16
+        rows = torch.einsum("nh,hwd->nwd", down, picture)
+        return torch.einsum("mw,nwd->nmd", across, rows).flatten(0, 1)
+
+
+def _reading(size: int, count: int, how: Resampling) -> Tensor:
+    """Return the weights (count, size) with which ``count`` new cells read a row of old ones."""
+    if how == "antialiased":  # each column of the picture is one old cell
+        cells = torch.eye(size)[None, None]
+        return F.interpolate(cells, (count, size), mode="bicubic", antialias=True)[0, 0]
+    extent = count + (_OFFSET if how == "offset" else 0)
+    kind = "bilinear" if how == "bilinear" else "bicubic"
+    return interpolation_weights(((torch.arange(count) + 0.5) / extent)[None], size, kind)[0]

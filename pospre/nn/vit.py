@@ -1,0 +1,258 @@
+"""The Vision Transformer: patches, prefix tokens and blocks, run over the tokens that matter."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pospre.errors import UserError
+from pospre.nn.block import Block
+from pospre.nn.drop_path import dropout, dropout_keys, residual_factors
+from pospre.nn.initialisation import (
+    init_beit,
+    init_patch_embed,
+    init_token,
+    init_trunc_normal,
+    init_weights,
+)
+from pospre.nn.patch_encoder import Edit, PatchEncoder
+from pospre.nn.places import Places
+from pospre.nn.positions import Positions, build_positions, timm_name
+from pospre.nn.positions.scheme import Space
+from pospre.nn.sizes import EncoderSize, timm_model
+from pospre.recipe.values import Init
+
+
+class Encoder(PatchEncoder):
+    """A ViT without head whose forward takes kept tokens, context tokens and places.
+
+    Its parameters carry timm's names, but for those of its scheme of positions.
+
+    Attributes:
+        positions: how it knows where tokens are.
+    """
+
+    cls_token: nn.Parameter | None
+    reg_token: nn.Parameter | None
+
+    def __init__(
+        self,
+        size: EncoderSize,
+        *,
+        image_size: tuple[int, int],
+        patch_size: tuple[int, int],
+        depth: int,
+        channels: int = 3,
+        positions: Positions = "sincos",
+        class_token: bool = True,
+        num_registers: int = 0,
+        layer_scale: float | None = None,
+        drop_path: float = 0.0,
+        uniform_drop_path: bool = False,
+        dropout: float = 0.0,
+        final_norm: bool = True,
+        init: Init = "xavier",
+    ) -> None:
+        super().__init__()
+        dim = size.embed_dim
+        self.set_grid(image_size, patch_size)
+        self.channels, self.depth, self.embed_dim = channels, depth, dim
+        self.drop_path, self.uniform_drop_path = drop_path, uniform_drop_path
+        self.dropout, self.layer_scale = dropout, layer_scale
+        self.has_class_token = class_token
+        self.num_prefix_tokens = class_token + num_registers
+        self.patch_embed = nn.Module()
+        self.patch_embed.proj = nn.Conv2d(
+            channels, dim, patch_size, patch_size, bias=not size.pre_norm
+        )
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, dim)) if class_token else None
+        self.reg_token = nn.Parameter(torch.zeros(1, num_registers, dim)) if num_registers else None
+        space = Space(dim, size.num_heads, depth, self.grid, class_token, num_registers)
+        self.positions = build_positions(positions, space)
+        self.norm_pre = nn.LayerNorm(dim, size.eps) if size.pre_norm else nn.Identity()
+        self.blocks = nn.ModuleList(
+            Block(
+                dim,
+                size.num_heads,
+                hidden=size.hidden_dim,
+                layer_scale=layer_scale,
+                dropout=dropout,
+                activation=size.activation,
+                gated=size.swiglu,
+                eps=size.eps,
+                qkv_bias=size.qkv_bias,
+                key_bias=size.key_bias,
+                qk_norm=size.qk_norm,
+            )
+            for _ in range(depth)
+        )
+        self.norm = nn.LayerNorm(dim, size.eps) if final_norm else nn.Identity()
+        self.timm_name, self.timm_kwargs = timm_model(
+            size,
+            {
+                "img_size": _side(image_size),
+                "patch_size": _side(patch_size),
+                "depth": depth,
+                "in_chans": channels,
+                "class_token": class_token,
+                "reg_tokens": num_registers,
+                "init_values": layer_scale,
+                "final_norm": final_norm,
+                "pre_norm": size.pre_norm,
+                "qkv_bias": size.qkv_bias,
+                "act_layer": size.activation,
+                "pos_embed": "learn" if self.positions.is_added else "none",
+            },
+            self.positions.name,
+        )
+        self.init_parameters(init)
+
+    @torch.no_grad()
+    def init_parameters(self, init: Init) -> None:
+        """Draw all weights anew; see ``build_encoder``."""
+        if init == "xavier":
+            init_weights(self)
+            init_patch_embed(self.patch_embed.proj)
+        elif init == "beit":
+            init_beit(self.blocks, self)
+        else:
+            init_trunc_normal(self, convolutions=init == "trunc_normal")
+        for token in (self.cls_token, self.reg_token):
+            if token is not None:
+                init_token(token, std=1e-6 if init == "dinov2" else 0.02, cut=init == "beit")
+        self.positions.reset_parameters()
+
+    def forward(
+        self,
+        images_BCHW: Tensor,
+        keep_BK: Tensor | None = None,
+        places: Places | None = None,
+        *,
+        content: Edit | None = None,
+        context_BM: Tensor | None = None,
+        keys_B: Tensor | None = None,
+        prefix_only: bool = False,
+        layers: Sequence[int] | None = None,
+    ) -> Tensor | list[Tensor]:
+        """Encode the kept patches of normalised images, of any size that the patch divides.
+
+        Args:
+            images_BCHW: normalised float images.
+            keep_BK: int64 indices of the patches to encode, in output order; None takes all.
+            places: of those patches; None: where they are in their image.
+            content: edits the embeddings (B, K, D) of those patches before positions are added.
+            context_BM: int64 indices, among the K patches, of those that give keys and values in
+                every layer; prefix tokens always do. None: all.
+            keys_B: int64 draw keys of drop path and dropout; None drops nothing.
+            prefix_only: return the prefix tokens alone; the last block then computes no others.
+            layers: return a list of the tokens after each of these blocks instead, before the final
+                norm: 0 is what goes into the first block, 1 what comes out of it.
+
+        Returns:
+            (B, P+K, D) tokens after the final norm (if there is one), the P prefix tokens first;
+            or these only.
+
+        Raises:
+            UserError: the scheme of positions does not take such images.
+        """
+        if places is None:
+            places = Places(self.grid_of(*images_BCHW.shape[-2:]), keep_BK)
+        self.positions.check(places)
+        tokens = self._embed(images_BCHW, keep_BK)
+        tokens = self.positions.added(tokens if content is None else content(tokens), places)
+        # under autocast the sum is float32, and so is the residual stream, as in the published code
+        tokens = self.norm_pre(torch.cat([*self._prefix(len(tokens)), tokens], dim=1))
+        dropping_B = keys_B if self.dropout else None  # a key is 18 kernels
+        tokens = dropout(tokens, dropout_keys(dropping_B, 0), self.dropout, place=0)
+        context_BM = self._with_prefix(context_BM)
+        branches = residual_factors(
+            keys_B, self.drop_path, self.depth, uniform=self.uniform_drop_path
+        )
+        found = [tokens]
+        parts = zip(self.blocks, self.positions.clues(places), branches, strict=True)
+        for number, (block, clue, branch) in enumerate(parts, start=1):
+            is_last = number == self.depth
+            num_queries = self.num_prefix_tokens if prefix_only and is_last else None
+            dropout_B = dropout_keys(dropping_B, number)
+            tokens = block(tokens, clue, context_BM, branch, num_queries, dropout_B)
+            if layers is not None:
+                found.append(tokens)
+        return self.norm(tokens) if layers is None else [found[layer] for layer in layers]
+
+    def _prefix(self, num: int) -> list[Tensor]:
+        """Return the class token, with its position, and the registers."""
+        tokens: list[Tensor] = [t for t in (self.cls_token, self.reg_token) if t is not None]
+        if not tokens:
+            return []
+        prefix, own = torch.cat(tokens, dim=1), self.positions.prefix()
+        return [(prefix if own is None else prefix + own).expand(num, -1, -1)]
+
+    def _with_prefix(self, context_BM: Tensor | None) -> Tensor | None:
+        """Return the context's indices among all tokens, prefix tokens included."""
+        if context_BM is None or not self.num_prefix_tokens:
+            return context_BM
+        prefix = torch.arange(self.num_prefix_tokens, device=context_BM.device)
+        prefix = prefix.expand(len(context_BM), -1)
+        return torch.cat([prefix, context_BM + self.num_prefix_tokens], dim=1)
+
+    def _embed(self, images_BCHW: Tensor, keep_BK: Tensor | None) -> Tensor:
+        """Embed only the kept patches: (B, K, D)."""
+        projection = self.patch_embed.proj
+        kept = self.pixels(images_BCHW, keep_BK).flatten(2)
+        kept = kept.to(projection.weight.dtype)  # as .half() has made the weights
+        return F.linear(kept, projection.weight.flatten(1), projection.bias)
+
+    def timm_name_of(self, name: str) -> str:
+        """Return timm's name of a tensor of this encoder."""
+        return timm_name(name)
+
+    def timm_state(
+        self, vit: nn.Module | None = None, grid: tuple[int, int] | None = None
+    ) -> dict[str, Tensor]:
+        """Return the weights as timm's model of ``timm_name`` takes them, every one.
+
+        Args:
+            vit: the timm model, wrapped before by ``wrap_encoder``, that shall load them. Some have
+                no positions for class token and registers: these are added to the tokens.
+            grid: that a table of positions is written at; None: the images'.
+        """
+        state = {self.timm_name_of(key): v.contiguous() for key, v in self.state_dict().items()}
+        if self.positions.is_added:
+            state["pos_embed"] = self.position_table(grid or self.grid)
+        elif self.positions.name == "none":
+            # timm leaves the class token out where there is no table: one of zeros adds nothing
+            length = self.num_prefix_tokens + self.num_patches
+            state["pos_embed"] = self.patch_embed.proj.weight.new_zeros(1, length, self.embed_dim)
+        theirs = None if vit is None else vit.state_dict().get("pos_embed")
+        if theirs is not None and theirs.shape[1] < state["pos_embed"].shape[1]:
+            prefix, state["pos_embed"] = state["pos_embed"].tensor_split(
+                [self.num_prefix_tokens], dim=1
+            )
+            own = int(self.has_class_token)
+            for key, rows in (("cls_token", prefix[:, :own]), ("reg_token", prefix[:, own:])):
+                if key in state:
+                    state[key] = state[key] + rows
+        return state
+
+    @torch.no_grad()
+    def position_table(self, grid: tuple[int, int]) -> Tensor:
+        """Return what a whole image of ``grid`` patches has added, prefix first: (1, P+N, D).
+
+        Raises:
+            UserError: nothing is added, positions are known in attention alone.
+        """
+        added, prefix = self.positions.embed(Places(grid)), self.positions.prefix()
+        if added is None or prefix is None:
+            raise UserError(
+                f"encoder.positions is {self.positions.name}, which has no table of positions."
+            )
+        return torch.cat([prefix.to(added), added], dim=1)
+
+    def fsdp_wrap_fn(self, module: nn.Module) -> bool:
+        """Tell Composer's FSDP2 to shard block by block."""
+        return isinstance(module, Block)
+
+
+def _side(size: tuple[int, int]) -> int | tuple[int, int]:
+    return size[0] if size[0] == size[1] else size
