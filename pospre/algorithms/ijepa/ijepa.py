@@ -50,8 +50,7 @@ class FeaturePrediction(Objective):
         self.weight, self.kind = options.weight, options.loss
         self.num_prefix, self.grid = encoder.num_prefix_tokens, encoder.grid
         self.predictor = Predictor(
-            encoder.embed_dim,
-            encoder.grid,
+            encoder.positions,
             dim=options.predictor_dim,
             depth=options.predictor_depth,
             num_heads=options.heads(encoder),
