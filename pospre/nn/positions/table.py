@@ -5,7 +5,8 @@ table is read at the centres of its cells, as the code that trained it does; in 
 position field) at the centres of the box's cells, by bicubic or bilinear interpolation.
 """
 
-from typing import ClassVar, Literal
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -97,8 +98,7 @@ class Table(Scheme):
         if places.box is None:
             table = self.at(places.grid)
             return table[None] if places.cells is None else table[places.cells]
-        # half precision would err by a tenth of a cell
-        with torch.autocast(places.box.device.type, enabled=False):
+        with _exact(places.box.device):
             table = self.in_boxes(places.box, places.grid)
         if places.cells is None:
             return table
@@ -142,9 +142,16 @@ def resample_positions(
     down, across = (_reading(size, count, how) for size, count in zip(old, new, strict=True))
     picture = table_ND.float().unflatten(0, old)
     down, across = (each.to(picture.device, non_blocking=True) for each in (down, across))
-    with torch.autocast(picture.device.type, enabled=False):  # it would round positions to bf16
+    with _exact(picture.device):
         rows = torch.einsum("nh,hwd->nwd", down, picture)
         return torch.einsum("mw,nwd->nmd", across, rows).flatten(0, 1)
+
+
+def _exact(device: torch.device) -> AbstractContextManager[Any]:
+    """Keep autocast from rounding positions to half precision, which errs by a tenth of a cell."""
+    if device.type == "meta":  # autocast has no such device
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 def _reading(size: int, count: int, how: Resampling) -> Tensor:

@@ -1,0 +1,170 @@
+"""What an algorithm hides of places reaches no token, by no door: the swap tests.
+
+Coordinates alone: hidden tokens get other places, those of tokens and of free cells, and nothing
+may change. Pixels with places: hidden patches exchange what they show, and their tokens must be
+exchanged with it, so that neither their order nor their slot tells anything. In float64, on noise,
+with every parameter drawn anew; each case first shows that it finds the planted fault.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pospre.model.algorithm import Progress, prepare
+from pospre.model.model import PretrainModel
+from pospre.model.passes import EncoderPass
+from pospre.nn.places import Places
+from pospre.nn.positions import SCHEMES
+from tests.algorithms.cases import Case
+
+EXACT, FELT = 1e-9, 1e-3  # in standard deviations of the tokens
+HIDING = [
+    ("droppos",),
+    ("mae", "droppos"),
+    ("droppos", "crop_field"),
+    ("mae", "droppos", "crop_field"),
+    ("dinov2", "masked_position"),
+    ("dinov2", "masked_position", "crop_field"),
+]
+PASSES = {"droppos": "student", "masked_position": "global"}
+TELLING = [name for name in SCHEMES if name != "none"]
+
+Change = Callable[[Places], Places]
+
+
+def case(names: tuple[str, ...], scheme: str, class_token: bool) -> Case:
+    """Return small algorithms over a scheme; without a class token they weigh all patches alike."""
+    options: dict[str, dict[str, Any]] = {"droppos": {"temperature": None}}
+    if "crop_field" in names:
+        options["crop_field"] = {"field_size": 9 if scheme.startswith("learned") else None}
+    encoder = {"positions": scheme, "class_token": class_token, "final_norm": False}
+    return Case(names, {key: options[key] for key in options if key in names}, encoder)
+
+
+def accepted() -> list[Any]:
+    """Return every case that is not refused when it is attached."""
+    found = []
+    for names in HIDING:
+        for scheme in TELLING:
+            boxes = scheme not in ("relative", "shared_relative")
+            if "crop_field" in names and not boxes:
+                continue
+            for class_token in (True, False):
+                if "dinov2" in names and not (class_token and boxes):
+                    continue  # it compares class tokens, and its crops have two grids
+                title = f"{'+'.join(names)}-{scheme}-{int(class_token)}"
+                found.append(pytest.param(names, scheme, class_token, id=title))
+    return found
+
+
+class Swap:
+    """A model in float64 whose passes are run with changed places, or on changed pixels."""
+
+    def __init__(self, names: tuple[str, ...], scheme: str, class_token: bool) -> None:
+        self.model, algorithms = case(names, scheme, class_token).build()
+        self.model.double().eval()
+        draw = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                noise = torch.randn(parameter.shape, generator=draw, dtype=torch.float64)
+                parameter.copy_(0.1 * noise + (parameter.ndim == 1))
+        self.name = next(PASSES[name] for name in names if name in PASSES)
+        self.batch = case(names, scheme, class_token).batch(3)
+        self.batch = prepare(self.model, algorithms, self.batch, Progress(0.0, 0.0))
+        self.declared = self.model.registry.passes[self.name]
+        shape = self.batch[f"{self.declared.group}/image"].shape
+        self.pixels = torch.randn(shape, generator=draw, dtype=torch.float64)
+
+    @property
+    def places(self) -> Places:
+        """The places of the pass, as the algorithms leave them."""
+        keep = None if self.declared.keep is None else self.batch[self.declared.keep]
+        return self.model.pass_places(self.declared, self.batch, keep)
+
+    @torch.no_grad()
+    def tokens(
+        self, change: Change = lambda places: places, pixels: Tensor | None = None
+    ) -> Tensor:
+        """Return the pass' tokens of the patches, with the places changed."""
+        own = PretrainModel.pass_places
+
+        def changed(declared: EncoderPass, batch: dict[str, Tensor], keep: Any) -> Places:
+            return change(own(self.model, declared, batch, keep))
+
+        self.model.pass_places = changed  # type: ignore[method-assign]
+        found = self.model.encode(self.name, self.pixels if pixels is None else pixels, self.batch)
+        return found[:, self.model.encoder.num_prefix_tokens :]
+
+
+def other_cells(places: Places) -> Places:
+    """Give the hidden tokens other cells: any that no known token stands in."""
+    assert places.known is not None
+    (rows, cols), (count, tokens) = places.grid, places.known.shape
+    cells = places.cells
+    if cells is None:
+        cells = torch.arange(rows * cols).expand(count, tokens)
+    cells = cells.clone()
+    draw = torch.Generator().manual_seed(2)
+    for row, known in zip(cells, places.known, strict=True):
+        free = sorted({*range(rows * cols)} - {*row[known].tolist()})
+        order = torch.randperm(len(free), generator=draw)[: int((~known).sum())]
+        row[~known] = torch.tensor(free, dtype=torch.int64)[order]
+    return places.move(cells)
+
+
+def apart(one: Tensor, other: Tensor) -> float:
+    """Return the largest difference, in standard deviations."""
+    return float((one - other).abs().max() / one.std())
+
+
+@pytest.mark.parametrize(("names", "scheme", "class_token"), accepted())
+def test_other_places_of_hidden_tokens_change_nothing(
+    names: tuple[str, ...], scheme: str, class_token: bool
+) -> None:
+    swap = Swap(names, scheme, class_token)
+    assert swap.places.known is not None and not swap.places.known.all()
+
+    def planted(places: Places) -> Places:
+        return replace(places, known=None)
+
+    moved = swap.tokens(lambda places: planted(other_cells(places)))
+    assert apart(swap.tokens(planted), moved) > FELT
+    assert apart(swap.tokens(), swap.tokens(other_cells)) < EXACT
+
+
+@pytest.mark.parametrize(("names", "scheme", "class_token"), accepted())
+def test_hidden_patches_are_told_apart_by_what_they_show(
+    names: tuple[str, ...], scheme: str, class_token: bool
+) -> None:
+    swap = Swap(names, scheme, class_token)
+    places, patch = swap.places, swap.model.encoder.patch_size
+    assert places.known is not None
+    grid, (count, tokens) = places.grid, places.known.shape
+    cells = places.cells
+    if cells is None:
+        cells = torch.arange(tokens).expand(count, tokens)
+    order = torch.arange(tokens).repeat(count, 1)  # of slots: whose content each has now
+    source = torch.arange(grid[0] * grid[1]).repeat(count, 1)
+    for row, known in enumerate(places.known):
+        hidden = (~known).nonzero()[:, 0]
+        order[row, hidden] = hidden.roll(1)
+        source[row, cells[row, hidden]] = cells[row, hidden.roll(1)]
+    flat = swap.pixels.flatten(0, 1)
+    cut = flat.unflatten(3, (grid[1], patch[1])).unflatten(2, (grid[0], patch[0]))
+    cut = cut.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
+    mixed = cut[torch.arange(count)[:, None], source].unflatten(1, grid)
+    pixels = mixed.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3).view_as(swap.pixels)
+    before, after = swap.tokens(), swap.tokens(pixels=pixels)
+    expected = before.gather(1, order.unsqueeze(-1).expand_as(before))
+    assert apart(before, after) > FELT
+    assert apart(expected, after) < EXACT
+
+
+def test_two_that_forget_are_joined() -> None:
+    places = Places((2, 2)).forget(torch.tensor([[True, False, False, False]]))
+    both = places.forget(torch.tensor([[False, True, False, False]]))
+    assert both.known is not None and both.known.tolist() == [[False, False, True, True]]
