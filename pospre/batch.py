@@ -31,6 +31,8 @@ key             shape            dtype    written by meaning
                                                      where positions are mirrored with the view
 ``a/…``         (B, …)           any      algorithm  what else algorithm a draws before the forward
                                                      pass, such as dropped positions
+``g/place_keys`` (B, V)          int64    model      draw keys, where places are augmented in
+                                                     training; inside a forward only
 ``g/pixels``    (B, V, 3, H, W)  float32  model      flipped, augmented in training, normalised;
                                                      inside a forward only
 ==============  ===============  =======  =========  ==============================================
@@ -250,7 +252,6 @@ def field_box_key(group: str = "view") -> str:
     return f"{group}/field_box"
 
 
-def field_boxes(batch: Batch, group: str = "view") -> Tensor | None:
-    """Return where each view of a group lies in the position field, (B·V, 4); None: no field."""
-    boxes = batch.get(field_box_key(group))
-    return None if boxes is None else boxes.flatten(0, 1)
+def place_keys(group: str = "view") -> str:
+    """Return the key of the draw keys of a view group's places."""
+    return f"{group}/place_keys"

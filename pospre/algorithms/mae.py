@@ -13,7 +13,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 
 from pospre import draws
-from pospre.batch import Batch, field_boxes
+from pospre.batch import Batch
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm, require_one_view
 from pospre.model.model import PretrainModel
@@ -32,7 +32,7 @@ from pospre.nn.masking import (
     uniform_patches,
     visible_patches,
 )
-from pospre.nn.places import Places
+from pospre.nn.places import view_places
 from pospre.nn.positions import decoder_positions
 from pospre.nn.vit import Encoder
 from pospre.recipe.ranges import Ratio, Width
@@ -66,7 +66,7 @@ class PixelRegression(Objective):
         prefix, visible = tokens[:, : self.num_prefix], tokens[:, self.num_prefix :]
         count = math.prod(self.grid)
         background = self.mask_token.to(tokens.dtype).expand(len(tokens), count, -1)
-        places = Places(self.grid, box=field_boxes(batch))
+        places = view_places(batch, "view", self.grid)
         patches = self.positions.added(scatter_tokens(background, keep, visible), places)
         decoded = self.blocks(torch.cat([prefix, patches], dim=1), self.positions.clues(places))
         # only removed patches enter the loss, so only they are predicted

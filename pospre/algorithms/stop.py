@@ -245,8 +245,8 @@ def _check(options: StoP, model: PretrainModel) -> None:
             f"stop.variant = {options.variant} puts noise on the positions of the context, which "
             f"{', '.join(editors)} changes too. Use stop.variant = masked."
         )
-    if options.variant == "learned_pos" and model.place_source is not None:
+    if options.variant == "learned_pos" and model.registry.place_source is not None:
         raise UserError(
             f"stop.variant = learned_pos has one position for every patch, which cannot follow "
-            f"the positions of {model.place_source}. Use another variant."
+            f"the positions of {model.registry.place_source}. Use another variant."
         )

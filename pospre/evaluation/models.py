@@ -288,6 +288,7 @@ def untrained(model: PretrainModel, seed: int) -> PretrainModel:
 def _recipe_of(model: PretrainModel, seed: int, name: str) -> Recipe:
     """Return a recipe that says what a model's encoder is like; nothing can be trained from it."""
     encoder: PatchEncoder = model.encoder
+    positions = encoder.positions
     has_scale = getattr(encoder, "layer_scale", None) is not None
     description = {
         "run_name": "model",
@@ -304,7 +305,9 @@ def _recipe_of(model: PretrainModel, seed: int, name: str) -> Recipe:
             "patch_size": list(encoder.patch_size),
             "depth": encoder.depth,
             "channels": encoder.channels,
-            "positions": encoder.positions.name,
+            "positions": {positions.name: {**positions.options}}
+            if positions.options
+            else positions.name,
             "class_token": encoder.has_class_token,
             "num_registers": encoder.num_prefix_tokens - encoder.has_class_token,
             "layer_scale": 1.0 if has_scale else None,

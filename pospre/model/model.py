@@ -1,6 +1,7 @@
 """The one model that every host and every position algorithm attaches to."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from pospre.augment.device import DeviceAugment, ViewDraws
-from pospre.batch import EPOCH, INDEX, Batch, flip_key, image_key, per_row, view_keys
+from pospre.batch import EPOCH, INDEX, Batch, flip_key, image_key, per_row, place_keys, view_keys
 from pospre.data.views.plan import ViewGroup, Views, first_view, named_groups
 from pospre.errors import UserError
 from pospre.model.loop_check import NumberCheck, check_unwrapped
@@ -19,7 +20,7 @@ from pospre.model.registry import Registry
 from pospre.model.teacher import Frozen, Momentum, TeacherManager
 from pospre.nn.build import check_divides
 from pospre.nn.patch_encoder import Edit, PatchEncoder
-from pospre.nn.places import Places
+from pospre.nn.places import Places, view_places
 from pospre.nn.vit import Encoder
 
 FEATURES = "features"
@@ -67,7 +68,6 @@ class PretrainModel(ComposerModel):
         self.objectives = ObjectiveSet()
         self.teacher: Frozen | None = None
         self.teachers = TeacherManager()
-        self.place_source: str | None = None
         self.seed = seed
         self.views = named_groups(views or [ViewGroup(size=encoder.image_size)])
         self.registry = Registry(encoder, self.views)
@@ -99,22 +99,6 @@ class PretrainModel(ComposerModel):
         for student, teacher in objective.mirrored():
             self.teachers.mirror(student, teacher)
 
-    def add_place_source(self, name: str, module: nn.Module) -> None:
-        """Let ``module`` say where in the image, or in a field, the views of every pass lie.
-
-        It edits places first, see ``EditSet``; a batch without boxes holds whole images.
-
-        Raises:
-            UserError: another algorithm already does, or the encoder's positions cannot follow.
-        """
-        self.registry.place_views(name)
-        self.places.named[name] = module
-        self.place_source = name
-
-    def encoders(self) -> list[Encoder]:
-        """Return the encoder, and the teacher's copy of it if there is one."""
-        return [self.encoder, *([] if self.teacher is None else [self.teacher.module])]
-
     def add_teacher(self, owner: str, momentum: Momentum | None) -> None:
         """Make sure that there is a momentum teacher; see ``TeacherManager.ask``."""
         if self.teachers.ask(owner, momentum):
@@ -135,7 +119,7 @@ class PretrainModel(ComposerModel):
     def check_places(self) -> None:
         """Raise ``UserError`` where the encoder is told what an objective shall predict."""
         predicts = {name: self.objectives[name].predicts for name in self.objectives}
-        self.registry.check_places(predicts, self.place_source)
+        self.registry.check_places(predicts)
 
     # -- what runs ----------------------------------------------------------------------------
 
@@ -213,9 +197,10 @@ class PretrainModel(ComposerModel):
             batch: with the masks that these write.
             keep_RK: the patches that it runs over.
         """
-        names = () if self.place_source is None else (self.place_source,)
-        own = Places(declared.grid or self.grid(declared.group), keep_RK)
-        return self.places((*names, *declared.places), batch, declared, own)
+        own = view_places(batch, declared.group, self.grid(declared.group), keep_RK)
+        if declared.teacher:  # it sees places as they are
+            own = replace(own, keys=None)
+        return self.places(declared.places, batch, declared, own)
 
     def _edit_content(self, declared: EncoderPass, batch: Batch) -> Edit | None:
         if not declared.content:
@@ -253,6 +238,9 @@ class PretrainModel(ComposerModel):
                 if group in mixes:
                     pixels[group] = mixes[group](pixels[group], batch)
         batch = {**batch, **{f"{group}/pixels": views for group, views in pixels.items()}}
+        if self.training and self.encoder.positions.is_drawn:
+            for group, views in pixels.items():
+                batch[place_keys(group)] = view_keys(batch, views.shape[1], self.seed, "places")
         # autocast keeps the weights it casts: cast without gradient first, they would never learn
         order = sorted(declared, key=lambda name: not declared[name].has_grad)
         passes = {name: self.encode(name, pixels[declared[name].group], batch) for name in order}

@@ -19,11 +19,9 @@ class EncoderPass:
         keep: batch key of the patches to encode, (B, K) or (B, V, K), or None for all of them.
         context: batch key of those among them that give keys and values, or None for all.
         content: names of the modules in ``PretrainModel.contents`` that edit patch embeddings.
-        places: names of the modules in ``PretrainModel.places`` that edit places, after the one
-            that says where views lie, if there is one.
+        places: names of the modules in ``PretrainModel.places`` that edit places.
         teacher: run the teacher instead of the trained encoder; it gets no gradient.
         grad: whether gradients flow through the trained encoder here.
-        grid: (rows, columns) of patches where images are not of the group's size.
         needs_patches: whether anybody reads patch tokens; if not, only the prefix tokens come out,
             and the last block computes no others.
         count: how many patches of a view it runs over, filled in when it is declared; None: that
@@ -37,7 +35,6 @@ class EncoderPass:
     places: tuple[str, ...] = ()
     teacher: bool = False
     grad: bool = True
-    grid: tuple[int, int] | None = None
     needs_patches: bool = True
     count: int | None = field(default=None, compare=False)
 

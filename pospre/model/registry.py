@@ -25,6 +25,7 @@ class Registry:
         mixes: by view group, what mixes its views (B, V, 3, H, W) in training.
         readers: by pass, the algorithms that declared or joined it: their objectives get it.
         editors: by editor of places, the algorithm that brought it.
+        place_source: the algorithm that says where views lie (``g/field_box``), if one does.
         attached: the algorithms that ``pospre.attach`` has attached, and whether each is a host.
     """
 
@@ -37,6 +38,7 @@ class Registry:
         self.mixes: dict[str, Callable[[Tensor, Batch], Tensor]] = {}
         self.readers: dict[str, list[str]] = {}
         self.editors: dict[str, str] = {}
+        self.place_source: str | None = None
         self.attached: dict[str, bool] = {}
 
     def require_views(self, owner: str, group: str, count: int = 1) -> ViewGroup:
@@ -94,10 +96,10 @@ class Registry:
         Raises:
             UserError: another algorithm does already, or the encoder knows whole cells only.
         """
-        other = self.writers.setdefault("places", owner)
-        if other != owner:
+        if self.place_source not in (None, owner):
             raise UserError(
-                f"algorithms: {other} and {owner} both say where views lie. Use one of the two."
+                f"algorithms: {self.place_source} and {owner} both say where views lie. Use one of "
+                "the two."
             )
         positions = self._encoder.positions
         if not positions.takes_boxes:
@@ -106,6 +108,7 @@ class Registry:
                 f"{positions.name} knows whole cells of one grid only. Use learned, sincos or "
                 "rotary."
             )
+        self.place_source = owner
 
     def lacking(self, key: str) -> UserError:
         """Return the error of a batch without ``key``, of an algorithm's or of a loader's."""
@@ -259,14 +262,13 @@ class Registry:
                 f"only {', '.join(sorted(read))}. Remove it, or add an algorithm that needs it."
             )
 
-    def check_places(self, predicts: Mapping[str, Predicts | None], source: str | None) -> None:
+    def check_places(self, predicts: Mapping[str, Predicts | None]) -> None:
         """Raise ``UserError`` where the encoder is told what an objective shall predict.
 
         Args:
             predicts: of each objective by name.
-            source: the algorithm that says where views lie.
         """
-        kind = self._encoder.positions.name
+        kind, source = self._encoder.positions.name, self.place_source
         for name, predicted in predicts.items():
             if name in self.editors.values():
                 if predicted is None:
@@ -308,7 +310,7 @@ def _check_same_tokens(name: str, before: EncoderPass, after: EncoderPass) -> No
     different = [
         f"{field.name} = {getattr(before, field.name)} and {getattr(after, field.name)}"
         for field in fields(EncoderPass)
-        if field.name in ("group", "keep", "context", "teacher", "grad", "grid")
+        if field.name in ("group", "keep", "context", "teacher", "grad")
         and getattr(before, field.name) != getattr(after, field.name)
     ]
     if different:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from pospre.batch import Batch, field_box_key, place_keys
+
 
 @dataclass(frozen=True)
 class Places:
@@ -35,6 +37,15 @@ class Places:
     keys: Tensor | None = None
     mark: Tensor | None = None
 
+    def repeat(self, count: int) -> "Places":
+        """Return the places with every row ``count`` times in a row."""
+        parts = {
+            name: part.repeat_interleave(count, dim=0)
+            for name in ("cells", "box", "known", "keys")
+            if (part := getattr(self, name)) is not None
+        }
+        return replace(self, **parts)
+
     def within(self, box_R4: Tensor) -> "Places":
         """Return the places of the same tokens of views that lie in these boxes."""
         return replace(self, box=box_R4)
@@ -60,6 +71,26 @@ class Places:
             return table
         index = self.cells.unsqueeze(-1).expand(-1, -1, 2)
         return table.expand(len(self.cells), -1, -1).gather(1, index)
+
+
+def view_places(
+    batch: Batch, group: str, grid: tuple[int, int], cells_RK: Tensor | None = None
+) -> Places:
+    """Return the places of patches of a group's views, which may lie in a position field.
+
+    Args:
+        batch: see ``pospre.batch``.
+        group: of views.
+        grid: (rows, columns) of their patches.
+        cells_RK: which patches, of each of R = B·V views; None: all in order.
+    """
+    box, keys = (batch.get(key) for key in (field_box_key(group), place_keys(group)))
+    return Places(
+        grid,
+        cells_RK,
+        box=None if box is None else box.flatten(0, 1),
+        keys=None if keys is None else keys.flatten(0, 1),
+    )
 
 
 def box_centres(box_R4: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from pospre import draws
 from pospre.algorithms.crop_field.field import (
@@ -22,14 +22,12 @@ from pospre.algorithms.crop_field.field import (
     place_boxes,
     reversed_columns,
 )
-from pospre.batch import EPOCH, INDEX, Batch, box_key, field_box_key, field_boxes, flip_key
+from pospre.batch import EPOCH, INDEX, Batch, box_key, field_box_key, flip_key
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
-from pospre.model.passes import EncoderPass
 from pospre.model.question import Question
 from pospre.nn.interpolation import Interpolation
-from pospre.nn.places import Places
 from pospre.nn.positions.scheme import Scheme
 from pospre.nn.positions.table import Table
 from pospre.recipe.ranges import ShareRange
@@ -37,15 +35,6 @@ from pospre.recipe.ranges import ShareRange
 BoxScale = Literal["beta", "uniform", "const", "fill"]
 FlipField = Literal["with_view", "box_only", "mirror_shared"]
 Enclose = Literal["all", "globals"]
-
-
-class PlacedViews(nn.Module):
-    """Says where in the field the views of a pass lie; whole images are the whole field."""
-
-    def forward(self, places: Places, batch: Batch, where: EncoderPass) -> Places:
-        """Return the places in the views' boxes."""
-        boxes = field_boxes(batch, where.group)
-        return places if boxes is None else places.within(boxes)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -91,7 +80,7 @@ class CropField(PretrainAlgorithm):
 
     def attach(self, model: PretrainModel) -> None:
         """Add the field as the model's position source; a no-op if it is there."""
-        if model.place_source == "crop_field":
+        if model.registry.place_source == "crop_field":
             return
         _check(self, model)
         _check_unused(self, model.encoder.positions)
@@ -99,7 +88,7 @@ class CropField(PretrainAlgorithm):
             model.registry.claim(field_box_key(group), "crop_field")
             if self.flip_field == "mirror_shared":
                 model.registry.claim(flip_key(group), "crop_field")
-        model.add_place_source("crop_field", PlacedViews())
+        model.registry.place_views("crop_field")
         self._make_field(model)
 
     def _make_field(self, model: PretrainModel) -> None:

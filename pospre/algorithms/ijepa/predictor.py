@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor, nn
 
-from pospre.batch import Batch, field_boxes
+from pospre.batch import Batch
 from pospre.nn.decoder import DecoderBlocks
 from pospre.nn.initialisation import init_trunc_normal
 from pospre.nn.masking import gather_tokens
-from pospre.nn.places import Places
+from pospre.nn.places import view_places
 from pospre.nn.positions import decoder_positions
 from pospre.nn.positions.scheme import Scheme, Space
 
@@ -78,9 +78,7 @@ class Predictor(nn.Module):
         context = context.unsqueeze(1).expand(-1, count, -1, -1)
         tokens = torch.cat([context, masked], dim=2).flatten(0, 1)
         cells = torch.cat([keep_BK.unsqueeze(1).expand(-1, count, -1), targets_BMT], dim=2)
-        box = field_boxes(batch)
-        box = None if box is None else box.repeat_interleave(count, dim=0)
-        places = Places(self.grid, cells.flatten(0, 1), box)
+        places = view_places(batch, "view", self.grid).repeat(count).move(cells.flatten(0, 1))
         tokens = self.positions.added(tokens, places)
         decoded = self.blocks(tokens, self.positions.clues(places))
         features = self.norm(decoded[:, context.shape[2] :])

@@ -296,10 +296,10 @@ def _check(options: LUT, model: PretrainModel) -> None:
         raise UserError(
             "lut.pool = class_token, but encoder.class_token is false. Use lut.pool = patches."
         )
-    if options._same_crop and model.place_source:
+    if options._same_crop and model.registry.place_source:
         raise UserError(
             f"lut.supervision = {options.supervision} cuts the second view where the first one "
-            f"is, before '{model.place_source}' reads its box. List lut before it."
+            f"is, before '{model.registry.place_source}' reads its box. List lut before it."
         )
     if (options.symmetric or options._same_crop) and model.grid("second") != model.grid("view"):
         raise UserError(

@@ -46,9 +46,9 @@ def build_positions(positions: Positions, space: Space) -> Scheme:
     if name not in SCHEMES:
         raise UserError(f"encoder.positions is '{name}'.{suggestion(name, SCHEMES)}")
     kind = _scheme_class(name)
-    arguments = {**(options or {}), "space": space}
+    arguments = {**options, "space": space}
     scheme = kind(**check_arguments(f"encoder.positions.{name}", kind, arguments))
-    scheme.name = name
+    scheme.name, scheme.options = name, {**options}
     return scheme
 
 

@@ -1,7 +1,8 @@
 """What a scheme of positions is: how an encoder knows where its tokens are."""
 
-from collections.abc import Iterator
-from typing import ClassVar, NamedTuple
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -100,11 +101,14 @@ class Scheme(nn.Module):
         takes_boxes: works where views lie anywhere in the frame; else in whole cells of its grid.
         can_forget: places can be hidden from it.
         shares_clues: all blocks are told the same.
+        is_drawn: places are augmented in training, by ``places.keys``.
         is_added: vectors are added to tokens, and no block is told anything.
-        name: in recipes.
+        name: in recipes, and ``options`` that differ from the defaults.
     """
 
     name: str
+    options: Mapping[str, Any] = MappingProxyType({})
+    is_drawn: bool = False
 
     takes_any_grid: ClassVar[bool] = True
     takes_boxes: ClassVar[bool] = True
