@@ -1,6 +1,6 @@
 """Where tokens are: what a method edits, and what a scheme of positions reads."""
 
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -8,14 +8,13 @@ from torch import Tensor
 from pospre.batch import Batch, field_box_key, place_keys
 
 
-@dataclass(frozen=True)
-class Places:
+class Places(NamedTuple):
     """Where every patch token of a pass is, and whether the encoder may know it.
 
     A token stands in a cell of its view's grid, and the view lies in a box of the frame: the image,
     or the field that a crop was placed in. A method *moves* places or *forgets* them; a scheme
     (``pospre.nn.positions``) makes of them what a token adds or attention sees. Prefix tokens have
-    no place.
+    no place. A tuple, so that FSDP2 sees the ``mark`` in it and awaits its gradient.
 
     R rows (views, or 1 where all are alike), K tokens.
 
@@ -48,16 +47,16 @@ class Places:
 
     def within(self, box_R4: Tensor) -> "Places":
         """Return the places of the same tokens of views that lie in these boxes."""
-        return replace(self, box=box_R4)
+        return self._replace(box=box_R4)
 
     def forget(self, hidden_RK: Tensor, mark: Tensor | None = None) -> "Places":
         """Return the places without those that are hidden, besides those forgotten before."""
         known = ~hidden_RK if self.known is None else self.known & ~hidden_RK
-        return replace(self, known=known, mark=mark)
+        return self._replace(known=known, mark=mark)
 
     def move(self, cells_RK: Tensor) -> "Places":
         """Return the places with every token in another cell of the grid."""
-        return replace(self, cells=cells_RK)
+        return self._replace(cells=cells_RK)
 
     def coordinates(self, device: torch.device) -> Tensor:
         """Return float32 (row, column) of every token with the frame as [0, 1]: (R, K, 2)."""
