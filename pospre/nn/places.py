@@ -43,7 +43,7 @@ class Places(NamedTuple):
             for name in ("cells", "box", "known", "keys")
             if (part := getattr(self, name)) is not None
         }
-        return replace(self, **parts)
+        return self._replace(**parts)
 
     def within(self, box_R4: Tensor) -> "Places":
         """Return the places of the same tokens of views that lie in these boxes."""
