@@ -71,6 +71,21 @@ class Places(NamedTuple):
         index = self.cells.unsqueeze(-1).expand(-1, -1, 2)
         return table.expand(len(self.cells), -1, -1).gather(1, index)
 
+    def steps(self, frame: tuple[int, int], device: torch.device) -> Tensor:
+        """Return float32 (row, column) of every token in cells, 0 in the first: (R, K, 2).
+
+        Args:
+            frame: (rows, columns) of the cells that views in boxes are measured in; other views
+                are in cells of their own grid.
+            device: of the result.
+        """
+        if self.box is not None:
+            return self.coordinates(device) * torch.tensor(frame, device=device) - 0.5
+        cells = self.cells
+        if cells is None:
+            cells = torch.arange(self.grid[0] * self.grid[1], device=device)[None]
+        return torch.stack([cells // self.grid[1], cells % self.grid[1]], dim=-1).float()
+
 
 def view_places(
     batch: Batch, group: str, grid: tuple[int, int], cells_RK: Tensor | None = None

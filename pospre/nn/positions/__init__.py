@@ -16,6 +16,9 @@ SCHEMES = {
     "sincos": "sincos:SinCos",
     "learned": "table:Table",
     "learned_sincos": "sincos:LearnedSinCos",
+    "rotary": "rotary:Rotary",
+    "rotary_mixed": "rotary_mixed:RotaryMixed",
+    "alibi": "alibi:Alibi",
     "relative": "relative:Relative",
     "shared_relative": "relative:SharedRelative",
 }

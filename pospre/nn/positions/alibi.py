@@ -1,0 +1,71 @@
+"""Distances as a bias of attention: tokens see what is near, by a slope of each head (2-D ALiBi).
+
+The bias from a query to a key is −slope · distance, the same in both directions; nothing is learned
+(Press et al. 2022; in two dimensions CROMA, Fuller et al. 2023, arXiv 2311.00566). Prefix tokens
+are at distance 0 from all. Absolute places can be read off the borders, up to the square's
+symmetries; on a torus not at all.
+
+A forgotten place is at distance 0 from all tokens. At another grid distances go on in cells; in a
+box (a crop of the position field) they are in cells of the encoder's grid.
+"""
+
+import math
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pospre.nn.places import Places
+from pospre.nn.positions.scheme import Scheme, Space
+
+
+class Alibi(Scheme):
+    """Biases by distance.
+
+    Args:
+        space: of the encoder.
+        distance: in ``cells``, with slopes 2^(−8i/heads) (CROMA); or on a ``torus``, whose opposite
+            edges meet, divided by the longest distance there, with slope 1 (DINO-SAW).
+    """
+
+    shares_clues: ClassVar[bool] = True
+
+    def __init__(self, space: Space, *, distance: Literal["cells", "torus"] = "cells") -> None:
+        super().__init__(space)
+        self.distance: Literal["cells", "torus"] = distance
+        self.slopes: Tensor
+        self.register_buffer("slopes", torch.empty(space.num_heads), persistent=False)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Compute the slopes."""
+        heads = self.space.num_heads
+        slopes = [1.0] * heads if self.distance == "torus" else head_slopes(heads)
+        self.slopes.copy_(torch.tensor(slopes))
+
+    def companion(self, space: Space) -> "Alibi":
+        """Return the same for a decoder."""
+        return Alibi(space, distance=self.distance)
+
+    def distances(self, places: Places, layer: int) -> Tensor:
+        """Return −slope · distance: (R, heads, T, T)."""
+        steps = places.steps(self.space.grid, self.slopes.device)
+        apart = (steps[:, :, None] - steps[:, None]).abs()
+        if self.distance == "torus":
+            sides = self.space.grid if places.box is not None else places.grid
+            around = apart.new_tensor(sides)
+            apart = torch.minimum(apart % around, (around - apart) % around)
+            longest = math.hypot(*(side // 2 for side in sides)) or 1.0
+            apart = apart / longest
+        distance = apart.square().sum(-1).sqrt()[:, None]
+        bias = -self.slopes[:, None, None] * distance
+        return F.pad(bias, (self.space.num_prefix, 0, self.space.num_prefix, 0))
+
+
+def head_slopes(heads: int) -> list[float]:
+    """Return ALiBi's slopes: 2^(−8i/heads) for powers of two, others in between."""
+    power = 2 ** math.floor(math.log2(heads))
+    slopes = [2 ** (-8 * i / power) for i in range(1, power + 1)]
+    between = [2 ** (-4 * i / power) for i in range(1, 2 * (heads - power), 2)]
+    return slopes + between
