@@ -107,10 +107,11 @@ class Case:
         return model, algorithms
 
     def _model(self, views: dict[str, ViewGroup], *, seed: int = 7) -> PretrainModel:
-        needs = {"positions": "none"} if "mp3" in self.names else {}
-        encoder = build_encoder(
-            "vit_tiny16", **{"image_size": 32, "patch_size": 4, "depth": 2, **needs, **self.encoder}
-        )
+        small = {"image_size": 32, "patch_size": 4, "depth": 2}
+        for name, positions in (("crop_field", "learned"), ("mp3", "none")):
+            if name in self.names:
+                small["positions"] = positions
+        encoder = build_encoder("vit_tiny16", **{**small, **self.encoder})
         return PretrainModel(encoder, seed=seed, views=views)
 
     def batch(self, size: int = 4) -> dict[str, Tensor]:
