@@ -198,7 +198,7 @@ class PretrainModel(ComposerModel):
         """
         own = view_places(batch, declared.group, self.grid(declared.group), keep_RK)
         if declared.teacher:  # it sees places as they are
-            own = own._replace(keys=None)
+            own = own.undrawn()
         return self.places(declared.places, batch, declared, own)
 
     def _edit_content(self, declared: EncoderPass, batch: Batch) -> Edit | None:

@@ -1,7 +1,6 @@
 """The narrow transformer that turns encoder tokens into predictions."""
 
 from collections.abc import Iterable
-from itertools import repeat
 
 from torch import Tensor, nn
 
@@ -25,9 +24,9 @@ class DecoderBlocks(nn.Sequential):
     def __init__(self, dim: int, depth: int, num_heads: int) -> None:
         super().__init__(*(Block(dim, num_heads) for _ in range(depth)))
 
-    def forward(self, tokens_BTD: Tensor, clues: Iterable[Clue] = repeat(NO_CLUE)) -> Tensor:
+    def forward(self, tokens_BTD: Tensor, clues: Iterable[Clue] | None = None) -> Tensor:
         """Return the tokens after all blocks; ``clues`` of their places are one for each."""
-        for block, clue in zip(self, clues, strict=False):
+        for block, clue in zip(self, clues or [NO_CLUE] * len(self), strict=True):
             tokens_BTD = block(tokens_BTD, clue)
         return tokens_BTD
 

@@ -36,27 +36,31 @@ class Places(NamedTuple):
     keys: Tensor | None = None
     mark: Tensor | None = None
 
+    # written out: torch.compile does not look into a tuple's _replace
     def repeat(self, count: int) -> "Places":
         """Return the places with every row ``count`` times in a row."""
-        parts = {
-            name: part.repeat_interleave(count, dim=0)
-            for name in ("cells", "box", "known", "keys")
-            if (part := getattr(self, name)) is not None
-        }
-        return self._replace(**parts)
+        cells, box, known, keys = (
+            None if part is None else part.repeat_interleave(count, dim=0)
+            for part in (self.cells, self.box, self.known, self.keys)
+        )
+        return Places(self.grid, cells, box, known, keys, self.mark)
 
     def within(self, box_R4: Tensor) -> "Places":
         """Return the places of the same tokens of views that lie in these boxes."""
-        return self._replace(box=box_R4)
+        return Places(self.grid, self.cells, box_R4, self.known, self.keys, self.mark)
 
     def forget(self, hidden_RK: Tensor, mark: Tensor | None = None) -> "Places":
         """Return the places without those that are hidden, besides those forgotten before."""
         known = ~hidden_RK if self.known is None else self.known & ~hidden_RK
-        return self._replace(known=known, mark=mark)
+        return Places(self.grid, self.cells, self.box, known, self.keys, mark)
 
     def move(self, cells_RK: Tensor) -> "Places":
         """Return the places with every token in another cell of the grid."""
-        return self._replace(cells=cells_RK)
+        return Places(self.grid, cells_RK, self.box, self.known, self.keys, self.mark)
+
+    def undrawn(self) -> "Places":
+        """Return the places as they are, not augmented."""
+        return Places(self.grid, self.cells, self.box, self.known, None, self.mark)
 
     def coordinates(self, device: torch.device) -> Tensor:
         """Return float32 (row, column) of every token with the frame as [0, 1]: (R, K, 2)."""

@@ -1,0 +1,136 @@
+"""Every algorithm over schemes of positions that are not added: each pair trains, or says why not.
+
+Each algorithm and each scheme stands in the covering set at least twice. The whole table is printed
+by ``python -m tests.algorithms.test_schemes``.
+"""
+
+import copy
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from pospre.errors import UserError
+from pospre.nn.positions import SCHEMES
+from tests.algorithms.cases import Case, make_optimizer, train, written
+
+TOGETHER = {
+    "mae": ("mae",),
+    "simmim": ("simmim",),
+    "ijepa": ("ijepa",),
+    "dinov2": ("dinov2",),
+    "supervised": ("supervised",),
+    "droppos": ("mae", "droppos"),
+    "mp3": ("mp3",),
+    "stop": ("ijepa", "stop"),
+    "lut": ("mae", "lut"),
+    "crop_field": ("dinov2", "crop_field"),
+    "masked_position": ("dinov2", "crop_field", "masked_position"),
+    "ema_teacher": ("mae", "ema_teacher"),
+}
+ROTARY = {"rotary": {"shift": 0.1, "jitter": 1.2, "rescale": 2.0}}
+COVERING: list[tuple[str, Any]] = [
+    ("mae", ROTARY),
+    ("mae", "alibi"),
+    ("simmim", "rotary_mixed"),
+    ("simmim", "rotary"),
+    ("ijepa", ROTARY),
+    ("ijepa", "rotary_mixed"),
+    ("dinov2", ROTARY),
+    ("dinov2", {"alibi": {"distance": "torus"}}),
+    ("supervised", "rotary_mixed"),
+    ("supervised", "relative"),
+    ("droppos", "rotary"),
+    ("droppos", "relative"),
+    ("stop", "shared_relative"),
+    ("stop", "learned_sincos"),
+    ("lut", "rotary"),
+    ("lut", "alibi"),
+    ("crop_field", "rotary"),
+    ("crop_field", "rotary_mixed"),
+    ("masked_position", "rotary"),
+    ("masked_position", "alibi"),
+    ("ema_teacher", "rotary"),
+    ("ema_teacher", "learned_sincos"),
+]
+REFUSED = [
+    ("stop", "rotary", "tells it exactly"),
+    ("crop_field", "relative", "knows one grid"),
+    ("crop_field", "none", "knows whole cells"),
+    ("crop_field", ROTARY, "Leave it out"),
+    ("masked_position", "shared_relative", "knows"),
+    ("droppos", "none", "there are none to change"),
+    ("mp3", "rotary", "must not know"),
+    ("dinov2", "relative", "knows one grid"),
+]
+
+
+def case_of(name: str, scheme: Any) -> Case:
+    options: dict[str, dict[str, Any]] = {"crop_field": {"field_size": None}}
+    if not str(scheme).startswith("learned") and "crop_field" in TOGETHER[name]:
+        return Case(TOGETHER[name], options, {"positions": scheme})
+    return Case(TOGETHER[name], encoder={"positions": scheme})
+
+
+def title(name: str, scheme: Any) -> str:
+    return f"{name}-{scheme if isinstance(scheme, str) else '-'.join(scheme)}"
+
+
+@pytest.mark.parametrize(("name", "scheme"), COVERING, ids=[title(*each) for each in COVERING])
+def test_a_pair_trains_resumes_and_compiles(name: str, scheme: Any, whole_graph: Any) -> None:
+    case = case_of(name, scheme)
+    batch = case.batch()
+    model, algorithms = case.build()
+    twin, others = case.build()
+    inputs = written(model, algorithms, dict(batch))
+    eager = model.loss(model(inputs), inputs)["total"]
+    written(twin, others, dict(batch))
+    compiled = whole_graph(twin)(inputs)
+    torch.testing.assert_close(twin.loss(compiled, inputs)["total"], eager, rtol=1e-4, atol=1e-5)
+    optimizer = make_optimizer(model)
+    first = train(model, algorithms, optimizer, batch, range(2))
+    unused = [
+        key for key, value in model.named_parameters() if value.requires_grad and value.grad is None
+    ]
+    assert not unused
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    third = train(model, algorithms, optimizer, batch, range(2, 3))
+    assert torch.tensor([*first, *third]).isfinite().all()
+    resumed, algorithms = case.build()
+    optimizer = make_optimizer(resumed)
+    resumed.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    assert train(resumed, algorithms, optimizer, batch, range(2, 3)) == third
+
+
+@pytest.mark.parametrize(("name", "scheme", "words"), REFUSED)
+def test_a_pair_that_cannot_be_is_refused_with_the_reason(
+    name: str, scheme: Any, words: str
+) -> None:
+    case = case_of(name, scheme)
+    with pytest.raises(UserError, match=words):
+        model, algorithms = case.build()
+        written(model, algorithms, case.batch())
+        model(written(model, algorithms, case.batch()))
+
+
+def table() -> str:
+    """Return a row for each algorithm: under which schemes it trains."""
+    rows = ["| | " + " | ".join(SCHEMES) + " |", "|---" * (len(SCHEMES) + 1) + "|"]
+    for name in TOGETHER:
+        cells = []
+        for scheme in SCHEMES:
+            case = case_of(name, scheme)
+            try:
+                model, algorithms = case.build()
+                train(model, algorithms, make_optimizer(model), case.batch(), range(2))
+                cells.append("yes")
+            except UserError:
+                cells.append("refused")
+        rows.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(table() + "\n")
