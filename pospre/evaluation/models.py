@@ -188,8 +188,6 @@ def _noted(source: Source, recipe: dict[str, Any]) -> dict[str, Any]:
     except (KeyError, ValueError, TypeError) as error:
         raise _odd(source, "timm_kwargs") from error
     options["image_size"] = rows, columns
-    if options["positions"] == "none" and "pos_embed" in source.tensors:
-        options["positions"] = "learned"  # those of a field, written into a table
     return options
 
 

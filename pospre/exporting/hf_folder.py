@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timm.layers import GluMlp
 from torch import Tensor, nn
 
 from pospre.errors import UserError, needing
@@ -118,10 +117,16 @@ def _lacking(encoder: PatchEncoder, parts: Parts, kind: str) -> str:
     """Return what of the encoder ``kind`` has not, in words; empty where it has all."""
     if not isinstance(encoder, Encoder):
         return f"this encoder ({parts.timm_name})"
-    if not encoder.positions.is_added and encoder.positions.name != "none":
+    if "pos_embed" not in parts.tensors:
         return f"encoder.positions = {encoder.positions.name}"
     if isinstance(encoder.norm, nn.Identity):
         return "encoder.final_norm = false"
+    if "act_layer" in parts.kwargs:
+        return f"the activation {parts.kwargs['act_layer']}"
+    names = _names(encoder, kind)
+    for key in parts.tensors:
+        if not any(re.fullmatch(pattern, key) for pattern in names):
+            return f"a tensor '{key}'"
     if kind.startswith("Dinov2") and not encoder.has_class_token:
         return "layer scale, registers or SwiGLU without a class token"
     if kind.startswith("Dinov2") and len({*parts.image_size}) + len({*encoder.patch_size}) > 2:
@@ -139,6 +144,7 @@ def _config(parts: Parts, kind: str) -> dict[str, Any]:
         "num_hidden_layers": encoder.depth,
         "num_attention_heads": block.attn.num_heads,
         "layer_norm_eps": block.norm1.eps,
+        "qkv_bias": block.attn.qkv.bias is not None,
         "image_size": _side(parts.image_size),
         "patch_size": _side(encoder.patch_size),
         "num_channels": encoder.channels,
@@ -177,13 +183,18 @@ def _tensors(parts: Parts, kind: str) -> dict[str, Tensor]:
         own |= {
             f"blocks.{i}.ls{j}.gamma": torch.ones(dim) for i in range(encoder.depth) for j in (1, 2)
         }
-    names = _GATED if _is_gated(encoder) else _DINOV2 if kind.startswith("Dinov2") else _VIT
+    names = _names(encoder, kind)
     return {_renamed(key, names): value for key, value in own.items()} | added
+
+
+def _names(encoder: PatchEncoder, kind: str) -> dict[str, str]:
+    """Return the patterns of timm's names and theirs for a network."""
+    return _GATED if _is_gated(encoder) else _DINOV2 if kind.startswith("Dinov2") else _VIT
 
 
 def _is_gated(encoder: PatchEncoder) -> bool:
     """Return whether the MLPs are SwiGLU."""
-    return isinstance(encoder, Encoder) and isinstance(encoder.blocks[0].mlp, GluMlp)
+    return isinstance(encoder, Encoder) and encoder.blocks[0].mlp.gated
 
 
 def _renamed(key: str, names: dict[str, str]) -> str:

@@ -88,6 +88,7 @@ def _differences(size: EncoderSize, options: dict[str, Any]) -> dict[str, Any]:
         "final_norm": True,
         "pre_norm": False,
         "qkv_bias": True,
+        "qk_norm": False,
         "act_layer": "gelu",
         **_DEFAULTS.get(size.timm_name, {}),
     }

@@ -18,7 +18,7 @@ from pospre.nn.initialisation import (
 )
 from pospre.nn.patch_encoder import Edit, PatchEncoder
 from pospre.nn.places import Places
-from pospre.nn.positions import Positions, build_positions, timm_name
+from pospre.nn.positions import SCHEMES, Positions, build_positions, scheme_class, timm_name
 from pospre.nn.positions.scheme import Space
 from pospre.nn.sizes import EncoderSize, timm_model
 from pospre.recipe.values import Init
@@ -101,6 +101,7 @@ class Encoder(PatchEncoder):
                 "final_norm": final_norm,
                 "pre_norm": size.pre_norm,
                 "qkv_bias": size.qkv_bias,
+                "qk_norm": size.qk_norm,
                 "act_layer": size.activation,
                 "pos_embed": "learn" if self.positions.is_added else "none",
             },
@@ -216,7 +217,16 @@ class Encoder(PatchEncoder):
             vit: the timm model, wrapped before by ``wrap_encoder``, that shall load them. Some have
                 no positions for class token and registers: these are added to the tokens.
             grid: that a table of positions is written at; None: the images'.
+
+        Raises:
+            UserError: no model of timm knows places by this scheme.
         """
+        if not self.positions.in_timm:
+            known = ", ".join(name for name in SCHEMES if scheme_class(name).in_timm)
+            raise UserError(
+                f"encoder.positions = {self.positions.name} cannot be exported: timm has no such "
+                f"model. {known} can be exported. Use this encoder by its run or checkpoint."
+            )
         state = {self.timm_name_of(key): v.contiguous() for key, v in self.state_dict().items()}
         if self.positions.is_added:
             state["pos_embed"] = self.position_table(grid or self.grid)

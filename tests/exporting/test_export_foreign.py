@@ -11,9 +11,11 @@ from safetensors.torch import save_file
 from transformers import AutoModel, Dinov2Config, Dinov2Model
 
 from pospre.errors import UserError
-from pospre.evaluation.models import Shown, open_model
+from pospre.evaluation.models import Shown, open_model, subject_of
 from pospre.exporting import export as export_module
+from pospre.exporting import hf_folder, timm_file
 from pospre.exporting.export import export
+from pospre.exporting.timm_encoder import take_parts
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
 
 SMALL: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 192, "depth": 1}
@@ -81,6 +83,40 @@ def test_an_export_of_foreign_weights_is_read_back(
     assert larger.model.encoder.grid == (6, 6)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("name", "options", "lacking"),
+    [
+        ("vit_tiny_patch16_224", {"qkv_bias": False}, None),
+        ("vit_tiny_patch16_224", {"qk_norm": True}, r"a tensor 'blocks.0.attn.q_norm.weight'"),
+        ("vit_tiny_patch16_224", {"act_layer": "quick_gelu"}, "the activation quick_gelu"),
+        ("vit_base_patch16_clip_224", {"num_heads": 3}, r"a tensor 'norm_pre.weight'"),
+    ],
+)
+def test_parts_of_a_vit_that_few_have(
+    name: str, options: dict[str, Any], lacking: str | None, tmp_path: Path
+) -> None:
+    """All go to timm, and to transformers those that these have."""
+    torch.manual_seed(1)
+    subject = subject_of(timm.create_model(name, num_classes=0, **{**SMALL, **options}))
+    parts = take_parts(subject.model, subject.recipe, format="hf", num_classes=None, grid=None)
+    images = parts.sample_images(2)
+    ours = parts.outputs(images)["tokens"]
+
+    def compare(format: Any, file: Path) -> None:
+        format.write(parts, file)
+        torch.testing.assert_close(
+            format.compute(parts, file, images)[1]["tokens"], ours, rtol=0, atol=1e-4
+        )
+
+    compare(timm_file, tmp_path / "encoder.pth")
+    if lacking is None:
+        compare(hf_folder, tmp_path / "hf")
+        return
+    with pytest.raises(UserError, match=f"no network of transformers has {lacking}; the formats"):
+        hf_folder.write(parts, tmp_path / "hf")
+
+
 def test_an_export_keeps_how_the_positions_of_its_family_are_resampled(tmp_path: Path) -> None:
     torch.manual_seed(1)
     vit: Any = timm.create_model("vit_tiny_patch16_224", num_classes=0, **SMALL)
@@ -95,7 +131,7 @@ def test_an_export_keeps_how_the_positions_of_its_family_are_resampled(tmp_path:
     )
     images = torch.randn(2, 3, 48, 24)
     assert torch.equal(before.tokens(images), after.tokens(images))
-    assert after.encoder.resampling == "offset"
+    assert after.encoder.positions.resampling == "offset"
 
 
 def sharp(path: Path) -> Path:

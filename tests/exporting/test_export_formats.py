@@ -109,6 +109,7 @@ def test_the_image_processor_makes_our_centre_view(checkpoint: Path, tmp_path: P
     ("encoder", "words"),
     [
         ({"positions": "relative"}, "encoder.positions = relative"),
+        ({"positions": "shared_relative"}, "encoder.positions = shared_relative"),
         ({"final_norm": False}, "encoder.final_norm = false"),
         ({"class_token": False, **SCALED}, "without a class token"),
         ({"image_size": [48, 80], **REGISTERS}, "not square"),

@@ -48,7 +48,7 @@ def build_positions(positions: Positions, space: Space) -> Scheme:
     (name, options), *_ = given.items()
     if name not in SCHEMES:
         raise UserError(f"encoder.positions is '{name}'.{suggestion(name, SCHEMES)}")
-    kind = _scheme_class(name)
+    kind = scheme_class(name)
     arguments = {**options, "space": space}
     scheme = kind(**check_arguments(f"encoder.positions.{name}", kind, arguments))
     scheme.name, scheme.options = name, {**options}
@@ -69,7 +69,8 @@ def timm_name(name: str) -> str:
     return name
 
 
-def _scheme_class(name: str) -> type[Scheme]:
+def scheme_class(name: str) -> type[Scheme]:
+    """Return the class of the scheme ``name``, one of ``SCHEMES``."""
     module, _, title = SCHEMES[name].partition(":")
     found: type[Scheme] = getattr(importlib.import_module(f"{__name__}.{module}"), title)
     return found

@@ -10,3 +10,4 @@ class NoPositions(Scheme):
 
     takes_boxes: ClassVar[bool] = False
     can_forget: ClassVar[bool] = False
+    in_timm: ClassVar[bool] = True

@@ -103,6 +103,7 @@ class Scheme(nn.Module):
         shares_clues: all blocks are told the same.
         is_drawn: places are augmented in training, by ``places.keys``.
         is_added: vectors are added to tokens, and no block is told anything.
+        in_timm: a model of timm has it, so that encoders can be exported.
         name: in recipes, and ``options`` that differ from the defaults.
     """
 
@@ -115,6 +116,7 @@ class Scheme(nn.Module):
     can_forget: ClassVar[bool] = True
     shares_clues: ClassVar[bool] = True
     is_added: ClassVar[bool] = False
+    in_timm: ClassVar[bool] = False
 
     def __init__(self, space: Space) -> None:
         super().__init__()

@@ -36,6 +36,7 @@ class Table(Scheme):
     """
 
     is_added: ClassVar[bool] = True
+    in_timm: ClassVar[bool] = True
     learns: ClassVar[bool] = True
     pos_embed: Tensor
 

@@ -135,6 +135,7 @@ class WindowPositions(Scheme):
     name = "relative"
     takes_any_grid: ClassVar[bool] = False
     takes_boxes: ClassVar[bool] = False
+    in_timm: ClassVar[bool] = True
 
 
 class SwinEncoder(PatchEncoder):
@@ -237,7 +238,8 @@ class SwinEncoder(PatchEncoder):
         """Return float (row, column, 1) of the patches, zeros of forgotten ones: (B, K, 3)."""
         cells = places.cells
         if cells is None:
-            cells = torch.arange(self.num_patches, device=device).expand(num, -1)
+            cells = torch.arange(self.num_patches, device=device)[None]
+        cells = cells.expand(num, -1)
         found = torch.stack([cells // self.grid[1], cells % self.grid[1], 1 + 0 * cells], dim=-1)
         return found.float() if places.known is None else found * places.known.unsqueeze(-1).float()
 

@@ -1,0 +1,58 @@
+"""Encoders of every scheme of positions: exported and read back, or refused before any writing."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pospre.errors import run_command
+from pospre.evaluation.models import open_model
+from pospre.export import main
+from pospre.nn.positions import SCHEMES, scheme_class
+from pospre.nn.positions.relative import RelativeBias
+from pospre.training.checkpoints.content import load_model
+from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
+
+CLASSIFIER = {"supervised": {"num_classes": 3}}
+
+
+def run_of(scheme: str, folder: Path) -> Path:
+    recipe = tiny_recipe(folder, CLASSIFIER, positions=scheme, image_size=32, depth=1)
+    return save_checkpoint(recipe)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_scheme_is_exported_or_refused(
+    scheme: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = run_of(scheme, tmp_path / "runs"), tmp_path / "encoder.safetensors"
+    code = run_command(lambda: main([str(path), str(out), "--format", "safetensors"]))
+    if not scheme_class(scheme).in_timm:
+        assert code == 2 and f"encoder.positions = {scheme} cannot" in capsys.readouterr().err
+        return
+    assert code == 0 and "are ours" in capsys.readouterr().out
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    models = load_model(str(path))[0], open_model(str(out)).model
+    ours, read = (model.eval().tokens(images) for model in models)
+    torch.testing.assert_close(read, ours)
+
+
+@pytest.mark.parametrize(
+    ("format", "name"),
+    [("timm", "e.pth"), ("safetensors", "e.safetensors"), ("hf", "e"), ("onnx", "e.onnx"),
+     ("torchhub", "e")],
+)  # fmt: skip
+def test_what_timm_does_not_have_is_refused_in_every_format(
+    format: str,
+    name: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = run_of("relative", tmp_path / "runs")
+    monkeypatch.setattr(RelativeBias, "in_timm", False)
+    code = run_command(lambda: main([str(path), str(tmp_path / name), "--format", format]))
+    said = capsys.readouterr().err
+    assert code == 2 and said.startswith("error: encoder.positions = relative cannot be exported")
+    assert "none, sincos, learned" in said and "by its run or checkpoint" in said
+    assert [each.name for each in tmp_path.iterdir()] == ["runs"]
