@@ -10,6 +10,7 @@ from torch import Tensor
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
+from pospre.nn.patch_encoder import PatchEncoder
 from pospre.nn.places import Places
 from pospre.nn.swin.encoder import SWIN
 from pospre.nn.vit import Encoder
@@ -42,6 +43,17 @@ def planned_encoder(
             f"{depth} the last block"
         )
     return encoder
+
+
+def check_grid(encoder: PatchEncoder, grid: tuple[int, int], setting: str) -> None:
+    """Raise a ``UserError`` that names ``setting`` if positions know one grid, and not this one."""
+    positions = encoder.positions
+    if not positions.takes_any_grid and grid != encoder.grid:
+        height, width = encoder.image_size
+        raise UserError(
+            f"{setting}, but encoder.positions = {positions.name} knows one grid only, that of "
+            f"images of {height} × {width} pixels ({encoder.grid[0]} × {encoder.grid[1]} patches)."
+        )
 
 
 def layer_tokens(

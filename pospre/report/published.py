@@ -16,6 +16,7 @@ _SEGMENTED = {**_ADE20K, "decoder": "linear", "weights": "teacher"}
 _COCO = {"images": 5000, "finetune": True}
 _DETECTED = {**_COCO, "weights": "teacher"}
 _PROBE = {"num_samples": 4000, "num_tokens": 196}
+_TABLES = (None, "sincos", "learned")  # the encoder's positions of all these papers; None: sincos
 
 
 class Published(NamedTuple):
@@ -78,13 +79,15 @@ def published_beside(run: Run, name: str) -> list[str]:
 
 
 def _is_trained_as(run: Run, found: Published) -> bool:
-    encoder = {key: run.setting("encoder", key) for key in ("name", "image_size", "depth")}
+    keys = ("name", "image_size", "depth", "positions")
+    encoder = {key: run.setting("encoder", key) for key in keys}
     if encoder["name"] != "vitb16" or encoder["image_size"] not in (None, 224, [224, 224]):
         return False
     samples = [record["samples"] for record in run.records if is_number(record.get("samples"))]
     wanted = found.epochs * _IMAGENET
     return (
         encoder["depth"] in (None, 12)
+        and encoder["positions"] in _TABLES
         and sorted(run.algorithms) == sorted(found.methods)
         and bool(samples)
         and abs(samples[-1] - wanted) < 0.01 * wanted

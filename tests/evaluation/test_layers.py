@@ -7,17 +7,18 @@ import torch
 from torch import Tensor
 
 from pospre.errors import UserError
+from pospre.evaluation.classification.damage import no_places
 from pospre.evaluation.layers import attention_maps, layer_tokens, planned_encoder
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
-from pospre.recipe.values import PositionKind
 from tests.evaluation.checkpoints import tiny_recipe
+from tests.evaluation.schemes import SCHEME_NAMES
 from tests.swin_runs import small_swin
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 
-def model_of(positions: PositionKind = "learned", *, num_registers: int = 0) -> PretrainModel:
+def model_of(positions: str = "learned", *, num_registers: int = 0) -> PretrainModel:
     encoder = build_encoder(
         "vit_tiny16",
         image_size=32,
@@ -41,14 +42,14 @@ def test_the_last_layer_is_what_the_encoder_returns() -> None:
 def test_positions_are_what_the_embedding_has_beside_the_patches() -> None:
     model = model_of()
     (own,) = layer_tokens(model, IMAGES, [0], norm=False)
-    (without,) = layer_tokens(model, IMAGES, [0], norm=False, positions=torch.zeros_like)
-    table = model.encoder.pos_embed
-    assert table is not None
+    forgotten = no_places(model.whole_places(IMAGES), IMAGES.device)
+    (without,) = layer_tokens(model, IMAGES, [0], norm=False, places=forgotten)
+    table = model.encoder.get_parameter("positions.pos_embed")
     torch.testing.assert_close((own - without)[:, 1:], table[:, 1:].expand(2, -1, -1))
 
 
-@pytest.mark.parametrize("positions", ["learned", "relative", "shared_relative"])
-def test_attention_is_what_the_block_uses(positions: PositionKind) -> None:
+@pytest.mark.parametrize("positions", [*SCHEME_NAMES, "shared_relative"])
+def test_attention_is_what_the_block_uses(positions: str) -> None:
     model = model_of(positions)
     for part in model.encoder.parameters():
         part.data.add_(0.1 * torch.randn_like(part))  # biases of positions are 0 at first

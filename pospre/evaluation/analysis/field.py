@@ -65,12 +65,11 @@ def check(plan: Plan) -> None:
     check_pictures(plan)
 
 
-@torch.no_grad()
 def position_vectors(model: PretrainModel) -> Tensor:
     """Return the vectors (rows, columns, D) of the learned field, or of the encoder's patches."""
     table = model.encoder.positions
     assert isinstance(table, Table)
-    return table.at(table.grid).unflatten(0, table.grid)
+    return table.at(table.grid).detach().unflatten(0, table.grid)
 
 
 def neighbour_cosine(table_RCD: Tensor) -> float | None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from pospre.data.opening import open_reader
 from pospre.errors import UserError
-from pospre.evaluation.layers import planned_encoder
+from pospre.evaluation.layers import check_grid, planned_encoder
 from pospre.evaluation.registry import Plan
 from pospre.model.model import PretrainModel
 from pospre.nn.build import check_divides
@@ -24,12 +24,9 @@ def check_attention(plan: Plan) -> tuple[int, int]:
         return encoder.grid
     for patch in encoder.patch_size:
         check_divides(side, patch, key="image_size")
-    if not encoder.positions.takes_any_grid and encoder.grid_of(side, side) != encoder.grid:
-        raise UserError(
-            f"image_size={side}, but relative positions are those of the encoder's own "
-            f"size {encoder.image_size[0]}; leave image_size out."
-        )
-    return encoder.grid_of(side, side)
+    grid = encoder.grid_of(side, side)
+    check_grid(encoder, grid, f"image_size={side}")
+    return grid
 
 
 def check_queries(queries: Sequence[int], grid: tuple[int, int]) -> None:

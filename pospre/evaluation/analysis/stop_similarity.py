@@ -27,6 +27,7 @@ from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.settings import Numbers
 from pospre.nn.grid import grid_distances
+from pospre.nn.places import Places
 from pospre.text_table import format_table
 
 NEEDS = "stop"
@@ -58,7 +59,9 @@ def evaluate(
     predictor, tokens = objective.predictor, objective.predictor.tokens
     assert isinstance(tokens, NoisyTokens)
     with torch.no_grad():
-        position_ND = predictor.positions({}).float()
+        vectors = predictor.positions.embed(Places(predictor.grid))
+        assert vectors is not None  # stop refuses others
+        position_ND = vectors[0].float()
         grid = context.model.encoder.grid
         asked = list(queries or three_patches(grid))
         similarity_SNN = torch.stack(

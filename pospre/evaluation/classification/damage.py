@@ -15,6 +15,7 @@ from pospre import draws
 from pospre.batch import INDEX, Batch
 from pospre.nn.masking import num_kept, random_masking, slot_mask
 from pospre.nn.places import Places
+from pospre.nn.positions.scheme import Scheme
 
 Change = Callable[[Tensor, Batch, int], Tensor]
 """From normalised images (B, C, H, W), their batch and a seed to changed ones."""
@@ -106,7 +107,7 @@ def conditions(
     tiles: tuple[int, ...],
     shift: int,
     scale: float,
-    knows_places: bool,
+    positions: Scheme,
 ) -> list[Condition]:
     """Return what images are measured under, the untouched ones first.
 
@@ -118,7 +119,7 @@ def conditions(
             the caller to refuse.
         shift: patches by which positions are shifted.
         scale: share of the image that positions are stretched from.
-        knows_places: whether the encoder takes other places; else nothing is done to them.
+        positions: of the encoder; what it cannot be told is left out.
     """
     found = [
         Condition("clean"),
@@ -133,10 +134,11 @@ def conditions(
     for count in tiles:
         shuffling = partial(shuffle_tiles, tiles=(count, count))
         found.append(Condition(f"{count} x {count} tiles shuffled", shuffling))
-    if knows_places:
+    if positions.can_forget:
         shifted = partial(shifted_places, by=shift)
-        middle = partial(middle_places, by=scale)
         found.append(Condition(f"positions shifted by {shift}", places=shifted))
+    if positions.takes_boxes:
+        middle = partial(middle_places, by=scale)
         found.append(Condition(f"positions of the middle {scale:g}", places=middle))
     return found
 

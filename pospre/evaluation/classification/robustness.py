@@ -93,7 +93,7 @@ def evaluate(
         tiles=tiles,
         shift=shift,
         scale=scale,
-        knows_places=encoder.positions.takes_boxes,
+        positions=encoder.positions,
     )
     others, real_MC, among_C = context.opened
     classes = class_head(context.model).num_classes

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from pospre import draws
 from pospre.errors import UserError
-from pospre.evaluation.layers import layer_tokens, planned_encoder
+from pospre.evaluation.layers import check_grid, layer_tokens, planned_encoder
 from pospre.model.model import PretrainModel
 from pospre.nn.vit import Encoder
 from pospre.recipe.recipe import Recipe
@@ -27,7 +27,7 @@ class FeatureMaps:
         seed: of what is dropped.
 
     Attributes:
-        model: the model or its copy; of that only the encoder and what makes its positions learn.
+        model: the model or its copy; of that only the encoder learns.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class FeatureMaps:
         if finetune:
             self.model.objectives.requires_grad_(False)
             self.model.contents.requires_grad_(False)
+            self.model.places.requires_grad_(False)
             encoder = self.model.encoder
             encoder.drop_path, encoder.uniform_drop_path, encoder.dropout = drop_path, False, 0.0
 
@@ -107,11 +108,7 @@ def check_side(key: str, sides: tuple[int, int], encoder: Encoder) -> None:
     if any(side < patch or side % patch for side in sides):
         near = max(patch, round(sides[0] / patch) * patch)
         raise UserError(f"{key}={sides[0]} is no multiple of the patch size {patch}; use {near}.")
-    if not encoder.positions.takes_any_grid and sides != encoder.image_size:
-        raise UserError(
-            f"{key}={sides[0]}, but relative positions know the encoder's own size only; "
-            f"use {encoder.image_size[0]}."
-        )
+    check_grid(encoder, encoder.grid_of(*sides), f"{key}={sides[0]}")
 
 
 def four_scales(

@@ -22,9 +22,9 @@ from pospre.nn.masking import gather_tokens, slot_mask
 from pospre.nn.places import Places
 
 Input = Literal["image", "masked", "content", "constant", "shuffled"]
-"""What the encoder is shown: the image with the positions that it adds; with 75 % of them masked
-(DropPos, Table 7); with none of them; an image of one colour, with all of them; the image with its
-patches in random order, with the positions of where they are shown."""
+"""What the encoder is shown: the image with all places known; with 75 % of them forgotten (DropPos,
+Table 7); with none known; an image of one colour, with all of them; the image with its patches in
+random order, in the places where they are shown."""
 
 MASKED_SHARE = 0.75
 BATCH = 64

@@ -3,8 +3,8 @@
 From the tokens of every layer a linear classifier says in which of the N places a patch is shown
 (top-1, chance 1/N), and ridge regression in which row and column (R²). Both learn from some images
 and are measured on others. What makes the figures honest stands beside them: the encoder with
-random weights; the image without the positions that the encoder adds, so that only content tells;
-images of one colour, where only positions tell; DropPos's own, 75 % of the positions masked and
+random weights; the image with all places forgotten, so that only content tells; images of one
+colour, where only positions tell; DropPos's own, 75 % of the positions masked and
 those patches asked; and patches in random order, where content and positions contradict each other:
 the probe of ordinary images then names the place of either.
 
@@ -23,7 +23,7 @@ from pospre.batch import INDEX, Batch
 from pospre.errors import UserError
 from pospre.evaluation.classification.knn import all_layers
 from pospre.evaluation.drawing import check_pictures
-from pospre.evaluation.layers import planned_encoder
+from pospre.evaluation.layers import check_grid, planned_encoder
 from pospre.evaluation.models import open_model
 from pospre.evaluation.position.layer_features import (
     BATCH,
@@ -51,7 +51,7 @@ FIGURES = {
 HELD_OUT = 0.25
 MEMORY = 2**30  # bytes of tokens at once; layers that do not fit are encoded in turn
 PICTURE = "position_over_depth.png"
-ADDITIVE: tuple[Input, ...] = ("image", "masked", "content", "constant")
+TRAINED: tuple[Input, ...] = ("image", "masked", "content", "constant")
 UNTRAINED: tuple[Input, ...] = ("image", "masked", "content")
 SHOWN_AS = {
     "image": "image",
@@ -174,11 +174,8 @@ def check(plan: Plan) -> PretrainModel | None:
     """Return the model of ``versus``; raise a ``UserError`` for what cannot be probed."""
     recipe, settings = plan.recipe, plan.settings
     encoder = planned_encoder(recipe, settings["layers"])
-    if settings["grids"] and not encoder.positions.takes_any_grid:
-        raise UserError(
-            f"grids={settings['grids']}, but encoder.positions = {encoder.positions.name} knows "
-            "the offsets of one grid only; leave grids out."
-        )
+    for grid in settings["grids"]:
+        check_grid(encoder, grid, f"grids={grid[0]}x{grid[1]}")
     check_images(plan)
     check_pictures(plan)
     if settings["versus"] is None:
@@ -191,6 +188,8 @@ def check(plan: Plan) -> PretrainModel | None:
                 f"the encoder of versus={settings['versus']} has {key} = "
                 f"{theirs}, and the one measured {ours}; give another training of the same."
             )
+    for grid in settings["grids"]:
+        check_grid(other.encoder, grid, f"grids={grid[0]}x{grid[1]}, versus={settings['versus']}")
     return other
 
 
@@ -203,9 +202,9 @@ def probe_model(
     name: str,
 ) -> list[dict[str, Any]]:
     """Return the figures of one model at one grid, one dict per input and layer."""
-    inputs = UNTRAINED if name == "untrained" else ADDITIVE
+    inputs = UNTRAINED if name == "untrained" else TRAINED
     if not model.encoder.positions.can_forget:
-        inputs = ("image",)  # it knows no positions that could be masked or left out
+        inputs = ("image",)  # it knows no places that could be forgotten
     rows = []
     images = len(learn[INDEX])
     fit = partial(fit_probes, grid=grid, weight_decay=work.weight_decay, iterations=work.iterations)

@@ -1,9 +1,10 @@
 """What a feature keeps when positions are shifted, rescaled or left out, or the image is resized.
 
-Each image is encoded as usual, and with positions that are not its own: the table moved down and
-right by some patches (what leaves it comes in on the other side); the positions of its middle only,
-stretched over the whole image, as if it were an enlarged crop; none at all; or taken at another
-size, with positions resampled as in fine-tuning. Of each disturbance: the cosine between the
+Each image is encoded as usual, and with positions that are not its own: those of some patches
+further down and right (what leaves the grid comes in on the other side); those of its middle only,
+stretched over the whole image, as if it were an enlarged crop; none at all, all places forgotten;
+or taken at another size, as in fine-tuning. What the encoder's scheme of positions does not take is
+left out, and said. Of each disturbance: the cosine between the
 disturbed feature and the usual one, and, where the data have classes, top-1 of nearest neighbours
 among the usual features of all other images. Features have much in common whatever they are of, and
 the more of it, the closer to 1 all cosines: beside them stands that of two images.
@@ -35,7 +36,8 @@ from pospre.text_table import format_table
 
 FIGURES = {"cosine": "max"}
 TEMPERATURE = 0.07
-OTHERS, NOTHING = "another image", "no positions"
+OTHERS = "another image"
+SETTINGS = ("shifts", "zooms", "scales")
 
 Zoom = Annotated[float, Field(gt=1)]
 
@@ -69,8 +71,9 @@ def evaluate(
 
     Returns:
         ``rows`` (one dict per model and disturbance: ``cosine`` with its standard error over
-        images, ``top1`` in [0, 1] or None; last that of two images), and the trained model's mean
-        ``cosine`` of all disturbances.
+        images, ``top1`` in [0, 1] or None; last that of two images), the trained model's mean
+        ``cosine`` of all disturbances, and ``left_out``, the settings that its positions do not
+        take.
     """
     models = context.models("trained", "untrained", baseline=baseline)
     sampling = Sampling(num_samples, BATCH, num_workers, seed)
@@ -91,7 +94,8 @@ def evaluate(
     for what, move in moves_of(encoder.positions, shifts, zooms).items():
         encode = partial(_encode, context, batch=batch, features=features, move=move)
         note(what, {name: encode(model=model) for name, model in models.items()})
-    for scale in scales:
+    takes = settings_of(encoder.positions)
+    for scale in scales if "scales" in takes else ():
         grid = tuple(max(1, round(scale * side)) for side in encoder.grid)
         size = grid[0] * encoder.patch_size[0], grid[1] * encoder.patch_size[1]
         encode = partial(_encode, context, batch=load(size), features=features)
@@ -102,6 +106,8 @@ def evaluate(
     return {
         "cosine": sum(disturbed) / len(disturbed),
         "rows": rows,
+        "positions": encoder.positions.name,
+        "left_out": [name for name in SETTINGS if name not in takes],
         "features": features,
         "k": k,
         "samples": len(labels_B),
@@ -110,18 +116,16 @@ def evaluate(
 
 
 def check(plan: Plan) -> None:
-    """Raise a ``UserError`` for an encoder without positions to disturb, or none to disturb."""
+    """Raise a ``UserError`` for settings that disturb nothing, or cannot be measured."""
     encoder, settings = planned_encoder(plan.recipe), plan.settings
     grid = encoder.grid
     check_pooling(plan)
-    moves = moves_of(encoder.positions, settings["shifts"], settings["zooms"])
-    if settings["scales"] and not encoder.positions.takes_any_grid:
+    takes = settings_of(encoder.positions)
+    if not any(settings[name] for name in takes):
         raise UserError(
-            f"scales={settings['scales']}, but encoder.positions = {encoder.positions.name} knows "
-            "one grid only; give scales=."
+            f"nothing to disturb; with encoder.positions = {encoder.positions.name} give "
+            f"{' or '.join(takes)}."
         )
-    if not settings["scales"] and not {*moves} - {NOTHING}:
-        raise UserError("nothing to disturb; give shifts, zooms or scales.")
     for count in settings["shifts"]:
         if count > max(4, *grid):
             raise UserError(
@@ -136,6 +140,12 @@ def check(plan: Plan) -> None:
         raise UserError(f"k={k}, but only {images - 1} images can vote; use k={images - 1}.")
 
 
+def settings_of(positions: Scheme) -> list[str]:
+    """Return the settings of disturbances that a scheme takes."""
+    taken = (positions.can_forget, positions.takes_boxes, positions.takes_any_grid)
+    return [name for name, takes in zip(SETTINGS, taken, strict=True) if takes]
+
+
 def moves_of(
     positions: Scheme, shifts: tuple[int, ...], zooms: tuple[float, ...]
 ) -> dict[str, Move]:
@@ -145,7 +155,7 @@ def moves_of(
         moves |= {f"shifted by {count}": partial(shifted_places, by=count) for count in shifts}
     if positions.takes_boxes:
         moves |= {f"the middle, x {zoom:g}": partial(middle_places, by=1 / zoom) for zoom in zooms}
-    return {**moves, NOTHING: no_places} if positions.can_forget else moves
+    return {**moves, "no positions": no_places} if positions.can_forget else moves
 
 
 @torch.no_grad()
@@ -209,5 +219,8 @@ def table(results: Mapping[str, Any]) -> str:
         f"{results['features']} features; ± one standard error; k = {results['k']}, each image "
         "against the usual features of all others"
     ]
+    if results["left_out"]:
+        names = ", ".join(results["left_out"])
+        notes.append(f"encoder.positions = {results['positions']} does not take {names}")
     header = ["positions", "cosine with the usual feature", "kNN top-1 in %"]
     return format_table("Features under other positions", header, rows, notes)

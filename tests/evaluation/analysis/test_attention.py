@@ -145,7 +145,11 @@ def test_larger_views_have_more_patches(analyse: Analyse) -> None:
         ({"layers": "0,1"}, {}, "the first attention is layer 1"),
         ({"queries": "3,16"}, {}, "patch 16, but there are 4 × 4 patches"),
         ({"image_size": 60}, {}, "image_size = 60 is not divisible by the patch size 8"),
-        ({"image_size": 64}, {"positions": "relative"}, "leave image_size out"),
+        (
+            {"image_size": 64},
+            {"positions": "relative"},
+            "=64, but encoder.positions = relative k",
+        ),
     ],
 )
 @pytest.mark.parametrize("name", ["attention", "relative_attention"])

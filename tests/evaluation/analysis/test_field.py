@@ -20,11 +20,11 @@ from pospre.evaluation.analysis.field import (
 from pospre.evaluation.registry import figures_of
 from pospre.evaluation.run import check_evaluation
 from pospre.nn.positions.sincos import sincos_positions
-from pospre.recipe.values import PositionKind
 from pospre.training.build import build_model
 from tests.evaluation.analysis.small import IJEPA, MAE, Analyse, small_recipe
 
 FIELD = {**MAE, "crop_field": {"field_size": 6}}
+WAVES = {**MAE, "crop_field": {}}
 TABLE = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(0)).double()
 
 
@@ -58,9 +58,9 @@ def test_components_are_scikit_learns() -> None:
 
 def test_vectors_are_the_fields_or_the_encoders() -> None:
     learned = build_model(small_recipe(FIELD))
-    field = learned.positions.named["crop_field"].field
-    assert torch.equal(position_vectors(learned), field)
-    fixed = build_model(small_recipe({**MAE, "crop_field": {"field": "sincos"}}))
+    field = learned.encoder.get_parameter("positions.pos_embed")[0, 1:]
+    assert torch.equal(position_vectors(learned), field.view(6, 6, 32))
+    fixed = build_model(small_recipe(WAVES, positions="sincos"))
     expected = sincos_positions(32, 4, 4).view(4, 4, 32)
     torch.testing.assert_close(position_vectors(fixed), expected)
     torch.testing.assert_close(
@@ -82,6 +82,6 @@ def test_evaluation_measures_and_draws(
 
 
 @pytest.mark.parametrize("kind", ["none", "relative"])
-def test_encoders_without_a_table(image_folder: Callable[..., Path], kind: PositionKind) -> None:
+def test_encoders_without_a_table(image_folder: Callable[..., Path], kind: str) -> None:
     with pytest.raises(UserError, match=f"encoder.positions is {kind}; it is for learned"):
         check_evaluation("field", small_recipe(positions=kind), image_folder(2), {}, None)

@@ -13,7 +13,7 @@ from tests.evaluation.analysis.small import MAE, Analyse, small_recipe
 
 @pytest.mark.parametrize("names", [("mae",), ("simmim",), ("mae", "crop_field")])
 def test_predictions_are_those_of_the_training_pass(names: tuple[str, ...]) -> None:
-    case = Case(names)
+    case = Case(names, encoder={"positions": "learned"})
     model, _ = case.build()
     batch = hide(model.eval(), case.batch(3), 0.75, 0)
     found = predict(model, batch)

@@ -18,8 +18,11 @@ from pospre.evaluation.features import centre_batches
 from pospre.evaluation.registry import Context
 from pospre.evaluation.run import check_evaluation
 from pospre.evaluation.settings import Sampling
+from pospre.nn.places import Places
+from pospre.training.build import build_model
 from pospre.training.checkpoints.content import load_model
 from tests.evaluation.checkpoints import measured, save_checkpoint, tiny_recipe
+from tests.swin_runs import SUPERVISED, small_swin, two_images
 
 Images = Callable[..., Path]
 NAMES = ("n01", "n02", "n03", "n04")
@@ -84,13 +87,20 @@ def test_tiles_change_places() -> None:
 
 
 def test_positions_move() -> None:
-    places = torch.stack(torch.meshgrid(torch.arange(4.0), torch.arange(6.0), indexing="ij"), 2)
-    table = places.flatten(0, 1).unsqueeze(0)
-    shifted = damage.shift_positions(table, grid=(4, 6), by=1)[0].unflatten(0, (4, 6))
-    assert shifted[0, 0].tolist() == [1, 1] and shifted[3, 5].tolist() == [0, 0]
-    scaled = damage.scale_positions(table, grid=(4, 6), by=0.5)[0].unflatten(0, (4, 6))
+    places, device = Places((4, 6)), torch.device("cpu")
+    sides = torch.tensor([4, 6])
+
+    def patches(moved: Places) -> torch.Tensor:  # (4, 6, 2) in patches, 0 the first one's centre
+        return moved.coordinates(device)[0].unflatten(0, (4, 6)) * sides - 0.5
+
+    shifted = patches(damage.shifted_places(places, device, by=1))
+    assert shifted[0, 0].tolist() == pytest.approx([1, 1])
+    assert shifted[3, 5].tolist() == pytest.approx([0, 0], abs=1e-6)
+    scaled = patches(damage.middle_places(places, device, by=0.5))
     assert scaled[0, 0].tolist() == pytest.approx([0.75, 1.25])  # (0.5·x + middle) in patches
-    torch.testing.assert_close(damage.scale_positions(table, grid=(4, 6), by=1.0), table)
+    whole = patches(damage.middle_places(places, device, by=1.0))
+    torch.testing.assert_close(whole, patches(places))
+    assert not damage.no_places(places, device).known.any()
 
 
 def test_figures_are_those_of_other_libraries(
@@ -189,11 +199,35 @@ def test_what_cannot_be_measured_is_said_before(
         check_evaluation("robustness", recipe, three, {}, None)
 
 
-def test_an_encoder_without_positions_keeps_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("scheme", "wanted"),
+    [
+        ("none", []),
+        ("relative", ["positions shifted by 1"]),
+        ("learned", ["positions shifted by 1", "positions of the middle 0.5"]),
+    ],
+)
+def test_positions_are_moved_where_the_scheme_takes_it(
+    scheme: str, wanted: list[str], tmp_path: Path
+) -> None:
+    recipe = tiny_recipe(tmp_path, {"supervised": {"num_classes": 4}}, positions=scheme)
+    positions = build_model(recipe).encoder.positions
     names = [row.name for row in damage.conditions(
-        (2, 2), occlusion=0.5, patch_drop=(0.5,), tiles=(), shift=1, scale=0.5, has_table=False,
+        (2, 2), occlusion=0.5, patch_drop=(0.5,), tiles=(), shift=1, scale=0.5, positions=positions,
     )]  # fmt: skip
-    assert not any("positions" in name for name in names) and len(names) == 4
+    assert [name for name in names if "positions" in name] == wanted
+    assert len(names) == 4 + len(wanted)
+
+
+@torch.no_grad()
+def test_a_swin_takes_shifted_positions_too(tmp_path: Path) -> None:
+    model = build_model(small_swin(tmp_path, "supervised", SUPERVISED, image_size=128)).eval()
+    images = two_images(0)["view/image"][:, 0].float() / 64 - 2
+    moved = damage.shifted_places(model.whole_places(images), images.device, by=1)
+    tokens = model.tokens(images, moved)
+    each = torch.cat([model.tokens(image[None], moved) for image in images])
+    torch.testing.assert_close(tokens, each, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(tokens, model.tokens(images), atol=1e-3)
 
 
 def test_class_sets_by_number_and_by_name(image_folder: Images) -> None:

@@ -232,7 +232,7 @@ def test_classes_that_are_mostly_nowhere_are_said(
         ),
         ({"channels": 1}, r"shows RGB images to square patches; this encoder has 1 channels"),
         ({"patch_size": (8, 4)}, r"and patches of 8×4"),
-        ({"positions": "relative"}, r"inference=whole, but relative positions know one size only"),
+        ({"positions": "relative"}, r"encoder.positions = relative knows one only; give inf"),
     ],
 )
 def test_encoders_that_make_no_maps_are_refused(

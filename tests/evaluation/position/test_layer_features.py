@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from pospre.batch import Batch
-from pospre.evaluation.classification.damage import reorder_tiles
+from pospre.evaluation.classification.damage import no_places, reorder_tiles
 from pospre.evaluation.layers import layer_tokens
 from pospre.evaluation.position.layer_features import (
     Features,
@@ -17,12 +17,14 @@ from pospre.model.algorithm import attach
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.nn.decoder import patchify
-from pospre.recipe.values import PositionKind
+from pospre.nn.places import Places
+from pospre.nn.positions import scheme_class
+from tests.evaluation.schemes import SCHEME_NAMES
 
 GRID = (3, 4)
 
 
-def model_of(positions: PositionKind = "learned") -> PretrainModel:
+def model_of(positions: str = "learned") -> PretrainModel:
     encoder = build_encoder(
         "vit_tiny16", image_size=(24, 32), patch_size=8, depth=2, positions=positions
     )
@@ -74,6 +76,27 @@ def test_shuffled_patches_without_positions_give_the_same_tokens_in_other_places
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("scheme", SCHEME_NAMES)
+def test_forgotten_places_leave_no_trace_of_them(scheme: str, batch: Batch) -> None:
+    """Without places patches in another order have the same tokens, in double precision."""
+    model = model_of(scheme).double()
+    generator = torch.Generator().manual_seed(3)
+    for parameter in model.encoder.parameters():
+        parameter.data.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    images, order = model.images(batch)[:, 0].double(), torch.randperm(12, generator=generator)
+    moved = reorder_tiles(images, order.expand(6, -1), GRID)
+    whole = model.whole_places(images)
+    forgotten = no_places(whole, images.device)
+
+    def difference(places: Places) -> float:
+        plain, other = (model.features(each, [2], places)[0] for each in (images, moved))
+        return float((other - plain[:, order]).detach().abs().max())
+
+    assert difference(forgotten) < 1e-9
+    if scheme_class(scheme).can_forget:
+        assert difference(whole) > 1e-3
+
+
 def test_masked_patches_have_no_position_and_their_neighbours_have(batch: Batch) -> None:
     model = model_of()
     masked, content = (features(model, batch, kind, 9) for kind in ("masked", "content"))
@@ -87,13 +110,13 @@ def test_a_model_with_a_token_for_masked_positions_is_given_it(batch: Batch) -> 
     model = model_of("sincos")
     attach(model, "droppos", decoder_dim=32, decoder_depth=1, decoder_heads=2)
     model.eval()
-    token = model.positions.named["droppos"].token
-    token.data.normal_(generator=torch.Generator().manual_seed(2))
+    mark = model.places.named["droppos"].mark
+    mark.data.normal_(generator=torch.Generator().manual_seed(2))
     masked = features(model, batch, "masked", 9)
-    raw = layer_tokens(
-        model, model.images(batch)[:, 0], [0], norm=False, positions=torch.zeros_like
-    )[0][:, 1:]
-    wanted = model.encoder.norm(raw + token)
+    images = model.images(batch)[:, 0]
+    forgotten = no_places(model.whole_places(images), images.device)
+    raw = layer_tokens(model, images, [0], norm=False, places=forgotten)[0][:, 1:]
+    wanted = model.encoder.norm(raw + mark)
     chosen = masked.shown.unsqueeze(-1).expand(-1, -1, wanted.shape[-1])
     torch.testing.assert_close(masked.tokens[0], wanted.gather(1, chosen).detach())
 

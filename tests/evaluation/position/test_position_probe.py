@@ -103,19 +103,29 @@ def sorted_like(results: dict[str, Any], other: dict[str, Any]) -> list[dict[str
     return sorted(results["rows"], key=lambda row: order.index((row["shown_as"], row["layer"])))
 
 
-def test_an_encoder_that_adds_no_positions_has_none_to_leave_out(
-    images: Path, tmp_path: Path
-) -> None:
-    recipe = tiny_recipe(tmp_path, "mae", image_size=32, patch_size=8, positions="relative")
-    recipe = recipe.model_copy(update={"algorithms": {"supervised": {"num_classes": 2}}})
+def test_an_encoder_that_knows_no_places_has_none_to_forget(images: Path, tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path, "mae", image_size=32, patch_size=8, positions="none")
     settings = {**SETTINGS, "layers": [2], "baseline": False}
     model = build_model(recipe)
     results = run_evaluation("position_probe", model, recipe, images, settings, progress=False)
     found = results["results"]
     assert {row["shown_as"] for row in found["rows"]} == {"image", "shuffled"}
     assert found["content_top1"] is None and "one colour" not in table(found)
-    with pytest.raises(UserError, match="knows the offsets of one grid only"):
-        check_evaluation("position_probe", recipe, images, {"grids": [7]}, None)
+
+
+def test_a_grid_that_positions_do_not_know_is_said(
+    images: Path, recipe: Recipe, tmp_path: Path
+) -> None:
+    classes = {"supervised": {"num_classes": 2}}
+    small = {"image_size": 32, "patch_size": 8, "positions": "relative"}
+    other = tiny_recipe(tmp_path, classes, **small)
+    said = r"encoder.positions = relative knows one grid only, .* 32 × 32 pixels \(4 × 4 patches\)"
+    with pytest.raises(UserError, match=f"grids=7x7, but {said}"):
+        check_evaluation("position_probe", other, images, {"grids": "7"}, None)
+    settings = {"grids": "2x3", "versus": str(save_checkpoint(other))}
+    with pytest.raises(UserError, match=f"grids=2x3, versus=.*, but {said}"):
+        check_evaluation("position_probe", recipe, images, settings, None)
+    assert check_evaluation("position_probe", other, images, {"grids": "4"}, None)
 
 
 def test_settings_as_written_on_a_command_line() -> None:
@@ -155,12 +165,11 @@ def test_mistakes_are_said_before_any_work(
     assert "nowhere" in message(recipe, versus=str(tmp_path / "nowhere"))
 
 
-@pytest.mark.parametrize("source", ["crop_field"])
-def test_positions_of_a_field_are_left_out_too(source: str, images: Path, tmp_path: Path) -> None:
-    recipe = tiny_recipe(tmp_path, "mae", image_size=32, patch_size=8)
-    recipe = recipe.model_copy(update={"algorithms": {**recipe.algorithms, source: {}}})
+def test_positions_of_a_field_are_left_out_too(images: Path, tmp_path: Path) -> None:
+    small = {"image_size": 32, "patch_size": 8, "positions": "learned"}
+    recipe = tiny_recipe(tmp_path, "mae", {"crop_field": {"field_size": 7}}, **small)
     model = build_model(recipe)
-    torch.nn.init.normal_(model.positions.named[source].field, std=3.0)
+    torch.nn.init.normal_(model.encoder.get_parameter("positions.pos_embed"), std=3.0)
     settings = {**SETTINGS, "layers": [0], "baseline": False}
     found = run_evaluation("position_probe", model, recipe, images, settings, progress=False)
     assert found["results"]["top1"] > 0.95 > 0.6 > found["results"]["content_top1"]

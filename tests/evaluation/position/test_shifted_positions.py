@@ -7,37 +7,47 @@ import pytest
 import torch
 import torch.nn.functional as F
 from sklearn.neighbors import KNeighborsClassifier
+from torch import Tensor
 
 from pospre.errors import UserError
 from pospre.evaluation.position.shifted_positions import (
     _figures,
     _of_others,
-    edits_of,
+    moves_of,
     table,
 )
 from pospre.evaluation.registry import figures_of
 from pospre.evaluation.run import check_evaluation, run_evaluation
 from pospre.nn.interpolation import interpolation_weights
+from pospre.nn.places import Places
+from pospre.nn.positions import build_positions
+from pospre.nn.positions.scheme import Space
 from pospre.training.build import build_model
 from tests.evaluation.checkpoints import tiny_recipe
 
-POSITIONS = torch.randn(2, 12, 8, generator=torch.Generator().manual_seed(0))
 GRID = (3, 4)
 
 
 def test_shifted_and_stretched_positions_are_those_of_the_place_before_and_of_grid_sample() -> None:
-    edits = edits_of(GRID, shifts=(1,), zooms=(2.0,))
-    shifted = edits["shifted by 1"](POSITIONS).unflatten(1, GRID)
-    own = POSITIONS.unflatten(1, GRID)
-    assert torch.equal(shifted[:, 1, 1], own[:, 0, 0])
-    assert torch.equal(shifted[:, 0, 0], own[:, 2, 3])
+    positions = build_positions("learned", Space(8, 2, 1, GRID))
+    positions.reset_parameters()
+    moves, whole = moves_of(positions, shifts=(1,), zooms=(2.0,)), Places(GRID)
+    device = torch.device("cpu")
+
+    def vectors(places: Places) -> Tensor:
+        return positions.added(torch.zeros(1, 12, 8), places).detach()[0].unflatten(0, GRID)
+
+    own, shifted = vectors(whole), vectors(moves["shifted by 1"](whole, device))
+    assert torch.equal(shifted[0, 0], own[1, 1])
+    assert torch.equal(shifted[2, 3], own[0, 0])
     down, across = (
         interpolation_weights(((torch.arange(side) + 0.5) / side / 2 + 0.25)[None], side, "bicubic")
         for side in GRID
     )
-    wanted = torch.einsum("rh,cw,bhwd->brcd", down[0], across[0], own)
-    found = edits["the middle, x 2"](POSITIONS).unflatten(1, GRID)
-    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+    wanted = torch.einsum("rh,cw,hwd->rcd", down[0], across[0], own)
+    found = vectors(moves["the middle, x 2"](whole, device))
+    torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-5)
+    assert not vectors(moves["no positions"](whole, device)).any()
 
 
 def test_the_nearest_neighbour_is_that_of_scikit_learn() -> None:
@@ -93,11 +103,49 @@ def test_disturbances_of_a_model(image_folder: Callable[..., Path], tmp_path: Pa
     assert "untrained: shifted by 1" in table(results)
 
 
+@pytest.mark.parametrize(
+    ("scheme", "measured", "left_out"),
+    [
+        ("none", ["image at 2 x 2 patches"], ["shifts", "zooms"]),
+        ("relative", ["shifted by 1", "no positions"], ["zooms", "scales"]),
+        ("learned", ["shifted by 1", "the middle, x 2", "no positions", "image at 2 x 2 patches"],
+         []),
+    ],
+)  # fmt: skip
+def test_what_a_scheme_does_not_take_is_left_out_and_said(
+    scheme: str,
+    measured: list[str],
+    left_out: list[str],
+    image_folder: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    algorithms = {"supervised": {"num_classes": 2}}
+    recipe = tiny_recipe(tmp_path, algorithms, image_size=32, patch_size=8, positions=scheme)
+    model = build_model(recipe)
+    for parameter in model.encoder.parameters():
+        parameter.data.add_(0.1 * torch.randn_like(parameter))  # biases are 0 at first
+    settings = {"k": 2, "shifts": "1", "zooms": "2", "scales": "0.5", "baseline": False}
+    data = image_folder(num_images=5)
+    run = run_evaluation("shifted_positions", model, recipe, data, settings, progress=False)
+    results = run["results"]
+    rows = {row["what"]: row["cosine"] for row in results["rows"]}
+    assert [*rows] == ["as usual", *measured, "another image"]
+    assert all(rows[what] < 0.9999 for what in measured)
+    assert results["left_out"] == left_out
+    note = f"encoder.positions = {scheme} does not take {', '.join(left_out)}"
+    assert (note in table(results)) == bool(left_out)
+
+
 def test_nothing_to_disturb_is_said(image_folder: Callable[..., Path], tmp_path: Path) -> None:
     data = image_folder(num_images=3)
     for encoder, settings, wanted in (
-        ({"positions": "relative"}, {}, "encoder.positions = relative adds none"),
-        ({"positions": "none"}, {"scales": []}, "nothing to disturb"),
+        ({"positions": "relative"}, {"shifts": []}, "positions = relative give shifts"),
+        ({"positions": "none"}, {"scales": []}, "positions = none give scales"),
+        (
+            {},
+            {"shifts": [], "zooms": [], "scales": []},
+            "nothing to disturb; with encoder.positions = sincos give shifts or zooms or scales",
+        ),
         ({"class_token": False}, {"features": "cls"}, "no class token"),
         ({}, {"shifts": "9"}, "shifts=9 goes round the grid"),
         ({}, {}, "k=20, but only 2 images can vote; use k=2"),

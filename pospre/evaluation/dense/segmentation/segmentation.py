@@ -153,7 +153,10 @@ def check(plan: Plan) -> Setup:
     setup = open_setup(plan.data, settings, encoder)
     check_side("crop", setup.crop, encoder)
     if setup.showing.window is None and not encoder.positions.takes_any_grid:
-        raise UserError("inference=whole, but relative positions know one size only.")
+        raise UserError(
+            f"inference=whole shows images of their own size, but encoder.positions = "
+            f"{encoder.positions.name} knows one only; give inference=slide."
+        )
     if settings["decoder"] == "upernet":
         check_upernet(setup, settings["batch_size"], encoder)
     if not settings["augment"] and (settings["finetune"] or setup.showing.window is None):

@@ -108,8 +108,8 @@ def check(plan: Plan) -> list[Video]:
     encoder = check_encoder(plan.recipe)
     if not encoder.positions.takes_any_grid:
         raise UserError(
-            "it shows frames of their own size, and relative positions know the "
-            f"{encoder.image_size[0]}×{encoder.image_size[1]} of the encoder only."
+            f"it shows frames of their own size, and encoder.positions = {encoder.positions.name} "
+            f"knows the {encoder.image_size[0]}×{encoder.image_size[1]} of the encoder only."
         )
     settings, patch = plan.settings, encoder.patch_size[0]
     if (settings["multiple"] or 0) % patch:
