@@ -86,6 +86,8 @@ def test_published_figures_stand_only_beside_what_compares(tmp_path: Path) -> No
     assert "88.2 %" in written(folder)  # the weighted mean, beside the plain one
     assert not shown(grid, images // 2) and not shown(grid | {"samples": 1000}, images)
     assert not shown(grid, images, name="vits16") and not shown(grid, images, depth=6)
+    assert shown(grid, images, positions="sincos")
+    assert not shown(grid, images, positions={"rotary": {"base": 100}})
     recipe["algorithms"]["mae"] = {}
     assert not shown(grid, images)
 
