@@ -1,18 +1,28 @@
-"""Rotary positions: queries and keys are turned by where they are (axial, as DINOv3 has them).
+"""Rotary positions: queries and keys are turned by where they are (axial: each axis by itself).
 
-A place is (y, x) in [−1, 1], 0 in the centre of the image. A quarter of a head's channels has y
-divided by periods from short to long, the next quarter x; 2π times that is the angle by which
-channel i is turned together with channel i + D/2. Of two turned vectors the product depends on the
-difference of their places alone. Prefix tokens are not turned, as if they stood in the centre, so
-that absolute places can be read off them.
+Su et al. 2021 (arXiv 2104.09864) turn channels in pairs; in two dimensions one half of the pairs
+turns by the row and the other by the column. A place is (y, x). With periods p_0 … p_{D/4−1}, from
+short to long, a head of D channels has the angles
 
-A forgotten place is angle 0, the centre too, and a learned vector that tells it from the centre.
-Any grid and any coordinate will do: at another grid the range stays [−1, 1]; in a box (a crop of
-the position field) it is that of the field.
+    a = t·[y/p_0, …, y/p_{D/4−1}, x/p_0, …, x/p_{D/4−1}]    (D/2 of them)
+
+and channel i is turned together with channel i + D/2. The product of two turned vectors depends on
+the difference of their places alone. What y, x and t are differs by encoder:
+
+- ``centred`` (DINOv3, arXiv 2508.10104): y and x run from −1 to 1 over the image, t = 2π.
+- ``cells`` (RoPE-ViT, arXiv 2403.13298): whole cells from the first, t = 1, columns first.
+- ``reference`` (EVA-02, arXiv 2303.11331): cells of a grid of 16×16 over the image, t = 1.
+
+Prefix tokens have angle 0. That is the centre of the image where places are centred, and the first
+cell otherwise, so that absolute places can be read off them.
+
+A forgotten place is angle 0, too, and a learned vector tells it from the true one there. Any grid
+and any coordinates will do. At another grid, centred places keep their range, cells go on, and
+those of the reference are the same. In a box (a crop of the position field) all are the field's.
 """
 
 import math
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field, PositiveFloat
@@ -24,24 +34,29 @@ from pospre.nn.places import Places
 from pospre.nn.positions.scheme import Scheme, Space
 
 Factor = Annotated[float, Field(ge=1)]
+_REFERENCE = 16  # EVA-02 was pre-trained with 16×16 patches
 
 
 class Rotary(Scheme):
     """Axial rotary positions; nothing is learned.
 
+    Periods are not stored with weights: the options say them. They are recomputed by
+    ``reset_parameters``, after ``to_empty`` as well.
+
     Args:
         space: of the encoder.
-        base: the periods are base^(4i/D), i = 0 … D/4 − 1; None where ``period_range`` is given.
-        period_range: the first and the last period, with a constant ratio between neighbours.
-        normalize: an axis' length is that of its own side (``separate``), or of the longer or the
-            shorter side for both; then the other axis is off the centre.
-        shift: in training places are moved by up to so much along each axis.
+        base: the periods are base^(4i/D), i = 0 … D/4 − 1; 100 without it (EVA-02 has 10000).
+        period_range: in place of ``base``: the first and the last period, with a constant ratio
+            between neighbours.
+        coordinates: what a place is, see above.
+        columns_first: x comes before y in the angles.
+        normalize: of centred places: an axis' length is that of its own side (``separate``), or of
+            the longer or the shorter side for both; then the other axis is off the centre.
+        shift: in training, the places of a view are moved by up to so much along each axis.
         jitter: and stretched by up to this factor, or its inverse, along each axis.
         rescale: and then by up to this factor, or its inverse, along both alike.
         bf16_periods: rounded, as DINOv3's published files hold them.
     """
-
-    shares_clues: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -49,6 +64,8 @@ class Rotary(Scheme):
         *,
         base: PositiveFloat | None = None,
         period_range: tuple[PositiveFloat, PositiveFloat] | None = None,
+        coordinates: Literal["centred", "cells", "reference"] = "centred",
+        columns_first: bool = False,
         normalize: Literal["separate", "max", "min"] = "separate",
         shift: PositiveFloat | None = None,
         jitter: Factor | None = None,
@@ -62,10 +79,16 @@ class Rotary(Scheme):
                 f"encoder.positions.rotary has base = {base} and period_range = "
                 f"{list(period_range)}; give one of the two."
             )
+        if coordinates != "centred" and normalize != "separate":
+            raise UserError(
+                f"encoder.positions.rotary.normalize = {normalize} is for coordinates = centred, "
+                f"not {coordinates}. Leave it out."
+            )
         self.base = 100.0 if base is None and period_range is None else base
-        self.period_range, self.normalize = period_range, normalize
+        self.period_range, self.bf16_periods = period_range, bf16_periods
+        self.coordinates, self.columns_first = coordinates, columns_first
+        self.normalize = normalize
         self.shift, self.jitter, self.rescale = shift, jitter, rescale
-        self.bf16_periods = bf16_periods
         self.is_drawn = any(each is not None for each in (shift, jitter, rescale))
         self.periods: Tensor
         self.register_buffer("periods", torch.empty(space.head_dim // 4), persistent=False)
@@ -91,6 +114,8 @@ class Rotary(Scheme):
             space,
             base=self.base,
             period_range=self.period_range,
+            coordinates=self.coordinates,
+            columns_first=self.columns_first,
             normalize=self.normalize,
             shift=self.shift,
             jitter=self.jitter,
@@ -101,31 +126,45 @@ class Rotary(Scheme):
     def check(self, places: Places) -> None:
         """Raise ``UserError`` for boxes where axes have no length of their own, or are drawn."""
         super().check(places)
-        odd = self.normalize != "separate" and f"normalize = {self.normalize}"
-        odd = odd or (self.is_drawn and "shift, jitter or rescale")
+        odd = [f"normalize = {self.normalize}"] * (self.normalize != "separate")
+        odd += ["shift, jitter or rescale"] * self.is_drawn
         if places.box is not None and odd:
             raise UserError(
-                f"encoder.positions.rotary has {odd}, but views lie in a field already, which is "
-                "moved and scaled at every step. Leave it out."
+                f"encoder.positions.rotary has {' and '.join(odd)}, but views lie in a field "
+                "already, which is moved and scaled at every step. Leave it out."
             )
 
     def angles(self, places: Places, layer: int) -> Tensor:
-        """Return 2π·(y, x) / periods: (R, 1, K, D/2), rows first."""
-        place = self._drawn(2 * self._shares(places) - 1, places.keys)
-        angles = 2 * math.pi * place.unsqueeze(-1) / self.periods
+        """Return t·(y, x) / periods: (R, 1, K, D/2), float32 at least."""
+        place = self._drawn(self._place(places), places.keys)
+        if self.columns_first:
+            place = place.flip(-1)
+        turn = 2 * math.pi if self.coordinates == "centred" else 1.0
+        angles = turn * place.unsqueeze(-1) / self.periods
         return angles.flatten(2).unsqueeze(1)
 
-    def _shares(self, places: Places) -> Tensor:
-        """Return (row, column) in shares of the lengths that they are divided by."""
-        found = places.coordinates(self.periods.device)
-        if self.normalize == "separate":
-            return found
-        length = (max if self.normalize == "max" else min)(places.grid)
-        return found * found.new_tensor([side / length for side in places.grid])
+    def _place(self, places: Places) -> Tensor:
+        """Return (y, x) of every token: float32 (R, K, 2)."""
+        device, own = self.periods.device, places.grid
+        if self.coordinates == "centred":
+            place = places.coordinates(device)
+            if self.normalize != "separate":
+                length = (max if self.normalize == "max" else min)(own)
+                place = place * place.new_tensor([side / length for side in own])
+            return 2 * place - 1
+        place = places.steps(self.space.grid, device)
+        if self.coordinates == "cells":
+            return place
+        frame = own if places.box is None else self.space.grid
+        return place * place.new_tensor([_REFERENCE / side for side in frame])
 
     def _drawn(self, place_RK2: Tensor, keys_R: Tensor | None) -> Tensor:
-        """Move and stretch the places of each view in training: shift, jitter, rescale."""
-        if keys_R is None or not self.is_drawn:
+        """Move and stretch the places of each view in training: shift, jitter, rescale.
+
+        The law is DINOv3's. Its code draws once for all images of a rank, anew in every block; here
+        each view has its own draw, which all blocks and a decoder share.
+        """
+        if keys_R is None or not (self.is_drawn and self.training):
             return place_RK2
         draw = 2 * draws.uniform(keys_R, 5).unsqueeze(1) - 1
         if self.shift is not None:
@@ -143,5 +182,5 @@ def check_head(space: Space, name: str) -> None:
         raise UserError(
             f"encoder.positions = {name} turns pairs of channels along two axes, but a head is "
             f"{space.head_dim} wide ({space.dim} / {space.num_heads}). Its width must be a "
-            "multiple of 4."
+            "multiple of 4: take an encoder, or a decoder, with another number of heads."
         )

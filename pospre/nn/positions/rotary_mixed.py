@@ -1,12 +1,17 @@
 """Mixed rotary positions: every head of every block learns by which directions it turns (RoPE-ViT).
 
-A place is (row, column) in cells, (0, 0) the first, and the angle of channel pair i in head h of
-block l is column·Fˣ + row·Fʸ with learned frequencies F (Heo et al. 2024, arXiv 2403.13298).
-Prefix tokens are not turned, as if they stood in the first cell.
+A place is (row r, column c) in cells, (0, 0) the first. In block l the angle of head h and channel
+pair i is (Heo et al. 2024, arXiv 2403.13298, Eq. 14, without 2π)
 
-A forgotten place is angle 0, the first cell's, and a learned vector that tells it from that. At
-another grid cells go on; in a box (a crop of the position field) they are those of the encoder's
-grid.
+    a_{l,h,i} = c·Fˣ_{l,h,i} + r·Fʸ_{l,h,i},    i = 0 … D/2 − 1
+
+with learned frequencies F, and channel i is turned together with channel i + D/2. Axial positions
+(``rotary``) are the case that one half of the pairs has Fʸ = 0 and the other Fˣ = 0. Prefix tokens
+have angle 0, as if they stood in the first cell.
+
+A forgotten place is angle 0, the first cell's, and a learned vector that tells it from that. Any
+grid and any coordinates will do. At another grid cells go on, so that the angles of more cells were
+never trained; in a box (a crop of the position field) they are those of the encoder's grid.
 """
 
 import math
@@ -22,11 +27,14 @@ from pospre.nn.positions.scheme import Scheme, Space
 
 
 class RotaryMixed(Scheme):
-    """Learned frequencies (2, blocks, heads, D/2), of columns and of rows.
+    """Learned frequencies ``freqs`` (2, blocks, heads, D/2): of columns, then of rows.
+
+    They are not decayed when published: ``optimizer.no_decay: [freqs]``. Angles are made block by
+    block; (blocks, heads, K, D/2) of every sample would be large.
 
     Args:
         space: of the encoder.
-        base: θ of the first magnitudes θ^(−4i/D); they start in a drawn direction for each head.
+        base: θ of the first magnitudes θ^(−4i/D); each head starts in a direction that is drawn.
     """
 
     shares_clues: ClassVar[bool] = False
@@ -40,22 +48,28 @@ class RotaryMixed(Scheme):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw a direction for each head of each block; half the pairs stand across it."""
+        """Draw a direction φ for each head of each block; half of its pairs stand across it.
+
+        With m_i = θ^(−4i/D): Fˣ = [m cos φ, m cos(φ + π/2)], Fʸ = [m sin φ, m sin(φ + π/2)].
+        """
+        self.freqs.copy_(self.directed(2 * math.pi * torch.rand(self.freqs.shape[1:3])))
+
+    def directed(self, angle_LH: Tensor) -> Tensor:
+        """Return the frequencies (2, blocks, heads, D/2) of heads that stand at these angles."""
         count = self.space.head_dim // 4
         magnitude = self.base ** (-torch.arange(count, dtype=torch.float32) / count)
-        angle = 2 * math.pi * torch.rand(*self.freqs.shape[1:3], 1)
-        both = torch.cat(
-            [angle.expand(-1, -1, count), (angle + math.pi / 2).expand(-1, -1, count)], -1
-        )
-        self.freqs.copy_(torch.stack([both.cos(), both.sin()]) * magnitude.repeat(2))
+        across = angle_LH + math.pi / 2
+        both = torch.stack([angle_LH, across], -1).repeat_interleave(count, -1)
+        return torch.stack([both.cos(), both.sin()]) * magnitude.repeat(2)
 
     def companion(self, space: Space) -> "RotaryMixed":
         """Return one with frequencies of its own for a decoder."""
         return RotaryMixed(space, base=self.base)
 
     def angles(self, places: Places, layer: int) -> Tensor:
-        """Return column·Fˣ + row·Fʸ of block ``layer``: (R, heads, K, D/2)."""
-        freqs = self.freqs[:, layer].float()
+        """Return column·Fˣ + row·Fʸ of block ``layer``: (R, heads, K, D/2), float32 at least."""
+        freqs = self.freqs[:, layer]
+        freqs = freqs.to(torch.promote_types(freqs.dtype, torch.float32))
         row, column = places.steps(self.space.grid, freqs.device).unbind(-1)
         across, down = freqs[:, None, :, None]
         return column[:, None, :, None] * across + row[:, None, :, None] * down
