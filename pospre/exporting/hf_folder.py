@@ -194,7 +194,8 @@ def _names(encoder: PatchEncoder, kind: str) -> dict[str, str]:
 
 def _is_gated(encoder: PatchEncoder) -> bool:
     """Return whether the MLPs are SwiGLU."""
-    return isinstance(encoder, Encoder) and encoder.blocks[0].mlp.gated
+    block: Any = encoder.blocks[0] if isinstance(encoder, Encoder) else None
+    return block is not None and block.mlp.gated
 
 
 def _renamed(key: str, names: dict[str, str]) -> str:

@@ -1,6 +1,7 @@
 """The tokens after every block and the attention are those of the forward pass itself."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -53,7 +54,8 @@ def test_attention_is_what_the_block_uses(positions: str) -> None:
     model = model_of(positions)
     for part in model.encoder.parameters():
         part.data.add_(0.1 * torch.randn_like(part))  # biases of positions are 0 at first
-    block, found = model.encoder.blocks[1].attn, {}
+    second: Any = model.encoder.blocks[1]
+    block, found = second.attn, {}
 
     def keep(_: torch.nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
         found["in"], found["out"] = arguments[0], output

@@ -9,7 +9,6 @@ from pospre.errors import run_command
 from pospre.evaluation.models import open_model
 from pospre.export import main
 from pospre.nn.positions import SCHEMES, scheme_class
-from pospre.nn.positions.relative import RelativeBias
 from pospre.training.checkpoints.content import load_model
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
 
@@ -47,12 +46,10 @@ def test_what_timm_does_not_have_is_refused_in_every_format(
     name: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    path = run_of("relative", tmp_path / "runs")
-    monkeypatch.setattr(RelativeBias, "in_timm", False)
+    path = run_of("rotary", tmp_path / "runs")
     code = run_command(lambda: main([str(path), str(tmp_path / name), "--format", format]))
     said = capsys.readouterr().err
-    assert code == 2 and said.startswith("error: encoder.positions = relative cannot be exported")
+    assert code == 2 and said.startswith("error: encoder.positions = rotary cannot be exported")
     assert "none, sincos, learned" in said and "by its run or checkpoint" in said
     assert [each.name for each in tmp_path.iterdir()] == ["runs"]

@@ -123,7 +123,8 @@ def class_maps(
         found["tokens"] = output.detach().requires_grad_()
         return found["tokens"]
 
-    hook = model.encoder.blocks[layer - 1].norm1.register_forward_hook(hold)
+    block: Any = model.encoder.blocks[layer - 1]
+    hook = block.norm1.register_forward_hook(hold)
     with hook, _frozen(model), torch.enable_grad():
         logits_BC = head({"student": model.tokens(images_BCHW)}, {})["logits"]
         asked_B = logits_BC.argmax(-1) if class_B is None else class_B

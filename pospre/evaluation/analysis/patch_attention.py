@@ -1,6 +1,7 @@
 """Attention among the patches of whole images."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +28,8 @@ def patch_attention(
     """
     rows, columns = model.encoder.grid_of(*images_BCHW.shape[-2:])
     prefix = model.encoder.num_prefix_tokens
-    one = 4 * model.encoder.blocks[0].attn.num_heads * (prefix + rows * columns) ** 2
+    block: Any = model.encoder.blocks[0]
+    one = 4 * block.attn.num_heads * (prefix + rows * columns) ** 2
     images = max(1, BYTES_AT_ONCE // (one * len(layers)))
     together = max(1, BYTES_AT_ONCE // (one * images))
     for part in images_BCHW.split(images):

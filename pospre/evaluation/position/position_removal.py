@@ -202,7 +202,8 @@ def regression_planes(
 def without_planes(model: PretrainModel, mean_D: Tensor, basis_DK: Tensor) -> PretrainModel:
     """Return a copy of the model whose tokens lack the part in the basis."""
     other = copy.deepcopy(model)
-    other.encoder.norm = nn.Sequential(other.encoder.norm, PlanesRemoved(mean_D, basis_DK))
+    encoder: Any = other.encoder
+    encoder.norm = nn.Sequential(encoder.norm, PlanesRemoved(mean_D, basis_DK))
     return other.to(next(model.parameters()).device).eval()
 
 

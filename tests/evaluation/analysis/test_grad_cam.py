@@ -22,16 +22,17 @@ def test_the_map_is_what_finite_differences_give(pooling: str, layer: int) -> No
     supervised = {"num_classes": 3, "pooling": pooling, "head_init": 1.0}
     model = build_model(small_recipe({"supervised": supervised})).double().eval()
     encoder, head = model.encoder, model.objectives["supervised"]
+    blocks: list[Any] = [*encoder.blocks]
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0)).double()
     wanted = torch.tensor([2, 0])
     (before,) = layer_tokens(model, images, [layer - 1], norm=False)
-    tokens = encoder.blocks[layer - 1].norm1(before).detach()
+    tokens = blocks[layer - 1].norm1(before).detach()
 
     def logit(tokens: Tensor) -> Tensor:
-        block = encoder.blocks[layer - 1]
+        block = blocks[layer - 1]
         mixed = before + block.attn(tokens)
         mixed = mixed + block.mlp.fc2(block.mlp.hidden(block.norm2(mixed)))
-        for later in encoder.blocks[layer:]:
+        for later in blocks[layer:]:
             mixed = later(mixed)
         logits = head({"student": encoder.norm(mixed)}, {})["logits"]
         return logits[torch.arange(2), wanted].detach()
@@ -46,7 +47,7 @@ def test_the_map_is_what_finite_differences_give(pooling: str, layer: int) -> No
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-9)
     assert asked.tolist() == wanted.tolist() and bool((found > 0).any())
     assert all(each.requires_grad for each in model.objectives.parameters())
-    assert not encoder.blocks[layer - 1].norm1._forward_hooks
+    assert not blocks[layer - 1].norm1._forward_hooks
 
 
 def test_the_covered_share() -> None:

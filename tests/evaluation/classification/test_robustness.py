@@ -100,7 +100,8 @@ def test_positions_move() -> None:
     assert scaled[0, 0].tolist() == pytest.approx([0.75, 1.25])  # (0.5·x + middle) in patches
     whole = patches(damage.middle_places(places, device, by=1.0))
     torch.testing.assert_close(whole, patches(places))
-    assert not damage.no_places(places, device).known.any()
+    known = damage.no_places(places, device).known
+    assert known is not None and not known.any()
 
 
 def test_figures_are_those_of_other_libraries(

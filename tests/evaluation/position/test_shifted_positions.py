@@ -103,15 +103,17 @@ def test_disturbances_of_a_model(image_folder: Callable[..., Path], tmp_path: Pa
     assert "untrained: shifted by 1" in table(results)
 
 
+ALL = ["shifted by 1", "the middle, x 2", "no positions", "image at 2 x 2 patches"]
+
+
 @pytest.mark.parametrize(
     ("scheme", "measured", "left_out"),
     [
         ("none", ["image at 2 x 2 patches"], ["shifts", "zooms"]),
         ("relative", ["shifted by 1", "no positions"], ["zooms", "scales"]),
-        ("learned", ["shifted by 1", "the middle, x 2", "no positions", "image at 2 x 2 patches"],
-         []),
+        *((scheme, ALL, []) for scheme in ("learned", "rotary", "rotary_mixed", "alibi")),
     ],
-)  # fmt: skip
+)
 def test_what_a_scheme_does_not_take_is_left_out_and_said(
     scheme: str,
     measured: list[str],
