@@ -26,7 +26,9 @@ class DecoderBlocks(nn.Sequential):
 
     def forward(self, tokens_BTD: Tensor, clues: Iterable[Clue] | None = None) -> Tensor:
         """Return the tokens after all blocks; ``clues`` of their places are one for each."""
-        for block, clue in zip(self, clues or [NO_CLUE] * len(self), strict=True):
+        if clues is None:
+            clues = [NO_CLUE] * len(self)
+        for block, clue in zip(self, clues, strict=True):
             tokens_BTD = block(tokens_BTD, clue)
         return tokens_BTD
 
