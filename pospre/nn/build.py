@@ -47,8 +47,10 @@ def build_encoder(
         positions: a scheme of ``pospre.nn.positions`` by name, or ``{name: its options}``:
             ``sincos`` (fixed table, MAE's order), ``learned`` (drawn from N(0, 0.02²)),
             ``learned_sincos`` (starts as the fixed table and learns, the class token's from 0),
-            ``none``, or a zero-initialised bias of the attention by relative position, one per
-            layer (``relative``) or one for all (``shared_relative``, as in BEiT).
+            ``none``, a zero-initialised bias of the attention by relative position, one per layer
+            (``relative``) or one for all (``shared_relative``, as in BEiT), a fixed bias by
+            distance (``alibi``), by direction and distance (``lookhere``), or queries and keys that
+            are turned (``rotary``: DINOv3, EVA-02, RoPE-ViT; ``rotary_mixed``: RoPE-ViT, learned).
         class_token: whether there is one.
         num_registers: learned tokens without meaning or position that take part in attention.
         layer_scale: initial factor of each residual branch, learned per channel; None: no factor.

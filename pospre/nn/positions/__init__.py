@@ -19,6 +19,7 @@ SCHEMES = {
     "rotary": "rotary:Rotary",
     "rotary_mixed": "rotary_mixed:RotaryMixed",
     "alibi": "alibi:Alibi",
+    "lookhere": "lookhere:LookHere",
     "relative": "relative:Relative",
     "shared_relative": "relative:SharedRelative",
 }

@@ -1,16 +1,21 @@
 """Distances as a bias of attention: tokens see what is near, by a slope of each head (2-D ALiBi).
 
-The bias from a query to a key is −slope · distance, the same in both directions; nothing is learned
-(Press et al. 2022; in two dimensions CROMA, Fuller et al. 2023, arXiv 2311.00566). Prefix tokens
-are at distance 0 from all. Absolute places can be read off the borders, up to the square's
-symmetries; on a torus not at all.
+ALiBi (Press et al. 2022, arXiv 2108.12409) takes from the logits what grows with the distance of
+query and key. In two dimensions (CROMA, Fuller et al. 2023, arXiv 2311.00566) head h has the bias
 
-A forgotten place is at distance 0 from all tokens. At another grid distances go on in cells; in a
-box (a crop of the position field) they are in cells of the encoder's grid.
+    −m_h · ‖place of the query − place of the key‖
+
+with a fixed slope m_h and the Euclidean distance in cells. It is the same in both directions, and
+nothing is learned. Prefix tokens are at distance 0 from all. Absolute places can be read off the
+borders, up to the square's symmetries; on a torus, which has no borders, not at all.
+
+A forgotten place is at distance 0 from all tokens. Any grid and any coordinates will do. At another
+grid distances go on in cells; on a torus they keep their range. In a box (a crop of the position
+field) cells are those of the encoder's grid.
 """
 
 import math
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -25,11 +30,10 @@ class Alibi(Scheme):
 
     Args:
         space: of the encoder.
-        distance: in ``cells``, with slopes 2^(−8i/heads) (CROMA); or on a ``torus``, whose opposite
-            edges meet, divided by the longest distance there, with slope 1 (DINO-SAW).
+        distance: in ``cells``, with ALiBi's slopes 2^(−8i/heads), i = 1 … heads (CROMA); or on a
+            ``torus``, whose opposite edges meet, divided by the longest distance between cells
+            there, with slope 1 in every head (DINO-SAW).
     """
-
-    shares_clues: ClassVar[bool] = True
 
     def __init__(self, space: Space, *, distance: Literal["cells", "torus"] = "cells") -> None:
         super().__init__(space)
@@ -45,26 +49,25 @@ class Alibi(Scheme):
         self.slopes.copy_(torch.tensor(slopes))
 
     def companion(self, space: Space) -> "Alibi":
-        """Return the same for a decoder."""
+        """Return the same for a decoder, with slopes of its heads."""
         return Alibi(space, distance=self.distance)
 
     def distances(self, places: Places, layer: int) -> Tensor:
-        """Return −slope · distance: (R, heads, T, T)."""
+        """Return −slope · distance: float32 (R, heads, T, T), or (1, heads, T, T) for all alike."""
         steps = places.steps(self.space.grid, self.slopes.device)
-        apart = (steps[:, :, None] - steps[:, None]).abs()
+        apart = (steps[:, :, None] - steps[:, None]).abs()  # R, queries, keys, (down, across)
         if self.distance == "torus":
             sides = self.space.grid if places.box is not None else places.grid
-            around = apart.new_tensor(sides)
-            apart = torch.minimum(apart % around, (around - apart) % around)
+            apart = torch.minimum(apart, apart.new_tensor(sides) - apart)
             longest = math.hypot(*(side // 2 for side in sides)) or 1.0
             apart = apart / longest
-        distance = apart.square().sum(-1).sqrt()[:, None]
+        distance = apart.square().sum(-1).sqrt().unsqueeze(1)
         bias = -self.slopes[:, None, None] * distance
         return F.pad(bias, (self.space.num_prefix, 0, self.space.num_prefix, 0))
 
 
 def head_slopes(heads: int) -> list[float]:
-    """Return ALiBi's slopes: 2^(−8i/heads) for powers of two, others in between."""
+    """Return ALiBi's slopes: 2^(−8i/heads) for powers of two, with others put in between."""
     power = 2 ** math.floor(math.log2(heads))
     slopes = [2 ** (-8 * i / power) for i in range(1, power + 1)]
     between = [2 ** (-4 * i / power) for i in range(1, 2 * (heads - power), 2)]

@@ -1,0 +1,152 @@
+"""LookHere: each head looks in one direction, and sees what is near better (Fuller et al. 2024).
+
+Head h sees the keys in its field of view alone, at distances that count by slopes (arXiv
+2405.13985). In block l its bias from a query to a key is
+
+    −g · s_l · m_h · ‖place of the query − place of the key‖    in its field of view,
+    −∞                                                         elsewhere
+
+with the Euclidean distance in cells. Nothing is learned. A token always sees itself; prefix tokens
+see all, are seen by all, and have bias 0. Absolute places can be read off the borders.
+
+A forgotten place sees all and is seen by all, with bias 0. Any grid and any coordinates will do. At
+another grid distances go on in cells, for which this scheme was made; in a box (a crop of the
+position field) cells are those of the encoder's grid.
+"""
+
+import math
+from functools import reduce
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import PositiveFloat
+from torch import Tensor
+
+from pospre.errors import UserError, suggestion
+from pospre.nn.places import Places
+from pospre.nn.positions.scheme import Scheme, Space
+
+Views = tuple[tuple[str, ...], ...]
+FIELDS: dict[str, Views] = {
+    "halves": (("up",), ("down",), ("left",), ("right",)),
+    "corners": (("up", "left"), ("up", "right"), ("down", "left"), ("down", "right")),
+    "triangles": (("upward",), ("downward",), ("leftward",), ("rightward",)),
+    "eighths1": (("upward", "left"), ("downward", "left"), ("leftward", "up"), ("rightward", "up")),
+    "eighths2": (
+        ("upward", "right"),
+        ("downward", "right"),
+        ("leftward", "down"),
+        ("rightward", "down"),
+    ),
+    "none": ((), (), (), ()),
+}
+"""By name: what a key must be, seen from the query, for each of four heads; see ``_directions``."""
+
+_UNSEEN = torch.finfo(torch.bfloat16).min  # finite: a query may be left without a key that it sees
+_SLACK = 1e-3  # of a cell: coordinates in boxes are rounded
+
+
+class LookHere(Scheme):
+    """Fixed biases by direction and distance, another one for each block.
+
+    Args:
+        space: of the encoder.
+        fields: names of ``FIELDS``, joined by ``-``. They share the heads in runs of four, the
+            first ones get what is left over: 12 heads of ``halves-none`` are 8 and 4. ``halves``
+            see 180°, ``corners`` and ``triangles`` 90°, ``eighths1`` and ``eighths2`` 45°, ``none``
+            all. None: ``halves-none``, or ``halves`` where there are four heads or fewer.
+        slope: g, of all heads and blocks.
+        layer_slopes: s of the first and the last block, evenly spaced between.
+    """
+
+    shares_clues: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        space: Space,
+        *,
+        fields: str | None = None,
+        slope: PositiveFloat = 1.0,
+        layer_slopes: tuple[PositiveFloat, PositiveFloat] = (1.5, 0.5),
+    ) -> None:
+        super().__init__(space)
+        self.fields, self.slope, self.layer_slopes = fields, slope, layer_slopes
+        usual = "halves-none" if space.num_heads > 4 else "halves"
+        self.heads = head_views(usual if fields is None else fields, space.num_heads)
+        self.slopes: Tensor
+        self.register_buffer("slopes", torch.empty(space.num_heads), persistent=False)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Compute the slopes of the heads, g included."""
+        self.slopes.copy_(self.slope * torch.tensor([slope for _, slope in self.heads]))
+
+    def companion(self, space: Space) -> "LookHere":
+        """Return the same for a decoder, shared out among its heads and blocks."""
+        return LookHere(space, fields=self.fields, slope=self.slope, layer_slopes=self.layer_slopes)
+
+    def distances(self, places: Places, layer: int) -> Tensor:
+        """Return the bias of block ``layer``: float32 (R, heads, T, T), R = 1 for all alike."""
+        steps = places.steps(self.space.grid, self.slopes.device)
+        offset = steps[:, None] - steps[:, :, None]  # R, queries, keys, (down, across)
+        directions = _directions(*offset.unbind(-1))
+        everywhere = torch.ones_like(directions["up"])
+        seen = [
+            reduce(torch.logical_and, (directions[name] for name in view), everywhere)
+            for view, _ in self.heads
+        ]
+        first, last = self.layer_slopes
+        share = layer / max(self.space.depth - 1, 1)
+        scale = (first + (last - first) * share) * self.slopes[:, None, None]
+        distance = offset.square().sum(-1).sqrt().unsqueeze(1)
+        bias = torch.where(torch.stack(seen, 1), -scale * distance, _UNSEEN)
+        return F.pad(bias, (self.space.num_prefix, 0, self.space.num_prefix, 0))
+
+
+def _directions(down: Tensor, across: Tensor) -> dict[str, Tensor]:
+    """Return where a key is seen from a query: in four half planes, and in four quarters of 90°.
+
+    Borders belong to the fields on both sides, and the query's own cell belongs to all.
+    """
+    aside, along = across.abs() - _SLACK, down.abs() - _SLACK
+    return {
+        "up": down <= _SLACK,
+        "down": down >= -_SLACK,
+        "left": across <= _SLACK,
+        "right": across >= -_SLACK,
+        "upward": -down >= aside,
+        "downward": down >= aside,
+        "leftward": -across >= along,
+        "rightward": across >= along,
+    }
+
+
+def head_views(fields: str, heads: int) -> list[tuple[tuple[str, ...], float]]:
+    """Return the field of view and the slope of every head.
+
+    Slopes of a run begin anew with each name: ½ for the first four heads, ¼ for the next…; where
+    all is seen, a quarter of the run each has 4^−1, 4^−2, 4^−3 and 4^−4.
+
+    Raises:
+        UserError: a name is unknown, or there are more names than runs of four heads.
+    """
+    names, runs = fields.split("-"), math.ceil(heads / 4)
+    for name in names:
+        if name not in FIELDS:
+            raise UserError(
+                f"encoder.positions.lookhere.fields = {fields} has '{name}'."
+                f"{suggestion(name, FIELDS)}"
+            )
+    if len(names) > runs:
+        raise UserError(
+            f"encoder.positions.lookhere.fields = {fields} names {len(names)} fields, four heads "
+            f"each, but the encoder, or its decoder, has {heads} heads. Give {runs} at most."
+        )
+    found: list[tuple[tuple[str, ...], float]] = []
+    for number, name in enumerate(names):
+        own = runs // len(names) + (number < runs % len(names))
+        for head in range(4 * own):
+            slope = 4.0 ** -(head // own + 1) if name == "none" else 2.0 ** -(head // 4 + 1)
+            found.append((FIELDS[name][head % 4], slope))
+    return found[:heads]

@@ -1,0 +1,87 @@
+"""Distances as a bias: golden numbers, slopes, the torus, and that one bias serves all rows."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from pospre.nn.places import Places
+from pospre.nn.positions.alibi import Alibi, head_slopes
+from pospre.nn.positions.scheme import Space
+from tests.nn.positions.golden import GRID, PLACES, check
+
+SPACE = Space(dim=16, num_heads=2, depth=2, grid=GRID)
+
+
+def alibi(space: Space = SPACE, **options: str) -> Alibi:
+    scheme = Alibi(space, **options)  # type: ignore[arg-type]
+    scheme.reset_parameters()
+    return scheme
+
+
+def distances(scheme: Alibi, places: Places = PLACES) -> Tensor:
+    return scheme.distances(places, 0)[0]
+
+
+def test_slopes() -> None:
+    assert head_slopes(2) == [1 / 16, 1 / 256]
+    assert head_slopes(6) == [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125]
+    check(torch.tensor(head_slopes(12))[-4:], ".7071 .3536 .1768 .0884", places=4)
+    assert head_slopes(8) == [2.0**-i for i in range(1, 9)]
+
+
+def test_in_cells() -> None:
+    bias = distances(alibi())
+    check(
+        bias[0, 5],
+        "-.088388 -.0625 -.088388 -.139754 -.0625 0 -.0625 -.125 -.088388 -.0625 -.088388 -.139754",
+    )
+    torch.testing.assert_close(bias[1], bias[0] / 16)
+
+
+def test_on_a_torus() -> None:
+    bias = distances(alibi(distance="torus"))
+    rows = (
+        "0 -.447214 -.894427 -.447214",
+        "-.447214 -.632456 -1 -.632456",
+        "-.447214 -.632456 -1 -.632456",
+    )
+    check(bias[0, 0], " ".join(rows))
+    assert torch.equal(bias[0], bias[1])
+    # all cells are equal: every row holds the same distances
+    torch.testing.assert_close(bias.sort(-1).values, bias[:, :1].sort(-1).values.expand_as(bias))
+    plain = distances(alibi())
+    assert (plain.sort(-1).values - plain[:, :1].sort(-1).values).abs().max() > 0.05
+
+
+@pytest.mark.parametrize("distance", ["cells", "torus"])
+@pytest.mark.parametrize("grid", [(5, 2), (1, 7), (1, 1)])
+def test_at_another_grid(distance: str, grid: tuple[int, int]) -> None:
+    bias = distances(alibi(distance=distance), Places(grid))
+    rows, cols = grid
+    for one in range(rows * cols):
+        for other in range(rows * cols):
+            down, across = abs(one // cols - other // cols), abs(one % cols - other % cols)
+            if distance == "torus":
+                down, across = min(down, rows - down), min(across, cols - across)
+            found = float(bias[0, one, other])
+            scale = 1 / 16
+            if distance == "torus":
+                scale = 1 / max(((rows // 2) ** 2 + (cols // 2) ** 2) ** 0.5, 1)
+            assert found == pytest.approx(-scale * (down**2 + across**2) ** 0.5, abs=1e-6)
+
+
+def test_places_alike_for_all_rows_cost_one_bias() -> None:
+    space = SPACE._replace(has_class_token=True, num_registers=2)
+    clues = [*alibi(space).clues(PLACES)]
+    assert clues[0].bias is not None and clues[0].bias is clues[1].bias
+    assert clues[0].bias.shape == (1, 2, 15, 15)
+    assert clues[0].bias[:, :, :3].eq(0).all() and clues[0].bias[:, :, :, :3].eq(0).all()
+    assert clues[0].rotation is None
+
+
+def test_a_decoder_has_slopes_of_its_heads() -> None:
+    other = alibi(distance="torus").companion(SPACE._replace(num_heads=4))
+    assert other.distance == "torus"
+    plain = alibi().companion(SPACE._replace(num_heads=4))
+    plain.reset_parameters()
+    assert plain.slopes.tolist() == head_slopes(4)
