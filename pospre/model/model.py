@@ -1,6 +1,7 @@
 """The one model that every host and every position algorithm attaches to."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -198,7 +199,7 @@ class PretrainModel(ComposerModel):
         """
         own = view_places(batch, declared.group, self.grid(declared.group), keep_RK)
         if declared.teacher:  # it sees places as they are
-            own = own.undrawn()
+            own = replace(own, keys=None)
         return self.places(declared.places, batch, declared, own)
 
     def _edit_content(self, declared: EncoderPass, batch: Batch) -> Edit | None:

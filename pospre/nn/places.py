@@ -1,20 +1,22 @@
 """Where tokens are: what a method edits, and what a scheme of positions reads."""
 
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree
 
 from pospre.batch import Batch, field_box_key, place_keys
 
 
-class Places(NamedTuple):
+@dataclass(frozen=True)
+class Places:
     """Where every patch token of a pass is, and whether the encoder may know it.
 
     A token stands in a cell of its view's grid, and the view lies in a box of the frame: the image,
     or the field that a crop was placed in. A method *moves* places or *forgets* them; a scheme
     (``pospre.nn.positions``) makes of them what a token adds or attention sees. Prefix tokens have
-    no place. A tuple, so that FSDP2 sees the ``mark`` in it and awaits its gradient.
+    no place.
 
     R rows (views, or 1 where all are alike), K tokens.
 
@@ -36,31 +38,27 @@ class Places(NamedTuple):
     keys: Tensor | None = None
     mark: Tensor | None = None
 
-    # written out: torch.compile does not look into a tuple's _replace
     def repeat(self, count: int) -> "Places":
         """Return the places with every row ``count`` times in a row."""
-        cells, box, known, keys = (
-            None if part is None else part.repeat_interleave(count, dim=0)
-            for part in (self.cells, self.box, self.known, self.keys)
-        )
-        return Places(self.grid, cells, box, known, keys, self.mark)
+        parts = {
+            name: part.repeat_interleave(count, dim=0)
+            for name in ("cells", "box", "known", "keys")
+            if (part := getattr(self, name)) is not None
+        }
+        return replace(self, **parts)
 
     def within(self, box_R4: Tensor) -> "Places":
         """Return the places of the same tokens of views that lie in these boxes."""
-        return Places(self.grid, self.cells, box_R4, self.known, self.keys, self.mark)
+        return replace(self, box=box_R4)
 
     def forget(self, hidden_RK: Tensor, mark: Tensor | None = None) -> "Places":
         """Return the places without those that are hidden, besides those forgotten before."""
         known = ~hidden_RK if self.known is None else self.known & ~hidden_RK
-        return Places(self.grid, self.cells, self.box, known, self.keys, mark)
+        return replace(self, known=known, mark=mark)
 
     def move(self, cells_RK: Tensor) -> "Places":
         """Return the places with every token in another cell of the grid."""
-        return Places(self.grid, cells_RK, self.box, self.known, self.keys, self.mark)
-
-    def undrawn(self) -> "Places":
-        """Return the places as they are, not augmented."""
-        return Places(self.grid, self.cells, self.box, self.known, None, self.mark)
+        return replace(self, cells=cells_RK)
 
     def coordinates(self, device: torch.device) -> Tensor:
         """Return float32 (row, column) of every token with the frame as [0, 1]: (R, K, 2)."""
@@ -89,6 +87,15 @@ class Places(NamedTuple):
         if cells is None:
             cells = torch.arange(self.grid[0] * self.grid[1], device=device)[None]
         return torch.stack([cells // self.grid[1], cells % self.grid[1]], dim=-1).float()
+
+
+# FSDP2 awaits the gradients of tensors that it finds in a module's output, and casts to bf16 those
+# that it finds in the input: it shall find the mark, and no box
+_pytree.register_pytree_node(
+    Places,
+    lambda places: ([places.mark], places),
+    lambda marks, places: replace(places, mark=next(iter(marks))),
+)
 
 
 def view_places(
