@@ -127,7 +127,12 @@ class LayerScale(nn.Module):
     def __init__(self, dim: int, start: float) -> None:
         super().__init__()
         self.start = start
-        self.gamma = nn.Parameter(torch.full((dim,), start))
+        self.gamma = nn.Parameter(torch.empty(dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set all factors to the first one."""
+        nn.init.constant_(self.gamma, self.start)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Return the scaled tokens."""
