@@ -177,6 +177,7 @@ def test_the_crop_field_asks_where_images_were_cut() -> None:
         ("vit_giant_patch14_dinov2", {"embed_dim": 48, "num_heads": 3, "init_values": 0.5}),
         ("vit_base_patch16_clip_quickgelu_224", {"embed_dim": 48, "num_heads": 3}),
         ("vit_tiny_patch16_224", {"qkv_bias": False, "act_layer": "gelu_tanh"}),
+        ("vit_tiny_patch16_224", {"qk_norm": True}),
     ],
 )
 def test_a_model_of_timm_becomes_the_encoder(name: str, options: dict[str, Any]) -> None:
@@ -202,7 +203,7 @@ def test_a_model_of_timm_becomes_the_encoder(name: str, options: dict[str, Any])
     [
         ("resnet18", {}, "no plain Vision Transformer"),
         ("vit_tiny_patch16_224", {"mlp_layer": GluMlp}, "no plain Vision"),
-        ("vit_tiny_patch16_224", {"qk_norm": True}, r"our encoder lacks: blocks\.0\.attn\.k_norm"),
+        ("vit_tiny_patch16_224", {"scale_attn_norm": True}, r"lacks: blocks\.0\.attn\.norm"),
         ("vit_small_patch16_18x2_224", {}, "no plain Vision"),
         ("vit_tiny_patch16_224", {"img_size": 30}, r"\(14, 14\) do not divide its img_size \(30"),
         ("vit_tiny_patch16_224", {"act_layer": "relu"}, "other tokens"),

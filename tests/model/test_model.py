@@ -175,9 +175,9 @@ def test_before_a_forward_sigma_is_set_and_masks_are_written():
 
 def test_a_pass_over_other_tokens_is_refused_and_editors_form_a_chain():
     model = small_model()
-    model.registry.add_pass("student", "test", EncoderPass(keep="view/keep", positions=("first",)))
-    model.registry.add_pass("student", "test", EncoderPass(keep="view/keep", positions=("other",)))
-    assert model.registry.passes["student"].positions == ("first", "other")
+    model.registry.add_pass("student", "test", EncoderPass(keep="view/keep", places=("first",)))
+    model.registry.add_pass("student", "test", EncoderPass(keep="view/keep", places=("other",)))
+    assert model.registry.passes["student"].places == ("first", "other")
     more = EncoderPass(keep="view/keep", content=("mask",))
     assert model.registry.add_pass("student", "else", more).content == ("mask",)
     with pytest.raises(
@@ -245,14 +245,15 @@ def test_timm_takes_the_positions_that_an_algorithm_gave(no_embed_class: bool) -
     with torch.no_grad():
         for parameter in model.encoder.parameters():
             parameter.add_(0.01)
-    vit.load_state_dict(model.timm_state(vit))
+    state = model.timm_state(vit)
+    length = state["pos_embed"].shape[1]
+    vit.load_state_dict(state)
     images = torch.randn(2, 3, 32, 32)
     expected = model.eval().tokens(images)
     torch.testing.assert_close(vit.eval().forward_features(images), expected, rtol=1e-3, atol=1e-4)
     assert model.teacher is not None
     encoders: list[Any] = [model.encoder, model.teacher.module]
-    for encoder in encoders:
-        with pytest.raises(UserError, match=r"crop_field gives this encoder's .*model.timm_state"):
-            encoder.timm_state()
-    with pytest.raises(UserError, match=r"crop_field gives its positions"):
-        wrap_encoder(model.encoder)
+    for encoder in encoders:  # each is whole: it holds the field itself
+        assert encoder.positions.grid == (50, 50)
+        assert encoder.timm_state(vit)["pos_embed"].shape[1] == length
+    torch.testing.assert_close(encoders[0](images), expected)

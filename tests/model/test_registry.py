@@ -89,27 +89,38 @@ def test_a_pass_over_all_patches_is_not_that_of_a_host_that_hides_some() -> None
 def test_editors_of_a_joined_pass_form_a_chain() -> None:
     model, _ = beside("mae")
     for editor in ("first", "second", "first"):
-        joined = model.registry.join_pass("student", "test", positions=(editor,))
-    assert joined.positions == ("first", "second") and joined.keep == "view/keep"
+        joined = model.registry.join_pass("student", "test", places=(editor,))
+    assert joined.places == ("first", "second") and joined.keep == "view/keep"
     assert joined.count == 16
 
 
 def test_an_editor_that_was_never_added_is_refused_at_build() -> None:
     model, _ = beside("mae")
-    model.registry.join_pass("student", "test", positions=("hidden",))
-    message = r"'student' names the editor 'hidden' in its positions, but model\.positions\.named"
+    model.registry.join_pass("student", "test", places=("hidden",))
+    message = r"'student' names the editor 'hidden' in its places, but model\.places\.named"
     with pytest.raises(UserError, match=message):
         model.check_complete()
-    model.positions.named["hidden"] = nn.Identity()
+    model.places.named["hidden"] = nn.Identity()
     model.check_complete()
 
 
-@pytest.mark.parametrize("kind", ["relative", "shared_relative"])
-def test_positions_that_attention_tells_anyway_cannot_be_edited(kind: str) -> None:
-    model, _ = Case(("supervised",), encoder={"positions": kind}).build()
-    with pytest.raises(UserError, match=rf"test changes .* \(hidden\), .*positions = {kind} tells"):
-        model.registry.join_pass("student", "test", positions=("hidden",))
+def test_places_that_nothing_tells_cannot_be_edited() -> None:
+    model, _ = Case(("supervised",), encoder={"positions": "none"}).build()
+    with pytest.raises(
+        UserError, match=r"test changes .* \(hidden\), .*encoder\.positions is none"
+    ):
+        model.registry.join_pass("student", "test", places=("hidden",))
     model.registry.join_pass("student", "test")
+
+
+@pytest.mark.parametrize("kind", ["learned", "relative", "shared_relative"])
+def test_two_algorithms_cannot_change_the_places_of_one_pass(kind: str) -> None:
+    model, _ = Case(("supervised",), encoder={"positions": kind}).build()
+    model.registry.join_pass("student", "test", places=("hidden",))
+    model.registry.join_pass("student", "test", places=("hidden", "moved"))
+    with pytest.raises(UserError, match=r"other and test both change the places of .* 'student'"):
+        model.registry.join_pass("student", "other", places=("strewn",))
+    assert model.registry.passes["student"].places == ("hidden", "moved")
 
 
 @pytest.fixture

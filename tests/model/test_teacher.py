@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from pospre import attach
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
-from pospre.model.passes import EditSet, EncoderPass
+from pospre.model.passes import EncoderPass
 from pospre.model.teacher import Frozen, Momentum, follow
 from pospre.nn.build import build_encoder
 
@@ -79,33 +80,28 @@ def test_teacher_pass_sees_every_patch_without_gradient() -> None:
     assert torch.equal(tokens, model.encoder(images[:, 0]).detach())
 
 
-class Shift(nn.Module):
-    """Positions that are one learned number everywhere."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.amount = nn.Parameter(torch.ones(()))
-
-    def forward(self, tokens: torch.Tensor, batch: object, where: object) -> torch.Tensor:
-        return tokens * 0 + self.amount
-
-
 @pytest.mark.parametrize("teacher_first", [True, False])
-def test_teacher_has_its_own_copy_of_the_position_source(teacher_first: bool) -> None:
-    model = small_model()
-    attach = [
+def test_the_teacher_has_its_own_copy_of_the_field(teacher_first: bool) -> None:
+    encoder = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1, positions="learned")
+    model = PretrainModel(encoder, seed=7)
+    attach(model, "supervised", num_classes=2)
+    steps = [
         lambda: model.add_teacher("lut", Momentum(0.5, shape="constant")),
-        lambda: model.add_position_source("crop_field", Shift()),
+        lambda: attach(model, "crop_field", field_size=9),
     ]
-    for step in attach if teacher_first else reversed(attach):
+    for step in steps if teacher_first else reversed(steps):
         step()
+    assert model.teacher is not None
+    field, copy = (
+        each.get_parameter("positions.pos_embed") for each in (encoder, model.teacher.module)
+    )
+    assert torch.equal(field, copy) and copy.shape == (1, 1 + 81, 192)
+    assert field.requires_grad and not copy.requires_grad
+    before = field.detach().clone()
     with torch.no_grad():
-        model.positions.named["crop_field"].amount.fill_(3.0)
+        field.add_(1)
     model.teachers.update(0.0)
-    assert model.teacher_positions is not None
-    copy = model.teacher_positions.module
-    assert isinstance(copy, EditSet)
-    assert float(copy.named["crop_field"].amount) == 2.0
+    torch.testing.assert_close(copy, before + 0.5)
 
 
 def test_a_teacher_needs_a_momentum_from_someone() -> None:

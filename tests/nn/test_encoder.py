@@ -11,8 +11,9 @@ from pospre.errors import UserError
 from pospre.nn.build import build_encoder
 from pospre.nn.decoder import patchify, unpatchify
 from pospre.nn.drop_path import residual_factors
-from pospre.nn.positions.sincos import sincos_at, sincos_positions
-from pospre.nn.positions.table import resample_positions
+from pospre.nn.places import Places
+from pospre.nn.positions.table import Table
+from pospre.nn.timm_models import wrap_encoder
 
 
 @pytest.fixture(scope="module")
@@ -21,11 +22,33 @@ def encoder():
     return build_encoder("vit_tiny16", image_size=(48, 64), patch_size=16, depth=2).eval()
 
 
+def timms(ours):
+    """Return timm's model of an encoder's name, with its weights."""
+    theirs = timm.create_model(ours.timm_name, num_classes=0, **ours.timm_kwargs).double().eval()
+    assert isinstance(theirs, (VisionTransformer, VisionTransformerRelPos))
+    theirs.load_state_dict(ours.timm_state(), strict=True)
+    return theirs
+
+
+def drawn(encoder):
+    """Give every tensor other values than it begins with; registers have no positions."""
+    for parameter in encoder.double().eval().parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    if isinstance(encoder.positions, Table):
+        encoder.positions.pos_embed.data[:, encoder.has_class_token : encoder.num_prefix_tokens] = 0
+    return encoder
+
+
+def assert_alike(ours, theirs):
+    images = torch.randn(2, ours.channels, *ours.image_size, dtype=torch.float64)
+    tokens = ours(images)
+    torch.testing.assert_close(tokens, theirs.forward_features(images), atol=1e-9, rtol=0)
+    assert tokens.shape[1] == ours.num_prefix_tokens + ours.num_patches
+
+
 def test_equals_timm_with_the_same_weights(encoder):
-    theirs = timm.create_model(encoder.timm_name, num_classes=0, **encoder.timm_kwargs).eval()
-    assert isinstance(theirs, VisionTransformer)
-    theirs.load_state_dict(encoder.state_dict(), strict=True)
     images = torch.randn(2, 3, 48, 64)
+    theirs = timms(encoder).float()
     torch.testing.assert_close(encoder(images), theirs.forward_features(images))
 
 
@@ -52,17 +75,36 @@ def test_the_order_of_kept_patches_is_the_order_of_the_output(encoder):
     torch.testing.assert_close(shuffled[:, 1:], straight[:, 1:][:, order], atol=1e-5, rtol=1e-4)
 
 
-def test_position_editor_sees_and_replaces_the_kept_positions(encoder):
+def test_places_are_those_of_the_kept_patches_or_others(encoder):
+    images, keep = torch.randn(1, 3, 48, 64), torch.tensor([[2, 8]])
+    found = encoder(images, keep)
+    assert torch.equal(encoder(images, keep, Places((3, 4), keep)), found)
+    moved = encoder(images, keep, Places((3, 4), keep.flip(1)))
+    assert not torch.allclose(moved, found, atol=1e-3)
+    # the pixels of both exchanged, too: the same tokens in another order
+    swapped = encoder(images, keep.flip(1), Places((3, 4), keep.flip(1)).move(keep.flip(1)))
+    torch.testing.assert_close(swapped[:, 1:].flip(1), found[:, 1:], atol=1e-5, rtol=1e-4)
+    bare = encoder(images, keep, Places((3, 4), keep).forget(torch.ones(1, 2, dtype=torch.bool)))
+    other = encoder(images, keep, Places((3, 4), keep.flip(1)).forget(torch.ones(1, 2).bool()))
+    assert torch.equal(bare, other) and not torch.allclose(bare, found, atol=1e-3)
+
+
+def test_content_is_edited_before_places_are_added(encoder):
     images, keep = torch.randn(1, 3, 48, 64), torch.tensor([[2, 8]])
     seen = []
+    first = encoder(images, keep, content=lambda t: seen.append(t) or t * 0, layers=[0])[0]
+    assert torch.equal(first[:, 1:], encoder.positions.at((3, 4))[keep])
+    kernel, pixels = encoder.patch_embed.proj, encoder.pixels(images, keep).flatten(2)
+    expected = pixels @ kernel.weight.flatten(1).T + kernel.bias
+    torch.testing.assert_close(seen[0], expected, atol=1e-5, rtol=1e-4)
 
-    def edit(positions):
-        seen.append(positions)
-        return positions * 0
 
-    edited = encoder(images, keep, edit)
-    assert torch.equal(seen[0][0], encoder.pos_embed[0, 1:][keep[0]])
-    assert not torch.allclose(edited, encoder(images, keep))
+def test_the_tokens_after_each_block(encoder):
+    images = torch.randn(1, 3, 48, 64)
+    zero, one, two = encoder(images, layers=[0, 1, 2])
+    assert torch.equal(encoder.blocks[0](zero), one) and torch.equal(encoder.blocks[1](one), two)
+    assert torch.equal(encoder.norm(two), encoder(images))
+    assert torch.equal(encoder(images, layers=[2])[0], two)
 
 
 @pytest.mark.parametrize(
@@ -70,43 +112,37 @@ def test_position_editor_sees_and_replaces_the_kept_positions(encoder):
     [
         {"class_token": False},
         {"num_registers": 3},
+        {"num_registers": 3, "class_token": False},
         {"positions": "none"},
         {"positions": "learned", "layer_scale": 0.1, "init": "trunc_normal"},
         {"positions": "none", "class_token": False, "channels": 2},
         {"positions": "relative", "layer_scale": 0.1},
         {"positions": "shared_relative"},
         {"positions": "relative", "class_token": False},
+        {"final_norm": False, "image_size": (32, 16)},
+        {"name": "vitg14", "layer_scale": 0.5},
+        {"name": "timm:vit_base_patch16_clip_224"},
+        {"name": "timm:vit_base_patch16_clip_quickgelu_224"},
+        {"name": "speech8", "image_size": (32, 16)},
     ],
 )
 def test_every_kind_of_encoder_equals_timm(options):
     torch.manual_seed(0)
-    ours = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=2, **options).eval()
-    theirs = timm.create_model(ours.timm_name, num_classes=0, **ours.timm_kwargs).eval()
-    assert isinstance(theirs, (VisionTransformer, VisionTransformerRelPos))
-    for name, parameter in ours.named_parameters():
-        if "relative_position" in name:
-            torch.nn.init.normal_(parameter)
-    theirs.load_state_dict(ours.timm_state(), strict=True)
-    images = torch.randn(2, ours.channels, 32, 32)
-    tokens = ours(images)
-    torch.testing.assert_close(tokens, theirs.forward_features(images), atol=1e-5, rtol=1e-5)
-    assert tokens.shape[1] == ours.num_prefix_tokens + 16
+    kind = {"name": "vit_tiny16", "image_size": 32, "patch_size": 8, "depth": 2, **options}
+    ours = drawn(build_encoder(**kind))
+    assert_alike(ours, timms(ours))
 
 
-@pytest.mark.parametrize("kind", ["relative", "shared_relative"])
-def test_relative_positions_begin_at_zero_and_tell_places_apart(kind):
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "vit_giant_patch14_dinov2"])
+def test_queries_and_keys_are_normalised_as_timms(name):
+    """No name of our sizes has such norms, so timm's model itself is wrapped."""
     torch.manual_seed(0)
-    ours = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=2, positions=kind).eval()
-    bare = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=2, positions="none")
-    bare.load_state_dict(ours.state_dict(), strict=False)
-    images = torch.randn(1, 3, 32, 32)
-    torch.testing.assert_close(ours(images), bare.eval()(images), atol=1e-5, rtol=1e-5)
-    for name, parameter in ours.named_parameters():
-        if "relative_position" in name:
-            torch.nn.init.normal_(parameter)
-            assert parameter.shape == ((2 * 4 - 1) ** 2 + 3, 3)
-    flipped = torch.cat([images[..., 16:], images[..., :16]], dim=-1)
-    assert not torch.allclose(ours(images)[:, 0], ours(flipped)[:, 0], atol=1e-4)
+    small = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "num_heads": 3, "depth": 2}
+    vit = timm.create_model(name, num_classes=0, qk_norm=True, init_values=0.5, **small)
+    ours = drawn(wrap_encoder(vit))
+    theirs = vit.double().eval()
+    theirs.load_state_dict(ours.timm_state(), strict=True)
+    assert_alike(ours, theirs)
 
 
 def test_drop_path_follows_the_keys_and_keeps_the_mean():
@@ -124,25 +160,6 @@ def test_drop_path_follows_the_keys_and_keeps_the_mean():
     assert same[0] is not None and set(same[0].unique().tolist()) == {0.0, 2.0}
     with_none = drop(images)
     assert torch.equal(with_none[0], with_none[1])
-
-
-def test_views_of_another_size_get_the_table_resampled(encoder):
-    small = encoder(torch.randn(2, 3, 32, 32))
-    assert small.shape == (2, 1 + 4, 192)
-    table = resample_positions(encoder.pos_embed[0, 1:], (3, 4), (2, 2))
-    assert table.shape == (4, 192)
-    picture = encoder.pos_embed[0, 1:].unflatten(0, (3, 4)).permute(2, 0, 1)[None]
-    torchs = torch.nn.functional.interpolate(picture, size=(2, 2), mode="bicubic")
-    torch.testing.assert_close(table, torchs[0].flatten(1).T, atol=1e-6, rtol=1e-6)
-    constant = resample_positions(torch.ones(12, 5), (3, 4), (7, 2))
-    torch.testing.assert_close(constant, torch.ones(14, 5))
-
-
-def test_sincos_vectors_at_whole_coordinates_are_the_tables():
-    row, col = torch.meshgrid(torch.arange(3.0), torch.arange(4.0), indexing="ij")
-    places = torch.stack([col.flatten(), row.flatten()], dim=1)[None]
-    found = sincos_at(64, places)[0]
-    torch.testing.assert_close(found, sincos_positions(64, 3, 4), atol=1e-5, rtol=1e-5)
 
 
 def test_published_parameter_counts():
@@ -194,8 +211,6 @@ def test_prefix_tokens_alone_are_the_first_of_all(options, has_context):
     ours = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=2, **options).double()
     images, keys = torch.randn(3, 3, 32, 32, dtype=torch.float64), torch.arange(3)
     context = torch.tensor([[1, 5, 9]]).expand(3, -1) if has_context else None
-    if has_context and ours.is_relative:
-        return  # refused: relative positions need all tokens
     found, flops = [], []
     for prefix_only in (False, True):
         ours.zero_grad()

@@ -65,9 +65,8 @@ def test_of_every_recipe(path: Path) -> None:
         few = values.numel() < 2000
         assert spread(values) == pytest.approx(expected[kind], rel=0.12 if few else 0.02), kind
     assert not block.attn.qkv.bias.any()
-    if encoder.position_kind == "learned":
-        table = encoder.pos_embed
-        assert table is not None and spread(table) == pytest.approx(0.02, rel=0.02)
+    if encoder.positions.name == "learned":
+        assert spread(encoder.positions.pos_embed) == pytest.approx(0.02, rel=0.02)
 
 
 def test_registers_of_dinov2_carry_no_position() -> None:
@@ -76,8 +75,8 @@ def test_registers_of_dinov2_carry_no_position() -> None:
     encoder = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1, **options)  # type: ignore[arg-type]
     registers = encoder.reg_token
     assert registers is not None and spread(registers) == pytest.approx(1e-6, rel=0.1)
-    table = encoder.pos_embed
-    assert table is not None and table.shape[1] == 1 + 4 + 16
+    table = encoder.get_parameter("positions.pos_embed")
+    assert table.shape[1] == 1 + 4 + 16
     step = torch.optim.AdamW(encoder.parameters(), lr=0.1, weight_decay=0.1)
     before = registers.detach().clone()
     for _ in range(2):
@@ -91,11 +90,11 @@ def test_a_checkpoint_whose_registers_have_positions_opens_as_it_was() -> None:
     options = {"positions": "learned", "num_registers": 2, "image_size": 32, "patch_size": 8}
     old, moved = (build_encoder("vit_tiny16", depth=1, **options).eval() for _ in range(2))  # type: ignore[arg-type]
     state = old.state_dict()
-    state["pos_embed"][:, 1:3] = torch.randn(1, 2, 192)
+    state["positions.pos_embed"][:, 1:3] = torch.randn(1, 2, 192)
     old.load_state_dict(state)
     state = {key: value.clone() for key, value in state.items()}
-    state["reg_token"] += state["pos_embed"][:, 1:3]  # what those rows always did
-    state["pos_embed"][:, 1:3] = 0
+    state["reg_token"] += state["positions.pos_embed"][:, 1:3]  # what those rows always did
+    state["positions.pos_embed"][:, 1:3] = 0
     moved.load_state_dict(state)
     images = torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(old(images), moved(images))
@@ -105,24 +104,3 @@ def test_swin_takes_two_of_them() -> None:
     options = {"image_size": 128, "window": 4, "positions": "relative", "class_token": False}
     with pytest.raises(UserError, match=r"encoder\.init: xavier or trunc_normal, not dinov2"):
         build_encoder("swin_tiny", init="dinov2", **options)  # type: ignore[arg-type]
-
-
-def test_sincos_positions_do_not_learn_where_all_is_thawed() -> None:
-    encoder = build_encoder("vit_tiny16", image_size=32, depth=1)
-    encoder.requires_grad_(False).requires_grad_(True)
-    encoder(torch.randn(1, 3, 32, 32)).square().sum().backward()
-    assert {name for name, one in encoder.named_parameters() if one.grad is None} == {"pos_embed"}
-
-
-def test_positions_that_learn_from_sincos_start_as_the_fixed_table_and_move() -> None:
-    options = {"image_size": 32, "patch_size": 8, "depth": 1, "num_registers": 2}
-    fixed = build_encoder("vit_tiny16", **options)  # type: ignore[arg-type]
-    encoder = build_encoder("vit_tiny16", positions="learned_sincos", **options)  # type: ignore[arg-type]
-    assert encoder.position_kind == "learned"
-    table, still = encoder.pos_embed, fixed.pos_embed
-    assert table is not None and still is not None and not still.requires_grad
-    assert torch.equal(table, still)
-    encoder(torch.randn(2, 3, 32, 32)).square().mean().backward()
-    torch.optim.SGD([table], lr=1.0).step()
-    moved = (table - still).any(-1)[0]
-    assert moved.tolist() == [True, False, False, *[True] * 16]  # all but the registers' rows

@@ -10,6 +10,7 @@ from torch import Tensor
 from pospre.errors import UserError
 from pospre.nn.build import build_encoder
 from pospre.nn.decoder import unpatchify
+from pospre.nn.places import Places
 from pospre.nn.swin.encoder import SwinBlock, SwinEncoder
 from pospre.nn.swin.windows import cut, join, merged_places, shift_mask
 
@@ -63,15 +64,16 @@ def test_dropped_positions_cannot_leak(encoder: SwinEncoder, known: int) -> None
     free = torch.tensor([p for p in range(PATCHES) if p not in places[:known]])
     moved = places.clone()
     moved[known:] = free[torch.randperm(len(free), generator=generator)[: VISIBLE - known]]
-    shown = (torch.arange(VISIBLE) < known).float()[None, :, None]
+    hidden = torch.arange(VISIBLE)[None] >= known
 
-    def encode(places: Tensor, shown: Tensor) -> Tensor:
+    def encode(cells: Tensor, hidden: Tensor) -> Tensor:
+        places = Places(encoder.grid, cells[None]).forget(hidden)
         with torch.no_grad():
-            return encoder(image_of(contents, places), places[None], lambda p: p * shown)
+            return encoder(image_of(contents, cells), cells[None], places)
 
-    assert torch.equal(encode(places, shown), encode(moved, shown))
-    everything = torch.ones_like(shown)
-    assert not torch.allclose(encode(places, everything), encode(moved, everything), atol=1e-3)
+    assert torch.equal(encode(places, hidden), encode(moved, hidden))
+    nothing = torch.zeros_like(hidden)
+    assert not torch.allclose(encode(places, nothing), encode(moved, nothing), atol=1e-3)
 
 
 def test_known_positions_are_used(encoder: SwinEncoder) -> None:

@@ -20,7 +20,7 @@ from pospre.evaluation.models import Shown, open_model
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.nn.positions.sincos import sincos_positions
-from pospre.nn.positions.table import Resampling, resample_positions
+from pospre.nn.positions.table import Resampling, Table, resample_positions
 from pospre.nn.timm_models import wrap_encoder
 from pospre.nn.weight_layouts import with_prefix_rows
 from pospre.training.start_weights import load_weights
@@ -171,7 +171,7 @@ def test_every_tensor_arrives_and_features_are_the_publishers(
     assert {k: v.shape for k, v in described.items()} == {k: v.shape for k, v in ours.items()}
     other = subject.initial()
     for key, value in subject.model.encoder.named_parameters():
-        fixed = key == "pos_embed" and not value.requires_grad
+        fixed = key == "positions.pos_embed" and not value.requires_grad
         assert torch.equal(value, other.encoder.get_parameter(key)) == fixed, key
 
 
@@ -195,7 +195,8 @@ def test_a_fixed_table_is_recognised(tmp_path: Path) -> None:
     torch.save(mae(state), tmp_path / "mae.pth")
     subject = open_model(str(tmp_path / "mae.pth"))
     assert subject.recipe.encoder.positions == "sincos"
-    assert torch.equal(subject.initial().encoder.state_dict()["pos_embed"], state["pos_embed"])
+    table = subject.initial().encoder.state_dict()["positions.pos_embed"]
+    assert torch.equal(table, state["pos_embed"])
 
 
 @pytest.mark.parametrize("kind", ["ViT", "Dinov2", "Dinov2WithRegisters"])
@@ -271,8 +272,10 @@ def test_a_model_of_timms_is_resampled_as_timm_does(tmp_path: Path) -> None:
         create = timm.create_model
         patch.setattr(timm, "create_model", lambda *a, **k: create(*a, **{**k, "depth": 2}))
         encoder = open_model(name, shown=Shown((48, 32))).model.encoder
-    assert encoder.resampling == "antialiased" and encoder.table_grid == (4, 4)
-    assert torch.equal(encoder.state_dict()["pos_embed"], theirs.state_dict()["pos_embed"])
+    table = encoder.positions
+    assert isinstance(table, Table)
+    assert table.resampling == "antialiased" and table.grid == (4, 4)
+    assert torch.equal(table.pos_embed, theirs.state_dict()["pos_embed"])
 
 
 def test_a_table_is_read_with_the_rows_that_it_has() -> None:

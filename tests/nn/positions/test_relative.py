@@ -1,0 +1,144 @@
+"""Relative positions: timm's bias, some cells of it, and what is forgotten."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from timm.layers import RelPosBias
+from torch import Tensor
+
+from pospre.errors import UserError
+from pospre.nn.build import build_encoder
+from pospre.nn.places import Places
+from pospre.nn.positions.relative import Relative, SharedRelative
+from pospre.nn.positions.scheme import Space
+from pospre.nn.vit import Encoder
+
+KINDS = ["relative", "shared_relative"]
+
+
+def scheme(grid: tuple[int, int], prefix: int) -> SharedRelative:
+    """Return a scheme with random biases; the class token is the first of the prefix."""
+    made = SharedRelative(Space(8, 2, 3, grid, prefix > 0, max(prefix - 1, 0)))
+    torch.nn.init.normal_(made.table)
+    return made
+
+
+def biases(made: Relative | SharedRelative, places: Places) -> list[Tensor]:
+    """Return the bias of every block."""
+    found = [clue.bias for clue in made.clues(places)]
+    assert len(found) == made.space.depth
+    return [each for each in found if each is not None]
+
+
+@pytest.mark.parametrize("prefix", [0, 1])
+@pytest.mark.parametrize("grid", [(4, 4), (2, 5)])
+def test_a_whole_image_has_timms_bias(grid: tuple[int, int], prefix: int) -> None:
+    ours = scheme(grid, prefix)
+    theirs = RelPosBias(grid, num_heads=2, prefix_tokens=prefix)
+    theirs.load_state_dict({"relative_position_bias_table": ours.table}, strict=False)
+    for bias in biases(ours, Places(grid)):
+        assert torch.equal(bias, theirs.get_bias())
+
+
+@given(
+    grid=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    prefix=st.integers(0, 3),
+    seed=st.integers(0, 99),
+)
+def test_some_tokens_have_the_rows_and_columns_of_all(
+    grid: tuple[int, int], prefix: int, seed: int
+) -> None:
+    made, generator = scheme(grid, prefix), torch.Generator().manual_seed(seed)
+    whole, count = biases(made, Places(grid))[0][0], grid[0] * grid[1]
+    cells = torch.rand(3, count, generator=generator).argsort(1)[:, : 1 + count // 2]
+    some = biases(made, Places(grid, cells))[0]
+    for row in range(3):
+        kept = torch.cat([torch.arange(prefix), cells[row] + prefix])
+        assert torch.equal(some[row], whole[:, kept][:, :, kept])
+
+
+@pytest.mark.parametrize("prefix", [0, 1, 3])
+def test_forgotten_tokens_have_no_bias_and_the_others_keep_theirs(prefix: int) -> None:
+    made = scheme((3, 3), prefix)
+    hidden = torch.rand(4, 9) < 0.5
+    whole = biases(made, Places((3, 3)))[0]
+    some = biases(made, Places((3, 3)).forget(hidden))[0]
+    told = torch.cat([torch.ones(4, prefix, dtype=torch.bool), ~hidden], dim=1)
+    pairs = told[:, None, :, None] & told[:, None, None, :]
+    assert torch.equal(some, torch.where(pairs, whole, 0.0))
+    nothing = biases(made, Places((3, 3)).forget(torch.ones(4, 9, dtype=torch.bool)))[0]
+    assert not nothing[:, :, prefix:].any() and not nothing[..., prefix:].any()
+    assert prefix == 0 or nothing[:, :, :prefix, :prefix].any()
+
+
+def test_only_offsets_count() -> None:
+    made = scheme((4, 4), 1)
+    first, moved = (
+        torch.tensor([[0, 1, 4, 6]]),
+        torch.tensor([[5, 6, 9, 11]]),
+    )  # one down, one right
+    assert torch.equal(
+        biases(made, Places((4, 4), first))[0], biases(made, Places((4, 4), moved))[0]
+    )
+
+
+def test_each_block_has_a_table_of_its_own_or_all_have_one() -> None:
+    space = Space(8, 2, 3, (2, 2))
+    made = Relative(space)
+    for table in made.tables:
+        torch.nn.init.normal_(table)
+    first, second, third = biases(made, Places((2, 2)))
+    assert not torch.equal(first, second) and not torch.equal(second, third)
+    shared = biases(scheme((2, 2), 0), Places((2, 2)))
+    assert shared[0] is shared[1] is shared[2]
+
+
+def drawn(kind: str, **options: object) -> Encoder:
+    torch.manual_seed(0)
+    size = {"image_size": 32, "patch_size": 8, "depth": 2, "positions": kind}
+    made = build_encoder("vit_tiny16", **{**size, **options}).eval()  # type: ignore[arg-type]
+    for table in made.positions.parameters():
+        torch.nn.init.normal_(table)
+    return made
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_they_begin_at_zero_and_tell_places_apart(kind: str) -> None:
+    torch.manual_seed(0)
+    ours = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=2, positions=kind).eval()
+    bare = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=2, positions="none")
+    bare.load_state_dict(ours.state_dict(), strict=False)
+    images = torch.randn(1, 3, 32, 32)
+    torch.testing.assert_close(ours(images), bare.eval()(images), atol=1e-6, rtol=1e-5)
+    ours = drawn(kind)
+    assert {(*table.shape,) for table in ours.positions.parameters()} == {((2 * 4 - 1) ** 2 + 3, 3)}
+    flipped = torch.cat([images[..., 16:], images[..., :16]], dim=-1)
+    assert not torch.allclose(ours(images)[:, 0], ours(flipped)[:, 0], atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_forgotten_place_does_not_show(kind: str) -> None:
+    """Two patches whose places are forgotten are exchanged: no other token sees it."""
+    ours, images = drawn(kind), torch.randn(1, 3, 32, 32)
+    keep, swapped = torch.tensor([[0, 3, 6, 9]]), torch.tensor([[0, 9, 6, 3]])
+    hidden = torch.tensor([[False, True, False, True]])
+    places = Places((4, 4), keep)
+    found, other = (ours(images, keep, each) for each in (places, places.move(swapped)))
+    assert not torch.allclose(found, other, atol=1e-3)
+    found, other = (
+        ours(images, keep, each.forget(hidden)) for each in (places, places.move(swapped))
+    )
+    assert torch.equal(found, other)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_images_of_another_size_are_refused(kind: str) -> None:
+    with pytest.raises(UserError, match=rf"positions = {kind} knows images of 4×4 .* one of 4×2"):
+        drawn(kind)(torch.randn(1, 3, 32, 16))
+    with pytest.raises(UserError, match=rf"positions = {kind} knows whole cells of its grid only"):
+        drawn(kind)(
+            torch.randn(1, 3, 32, 32),
+            None,
+            Places((4, 4), box=torch.tensor([[0.0, 0.0, 0.5, 1.0]])),
+        )

@@ -1,0 +1,116 @@
+"""Places: coordinates in the frame, what moving and forgetting does, and what FSDP2 rounds."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed import HashStore, destroy_process_group, init_process_group
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils._pytree import tree_leaves, tree_map
+
+from pospre.nn.build import build_encoder
+from pospre.nn.places import Places, view_places
+
+CPU = torch.device("cpu")
+SIDES = st.integers(1, 9)
+
+
+def boxes(*corners: float) -> torch.Tensor:
+    return torch.tensor([corners])
+
+
+def test_a_whole_grid_has_the_centres_of_its_cells() -> None:
+    found = Places((2, 3)).coordinates(CPU)
+    assert found.shape == (1, 6, 2)
+    rows, cols = [1 / 4, 3 / 4], [1 / 6, 3 / 6, 5 / 6]
+    expected = torch.tensor([[row, col] for row in rows for col in cols])
+    torch.testing.assert_close(found[0], expected)
+
+
+def test_the_cells_of_a_view_lie_in_its_box() -> None:
+    view = Places((2, 2), box=boxes(0.5, 0.0, 1.0, 0.4))  # x0, y0, x1, y1
+    expected = torch.tensor([[0.1, 0.625], [0.1, 0.875], [0.3, 0.625], [0.3, 0.875]])
+    torch.testing.assert_close(view.coordinates(CPU)[0], expected)
+
+
+@given(rows=SIDES, cols=SIDES)
+def test_a_mirrored_box_mirrors_the_columns(rows: int, cols: int) -> None:
+    upright = Places((rows, cols), box=boxes(0.2, 0.1, 0.9, 0.6)).coordinates(CPU)
+    mirrored = Places((rows, cols), box=boxes(0.9, 0.1, 0.2, 0.6)).coordinates(CPU)
+    columns = upright.unflatten(1, (rows, cols)).flip(2).flatten(1, 2)
+    torch.testing.assert_close(mirrored, columns)
+
+
+@given(rows=SIDES, cols=SIDES, seed=st.integers(0, 99))
+def test_the_whole_frame_is_no_box_and_some_cells_are_those_of_all(
+    rows: int, cols: int, seed: int
+) -> None:
+    grid, generator = (rows, cols), torch.Generator().manual_seed(seed)
+    frame = boxes(0.0, 0.0, 1.0, 1.0).expand(3, -1)
+    whole = Places(grid, box=frame).coordinates(CPU)
+    torch.testing.assert_close(whole, Places(grid).coordinates(CPU).expand(3, -1, -1))
+    cells = torch.rand(3, rows * cols, generator=generator).argsort(1)[:, : 1 + rows * cols // 2]
+    some = Places(grid, cells, box=frame).coordinates(CPU)
+    torch.testing.assert_close(some, torch.stack([whole[0, row] for row in cells]))
+
+
+@given(grid=st.tuples(SIDES, SIDES), seed=st.integers(0, 99))
+def test_forgotten_stays_forgotten_and_moved_ones_have_other_cells(
+    grid: tuple[int, int], seed: int
+) -> None:
+    generator, count = torch.Generator().manual_seed(seed), grid[0] * grid[1]
+    first, second = torch.rand(2, 3, count, generator=generator) < 0.5
+    mark = torch.ones(1, 1, 4)
+    places = Places(grid, torch.arange(count).expand(3, -1), box=torch.rand(3, 4))
+    once, twice = places.forget(first, mark), places.forget(first).forget(second, mark)
+    assert places.known is None and once.known is not None and twice.known is not None
+    assert torch.equal(once.known, ~first) and torch.equal(twice.known, ~(first | second))
+    assert once.mark is twice.mark is mark
+    order = torch.rand(3, count, generator=generator).argsort(1)
+    moved = twice.move(order)
+    assert moved.cells is order and moved.known is twice.known and moved.box is places.box
+    expected = places.coordinates(CPU).gather(1, order.unsqueeze(-1).expand(-1, -1, 2))
+    torch.testing.assert_close(moved.coordinates(CPU), expected)
+
+
+def test_every_row_is_repeated() -> None:
+    places = Places((1, 2), torch.tensor([[0, 1], [1, 0]]), mark=torch.ones(1, 1, 4))
+    twice = places.forget(torch.tensor([[True, False], [False, False]]), places.mark).repeat(2)
+    assert twice.cells is not None and twice.cells.tolist() == [[0, 1], [0, 1], [1, 0], [1, 0]]
+    assert twice.known is not None and twice.known[:, 0].tolist() == [False, False, True, True]
+    assert twice.mark is places.mark and twice.box is None
+
+
+def test_views_lie_where_the_batch_says() -> None:
+    box = torch.rand(2, 3, 4)
+    found = view_places({"local/field_box": box}, "local", (4, 4))
+    assert found.box is not None and torch.equal(found.box, box.flatten(0, 1))
+    assert view_places({"local/field_box": box}, "global", (4, 4)) == Places((4, 4))
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    destroy_process_group()
+
+
+def test_fsdp_is_shown_the_mark_and_rounds_no_box(
+    one_rank: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = Places((4, 4), box=boxes(0.123456, 0.2, 0.71234, 0.9))
+    hidden = places.forget(torch.ones(1, 16, dtype=torch.bool), torch.ones(1, 1, 192))
+    assert [leaf.shape for leaf in tree_leaves(hidden)] == [(1, 1, 192)]
+    again = tree_map(lambda mark: mark + 1, hidden)
+    assert torch.equal(again.mark, torch.full((1, 1, 192), 2.0)) and again.box is places.box
+    encoder = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1)
+    mesh, bf16 = init_device_mesh("cpu", (1,)), MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    fully_shard(encoder, mesh=mesh, mp_policy=bf16)
+    seen = []
+    monkeypatch.setattr(encoder.positions, "check", seen.append)
+    monkeypatch.setattr(encoder.positions, "added", lambda tokens, places: tokens)
+    encoder(torch.randn(1, 3, 32, 32), None, places)
+    assert seen[0].box is places.box
