@@ -7,6 +7,7 @@ with every parameter drawn anew; each case first shows that it finds the planted
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -128,7 +129,7 @@ def test_other_places_of_hidden_tokens_change_nothing(
     assert swap.places.known is not None and not swap.places.known.all()
 
     def planted(places: Places) -> Places:
-        return places._replace(known=None)
+        return replace(places, known=None)
 
     moved = swap.tokens(lambda places: planted(other_cells(places)))
     assert apart(swap.tokens(planted), moved) > FELT
