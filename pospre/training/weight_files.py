@@ -110,7 +110,10 @@ def _read_run(uri: str, which: Weights, keys: Keys) -> Source:
             f"{keys.which} = {which}, but {uri} was trained without a teacher; use student"
         )
     recipe: dict[str, Any] = recorded(content)[0]
-    return Source(f"{uri} ({which})", own, keys, recipe["encoder"].get("positions"))
+    positions = recipe["encoder"].get("positions")
+    if isinstance(positions, dict):  # a scheme with options
+        (positions,) = positions
+    return Source(f"{uri} ({which})", own, keys, positions)
 
 
 def _read_file(uri: str, which: Weights, keys: Keys) -> Source:

@@ -29,15 +29,21 @@ LEARNED = "encoder.positions=learned"
         (["algorithms={simmim: {}, mp3: {}}"], ["mp3 alone", "encoder.positions: none"]),
         (["algorithms={mae: {}, simmim: {}}"], ["both write", "Use one of them"]),
         (["algorithms={mae: {}, mp3: {}}"], ["encoder.positions", "none"]),
-        (["encoder.positions=none"], ["droppos needs positions to drop", "sincos or learned"]),
+        (
+            ["encoder.positions=none"],
+            ["droppos changes the places", "there are none to change", "Use sincos, learned"],
+        ),
         (["algorithms={mae: {}, stop: {}}"], ["algorithms.stop", "ijepa"]),
         (["algorithms={lut: {}}"], ["algorithms.lut", "beside mae"]),
         (["algorithms={crop_field: {}}"], ["crop_field", "Add a host"]),
         (["algorithms={ema_teacher: {}}"], ["loss of its own", "Add a host"]),
         (
-            ["algorithms={mae: {}}", "encoder.positions=relative"],
-            ["encoder.positions = relative needs all tokens", "sincos"],
+            ["algorithms={mae: {}, crop_field: {}}", "encoder.positions=relative"],
+            ["crop_field places views anywhere", "encoder.positions = relative", "Use learned"],
         ),
+        (["encoder.positions={relative: {heads: 3}}"], ["'encoder.positions.relative.heads'"]),
+        (["encoder.positions={relative: {}, sincos: {}}"], ["give one scheme's name"]),
+        (["encoder.positions=relativ"], ["'relativ'", "relative"]),
         # a teacher without momentum, or one that cannot be
         (
             [
@@ -129,8 +135,8 @@ LEARNED = "encoder.positions=learned"
             ["crop_field.scale_range", "crop_field.box_scale = const"],
         ),
         (
-            ["algorithms={mae: {}, crop_field: {field: sincos, field_size: 24}}"],
-            ["crop_field.field_size = 24", "crop_field.field = sincos"],
+            ["algorithms={mae: {}, crop_field: {field_size: 24}}"],
+            ["crop_field.field_size = 24", "encoder.positions = sincos"],
         ),
         (["data.views={view: {}, local: {}}"], ["data.views.local", "for nothing", "Remove it"]),
     ],

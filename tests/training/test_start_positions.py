@@ -1,16 +1,18 @@
 """What becomes of the positions when a training starts from weights: they fit, or it is said."""
 
-import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import timm
 import torch
+import torch.nn.functional as F
 
 import pospre
 from pospre.errors import UserError
 from pospre.nn.positions.sincos import sincos_positions
+from pospre.nn.positions.table import Table, resample_positions
+from pospre.training.checkpoints.content import load_model
 from pospre.training.start_weights import load_weights
 from tests.algorithms.cases import DECODER
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
@@ -26,8 +28,9 @@ def file_of(path: Path, **table: Any) -> Path:
     return path
 
 
-def test_a_fixed_table_is_not_replaced_by_a_learned_one(tmp_path: Path) -> None:
-    path = save_checkpoint(tiny_recipe(tmp_path / "runs", "mae", positions="learned"))
+@pytest.mark.parametrize("positions", ["learned", "learned_sincos", {"learned": {}}])
+def test_a_fixed_table_is_not_replaced_by_a_learned_one(tmp_path: Path, positions: Any) -> None:
+    path = save_checkpoint(tiny_recipe(tmp_path / "runs", "mae", positions=positions))
     with pytest.raises(UserError, match=r"use encoder.positions=learned"):
         load_weights(small(), str(path))
 
@@ -49,7 +52,7 @@ def test_a_table_of_the_same_values_is_the_fixed_one(tmp_path: Path, kind: torch
         model = small()
         line = load_weights(model, path)
         assert "; " not in line.replace(str(path), "")
-        found = model.encoder.state_dict()["pos_embed"][0, 1:]
+        found = model.encoder.position_table((4, 4))[0, 1:]
         torch.testing.assert_close(found, rows, atol=4e-3, rtol=0)
 
 
@@ -59,28 +62,47 @@ def model_of(positions: str = "learned") -> pospre.PretrainModel:
     return model
 
 
-def test_weights_before_crop_field_lose_their_table_and_it_is_said(tmp_path: Path) -> None:
+def test_a_field_starts_from_a_table_in_either_order_and_it_is_said(tmp_path: Path) -> None:
     path = file_of(tmp_path / "vit.pth")
-    model = model_of()
-    load_weights(model, path)
-    with pytest.warns(UserWarning, match=r"those of .*vit.pth are lost, only the class token"):
-        pospre.attach(model, "crop_field")
-    wrapped = pospre.wrap_encoder(timm.create_model("vit_tiny_patch16_224", img_size=64, depth=1))
-    model = pospre.PretrainModel(wrapped, seed=0)
+    before, after = model_of(), model_of()
+    line = load_weights(before, path)
+    assert "; " not in line.replace(str(path), "")
+    pospre.attach(before, "crop_field", field_size=20)
+    pospre.attach(after, "crop_field", field_size=20)
+    assert "resampled: pos_embed 1×17×192 → 1×401×192" in load_weights(after, path)
+    table = torch.load(path)["pos_embed"][0]
+    for model in (before, after):
+        positions = model.encoder.positions
+        assert isinstance(positions, Table) and positions.grid == (20, 20)
+        found = positions.pos_embed[0]
+        assert torch.equal(found[:1], table[:1])  # the class token's
+        assert torch.equal(found[1:], resample_positions(table[1:], (4, 4), (20, 20)))
+
+
+def test_a_field_starts_from_the_table_of_a_wrapped_vit() -> None:
+    vit: Any = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=1)
+    model = pospre.PretrainModel(pospre.wrap_encoder(vit), seed=0)
     pospre.attach(model, "mae", **DECODER)
-    with pytest.warns(UserWarning, match=r"those of the ViT of timm are lost"):
-        pospre.attach(model, "crop_field")
-    with warnings.catch_warnings(action="error"):
-        pospre.attach(model_of(), "crop_field")  # of a table that was drawn here
+    pospre.attach(model, "crop_field", field_size=20)
+    with torch.no_grad():  # read at the old cells, an enlarged table is about the old one
+        found, expected = model.encoder.position_table((4, 4)), vit.pos_embed
+    assert F.cosine_similarity(found, expected, dim=-1).min() > 0.9
 
 
-def test_crop_field_before_weights_keeps_its_table_empty_and_it_is_said(tmp_path: Path) -> None:
-    path = file_of(tmp_path / "vit.pth")
+def test_a_field_is_drawn_where_no_table_was_loaded() -> None:
     model = model_of()
-    pospre.attach(model, "crop_field")
-    line = load_weights(model, path)
-    assert "fresh: the positions of crop_field" in line
-    assert "not used: the rows of patches in pos_embed" in line
-    table = model.encoder.state_dict()["pos_embed"][0]
-    assert not table[1:].any()
-    assert torch.equal(table[0], torch.load(path)["pos_embed"][0, 0])
+    own = model.encoder.position_table((4, 4))
+    pospre.attach(model, "crop_field", field_size=20)
+    table = model.encoder.position_table((20, 20))
+    assert torch.equal(table[:, :1], own[:, :1])
+    assert table[:, 1:].std().item() == pytest.approx(0.02, rel=0.05)  # one resampled is smoother
+    assert F.cosine_similarity(table[:, 1:-1], table[:, 2:], dim=-1).mean().abs() < 0.05
+
+
+def test_a_field_becomes_the_table_of_a_training_without_one(tmp_path: Path) -> None:
+    field = {"crop_field": {"field_size": 20}}
+    path = save_checkpoint(tiny_recipe(tmp_path / "runs", "mae", field, positions="learned"))
+    line = load_weights(model := small(positions="learned"), path)
+    assert "resampled: pos_embed 1×401×192 → 1×17×192" in line and "; fresh" not in line
+    expected = load_model(str(path))[0].encoder.position_table((4, 4))
+    assert torch.equal(model.encoder.position_table((4, 4)), expected)

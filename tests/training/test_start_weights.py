@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
+from timm.layers import resize_rel_pos_bias_table
 
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
@@ -26,6 +27,9 @@ from tests.training.checkpoints.test_damage import Payload
 from tests.training.tiny_runs import Run
 
 
+TABLE = "relative_position_bias_table"
+
+
 def small(**options: Any) -> PretrainModel:
     settings: dict[str, Any] = {"image_size": 64, "depth": 2, **options}
     return PretrainModel(build_encoder("vit_tiny16", **settings), seed=0)
@@ -34,14 +38,19 @@ def small(**options: Any) -> PretrainModel:
 def exported(path: Path, **options: Any) -> tuple[Path, dict[str, torch.Tensor]]:
     """Write an encoder whose weights all differ from the initial ones, but for a fixed table."""
     encoder = small(**options).encoder
-    weights = {k: v + 0.1 for k, v in encoder.state_dict().items()}
-    if encoder.position_kind == "sincos":
-        weights["pos_embed"] = weights["pos_embed"] - 0.1
+    weights = {encoder.timm_name_of(k): v + 0.1 for k, v in encoder.state_dict().items()}
+    if encoder.positions.name == "sincos":
+        weights["pos_embed"] = encoder.position_table(encoder.grid)
     if path.suffix == ".safetensors":
         save_file(weights, path)
     else:
         torch.save(weights, path)
     return path, weights
+
+
+def found_in(model: PretrainModel) -> dict[str, torch.Tensor]:
+    """Return the encoder's tensors by timm's names."""
+    return {model.encoder.timm_name_of(k): v for k, v in model.encoder.state_dict().items()}
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +96,8 @@ def test_exported_files(tmp_path: Path, ending: str) -> None:
     path, weights = exported(tmp_path / f"encoder.{ending}")
     model = small()
     load_weights(model, str(path))
-    for key, value in model.encoder.state_dict().items():
+    assert found_in(model).keys() == weights.keys()
+    for key, value in found_in(model).items():
         assert torch.equal(value, weights[key])
 
 
@@ -117,23 +127,54 @@ def test_a_table_of_zeros_stands_for_none(tmp_path: Path) -> None:
     torch.save({**weights, "pos_embed": torch.zeros(1, 17, 192)}, path)  # as timm gets it
     model = small(positions="learned")
     assert "; fresh: pos_embed" in load_weights(model, str(path))
-    assert model.encoder.pos_embed is not None and model.encoder.pos_embed.any()
+    assert found_in(model)["pos_embed"].any()
 
 
 def test_a_shared_bias_is_copied_to_every_block(tmp_path: Path) -> None:
     path, weights = exported(tmp_path / "simmim.pth", positions="shared_relative")
     model = small(positions="relative")
-    assert "; fresh" not in load_weights(model, str(path))
-    for block in model.encoder.blocks:
-        table = block.attn.rel_pos.relative_position_bias_table
-        assert torch.equal(table, weights["shared_rel_pos.relative_position_bias_table"])
+    line = load_weights(model, str(path))
+    assert "; fresh" not in line and "; not used" not in line
+    tables = model.encoder.get_submodule("positions.tables")
+    assert len(list(tables.parameters())) == 2
+    for table in tables.parameters():
+        assert torch.equal(table, weights[f"shared_rel_pos.{TABLE}"])
+
+
+def test_tables_of_every_block_are_no_shared_one_and_it_is_said(tmp_path: Path) -> None:
+    path, _ = exported(tmp_path / "beit.pth", positions="relative")
+    model = small(positions="shared_relative")
+    line = load_weights(model, str(path))
+    assert f"; fresh: shared_rel_pos.{TABLE}; " in line
+    assert line.endswith(f"not used: blocks.0.attn.rel_pos.{TABLE}, blocks.1.attn.rel_pos.{TABLE}")
+    assert not found_in(model)[f"shared_rel_pos.{TABLE}"].any()
+
+
+@pytest.mark.parametrize("kind", ["relative", "shared_relative"])
+def test_relative_positions_of_another_grid_are_resampled(tmp_path: Path, kind: str) -> None:
+    """As timm does: the biases of offsets, and those of the class token as they are."""
+    encoder = small(positions=kind).encoder
+    for parameter in encoder.positions.parameters():
+        torch.nn.init.normal_(parameter)
+    weights = {encoder.timm_name_of(k): v for k, v in encoder.state_dict().items()}
+    torch.save(weights, tmp_path / "small.pth")
+    model = small(positions=kind, image_size=96)
+    line = load_weights(model, tmp_path / "small.pth")
+    tables = [key for key in weights if key.endswith(TABLE)]
+    assert tables and "; fresh" not in line
+    for key in tables:
+        assert f"{key} 52×3 → 124×3" in line  # 7² and 11² offsets, and three of the class token
+        found = found_in(model)[key]
+        expected = resize_rel_pos_bias_table(weights[key], (6, 6), (124, 3))
+        assert torch.equal(found, expected)
+        assert torch.equal(found[-3:], weights[key][-3:])
 
 
 def test_a_table_of_another_grid_is_resampled(tmp_path: Path) -> None:
     path, weights = exported(tmp_path / "small.pth")
     model = small(image_size=96, positions="learned")
     load_weights(model, str(path))
-    table = model.encoder.state_dict()["pos_embed"][0]
+    table = found_in(model)["pos_embed"][0]
     assert torch.equal(table[:1], weights["pos_embed"][0, :1])
     expected = resample_positions(weights["pos_embed"][0, 1:], (4, 4), (6, 6))
     assert torch.equal(table[1:], expected)
@@ -252,7 +293,7 @@ def test_a_kernel_of_another_size_is_resampled(tmp_path: Path, old: int, new: in
 
 def test_a_training_starts_from_dinov2_with_registers(tmp_path: Path) -> None:
     """Its names and its table, without rows for registers, at another grid."""
-    source = small(num_registers=2, layer_scale=0.1, positions="learned").encoder.state_dict()
+    source = found_in(small(num_registers=2, layer_scale=0.1, positions="learned"))
     source = {key: value + 0.1 for key, value in source.items()}
     published = {key: value for key, value in source.items() if key != "reg_token"}
     rows = source["pos_embed"]
@@ -266,7 +307,7 @@ def test_a_training_starts_from_dinov2_with_registers(tmp_path: Path) -> None:
     for side in (64, 96):
         model = small(**options, image_size=side)
         line = load_weights(model, str(tmp_path / "t.pth"))
-        found = model.encoder.state_dict()
+        found = found_in(model)
         assert f"{len(found)} of {len(found)} tensors from {tmp_path}/t.pth (teacher.back" in line
         assert "left out: teacher.backbone.mask_token" in line
         assert not found["pos_embed"][0, 1:3].any()

@@ -12,8 +12,8 @@ from pospre.nn.patch_encoder import PatchEncoder
 from pospre.recipe.sections import Optimizer
 
 # Whatever edits tokens on their way into the first block learns as the patch embedding does.
-_INPUT = ("encoder.cls_token", "encoder.reg_token", "encoder.positions", "encoder.patch_embed")
-_EDITORS = ("contents.", "places.")
+_INPUT = ("encoder.cls_token", "encoder.reg_token", "encoder.patch_embed", "contents.", "places.")
+_POSITIONS = "encoder.positions."
 
 
 @typed
@@ -38,7 +38,8 @@ def parameter_groups(
         weight_decay: of what is decayed.
         layer_decay: factor of the rate from each block of the encoder to the one below,
             ``layer_decay ** (depth + 1 − id)`` (BEiT, MAE): id 0 for the patch embedding, tokens
-            and positions, b + 1 for block b, depth + 1 for all else, which keeps the full rate.
+            and positions added to them, b + 1 for block b and its own relative positions,
+            depth + 1 for all else, those that blocks share included, which keeps the full rate.
             Swin's blocks are counted through its stages (UM-MAE). None: one rate for all.
             Of a ``PretrainModel`` only, or of the wrapper of DDP or ``torch.compile`` around it.
         patch_embed_lr: factor of the patch embedding's rate.
@@ -104,7 +105,8 @@ def _layer_id(name: str, encoder: PatchEncoder) -> int:
     block = encoder.block_of(name.removeprefix("encoder."))
     if block is not None:
         return block + 1
-    return 0 if name.startswith(_EDITORS + _INPUT) else encoder.depth + 1
+    is_added = encoder.positions.is_added and name.startswith(_POSITIONS)
+    return 0 if is_added or name.startswith(_INPUT) else encoder.depth + 1
 
 
 def _frozen_epochs(model: nn.Module) -> Iterator[tuple[str, int]]:

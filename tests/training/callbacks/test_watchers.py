@@ -14,9 +14,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from pospre.algorithms.dinov2.targets import Center
-from pospre.algorithms.droppos import DroppedPositions
 from pospre.model.objective import Objective, Outputs
-from pospre.model.passes import EncoderPass
+from pospre.model.passes import EncoderPass, ForgottenPlaces
 from pospre.model.position_task import PositionObjective
 from pospre.training.callbacks.collapse import Collapse, effective_rank, feature_std
 from pospre.training.callbacks.divergence import Divergence
@@ -120,8 +119,8 @@ def test_targets_that_name_one_prototype_are_seen(centers: bool, capsys: Capture
     for module in model.modules():
         if isinstance(module, Center) and not centers:
             module.momentum = 1.0  # it stays at 0
-    watch = Collapse(every=10, interval=1)
-    fit(case, steps=10, built=(model, algorithms), batch=case.batch(64), callbacks=[watch])
+    watch = Collapse(every=20, interval=1)
+    fit(case, steps=20, built=(model, algorithms), batch=case.batch(64), callbacks=[watch])
     said = capsys.readouterr().err
     assert said.count("the training collapses: metric/dinov2_entropy is") == (not centers)
 
@@ -156,7 +155,7 @@ def test_a_position_that_is_not_dropped_is_seen(
 
     assert max(accuracies(60)) < 0.2
     assert "warning" not in capsys.readouterr().err
-    monkeypatch.setattr(DroppedPositions, "forward", lambda self, position, *_: position)
+    monkeypatch.setattr(ForgottenPlaces, "forward", lambda self, places, *_: places)
     assert max(accuracies(80)) > 0.4
     assert "droppos knows where patches are without looking" in capsys.readouterr().err
 

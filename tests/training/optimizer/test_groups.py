@@ -39,7 +39,8 @@ def test_only_vectors_go_without_weight_decay() -> None:
     attach(model, "droppos", decoder_dim=32, decoder_depth=1, decoder_heads=2)
     groups = by_name(model)
     assert set(groups) == {name for name, p in model.named_parameters() if p.requires_grad}
-    assert "encoder.pos_embed" not in groups  # fixed, not trained
+    assert "encoder.positions.pos_embed" in dict(model.named_parameters())
+    assert "encoder.positions.pos_embed" not in groups  # fixed, not trained
     for name in ("encoder.cls_token", "encoder.patch_embed.proj.weight"):
         assert groups[name]["weight_decay"] == 0.05
     for name in ("encoder.patch_embed.proj.bias", "encoder.norm.weight"):
@@ -73,7 +74,7 @@ def test_a_wrapper_hides_no_blocks() -> None:
 
 def test_names_without_decay() -> None:
     groups = by_name(small_model(positions="learned"), no_decay=("pos_embed", "cls_token"))
-    assert groups["encoder.pos_embed"]["weight_decay"] == 0.0
+    assert groups["encoder.positions.pos_embed"]["weight_decay"] == 0.0
     assert groups["encoder.cls_token"]["weight_decay"] == 0.0
     assert groups["encoder.patch_embed.proj.weight"]["weight_decay"] == 0.05
 
@@ -93,13 +94,29 @@ def test_layer_decay_is_timms() -> None:
     groups = by_name(model, layer_decay=0.65, no_decay=("pos_embed", "cls_token"))
     compared = 0
     for name, group in groups.items():
-        name = name.removeprefix("encoder.")
+        name = encoder.timm_name_of(name.removeprefix("encoder."))
         if name in expected:  # timm has fc_norm and head where ours has norm
             assert (group["lr"], group["weight_decay"]) == pytest.approx(expected[name])
             compared += 1
     assert compared == len(expected) - 4
     assert expected["fc_norm.weight"][0] == expected["head.weight"][0] == 1.0
     assert groups["encoder.norm.weight"]["lr"] == 1.0
+
+
+def test_relative_positions_learn_as_their_block_or_as_the_head_where_blocks_share_them() -> None:
+    """As in BEiT's code, where the shared table has the last layer's id."""
+    own = by_name(small_model(positions="relative"), layer_decay=0.5, no_decay=("positions.table",))
+    for layer in range(2):
+        table = own[f"encoder.positions.tables.{layer}"]
+        assert (
+            table["lr"]
+            == own[f"encoder.blocks.{layer}.attn.qkv.weight"]["lr"]
+            == 0.5 ** (2 - layer)
+        )
+        assert table["weight_decay"] == 0.0
+    shared = by_name(small_model(positions="shared_relative"), layer_decay=0.5)
+    table = shared["encoder.positions.table"]
+    assert (table["lr"], table["weight_decay"]) == (1.0, 0.05)
 
 
 def test_smallest_rate_of_vit_base_and_the_patch_embeddings_own() -> None:
@@ -150,7 +167,7 @@ def test_editors_learn_as_the_patch_embedding() -> None:
     model = small_model()
     attach(model, "droppos", decoder_dim=32, decoder_depth=1, decoder_heads=2)
     groups = by_name(model, layer_decay=0.5)
-    assert groups["positions.named.droppos.token"]["lr"] == 0.125
+    assert groups["places.named.droppos.mark"]["lr"] == 0.125
     assert groups["objectives.named.droppos.predict.weight"]["lr"] == 1.0
 
 

@@ -16,7 +16,8 @@ from pospre.training.scale.blocks import (
 from tests.algorithms.cases import Case, written
 
 DROPPING = Case(("supervised",), encoder={"drop_path": 0.5, "dropout": 0.3})
-CASES = (DROPPING, Case(("ijepa", "stop")), Case(("dinov2", "masked_position")))
+RELATIVE = Case(("mae", "droppos"), encoder={"positions": "relative"})
+CASES = (DROPPING, Case(("ijepa", "stop")), Case(("dinov2", "masked_position")), RELATIVE)
 BACKEND = {"backend": "aot_eager", "fullgraph": True}
 
 
@@ -79,7 +80,9 @@ def test_a_block_is_run_twice_where_it_is_trained_and_the_teachers_once() -> Non
 
 
 @pytest.mark.parametrize(
-    ("case", "recompute"), [(DROPPING, False), (CASES[2], True)], ids=["alone", "recomputed"]
+    ("case", "recompute"),
+    [(DROPPING, False), (CASES[2], True), (RELATIVE, True)],
+    ids=["alone", "recomputed", "relative"],
 )
 def test_compiled_blocks_give_the_same_from_few_graphs(case: Case, recompute: bool) -> None:
     batch = case.batch()
