@@ -26,7 +26,6 @@ from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
 from tests.training.checkpoints.test_damage import Payload
 from tests.training.tiny_runs import Run
 
-
 TABLE = "relative_position_bias_table"
 
 

@@ -15,9 +15,11 @@ from pospre.training.scale.blocks import (
 )
 from tests.algorithms.cases import Case, written
 
-DROPPING = Case(("supervised",), encoder={"drop_path": 0.5, "dropout": 0.3})
-RELATIVE = Case(("mae", "droppos"), encoder={"positions": "relative"})
-CASES = (DROPPING, Case(("ijepa", "stop")), Case(("dinov2", "masked_position")), RELATIVE)
+# with a bias of attention, which each block is told; the others are told nothing
+DROPPING = Case(
+    ("supervised",), encoder={"drop_path": 0.5, "dropout": 0.3, "positions": "relative"}
+)
+CASES = (DROPPING, Case(("ijepa", "stop")), Case(("dinov2", "masked_position")))
 BACKEND = {"backend": "aot_eager", "fullgraph": True}
 
 
@@ -80,9 +82,7 @@ def test_a_block_is_run_twice_where_it_is_trained_and_the_teachers_once() -> Non
 
 
 @pytest.mark.parametrize(
-    ("case", "recompute"),
-    [(DROPPING, False), (CASES[2], True), (RELATIVE, True)],
-    ids=["alone", "recomputed", "relative"],
+    ("case", "recompute"), [(DROPPING, False), (CASES[2], True)], ids=["alone", "recomputed"]
 )
 def test_compiled_blocks_give_the_same_from_few_graphs(case: Case, recompute: bool) -> None:
     batch = case.batch()
