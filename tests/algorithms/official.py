@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pospre import draws
 from pospre.model.model import PretrainModel
+from pospre.nn.positions import timm_name
 from pospre.nn.sizes import EncoderSize
 from pospre.nn.vit import Encoder
 
@@ -37,10 +38,10 @@ def small_model() -> PretrainModel:
 
 def official_name(name: str, *, position_task: bool) -> str:
     """Translate one of our parameter names into the official repository's."""
-    if name == "positions.named.droppos.token":
+    if name == "places.named.droppos.mark":
         return "mask_pos_token"
     if name.startswith("encoder."):
-        return name.removeprefix("encoder.")
+        return timm_name(name.removeprefix("encoder."))
     _, _, objective, rest = name.split(".", 3)
     if rest == "mask_token":
         return rest

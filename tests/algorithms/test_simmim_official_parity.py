@@ -25,7 +25,7 @@ def theirs(name: str) -> list[str]:
         return [stem + "q_bias", "", stem + "v_bias"]
     for ours, official in (("ls1.gamma", "gamma_1"), ("ls2.gamma", "gamma_2")):
         name = name.replace(ours, official)
-    return [name.replace("shared_rel_pos", "rel_pos_bias")]
+    return [name.replace("positions.table", "rel_pos_bias.relative_position_bias_table")]
 
 
 def shuffled(value: Tensor) -> Tensor:

@@ -32,6 +32,7 @@ NAMES = (
     ("objectives.named.dinov2.", ""),
     ("teacher.module.", "backbone."),
     ("encoder.", "backbone."),
+    ("positions.pos_embed", "pos_embed"),
     ("teacher_", ""),
     ("patch_head.", "ibot_head."),
     ("module.", ""),
