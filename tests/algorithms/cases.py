@@ -107,11 +107,8 @@ class Case:
         return model, algorithms
 
     def _model(self, views: dict[str, ViewGroup], *, seed: int = 7) -> PretrainModel:
-        small = {"image_size": 32, "patch_size": 4, "depth": 2}
-        for name, positions in (("crop_field", "learned"), ("mp3", "none")):
-            if name in self.names:
-                small["positions"] = positions
-        encoder = build_encoder("vit_tiny16", **{**small, **self.encoder})
+        needs = {"image_size": 32, "patch_size": 4, "depth": 2, **needed_positions(self.names)}
+        encoder = build_encoder("vit_tiny16", **{**needs, **self.encoder})
         return PretrainModel(encoder, seed=seed, views=views)
 
     def batch(self, size: int = 4) -> dict[str, Tensor]:
@@ -136,6 +133,13 @@ class Case:
             side = 0.3 + torch.rand(1, group.count, 2, generator=generator) * 0.2
             sample[f"{name}/box"] = torch.cat([corner, corner + side], dim=-1)
         return sample
+
+
+def needed_positions(names: tuple[str, ...]) -> dict[str, Any]:
+    """Return the encoder's option without which these algorithms are refused, or idle."""
+    if "mp3" in names:
+        return {"positions": "none"}
+    return {"positions": "learned"} if "crop_field" in names else {}
 
 
 def written(

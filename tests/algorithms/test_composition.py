@@ -26,6 +26,17 @@ TRIPLES = [
 ]
 
 
+RELATIVE = [
+    Case(names, encoder={"positions": positions})
+    for names, positions in (
+        (("mae",), "relative"),
+        (("mae", "droppos"), "shared_relative"),
+        (("droppos", "lut"), "relative"),
+        (("ijepa", "stop"), "shared_relative"),
+    )
+]
+"""Encoders that know offsets between cells, of which a pass leaves some out, or forgets them."""
+
 SMOOTHED_MP3 = Case(("mp3",), options={"mp3": {"sigma_start": 1.0, "temperature": 0.1}})
 """MP3 with DropPos's smoothing and attentive weights."""
 
@@ -55,6 +66,11 @@ def test_the_promised_pairs_work(names: tuple[str, ...], found: Found) -> None:
 @pytest.mark.parametrize("names", TRIPLES, ids="+".join)
 def test_three_together_work(names: tuple[str, ...]) -> None:
     assert refusal_of(Case(names)) is None
+
+
+@pytest.mark.parametrize("case", RELATIVE, ids=lambda case: case.title)
+def test_relative_positions_work_where_patches_are_left_out(case: Case) -> None:
+    assert refusal_of(case) is None
 
 
 @pytest.mark.parametrize("case", [SMOOTHED_MP3, ONE_TEACHER], ids=lambda case: case.title)

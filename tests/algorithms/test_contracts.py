@@ -9,7 +9,16 @@ import torch
 from pospre import attach
 from pospre.errors import UserError
 from pospre.model.algorithm import algorithm_class, algorithm_names
-from tests.algorithms.cases import HOST_OF, OPTIONS, Case, Options, make_optimizer, train, written
+from tests.algorithms.cases import (
+    HOST_OF,
+    OPTIONS,
+    Case,
+    Options,
+    make_optimizer,
+    needed_positions,
+    train,
+    written,
+)
 
 DRAWING: Options = {
     "mae": {"sampling": "uniform", "second_mask_ratio": 0.25},
@@ -19,9 +28,6 @@ DRAWING: Options = {
     "supervised": {"mixup": 0.8, "cutmix": 1.0, "mask_ratio": 0.5},
 }
 """Options with which an algorithm draws all that it can draw."""
-
-UNTRAINED = {"crop_field": {"encoder.pos_embed"}}
-"""Parameters that an algorithm leaves without gradient on purpose."""
 
 
 def case_of(name: str, **options: object) -> Case:
@@ -36,7 +42,7 @@ def name(request: pytest.FixtureRequest) -> str:
 def test_functional_and_class_form_agree(name: str) -> None:
     case = case_of(name)
     by_class, _ = case.build()
-    functional, _ = Case(HOST_OF.get(name, ()), encoder=_needs(name)).build()
+    functional, _ = Case(HOST_OF.get(name, ()), encoder=needed_positions((name,))).build()
     functional.views.update(case.views)
     made = attach(functional, name, **OPTIONS.get(name, {}))
     assert isinstance(made, algorithm_class(name))
@@ -45,10 +51,6 @@ def test_functional_and_class_form_agree(name: str) -> None:
     }
     assert functional.registry.passes == by_class.registry.passes
     assert functional.registry.writers == by_class.registry.writers
-
-
-def _needs(name: str) -> dict[str, object]:
-    return {"positions": "none"} if name == "mp3" else {}
 
 
 def test_attaching_again_changes_nothing(name: str) -> None:
@@ -75,7 +77,7 @@ def test_gradient_reaches_every_trained_parameter_and_no_teacher(name: str) -> N
     for key, parameter in model.named_parameters():
         if not parameter.requires_grad:
             assert parameter.grad is None, key
-        elif key not in UNTRAINED.get(name, set()):
+        else:
             assert parameter.grad is not None and parameter.grad.any(), key
     teachers = [p for _, teacher in model.teachers.pairs for p in teacher.parameters()]
     assert not any(parameter.requires_grad for parameter in teachers)

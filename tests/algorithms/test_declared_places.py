@@ -16,7 +16,7 @@ from pospre.model.algorithm import PretrainAlgorithm, require_one_view
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective, Outputs, Predicts
 from pospre.model.passes import EncoderPass
-from pospre.recipe.values import PositionKind
+from pospre.nn.places import Places
 from tests.algorithms.cases import GROUPS, Case
 
 
@@ -83,21 +83,21 @@ class SilentLoca(Loca):
     head: ClassVar[type[PlaceInReference]] = Silent
 
     def attach(self, model: PretrainModel) -> None:
-        """Add an editor of positions to the query's pass."""
+        """Add an editor of places to the query's pass."""
         if "Loca" not in model.objectives:
             super().attach(model)
-            model.positions.named["Loca"] = nn.Identity()
-            model.registry.join_pass("query", "Loca", positions=("Loca",))
+            model.places.named["Loca"] = Forgetting()
+            model.registry.join_pass("query", "Loca", places=("Loca",))
 
 
 class Forgetting(nn.Module):
-    """Takes every position away."""
+    """Takes every place away."""
 
-    def forward(self, tokens: Tensor, batch: Batch, where: EncoderPass) -> Tensor:
-        return torch.zeros_like(tokens)
+    def forward(self, places: Places, batch: Batch, where: EncoderPass) -> Places:
+        return places.forget(torch.ones(1, 1, dtype=torch.bool))
 
 
-def model_of(positions: PositionKind = "sincos") -> PretrainModel:
+def model_of(positions: str = "sincos") -> PretrainModel:
     encoder = pospre.build_encoder(
         "vit_tiny16", image_size=32, patch_size=8, depth=1, positions=positions
     )
@@ -136,7 +136,7 @@ def test_a_task_of_places_in_another_view_is_refused_beside_a_field() -> None:
 
 
 @pytest.mark.parametrize("positions", ["sincos", "none"])
-def test_alone_it_trains_with_a_table_that_knows_its_own_view_only(positions: PositionKind) -> None:
+def test_alone_it_trains_with_a_table_that_knows_its_own_view_only(positions: str) -> None:
     model = model_of(positions)
     algorithms = [pospre.attach(model, Loca)]
     batch = pospre.prepare(model, algorithms, batch_of(), 0.0)
@@ -152,17 +152,17 @@ def test_under_a_trainer_it_is_refused_when_the_training_starts() -> None:
         model.check_complete()
 
 
-def test_an_editor_of_positions_must_say_what_it_predicts() -> None:
-    with pytest.raises(UserError, match=r"Loca changes the positions .* must say what"):
+def test_an_editor_of_places_must_say_what_it_predicts() -> None:
+    with pytest.raises(UserError, match=r"Loca changes the places .* must say what"):
         pospre.attach(model_of(), SilentLoca)
 
 
-def test_two_may_not_change_the_positions_of_one_pass() -> None:
+def test_two_may_not_change_the_places_of_one_pass() -> None:
     model, _ = Case(("mae", "droppos")).build()
-    model.positions.named["forgetting"] = Forgetting()
+    model.places.named["forgetting"] = Forgetting()
     with pytest.raises(UserError, match=r"droppos and forgetting both change .* pass 'student'"):
-        model.registry.join_pass("student", "forgetting", positions=("forgetting",))
-    assert model.registry.passes["student"].positions == ("droppos",)
+        model.registry.join_pass("student", "forgetting", places=("forgetting",))
+    assert model.registry.passes["student"].places == ("droppos",)
     model.check_complete()
 
 

@@ -8,8 +8,8 @@ import torch
 
 from pospre import attach
 from pospre.algorithms.droppos import (
-    DroppedPositions,
     DropPos,
+    WrongPlaces,
     draw_dropped,
     draw_masks,
     num_shown,
@@ -22,6 +22,8 @@ from pospre.model.passes import EncoderPass
 from pospre.nn.build import build_encoder
 from pospre.nn.grid import grid_distances, smoothed_labels
 from pospre.nn.masking import num_kept
+from pospre.nn.places import Places
+from pospre.nn.positions.table import Table
 from tests.algorithms.official import DECODER, batch, load_weights, small_model
 
 
@@ -46,6 +48,11 @@ def model_and_batch(**options):
     inputs = random_batch()
     algorithm.write(inputs, model)
     return model, inputs
+
+
+def places_of(model, inputs):
+    """Return the places that the encoder gets of the visible patches."""
+    return model.pass_places(model.registry.passes["student"], inputs, inputs["view/keep"])
 
 
 def test_default_counts_are_49_visible_12_shown_37_dropped():
@@ -169,8 +176,8 @@ def test_affinity_is_constant_to_the_gradient_and_its_scale_is_free():
 def test_position_token_learns_and_positions_do_not():
     model, inputs = model_and_batch()
     model.loss(model(inputs), inputs)["total"].backward()
-    assert (model.positions.named["droppos"].token.grad != 0).any()
-    assert model.encoder.pos_embed.grad is None
+    assert (model.places.named["droppos"].mark.grad != 0).any()
+    assert model.encoder.positions.pos_embed.grad is None
 
 
 @pytest.mark.parametrize(("affinity", "sees_removed"), [("full", True), ("visible", False)])
@@ -198,10 +205,10 @@ def test_permuting_slots_permutes_logits():
 
 def test_wrong_positions_are_the_dropped_ones_in_random_order():
     model, inputs = model_and_batch(position_token="wrong")
-    table = torch.arange(36.0).view(36, 1)
-    true = table[inputs["view/keep"]]
-    seen = model.positions(("droppos",), inputs, EncoderPass(), true)
-    dropped = ~inputs["droppos/shown"]
+    true, dropped = inputs["view/keep"], ~inputs["droppos/shown"]
+    places = places_of(model, inputs)
+    assert places.cells is not None and places.known is None
+    seen = places.cells
     assert torch.equal(seen[~dropped], true[~dropped])
     assert (seen[dropped] != true[dropped]).any()
     for sample in range(4):
@@ -213,10 +220,12 @@ def test_wrong_positions_are_distributed_as_published():
     num, visible = 4000, 8
     batch = {"index": torch.arange(num), "epoch": torch.zeros(num, dtype=torch.int64)}
     batch |= draw_dropped(batch, visible, 0.5, seed=0)
-    slots = torch.arange(float(visible)).view(1, -1, 1).expand(num, -1, -1)
-    seen = DroppedPositions(1, "wrong")(slots, batch, EncoderPass())[..., 0].long()
+    slots = torch.arange(visible).expand(num, -1)
+    batch["view/keep"] = slots
+    seen = WrongPlaces()(Places((1, visible), slots), batch, EncoderPass()).cells
+    assert seen is not None
     dropped = ~batch["droppos/shown"]
-    right = (seen == slots[..., 0]) & dropped
+    right = (seen == slots) & dropped
     assert float(right.sum(1).float().mean()) == pytest.approx(1, abs=4 / num**0.5)
     given = torch.zeros(visible, visible).index_put_(
         (torch.arange(visible).expand(num, -1)[dropped], seen[dropped]), torch.tensor(1.0), True
@@ -230,9 +239,21 @@ def test_wrong_positions_are_distributed_as_published():
 
 def test_zero_token_leaves_only_shown_positions():
     model, inputs = model_and_batch(position_token="zeros")
-    assert not list(model.positions.parameters())
-    seen = model.positions(("droppos",), inputs, EncoderPass(), torch.ones(4, 18, 1))
-    assert torch.equal(seen[..., 0].bool(), inputs["droppos/shown"])
+    assert not list(model.places.parameters())
+    tokens, places = torch.zeros(4, 18, 48), places_of(model, inputs)
+    assert places.known is not None and torch.equal(places.known, inputs["droppos/shown"])
+    added = model.encoder.positions.added(tokens, places)
+    assert torch.equal(added.any(-1), inputs["droppos/shown"])
+
+
+def test_the_learned_token_takes_the_place_of_dropped_positions_alone():
+    model, inputs = model_and_batch()
+    with torch.no_grad():
+        model.places.named["droppos"].mark.fill_(3.0)
+    added = model.encoder.positions.added(torch.zeros(4, 18, 48), places_of(model, inputs))
+    assert torch.equal((added == 3).all(-1), ~inputs["droppos/shown"])
+    table = model.encoder.positions.at((6, 6))[inputs["view/keep"]]
+    assert torch.equal(added[inputs["droppos/shown"]], table[inputs["droppos/shown"]])
 
 
 def test_sigma_decays_per_step_and_officially_per_epoch():
@@ -380,7 +401,7 @@ def test_a_learned_table_learns_from_the_shown_positions():
     }
     algorithm.write(inputs, model)
     model.loss(model(inputs), inputs)["total"].backward()
-    assert encoder.pos_embed is not None and encoder.pos_embed.grad is not None
-    learned = encoder.pos_embed.grad[0, 1:].abs().sum(-1) > 0
+    assert isinstance(encoder.positions, Table) and encoder.positions.pos_embed.grad is not None
+    learned = encoder.positions.pos_embed.grad[0, 1:].abs().sum(-1) > 0
     shown = inputs["view/keep"][inputs["droppos/shown"]].unique()
     assert sorted(learned.nonzero().flatten().tolist()) == shown.tolist()

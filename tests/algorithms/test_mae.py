@@ -66,6 +66,25 @@ def test_a_flipped_view_is_the_mirrored_image():
     assert torch.equal(model.images(mirrored)[:, 0], pixels.flip(-1))
 
 
+@pytest.mark.parametrize("positions", ["relative", "shared_relative"])
+def test_visible_patches_have_the_relative_biases_of_their_cells(positions):
+    """All patches ask and the visible ones give keys: these learn the same as alone."""
+    encoder = build_encoder("vit_tiny16", image_size=48, patch_size=8, depth=2, positions=positions)
+    model = PretrainModel(encoder.double(), seed=0).double()
+    algorithm = attach(model, "mae", **DECODER)
+    with torch.no_grad():
+        for table in encoder.positions.parameters():
+            table.normal_()
+    inputs = batch()
+    algorithm.write(inputs, model)
+    keep, images = inputs["view/keep"], torch.randn(4, 3, 48, 48, dtype=torch.float64)
+    alone = model.encode("student", images.unsqueeze(1), inputs)
+    whole = encoder(images, context_BM=keep)
+    rows = torch.arange(4)[:, None]
+    torch.testing.assert_close(alone[:, 1:], whole[rows, keep + 1], rtol=0, atol=1e-12)
+    torch.testing.assert_close(alone[:, 0], whole[:, 0], rtol=0, atol=1e-12)
+
+
 def test_parameter_count_of_vit_small_with_the_published_decoder():
     with torch.device("meta"):
         encoder = build_encoder("vits16")

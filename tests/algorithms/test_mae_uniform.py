@@ -12,6 +12,7 @@ from pospre.algorithms.mae import PixelRegression
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.nn.decoder import patchify, unpatchify
+from pospre.nn.positions.sincos import SinCos
 from pospre.recipe.recipe import Recipe
 from pospre.training.build import build_algorithms, build_model
 from pospre.training.resolve import resolve
@@ -96,8 +97,10 @@ def test_merged_tokens_are_told_apart_as_by_the_published_pixel_shuffle(
     hook.remove()
     # a linear layer's outputs are (square, channel) here and (channel, square) there
     maps = objective.embed(merged).unflatten(2, (4, 32)).transpose(2, 3).flatten(2)
+    assert isinstance(objective.positions, SinCos)
+    vectors = objective.positions.at((8, 8))
     maps = F.pixel_shuffle(maps.transpose(1, 2).unflatten(2, (2, 2)), 2)
-    tokens = maps.flatten(2).transpose(1, 2) + objective.position_ND[batch["view/keep"]]
+    tokens = maps.flatten(2).transpose(1, 2) + vectors[batch["view/keep"]]
     for sample in range(2):
         found = entered[0][sample, batch["view/keep"][sample]]
         torch.testing.assert_close(found, tokens[sample])

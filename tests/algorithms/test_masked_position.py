@@ -8,7 +8,6 @@ import torch.nn.functional as F
 
 from pospre import attach
 from pospre.errors import UserError
-from pospre.model.passes import EncoderPass
 from tests.algorithms.cases import Case, written
 
 CONTENT, POSITION = "global/content_mask", "global/position_mask"
@@ -42,8 +41,8 @@ def test_each_global_crop_has_masked_content_or_masked_positions(shape, official
         assert (position.sum(1) == 1).all()
     counts = batch[POSITION].sum(-1)[position]
     assert counts.max() <= 32 and counts.float().mean() == pytest.approx(0.3 * 64, rel=0.25)
-    assert model.registry.passes["local"].positions == ()
-    assert model.registry.passes["teacher"].positions == ()
+    assert model.registry.passes["local"].places == ()
+    assert model.registry.passes["teacher"].places == ()
 
 
 def test_counts_of_crosses_are_those_drawn():
@@ -63,22 +62,26 @@ def test_masks_are_a_function_of_the_sample_alone():
 def test_the_student_does_not_see_masked_positions(names):
     model, batch = filled(*names)
     mask = batch[POSITION].flatten(0, 1)
-    chain = (*names, "masked_position")
-    where = EncoderPass(group="global")
-    positions = torch.randn(8, 64, 192)
-    seen = model.positions(chain, batch, where, positions)
+    places = model.pass_places(model.registry.passes["global"], batch, None)
+    assert (places.box is not None) == bool(names)
+    added = model.encoder.positions.added
+    seen = added(torch.zeros(8, 64, 192), places)
     assert not seen[mask].any() and seen[~mask].any(-1).all()
-    other = torch.where(mask.unsqueeze(-1), torch.randn_like(positions), positions)
-    assert torch.equal(model.positions(chain, batch, where, other), seen)
+    cells = torch.arange(64).expand(8, -1)
+    moved = torch.where(mask, cells.flip(1), cells)
+    assert torch.equal(added(torch.zeros(8, 64, 192), places.move(moved)), seen)
 
 
 def test_the_token_takes_the_place_of_the_position_and_content_stays():
     model, batch = filled()
-    token = model.positions.named["masked_position"].token
     with torch.no_grad():
-        token.fill_(3.0)
-    seen = model.positions(("masked_position",), batch, EncoderPass("global"), torch.ones(8, 64, 1))
-    assert torch.equal(seen[..., 0] == 3.0, batch[POSITION].flatten(0, 1))
+        model.places.named["masked_position"].mark.fill_(3.0)
+    places = model.pass_places(model.registry.passes["global"], batch, None)
+    content = torch.randn(8, 64, 192)
+    added = model.encoder.positions.added(content, places) - content
+    mask, table = batch[POSITION].flatten(0, 1), model.encoder.positions.at((8, 8))
+    torch.testing.assert_close(added[mask], torch.full_like(added[mask], 3.0))
+    torch.testing.assert_close(added[~mask], table.expand(8, -1, -1)[~mask])
 
 
 def test_pixels_under_masked_content_never_reach_the_student():
@@ -142,17 +145,14 @@ def test_gradient_reaches_token_and_its_own_head_only():
     model, batch = filled("crop_field", dinov2={"separate_heads": True})
     batch[CONTENT] = torch.zeros_like(batch[CONTENT])
     terms(model, batch)["masked_position"].backward()
-    token = model.positions.named["masked_position"].token
-    assert token.grad is not None and token.grad.any()
+    mark = model.places.named["masked_position"].mark
+    assert mark.grad is not None and mark.grad.any()
     head = model.objectives["masked_position"].head
     assert all(p.grad is not None and p.grad.any() for p in head.parameters())
     others = [*model.objectives["dinov2"].parameters(), *model.contents.parameters()]
     assert all(p.grad is None or not p.grad.any() for p in others)
-    frozen = [model.teacher, model.teacher_positions, model.objectives["masked_position"]]
-    for module in frozen:
-        for name, parameter in module.named_parameters():
-            if "teacher" in name or module is not frozen[2]:
-                assert parameter.grad is None, name
+    own = model.objectives["masked_position"].teacher_head
+    assert all(p.grad is None for p in (*model.teacher.parameters(), *own.parameters()))
 
 
 def test_masks_of_the_student_leave_the_targets_alone():
@@ -222,7 +222,9 @@ def test_hosts_that_leave_nothing_to_mask_are_refused():
     with pytest.raises(UserError, match=r"mask_crop_rate = 1.0 leaves none"):
         attach(model, "masked_position")
     model, _ = Case(("dinov2",), encoder={"positions": "none"}).build()
-    with pytest.raises(UserError, match=r"needs positions to mask"):
+    with pytest.raises(
+        UserError, match=r"there are none to change: encoder.positions is none. Use"
+    ):
         attach(model, "masked_position")
 
 

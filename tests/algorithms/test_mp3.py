@@ -201,7 +201,7 @@ class Reference(nn.Module):
             logits = q @ k.mT / math.sqrt(q.shape[-1])
             logits = logits.masked_fill(~visible[:, None, None], -torch.inf)
             x = x + block.attn.proj((logits.softmax(-1) @ v).transpose(1, 2).flatten(2))
-            x = x + block.mlp(block.norm2(x))
+            x = x + block.mlp.fc2(block.mlp.hidden(block.norm2(x)))
         prediction = self.head(net.norm(x)[:, 1:])
         target = torch.arange(prediction.shape[1]).repeat(len(prediction))
         return F.cross_entropy(prediction.flatten(0, 1), target)
@@ -319,7 +319,7 @@ def test_a_share_of_patches_is_told_its_position_and_left_out() -> None:
     model, inputs = attached(position_rate=0.2)
     shown = inputs["mp3/shown"]
     assert shown.shape == (4, 1, PATCHES) and (shown.sum(2) == 3).all()
-    editor = partial(model.positions, ("mp3",), inputs, EncoderPass())
+    editor = partial(model.contents, ("mp3",), inputs, EncoderPass())
     added = editor(torch.zeros(4, PATCHES, 192))
     assert torch.equal((added != 0).any(-1), shown[:, 0])
     torch.testing.assert_close(added[shown[:, 0]].square().sum(1), torch.full((12,), 96.0))
@@ -357,7 +357,7 @@ def test_speech_tells_five_of_a_hundred_frames_their_sinusoid() -> None:
     algorithm.write(inputs, model)
     shown = inputs["mp3/shown"]
     assert (shown.sum(2) == 5).all()
-    added = model.positions(("mp3",), inputs, EncoderPass(), torch.zeros(2, 100, 192))
+    added = model.contents(("mp3",), inputs, EncoderPass(), torch.zeros(2, 100, 192))
     table = sincos_positions_1d(192, 100)
     assert torch.equal(added, table * shown[:, 0].unsqueeze(-1))
 
@@ -471,20 +471,26 @@ def test_a_host_that_reads_all_patches_in_the_same_pass_is_refused() -> None:
 
 
 def test_positions_from_elsewhere_are_refused_in_either_order() -> None:
-    model = make_model()
-    model.add_position_source("crop_field", nn.Identity())
-    with pytest.raises(UserError, match=r"crop_field and mp3 both decide which positions"):
+    model = make_model(positions="learned")
+    model.registry.add_pass("other", "test", EncoderPass())
+    attach(model, "crop_field")
+    with pytest.raises(UserError, match=r"mp3 predicts positions .* is learned. Set .*: none"):
         attach(model, "mp3")
     model = make_model()
     attach(model, "mp3")
-    with pytest.raises(UserError, match=r"mp3 and crop_field both decide which positions"):
-        model.add_position_source("crop_field", nn.Identity())
+    with pytest.raises(
+        UserError, match=r"crop_field places .* encoder.positions = none knows .* Use learned"
+    ):
+        attach(model, "crop_field")
 
 
 def test_droppos_is_refused_in_either_order() -> None:
     model = make_model()
     attach(model, "mp3")
-    with pytest.raises(UserError, match=r"droppos needs positions to drop"):
+    with pytest.raises(
+        UserError,
+        match=r"need the encoder pass 'student' over other tokens .*context = mp3/context",
+    ):
         attach(model, "droppos")
     model = make_model(positions="sincos")
     attach(model, "droppos", decoder_dim=32, decoder_depth=1, decoder_heads=2)

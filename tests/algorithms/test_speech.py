@@ -15,6 +15,7 @@ from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
 from pospre.evaluation.run import run_evaluation
 from pospre.nn.build import build_encoder
+from pospre.nn.positions.sincos import SinCos
 from pospre.nn.vit import Encoder
 from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.train import main
@@ -63,20 +64,21 @@ def test_parameters_of_the_paper() -> None:
 
 def test_positions_are_the_sinusoids_of_a_sequence() -> None:
     encoder = speech8(depth=1)
-    assert encoder.grid == (100, 1) and encoder.pos_embed is not None
-    table: torch.Tensor = encoder.pos_embed.detach()[0, 1:]
+    positions = encoder.positions
+    assert encoder.grid == (100, 1) and isinstance(positions, SinCos)
+    table: torch.Tensor = positions.pos_embed.detach()[0, 1:]
     for frame in (0, 1, 7, 99):
         for place in range(16):
             angle = frame / 10000 ** (place / 16)
             pair = [math.sin(angle), math.cos(angle)]
             assert table[frame, 2 * place : 2 * place + 2].tolist() == pytest.approx(pair, abs=1e-6)
-    assert not encoder.pos_embed[0, 0].any() and not encoder.pos_embed.requires_grad
+    assert not positions.pos_embed[0, 0].any() and not positions.pos_embed.requires_grad
 
 
 def test_timm_builds_the_same_encoder() -> None:
     encoder = speech8(depth=2).eval()
     model: Any = timm.create_model(encoder.timm_name, num_classes=0, **encoder.timm_kwargs).eval()
-    model.load_state_dict(encoder.state_dict())
+    model.load_state_dict(encoder.timm_state())
     clips = torch.randn(2, 1, 100, 40)
     torch.testing.assert_close(model.forward_features(clips), encoder(clips))
 

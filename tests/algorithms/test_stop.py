@@ -5,7 +5,7 @@ from typing import Any, get_args
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from pospre import attach
 from pospre.algorithms.ijepa.ijepa import IJEPA, FeaturePrediction
@@ -13,8 +13,8 @@ from pospre.algorithms.ijepa.predictor import Predictor
 from pospre.algorithms.stop import SecondScale, StoP, Variant
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
-from pospre.model.passes import EditSet
 from pospre.nn.build import build_encoder
+from pospre.nn.positions.sincos import SinCos
 
 PREDICTOR: dict[str, Any] = {"predictor_dim": 32, "predictor_depth": 2, "predictor_heads": 4}
 DECODER = {"decoder_dim": 32, "decoder_depth": 1, "decoder_heads": 4}
@@ -105,7 +105,8 @@ def test_without_noise_it_is_ijepa_to_the_bit_in_loss_and_gradient_but_not_as_pu
 def test_the_paper_form_equals_a_few_plain_lines() -> None:
     model, _, inputs = attached(noise_std=0.5)
     predictor, head = predictor_of(model), objective_of(model).predict
-    table = predictor.positions(inputs)
+    assert isinstance(predictor.positions, SinCos)
+    table = predictor.positions.at(predictor.grid)
     tokens = model.encode("student", model.images(inputs), inputs)
     weight, bias = predictor.embed.weight, predictor.embed.bias
     rows = []
@@ -307,7 +308,6 @@ def test_noise_beside_dropped_positions_of_the_context_is_refused() -> None:
 def test_learned_positions_do_not_follow_a_position_field() -> None:
     model = small_model()
     attach(model, "ijepa", **PREDICTOR)
-    source: nn.Module = EditSet()
-    model.add_position_source("crop_field", source)
+    attach(model, "crop_field")
     with pytest.raises(UserError, match=r"learned_pos has one position.*crop_field"):
         attach(model, "stop", variant="learned_pos")

@@ -167,9 +167,12 @@ def _check(options: CropField, model: PretrainModel) -> None:
 
 def _check_unused(options: CropField, positions: Scheme) -> None:
     """Raise ``UserError`` for an option that another one makes of no use."""
+    if not positions.takes_boxes:
+        return  # which the registry refuses
     drawn, placed = options.box_scale in ("beta", "uniform"), options.box_scale != "const"
     scale = f"crop_field.box_scale = {options.box_scale}"
-    learned, kind = positions.name.startswith("learned"), f"encoder.positions = {positions.name}"
+    learned = isinstance(positions, Table) and positions.learns
+    kind = f"encoder.positions = {positions.name}"
     for key, value, used, other in (
         ("field_size", options.field_size, learned, kind),
         ("interpolation", options.interpolation, learned, kind),
@@ -178,5 +181,6 @@ def _check_unused(options: CropField, positions: Scheme) -> None:
     ):
         if not used and value not in (None, "bicubic", "all"):
             raise UserError(
-                f"crop_field.{key} = {value} is of no use with {other}. Remove one of the two."
+                f"crop_field.{key} = {value} is of no use with {other}. Remove it, or change the "
+                "other."
             )

@@ -7,18 +7,17 @@ import pytest
 import torch
 
 from pospre import attach
-from pospre.algorithms.crop_field.crop_field import PositionField
-from pospre.algorithms.crop_field.field import sample_field
 from pospre.batch import box_key, field_box_key, flip_key
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
-from pospre.model.passes import EncoderPass
 from pospre.nn.build import build_encoder
-from pospre.nn.positions.sincos import sincos_positions
+from pospre.nn.places import Places
+from pospre.nn.positions.table import Table
 from tests.algorithms.cases import Case, written
 
 LEARNED = {"positions": "learned"}
-SINCOS: dict[str, Any] = {"field": "sincos", "field_size": None}
+SINCOS: dict[str, Any] = {"encoder": {"positions": "sincos"}, "field_size": None}
+WHOLE = torch.tensor([[0.0, 0.0, 1.0, 1.0]])
 
 
 def built(*names, encoder=LEARNED, **options):
@@ -32,10 +31,19 @@ def filled(*names, encoder=LEARNED, **options):
     return model, written(model, algorithms, batch)
 
 
-def source(model) -> PositionField:
-    field = model.positions.named["crop_field"]
-    assert isinstance(field, PositionField)
-    return field
+def field(model) -> Table:
+    """Return the encoder's positions: the field."""
+    assert isinstance(model.encoder.positions, Table)
+    return model.encoder.positions
+
+
+def given(model, batch) -> torch.Tensor:
+    """Return the positions that the encoder adds in the pass ``student``."""
+    declared = model.registry.passes["student"]
+    keep = None if declared.keep is None else batch[declared.keep]
+    vectors = model.encoder.positions.embed(model.pass_places(declared, batch, keep))
+    assert vectors is not None
+    return vectors
 
 
 def test_const_scale_leaves_the_boxes_as_they_are():
@@ -82,23 +90,19 @@ def test_boxes_are_a_function_of_the_sample_alone():
 @pytest.mark.parametrize("host", ["mae", "droppos"])
 def test_kept_patches_get_the_vectors_of_their_places(host):
     model, batch = filled(host)
-    keep = batch["view/keep"]
-    given = source(model)(torch.zeros(*keep.shape, 192), batch, EncoderPass(keep="view/keep"))
-    field = source(model).field
-    assert field is not None
-    every = sample_field(field, batch["view/field_box"][:, 0], (8, 8))
-    torch.testing.assert_close(given, every[torch.arange(4)[:, None], keep])
+    every = field(model).in_boxes(batch["view/field_box"][:, 0], (8, 8))
+    expected = every[torch.arange(4)[:, None], batch["view/keep"]]
+    torch.testing.assert_close(given(model, batch), expected)
 
 
 def test_mirrored_views_mirror_their_positions():
-    model, batch = filled("mae", encoder={}, **SINCOS, box_scale="const")
-    given = source(model)(torch.zeros(4, 64, 192), batch, EncoderPass()).unflatten(1, (8, 8))
-    plain = batch | {"view/field_box": batch["view/box"]}
-    expected = source(model)(torch.zeros(4, 64, 192), plain, EncoderPass()).unflatten(1, (8, 8))
+    model, batch = filled("supervised", **SINCOS, box_scale="const")
+    mirrored = given(model, batch).unflatten(1, (8, 8))
+    plain = given(model, batch | {"view/field_box": batch["view/box"]}).unflatten(1, (8, 8))
     flip = batch["view/flip"][:, 0]
     assert flip.any() and not flip.all()
-    torch.testing.assert_close(given[~flip], expected[~flip])
-    torch.testing.assert_close(given[flip], expected[flip].flip(2), rtol=0, atol=1e-5)
+    torch.testing.assert_close(mirrored[~flip], plain[~flip])
+    torch.testing.assert_close(mirrored[flip], plain[flip].flip(2), rtol=0, atol=1e-5)
 
 
 def test_flipping_view_and_field_is_mirroring_each_patch_in_place():
@@ -112,10 +116,7 @@ def test_flipping_view_and_field_is_mirroring_each_patch_in_place():
     turned = batch["view/field_box"][..., [2, 1, 0, 3]]
 
     def tokens(pixels, boxes):
-        where = EncoderPass()
-        return model.encoder(
-            pixels, positions=lambda p: source(model)(p, {"view/field_box": boxes}, where)
-        )
+        return model.encoder(pixels, places=Places((8, 8), box=boxes.flatten(0, 1)))
 
     one = tokens(flipped, turned)[:, 1:].unflatten(1, (8, 8)).flip(2).flatten(1, 2)
     other = tokens(in_place, batch["view/field_box"])[:, 1:]
@@ -136,35 +137,82 @@ def test_shared_mirroring_turns_all_views_and_boxes_of_an_image():
     assert model.registry.writers["global/flip"] == "crop_field"
 
 
-def test_whole_images_get_the_whole_field():
-    model, _ = filled("mae", encoder={}, **SINCOS)
+@pytest.mark.parametrize("options", [{}, SINCOS], ids=["learned", "sincos"])
+@pytest.mark.parametrize("grid", [(8, 8), (4, 12)])
+def test_whole_images_get_the_whole_field(options, grid):
+    model, _ = filled("mae", **options)
+    images = torch.randn(2, 3, 4 * grid[0], 4 * grid[1])
+    tokens = model.tokens(images)
+    assert tokens.shape == (2, 1 + grid[0] * grid[1], 192)
+    assert torch.equal(model.encoder(images), tokens)  # the encoder alone is whole
+    if options and grid != (8, 8):
+        return  # at another grid the fixed table is resampled, in a box its waves are evaluated
+    placed = model.encoder(images, places=Places(grid, box=WHOLE))
+    torch.testing.assert_close(tokens, placed, rtol=1e-4, atol=1e-4)
+
+
+def test_the_sincos_field_is_the_encoders_own_table():
+    model, _ = filled("mae", **SINCOS)
     plain = build_encoder("vit_tiny16", image_size=32, patch_size=4, depth=2)
     plain.load_state_dict(model.encoder.state_dict())
-    with torch.no_grad():
-        assert plain.pos_embed is not None
-        plain.pos_embed[0, 1:] = sincos_positions(192, 8, 8)
     images = torch.randn(2, 3, 32, 32)
-    torch.testing.assert_close(model.tokens(images), plain(images), rtol=1e-4, atol=1e-4)
-
-
-def test_whole_images_of_another_shape_too():
-    model, _ = filled("mae")
-    tokens = model.tokens(torch.randn(2, 3, 16, 48))
-    assert tokens.shape == (2, 1 + 4 * 12, 192)
+    assert torch.equal(model.tokens(images), plain(images))
 
 
 @pytest.mark.parametrize("host", ["mae", "droppos", "ijepa", "dinov2"])
 def test_gradient_reaches_field_and_class_position_never_the_teacher(host):
     model, batch = filled(host)
     model.loss(model(batch), batch)["total"].backward()
-    field, table = source(model).field, model.encoder.pos_embed
-    assert field is not None and field.grad is not None and field.grad.any()
-    assert table is not None and table.grad is not None and table.grad[:, :1].any()
-    assert not table.grad[:, 1:].any() and not table[:, 1:].any()
+    table = field(model).pos_embed
+    assert table.shape == (1, 1 + 9 * 9, 192) and table.grad is not None
+    assert table.grad[:, :1].any() and table.grad[:, 1:].any()
     if model.teacher is not None:
-        assert model.teacher_positions is not None
-        frozen = [*model.teacher.parameters(), *model.teacher_positions.parameters()]
-        assert all(p.grad is None and not p.requires_grad for p in frozen)
+        assert all(p.grad is None and not p.requires_grad for p in model.teacher.parameters())
+
+
+def test_the_teacher_has_the_field_and_follows_it():
+    model, _ = filled("dinov2")
+    assert model.teacher is not None
+    own, twin = field(model).pos_embed, model.teacher.module.positions.pos_embed
+    assert torch.equal(twin, own) and twin is not own
+    with torch.no_grad():
+        own.add_(1.0)
+    before = twin.clone()
+    model.teachers.update(0.0)
+    moved = twin - before
+    torch.testing.assert_close(moved, torch.full_like(moved, 0.008))
+
+
+@pytest.mark.parametrize("positions", ["learned", "learned_sincos"])
+def test_a_field_is_drawn_as_white_noise_or_read_from_the_table_that_was_there(positions):
+    torch.manual_seed(0)
+    options = {"image_size": 32, "patch_size": 4, "depth": 1, "positions": positions}
+    encoder = build_encoder("vit_tiny16", **options)
+    table: Any = encoder.positions
+    before = table.in_boxes(WHOLE, (20, 20))[0].detach().clone()
+    class_row = table.pos_embed[0, 0].detach().clone()
+    model = PretrainModel(encoder, seed=0)
+    attach(model, "mae", decoder_dim=32, decoder_depth=1, decoder_heads=2)
+    attach(model, "crop_field", field_size=20)
+    after = field(model).pos_embed[0].detach()
+    assert torch.equal(after[0], class_row) and field(model).grid == (20, 20)
+    if positions == "learned_sincos":  # a smooth start
+        torch.testing.assert_close(after[1:], before, rtol=0, atol=1e-5)
+        return
+    assert after[1:].std() == pytest.approx(0.02, rel=0.02)
+    rows = after[1:].unflatten(0, (20, 20))
+    assert torch.cosine_similarity(rows[:, 1:], rows[:, :-1], dim=-1).mean().abs() < 0.02
+
+
+def test_a_table_that_was_loaded_is_what_the_field_starts_from():
+    encoder = build_encoder("vit_tiny16", image_size=32, patch_size=4, depth=1, **LEARNED)
+    encoder.table_from = "weights.pt"
+    table: Any = encoder.positions
+    before = table.at((20, 20)).detach().clone()
+    model = PretrainModel(encoder, seed=0)
+    attach(model, "mae", decoder_dim=32, decoder_depth=1, decoder_heads=2)
+    attach(model, "crop_field", field_size=20)
+    assert torch.equal(field(model).pos_embed[0, 1:].detach(), before)
 
 
 @pytest.mark.parametrize("host", ["mae", "ijepa"])
@@ -173,29 +221,27 @@ def test_decoders_follow_the_boxes(host):
     before = model.loss(model(batch), batch)["total"]
     elsewhere = batch | {"view/field_box": batch["view/field_box"] * 0.5}
     with torch.no_grad():
-        field = source(model).field
-        assert field is not None
-        field.zero_()  # the encoder learns nothing of the place
+        field(model).pos_embed.zero_()  # the encoder learns nothing of the place
         here = model.loss(model(batch), batch)["total"]
         there = model.loss(model(elsewhere), elsewhere)["total"]
     assert before != here and here != there
 
 
 def test_sincos_field_has_nothing_to_learn():
-    model, _ = filled("mae", encoder={}, **SINCOS)
-    assert not list(source(model).parameters())
+    model, _ = filled("mae", **SINCOS)
+    alone, _ = Case(("mae",)).build()
+    trained = {name: p.shape for name, p in alone.named_parameters() if p.requires_grad}
+    assert {n: p.shape for n, p in model.named_parameters() if p.requires_grad} == trained
 
 
 def test_half_precision_does_not_touch_the_field():
     model, batch = filled("mae")
-    where = EncoderPass(keep="view/keep")
-    position = torch.zeros(4, 16, 192)
-    exact = source(model)(position, batch, where)
+    exact = given(model, batch)
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(source(model)(position, batch, where), exact)
+        assert torch.equal(given(model, batch), exact)
 
 
-def test_without_other_tokens_the_table_does_not_learn():
+def test_without_class_token_everything_learns():
     model, batch = filled("mae", encoder={"positions": "learned", "class_token": False})
     model.loss(model(batch), batch)["total"].backward()
     without = [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]
@@ -213,11 +259,8 @@ def test_without_other_tokens_the_table_does_not_learn():
         ({"scale_range": (0.2, math.inf)}, r"'crop_field.scale_range.1' is inf .*finite"),
         ({"box_scale": "beat"}, r"'crop_field.box_scale' is 'beat' .*'beta'"),
         ({"enclose": "globals"}, r"no group 'global' \(only view\)"),
-        (
-            {"field": "sincos", "field_size": 9},
-            r"field_size = 9 is of no use with .*field = sincos",
-        ),
-        ({"field": "sincos", "interpolation": "bilinear"}, r"crop_field.interpolation = bilinear"),
+        ({"field_size": 9}, r"field_size = 9 is of no use with encoder.positions = sincos"),
+        ({"interpolation": "bilinear"}, r"crop_field.interpolation = bilinear"),
         (
             {"box_scale": "const", "scale_range": (0.2, 1.0)},
             r"scale_range = \(0.2, 1.0\) is of no use with crop_field.box_scale = const",
@@ -229,14 +272,14 @@ def test_bad_options_are_refused_at_attachment(options, message):
     model, _ = Case(("mae",)).build()
     with pytest.raises(UserError, match=message):
         attach(model, "crop_field", **options)
-    assert model.position_source is None
+    assert model.registry.place_source is None
 
 
 @pytest.mark.parametrize("kind", ["none", "relative", "shared_relative"])
-def test_encoders_without_additive_positions_are_refused(kind):
+def test_encoders_that_know_whole_cells_only_are_refused(kind):
     model, _ = Case(("simmim",), encoder={"positions": kind}).build()
-    with pytest.raises(UserError, match=f"encoder.positions is {kind}. Use learned"):
-        attach(model, "crop_field")
+    with pytest.raises(UserError, match=rf"crop_field places .* = {kind} knows .* Use learned"):
+        attach(model, "crop_field", field_size=9)
 
 
 def test_it_needs_company_that_was_attached_before():
@@ -245,14 +288,8 @@ def test_it_needs_company_that_was_attached_before():
         attach(model, "crop_field")
 
 
-def test_beside_mp3_it_is_refused():
-    model, _ = Case(("mp3",)).build()
-    with pytest.raises(UserError, match=r"mp3 and crop_field both decide which positions"):
-        attach(model, "crop_field")
-
-
 def test_attaching_twice_is_attaching_once():
     model, _ = filled("mae")
     names = [name for name, _ in model.named_parameters()]
-    attach(model, "crop_field", field="sincos")
+    attach(model, "crop_field", box_scale="const")
     assert [name for name, _ in model.named_parameters()] == names

@@ -1,8 +1,7 @@
-"""The position field against torch's own sampling, and the geometry of its augmentation."""
+"""The geometry of the boxes' augmentation; ``test_boxes.py`` has what is read in them."""
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from pospre import draws
 from pospre.algorithms.crop_field.field import (
@@ -11,100 +10,16 @@ from pospre.algorithms.crop_field.field import (
     mirrored_image,
     place_boxes,
     reversed_columns,
-    sample_field,
-    sincos_in_boxes,
 )
-from pospre.nn.positions.sincos import sincos_positions
-
-WHOLE = torch.tensor([[0.0, 0.0, 1.0, 1.0]], dtype=torch.float64)
-
-
-def random_field(height=9, width=7, dim=5):
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(height, width, dim, dtype=torch.float64, generator=generator)
-
-
-def random_boxes(count=6, views=4):
-    draw = torch.rand(
-        count, views, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2)
-    )
-    low, size = draw[..., :2] * 0.6, 0.05 + draw[..., 2:] * 0.3
-    return torch.cat([low, low + size], dim=-1)
-
-
-@pytest.mark.parametrize("kind", ["bicubic", "bilinear"])
-def test_sampling_is_grid_sample_with_repeated_border(kind):
-    field = random_field()
-    outside = torch.tensor([[-0.4, 0.7, 0.3, 1.6]], dtype=torch.float64)
-    boxes = torch.cat([random_boxes().flatten(0, 1), outside])
-    rows, cols = 3, 4
-    for box, ours in zip(boxes, sample_field(field, boxes, (rows, cols), kind), strict=True):
-        u = box[0] + (box[2] - box[0]) * (torch.arange(cols).double() + 0.5) / cols
-        v = box[1] + (box[3] - box[1]) * (torch.arange(rows).double() + 0.5) / rows
-        places = torch.stack([u.expand(rows, -1), v[:, None].expand(-1, cols)], dim=-1) * 2 - 1
-        theirs = F.grid_sample(
-            field.permute(2, 0, 1).unsqueeze(0),
-            places.unsqueeze(0),
-            mode=kind,
-            padding_mode="border",
-            align_corners=False,
-        )
-        torch.testing.assert_close(ours, theirs[0].flatten(1).T, rtol=0, atol=1e-12)
-
-
-def test_the_whole_field_on_its_own_grid_is_the_field():
-    field = random_field()
-    sampled = sample_field(field, WHOLE, (9, 7))
-    torch.testing.assert_close(sampled[0], field.flatten(0, 1), rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("side", [4, 14, 20])
-def test_the_whole_field_on_another_grid_is_torchs_resize(side):
-    field = random_field(10, 10)
-    resized = F.interpolate(
-        field.permute(2, 0, 1).unsqueeze(0), size=(side, side), mode="bicubic", align_corners=False
-    )
-    sampled = sample_field(field, WHOLE, (side, side))
-    torch.testing.assert_close(sampled[0], resized[0].flatten(1).T, rtol=0, atol=1e-12)
-
-
-def test_one_place_has_one_vector_in_overlapping_crops():
-    """Two 6×6 crops of 1/12 patches, three columns and two rows apart."""
-    left, top, cell = 0.1, 0.2, 1 / 12
-    boxes = torch.tensor(
-        [
-            [left, top, left + 6 * cell, top + 6 * cell],
-            [left + 3 * cell, top + 2 * cell, left + 9 * cell, top + 8 * cell],
-        ],
-        dtype=torch.float64,
-    )
-    for sampled in (
-        sample_field(random_field(50, 50), boxes, (6, 6)),
-        sincos_in_boxes(16, boxes, (6, 6), (14, 14)),
-    ):
-        one, other = sampled.unflatten(1, (6, 6))
-        tolerance = 1e-12 if sampled.dtype == torch.float64 else 1e-6
-        torch.testing.assert_close(one[2:, 3:], other[:4, :3], rtol=0, atol=tolerance)
-
-
-def test_sincos_over_the_whole_field_is_the_grid_of_mae():
-    boxes = WHOLE.float()
-    table = sincos_in_boxes(16, boxes, (5, 7), (5, 7))[0]
-    torch.testing.assert_close(table, sincos_positions(16, 5, 7), rtol=0, atol=2e-6)
-
-
-def test_sampling_gives_the_field_an_exact_gradient():
-    field = random_field(5, 4, 2).requires_grad_()
-    boxes = random_boxes(2, 1).flatten(0, 1)
-    assert torch.autograd.gradcheck(lambda p: sample_field(p, boxes, (2, 3)), (field,))
+from tests.nn.positions.test_boxes import in_boxes, random_boxes, random_field
 
 
 def test_reversed_columns_mirror_the_positions():
     boxes = random_boxes()
     flips = torch.arange(24).view(6, 4) % 3 == 0
     turned = reversed_columns(boxes, flips)
-    plain = sample_field(random_field(), boxes.flatten(0, 1), (3, 4)).unflatten(1, (3, 4))
-    sampled = sample_field(random_field(), turned.flatten(0, 1), (3, 4)).unflatten(1, (3, 4))
+    plain = in_boxes(random_field(), boxes.flatten(0, 1), (3, 4)).unflatten(1, (3, 4))
+    sampled = in_boxes(random_field(), turned.flatten(0, 1), (3, 4)).unflatten(1, (3, 4))
     expected = torch.where(flips.flatten().view(-1, 1, 1, 1), plain.flip(2), plain)
     torch.testing.assert_close(sampled, expected, rtol=0, atol=1e-12)
 
@@ -112,8 +27,8 @@ def test_reversed_columns_mirror_the_positions():
 def test_the_mirrored_image_has_mirrored_boxes():
     boxes = random_boxes()
     field = random_field()
-    mirrored = sample_field(field.flip(1), mirrored_image(boxes).flatten(0, 1), (3, 4))
-    plain = sample_field(field, boxes.flatten(0, 1), (3, 4)).unflatten(1, (3, 4)).flip(2)
+    mirrored = in_boxes(field.flip(1), mirrored_image(boxes).flatten(0, 1), (3, 4))
+    plain = in_boxes(field, boxes.flatten(0, 1), (3, 4)).unflatten(1, (3, 4)).flip(2)
     torch.testing.assert_close(mirrored, plain.flatten(1, 2), rtol=0, atol=1e-12)
 
 

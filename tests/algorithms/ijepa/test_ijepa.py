@@ -229,7 +229,7 @@ def test_bad_options_are_refused_at_attachment(options: dict[str, Any], message:
         attached(**options)
 
 
-def test_two_hosts_two_views_and_relative_positions_are_refused() -> None:
+def test_two_hosts_and_two_views_are_refused() -> None:
     model = small_model()
     attach(model, "mae", decoder_dim=32, decoder_depth=1, decoder_heads=4)
     with pytest.raises(UserError, match=r"'mae' and 'ijepa' both write the batch key 'view/keep'"):
@@ -238,5 +238,3 @@ def test_two_hosts_two_views_and_relative_positions_are_refused() -> None:
     model.views["view"] = ViewGroup(count=2, size=64)
     with pytest.raises(UserError, match=r"ijepa works on one view"):
         attach(model, "ijepa", **PREDICTOR)
-    with pytest.raises(UserError, match=r"encoder.positions = relative needs all tokens"):
-        attached({"positions": "relative"})

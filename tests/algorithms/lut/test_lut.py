@@ -265,7 +265,7 @@ def test_droppos_shares_the_teacher_pass_of_symmetric_lut():
         "teacher/second",
     ]
     assert model.registry.passes["teacher"] == EncoderPass(teacher=True)
-    assert model.registry.passes["student/second"].positions == ("droppos",)
+    assert model.registry.passes["student/second"].places == ("droppos",)
     outputs = model(inputs)["droppos"]
     with torch.no_grad():  # the teacher still is the student
         tokens = model.encoder(model.images(inputs)[:, 0])

@@ -50,7 +50,7 @@ def test_logits_are_timms(pooling: str, timms: str) -> None:
         global_pool=timms,
     ).eval()
     head = model.objectives["supervised"].head
-    weights = dict(model.encoder.state_dict())
+    weights = model.encoder.timm_state()
     weights |= {f"head.{key}": value for key, value in head.linear.state_dict().items()}  # type: ignore[union-attr]
     weights |= {f"fc_norm.{key}": value for key, value in head.norm.state_dict().items()}  # type: ignore[union-attr]
     theirs.load_state_dict(weights)  # strict: the same tensors

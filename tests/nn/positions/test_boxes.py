@@ -1,0 +1,113 @@
+"""Tables and waves read in boxes of the frame, against torch's own sampling."""
+
+from typing import Literal
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pospre.nn.positions.scheme import Space
+from pospre.nn.positions.sincos import SinCos, sincos_positions
+from pospre.nn.positions.table import Table
+
+WHOLE = torch.tensor([[0.0, 0.0, 1.0, 1.0]], dtype=torch.float64)
+
+
+def random_field(height: int = 9, width: int = 7, dim: int = 5) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(height, width, dim, dtype=torch.float64, generator=generator)
+
+
+def random_boxes(count: int = 6, views: int = 4) -> Tensor:
+    draw = torch.rand(
+        count, views, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2)
+    )
+    low, size = draw[..., :2] * 0.6, 0.05 + draw[..., 2:] * 0.3
+    return torch.cat([low, low + size], dim=-1)
+
+
+def space(dim: int, grid: tuple[int, int], *, class_token: bool = False) -> Space:
+    return Space(dim, 1, 1, grid, class_token)
+
+
+def in_boxes(
+    field_HWD: Tensor,
+    box_R4: Tensor,
+    grid: tuple[int, int],
+    kind: Literal["bicubic", "bilinear"] = "bicubic",
+) -> Tensor:
+    """Return what a table that holds the field gives in boxes; a class token's row stays out."""
+    height, width, dim = field_HWD.shape
+    table = Table(space(dim, (height, width), class_token=True))
+    table.resampling = kind
+    del table.pos_embed  # a parameter takes no tensor with a history
+    own = torch.full_like(field_HWD[:1, 0], torch.nan)
+    table.pos_embed = torch.cat([own, field_HWD.flatten(0, 1)])[None]
+    return table.in_boxes(box_R4, grid)
+
+
+@pytest.mark.parametrize("kind", ["bicubic", "bilinear"])
+def test_sampling_is_grid_sample_with_repeated_border(kind: Literal["bicubic", "bilinear"]) -> None:
+    field = random_field()
+    outside = torch.tensor([[-0.4, 0.7, 0.3, 1.6]], dtype=torch.float64)
+    boxes = torch.cat([random_boxes().flatten(0, 1), outside])
+    rows, cols = 3, 4
+    for box, ours in zip(boxes, in_boxes(field, boxes, (rows, cols), kind), strict=True):
+        u = box[0] + (box[2] - box[0]) * (torch.arange(cols).double() + 0.5) / cols
+        v = box[1] + (box[3] - box[1]) * (torch.arange(rows).double() + 0.5) / rows
+        places = torch.stack([u.expand(rows, -1), v[:, None].expand(-1, cols)], dim=-1) * 2 - 1
+        theirs = F.grid_sample(
+            field.permute(2, 0, 1).unsqueeze(0),
+            places.unsqueeze(0),
+            mode=kind,
+            padding_mode="border",
+            align_corners=False,
+        )
+        torch.testing.assert_close(ours, theirs[0].flatten(1).T, rtol=0, atol=1e-12)
+
+
+def test_the_whole_field_on_its_own_grid_is_the_field() -> None:
+    field = random_field()
+    sampled = in_boxes(field, WHOLE, (9, 7))
+    torch.testing.assert_close(sampled[0], field.flatten(0, 1), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("side", [4, 14, 20])
+def test_the_whole_field_on_another_grid_is_torchs_resize(side: int) -> None:
+    field = random_field(10, 10)
+    resized = F.interpolate(
+        field.permute(2, 0, 1).unsqueeze(0), size=(side, side), mode="bicubic", align_corners=False
+    )
+    sampled = in_boxes(field, WHOLE, (side, side))
+    torch.testing.assert_close(sampled[0], resized[0].flatten(1).T, rtol=0, atol=1e-12)
+
+
+def test_one_place_has_one_vector_in_overlapping_crops() -> None:
+    """Two 6×6 crops of 1/12 patches, three columns and two rows apart."""
+    left, top, cell = 0.1, 0.2, 1 / 12
+    boxes = torch.tensor(
+        [
+            [left, top, left + 6 * cell, top + 6 * cell],
+            [left + 3 * cell, top + 2 * cell, left + 9 * cell, top + 8 * cell],
+        ],
+        dtype=torch.float64,
+    )
+    for sampled in (
+        in_boxes(random_field(50, 50), boxes, (6, 6)),
+        SinCos(space(16, (14, 14))).in_boxes(boxes, (6, 6)),
+    ):
+        one, other = sampled.unflatten(1, (6, 6))
+        tolerance = 1e-12 if sampled.dtype == torch.float64 else 1e-6
+        torch.testing.assert_close(one[2:, 3:], other[:4, :3], rtol=0, atol=tolerance)
+
+
+def test_sincos_over_the_whole_field_is_the_grid_of_mae() -> None:
+    waves = SinCos(space(16, (5, 7))).in_boxes(WHOLE.float(), (5, 7))[0]
+    torch.testing.assert_close(waves, sincos_positions(16, 5, 7), rtol=0, atol=2e-6)
+
+
+def test_sampling_gives_the_field_an_exact_gradient() -> None:
+    field = random_field(5, 4, 2).requires_grad_()
+    boxes = random_boxes(2, 1).flatten(0, 1)
+    assert torch.autograd.gradcheck(lambda p: in_boxes(p, boxes, (2, 3)), (field,))
