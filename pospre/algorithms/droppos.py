@@ -1,9 +1,10 @@
 """DropPos: reconstructing dropped positions (Wang et al. 2023, arXiv 2309.03576).
 
-Keeps a random quarter of the patches, replaces most of their position embeddings by one learned
-vector, and classifies each such patch into one of the N positions of the grid. Two relaxations:
-labels are smoothed over neighbouring positions with a width that shrinks to zero, and every patch
-is weighted by its similarity to the class token.
+Keeps a random quarter of the patches, lets the encoder forget the places of most of them (as
+published: one learned vector in place of the position embedding), and classifies each such patch
+into one of the N positions of the grid. Two relaxations: labels are smoothed over neighbouring
+positions with a width that shrinks to zero, and every patch is weighted by its similarity to the
+class token.
 """
 
 import math
@@ -192,7 +193,9 @@ class DropPos(PretrainAlgorithm):
             anyway (ijepa; lut with symmetric: true).
         position_token: what replaces a dropped position: one ``learned`` vector, ``zeros``, or
             ``wrong``: the image's dropped positions in random order, in which one patch on average
-            meets its own (as published, where the order is one for a whole batch).
+            meets its own (as published, where the order is one for a whole batch). Where positions
+            act in attention, a dropped one has angle 0 and bias 0, and its token has what is named
+            here added to it.
         sampling: of the visible patches when alone: ``random``, or ``uniform``, one of every 2×2
             (UM-MAE; mask_ratio 0.75).
         ignore_confident: leave out patches whose predicted probability has reached its target.
@@ -230,7 +233,7 @@ class DropPos(PretrainAlgorithm):
     takes_merged_patches: ClassVar[bool] = True
 
     def attach(self, model: PretrainModel) -> None:
-        """Add the position decoder, the position token and the passes; a no-op if there already."""
+        """Add the position decoder, the editor of places and the passes; a no-op if there already."""
         if "droppos" in model.objectives:
             _check_teacher(self, model)
             return

@@ -1,9 +1,9 @@
 """Masked position prediction (Intertwined, Sec. 3.3): the feature of a patch whose place is hidden.
 
 On DINOv2, global crops whose content is not masked get their positions masked instead: on crosses
-of patches, one learned vector takes the place of the position. The student's feature at such a
-patch predicts, over the prototypes of a head of its own, the teacher's feature at the same patch,
-which knows the position.
+of patches the encoder forgets the place, and one learned vector stands for it. The student's
+feature at such a patch predicts, over the prototypes of a head of its own, the teacher's feature at
+the same patch, which knows the position.
 """
 
 import math
@@ -151,7 +151,7 @@ class MaskedPosition(PretrainAlgorithm):
     freeze at the beginning are those of ``dinov2``; the head is one more of the same size. The host
     decides what is left to mask: with ``dinov2.mask_crop_rate`` 0.5 one global crop of each image
     has masked content and the other masked positions, with 0 both have masked positions. Works with
-    the usual positions and with those of ``crop_field``.
+    all positions, in the image or in the field of ``crop_field``.
 
     Args:
         shape: ``cross`` (a row and a column of patches, around drawn centres; always of the drawn
@@ -171,7 +171,7 @@ class MaskedPosition(PretrainAlgorithm):
     weight: NonNegativeFloat = 1.0
 
     def attach(self, model: PretrainModel) -> None:
-        """Add the position token, the head and its teacher; a no-op if they are there."""
+        """Add the editor of places, the head and its teacher; a no-op if they are there."""
         if "masked_position" in model.objectives:
             return
         _check(self, model)

@@ -103,10 +103,10 @@ class Registry:
             )
         positions = self._encoder.positions
         if not positions.takes_boxes:
+            known = "whole cells of one grid only" if positions.can_forget else "no place at all"
             raise UserError(
                 f"algorithms.{owner} places views anywhere in the image, but encoder.positions = "
-                f"{positions.name} knows whole cells of one grid only. Use learned, sincos or "
-                "rotary."
+                f"{positions.name} knows {known}. Use learned, sincos or rotary."
             )
         self.place_source = owner
 

@@ -1,6 +1,6 @@
 """Crop field: positions that belong to places of the original image (Intertwined, Sec. 3.2).
 
-Positions come from a field of vectors over the original image. Every view's box is cut out of the
+The encoder's positions become a field over the original image. Every view's box is cut out of the
 field as it is cut out of the image, and read at the patch centres: a crop knows where and how large
 it was, and one place has one vector in all crops. Against learning absolute places and ImageNet's
 object sizes, the boxes of an image are shrunk and moved together inside the field at every step.
@@ -39,7 +39,7 @@ Enclose = Literal["all", "globals"]
 
 @dataclass(kw_only=True, eq=False)
 class CropField(PretrainAlgorithm):
-    """Gives the positions of every pass, beside any algorithm with additive positions.
+    """Places the views of every pass in the field, beside any algorithm.
 
     Writes ``g/field_box`` for every view group g: the boxes in the field, one draw for all views of
     an image. With ``mirror_shared`` it also writes ``g/flip``, in place of the loader's flips.
@@ -79,7 +79,7 @@ class CropField(PretrainAlgorithm):
     flip_field: FlipField = "with_view"
 
     def attach(self, model: PretrainModel) -> None:
-        """Add the field as the model's position source; a no-op if it is there."""
+        """Say where views lie, and make the table a field; a no-op if that is done."""
         if model.registry.place_source == "crop_field":
             return
         _check(self, model)
@@ -154,7 +154,7 @@ def _check(options: CropField, model: PretrainModel) -> None:
     """Raise ``UserError`` for options that cannot be, and company that it cannot keep."""
     if not model.registry.passes:
         raise UserError(
-            "algorithms.crop_field gives positions to the passes of other algorithms, and none "
+            "algorithms.crop_field places the views of other algorithms' passes, and none "
             "stands before it. Add a host (dinov2, ijepa, mae) or droppos, and list crop_field "
             "after it."
         )
