@@ -17,6 +17,7 @@ from pospre.batch import EPOCH, INDEX, Batch, loaded_keys, numbered, whole_numbe
 from pospre.errors import UserError, suggestion
 from pospre.model.model import PretrainModel
 from pospre.model.optimizer_check import check_followed, check_optimized, check_stepped
+from pospre.model.outside import is_outside, load_class
 from pospre.model.progress import Progress, as_progress, training_progress
 from pospre.model.question import Question
 from pospre.nn.patch_encoder import PatchEncoder
@@ -307,13 +308,21 @@ def algorithm_names() -> list[str]:
 
 
 def algorithm_class(name: str) -> type[PretrainAlgorithm]:
-    """Return the algorithm of the module ``pospre.algorithms.<name>``, or of ``<name>.<name>``.
+    """Return the algorithm that recipes call ``name``.
+
+    Args:
+        name: of the module ``pospre.algorithms.<name>``, or ``<name>.<name>``; or
+            ``package.module:Class``, a class of another package.
 
     Raises:
         UserError: there is no such module, or no algorithm in it.
     """
+    if is_outside(name):
+        return _outside_class(name)
     if name not in algorithm_names():
-        raise UserError(f"algorithms: '{name}' is not known.{suggestion(name, algorithm_names())}")
+        own = " A class of yours is package.module:Class." if "." in name else ""
+        near = suggestion(name, algorithm_names())
+        raise UserError(f"algorithms: '{name}' is not known.{own}{near}")
     module = importlib.import_module(f"{algorithms.__name__}.{name}")
     if hasattr(module, "__path__"):  # a folder has the method in the module of its own name
         module = importlib.import_module(f"{module.__name__}.{name}")
@@ -328,3 +337,17 @@ def algorithm_class(name: str) -> type[PretrainAlgorithm]:
     raise UserError(
         f"algorithms: {module.__file__} defines no PretrainAlgorithm that has attach and write."
     )
+
+
+def _outside_class(address: str) -> type[PretrainAlgorithm]:
+    """Return the algorithm ``package.module:Class``."""
+    found = load_class(address)
+    if not issubclass(found, PretrainAlgorithm):
+        raise UserError(
+            f"algorithms: '{address}' is no algorithm; derive it from "
+            "pospre.model.algorithm.PretrainAlgorithm."
+        )
+    if isabstract(found):
+        lacks = " and ".join(sorted(found.__abstractmethods__))
+        raise UserError(f"algorithms: '{address}' lacks {lacks}; write every method that it names.")
+    return found
