@@ -48,17 +48,11 @@ def attached_model(recipe: Recipe, algorithms: Sequence[PretrainAlgorithm]) -> P
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        model = PretrainModel(
+        return PretrainModel(
             build_encoder(**recipe.encoder.arguments()),
+            algorithms,
             seed=recipe.seed,
             views=build_views(recipe),
             mean=recipe.data.mean,
             std=recipe.data.std,
         )
-        for algorithm in algorithms:
-            algorithm.check_encoder(model.encoder)
-            algorithm.attach(model)
-        for algorithm in algorithms:
-            algorithm.attach(model)  # again: what it takes from those after it is there now
-        model.check_complete()
-    return model

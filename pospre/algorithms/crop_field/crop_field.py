@@ -193,7 +193,7 @@ def _warn_of_table(encoder: Encoder) -> None:
         warnings.warn(
             f"crop_field gives the positions of patches from now on: those of {encoder.table_from} "
             "are lost, only the class token keeps its own",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 
