@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from composer.core import Algorithm
 
@@ -59,7 +59,7 @@ def attach_again(model: PretrainModel) -> None:
 
 def check_given(model: PretrainModel, algorithms: Sequence[Algorithm]) -> None:
     """Raise ``UserError`` unless all that is attached is given, once, and the teacher's owner."""
-    ours: list[PretrainAlgorithm] = [each for each in algorithms if hasattr(each, "module_name")]
+    ours = [cast("PretrainAlgorithm", each) for each in algorithms if hasattr(each, "module_name")]
     names = [each.module_name() for each in ours]
     for name in (each for each in names if names.count(each) > 1):
         raise UserError(f"algorithms.{name} is given twice; give each once.")

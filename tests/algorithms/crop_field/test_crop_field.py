@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pospre import attach
-from pospre.algorithms.crop_field.crop_field import PositionField
+from pospre.algorithms.crop_field.crop_field import CropField, PositionField
 from pospre.algorithms.crop_field.field import sample_field
 from pospre.batch import box_key, field_box_key, flip_key
 from pospre.errors import UserError
@@ -254,5 +254,5 @@ def test_beside_mp3_it_is_refused():
 def test_attaching_twice_is_attaching_once():
     model, _ = filled("mae")
     names = [name for name, _ in model.named_parameters()]
-    attach(model, "crop_field", field="sincos")
+    CropField(field="sincos").attach(model)
     assert [name for name, _ in model.named_parameters()] == names
