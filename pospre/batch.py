@@ -39,7 +39,7 @@ Every value has the batch first and nothing is nested, so Composer's own splitti
 microbatches and moving to the device work on it as they are.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -150,7 +150,15 @@ def _check_shares(boxes: Tensor) -> None:
 
 def _numbers(key: str, values: Tensor, images: Tensor) -> Tensor:
     """Return one whole number for each image, int64 (B,), on its device."""
-    numbers = torch.as_tensor(values, device=images.device)
+    try:
+        numbers = torch.as_tensor(values, device=images.device)
+    except (TypeError, ValueError, RuntimeError):
+        first = values[0] if isinstance(values, Sequence) and values else values
+        raise UserError(
+            f"from_images got {key} of type {type(values).__name__} (first {first!r}); give one "
+            "whole number for each image. Of names make numbers once, for the whole data set: "
+            "{name: number for number, name in enumerate(sorted(names))}."
+        ) from None
     if numbers.shape != images.shape[:1] or numbers.is_floating_point():
         raise UserError(
             f"from_images got {key} of {numbers.dtype} and shape {tuple(numbers.shape)} for "

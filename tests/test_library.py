@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -256,6 +257,10 @@ def pixels(*shape: int) -> torch.Tensor:
     [
         ({"index": torch.arange(3)}, r"index of torch.int64 and shape \(3,\) for 4 images"),
         ({"index": torch.rand(4)}, "index of torch.float32"),
+        ({"index": [f"{i}.jpg" for i in range(4)]}, r"list \(first '0.jpg'\); give one whole num"),
+        ({"index": np.array(["a", "b", "c", "d"])}, "index of type ndarray .* Of names make numb"),
+        ({"index": None}, r"index of type NoneType \(first None\)"),
+        ({"label": ("cat",) * 4}, r"label of type tuple \(first 'cat'\)"),
         ({"label": torch.zeros(4)}, "label of torch.float32"),
         ({"epoch": 0.5}, "epoch=0.5; give the number"),
         ({"images": pixels().numpy()}, "a ndarray of images, but takes a tensor"),

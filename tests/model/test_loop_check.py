@@ -70,6 +70,21 @@ def test_an_index_that_starts_anew_in_every_batch_is_an_error(microbatches: int)
         step(2)
 
 
+def test_an_epoch_of_two_such_batches_is_found_in_the_next() -> None:
+    model = Case(("mae",)).build()[0]
+    model.prepare({k: v[:2] for k, v in noise(9, epoch=7).items()}, 0.0)  # tried on two images
+    for step in range(3):
+        model.prepare(noise(step, epoch=step // 2), 0.0)
+    with pytest.raises(UserError, match=r"the same 'index' and 'epoch', .* place in the data set"):
+        model.prepare(noise(3, epoch=1), 0.0)
+
+
+def test_some_samples_that_come_twice_are_no_error() -> None:
+    model = Case(("mae",)).build()[0]
+    for step in range(5):  # of a sampler that fills its batches up, in any order
+        model.prepare(noise(step, index=torch.tensor([3 * step, 0, 3 * step + 1, 1])), 0.0)
+
+
 def test_numbers_that_count_are_no_error() -> None:
     model = Case(("mae",)).build()[0]
     for epoch in range(3):
