@@ -39,7 +39,7 @@ Every value has the batch first and nothing is nested, so Composer's own splitti
 microbatches and moving to the device work on it as they are.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -153,9 +153,8 @@ def _numbers(key: str, values: Tensor, images: Tensor) -> Tensor:
     try:
         numbers = torch.as_tensor(values, device=images.device)
     except (TypeError, ValueError, RuntimeError):
-        first = values[0] if isinstance(values, Sequence) and values else values
         raise UserError(
-            f"from_images got {key} of type {type(values).__name__} (first {first!r}); give one "
+            f"from_images got {key} = {values!r:.60} ({type(values).__name__}); give one "
             "whole number for each image. Of names make numbers once, for the whole data set: "
             "{name: number for number, name in enumerate(sorted(names))}."
         ) from None

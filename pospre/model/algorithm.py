@@ -3,7 +3,7 @@
 import importlib
 import pkgutil
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from inspect import isabstract, signature
 from typing import Any, ClassVar
 
@@ -236,6 +236,20 @@ def algorithm_class(name: str) -> type[PretrainAlgorithm]:
     raise UserError(
         f"algorithms: {module.__file__} defines no PretrainAlgorithm that has attach and write."
     )
+
+
+def options_of(algorithms: Mapping[str, dict[str, Any]], name: str) -> dict[str, Any] | None:
+    """Return the options of that algorithm of a recipe which is ``name``, or derived from it.
+
+    Args:
+        algorithms: the recipe's.
+        name: of one of ours.
+
+    Returns:
+        None where there is none.
+    """
+    found = (given for key, given in algorithms.items() if name in algorithm_class(key).names())
+    return next(found, None)
 
 
 def _outside_class(address: str) -> type[PretrainAlgorithm]:

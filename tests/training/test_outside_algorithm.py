@@ -11,12 +11,14 @@ import yaml
 
 from pospre import compare, evaluate, export, plan
 from pospre.errors import UserError, run_command
+from pospre.evaluation.run import check_evaluation
 from pospre.exporting.target import card_of
 from pospre.model.algorithm import algorithm_class
-from pospre.recipe.recipe import check_arguments, load_recipe
+from pospre.recipe.recipe import check_arguments, load_recipe, recipe_from_dict
 from pospre.report import __main__ as report
 from pospre.training.build import build_algorithms
 from pospre.training.resolve import resolve
+from tests.evaluation.checkpoints import measured, save_checkpoint
 from tests.training.tiny_runs import Run, metrics
 
 NAME = "mylab.loca:LOCA"
@@ -158,6 +160,20 @@ def test_the_complete_recipe_is_one_again(recipe: Path, run: Run, tmp_path: Path
     assert "weight: 2.0" in said and "command line" in said
     taken = load_recipe(recipe, [f"algorithms.{NAME}=null", "algorithms.mae={}"])
     assert taken.algorithms == {"mae": {}}
+
+
+def test_a_class_derived_from_ours_has_its_evaluations(
+    tiny: Path, mylab: Path, tmp_path: Path
+) -> None:
+    (mylab / "better.py").write_text("from pospre import DropPos\nclass Better(DropPos): ...\n")
+    data = yaml.safe_load(tiny.read_text())
+    data["algorithms"] = {"mylab.better:Better": data["algorithms"]["droppos"]}
+    data["trainer"]["run_folder"] = str(tmp_path / "runs")
+    recipe = recipe_from_dict({**data, "run_name": "better"})
+    with pytest.raises(UserError, match=r"mylab\.better:Better; name a run"):
+        check_evaluation("patch_position", recipe, data["data"]["path"], {}, None)
+    found = measured("position_grid", save_checkpoint(recipe), data["data"]["path"])
+    assert 0 <= found["mean"] <= 1
 
 
 @pytest.mark.parametrize(
