@@ -1,19 +1,23 @@
 """Position-aware self-supervised pre-training: the names below, and ``python -m pospre.train``.
 
 ====================  =============================================================================
+``PretrainModel``     an encoder, or a ViT of timm's, with its algorithms; a ``ComposerModel``
+``MAE``               the algorithms, with their options: ``MAE(mask_ratio=0.75)``; all of
+                      ``SimMIM`` ``IJEPA`` ``DINOv2`` ``Supervised`` ``DropPos`` ``MP3``
+                      ``MaskedPosition`` ``CropField`` ``StoP`` ``LUT`` ``EmaTeacher``
 ``build_encoder``     an encoder by name: ``vits16``, ``timm:vit_small_patch16_224``, …
 ``wrap_encoder``      the encoder of a model that ``timm.create_model`` made, with its weights
-``PretrainModel``     the encoder and what algorithms attach to it; a ``ComposerModel``
-``attach``            an algorithm by name: ``attach(model, "droppos", sigma_start=2.0)``
+``load_run``          the model that a run has trained
+``load_weights``      a checkpoint's or a file's encoder into the model
 ``parameter_groups``  rates and weight decays for an optimiser: layer decay, no decay of vectors
-``prepare``           before a forward without Composer: schedules, and masks into the batch
-``after_step``        after the optimiser's step without Composer: moves the teacher
 ``build_loader``      batches of views from a folder, ``.beton`` or MDS shards
 ``ViewGroup``         what such a loader cuts out of every image
 ``from_images``       a batch of the images of any other loader
 ``DeviceAugment``     flips and normalises a loader's views where the model does not
-``load_weights``      a checkpoint's or a file's encoder into the model
 ``measure``           an evaluation by name, of a run, a file, a model of ours or a ViT of timm
+``attach``            an algorithm by its name, to a model that is made
+``PretrainAlgorithm`` what an algorithm of your own is derived from, with an ``Objective`` over the
+                      tokens of an ``EncoderPass``
 ``UserError``         what a mistake raises; its message names the remedy
 ====================  =============================================================================
 
@@ -27,19 +31,33 @@ from typing import TYPE_CHECKING, Any
 from pospre.installed import check_installed
 
 if TYPE_CHECKING:  # for editors and type checkers, which cannot see what is imported late
+    from pospre.algorithms.crop_field.crop_field import CropField as CropField
+    from pospre.algorithms.dinov2.dinov2 import DINOv2 as DINOv2
+    from pospre.algorithms.droppos import DropPos as DropPos
+    from pospre.algorithms.ema_teacher import EmaTeacher as EmaTeacher
+    from pospre.algorithms.ijepa.ijepa import IJEPA as IJEPA
+    from pospre.algorithms.lut.lut import LUT as LUT
+    from pospre.algorithms.mae import MAE as MAE
+    from pospre.algorithms.masked_position import MaskedPosition as MaskedPosition
+    from pospre.algorithms.mp3 import MP3 as MP3
+    from pospre.algorithms.simmim import SimMIM as SimMIM
+    from pospre.algorithms.stop import StoP as StoP
+    from pospre.algorithms.supervised.supervised import Supervised as Supervised
     from pospre.augment.device import DeviceAugment as DeviceAugment
     from pospre.batch import from_images as from_images
     from pospre.data.loader import build_loader as build_loader
     from pospre.data.views.plan import ViewGroup as ViewGroup
     from pospre.errors import UserError as UserError
     from pospre.evaluation.measure import measure as measure
-    from pospre.model.algorithm import after_step as after_step
+    from pospre.model.algorithm import PretrainAlgorithm as PretrainAlgorithm
     from pospre.model.algorithm import attach as attach
-    from pospre.model.algorithm import prepare as prepare
     from pospre.model.model import PretrainModel as PretrainModel
+    from pospre.model.objective import Objective as Objective
+    from pospre.model.passes import EncoderPass as EncoderPass
     from pospre.nn.build import build_encoder as build_encoder
     from pospre.nn.timm_models import wrap_encoder as wrap_encoder
     from pospre.training.optimizer.groups import parameter_groups as parameter_groups
+    from pospre.training.start_weights import load_run as load_run
     from pospre.training.start_weights import load_weights as load_weights
 
 # Before torch loads OpenMP: its threads else spin while they wait for each other, at the cost of
@@ -51,19 +69,33 @@ check_installed()
 __version__ = "0.1.0"
 
 _HOMES = {
+    "PretrainModel": "model.model",
+    "MAE": "algorithms.mae",
+    "SimMIM": "algorithms.simmim",
+    "IJEPA": "algorithms.ijepa.ijepa",
+    "DINOv2": "algorithms.dinov2.dinov2",
+    "Supervised": "algorithms.supervised.supervised",
+    "DropPos": "algorithms.droppos",
+    "MP3": "algorithms.mp3",
+    "MaskedPosition": "algorithms.masked_position",
+    "CropField": "algorithms.crop_field.crop_field",
+    "StoP": "algorithms.stop",
+    "LUT": "algorithms.lut.lut",
+    "EmaTeacher": "algorithms.ema_teacher",
     "build_encoder": "nn.build",
     "wrap_encoder": "nn.timm_models",
-    "PretrainModel": "model.model",
-    "attach": "model.algorithm",
+    "load_run": "training.start_weights",
+    "load_weights": "training.start_weights",
     "parameter_groups": "training.optimizer.groups",
-    "prepare": "model.algorithm",
-    "after_step": "model.algorithm",
     "build_loader": "data.loader",
     "ViewGroup": "data.views.plan",
     "from_images": "batch",
     "DeviceAugment": "augment.device",
-    "load_weights": "training.start_weights",
     "measure": "evaluation.measure",
+    "attach": "model.algorithm",
+    "PretrainAlgorithm": "model.algorithm",
+    "Objective": "model.objective",
+    "EncoderPass": "model.passes",
     "UserError": "errors",
 }
 __all__ = [*_HOMES]

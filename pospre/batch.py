@@ -152,7 +152,14 @@ def _check_shares(boxes: Tensor) -> None:
 
 def _numbers(key: str, values: Tensor, images: Tensor) -> Tensor:
     """Return one whole number for each image, int64 (B,), on its device."""
-    numbers = torch.as_tensor(values, device=images.device)
+    try:
+        numbers = torch.as_tensor(values, device=images.device)
+    except (TypeError, ValueError, RuntimeError):
+        raise UserError(
+            f"from_images got {key} = {values!r:.60} ({type(values).__name__}); give one "
+            "whole number for each image. Of names make numbers once, for the whole data set: "
+            "{name: number for number, name in enumerate(sorted(names))}."
+        ) from None
     if numbers.shape != images.shape[:1] or numbers.is_floating_point():
         raise UserError(
             f"from_images got {key} of {numbers.dtype} and shape {tuple(numbers.shape)} for "

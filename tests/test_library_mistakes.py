@@ -21,11 +21,11 @@ def pixels() -> torch.Tensor:
 
 
 def test_what_is_no_batch_of_views_is_refused() -> None:
-    model, algorithms = Case(("mae",)).build()
+    model = Case(("mae",)).build()[0]
     with pytest.raises(UserError, match=r"takes a batch, .* got Tensor; .*model.tokens\(images\)"):
         model(pixels())
     batch = UNTYPED.from_images(pixels(), index=torch.arange(4), epoch=torch.tensor(0))
-    batch = pospre.prepare(model, algorithms, batch, 0.0)
+    batch = model.prepare(batch, 0.0)
     with pytest.raises(UserError, match=r"images of torch.float32 .* give uint8"):
         model({**batch, "view/image": batch["view/image"] / 255})
     del batch["view/flip"]
@@ -59,10 +59,10 @@ def test_a_mean_of_other_levels_is_refused(numbers: list[float]) -> None:
 
 @pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
 def test_weights_of_another_type_train(kind: torch.dtype) -> None:
-    model, algorithms = Case(("mae", "droppos")).build()
+    model = Case(("mae", "droppos")).build()[0]
     batch = pospre.from_images(pixels(), index=torch.arange(4), epoch=0)
     model.to(kind)
-    batch = pospre.prepare(model, algorithms, batch, 0.0)
+    batch = model.prepare(batch, 0.0)
     model.loss(model(batch), batch)["total"].backward()
 
 

@@ -233,7 +233,7 @@ class DropPos(PretrainAlgorithm):
     takes_merged_patches: ClassVar[bool] = True
 
     def attach(self, model: PretrainModel) -> None:
-        """Add the position decoder, the editor of places and the passes; a no-op if there already."""
+        """Add decoder, passes and the editor of places; a no-op if they are there."""
         if "droppos" in model.objectives:
             _check_teacher(self, model)
             return

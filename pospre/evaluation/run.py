@@ -20,6 +20,7 @@ from pospre.evaluation.registry import (
     evaluation_module,
     named_in_errors,
 )
+from pospre.model.algorithm import options_of
 from pospre.model.model import PretrainModel
 from pospre.output import check_output, write_output
 from pospre.recipe.environment import concealed
@@ -48,7 +49,7 @@ def check_evaluation(
     checked = check_settings(name, settings)
     module = evaluation_module(name)
     needed = getattr(module, "NEEDS", None)
-    if needed is not None and needed not in recipe.algorithms:
+    if needed is not None and options_of(recipe.algorithms, needed) is None:
         has = ", ".join(recipe.algorithms)
         there = f"this recipe has {has}" if has else "these are weights without heads, no run's"
         raise UserError(

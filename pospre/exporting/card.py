@@ -106,9 +106,10 @@ def _training(parts: Parts, checkpoint: str, weights: str, step: int | None) -> 
 
 
 def _summary(algorithm: str) -> str:
-    """Return the first line of an algorithm's module: name, paper, arXiv."""
-    text = sys.modules[algorithm_class(algorithm).__module__].__doc__ or ""
-    return text.partition("\n")[0]
+    """Return the first line of an algorithm's module, or class: name, paper, arXiv."""
+    kind = algorithm_class(algorithm)
+    text = sys.modules[kind.__module__].__doc__ or kind.__doc__ or ""
+    return text.strip().partition("\n")[0]
 
 
 def _figures(checkpoint: str, parts: Parts, weights: str, step: int | None) -> str:

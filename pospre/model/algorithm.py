@@ -3,7 +3,7 @@
 import importlib
 import pkgutil
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from inspect import isabstract, signature
 from typing import Any, ClassVar
 
@@ -13,11 +13,13 @@ from composer.utils import dist
 from torch import nn
 
 from pospre import algorithms
-from pospre.batch import EPOCH, INDEX, Batch, loaded_keys, numbered, whole_numbers
+from pospre.batch import Batch, numbered
 from pospre.errors import UserError, suggestion
+from pospre.model.attached import attach_algorithm, check_given, write_draws
 from pospre.model.model import PretrainModel
-from pospre.model.optimizer_check import check_followed, check_optimized, check_stepped
-from pospre.model.progress import Progress, as_progress, training_progress
+from pospre.model.optimizer_check import check_optimized
+from pospre.model.outside import is_outside, load_class
+from pospre.model.progress import Progress, training_progress
 from pospre.model.question import Question
 from pospre.nn.patch_encoder import PatchEncoder
 from pospre.recipe.recipe import check_arguments
@@ -118,21 +120,20 @@ class PretrainAlgorithm(Algorithm):
         """Attach at INIT; check all at FIT_START; prepare each batch; then ``after_step``."""
         model = pretrain_model(state)
         if event == Event.INIT:
-            self.check_encoder(model.encoder)
-            self.attach(model)
+            attach_algorithm(model, self)
         elif event == Event.FIT_START:
             model.check_complete()
             if hasattr(state.dataloader, "check_ranks"):  # a loader of ours
                 state.dataloader.check_ranks(dist.get_world_size())
                 state.dataloader.check_augment(model.views)
-            _check_given(model, state.algorithms)
+            check_given(model, state.algorithms)
             check_optimized(model, state.optimizers)
         elif event in _FORWARDS:
             if event == Event.BEFORE_FORWARD:  # an evaluation is as far as the training is
                 self._progress = training_progress(state)
             number = state.timestamp.epoch.value
             state.batch = numbered(state.batch, epoch=number)
-            prepare(model, [self], state.batch, self._progress)
+            write_draws(model, [self], state.batch, self._progress)
         else:
             self.after_step(model, self._progress)
 
@@ -140,15 +141,15 @@ class PretrainAlgorithm(Algorithm):
 def attach(
     model: PretrainModel, name: str | type[PretrainAlgorithm], **options: Any
 ) -> PretrainAlgorithm:
-    """Attach the algorithm ``name`` to ``model``; call it before the optimiser is made.
+    """Attach the algorithm ``name`` to a model that is made; before the optimiser, hosts first.
 
     Args:
-        model: the model; hosts first, then what joins them.
+        model: the model.
         name: as in recipes, see ``pospre/algorithms/README.md``; or a class of your own.
         options: the algorithm's, by the names that recipes use; the others have their defaults.
 
     Returns:
-        The algorithm, for ``Trainer(algorithms=[...])`` or for ``prepare`` and ``after_step``.
+        The algorithm, which ``model.algorithms`` lists.
 
     Raises:
         UserError: the algorithm or an option is unknown, it is attached already, or it cannot work
@@ -157,7 +158,7 @@ def attach(
     if not isinstance(model, PretrainModel):
         raise UserError(
             f"pospre.attach takes a PretrainModel, and got {type(model).__name__}: make one of the "
-            "encoder, pospre.PretrainModel(pospre.wrap_encoder(vit), seed=0)."
+            "encoder, pospre.PretrainModel(vit, [pospre.MAE()], seed=0)."
         )
     kind = algorithm_class(name) if isinstance(name, str) else name
     if not isinstance(kind, type) or not issubclass(kind, PretrainAlgorithm):
@@ -165,111 +166,10 @@ def attach(
             f"pospre.attach got {name!r}, and takes an algorithm's name, or a class of your own, "
             'and its options beside it: attach(model, "mae", mask_ratio=0.75).'
         )
-    name = kind.module_name()
-    if name in model.registry.attached:
-        raise UserError(f"algorithms.{name} is attached to this model already; attach it once.")
-    joining = [each for each, is_host in model.registry.attached.items() if not is_host]
-    if kind.is_host and joining:
-        raise UserError(
-            f"algorithms.{name} is a host, and {joining[0]} is attached already, which joins what "
-            f"it finds: attach {name} first, then {joining[0]}."
-        )
-    algorithm = kind(**check_arguments(name, kind, options, source="algorithms"))
-    algorithm.check_encoder(model.encoder)
-    algorithm.attach(model)
-    model.check_places()
-    model.to(next(model.encoder.parameters()).device)  # where the encoder was moved before
-    model.registry.attached[name] = kind.is_host
+    key = kind.module_name()
+    algorithm = kind(**check_arguments(key, kind, options, source="algorithms"))
+    attach_algorithm(model, algorithm)
     return algorithm
-
-
-def prepare(
-    model: nn.Module,
-    algorithms: Sequence[PretrainAlgorithm],
-    batch: Batch,
-    progress: Progress | float,
-) -> Batch:
-    """Set the schedules and write the algorithms' draws into ``batch``, before a forward.
-
-    Args:
-        model: what they are attached to, or DDP's or ``torch.compile``'s wrapper around it.
-        algorithms: in the order of their attachment.
-        batch: see ``pospre.batch``, on the model's device; changed in place.
-        progress: the share of the training that is done, in [0, 1).
-
-    Returns:
-        The batch, for ``model(batch)``.
-
-    Raises:
-        UserError: the batch has no ``index`` or ``epoch`` of whole numbers, or others had the same;
-            ``progress`` is no share, an algorithm is missing, or stands before the one that it
-            reads from; or the weights move without ``after_step``, which the teacher needs.
-    """
-    model = unwrapped(model)
-    if not isinstance(progress, Progress):  # a loop without Composer
-        _check_given(model, algorithms)
-        if not model.is_prepared:
-            for algorithm in algorithms:
-                algorithm.attach(model)  # again, as under a Trainer: what came late is checked
-            model.check_complete()
-            model.is_prepared = True
-        check_followed(model)
-    for key in (INDEX, EPOCH):
-        if key not in batch:
-            raise UserError(
-                f"the batch lacks '{key}', from which masks are drawn; pospre.build_loader writes "
-                "it, and pospre.from_images(images, index=…, epoch=…)."
-            )
-        batch[key] = whole_numbers(batch[key], key)
-    if model.training:
-        model.number_check.look(batch)
-    for algorithm in algorithms:
-        algorithm.schedule(model, as_progress(progress))
-        try:
-            algorithm.write(batch, model)
-        except KeyError as error:
-            key = error.args[0]
-            if key in batch or key not in (*model.registry.writers, *loaded_keys(model.views)):
-                raise
-            raise model.registry.lacking(key) from error
-    return batch
-
-
-def after_step(
-    model: nn.Module, algorithms: Sequence[PretrainAlgorithm], progress: Progress | float
-) -> None:
-    """Move the teacher, if there is one, after the optimiser's step begun at ``progress``.
-
-    Raises:
-        UserError: an algorithm that is attached is not there, or some tensors hold a gradient that
-            the optimiser's first step has not used.
-    """
-    model = unwrapped(model)
-    _check_given(model, algorithms)
-    model.is_followed = True
-    check_stepped(model)
-    for algorithm in algorithms:
-        algorithm.after_step(model, as_progress(progress))
-
-
-def _check_given(model: PretrainModel, algorithms: Sequence[Algorithm]) -> None:
-    ours = [each for each in algorithms if isinstance(each, PretrainAlgorithm)]
-    names = [each.module_name() for each in ours]
-    for name in (each for each in names if names.count(each) > 1):
-        raise UserError(f"algorithms.{name} is given twice; give each once.")
-    left = [name for name in model.registry.attached if name not in names]
-    if left:
-        raise UserError(
-            f"algorithms.{left[0]} is attached to the model, but not among the algorithms given; "
-            "give all of them, in the order of their attachment."
-        )
-    owner = model.teachers.owner
-    if owner is not None and not any(owner in each.names() for each in ours):
-        raise UserError(
-            f"algorithms: the teacher is that of '{owner}', and none of those given has this name "
-            f"({', '.join(names)}), so that nothing would move it. Give all of them; one of your "
-            "own asks for it as model.add_teacher(self.module_name(), …)."
-        )
 
 
 def pretrain_model(state: State) -> PretrainModel:
@@ -305,13 +205,21 @@ def algorithm_names() -> list[str]:
 
 
 def algorithm_class(name: str) -> type[PretrainAlgorithm]:
-    """Return the algorithm of the module ``pospre.algorithms.<name>``, or of ``<name>.<name>``.
+    """Return the algorithm that recipes call ``name``.
+
+    Args:
+        name: of the module ``pospre.algorithms.<name>``, or ``<name>.<name>``; or
+            ``package.module:Class``, a class of another package.
 
     Raises:
         UserError: there is no such module, or no algorithm in it.
     """
+    if is_outside(name):
+        return _outside_class(name)
     if name not in algorithm_names():
-        raise UserError(f"algorithms: '{name}' is not known.{suggestion(name, algorithm_names())}")
+        own = " A class of yours is package.module:Class." if "." in name else ""
+        near = suggestion(name, algorithm_names())
+        raise UserError(f"algorithms: '{name}' is not known.{own}{near}")
     module = importlib.import_module(f"{algorithms.__name__}.{name}")
     if hasattr(module, "__path__"):  # a folder has the method in the module of its own name
         module = importlib.import_module(f"{module.__name__}.{name}")
@@ -326,3 +234,31 @@ def algorithm_class(name: str) -> type[PretrainAlgorithm]:
     raise UserError(
         f"algorithms: {module.__file__} defines no PretrainAlgorithm that has attach and write."
     )
+
+
+def options_of(algorithms: Mapping[str, dict[str, Any]], name: str) -> dict[str, Any] | None:
+    """Return the options of that algorithm of a recipe which is ``name``, or derived from it.
+
+    Args:
+        algorithms: the recipe's.
+        name: of one of ours.
+
+    Returns:
+        None where there is none.
+    """
+    found = (given for key, given in algorithms.items() if name in algorithm_class(key).names())
+    return next(found, None)
+
+
+def _outside_class(address: str) -> type[PretrainAlgorithm]:
+    """Return the algorithm ``package.module:Class``."""
+    found = load_class(address)
+    if not issubclass(found, PretrainAlgorithm):
+        raise UserError(
+            f"algorithms: '{address}' is no algorithm; derive it from "
+            "pospre.model.algorithm.PretrainAlgorithm."
+        )
+    if isabstract(found):
+        lacks = " and ".join(sorted(found.__abstractmethods__))
+        raise UserError(f"algorithms: '{address}' lacks {lacks}; write every method that it names.")
+    return found

@@ -3,11 +3,11 @@
 Both train without an error, and wrongly.
 """
 
+from collections import Counter, defaultdict
 from typing import Any
 from weakref import WeakSet
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -44,35 +44,34 @@ def check_unwrapped(model: nn.Module, owner: str) -> None:
 
 
 class NumberCheck:
-    """Looks whether the first batch's numbers come again with other images."""
+    """Looks whether samples' numbers come again within an epoch, with other images."""
 
     def __init__(self) -> None:
         self.calls = 0
-        self.numbers: Tensor | None = None
-        self.pixels: list[Tensor] = []
+        self.images: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
+        self.repeats: Counter[int] = Counter()
 
     def look(self, batch: Batch) -> None:
-        """Raise ``UserError`` if three batches of other images have the same index and epoch.
+        """Raise ``UserError`` if each sample's number has come again twice, with another image.
 
-        Every mask is drawn from these, so that all batches would get the masks of the first.
+        Every mask is drawn from index and epoch, so that such images get the same ones. That of a
+        few samples is no mistake: samplers fill the last batch up, or draw with replacement.
         """
         images = next((value for key, value in batch.items() if key.endswith("/image")), None)
         if self.calls == _LOOKED_AT or images is None:
-            self.pixels.clear()
+            self.images.clear()
             return
         self.calls += 1
-        numbers = torch.stack([batch[INDEX], batch[EPOCH]])
-        if self.numbers is None:
-            self.numbers = numbers.clone()
-        if not torch.equal(numbers, self.numbers):
-            return
-        pixels = images.flatten()[::_PIXELS_APART].clone()
-        if any(torch.equal(pixels, seen) for seen in self.pixels):
-            return  # the same batch, perhaps for another algorithm
-        self.pixels.append(pixels)
-        if len(self.pixels) == 3:
+        pixels = images.flatten(1)[:, ::_PIXELS_APART].tolist()
+        indices = batch[INDEX].tolist()
+        for index, epoch, row in zip(indices, batch[EPOCH].tolist(), pixels, strict=True):
+            seen, image = self.images[index, epoch], hash(tuple(row))
+            self.repeats[index] += bool(seen) and image not in seen
+            seen.add(image)
+        if all(self.repeats[index] >= 2 for index in indices):
             raise UserError(
                 f"three batches of other images have the same '{INDEX}' and '{EPOCH}', from which "
                 "every mask is drawn: it would be the same for ever. Give each image its place in "
-                "the data set as index (not its place in the batch), and count the epochs."
+                "the data set as index (not its place in the batch), and count the epochs; a "
+                "sample's repeat within an epoch needs an epoch of its own."
             )

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING, cast
 
 import torch
 from composer.models import ComposerModel
@@ -13,15 +14,22 @@ from pospre.augment.device import DeviceAugment, ViewDraws
 from pospre.batch import EPOCH, INDEX, Batch, flip_key, image_key, per_row, place_keys, view_keys
 from pospre.data.views.plan import ViewGroup, Views, first_view, named_groups
 from pospre.errors import UserError
+from pospre.model.attached import attach_again, attach_algorithm, begin_step
 from pospre.model.loop_check import NumberCheck, check_unwrapped
-from pospre.model.objective import LossTerm, Objective, ObjectiveSet, Outputs
+from pospre.model.objective import LossTerm, Objective, ObjectiveSet, Outputs, StepOutputs
+from pospre.model.optimizer_check import check_stepped
 from pospre.model.passes import EditSet, EncoderPass
+from pospre.model.progress import Progress, as_progress
 from pospre.model.registry import Registry
 from pospre.model.teacher import Frozen, Momentum, TeacherManager
 from pospre.nn.build import check_divides
 from pospre.nn.patch_encoder import Edit, PatchEncoder
 from pospre.nn.places import Places, view_places
+from pospre.nn.timm_models import wrap_encoder
 from pospre.nn.vit import Encoder
+
+if TYPE_CHECKING:  # they know the model
+    from pospre.model.algorithm import PretrainAlgorithm
 
 FEATURES = "features"
 """In the outputs of a model, beside those of its objectives: the features of each pass by name."""
@@ -31,10 +39,13 @@ class PretrainModel(ComposerModel):
     """An encoder, the passes declared over it, and the objectives that read their tokens.
 
     Algorithms attach to it before the optimiser is made: they declare in its ``registry`` what they
-    write, need and run, and add objectives, editors and the teacher here.
+    write, need and run, and add objectives, editors and the teacher here. ``algorithms`` lists
+    them, hosts first.
 
     Args:
-        encoder: what is pre-trained and exported.
+        encoder: what is pre-trained and exported: of ``build_encoder``, or a ViT of timm's, which
+            ``wrap_encoder`` wraps.
+        algorithms: are attached here, hosts first; more may come under a Trainer.
         seed: the run's seed; every mask is a function of it.
         views: the view groups of each batch, by name or in a row; by default one group ``view`` of
             the encoder's size.
@@ -46,7 +57,8 @@ class PretrainModel(ComposerModel):
 
     def __init__(
         self,
-        encoder: Encoder,
+        encoder: nn.Module,
+        algorithms: Sequence["PretrainAlgorithm"] = (),
         *,
         seed: int,
         views: Views | None = None,
@@ -54,12 +66,14 @@ class PretrainModel(ComposerModel):
         std: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(encoder, PatchEncoder):
+        if not isinstance(encoder, nn.Module):
             raise UserError(
-                f"PretrainModel takes an encoder of pospre.build_encoder(...), or "
-                f"pospre.wrap_encoder(vit) of a ViT of timm's, and got {type(encoder).__name__}."
+                "PretrainModel takes an encoder of pospre.build_encoder(...), or a ViT of timm's, "
+                f"and got {type(encoder).__name__}."
             )
-        self.encoder = encoder
+        if not isinstance(encoder, PatchEncoder):
+            encoder = wrap_encoder(encoder)
+        self.encoder = encoder = cast(Encoder, encoder)
         self.augment = DeviceAugment(
             mean or encoder.pixel_mean, std or encoder.pixel_std, channels=encoder.channels
         )
@@ -79,6 +93,11 @@ class PretrainModel(ComposerModel):
             for side, patch in zip(group.shape, encoder.patch_size, strict=True):
                 check_divides(side, patch, key=f"data.views.{name}.size")
             group.augment.check_channels(name, encoder.channels)
+        self.algorithms: list[PretrainAlgorithm] = []
+        for algorithm in sorted(algorithms, key=lambda each: not getattr(each, "is_host", False)):
+            attach_algorithm(self, algorithm)
+        if self.algorithms:
+            attach_again(self)
 
     # -- what algorithms attach ---------------------------------------------------------------
 
@@ -216,19 +235,61 @@ class PretrainModel(ComposerModel):
             return None
         return view_keys(batch, views, self.seed, f"drop_path/{name}").flatten()
 
-    def forward(self, batch: Batch) -> dict[str, Outputs]:
+    @torch.compiler.disable
+    def prepare(self, batch: Batch, progress: Progress | float) -> Batch:
+        """Set the schedules and write the algorithms' draws into ``batch``, before a forward.
+
+        Args:
+            batch: see ``pospre.batch``, on the model's device; changed in place.
+            progress: the share of the training that is done, in [0, 1].
+
+        Returns:
+            The batch, for ``model(batch)``.
+
+        Raises:
+            UserError: it is no batch, has no ``index`` or ``epoch`` of whole numbers, or others had
+                the same; ``progress`` is no share; or the weights move without ``after_step``,
+                which the teacher needs.
+        """
+        begin_step(self, batch, progress)
+        return batch
+
+    def after_step(self, progress: Progress | float) -> None:
+        """Move the teacher, if there is one, after the optimiser's step begun at ``progress``.
+
+        Raises:
+            UserError: some tensors hold a gradient that the optimiser's first step has not used.
+        """
+        self.is_followed = True
+        check_stepped(self)
+        for algorithm in self.algorithms:
+            algorithm.after_step(self, as_progress(progress))
+
+    def forward(
+        self, batch: Batch, progress: Progress | float | None = None
+    ) -> dict[str, Outputs] | StepOutputs:
         """Run the passes, then the objectives.
 
         Args:
-            batch: see ``pospre.batch``; the algorithms have written their masks into it.
+            batch: see ``pospre.batch``.
+            progress: of a loop without Composer: the share of the training that is done; the batch
+                is then prepared first, see ``prepare``. None: it has been.
 
         Returns:
             The outputs of each objective by name, and ``features``: of every pass one vector for
-            each of its views, (B·V, D), without gradient.
+            each of its views, (B·V, D), without gradient. With ``progress`` also ``.loss``, the
+            weighted total, and its ``.terms``.
 
         Raises:
             UserError: it is no batch, or lacks what an algorithm writes, or has other views.
         """
+        if progress is not None:
+            batch = self.prepare(batch, progress)  # a line of its own: else each step compiles
+            outputs = self._run(batch)
+            return StepOutputs(outputs, self.loss(outputs, batch))
+        return self._run(batch)
+
+    def _run(self, batch: Batch) -> dict[str, Outputs]:
         self.registry.check_batch(batch)
         declared, mixes = self.registry.passes, self.registry.mixes
         groups = dict.fromkeys(each.group for each in declared.values())
@@ -258,7 +319,7 @@ class PretrainModel(ComposerModel):
         self, outputs: dict[str, Outputs], batch: Batch
     ) -> dict[str, Tensor]:
         """Return ``total``, one term per objective, and ``metric/<name>`` scalars."""
-        if not outputs.keys() - {FEATURES}:
+        if all(name == FEATURES for name in outputs):
             self.check_complete()
         terms: dict[str, Tensor] = {}
         measured: dict[str, Tensor] = {}

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from torch import Tensor, nn
+from torch.utils._pytree import register_pytree_node
 from torchmetrics import MeanMetric
 
 from pospre.nn.block import Block
@@ -107,6 +108,32 @@ class ObjectiveSet(nn.Module):
     def fsdp_wrap_fn(self, module: nn.Module) -> bool:
         """Tell Composer's FSDP2 to shard decoders block by block."""
         return isinstance(module, Block)
+
+
+class StepOutputs(dict[str, Outputs]):
+    """What ``model(batch, progress=…)`` returns: the outputs of each objective by name.
+
+    Attributes:
+        loss: the weighted total.
+        terms: ``total``, the loss of each objective by name, and ``metric/<name>`` scalars.
+    """
+
+    def __init__(self, outputs: Mapping[str, Outputs], terms: dict[str, Tensor]) -> None:
+        super().__init__(outputs)
+        self.terms = terms
+
+    @property
+    def loss(self) -> Tensor:
+        """The weighted total, for ``backward``."""
+        return self.terms["total"]
+
+
+# DDP and FSDP look for tensors in what a forward returns
+register_pytree_node(
+    StepOutputs,
+    lambda outputs: ([dict(outputs), outputs.terms], None),
+    lambda parts, _: StepOutputs(*parts),
+)
 
 
 class LossTerm(MeanMetric):

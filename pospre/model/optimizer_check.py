@@ -1,8 +1,10 @@
 """What an optimiser leaves out, or trains too early: under a Trainer, and in a plain loop."""
 
+from __future__ import annotations
+
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import torch
@@ -11,7 +13,9 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from pospre.errors import UserError
-from pospre.model.model import PretrainModel
+
+if TYPE_CHECKING:
+    from pospre.model.model import PretrainModel
 
 _STEPPED: WeakSet[Optimizer] = WeakSet()
 
@@ -60,8 +64,8 @@ def check_followed(model: PretrainModel) -> None:
     if model.teachers.momentum is not None:
         raise UserError(
             f"algorithms.{model.teachers.owner} has a teacher, which stands still: the optimiser "
-            "has moved the weights three times, and pospre.after_step(model, algorithms, progress) "
-            "was never called. Call it after each of the optimiser's steps."
+            "has moved the weights three times, and model.after_step(progress) was never "
+            "called. Call it after each of the optimiser's steps."
         )
     model.is_followed = True  # there is nothing to follow
 
@@ -103,7 +107,7 @@ def _refuse_untrained(left: list[str]) -> None:
         more = f" and {len(left) - 3} more" if len(left) > 3 else ""
         raise UserError(
             f"{len(left)} tensors take a gradient, but no optimiser trains them: "
-            f"{', '.join(left[:3])}{more}. Attach the algorithms before you make the optimiser, "
-            'algorithm = pospre.attach(model, "mae"), and give the Trainer that one; what shall '
-            "not learn needs requires_grad_(False)."
+            f"{', '.join(left[:3])}{more}. Give the model its algorithms before you make the "
+            "optimiser, model = pospre.PretrainModel(encoder, [pospre.MAE()], seed=0), and the "
+            "Trainer algorithms=model.algorithms; what shall not learn needs requires_grad_(False)."
         )

@@ -26,7 +26,6 @@ class Registry:
         readers: by pass, the algorithms that declared or joined it: their objectives get it.
         editors: by editor of places, the algorithm that brought it.
         place_source: the algorithm that says where views lie (``g/field_box``), if one does.
-        attached: the algorithms that ``pospre.attach`` has attached, and whether each is a host.
     """
 
     def __init__(self, encoder: Encoder, views: Mapping[str, ViewGroup]) -> None:
@@ -39,7 +38,6 @@ class Registry:
         self.readers: dict[str, list[str]] = {}
         self.editors: dict[str, str] = {}
         self.place_source: str | None = None
-        self.attached: dict[str, bool] = {}
 
     def require_views(self, owner: str, group: str, count: int = 1) -> ViewGroup:
         """Return the view group that ``owner`` needs.
@@ -115,8 +113,8 @@ class Registry:
         if key in self.writers:
             return UserError(
                 f"the batch lacks '{key}', which algorithms.{self.writers[key]} writes before the "
-                "forward: give pospre.prepare, or the Trainer, all algorithms that are attached, "
-                "in the order of their attachment."
+                "forward: call model(batch, progress=…), or give the Trainer "
+                "algorithms=model.algorithms."
             )
         group = key.rpartition("/")[0]
         where = f", of the views of the group '{group}'" if group else ""
@@ -125,13 +123,17 @@ class Registry:
             "pospre.from_images."
         )
 
-    def check_batch(self, batch: Batch) -> None:
-        """Raise ``UserError`` unless the passes' patches are there, and views are as declared."""
+    def check_is_batch(self, batch: Batch) -> None:
+        """Raise ``UserError`` if ``batch`` is none, such as images alone."""
         if not isinstance(batch, dict):
             raise UserError(
                 "a PretrainModel takes a batch, a dict as pospre.from_images makes it, and got "
                 f"{type(batch).__name__}; the tokens of whole images are model.tokens(images)."
             )
+
+    def check_batch(self, batch: Batch) -> None:
+        """Raise ``UserError`` unless the passes' patches are there, and views are as declared."""
+        self.check_is_batch(batch)
         for declared in self.passes.values():
             views, key = self._views[declared.group], image_key(declared.group)
             shape = (views.count, self._encoder.channels, *views.shape)

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import (
 
 from pospre.batch import Batch, image_key, without_images
 from pospre.errors import UserError
-from pospre.model.algorithm import PretrainAlgorithm, after_step, algorithm_class
+from pospre.model.algorithm import PretrainAlgorithm, algorithm_class
 from pospre.recipe.recipe import Recipe
 from pospre.training.build import attached_model, build_algorithms
 from pospre.training.optimizer.optim import build_optimizer
@@ -94,7 +94,7 @@ class FakeTraining:
         self.forward_backward(batch)
         with self.mode:
             self.optimizer.step()
-            after_step(self.model, self.algorithms, 0.5)
+            self.model.after_step(0.5)
 
 
 def _with_classes(recipe: Recipe) -> Recipe:

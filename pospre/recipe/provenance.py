@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from pospre.recipe.extends import merged, read_parts
-from pospre.recipe.yaml_text import apply_overrides, variables
+from pospre.recipe.yaml_text import apply_overrides, key_parts, variables
 
 _COLUMN = 48  # of the comments
 
@@ -40,7 +40,7 @@ def annotate(recipe: Mapping[str, Any], came_from: Mapping[str, str]) -> str:
     """
     lines = []
     for key, value in _entries(recipe):
-        *parents, name = key.split(".")
+        *parents, name = key_parts(key)
         indent = "  " * len(parents)
         if isinstance(value, Mapping) and value:
             lines.append(f"{indent}{name}:")

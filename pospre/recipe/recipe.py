@@ -163,7 +163,8 @@ def check_arguments(
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue  # a class without a constructor of its own takes nothing
         required = parameter.default is inspect.Parameter.empty
-        fields[name] = (_lenient(hints[name]), ... if required else parameter.default)
+        hint = _lenient(hints.get(name, Any))  # a class outside may leave it open
+        fields[name] = (hint, ... if required else parameter.default)
     model = create_model(f"{key} arguments", __base__=Section, **fields)
     checked = _validate(model, given, source, prefix=f"{key}.")
     return {name: getattr(checked, name) for name in fields}
@@ -181,7 +182,7 @@ def _refuse_new_names(data: dict[str, Any], overrides: Sequence[str]) -> None:
     given = data.get("algorithms")
     known = set(given) if isinstance(given, dict) else set()
     for item in overrides:
-        section, *rest = item.partition("=")[0].split(".")
+        section, *rest = yaml_text.key_parts(item.partition("=")[0])
         if section != "algorithms" or not rest:
             continue
         if len(rest) > 1 and known and rest[0] not in known:

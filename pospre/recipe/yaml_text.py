@@ -11,6 +11,7 @@ import yaml
 from pospre.errors import UserError
 
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::([^{}]*))?\}")
+_KEY_PART = re.compile(r"(?<=^algorithms\.)[\w.]+:[^.]+|[^.]+")
 _FLOAT = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 _NOT_IN_PATHS = re.compile("[\0\ud800-\udfff]")
 _LARGEST = 1 << 18  # bytes of a recipe
@@ -126,7 +127,7 @@ def apply_overrides(data: dict[str, Any], overrides: Iterable[str]) -> None:
         key, equals, text = item.partition("=")
         if not equals or not key or "" in key.split("."):
             raise UserError(f"'{item}' is no override; write for instance trainer.max_duration=2ep")
-        *parents, last = key.split(".")
+        *parents, last = key_parts(key)
         section = data
         for parent in parents:
             if section.get(parent) is None:
@@ -139,6 +140,11 @@ def apply_overrides(data: dict[str, Any], overrides: Iterable[str]) -> None:
             write(section, last, value, within=parents[-1])
         else:
             section[last] = value
+
+
+def key_parts(key: str) -> list[str]:
+    """Return the parts of a dotted key; ``package.module:Class`` of ``algorithms`` is one."""
+    return _KEY_PART.findall(key)
 
 
 def write(section: dict[str, Any], key: str, value: Any, *, within: str) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm, algorithm_class
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
@@ -12,8 +13,22 @@ from pospre.training.data import build_views
 
 
 def build_algorithms(recipe: Recipe) -> list[PretrainAlgorithm]:
-    """Return the algorithms of a resolved recipe in the order of attachment: hosts first."""
-    made = [algorithm_class(name)(**given) for name, given in recipe.algorithms.items()]
+    """Return the algorithms of a resolved recipe in the order of attachment: hosts first.
+
+    Raises:
+        UserError: two of them have the same name.
+    """
+    by_name: dict[str, str] = {}
+    made = []
+    for key, given in recipe.algorithms.items():
+        kind = algorithm_class(key)
+        other = by_name.setdefault(kind.module_name(), key)
+        if other != key:
+            raise UserError(
+                f"algorithms: '{other}' and '{key}' would both have the loss term "
+                f"'{kind.module_name()}'. Leave one out, or give its class another name."
+            )
+        made.append(kind(**given))
     return sorted(made, key=lambda algorithm: not algorithm.is_host)
 
 
@@ -33,17 +48,11 @@ def attached_model(recipe: Recipe, algorithms: Sequence[PretrainAlgorithm]) -> P
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        model = PretrainModel(
+        return PretrainModel(
             build_encoder(**recipe.encoder.arguments()),
+            algorithms,
             seed=recipe.seed,
             views=build_views(recipe),
             mean=recipe.data.mean,
             std=recipe.data.std,
         )
-        for algorithm in algorithms:
-            algorithm.check_encoder(model.encoder)
-            algorithm.attach(model)
-        for algorithm in algorithms:
-            algorithm.attach(model)  # again: what it takes from those after it is there now
-        model.check_complete()
-    return model

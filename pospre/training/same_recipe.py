@@ -1,13 +1,12 @@
 """Whether a run that goes on is the same run: the recorded recipe beside that of this start."""
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from pospre.errors import UserError
 from pospre.recipe.environment import COMPARED, fingerprint
 from pospre.recipe.recipe import Recipe
-from pospre.recipe.yaml_text import VARIABLE
+from pospre.recipe.yaml_text import VARIABLE, key_parts
 from pospre.training.resolve import with_defaults
 
 # What may differ when a run goes on: where things are and how fast they go, not what is learned
@@ -70,7 +69,8 @@ def compare_recipes(
         )
     old, new = (_look_up(one, key) for one in (previous, now))
     new = f"another value of {new}" if old == new else new
-    if re.fullmatch(r"algorithms\.\w+", key) and None in (old, new):  # another method
+    section, *within = key_parts(key)
+    if section == "algorithms" and len(within) == 1 and None in (old, new):  # another method
         key = "algorithms"
         old, new = (" + ".join(one["algorithms"]) for one in (previous, now))
     same = f"give {key}={old} to go on with it, or " if key == "trainer.precision" else ""
@@ -110,6 +110,6 @@ def first_difference(old: Any, new: Any, key: str = "") -> str | None:
 
 
 def _look_up(recipe: Any, key: str) -> Any:
-    for part in key.split("."):
+    for part in key_parts(key):
         recipe = recipe.get(part) if isinstance(recipe, dict) else None
     return recipe

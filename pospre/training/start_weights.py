@@ -27,8 +27,8 @@ from pospre.nn.positions.table import Table, resample_positions
 from pospre.nn.swin.encoder import SwinEncoder
 from pospre.nn.vit import Encoder
 from pospre.nn.weight_layouts import shortened, with_prefix_rows
-from pospre.training.checkpoints.content import Weights
-from pospre.training.weight_files import Keys, Source, read_source
+from pospre.training.checkpoints.content import Weights, load_model
+from pospre.training.weight_files import Keys, Source, is_weights_file, read_source
 
 KEYS = Keys("encoder.weights = ", "encoder.weights_from")
 _TABLE = "relative_position_bias_table"
@@ -71,6 +71,26 @@ class Loaded:
             if keys:
                 parts.append(f"{title}: {shortened(keys)}")
         return "; ".join(parts)
+
+
+@typed
+def load_run(address: str | Path, weights: Weights = "student") -> PretrainModel:
+    """Return the model that a run has trained, in eval mode on the CPU, its algorithms attached.
+
+    Args:
+        address: a run folder or a folder of checkpoints (the newest that is whole counts), or a
+            checkpoint; local or ``s3://``.
+        weights: ``teacher`` puts the teacher's where the trained ones are.
+
+    Raises:
+        UserError: there is none, it is damaged, or has no teacher; or it is a file of weights.
+    """
+    if is_weights_file(str(address)):
+        raise UserError(
+            f"load_run takes a run folder or a checkpoint, and {address} is a file of weights: "
+            "pospre.load_weights(model, file) loads it into a model that is made."
+        )
+    return load_model(str(address), weights=weights)[0]
 
 
 @typed

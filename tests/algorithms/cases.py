@@ -1,5 +1,6 @@
 """Small models with any algorithms attached: what the contract and composition tests run."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -12,10 +13,9 @@ from pospre.errors import UserError
 from pospre.model.algorithm import (
     PretrainAlgorithm,
     Progress,
-    after_step,
     algorithm_class,
-    prepare,
 )
+from pospre.model.attached import write_draws
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 
@@ -99,17 +99,18 @@ class Case:
         """Return a small model with the algorithms attached; the same weights for any seed."""
         algorithms, views = self.algorithms(), self.views
         torch.manual_seed(0)
-        model = self._model(views, seed=seed)
-        for algorithm in algorithms:
-            algorithm.attach(model)
-        if algorithms:
-            model.check_complete()
-        return model, algorithms
+        return self._model(views, algorithms, seed=seed), algorithms
 
-    def _model(self, views: dict[str, ViewGroup], *, seed: int = 7) -> PretrainModel:
+    def _model(
+        self,
+        views: dict[str, ViewGroup],
+        algorithms: Sequence[PretrainAlgorithm] = (),
+        *,
+        seed: int = 7,
+    ) -> PretrainModel:
         needs = {"image_size": 32, "patch_size": 4, "depth": 2, **needed_positions(self.names)}
         encoder = build_encoder("vit_tiny16", **{**needs, **self.encoder})
-        return PretrainModel(encoder, seed=seed, views=views)
+        return PretrainModel(encoder, algorithms, seed=seed, views=views)
 
     def batch(self, size: int = 4) -> dict[str, Tensor]:
         """Return ``size`` random samples with all views; row i is the same in every batch."""
@@ -146,7 +147,9 @@ def written(
     model: PretrainModel, algorithms: list[PretrainAlgorithm], batch: dict[str, Tensor]
 ) -> dict[str, Tensor]:
     """Return the batch with what the algorithms write into it, half way through training."""
-    return prepare(model, algorithms, dict(batch), 0.5)
+    batch = dict(batch)
+    write_draws(model, algorithms, batch, Progress(0.5, 0.5))
+    return batch
 
 
 def train(
@@ -160,12 +163,14 @@ def train(
     losses = []
     for step in steps:
         progress = Progress(step / 10, 0.0)
-        inputs = prepare(model, algorithms, dict(batch), progress)
+        inputs = dict(batch)
+        write_draws(model, algorithms, inputs, progress)
         optimizer.zero_grad()
         loss = model.loss(model(inputs), inputs)["total"]
         loss.backward()
         optimizer.step()
-        after_step(model, algorithms, progress)
+        for algorithm in algorithms:
+            algorithm.after_step(model, progress)
         losses.append(float(loss))
     return losses
 

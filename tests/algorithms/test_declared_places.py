@@ -138,8 +138,8 @@ def test_a_task_of_places_in_another_view_is_refused_beside_a_field() -> None:
 @pytest.mark.parametrize("positions", ["sincos", "none"])
 def test_alone_it_trains_with_a_table_that_knows_its_own_view_only(positions: str) -> None:
     model = model_of(positions)
-    algorithms = [pospre.attach(model, Loca)]
-    batch = pospre.prepare(model, algorithms, batch_of(), 0.0)
+    pospre.attach(model, Loca)
+    batch = model.prepare(batch_of(), 0.0)
     assert torch.equal(batch["loca/place"][0], torch.arange(16))  # the same box
     model.loss(model(batch), batch)["total"].backward()
 

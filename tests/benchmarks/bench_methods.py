@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from pospre.augment.device import IMAGENET_MEAN, IMAGENET_STD
 from pospre.data.views.plan import ViewGroup
-from pospre.model.algorithm import PretrainAlgorithm, Progress, after_step, attach, prepare
+from pospre.model.algorithm import Progress, algorithm_class
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.nn.grid import grid_distances, smoothed_labels
@@ -158,29 +158,29 @@ def training_step(
     return step
 
 
-def build_ours(name: str, size: str, device: str) -> tuple[PretrainModel, list[PretrainAlgorithm]]:
+def build_ours(name: str, size: str, device: str) -> PretrainModel:
     """Return our model with its algorithms attached."""
     algorithms, encoder = OURS[name]
-    model = PretrainModel(build_encoder(size, **encoder), seed=0, views=views_of(name))
-    made = [attach(model, key, **options) for key, options in algorithms.items()]
-    return model.to(device).train(), made
+    made = [algorithm_class(key)(**options) for key, options in algorithms.items()]
+    model = PretrainModel(build_encoder(size, **encoder), made, seed=0, views=views_of(name))
+    return model.to(device).train()
 
 
 def ours(name: str, size: str, num: int, precision: str, device: str) -> Step:
     """Return our training step, with masks, flips, normalisation and the teacher."""
-    model, algorithms = build_ours(name, size, device)
+    model = build_ours(name, size, device)
     batch = make_batch(model.views, num, device)
     progress = Progress(0.5, 0.5)
 
     def loss() -> Tensor:
-        prepare(model, algorithms, batch, progress)
+        model.prepare(batch, progress)
         return model.loss(model(batch), batch)["total"]
 
     step = training_step(model, loss, precision, device)
 
     def whole() -> None:
         step()
-        after_step(model, algorithms, progress)
+        model.after_step(progress)
 
     return whole
 
@@ -228,9 +228,8 @@ def normalised(images: Tensor) -> Tensor:
 
 def _ijepa_counts(size: str) -> tuple[int, int]:
     """Return how many tokens our I-JEPA's context and each of its target blocks have."""
-    model, (algorithm,) = build_ours("ijepa", size, "cpu")
-    batch = make_batch(model.views, 1, "cpu")
-    algorithm.write(batch, model)
+    model = build_ours("ijepa", size, "cpu")
+    batch = model.prepare(make_batch(model.views, 1, "cpu"), 0.0)
     return batch["view/keep"].shape[1], batch["ijepa/targets"].shape[2]
 
 
@@ -256,10 +255,8 @@ def measure(first: Step, second: Step, steps: int) -> tuple[list[float], list[fl
 @cache
 def count_flops(name: str, size: str) -> float:
     """Return the FLOPs of forward and backward per image."""
-    model, algorithms = build_ours(name, size, "cpu")
-    batch = make_batch(model.views, 2, "cpu")
-    for algorithm in algorithms:
-        algorithm.write(batch, model)
+    model = build_ours(name, size, "cpu")
+    batch = model.prepare(make_batch(model.views, 2, "cpu"), 0.0)
     return planned.count_flops(lambda: model.loss(model(batch), batch)["total"].backward()) / 2
 
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from pospre.model.algorithm import after_step, prepare
 from pospre.planning.gpus import GIB
 from pospre.recipe.recipe import load_recipe
 from tests.benchmarks.gpu_cell import measure, synthetic
@@ -102,12 +101,12 @@ def step_without_sync(recipe: Path, overrides: Sequence[str]) -> Fact:
 
     def step() -> None:
         run.optimizer.zero_grad()
-        written = prepare(model, run.algorithms, dict(batch), 0.5)
+        written = model.prepare(dict(batch), 0.5)
         with torch.autocast(device.type, torch.bfloat16):
             loss = model.loss(model(written), written)["total"]
         loss.backward()
         run.optimizer.step()
-        after_step(model, run.algorithms, 0.5)
+        model.after_step(0.5)
 
     step()
     try:

@@ -178,6 +178,25 @@ def test_what_cannot_be_measured_is_refused_in_a_line(
         assert "Traceback" not in complained
 
 
+def test_the_model_of_a_run_is_loaded(mae_checkpoint: Path) -> None:
+    images = torch.randint(0, 256, (4, 3, 64, 64), dtype=torch.uint8)
+    batch = pospre.from_images(images, index=torch.arange(4), epoch=0)
+    model = pospre.load_run(mae_checkpoint.parents[1])  # the run's folder
+    other = open_model(str(mae_checkpoint)).model
+    assert not model.training and [type(each) for each in model.algorithms] == [pospre.MAE]
+    found, expected = (each.state_dict() for each in (model, other))
+    assert all(torch.equal(found[key], value) for key, value in expected.items())
+    assert model(batch, progress=1.0).loss.item() == other(batch, progress=1.0).loss.item()
+    for address, options, said in (
+        ("runs/nothing", {}, "checkpoint runs/nothing does not exist"),
+        ("w.safetensors", {}, r"is a file of weights: pospre.load_weights\("),
+        (mae_checkpoint, {"weights": "teacher"}, "trained without a teacher"),
+        (mae_checkpoint, {"weights": "both"}, "'student' or 'teacher'"),
+    ):
+        with pytest.raises(UserError, match=said):
+            pospre.load_run(address, **options)  # type: ignore[arg-type]
+
+
 def test_models_made_in_code(image_folder: Callable[..., Path]) -> None:
     data = image_folder(num_images=6)
     vit: Any = timm.create_model("vit_tiny_patch16_224", num_classes=3, **TINY).train()

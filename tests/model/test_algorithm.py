@@ -14,7 +14,8 @@ from pospre.algorithms.ema_teacher import EmaTeacher
 from pospre.algorithms.mae import MAE
 from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
-from pospre.model.algorithm import PretrainAlgorithm, Progress, prepare
+from pospre.model.algorithm import PretrainAlgorithm, Progress
+from pospre.model.attached import check_given
 from pospre.model.optimizer_check import check_optimized
 from pospre.model.teacher import Momentum
 from tests.algorithms.cases import DECODER, Case
@@ -35,47 +36,47 @@ def empty_model(**options: Any) -> pospre.PretrainModel:
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_teacher_that_never_follows_is_an_error(fused: bool) -> None:
-    model, algorithms = Case(("mae", "ema_teacher")).build()
+    model = Case(("mae", "ema_teacher")).build()[0]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
 
     def step(follow: bool) -> None:
-        batch = pospre.prepare(model, algorithms, images(), 0.0)
+        batch = model.prepare(images(), 0.0)
         model.loss(model(batch), batch)["total"].backward()
         optimizer.step()
         if follow:
-            pospre.after_step(model, algorithms, 0.0)
+            model.after_step(0.0)
 
     for _ in range(3):
         step(follow=False)
-    with pytest.raises(UserError, match=r"ema_teacher has a teacher, .* pospre.after_step\("):
+    with pytest.raises(UserError, match=r"ema_teacher has a teacher, .* model.after_step\("):
         step(follow=False)
-    pospre.after_step(model, algorithms, 0.0)
+    model.after_step(0.0)
     for follow in (True, False, False, False, False):  # once it was called, it is known
         step(follow)
 
 
 def test_a_rate_that_is_too_small_for_some_weights_is_no_mistake() -> None:
-    model, algorithms = Case(("mae",)).build()
+    model = Case(("mae",)).build()[0]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-8, fused=True)
     norm = model.encoder.get_parameter("norm.weight")
     before = norm.detach().clone()
-    batch = pospre.prepare(model, algorithms, images(), 0.0)
+    batch = model.prepare(images(), 0.0)
     model.loss(model(batch), batch)["total"].backward()
     optimizer.step()
     assert norm.equal(before), "a weight of 1 has moved"
-    pospre.after_step(model, algorithms, 0.0)
+    model.after_step(0.0)
 
 
 @pytest.mark.parametrize("early", [False, True])
 def test_without_a_teacher_nobody_asks_for_after_step(early: bool) -> None:
     model = empty_model()
     first = torch.optim.SGD(model.parameters(), lr=0.1)
-    algorithms = [pospre.attach(model, "mae", **SMALL)]
+    pospre.attach(model, "mae", **SMALL)
     optimizer = first if early else torch.optim.SGD(model.parameters(), lr=0.1)
 
     def train() -> None:
         for _ in range(6):
-            batch = pospre.prepare(model, algorithms, images(), 0.0)
+            batch = model.prepare(images(), 0.0)
             model.loss(model(batch), batch)["total"].backward()
             optimizer.step()
 
@@ -95,20 +96,21 @@ def test_a_host_comes_before_what_joins_it() -> None:
 def test_an_algorithm_given_twice_is_refused() -> None:
     model, algorithms = Case(("mae", "ema_teacher")).build()
     with pytest.raises(UserError, match=r"algorithms.mae is given twice"):
-        pospre.prepare(model, [*algorithms, *algorithms], images(), 0.0)
+        check_given(model, [*algorithms, *algorithms])
+    with pytest.raises(UserError, match=r"algorithms.mae is attached .* but not among"):
+        check_given(model, algorithms[1:])
+    with pytest.raises(UserError, match=r"mae is attached .* already; .*=model.algorithms"):
+        Trainer(model=model, algorithms=[MAE(**SMALL)], progress_bar=False, device="cpu")
 
 
 def test_a_plain_loop_checks_what_came_late() -> None:
     views = {name: ViewGroup(name, size=32) for name in ("view", "second")}
     model = empty_model(views=views)
-    algorithms = [
-        pospre.attach(model, "mae", **SMALL),
-        pospre.attach(model, "lut", symmetric=True),
-        pospre.attach(model, "droppos", **SMALL),
-    ]
+    for name, options in (("mae", SMALL), ("lut", {"symmetric": True}), ("droppos", SMALL)):
+        pospre.attach(model, name, **options)
     batch = {**images(), **images(group="second")}
     with pytest.raises(UserError, match=r"with lut.symmetric = true list droppos before lut"):
-        pospre.prepare(model, algorithms, batch, 0.0)
+        model.prepare(batch, 0.0)
 
 
 def test_parts_are_made_where_the_encoder_is() -> None:
@@ -119,35 +121,35 @@ def test_parts_are_made_where_the_encoder_is() -> None:
 
 @pytest.mark.parametrize("kind", [torch.int32, torch.uint8])
 def test_draws_are_the_same_of_any_whole_numbers(kind: torch.dtype) -> None:
-    model, algorithms = Case(("mae",)).build()
-    expected = pospre.prepare(model, algorithms, images(epoch=3), 0.0)["view/keep"]
+    model = Case(("mae",)).build()[0]
+    expected = model.prepare(images(epoch=3), 0.0)["view/keep"]
     batch = images(epoch=3)
     batch.update({key: batch[key].to(kind) for key in ("index", "epoch")})
-    assert torch.equal(pospre.prepare(model, algorithms, batch, 0.0)["view/keep"], expected)
+    assert torch.equal(model.prepare(batch, 0.0)["view/keep"], expected)
 
 
 @pytest.mark.parametrize("value", [torch.rand(4), torch.arange(4)[:, None], [0, 1, 2, 3], 0])
 def test_what_masks_cannot_be_drawn_from_is_said(value: Any) -> None:
-    model, algorithms = Case(("mae",)).build()
+    model = Case(("mae",)).build()[0]
     with pytest.raises(UserError, match=r"the batch's 'index' is .* make it a tensor \(B,\)"):
-        pospre.prepare(model, algorithms, {**images(), "index": value}, 0.0)
+        model.prepare({**images(), "index": value}, 0.0)
 
 
 def test_a_wrapped_model_is_prepared_as_well() -> None:
-    model, algorithms = Case(("mae",)).build()
+    model = Case(("mae",)).build()[0]
 
     class Wrapper(nn.Module):  # as DistributedDataParallel has it
         def __init__(self) -> None:
             super().__init__()
             self.module = model
 
+        def forward(self, *inputs: Any, **named: Any) -> Any:
+            return self.module(*inputs, **named)
+
     wrappers: list[Any] = [Wrapper(), torch.compile(model, backend="eager")]
     for wrapped in wrappers:
-        batch = pospre.prepare(wrapped, algorithms, images(), 0.0)
-        assert "view/keep" in batch
-        pospre.after_step(wrapped, algorithms, 0.0)
-    with pytest.raises(UserError, match="got Encoder"):
-        pospre.prepare(model.encoder, algorithms, images(), 0.0)
+        loss = wrapped(images(), progress=0.0).loss
+        assert loss.item() == pytest.approx(model(images(), progress=0.0).loss.item())
 
 
 @pytest.mark.parametrize("names", [("mae", "droppos"), ("supervised",), ("dinov2",)])
@@ -170,7 +172,7 @@ def test_a_trainer_evaluates_the_loss(names: tuple[str, ...]) -> None:
     expected = []
     for rows in (slice(0, 4), slice(4, 6)):
         part = {key: value[rows] for key, value in held_out.items()}
-        part = prepare(model, algorithms, part, Progress(2 / 3, 0.0))
+        part = model.prepare(part, Progress(2 / 3, 0.0))
         expected.append(float(model.loss(model(part), part)["total"].detach()))
     found = {
         name: float(each.compute()) for name, each in trainer.state.eval_metrics["eval"].items()
@@ -201,11 +203,10 @@ def test_a_class_of_ones_own_is_attached_by_itself() -> None:
     model = empty_model()
     own = pospre.attach(model, Alone, **SMALL)
     assert isinstance(own, Alone)
-    with pytest.raises(UserError, match=r"algorithms.Alone is attached .* but not among"):
-        pospre.prepare(model, [], images(), 0.0)
+    assert model.algorithms == [own]
     with pytest.raises(UserError, match=r"unknown key 'Alone.mask_rato'"):
         pospre.attach(empty_model(), Alone, mask_rato=0.5)
-    assert "view/keep" in pospre.prepare(model, [own], images(), 0.0)
+    assert "view/keep" in model.prepare(images(), 0.0)
 
 
 class Averaged(EmaTeacher):
@@ -228,21 +229,21 @@ class Follower(PretrainAlgorithm):
 def test_the_teacher_of_a_class_of_ones_own_follows(
     kind: type[PretrainAlgorithm], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def attached() -> tuple[pospre.PretrainModel, list[PretrainAlgorithm]]:
-        model = empty_model()
-        return model, [pospre.attach(model, Alone, **SMALL), pospre.attach(model, kind)]
+    def attached() -> pospre.PretrainModel:
+        encoder = pospre.build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1)
+        return pospre.PretrainModel(encoder, [kind(), Alone(**SMALL)], seed=0)
 
     if kind is Follower:
         with pytest.raises(UserError, match=r"that of 'follower', .*\(Alone, Follower\), .*name"):
-            pospre.prepare(*attached(), images(), 0.0)
+            attached().prepare(images(), 0.0)
         monkeypatch.setattr(Follower, "owner", Follower.module_name())
-    model, algorithms = attached()
+    model = attached()
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    pospre.prepare(model, algorithms, images(), 0.0)
+    model.prepare(images(), 0.0)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(1)
-    pospre.after_step(model, algorithms, 0.0)
+    model.after_step(0.0)
     moved = {
         key for key, value in model.state_dict().items() if not torch.equal(value, before[key])
     }

@@ -37,10 +37,11 @@ def test_what_is_attached_after_ddp_or_fsdp_is_refused(wrapper: Any, one_rank: N
 
 
 def test_what_is_attached_before_is_prepared_under_ddp(one_rank: None) -> None:
-    model, algorithms = Case(("mae", "ema_teacher", "crop_field")).build()
+    model = Case(("mae", "ema_teacher", "crop_field")).build()[0]
     wrapped = DistributedDataParallel(model, find_unused_parameters=True)
-    batch = pospre.prepare(wrapped, algorithms, Case(("mae", "crop_field")).batch(), 0.0)
-    model.loss(wrapped(batch), batch)["total"].backward()
+    out = wrapped(Case(("mae", "crop_field")).batch(), progress=0.0)
+    out.loss.backward()
+    assert all(each.grad is not None for each in model.objectives.parameters())
     del wrapped
     model, _ = Case(("mae",)).build()
     wrapped = DistributedDataParallel(model)
@@ -56,12 +57,12 @@ def noise(step: int, **numbers: Any) -> pospre.batch.Batch:
 
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_an_index_that_starts_anew_in_every_batch_is_an_error(microbatches: int) -> None:
-    model, algorithms = Case(("mae", "droppos")).build()
+    model = Case(("mae", "droppos")).build()[0]
 
     def step(number: int) -> None:
         whole = noise(number)
         for rows in torch.arange(4).chunk(microbatches):
-            pospre.prepare(model, algorithms, {k: v[rows] for k, v in whole.items()}, 0.0)
+            model.prepare({k: v[rows] for k, v in whole.items()}, 0.0)
 
     for number in range(2):
         step(number)
@@ -69,17 +70,32 @@ def test_an_index_that_starts_anew_in_every_batch_is_an_error(microbatches: int)
         step(2)
 
 
+def test_an_epoch_of_two_such_batches_is_found_in_the_next() -> None:
+    model = Case(("mae",)).build()[0]
+    model.prepare({k: v[:2] for k, v in noise(9, epoch=7).items()}, 0.0)  # tried on two images
+    for step in range(3):
+        model.prepare(noise(step, epoch=step // 2), 0.0)
+    with pytest.raises(UserError, match=r"the same 'index' and 'epoch', .* place in the data set"):
+        model.prepare(noise(3, epoch=1), 0.0)
+
+
+def test_some_samples_that_come_twice_are_no_error() -> None:
+    model = Case(("mae",)).build()[0]
+    for step in range(5):  # of a sampler that fills its batches up, in any order
+        model.prepare(noise(step, index=torch.tensor([3 * step, 0, 3 * step + 1, 1])), 0.0)
+
+
 def test_numbers_that_count_are_no_error() -> None:
-    model, algorithms = Case(("mae",)).build()
+    model = Case(("mae",)).build()[0]
     for epoch in range(3):
         for step in range(3):
             index = torch.arange(4) + 4 * step
-            pospre.prepare(model, algorithms, noise(step, index=index, epoch=epoch), 0.0)
+            model.prepare(noise(step, index=index, epoch=epoch), 0.0)
     for _ in range(4):  # one batch, again and again, to see whether it is learned
-        pospre.prepare(model, algorithms, noise(7, epoch=9), 0.0)
+        model.prepare(noise(7, epoch=9), 0.0)
     model.eval()
     for step in range(4):
-        pospre.prepare(model, algorithms, noise(step), 0.0)
+        model.prepare(noise(step), 0.0)
 
 
 def test_mirrored_images_are_upright_with_a_flip() -> None:
@@ -91,8 +107,8 @@ def test_mirrored_images_are_upright_with_a_flip() -> None:
     batch = pospre.from_images(shown, mirrored=mirrored, **given)
     assert torch.equal(batch["view/image"][:, 0], images)
     assert torch.equal(batch["view/flip"][:, 0], mirrored)
-    model, algorithms = Case(("mae", "crop_field")).build()
-    batch = pospre.prepare(model, algorithms, batch, 0.0)
+    model = Case(("mae", "crop_field")).build()[0]
+    batch = model.prepare(batch, 0.0)
     assert torch.equal(
         model.images(batch), model.augment(shown[:, None], torch.zeros(4, 1, dtype=torch.bool))
     )

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch.profiler import profile
 
-from pospre.model.algorithm import prepare
 from pospre.planning.counts import Counts, count, flops_per_image
 from pospre.planning.fake import FakeTraining
 from pospre.planning.flops import count_flops
@@ -30,7 +29,7 @@ def real_step(recipe: Recipe, size: int) -> tuple[Any, dict[str, torch.Tensor]]:
     """Return a real model and a prepared batch."""
     views, algorithms = build_views(recipe), build_algorithms(recipe)
     model = attached_model(recipe, algorithms).train()
-    return model, prepare(model, algorithms, make_batch(views, size, "cpu"), 0.5)
+    return model, model.prepare(make_batch(views, size, "cpu"), 0.5)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -27,6 +27,7 @@ from pospre.evaluation.estimates import estimate_rows, mean_and_error
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.settings import Sampling
+from pospre.model.algorithm import options_of
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Outputs
 from pospre.model.passes import EncoderPass
@@ -87,7 +88,7 @@ def evaluate(
 def check(plan: Plan) -> None:
     """Raise a ``UserError`` where nothing is painted, hidden or to be seen, or nowhere to draw."""
     encoder, ratio = plan.recipe.encoder, plan.settings["mask_ratio"]
-    if not any(host in plan.recipe.algorithms for host in HOSTS):
+    if all(options_of(plan.recipe.algorithms, host) is None for host in HOSTS):
         raise UserError(
             "it shows the pixels that algorithms.mae or algorithms.simmim predicts, "
             f"and this recipe has {', '.join(plan.recipe.algorithms)}."

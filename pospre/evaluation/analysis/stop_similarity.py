@@ -26,6 +26,7 @@ from pospre.evaluation.estimates import estimate_rows, mean_and_error
 from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.settings import Numbers
+from pospre.model.algorithm import options_of
 from pospre.nn.grid import grid_distances
 from pospre.nn.places import Places
 from pospre.text_table import format_table
@@ -91,7 +92,7 @@ def evaluate(
 
 def check(plan: Plan) -> None:
     """Raise a ``UserError`` for a variant without noise, or positions that are not there."""
-    variant = plan.recipe.algorithms[NEEDS].get("variant", "masked")
+    variant = (options_of(plan.recipe.algorithms, NEEDS) or {}).get("variant", "masked")
     if variant not in NOISY:
         raise UserError(
             f"stop.variant = {variant} adds no noise to positions; {', '.join(NOISY)} do."

@@ -31,6 +31,7 @@ from pospre.evaluation.features import (
 )
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.settings import Listed, Sampling
+from pospre.model.algorithm import options_of
 from pospre.model.model import PretrainModel
 from pospre.nn.sizes import pair
 from pospre.object_store import is_remote
@@ -106,7 +107,8 @@ def check_classes(plan: Plan) -> int:
         UserError: the data have no classes, or others.
     """
     data = open_labelled(plan.data)
-    expected: int | None = plan.recipe.algorithms[NEEDS].get("num_classes")
+    options = options_of(plan.recipe.algorithms, NEEDS) or {}
+    expected: int | None = options.get("num_classes")
     if expected is None:  # before training: those of its data
         compare_classes(data, open_reader(plan.recipe.data.path))
     elif data.classes is not None and len(data.classes) != expected:

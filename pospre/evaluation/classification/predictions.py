@@ -9,6 +9,7 @@ from torch import Tensor
 from pospre.algorithms.supervised.supervised import Classification
 from pospre.batch import Batch
 from pospre.errors import UserError
+from pospre.model.algorithm import options_of
 from pospre.model.model import PretrainModel
 from pospre.nn.places import Places
 from pospre.training.checkpoints.content import load_model
@@ -67,7 +68,7 @@ def load_classifiers(
     models = []
     for uri in uris:
         model, recipe = load_model(uri)
-        if HEAD not in recipe.algorithms:
+        if options_of(recipe.algorithms, HEAD) is None:
             raise UserError(
                 f"ensemble={uri} was trained with {', '.join(recipe.algorithms)} and has no "
                 "class head; give a run of algorithms.supervised."

@@ -30,6 +30,7 @@ from pospre.evaluation.position.mosaic import compose_views, enlarged, enlargeme
 from pospre.evaluation.position.predictions import predict_patches, predict_positions
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.settings import Sampling
+from pospre.model.algorithm import options_of
 from pospre.model.model import PretrainModel
 from pospre.nn.decoder import patchify, unpatchify
 from pospre.recipe.ranges import PositiveShare, Ratio
@@ -119,8 +120,9 @@ def evaluate(
 def check(plan: Plan) -> None:
     """Raise a ``UserError`` where there is nothing to show, or no folder for the pictures."""
     reader, algorithms = open_reader(plan.data), plan.recipe.algorithms
-    is_mp3, settings = "mp3" in algorithms, plan.settings
-    if "droppos" not in algorithms and not is_mp3:
+    mp3, settings = options_of(algorithms, "mp3"), plan.settings
+    is_mp3 = mp3 is not None
+    if options_of(algorithms, "droppos") is None and not is_mp3:
         raise UserError(
             "it shows what the head of algorithms.droppos or algorithms.mp3 "
             f"predicts, and this recipe has {', '.join(algorithms)}; position_probe measures the "
@@ -132,7 +134,7 @@ def check(plan: Plan) -> None:
             "DropPos; MP3's patches have no positions. Leave it out."
         )
     if settings["mixed"]:
-        _check_mixed(is_mp3, algorithms.get("mp3", {}), settings["num_pictures"], len(reader))
+        _check_mixed(is_mp3, mp3 or {}, settings["num_pictures"], len(reader))
     if plan.recipe.encoder.channels != 3:
         raise UserError(
             "it shows images in red, green and blue, but encoder.channels = "

@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from pospre.batch import Batch, image_key, without_images
 from pospre.errors import UserError
-from pospre.model.algorithm import PretrainAlgorithm, prepare
+from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import Recipe
 from pospre.training.components import Components
@@ -125,7 +125,7 @@ def _try(run: Components, size: int) -> None:
     batch = run.device.batch_to_device(_made_up(run, size))
     with _without_other_ranks():
         for _ in range(2):
-            inputs = prepare(model, run.algorithms, dict(batch), 0.0)
+            inputs = model.prepare(dict(batch), 0.0)
             with get_precision_context(precision):
                 loss = model.loss(model(inputs), inputs)["total"]
             loss.backward()

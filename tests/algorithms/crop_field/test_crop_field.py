@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from pospre import attach
+from pospre.algorithms.crop_field.crop_field import CropField
 from pospre.batch import box_key, field_box_key, flip_key
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
@@ -291,5 +292,5 @@ def test_it_needs_company_that_was_attached_before():
 def test_attaching_twice_is_attaching_once():
     model, _ = filled("mae")
     names = [name for name, _ in model.named_parameters()]
-    attach(model, "crop_field", box_scale="const")
+    CropField(box_scale="const").attach(model)
     assert [name for name, _ in model.named_parameters()] == names

@@ -10,7 +10,6 @@ import pytest
 import torch
 from composer.core import Callback, Timestamp
 
-import pospre
 from pospre.errors import UserError
 from pospre.recipe.recipe import load_recipe
 from pospre.report.page import write_report
@@ -66,7 +65,7 @@ def sample_losses(step: Replay) -> dict[str, float]:
     found: dict[str, float] = {}
     for row in range(len(step.batch["index"])):
         one = {key: value[row : row + 1] for key, value in step.batch.items()}
-        one = pospre.prepare(step.model, step.algorithms, one, step.progress)
+        one = step.model.prepare(one, step.progress)
         for name, loss in step.model.loss(step.model(one), one).items():
             name = name if name.startswith("metric/") else f"loss/{name}"
             found[name] = found.get(name, 0.0) + loss.item() / len(step.batch["index"])

@@ -1,0 +1,122 @@
+"""The algorithms of a model: attached in their order, and asked before every forward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+from composer.core import Algorithm
+
+from pospre.batch import EPOCH, INDEX, Batch, loaded_keys, whole_numbers
+from pospre.errors import UserError
+from pospre.model.optimizer_check import check_followed
+from pospre.model.progress import Progress, as_progress
+
+if TYPE_CHECKING:  # the model knows its algorithms, and they know the model
+    from pospre.model.algorithm import PretrainAlgorithm
+    from pospre.model.model import PretrainModel
+
+
+def attach_algorithm(model: PretrainModel, algorithm: PretrainAlgorithm) -> None:
+    """Attach ``algorithm`` to ``model`` and list it there; one that is listed is only asked again.
+
+    Raises:
+        UserError: it is no algorithm, another of its name is attached, or it cannot work with this
+            model.
+    """
+    if not hasattr(algorithm, "module_name") or isinstance(algorithm, type):
+        raise UserError(
+            f"PretrainModel got {algorithm!r} among its algorithms; give them with their options, "
+            "such as [pospre.MAE(mask_ratio=0.75), pospre.DropPos(weight=0.05)]."
+        )
+    name, listed = algorithm.module_name(), model.algorithms
+    is_new = not any(each is algorithm for each in listed)
+    if is_new and name in [each.module_name() for each in listed]:
+        raise UserError(
+            f"algorithms.{name} is attached to this model already; attach it once, and give a "
+            "Trainer algorithms=model.algorithms."
+        )
+    joining = [each.module_name() for each in listed if not each.is_host]
+    if is_new and algorithm.is_host and joining:
+        raise UserError(
+            f"algorithms.{name} is a host, and {joining[0]} is attached already, which joins what "
+            f"it finds: attach {name} first, then {joining[0]}."
+        )
+    algorithm.check_encoder(model.encoder)
+    algorithm.attach(model)
+    if is_new:
+        model.check_places()
+        model.to(next(model.encoder.parameters()).device)  # where the encoder was moved before
+        model.algorithms.append(algorithm)
+
+
+def attach_again(model: PretrainModel) -> None:
+    """Let each algorithm take from those after it what is there now, and check the whole."""
+    for algorithm in model.algorithms:
+        algorithm.attach(model)
+    model.check_complete()
+
+
+def check_given(model: PretrainModel, algorithms: Sequence[Algorithm]) -> None:
+    """Raise ``UserError`` unless all that is attached is given, once, and the teacher's owner."""
+    ours = [cast("PretrainAlgorithm", each) for each in algorithms if hasattr(each, "module_name")]
+    names = [each.module_name() for each in ours]
+    for name in (each for each in names if names.count(each) > 1):
+        raise UserError(f"algorithms.{name} is given twice; give each once.")
+    left = [name for each in model.algorithms if (name := each.module_name()) not in names]
+    if left:
+        raise UserError(
+            f"algorithms.{left[0]} is attached to the model, but not among the algorithms given; "
+            "give the Trainer algorithms=model.algorithms."
+        )
+    owner = model.teachers.owner
+    if owner is not None and not any(owner in each.names() for each in ours):
+        raise UserError(
+            f"algorithms: the teacher is that of '{owner}', and none of those given has this name "
+            f"({', '.join(names)}), so that nothing would move it. Give all of them; one of your "
+            "own asks for it as model.add_teacher(self.module_name(), …)."
+        )
+
+
+def begin_step(model: PretrainModel, batch: Batch, progress: Progress | float) -> None:
+    """Write what all algorithms draw into ``batch``; see ``PretrainModel.prepare``."""
+    if not isinstance(progress, Progress):  # a loop without Composer
+        check_given(model, model.algorithms)
+        if not model.is_prepared:
+            attach_again(model)
+            model.is_prepared = True
+        check_followed(model)
+    write_draws(model, model.algorithms, batch, as_progress(progress))
+
+
+def write_draws(
+    model: PretrainModel,
+    algorithms: Sequence[PretrainAlgorithm],
+    batch: Batch,
+    progress: Progress,
+) -> None:
+    """Set the schedules of ``algorithms`` and write their draws into ``batch``.
+
+    Raises:
+        UserError: the batch has no ``index`` or ``epoch`` of whole numbers, or others had the same;
+            or it lacks what an algorithm reads.
+    """
+    model.registry.check_is_batch(batch)
+    for key in (INDEX, EPOCH):
+        if key not in batch:
+            raise UserError(
+                f"the batch lacks '{key}', from which masks are drawn; pospre.build_loader writes "
+                "it, and pospre.from_images(images, index=…, epoch=…)."
+            )
+        batch[key] = whole_numbers(batch[key], key)
+    if model.training:
+        model.number_check.look(batch)
+    for algorithm in algorithms:
+        algorithm.schedule(model, progress)
+        try:
+            algorithm.write(batch, model)
+        except KeyError as error:
+            key = error.args[0]
+            if key in batch or key not in (*model.registry.writers, *loaded_keys(model.views)):
+                raise
+            raise model.registry.lacking(key) from error

@@ -1,0 +1,58 @@
+"""A class of another package, which a recipe names as ``package.module:Class``."""
+
+import importlib
+import traceback
+from pathlib import Path
+from typing import Any
+
+from pospre.errors import UserError, suggestion
+
+
+def is_outside(name: str) -> bool:
+    """Return whether a recipe's name is that of a class outside: ``package.module:Class``."""
+    return ":" in name
+
+
+def load_class(address: str) -> type[Any]:
+    """Return the class that ``package.module:Class`` names; its module is imported.
+
+    Raises:
+        UserError: the module is not found or raises an error, or has no such class.
+    """
+    home, _, name = address.partition(":")
+    module = _imported(home, address)
+    found = getattr(module, name, None)
+    if not isinstance(found, type):
+        classes = [key for key, each in vars(module).items() if isinstance(each, type)]
+        what = "has none" if found is None else f"has a {type(found).__name__}"
+        raise UserError(
+            f"algorithms: '{address}' names the class '{name}', and {home} {what} of that name."
+            f"{suggestion(name, classes)}"
+        )
+    return found
+
+
+def _imported(home: str, address: str) -> Any:
+    if not all(part.isidentifier() for part in home.split(".")):
+        raise UserError(
+            f"algorithms: '{address}' names no module; write package.module:Class, such as "
+            "mylab.loca:LOCA."
+        )
+    try:
+        return importlib.import_module(home)
+    except (Exception, SystemExit) as error:  # a module runs any code when it is imported
+        absent = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
+        if absent is not None and f"{home}.".startswith(f"{absent}."):
+            raise UserError(
+                f"algorithms: '{address}' is not found: there is no module '{absent}' in "
+                f"{Path.cwd()} or among the installed packages. Start the command where it is, "
+                "put its folder into PYTHONPATH, or install it."
+            ) from error
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{place.filename}, line {place.lineno}"
+        if isinstance(error, SyntaxError):  # the module's own line is not among the frames
+            where = f"{error.filename}, line {error.lineno}"
+        raise UserError(
+            f"algorithms: '{address}' does not import: {type(error).__name__}: {error} ({where}). "
+            f"`python -c 'import {home}'` shows all of it."
+        ) from error

@@ -1,0 +1,236 @@
+"""A recipe whose algorithm is a class of another package, in every command."""
+
+import importlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pospre import compare, evaluate, export, plan
+from pospre.errors import UserError, run_command
+from pospre.evaluation.run import check_evaluation
+from pospre.exporting.target import card_of
+from pospre.model.algorithm import algorithm_class
+from pospre.recipe.recipe import check_arguments, load_recipe, recipe_from_dict
+from pospre.report import __main__ as report
+from pospre.training.build import build_algorithms
+from pospre.training.resolve import resolve
+from tests.evaluation.checkpoints import measured, save_checkpoint
+from tests.training.tiny_runs import Run, metrics
+
+NAME = "mylab.loca:LOCA"
+LOCA = '''\
+"""LOCA in short: every patch is asked for its place, of which the encoder is not told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from pospre.model.algorithm import PretrainAlgorithm, require_one_view
+from pospre.model.objective import Objective
+from pospre.model.passes import EncoderPass
+
+
+@dataclass(kw_only=True, eq=False)
+class LOCA(PretrainAlgorithm):
+    """Places of patches."""
+
+    smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    weight: float = 1.0
+
+    def attach(self, model):
+        if self.module_name() not in model.objectives:
+            require_one_view(model, self.module_name(), "view")
+            model.registry.add_pass("student", self.module_name(), EncoderPass())
+            model.add_objective(self.module_name(), Places(model.encoder, self))
+
+    def write(self, batch, model):
+        """Everything is asked for: nothing is drawn."""
+
+
+class Places(Objective):
+    predicts = "places"
+
+    def __init__(self, encoder, options: LOCA) -> None:
+        super().__init__()
+        self.prefix, self.weight = encoder.num_prefix_tokens, options.weight
+        self.smoothing = options.smoothing
+        self.head = nn.Linear(encoder.embed_dim, encoder.num_patches)
+
+    def forward(self, passes, batch) -> dict[str, Tensor]:
+        return {"logits": self.head(passes["student"][:, self.prefix :]).float()}
+
+    def loss(self, outputs, batch) -> Tensor:
+        logits = outputs["logits"]
+        places = torch.arange(logits.shape[1], device=logits.device).expand(logits.shape[:2])
+        return F.cross_entropy(logits.mT, places, label_smoothing=self.smoothing)
+
+    def metrics(self, outputs, batch) -> dict[str, Tensor]:
+        return {"spread": outputs["logits"].std()}
+
+
+class Sketch(PretrainAlgorithm):
+    def __init__(self, cells=4):
+        """Without types: anything is taken."""
+
+    def attach(self, model):
+        """Nothing yet."""
+
+
+helper = print
+'''
+
+
+@pytest.fixture
+def mylab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Make the package ``mylab`` in the current directory, as Python finds it under ``-m``."""
+    package = tmp_path / "mylab"
+    package.mkdir()
+    (package / "loca.py").write_text(LOCA)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield package
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mylab"]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def recipe(tiny: Path, mylab: Path) -> Path:
+    """Return the tiny recipe with LOCA alone."""
+    data = yaml.safe_load(tiny.read_text())
+    data["algorithms"] = {NAME: {"smoothing": 0.1}}
+    data["encoder"]["positions"] = "none"
+    data["trainer"]["max_duration"] = "4ba"
+    data["schedule"] = {"warmup": "1ba", "length": "4ba"}
+    tiny.write_text(yaml.safe_dump(data))
+    return tiny
+
+
+def test_a_class_outside_is_trained_resumed_measured_and_exported(
+    recipe: Path, run: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    weight = f"algorithms.{NAME}.weight=2"
+
+    def does(main: Callable[[list[str]], int], *words: str | Path) -> str:
+        code = run_command(lambda: main([str(word) for word in words]))
+        said = capfd.readouterr()
+        assert code == 0, said
+        return said.out
+
+    assert "mylab.loca:LOCA" in does(plan.main, recipe, "--gpus", "1", "--gpu", "h100")
+    code, said = run(recipe, weight, "trainer.max_duration=2ba")
+    assert code == 0, said
+    code, said = run(recipe, weight)
+    assert code == 0 and "going on from" in said, said
+    folder = tmp_path / "runs" / "tiny"
+    lines = metrics(folder)
+    assert [line["step"] for line in lines if "loss/LOCA" in line] == [1, 2, 3, 4]
+    assert lines[0]["loss/total"] == pytest.approx(2 * lines[0]["loss/LOCA"])
+    recorded = yaml.safe_load((folder / "recipe.yaml").read_text())["algorithms"]
+    assert recorded == {NAME: {"smoothing": 0.1, "weight": 2.0}}
+    code, said = run(recipe, "algorithms.mylab.loca:LOCA.smoothing=0.2")
+    assert code == 2 and f"algorithms.{NAME}.smoothing = 0.1, this one 0.2" in said
+    data = yaml.safe_load(recipe.read_text())["data"]["path"]
+    found = tmp_path / "knn.json"
+    does(evaluate.main, "knn", "--model", folder, "--data", data, "k=3", "--output", found)
+    assert "top1" in json.loads(found.read_text())["results"]
+    does(report.main, folder)
+    assert NAME in (folder / "report.html").read_text()
+    assert run(recipe, "run_name=second", "trainer.max_duration=2ba")[0] == 0
+    assert f"algorithms.{NAME}.weight" in does(compare.main, folder, folder.with_name("second"))
+    does(export.main, folder, tmp_path / "out.pth", "--format", "timm")
+    assert f"- `{NAME}`: LOCA in short:" in card_of(tmp_path / "out.pth", "timm").read_text()
+
+
+def test_the_complete_recipe_is_one_again(recipe: Path, run: Run, tmp_path: Path) -> None:
+    code, said = run(recipe, f"algorithms.{NAME}.weight=2", "--resolve")
+    assert code == 0, said
+    shown = tmp_path / "shown.yaml"
+    shown.write_text(said)
+    assert load_recipe(shown).algorithms == {NAME: {"smoothing": 0.1, "weight": 2.0}}
+    assert "weight: 2.0" in said and "command line" in said
+    taken = load_recipe(recipe, [f"algorithms.{NAME}=null", "algorithms.mae={}"])
+    assert taken.algorithms == {"mae": {}}
+
+
+def test_a_class_derived_from_ours_has_its_evaluations(
+    tiny: Path, mylab: Path, tmp_path: Path
+) -> None:
+    (mylab / "better.py").write_text("from pospre import DropPos\nclass Better(DropPos): ...\n")
+    data = yaml.safe_load(tiny.read_text())
+    data["algorithms"] = {"mylab.better:Better": data["algorithms"]["droppos"]}
+    data["trainer"]["run_folder"] = str(tmp_path / "runs")
+    recipe = recipe_from_dict({**data, "run_name": "better"})
+    with pytest.raises(UserError, match=r"mylab\.better:Better; name a run"):
+        check_evaluation("patch_position", recipe, data["data"]["path"], {}, None)
+    found = measured("position_grid", save_checkpoint(recipe), data["data"]["path"])
+    assert 0 <= found["mean"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("mylab.other:LOCA", r"no module 'mylab\.other' in .* PYTHONPATH, or install it"),
+        ("yourlab.loca:LOCA", r"no module 'yourlab' in"),
+        ("mylab.loca:Loca", r"has none of that name\. Did you mean 'LOCA'\?"),
+        ("mylab.loca:helper", r"names the class 'helper', and mylab\.loca has a builtin"),
+        ("mylab.loca:Places", r"'mylab\.loca:Places' is no algorithm; derive it from pospre"),
+        ("mylab.loca:Sketch", r"'mylab\.loca:Sketch' lacks write; write every"),
+        ("mylab.loca.LOCA", r"'mylab\.loca\.LOCA' is not known\. A class of yours is package\.mod"),
+        ("mylab/loca.py:LOCA", r"names no module; write package\.module:Class"),
+    ],
+)
+def test_what_names_no_algorithm_outside_is_said(mylab: Path, name: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        algorithm_class(name)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("import nothing_of_it", r"ModuleNotFoundError: No module named .nothing.* line 1\)"),
+        ("\n1 / 0", r"does not import: ZeroDivisionError: .*broken\.py, line 2\)\. `python -c"),
+        ("\n\ndef (", r"does not import: SyntaxError: .*broken\.py, line 3\)"),
+        ("exit(3)", r"does not import: SystemExit: 3"),
+    ],
+)
+def test_a_module_that_does_not_import_says_why(mylab: Path, code: str, said: str) -> None:
+    (mylab / "broken.py").write_text(code)
+    with pytest.raises(UserError, match=said):
+        algorithm_class("mylab.broken:LOCA")
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        (f"algorithms.{NAME}.smoothing=2", rf"'algorithms\.{NAME}\.smoothing' is 2"),
+        (f"algorithms.{NAME}.smoothin=0.2", r"unknown key .*Did you mean 'smoothing'"),
+        ("algorithms.mylab.loca:LOCAL.weight=2", r"has no algorithms\.mylab\.loca:LOCAL .*LOCA'"),
+    ],
+)
+def test_a_wrong_option_of_a_class_outside_is_said(recipe: Path, override: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        resolve(load_recipe(recipe, [override]))
+
+
+def test_options_without_types_are_taken_as_they_are(mylab: Path) -> None:
+    sketch = importlib.import_module("mylab.loca").Sketch
+    assert check_arguments("Sketch", sketch, {"cells": "a"}) == {"cells": "a"}
+    with pytest.raises(UserError, match=r"unknown key 'Sketch\.cell'.*'cells'"):
+        check_arguments("Sketch", sketch, {"cell": 1})
+
+
+def test_two_classes_of_one_name_are_refused(recipe: Path, mylab: Path) -> None:
+    (mylab / "second.py").write_text("from mylab.loca import LOCA as First\nclass LOCA(First): ...")
+    chosen = resolve(load_recipe(recipe, ["algorithms.mylab.second:LOCA={}"]))
+    with pytest.raises(UserError, match=r"'mylab.loca:LOCA' and 'mylab.second:LOCA' would both"):
+        build_algorithms(chosen)
