@@ -11,6 +11,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, BinaryIO
 
 # boto3 comes with the extra s3, and takes a while: it is imported where a bucket is opened
@@ -35,6 +36,14 @@ class Garbled(Unreachable):
 def is_remote(uri: str) -> bool:
     """Tell whether ``uri`` is in a bucket."""
     return uri.startswith("s3://")
+
+
+@cache
+def _descriptions(folders: str | None) -> Any:
+    """Return boto's one reader of what S3 is: read anew for each bucket that takes 0.05 s."""
+    from botocore.loaders import create_loader
+
+    return create_loader(folders)
 
 
 def split(uri: str) -> tuple[str, str]:
@@ -97,9 +106,14 @@ class Bucket:
             import boto3
             from botocore.config import Config
             from botocore.exceptions import BotoCoreError
+            from botocore.session import Session
         config = Config(**self._options)
         try:
-            session = boto3.Session()
+            core = Session()
+            loader = _descriptions(core.get_config_variable("data_path"))
+            core.register_component("data_loader", loader)
+            session = boto3.Session(botocore_session=core)
+            loader.search_paths[:] = dict.fromkeys(loader.search_paths)  # each session adds one
             self.client: Any = session.client("s3", endpoint_url=self.endpoint, config=config)
         except ValueError as error:
             name = next((name for name in _ENDPOINTS if os.environ.get(name)), _ENDPOINTS[0])

@@ -1,7 +1,7 @@
 """Python programs as forks of one process, which has imported once what takes 8 s.
 
-``Fork`` stands for ``subprocess.Popen`` where training is started; the process that it forks from
-is started with the first of them, and ends with the tests.
+``Fork`` stands for ``subprocess.Popen`` of a Python program; the process that it forks from is
+started with the first of them, and ends with the tests.
 """
 
 import atexit
@@ -47,6 +47,9 @@ def become(program: list[str]) -> NoReturn:
         if program[0] == "-m":
             sys.argv, sys.path[0] = program[1:], str(Path.cwd())
             runpy.run_module(program[1], run_name="__main__", alter_sys=True)
+        elif program[0] == "-c":
+            sys.argv, sys.path[0] = ["-c", *program[2:]], str(Path.cwd())
+            exec(program[1], vars(sys.modules["__main__"]))
         else:
             sys.argv, sys.path[0] = program, str(Path(program[0]).parent)
             runpy.run_path(program[0], run_name="__main__")

@@ -19,23 +19,24 @@ LIMIT = 240
 """Seconds for a command that starts torch, perhaps twice, on a busy machine."""
 
 
-_LAUNCHER = str(Path(__file__).with_name("launcher.py"))
+LAUNCHER = str(Path(__file__).with_name("launcher.py"))
 
 
 def launcher(ranks: int) -> list[str]:
     """Return what stands before a program, or -m and a module, that so many ranks run."""
-    return [sys.executable, _LAUNCHER, "-n", str(ranks)]
+    return [sys.executable, LAUNCHER, "-n", str(ranks)]
 
 
 @contextmanager
 def started(command: Sequence[str], **options: Any) -> "Iterator[subprocess.Popen[str]]":
     """Start a command in a session of its own; what still runs of it in the end is killed.
 
+    Training, Composer's launcher and ``python -c`` are forks that have imported torch already.
     Without the session the ranks would outlive their killed launcher, and slow down other tests.
     """
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    trains = list(command[1:3]) == ["-m", "pospre.train"] or command[1] == _LAUNCHER
-    start = Fork if trains else partial(subprocess.Popen, start_new_session=True)
+    is_fork = list(command[1:3]) == ["-m", "pospre.train"] or command[1] in ("-c", LAUNCHER)
+    start = Fork if is_fork else partial(subprocess.Popen, start_new_session=True)
     with start(command, **pipes | options) as process:
         try:
             yield process

@@ -2,12 +2,15 @@
 
 import io
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError, ReadTimeoutError
+from botocore.loaders import JSONFileLoader
 
+from pospre import object_store
 from pospre.data.bucket.download import Download
 from pospre.errors import Unreachable, UserError
 from pospre.object_store import Bucket, check_writable, patiently
@@ -43,6 +46,24 @@ def test_passwords_are_not_shown(monkeypatch: pytest.MonkeyPatch, name: str, end
         check_writable("s3://bucket/photos")
     assert "pass" not in str(caught.value) and "me:" not in str(caught.value)
     assert "127.0.0.1:9" in str(caught.value)
+
+
+def test_what_s3_is_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    Bucket("s3://bucket/photos")
+    read: list[str] = []
+    load = JSONFileLoader.load_file
+
+    def noted(self: JSONFileLoader, path: str) -> Any:
+        read.append(path)
+        return load(self, path)
+
+    monkeypatch.setattr(JSONFileLoader, "load_file", noted)
+    with ThreadPoolExecutor(4) as pool:
+        buckets = [*pool.map(Bucket, ["s3://bucket/photos"] * 20)]
+    assert len({id(bucket.client) for bucket in buckets}) == 20
+    assert not [path for path in read if "s3" in Path(path).parts]
+    loader = object_store._descriptions(None)
+    assert len(loader.search_paths) <= 4  # one of boto3's, not one of each bucket
 
 
 def test_put_if_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

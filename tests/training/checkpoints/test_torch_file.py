@@ -5,7 +5,6 @@ import datetime
 import io
 import pickle
 import random
-import subprocess
 import sys
 import zipfile
 from collections import OrderedDict
@@ -23,6 +22,7 @@ from pospre.training.checkpoints.reading import open_newest, read_checkpoint
 from pospre.training.checkpoints.saver import plain_random
 from pospre.training.checkpoints.torch_file import load
 from pospre.training.weight_files import Keys, read_source
+from tests.processes import finished
 from tests.training.checkpoints.hostile import (
     CONTENT,
     Call,
@@ -206,13 +206,7 @@ def test_a_checkpoint_that_names_an_address_ends_no_process(tmp_path: Path) -> N
         "from pospre.training.checkpoints.reading import open_newest\n"
         "print(open_newest(sys.argv[1:]).uri)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", ask, str(tmp_path)],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = finished([sys.executable, "-c", ask, str(tmp_path)], env=environment())
     assert done.returncode == 0, done.stderr[-2000:]  # it was -11
     assert done.stdout.strip() == str(good)
     assert f"{bad} is no checkpoint of pospre.train" in done.stderr
