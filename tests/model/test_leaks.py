@@ -14,12 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from pospre.model.algorithm import Progress, prepare
 from pospre.model.model import PretrainModel
 from pospre.model.passes import EncoderPass
 from pospre.nn.places import Places
 from pospre.nn.positions import SCHEMES
-from tests.algorithms.cases import Case
+from tests.algorithms.cases import Case, written
 
 EXACT, FELT = 1e-9, 1e-3  # in standard deviations of the tokens
 HIDING = [
@@ -73,8 +72,8 @@ class Swap:
                 noise = torch.randn(parameter.shape, generator=draw, dtype=torch.float64)
                 parameter.copy_(0.1 * noise + (parameter.ndim == 1))
         self.name = next(PASSES[name] for name in names if name in PASSES)
-        self.batch = case(names, scheme, class_token).batch(3)
-        self.batch = prepare(self.model, algorithms, self.batch, Progress(0.0, 0.0))
+        batch = case(names, scheme, class_token).batch(3)
+        self.batch = written(self.model, algorithms, batch)
         self.declared = self.model.registry.passes[self.name]
         shape = self.batch[f"{self.declared.group}/image"].shape
         self.pixels = torch.randn(shape, generator=draw, dtype=torch.float64)
