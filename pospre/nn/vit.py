@@ -80,6 +80,7 @@ class Encoder(PatchEncoder):
                 dropout=dropout,
                 activation=size.activation,
                 gated=size.swiglu,
+                mlp_norm=size.mlp_norm,
                 eps=size.eps,
                 qkv_bias=size.qkv_bias,
                 key_bias=size.key_bias,
