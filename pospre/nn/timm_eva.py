@@ -7,16 +7,31 @@ import timm
 import torch
 from timm.layers import GluMlp, Mlp, SwiGLU
 from timm.layers.attention import AttentionRope
+from timm.layers.pos_embed_sincos import (
+    RotaryEmbeddingCat,
+    RotaryEmbeddingDinoV3,
+    RotaryEmbeddingMixed,
+)
 from timm.models.eva import Eva, EvaAttention, EvaBlock
 from torch import Tensor, nn
 
 from pospre.errors import UserError
 from pospre.nn.positions import Positions
+from pospre.nn.positions.published import (
+    DINOV3,
+    cells,
+    has_table,
+    is_interleaved,
+    rotation_of,
+    turns,
+    with_table,
+)
 from pospre.nn.sizes import EncoderSize, pair
-from pospre.nn.weight_names import TIMM_EVA, apart, theirs
+from pospre.nn.weight_names import TIMM_EVA, apart, interleaved, theirs
 
 _NAMES = {1e-5: "vit_small_patch16_dinov3_qkvb", 1e-6: "vit_small_patch16_rope_224"}
 """By ε of the norms, the one thing that arguments of timm's do not say."""
+_BASES = {"rotary": 100.0, "rotary_mixed": 10.0}
 
 
 def eva_size(vit: Eva, name: str) -> EncoderSize:
@@ -49,12 +64,50 @@ def eva_size(vit: Eva, name: str) -> EncoderSize:
     )
 
 
-def eva_positions(vit: Eva) -> Positions:
-    """Return the positions of a model of timm's."""
-    raise NotImplementedError
+def eva_positions(vit: Eva, name: str) -> Positions:
+    """Return the positions of a model of timm's.
+
+    Raises:
+        UserError: our encoder has none of this kind.
+    """
+    rope, table = vit.rope, vit.pos_embed is not None
+    if rope is None:
+        return "learned" if table else "none"
+    if isinstance(rope, RotaryEmbeddingDinoV3):
+        rotation: Positions = {"rotary": {"base": float(rope.temperature)}}
+        known = not table and rope.normalize_coords == "separate" and rope.min_period is None
+        if rope.temperature == 100:
+            rotation = DINOV3
+    elif isinstance(rope, RotaryEmbeddingCat):
+        known = not (rope.in_pixels or rope.linear_bands or rope.grid_offset)
+        rotation = cells(
+            rope.temperature, rope.ref_feat_shape, columns_first=rope.grid_indexing == "xy"
+        )
+    else:
+        known = isinstance(rope, RotaryEmbeddingMixed) and rope.grid_indexing == "xy"
+        rotation = "rotary_mixed"
+    if not known:
+        raise UserError(f"timm's {name} has rotary positions of a kind that our encoder has not.")
+    return with_table(table, rotation)
 
 
-def is_interleaved(vit: nn.Module) -> bool:
+def _rotation(positions: Positions) -> dict[str, Any]:
+    """Return the arguments of timm's that say how queries and keys are turned."""
+    found = rotation_of(positions)
+    if found is None:
+        return {"use_rot_pos_emb": False}
+    name, options = found
+    said = {"use_rot_pos_emb": True, "rope_temperature": options.get("base", _BASES[name])}
+    if name == "rotary_mixed":
+        return {**said, "rope_type": "mixed", "rope_grid_indexing": "xy"}
+    if not is_interleaved(positions):
+        return {**said, "rope_type": "dinov3", "rope_rotate_half": True}
+    reference = (16, 16) if options["coordinates"] == "reference" else None
+    indexing = "xy" if options.get("columns_first") else "ij"
+    return {**said, "rope_type": "cat", "rope_grid_indexing": indexing, "ref_feat_shape": reference}
+
+
+def turns_pairs(vit: nn.Module) -> bool:
     """Return whether it turns channels 2i and 2i + 1 together; ours turns i and i + D/2."""
     return getattr(vit, "rope", None) is not None and not vit.blocks[0].attn.rotate_half
 
@@ -67,16 +120,16 @@ def _has_bias(attention: Any) -> bool:
 
 
 def eva_model(
-    size: EncoderSize, options: dict[str, Any], rotation: dict[str, Any], *, table: bool
+    size: EncoderSize, options: dict[str, Any], positions: Positions
 ) -> tuple[str, dict[str, Any]]:
     """Return the name and the arguments with which ``timm.create_model`` builds an encoder.
 
     Args:
         size: of the encoder.
         options: see ``timm_model``.
-        rotation: arguments of its rotary positions; empty: it has none.
-        table: whether it has a table of positions, too.
+        positions: of the encoder, as recipes write them.
     """
+    turns_alone = turns(positions) and not has_table(positions)
     inner = size.hidden_dim // 2 if size.swiglu else size.hidden_dim
     named = ("img_size", "patch_size", "depth", "in_chans", "class_token", "init_values")
     return _NAMES.get(size.eps, _NAMES[1e-6]), {
@@ -94,10 +147,10 @@ def eva_model(
         "use_post_transformer_norm": options["final_norm"],
         "use_fc_norm": False,
         "global_pool": "token" if options["class_token"] else "",
-        "use_abs_pos_emb": table,
-        "use_rot_pos_emb": bool(rotation),
+        "use_abs_pos_emb": not turns_alone,  # where there are none: one of zeros
+        "rope_rotate_half": False,
         "dynamic_img_size": True,
-        **rotation,
+        **_rotation(positions),
     }
 
 
@@ -107,23 +160,30 @@ def _ratio(inner: int, dim: int) -> float:
     return ratio if int(dim * ratio) == inner else math.nextafter(ratio, math.inf)
 
 
-def eva_state(state: dict[str, Tensor], names: set[str]) -> dict[str, Tensor]:
-    """Return an encoder's tensors as a model of timm's takes them.
+def is_eva(size: EncoderSize, positions: Positions) -> bool:
+    """Return whether timm has an encoder as ``Eva`` alone: rotary, or as such are."""
+    return turns(positions) or size.mlp_norm or not size.key_bias
+
+
+def eva_state(encoder: Any, state: dict[str, Tensor], vit: nn.Module | None) -> dict[str, Tensor]:
+    """Return an encoder's tensors as timm's model takes them.
 
     Args:
-        state: by our names.
-        names: of its tensors; which of them are parts depends on the model.
+        encoder: ours.
+        state: its tensors, by our names.
+        vit: the model; None: that of ``encoder.timm_name``.
     """
-    found: dict[str, Tensor] = {}
+    if is_interleaved(encoder.positions.as_given()):
+        state = interleaved(state, encoder.size.num_heads, back=False)
+    if vit is None:
+        kwargs = {**encoder.timm_kwargs, "num_classes": 0}
+        with torch.device("meta"):
+            vit = timm.create_model(encoder.timm_name, **kwargs)
+    names, found = vit.state_dict().keys(), {}
     for name, tensor in state.items():
         parts = {name: tensor}
-        if theirs(name, TIMM_EVA) not in names and name.rsplit(".", 2)[-2] in ("qkv", "fc1"):
+        if theirs(name, TIMM_EVA, names) not in names and name.split(".")[-2] in ("qkv", "fc1"):
             parts = apart(name, tensor)
-        found |= {theirs(each, TIMM_EVA): part for each, part in parts.items()}
-    return {key: tensor for key, tensor in found.items() if key in names}  # k_bias is no tensor
-
-
-def eva_names(name: str, kwargs: dict[str, Any]) -> set[str]:
-    """Return the names of the tensors of timm's model, without its head."""
-    with torch.device("meta"):
-        return {*timm.create_model(name, **{**kwargs, "num_classes": 0}).state_dict()}
+        found |= {theirs(each, TIMM_EVA, names): part for each, part in parts.items()}
+    # biases of keys that are 0, and periods, are no tensors there
+    return {key: tensor for key, tensor in found.items() if key in names}

@@ -15,7 +15,7 @@ from pospre.errors import UserError, suggestion
 from pospre.nn.positions import Positions
 from pospre.nn.positions.table import Table
 from pospre.nn.sizes import CLIP, GIANT, SIZES, EncoderSize, pair
-from pospre.nn.timm_eva import eva_positions, eva_size, is_interleaved
+from pospre.nn.timm_eva import eva_positions, eva_size, turns_pairs
 from pospre.nn.vit import Encoder
 from pospre.nn.weight_names import interleaved, joined, ours, whole
 
@@ -130,14 +130,14 @@ def _tensors_of(vit: VisionTransformer | Eva) -> dict[str, Tensor]:
     """Return the tensors by our names, those of rotary positions in our layout."""
     named = {ours(k): tensor for k, tensor in vit.state_dict().items() if not k.startswith(_HEAD)}
     found = joined(named, "this timm model")
-    if not is_interleaved(vit):
+    if not turns_pairs(vit):
         return found
     return interleaved(found, vit.blocks[0].attn.num_heads, back=True)
 
 
 def _positions_of(vit: VisionTransformer | Eva) -> Positions:
     if isinstance(vit, Eva):
-        return eva_positions(vit)
+        return eva_positions(vit, type(vit).__name__)
     return "none" if vit.pos_embed is None else "learned"
 
 

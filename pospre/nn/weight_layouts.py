@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pospre.errors import UserError, printable
 from pospre.nn.positions import Positions
-from pospre.nn.positions.published import DINOV3, as_text, eva_02, options_of, rope_vit
+from pospre.nn.positions.published import DINOV3, as_text, eva_02, rope_vit
 from pospre.nn.positions.table import Resampling
 from pospre.nn.weight_names import joined, ours
 
@@ -203,8 +203,7 @@ def check_positions(
     key = next((key for key in tensors if _POSITIONS.search(key)), None)
     if told == "none" and (key is not None or found is not None):
         raise UserError(f"{name} holds positions ('{key or 'rope'}'); leave '{POSITIONS}none' out.")
-    both = told is not None and found is not None
-    if both and options_of(told) != options_of(found):
+    if told is not None and found is not None and told != found:
         raise UserError(f"{name} has positions {found}; leave '{POSITIONS}…' out.")
     if told is None and found is None and key is None:
         raise UserError(

@@ -10,7 +10,7 @@ MAE, DINO, iBOT, I-JEPA, StoP, DropPos, DeiT and SimMIM have timm's names, but f
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -121,20 +121,28 @@ def ours(name: str) -> str:
 
 
 def renamed(name: str, names: Names) -> str:
-    """Return what a table makes of a name."""
-    if name in names:
-        return names[name]
-    for theirs, own in names.items():
-        if "*" in theirs and (found := _pattern(theirs).fullmatch(name)):
-            for part in found.groups():
-                own = own.replace("*", part, 1)
-            return own
-    return name
+    """Return what a table makes of a name; what it does not name stays."""
+    return next(_renamings(name, names), name)
 
 
-def theirs(name: str, names: Names) -> str:
-    """Return what a code with such a table calls a tensor of ours."""
-    return renamed(name, {own: theirs for theirs, own in names.items()})
+def theirs(name: str, names: Names, known: Collection[str] = ()) -> str:
+    """Return what a code with such a table calls a tensor of ours.
+
+    Args:
+        name: ours.
+        names: the table.
+        known: the names that there are, where the table has several for one of ours.
+    """
+    found = [*_renamings(name, {own: theirs for theirs, own in names.items()}), name]
+    return next((each for each in found if each in known), found[0])
+
+
+def _renamings(name: str, names: Names) -> Iterator[str]:
+    for old, new in names.items():
+        if match := _pattern(old).fullmatch(name):
+            for part in match.groups():
+                new = new.replace("*", part, 1)
+            yield new
 
 
 def _pattern(text: str) -> re.Pattern[str]:

@@ -10,7 +10,7 @@ timm's ``resample_patch_embed``).
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -22,11 +22,13 @@ from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.model.teacher import follow
 from pospre.nn.patch_encoder import PatchEncoder
+from pospre.nn.positions.published import as_text, is_interleaved, same_turn, turns
 from pospre.nn.positions.sincos import is_sincos
 from pospre.nn.positions.table import Table, resample_positions
 from pospre.nn.swin.encoder import SwinEncoder
 from pospre.nn.vit import Encoder
 from pospre.nn.weight_layouts import shortened, with_prefix_rows
+from pospre.nn.weight_names import interleaved
 from pospre.training.checkpoints.content import Weights, load_model
 from pospre.training.weight_files import Keys, Source, is_weights_file, read_source
 
@@ -101,8 +103,9 @@ def load_weights(model: PretrainModel, uri: str | Path, which: Weights = "studen
         model: with its algorithms attached.
         uri: checkpoint, folder of them or run folder; or a file of weights (``.safetensors``,
             ``.pth``, ``.pth.tar``, ``.bin``) of ours or of a layout that
-            ``pospre.nn.weight_layouts`` knows; local or S3. ``FILE,positions=none`` says of a file
-            without positions that it was trained so: rotary ones are no tensors.
+            ``pospre.nn.weight_layouts`` knows; local or S3. ``FILE,positions=SCHEME`` says what the
+            encoder of a file whose tensors do not tell knows of places: rotary ones are no tensors,
+            and it may have none (``positions=none``).
         which: the encoder of a checkpoint, or of a file that holds a teacher beside it.
 
     Returns:
@@ -121,6 +124,7 @@ def take_weights(model: PretrainModel, source: Source) -> Loaded:
     """Load the tensors of ``source``; see ``load_weights``."""
     encoder = model.encoder
     _check_kind(encoder, source)
+    source = _in_our_layout(encoder, source)
     names = {encoder.timm_name_of(key): key for key in encoder.state_dict()}
     expected = {key: encoder.state_dict()[own] for key, own in names.items()}
     done = Loaded(source, len(expected))
@@ -148,6 +152,37 @@ def _check_kind(encoder: PatchEncoder, source: Source) -> None:
             "the network that gives it for any window is in the run: use its folder or a "
             "checkpoint."
         )
+
+
+def _in_our_layout(encoder: PatchEncoder, source: Source) -> Source:
+    """Return the tensors in the layout that our rotary positions turn; others stay as they are.
+
+    Raises:
+        UserError: encoder and file turn queries and keys in different ways.
+    """
+    own = encoder.positions
+    if (
+        source.positions is None
+        and is_interleaved(own.as_given())
+        and "pos_embed" in source.tensors
+    ):
+        raise UserError(
+            f"{source.named} has a table of positions, and nothing in it says whether its encoder "
+            f"rotates queries and keys, too. Say it: '{source.name},positions="
+            f"{as_text(own.as_given())}', or {source.name},positions=learned"
+        )
+    if source.positions is None or not turns(source.positions):
+        return source
+    if not same_turn(own, source.positions):
+        raise UserError(
+            f"{source.named} was trained with positions {as_text(source.positions)}, and the "
+            f"encoder has {as_text(own.as_given())}; use encoder.positions = "
+            f"{as_text(source.positions)}"
+        )
+    if source.is_run or not is_interleaved(source.positions):
+        return source
+    tensors = interleaved(source.tensors, own.space.num_heads, back=True)
+    return replace(source, tensors=tensors)
 
 
 def _check_fixed(encoder: Encoder, source: Source) -> None:

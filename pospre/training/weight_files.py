@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pospre.errors import UserError
 from pospre.nn.positions import Positions, timm_name
+from pospre.nn.positions.published import turns
 from pospre.nn.positions.table import Resampling
 from pospre.nn.weight_layouts import POSITIONS, check_positions, split_address, timm_names
 from pospre.object_store import Bucket, is_remote
@@ -69,7 +70,7 @@ def is_weights_file(uri: str) -> bool:
     return uri.partition(POSITIONS)[0].endswith(EXPORTED)
 
 
-def read_source(uri: str, which: Weights, keys: Keys) -> Source:
+def read_source(uri: str, which: Weights, keys: Keys, otherwise: Positions | None = None) -> Source:
     """Return the encoder tensors at ``uri``.
 
     Args:
@@ -77,13 +78,16 @@ def read_source(uri: str, which: Weights, keys: Keys) -> Source:
             behind one whose tensors do not tell says what it was trained with.
         which: encoder of a file that holds several.
         keys: for errors.
+        otherwise: positions of a file whose tensors do not tell.
 
     Raises:
         UserError: missing, damaged, without a teacher, or with values that are not finite, or no
             floats at all.
     """
-    read = _read_file if is_weights_file(uri) else _read_run
-    source = read(uri, which, keys)
+    if is_weights_file(uri):
+        source = _read_file(uri, which, keys, otherwise)
+    else:
+        source = _read_run(uri, which, keys)
     for key, tensor in source.tensors.items():
         if tensor.dtype not in _NUMBERS and tensor.dim():  # batch norms count in a scalar
             kind = str(tensor.dtype).removeprefix("torch.")
@@ -116,7 +120,7 @@ def _read_run(uri: str, which: Weights, keys: Keys) -> Source:
     return Source(f"{uri} ({which})", own, keys, positions, is_run=True)
 
 
-def _read_file(uri: str, which: Weights, keys: Keys) -> Source:
+def _read_file(uri: str, which: Weights, keys: Keys, otherwise: Positions | None) -> Source:
     """Return the encoder in a file of weights; see ``nn.weight_layouts`` and ``read_source``."""
     uri, told = split_address(uri)
     with _local_copy(uri) as path:
@@ -125,8 +129,12 @@ def _read_file(uri: str, which: Weights, keys: Keys) -> Source:
         content, metadata = _load(path, uri)
     found = timm_names(content, uri, which, keys.which)
     own = recipe_in(metadata)  # of an export of ours
-    noted = found.positions if own is None else own["encoder"].get("positions")
-    positions = check_positions(found.tensors, f"{keys.weights}{uri}", noted, told)
+    noted = otherwise if own is None else own["encoder"].get("positions")
+    if noted is not None and not turns(noted):  # of others the tensors tell
+        noted = None
+    positions = check_positions(
+        found.tensors, f"{keys.weights}{uri}", found.positions or noted, told
+    )
     # an encoder without positions is exported with a table of zeros
     tensors = {k: v for k, v in found.tensors.items() if k != "pos_embed" or bool(v.any())}
     name = f"{uri} ({found.origin})" if found.origin else uri
