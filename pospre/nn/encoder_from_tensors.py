@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pospre.errors import UserError
 from pospre.nn.positions import Positions
-from pospre.nn.positions.published import is_interleaved, turns
+from pospre.nn.positions.published import has_table, is_interleaved, turns
 from pospre.nn.positions.sincos import is_sincos
 from pospre.nn.sizes import SIZES
 from pospre.nn.timm_models import PREFIX
@@ -60,7 +60,8 @@ def encoder_options(
     patch, width = (int(kernel.shape[2]), int(kernel.shape[3])), len(kernel)
     class_token = "cls_token" in tensors
     registers = tensors["reg_token"].shape[1] if "reg_token" in tensors else 0
-    positions, grid = _positions(tensors, name, class_token, registers)
+    bare = registers > 0 or not class_token or (told is not None and has_table(told))
+    positions, grid = _positions(tensors, name, class_token, registers, bare=bare)
     image_size = (_USUAL_SIDE, _USUAL_SIDE) if grid is None else (grid * patch[0], grid * patch[1])
     positions = positions if told is None else told
     numbers = [int(key.split(".")[1]) for key in tensors if key.startswith("blocks.")]
@@ -112,11 +113,10 @@ def _rotary_sizes(
 
 
 def _positions(
-    tensors: Mapping[str, Tensor], name: str, class_token: bool, registers: int
+    tensors: Mapping[str, Tensor], name: str, class_token: bool, registers: int, *, bare: bool
 ) -> tuple[Positions, int | None]:
     """Return the kind of positions, and the side of their grid."""
     if "pos_embed" in tensors:
-        bare = registers > 0 or not class_token
         table = with_prefix_rows(tensors["pos_embed"], class_token, registers, bare=bare)
         patches = table[0, class_token + registers :]
         side = _side(len(patches), name, "pos_embed")

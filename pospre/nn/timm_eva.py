@@ -74,14 +74,16 @@ def eva_positions(vit: Eva, name: str) -> Positions:
     if rope is None:
         return "learned" if table else "none"
     if isinstance(rope, RotaryEmbeddingDinoV3):
-        rotation: Positions = {"rotary": {"base": float(rope.temperature)}}
-        known = not table and rope.normalize_coords == "separate" and rope.min_period is None
-        if rope.temperature == 100:
-            rotation = DINOV3
+        known = rope.normalize_coords == "separate" and rope.min_period is None
+        base = float(rope.temperature)
+        rotation: Positions = DINOV3 if base == 100 else {"rotary": {"base": base}}
     elif isinstance(rope, RotaryEmbeddingCat):
         known = not (rope.in_pixels or rope.linear_bands or rope.grid_offset)
+        known &= rope.ref_feat_shape in (None, (16, 16))
         rotation = cells(
-            rope.temperature, rope.ref_feat_shape, columns_first=rope.grid_indexing == "xy"
+            rope.temperature,
+            columns_first=rope.grid_indexing == "xy",
+            reference=rope.ref_feat_shape is not None,
         )
     else:
         known = isinstance(rope, RotaryEmbeddingMixed) and rope.grid_indexing == "xy"

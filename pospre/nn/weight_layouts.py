@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pospre.errors import UserError, printable
 from pospre.nn.positions import Positions
-from pospre.nn.positions.published import DINOV3, as_text, eva_02, rope_vit
+from pospre.nn.positions.published import as_text, dinov3, eva_02, rope_vit
 from pospre.nn.positions.table import Resampling
 from pospre.nn.weight_names import joined, ours
 
@@ -91,7 +91,7 @@ def timm_names(content: Any, name: str, which: Literal["student", "teacher"], ke
     tensors = {path: t for path, t in inside.items() if not _BESIDE.match(path)}
     left_out = [path for path in flat if path.removeprefix(start) not in tensors]
     named = _named(tensors, name)
-    origin, positions = start.rstrip("."), _rotary(inside, named)
+    origin, positions = start.rstrip("."), _rotary(inside, named, name)
     return Named(named, left_out, origin, _resampling(inside, start), positions)
 
 
@@ -107,7 +107,7 @@ def _named(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     return found
 
 
-def _rotary(inside: Mapping[str, Tensor], named: Mapping[str, Tensor]) -> Positions | None:
+def _rotary(inside: Mapping[str, Tensor], named: dict[str, Tensor], name: str) -> Positions | None:
     """Return the positions of the codes with rotary ones, by the tensors that only they have."""
     table = "pos_embed" in named
     if "rope.freqs" in named:
@@ -117,10 +117,16 @@ def _rotary(inside: Mapping[str, Tensor], named: Mapping[str, Tensor]) -> Positi
     is_separate = "blocks.0.attn.q_bias" in inside or "blocks.0.attn.q_proj.bias" in inside
     if table and is_separate and is_gated(named):  # EVA-02 of timm
         return eva_02(table=True)
-    has_prefix = {"cls_token", "reg_token"} <= named.keys()
-    is_timms = has_prefix and not table and "blocks.0.attn.qkv.bias" not in inside
+    has_prefix = {"cls_token", "reg_token"} <= named.keys() and not table
+    is_timms = has_prefix and "blocks.0.attn.qkv.bias" not in inside
     if any(map(_DINOV3.match, inside)) or (is_timms and "blocks.0.ls1.gamma" in named):
-        return DINOV3
+        found = dinov3(named.pop("rope.periods", None))
+        if found is not None:
+            return found
+        raise UserError(
+            f"{name} holds other rotary periods than DINOv3's, which are 100^(4i/D); save it "
+            f"without 'rope_embed.periods', and say them: FILE{POSITIONS}{{rotary: {{base: …}}}}"
+        )
     return None
 
 
@@ -207,10 +213,10 @@ def check_positions(
         raise UserError(f"{name} has positions {found}; leave '{POSITIONS}…' out.")
     if told is None and found is None and key is None:
         raise UserError(
-            f"{name} holds no positions: no table, no bias, and nothing that says how it rotates "
-            "queries and keys (RoPE). Say what its encoder has: of rope-vit's axial models "
-            f"'{name}{POSITIONS}{as_text(rope_vit(mixed=False, table=False))}' or timm:NAME,FILE; "
-            f"if it was trained without positions {name}{POSITIONS}none"
+            f"{name} holds no positions: no table, no bias, and nothing that says how it turns "
+            "queries and keys (RoPE). Say what its encoder has: RoPE-ViT's axial ones "
+            f"'{name}{POSITIONS}{as_text(rope_vit())}' or timm:NAME,FILE; and one that was trained "
+            f"without positions {name}{POSITIONS}none"
         )
     return told if found is None else found
 

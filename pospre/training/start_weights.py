@@ -218,6 +218,8 @@ def _matching(key: str, own: Tensor, encoder: Encoder, done: Loaded) -> Tensor |
     if found is None:
         raise UserError(f"{source.named} lacks the tensor '{key}'; {_COMPARE}")
     old = tuple(found.shape)
+    if key == "rope.freqs" and found.numel() == own.numel():
+        found = found.view_as(own)  # RoPE-ViT's own has heads and their channels in one
     if key == "pos_embed" and found.shape != own.shape:
         found = _with_prefix(found, encoder)
     if found.shape == own.shape:

@@ -24,7 +24,7 @@ CELLS = (
     "eva02_tiny_patch14_224",
     "eva02_base_patch14_224",
 )
-WIDTHS: dict[str, dict[str, Any]] = {"eva02_base_patch14_224": {"embed_dim": 192, "num_heads": 3}}
+NARROW: dict[str, Any] = {"embed_dim": 128, "num_heads": 2, "depth": 2, "num_classes": 0}
 
 
 def redrawn(model: nn.Module) -> Any:
@@ -52,7 +52,7 @@ def close(found: Tensor, expected: Tensor, share: float, title: str = "") -> Non
 
 def theirs_of(name: str, **options: Any) -> Any:
     patch = 14 if "patch14" in name else 16
-    chosen = {"img_size": 4 * patch, "depth": 2, "num_classes": 0, **WIDTHS.get(name, {}), **options}
+    chosen = {"img_size": 4 * patch, **NARROW, **options}
     return redrawn(timm.create_model(name, **chosen))
 
 
@@ -123,3 +123,32 @@ def test_other_sizes_are_read_as_timm_reads_them(name: str) -> None:
         x = images(vit, rows, columns)
         with torch.no_grad():
             close(encoder(x), vit.forward_features(x), 1e-6, f"{rows}×{columns}")
+
+
+@pytest.mark.parametrize("size", ["base", "large", "huge_plus", "7b"])
+def test_all_sizes_of_dinov3_are_known_by_name(size: str) -> None:
+    found = timm_size(f"vit_{size}_patch16_dinov3")
+    assert found.eps == 1e-5 and not found.key_bias and not found.qkv_bias
+    assert found.swiglu == (size in ("huge_plus", "7b"))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "vit_pe_core_tiny_patch16_384",
+            r"has rotary positions of a kind that our encoder has not",
+        ),
+        ("eva02_base_patch16_clip_224", r"normalises within attention"),
+    ],
+)
+def test_what_ours_does_not_have_is_named(name: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        wrap_encoder(timm.create_model(name, **NARROW))
+
+
+def test_a_frozen_part_stays_frozen() -> None:
+    vit = theirs_of(GATED[1])
+    vit.blocks[0].requires_grad_(False)
+    for name, parameter in wrap_encoder(vit).named_parameters():
+        assert parameter.requires_grad != name.startswith("blocks.0."), name

@@ -18,20 +18,18 @@ SCHEMES = {
     "learned_sincos": "sincos:LearnedSinCos",
     "rotary": "rotary:Rotary",
     "rotary_mixed": "rotary_mixed:RotaryMixed",
+    "learned_rotary": "learned_rotary:LearnedRotary",
     "alibi": "alibi:Alibi",
     "lookhere": "lookhere:LookHere",
     "relative": "relative:Relative",
     "shared_relative": "relative:SharedRelative",
-    "rotary": "rotary:Rotary",
-    "rotary_mixed": "rotary_mixed:RotaryMixed",
-    "learned_rotary": "learned_rotary:LearnedRotary",
 }
 """By name in recipes, ``encoder.positions``: the file in this folder, and the class in it."""
 
 _TIMM_NAMES = (
     (re.compile(r"^positions\.pos_embed$"), "pos_embed"),
     (re.compile(r"^positions\.tables\.(\d+)$"), rf"blocks.\1.attn.rel_pos.{RELATIVE_TABLE}"),
-    (re.compile(r"^positions\.(?:rotation\.)?(freqs|periods)$"), r"rope.\1"),
+    (re.compile(r"^positions\.(?:rotation\.)?freqs$"), "rope.freqs"),
     (re.compile(r"^positions\.table$"), f"shared_rel_pos.{RELATIVE_TABLE}"),
 )
 

@@ -4,49 +4,57 @@ from typing import Any
 
 import torch
 import yaml
+from torch import Tensor
 
 from pospre.nn.places import Places
 from pospre.nn.positions import Positions, build_positions
 from pospre.nn.positions.scheme import Scheme
 
 DINOV3: Positions = "rotary"
+DINOV3_ROUNDED: Positions = {"rotary": {"bf16_periods": True}}
+_BOTH = "learned_rotary"
 
 
-def cells(base: float, reference: tuple[int, int] | None, *, columns_first: bool) -> Positions:
-    """Return those that count cells from the top left one; of a ``reference`` grid or their own."""
-    options: dict[str, Any] = {"base": float(base), "columns_first": columns_first}
-    return {"rotary": {**options, "coordinates": "reference" if reference else "cells"}}
+def dinov3(periods: Tensor | None) -> Positions | None:
+    """Return those of DINOv3, with these periods; None if they are others."""
+    if periods is None:
+        return DINOV3
+    exact = 100 ** (torch.arange(len(periods), dtype=torch.float64) / len(periods))
+    if torch.equal(periods.float(), exact.bfloat16().float()):
+        return DINOV3_ROUNDED
+    return DINOV3 if torch.allclose(periods.double(), exact, rtol=1e-5) else None
 
 
-def rope_vit(*, mixed: bool, table: bool) -> Positions:
-    """Return those of rope-vit: axial or mixed, with a table (``ape``) or without."""
-    return with_table(table, "rotary_mixed" if mixed else cells(100, None, columns_first=True))
+def cells(base: float, *, columns_first: bool, reference: bool = False) -> Positions:
+    """Return those that count cells, of their own grid or of the reference."""
+    options: dict[str, Any] = {"coordinates": "reference" if reference else "cells"}
+    options |= {} if base == 100 else {"base": float(base)}
+    options |= {"columns_first": True} if columns_first else {}
+    return {"rotary": options}
+
+
+def rope_vit(*, mixed: bool = False, table: bool = False) -> Positions:
+    """Return those of RoPE-ViT: axial or mixed, with a table (``ape``) or without."""
+    return with_table(table, "rotary_mixed" if mixed else cells(100, columns_first=True))
 
 
 def eva_02(*, table: bool) -> Positions:
     """Return those of EVA-02, which has a table, too; timm's ``rope_reg`` models have none."""
-    return with_table(table, cells(10000, (16, 16), columns_first=False))
+    return with_table(table, cells(10000, columns_first=False, reference=True))
 
 
 def with_table(table: bool, rotation: Positions) -> Positions:
     """Return a rotation, with a table or without."""
-    return {"learned_rotary": {"rotation": rotation}} if table else rotation
+    return {_BOTH: {"rotation": rotation}} if table else rotation
 
 
 def rotation_of(positions: Positions) -> tuple[str, dict[str, Any]] | None:
     """Return the name and the options of the scheme that turns queries and keys; None: none."""
-    if isinstance(positions, str):
-        name, options = positions, {}
-    else:
-        ((name, options),) = positions.items()
-    if name == "learned_rotary":
+    given = {positions: {}} if isinstance(positions, str) else positions
+    ((name, options),) = given.items()
+    if name == _BOTH:
         return rotation_of(options.get("rotation", "rotary"))
     return (name, {**options}) if name.startswith("rotary") else None
-
-
-def has_table(positions: Positions) -> bool:
-    """Return whether a rotary encoder with these has a table, too."""
-    return not isinstance(positions, str) and "learned_rotary" in positions
 
 
 def turns(positions: Positions) -> bool:
@@ -54,31 +62,36 @@ def turns(positions: Positions) -> bool:
     return rotation_of(positions) is not None
 
 
+def has_table(positions: Positions) -> bool:
+    """Return whether a rotary encoder with these has a table, too."""
+    return positions == _BOTH or (not isinstance(positions, str) and _BOTH in positions)
+
+
 def is_interleaved(positions: Positions) -> bool:
     """Return whether published weights turn channels 2i and 2i + 1 together, not i and i + D/2."""
     found = rotation_of(positions)
-    return found is not None and (found[0] != "rotary" or "coordinates" in found[1])
+    return found is not None and (
+        found[0] == "rotary_mixed" or found[1].get("coordinates", "centred") != "centred"
+    )
 
 
 def same_turn(own: Scheme, positions: Positions) -> bool:
     """Return whether a scheme turns queries and keys as ``positions`` do, in evaluation."""
-    own_turn, their_turn = rotation_of(own.as_given()), rotation_of(positions)
-    if own_turn is None or their_turn is None:
-        return own_turn == their_turn
-    if own_turn[0] != their_turn[0]:
+    pair = rotation_of(own.as_given()), rotation_of(positions)
+    if pair[0] is None or pair[1] is None or pair[0][0] != pair[1][0]:
         return False
-    other = build_positions({their_turn[0]: their_turn[1]}, own.space)
-    if [*other.parameters()]:  # learned: they come with the weights
+    turning = [build_positions({name: options}, own.space) for name, options in pair if name]
+    if [*turning[0].parameters()]:  # learned: they come with the weights
         return True
-    other.reset_parameters()
-    other.to(next(own.buffers()).device)
-    pair = [scheme.angles(Places((2, 3)), 0) for scheme in (own, other)]
-    return all(each is not None for each in pair) and torch.allclose(*pair, rtol=0.01, atol=0.01)
+    for scheme in turning:
+        scheme.reset_parameters()
+    first, second = (scheme.angles(Places((2, 3)), 0) for scheme in turning)
+    return first is not None and second is not None and torch.allclose(first, second, rtol=1e-4)
 
 
 def as_text(positions: Positions) -> str:
     """Write positions as a recipe on one line does."""
     if isinstance(positions, str):
         return positions
-    text: str = yaml.safe_dump(positions, default_flow_style=True, width=1000)
+    text: str = yaml.safe_dump(positions, default_flow_style=True, sort_keys=False, width=1000)
     return text.strip()
