@@ -26,11 +26,15 @@ from pospre.nn.positions.published import (
     turns,
     with_table,
 )
-from pospre.nn.sizes import EncoderSize, pair
+from pospre.nn.sizes import GIANT, SIZES, EncoderSize, pair
 from pospre.nn.weight_names import TIMM_EVA, apart, interleaved, theirs
 
-_NAMES = {1e-5: "vit_small_patch16_dinov3_qkvb", 1e-6: "vit_small_patch16_rope_224"}
-"""By ε of the norms, the one thing that arguments of timm's do not say."""
+_NAMES = {
+    (1e-5, True): "vit_small_patch16_dinov3_qkvb",
+    (1e-6, True): "vit_small_patch16_rope_224",
+    (1e-6, False): "eva_giant_patch14_224",
+}
+"""By ε of the norms and whether there is a layer scale: what arguments of timm's cannot undo."""
 _BASES = {"rotary": 100.0, "rotary_mixed": 10.0}
 
 
@@ -49,7 +53,7 @@ def eva_size(vit: Eva, name: str) -> EncoderSize:
     gated = not isinstance(mlp, Mlp)
     inner = mlp.fc2.in_features
     return EncoderSize(
-        _NAMES.get(block.norm1.eps, _NAMES[1e-6]),
+        GIANT if gated else SIZES["vitb16"].timm_name,  # with other positions it may be a plain one
         pair(vit.patch_embed.patch_size),
         vit.embed_dim,
         len(vit.blocks),
@@ -104,9 +108,9 @@ def _rotation(positions: Positions) -> dict[str, Any]:
         return {**said, "rope_type": "mixed", "rope_grid_indexing": "xy"}
     if not is_interleaved(positions):
         return {**said, "rope_type": "dinov3", "rope_rotate_half": True}
-    reference = (16, 16) if options["coordinates"] == "reference" else None
-    indexing = "xy" if options.get("columns_first") else "ij"
-    return {**said, "rope_type": "cat", "rope_grid_indexing": indexing, "ref_feat_shape": reference}
+    said |= {"rope_type": "cat"}
+    said |= {"rope_grid_indexing": "xy" if options.get("columns_first") else "ij"}
+    return {**said, "ref_feat_shape": 16} if options["coordinates"] == "reference" else said
 
 
 def turns_pairs(vit: nn.Module) -> bool:
@@ -134,8 +138,9 @@ def eva_model(
     turns_alone = turns(positions) and not has_table(positions)
     inner = size.hidden_dim // 2 if size.swiglu else size.hidden_dim
     named = ("img_size", "patch_size", "depth", "in_chans", "class_token", "init_values")
-    return _NAMES.get(size.eps, _NAMES[1e-6]), {
-        **{key: options[key] for key in named},
+    key = size.eps, options["init_values"] is not None
+    return _NAMES.get(key, _NAMES[1e-6, key[1]]), {
+        **{key: options[key] for key in named if options[key] is not None},
         "embed_dim": size.embed_dim,
         "num_heads": size.num_heads,
         "mlp_ratio": _ratio(inner, size.embed_dim),
@@ -164,7 +169,8 @@ def _ratio(inner: int, dim: int) -> float:
 
 def is_eva(size: EncoderSize, positions: Positions) -> bool:
     """Return whether timm has an encoder as ``Eva`` alone: rotary, or as such are."""
-    return turns(positions) or size.mlp_norm or not size.key_bias
+    is_relative = positions in ("relative", "shared_relative")
+    return turns(positions) or (not is_relative and (size.mlp_norm or not size.key_bias))
 
 
 def eva_state(encoder: Any, state: dict[str, Tensor], vit: nn.Module | None) -> dict[str, Tensor]:
@@ -174,7 +180,12 @@ def eva_state(encoder: Any, state: dict[str, Tensor], vit: nn.Module | None) -> 
         encoder: ours.
         state: its tensors, by our names.
         vit: the model; None: that of ``encoder.timm_name``.
+
+    Raises:
+        UserError: timm turns queries and keys in other ways alone.
     """
+    if vit is None:
+        _refuse_odd(encoder)
     if is_interleaved(encoder.positions.as_given()):
         state = interleaved(state, encoder.size.num_heads, back=False)
     if vit is None:
@@ -189,3 +200,17 @@ def eva_state(encoder: Any, state: dict[str, Tensor], vit: nn.Module | None) -> 
         found |= {theirs(each, TIMM_EVA, names): part for each, part in parts.items()}
     # biases of keys that are 0, and periods, are no tensors there
     return {key: tensor for key, tensor in found.items() if key in names}
+
+
+def _refuse_odd(encoder: Any) -> None:
+    """Raise ``UserError`` for what no model of timm has."""
+    _, turn = rotation_of(encoder.positions.as_given()) or ("", {})
+    usual = {"normalize": "separate", "period_range": None, "bf16_periods": False}
+    odd = [f"positions.rotary.{key}" for key, own in usual.items() if turn.get(key, own) != own]
+    if (encoder.size.eps, encoder.layer_scale is not None) not in _NAMES:
+        odd.append(f"layer_scale = {encoder.layer_scale} with norms of ε = {encoder.size.eps}")
+    if odd:
+        raise UserError(
+            f"encoder.{odd[0]} cannot be exported: timm has no such model. Weights with rounded "
+            "periods are read as timm:NAME,FILE with exact ones, which it has."
+        )

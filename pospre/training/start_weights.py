@@ -22,7 +22,13 @@ from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.model.teacher import follow
 from pospre.nn.patch_encoder import PatchEncoder
-from pospre.nn.positions.published import as_text, is_interleaved, same_turn, turns
+from pospre.nn.positions.published import (
+    as_text,
+    is_interleaved,
+    is_rounded,
+    same_turn,
+    turns,
+)
 from pospre.nn.positions.sincos import is_sincos
 from pospre.nn.positions.table import Table, resample_positions
 from pospre.nn.swin.encoder import SwinEncoder
@@ -125,9 +131,12 @@ def take_weights(model: PretrainModel, source: Source) -> Loaded:
     encoder = model.encoder
     _check_kind(encoder, source)
     source = _in_our_layout(encoder, source)
+    rounded = is_rounded(source.positions) and not is_rounded(encoder.positions.as_given())
     names = {encoder.timm_name_of(key): key for key in encoder.state_dict()}
     expected = {key: encoder.state_dict()[own] for key, own in names.items()}
     done = Loaded(source, len(expected))
+    if rounded:
+        done.resampled.append("rotary periods, bfloat16 in the file, exact here")
     for key, own in expected.items():
         found = _matching(key, own, encoder, done)
         if found is None:

@@ -268,13 +268,14 @@ def test_encoder_and_file_must_turn_alike(tmp_path: Path) -> None:
     for positions, said in (
         ("learned", r"has learned; use encoder.positions = \{rotary: \{bf16_periods: true\}\}"),
         ("none", r"has none; use"),
-        ("rotary", r"has rotary; use encoder.positions = \{rotary: \{bf16_periods: true\}\}"),
         ({"rotary": {"bf16_periods": True, "normalize": "max"}}, r"normalize: max\}\}; use"),
         ("rotary_mixed", r"has rotary_mixed; use"),
     ):
         model = PretrainModel(build_encoder(name, positions=positions, **given), seed=0)
         with pytest.raises(UserError, match=said):
             load_weights(model, path)
+    exact = PretrainModel(build_encoder(name, positions="rotary", **given), seed=0)
+    assert "rotary periods, bfloat16 in the file, exact here" in load_weights(exact, path)
     base = build_encoder("vitb16", positions={"rotary": {"bf16_periods": True}}, **given)
     with pytest.raises(UserError, match=r"has shape .*, the encoder wants"):
         load_weights(PretrainModel(base, seed=0), path)

@@ -75,12 +75,25 @@ def is_interleaved(positions: Positions) -> bool:
     )
 
 
+def is_rounded(positions: Positions | None) -> bool:
+    """Return whether rotary periods are in bfloat16."""
+    found = None if positions is None else rotation_of(positions)
+    return found is not None and bool(found[1].get("bf16_periods"))
+
+
 def same_turn(own: Scheme, positions: Positions) -> bool:
-    """Return whether a scheme turns queries and keys as ``positions`` do, in evaluation."""
+    """Return whether a scheme turns queries and keys as ``positions`` do, in evaluation.
+
+    Whether periods are rounded makes no difference here: timm takes weights of DINOv3 for exact
+    ones.
+    """
     pair = rotation_of(own.as_given()), rotation_of(positions)
     if pair[0] is None or pair[1] is None or pair[0][0] != pair[1][0]:
         return False
-    turning = [build_positions({name: options}, own.space) for name, options in pair if name]
+    turning = []
+    for name, options in (pair[0], pair[1]):
+        options.pop("bf16_periods", None)
+        turning.append(build_positions({name: options}, own.space))
     if [*turning[0].parameters()]:  # learned: they come with the weights
         return True
     for scheme in turning:
