@@ -153,7 +153,8 @@ def _of_timm(address: str, weights: Weights, shown: Shown, seed: int, keys: Keys
         )
         return _subject(twin, seed, address, line)
     positions = encoder.positions.as_given()
-    source = read_source(file, weights, keys, positions if turns(positions) else None)
+    told = positions if turns(positions) else None
+    source = read_source(file, weights, keys, otherwise=told)
     if vit.no_embed_class and "pos_embed" in source.tensors:
         rows = (encoder.has_class_token, encoder.num_prefix_tokens - encoder.has_class_token)
         table = with_prefix_rows(source.tensors["pos_embed"], *rows, bare=True)

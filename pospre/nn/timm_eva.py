@@ -74,7 +74,8 @@ def eva_positions(vit: Eva, name: str) -> Positions:
     Raises:
         UserError: our encoder has none of this kind.
     """
-    rope, table = vit.rope, vit.pos_embed is not None
+    rope: Any = vit.rope
+    table = vit.pos_embed is not None
     if rope is None:
         return "learned" if table else "none"
     if isinstance(rope, RotaryEmbeddingDinoV3):
@@ -115,7 +116,8 @@ def _rotation(positions: Positions) -> dict[str, Any]:
 
 def turns_pairs(vit: nn.Module) -> bool:
     """Return whether it turns channels 2i and 2i + 1 together; ours turns i and i + D/2."""
-    return getattr(vit, "rope", None) is not None and not vit.blocks[0].attn.rotate_half
+    block: Any = vit.blocks[0] if isinstance(vit, Eva) else None
+    return block is not None and vit.rope is not None and not block.attn.rotate_half
 
 
 def _has_bias(attention: Any) -> bool:
@@ -192,7 +194,8 @@ def eva_state(encoder: Any, state: dict[str, Tensor], vit: nn.Module | None) -> 
         kwargs = {**encoder.timm_kwargs, "num_classes": 0}
         with torch.device("meta"):
             vit = timm.create_model(encoder.timm_name, **kwargs)
-    names, found = vit.state_dict().keys(), {}
+    names = vit.state_dict().keys()
+    found: dict[str, Tensor] = {}
     for name, tensor in state.items():
         parts = {name: tensor}
         if theirs(name, TIMM_EVA, names) not in names and name.split(".")[-2] in ("qkv", "fc1"):

@@ -132,7 +132,8 @@ def _tensors_of(vit: VisionTransformer | Eva) -> dict[str, Tensor]:
     found = joined(named, "this timm model")
     if not turns_pairs(vit):
         return found
-    return interleaved(found, vit.blocks[0].attn.num_heads, back=True)
+    block: Any = vit.blocks[0]
+    return interleaved(found, block.attn.num_heads, back=True)
 
 
 def _positions_of(vit: VisionTransformer | Eva) -> Positions:

@@ -18,7 +18,7 @@ from torch import Tensor
 from pospre.errors import UserError
 from pospre.nn.positions import timm_name
 
-Names = Mapping[str, str]
+Names = dict[str, str]
 
 BEIT: Names = {
     "blocks.*.attn.q_bias": "blocks.*.attn.q.bias",

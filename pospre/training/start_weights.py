@@ -199,7 +199,8 @@ def _check_fixed(encoder: Encoder, source: Source) -> None:
 
     A run says which it is; a file's values do.
     """
-    learned = source.positions in ("learned", "learned_sincos")
+    told = source.positions or ""
+    learned = bool({"learned", "learned_sincos"} & {*([told] if isinstance(told, str) else told)})
     table = source.tensors.get("pos_embed")
     if source.positions is None and table is not None:
         patches = _with_prefix(table, encoder)[0, encoder.num_prefix_tokens :]

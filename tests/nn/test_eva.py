@@ -11,7 +11,6 @@ from pospre.errors import UserError
 from pospre.nn.places import Places
 from pospre.nn.positions.scheme import Clue
 from pospre.nn.timm_models import timm_size, wrap_encoder
-from pospre.nn.vit import Encoder
 
 DINOV3 = ("vit_small_patch16_dinov3", "vit_small_patch16_dinov3_qkvb")
 GATED = ("vit_small_plus_patch16_dinov3", "vit_small_plus_patch16_dinov3_qkvb")
@@ -62,13 +61,14 @@ def images(vit: Any, rows: int = 4, columns: int = 4) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
-def with_turn(encoder: Encoder, monkey: pytest.MonkeyPatch, change: Any) -> None:
+def with_turn(encoder: Any, monkey: pytest.MonkeyPatch, change: Any) -> None:
     """Let the encoder's rotation be told other angles."""
     scheme = encoder.positions
     clues = scheme.clues
 
     def changed(places: Places) -> Any:
         for clue in clues(places):
+            assert clue.rotation is not None
             yield Clue(change(*clue.rotation), clue.bias)
 
     monkey.setattr(scheme, "clues", changed)
@@ -89,7 +89,7 @@ CHANGES = {
 @pytest.mark.parametrize("name", [*DINOV3, *GATED, *CELLS])
 def test_tokens_and_gradients_are_timms(name: str) -> None:
     vit = theirs_of(name)
-    encoder = wrap_encoder(vit).eval()
+    encoder: Any = wrap_encoder(vit).eval()
     x = images(vit)
     with torch.no_grad():
         ours = encoder(x)
@@ -118,7 +118,7 @@ def test_tokens_and_gradients_are_timms(name: str) -> None:
 @pytest.mark.parametrize("name", [*DINOV3, GATED[1], *CELLS])
 def test_other_sizes_are_read_as_timm_reads_them(name: str) -> None:
     vit = theirs_of(name, dynamic_img_size=True)
-    encoder = wrap_encoder(vit).eval()
+    encoder: Any = wrap_encoder(vit).eval()
     for rows, columns in ((4, 6), (6, 4), (3, 3)):
         x = images(vit, rows, columns)
         with torch.no_grad():
