@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import timm
 import torch
-from timm.layers import LayerScale
 from torch import nn
 
 from pospre.errors import UserError
@@ -16,6 +15,7 @@ from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder, check_divides
 from pospre.nn.encoder_from_tensors import encoder_options
 from pospre.nn.patch_encoder import PatchEncoder
+from pospre.nn.positions.published import turns
 from pospre.nn.positions.table import Table
 from pospre.nn.sizes import SIZES, pair
 from pospre.nn.swin.encoder import SWIN, SwinEncoder
@@ -91,9 +91,9 @@ def open_model(
 
     Args:
         address: a run folder or checkpoint; a file of weights, of ours or of a layout that
-            ``pospre.nn.weight_layouts`` knows (``FILE,positions=none`` if it holds no positions
-            because it was trained without); ``timm:NAME`` (random weights); or
-            ``timm:NAME,FILE``.
+            ``pospre.nn.weight_layouts`` knows (``FILE,positions=SCHEME`` where no tensor says what
+            it knows of places, ``none`` if it was trained without); ``timm:NAME`` (random
+            weights); or ``timm:NAME,FILE``.
         weights: ``teacher``: the one that follows the trained encoder, where there is one.
         shown: what images a foreign encoder is given.
         seed: of random weights.
@@ -140,9 +140,9 @@ def _of_timm(address: str, weights: Weights, shown: Shown, seed: int, keys: Keys
     size = shown.image_size or pair(config.input_size[1:] if config else 224)
     _check_size(size, patch)
     vit: Any = timm.create_model(name, pretrained=False, img_size=size, num_classes=0)
-    for part in vit.modules():
-        if isinstance(part, LayerScale):  # at timm's 1e-5 all activations would seem right
-            nn.init.ones_(part.gamma)
+    for key, part in vit.named_parameters():
+        if key.endswith(("ls1.gamma", "ls2.gamma", "gamma_1", "gamma_2")):
+            nn.init.ones_(part)  # at timm's 1e-5 all activations would seem right
     encoder = wrap_encoder(vit)
     noted = (config.mean, config.std) if config else (None, None)
     model = _headless(encoder, shown, noted, seed)
@@ -152,9 +152,11 @@ def _of_timm(address: str, weights: Weights, shown: Shown, seed: int, keys: Keys
             f"{address}: RANDOM WEIGHTS of seed {seed}; {PREFIX}{name},FILE takes those of a file"
         )
         return _subject(twin, seed, address, line)
-    source = read_source(file, weights, keys)
+    positions = encoder.positions.as_given()
+    told = positions if turns(positions) else None
+    source = read_source(file, weights, keys, otherwise=told)
     if vit.no_embed_class and "pos_embed" in source.tensors:
-        rows = (encoder.has_class_token, vit.num_reg_tokens)
+        rows = (encoder.has_class_token, encoder.num_prefix_tokens - encoder.has_class_token)
         table = with_prefix_rows(source.tensors["pos_embed"], *rows, bare=True)
         source.tensors["pos_embed"] = table
     usual = size if config is None else pair(config.input_size[1:])
@@ -167,7 +169,7 @@ def _of_file(uri: str, weights: Weights, shown: Shown, seed: int, keys: Keys) ->
     recipe = recipe_in(source.metadata)
     pixels: tuple[Numbers, Numbers] = (None, None)
     if recipe is None:
-        options = encoder_options(source.tensors, uri)
+        options = encoder_options(source.tensors, uri, source.positions)
     else:
         options = _noted(source, recipe)
         pixels = (_noted_numbers(source, "mean"), _noted_numbers(source, "std"))
@@ -286,7 +288,6 @@ def untrained(model: PretrainModel, seed: int) -> PretrainModel:
 def _recipe_of(model: PretrainModel, seed: int, name: str) -> Recipe:
     """Return a recipe that says what a model's encoder is like; nothing can be trained from it."""
     encoder: PatchEncoder = model.encoder
-    positions = encoder.positions
     has_scale = getattr(encoder, "layer_scale", None) is not None
     description = {
         "run_name": "model",
@@ -303,9 +304,7 @@ def _recipe_of(model: PretrainModel, seed: int, name: str) -> Recipe:
             "patch_size": list(encoder.patch_size),
             "depth": encoder.depth,
             "channels": encoder.channels,
-            "positions": {positions.name: {**positions.options}}
-            if positions.options
-            else positions.name,
+            "positions": encoder.positions.as_given(),
             "class_token": encoder.has_class_token,
             "num_registers": encoder.num_prefix_tokens - encoder.has_class_token,
             "layer_scale": 1.0 if has_scale else None,

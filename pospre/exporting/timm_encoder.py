@@ -187,5 +187,8 @@ def _add_classifier(classifier: Any, tensors: dict[str, Tensor], kwargs: dict[st
     state, options = classifier.timm_state()
     tensors.update(state)
     kwargs.pop("final_norm", None)  # said by fc_norm: the norm moves behind the pooling
+    if "use_fc_norm" in kwargs and "fc_norm" in options:  # what timm's Eva calls it
+        bare = options.pop("fc_norm")
+        options |= {"use_fc_norm": bare, "use_post_transformer_norm": not bare}
     kwargs.update(options)
     return int(kwargs.pop("num_classes"))

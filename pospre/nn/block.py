@@ -104,21 +104,27 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Two layers; ``gated``: between them SiLU(gate) · value, both of the first (SwiGLU)."""
+    """Two layers; ``gated``: between them SiLU(gate) · value, both of the first (SwiGLU).
 
-    def __init__(self, dim: int, hidden: int, *, activation: str, gated: bool) -> None:
+    ``eps`` is that of a norm before the second layer (EVA-02's base and large); None: no norm.
+    """
+
+    def __init__(
+        self, dim: int, hidden: int, *, activation: str, gated: bool, eps: float | None = None
+    ) -> None:
         super().__init__()
-        self.gated = gated
+        self.gated, inner = gated, hidden // 2 if gated else hidden
         self.fc1 = nn.Linear(dim, hidden)
         self.act = get_act_layer("silu" if gated else activation)()
-        self.fc2 = nn.Linear(hidden // 2 if gated else hidden, dim)
+        self.norm = nn.Identity() if eps is None else nn.LayerNorm(inner, eps)
+        self.fc2 = nn.Linear(inner, dim)
 
     def hidden(self, x_BTD: Tensor) -> Tensor:
         """Return what goes into the second layer."""
         if not self.gated:
-            return self.act(self.fc1(x_BTD))
+            return self.norm(self.act(self.fc1(x_BTD)))
         gate, value = self.fc1(x_BTD).chunk(2, dim=-1)
-        return self.act(gate) * value
+        return self.norm(self.act(gate) * value)
 
 
 class LayerScale(nn.Module):
@@ -150,6 +156,7 @@ class Block(nn.Module):
         dropout: rate after projections.
         activation: of the MLP, by timm's name.
         gated: see ``Mlp``.
+        mlp_norm: whether the MLP normalises before its second layer.
         eps: ε of the norms.
         qkv_bias: and ``key_bias``, ``qk_norm``: see ``Attention``.
     """
@@ -164,6 +171,7 @@ class Block(nn.Module):
         dropout: float = 0.0,
         activation: str = "gelu",
         gated: bool = False,
+        mlp_norm: bool = False,
         eps: float = 1e-6,
         qkv_bias: bool = True,
         key_bias: bool = True,
@@ -177,7 +185,8 @@ class Block(nn.Module):
         )
         self.ls1 = LayerScale(dim, layer_scale) if layer_scale is not None else nn.Identity()
         self.norm2 = nn.LayerNorm(dim, eps)
-        self.mlp = Mlp(dim, hidden or 4 * dim, activation=activation, gated=gated)
+        inner_eps = eps if mlp_norm else None
+        self.mlp = Mlp(dim, hidden or 4 * dim, activation=activation, gated=gated, eps=inner_eps)
         self.ls2 = LayerScale(dim, layer_scale) if layer_scale is not None else nn.Identity()
 
     def forward(

@@ -4,21 +4,44 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from pospre.errors import UserError
+from pospre.nn.positions import Positions
+from pospre.nn.positions.published import has_table, is_interleaved, turns
 from pospre.nn.positions.sincos import is_sincos
 from pospre.nn.sizes import SIZES
-from pospre.nn.weight_layouts import with_prefix_rows
+from pospre.nn.timm_models import PREFIX
+from pospre.nn.weight_layouts import is_gated, with_prefix_rows
 
-# widths of published encoders that none of our sizes has
-_OTHERS = {1408: "timm:vit_giant_patch14_224"}
+# published encoders that are none of our sizes: by width, or that, the MLP's first layer and SwiGLU
+_OTHERS = {1408: "vit_giant_patch14_224"}
+_DINOV3 = {
+    (384, 1536, False): "vit_small_patch16_dinov3",
+    (384, 3072, True): "vit_small_plus_patch16_dinov3",
+    (768, 3072, False): "vit_base_patch16_dinov3",
+    (1024, 4096, False): "vit_large_patch16_dinov3",
+    (1280, 10240, True): "vit_huge_plus_patch16_dinov3",
+    (4096, 16384, True): "vit_7b_patch16_dinov3",
+}
+_ROPE_VIT = {
+    (384, 1536, False): "vit_small_patch16_rope_224",
+    (768, 3072, False): "vit_base_patch16_rope_224",
+    (1024, 4096, False): "vit_large_patch16_rope_224",
+}
+_EVA_02 = {
+    (192, 1024, True): "eva02_tiny_patch14_224",
+    (384, 2048, True): "eva02_small_patch14_224",
+    (768, 4096, True): "eva02_base_patch14_224",
+    (1024, 5460, True): "eva02_large_patch14_224",
+}
 _TABLE = "relative_position_bias_table"
 _USUAL_SIDE = 224
 
 
-def encoder_options(tensors: Mapping[str, Tensor], name: str) -> dict[str, Any]:
+def encoder_options(
+    tensors: Mapping[str, Tensor], name: str, told: Positions | None = None
+) -> dict[str, Any]:
     """Return the arguments of ``build_encoder`` for the encoder that ``tensors`` are of.
 
     What tensors do not tell is taken as published: the number of heads (that of the size of this
@@ -28,6 +51,7 @@ def encoder_options(tensors: Mapping[str, Tensor], name: str) -> dict[str, Any]:
     Args:
         tensors: of the encoder.
         name: of their file, for errors.
+        told: its positions, where no tensor says them.
 
     Raises:
         UserError: no known encoder is as wide, or its positions are no square grid.
@@ -36,11 +60,13 @@ def encoder_options(tensors: Mapping[str, Tensor], name: str) -> dict[str, Any]:
     patch, width = (int(kernel.shape[2]), int(kernel.shape[3])), len(kernel)
     class_token = "cls_token" in tensors
     registers = tensors["reg_token"].shape[1] if "reg_token" in tensors else 0
-    positions, grid = _positions(tensors, name, class_token, registers)
+    bare = registers > 0 or not class_token or (told is not None and has_table(told))
+    positions, grid = _positions(tensors, name, class_token, registers, bare=bare)
     image_size = (_USUAL_SIDE, _USUAL_SIDE) if grid is None else (grid * patch[0], grid * patch[1])
+    positions = positions if told is None else told
     numbers = [int(key.split(".")[1]) for key in tensors if key.startswith("blocks.")]
     return {
-        "name": _size_name(width, tensors, name),
+        "name": _size_name(width, tensors, name, told),
         "image_size": image_size,
         "patch_size": patch,
         "depth": 1 + max(numbers, default=-1),
@@ -53,17 +79,17 @@ def encoder_options(tensors: Mapping[str, Tensor], name: str) -> dict[str, Any]:
     }
 
 
-def _size_name(width: int, tensors: Mapping[str, Tensor], name: str) -> str:
+def _size_name(width: int, tensors: Mapping[str, Tensor], name: str, told: Positions | None) -> str:
     hidden = len(tensors.get("blocks.0.mlp.fc1.weight", ()))
-    back = tensors.get("blocks.0.mlp.fc2.weight", torch.empty(0, 0)).shape[1]
-    shape = (width, hidden, back != hidden)
-    fitting = [
+    shape = (width, hidden, is_gated(tensors))
+    fitting = _rotary_sizes(shape, tensors, told)
+    fitting += [
         key
         for key, size in SIZES.items()
         if (size.embed_dim, size.hidden_dim, size.swiglu) == shape
     ]
     if width in _OTHERS:
-        fitting.append(_OTHERS[width])
+        fitting.append(f"{PREFIX}{_OTHERS[width]}")
     if not fitting:
         raise UserError(
             f"{name}: of an encoder of width {width} with an MLP of {hidden} the number of heads "
@@ -72,12 +98,25 @@ def _size_name(width: int, tensors: Mapping[str, Tensor], name: str) -> str:
     return fitting[0]
 
 
+def _rotary_sizes(
+    shape: tuple[int, int, bool], tensors: Mapping[str, Tensor], told: Positions | None
+) -> list[str]:
+    """Return the published rotary encoders of this shape, which have other ε and biases."""
+    if told is None or not turns(told):
+        return []
+    if is_interleaved(told):
+        return [f"{PREFIX}{each[shape]}" for each in (_ROPE_VIT, _EVA_02) if shape in each]
+    bias = tensors.get("blocks.0.attn.qkv.bias")
+    if shape not in _DINOV3 or (bias is not None and bool(bias.chunk(3)[1].any())):
+        return []  # DINOv3's keys have no bias
+    return [f"{PREFIX}{_DINOV3[shape]}{'' if bias is None else '_qkvb'}"]
+
+
 def _positions(
-    tensors: Mapping[str, Tensor], name: str, class_token: bool, registers: int
-) -> tuple[str, int | None]:
+    tensors: Mapping[str, Tensor], name: str, class_token: bool, registers: int, *, bare: bool
+) -> tuple[Positions, int | None]:
     """Return the kind of positions, and the side of their grid."""
     if "pos_embed" in tensors:
-        bare = registers > 0 or not class_token
         table = with_prefix_rows(tensors["pos_embed"], class_token, registers, bare=bare)
         patches = table[0, class_token + registers :]
         side = _side(len(patches), name, "pos_embed")

@@ -17,6 +17,7 @@ class EncoderSize:
     """The shape of one Vision Transformer and the name timm knows it by.
 
     Attributes:
+        mlp_norm: whether the MLP normalises before its second layer (EVA-02's base and large).
         swiglu: whether the MLP is SiLU(gate) · value, both in its first layer (DINOv2's giant).
         pre_norm: whether tokens are normalised before the first block, too (CLIP); patches are
             then embedded without a bias.
@@ -33,6 +34,7 @@ class EncoderSize:
     num_heads: int
     mlp_ratio: float = 4.0
     swiglu: bool = False
+    mlp_norm: bool = False
     pre_norm: bool = False
     qkv_bias: bool = True
     key_bias: bool = True

@@ -7,13 +7,17 @@ from typing import Any, NoReturn
 import timm
 import torch
 from timm.layers import GluMlp, Mlp
+from timm.models.eva import Eva
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from pospre.errors import UserError, suggestion
+from pospre.nn.positions import Positions
 from pospre.nn.positions.table import Table
 from pospre.nn.sizes import CLIP, GIANT, SIZES, EncoderSize, pair
+from pospre.nn.timm_eva import eva_positions, eva_size, turns_pairs
 from pospre.nn.vit import Encoder
+from pospre.nn.weight_names import interleaved, joined, ours, whole
 
 PREFIX = "timm:"
 _HEAD = ("head.", "fc_norm.", "attn_pool.")
@@ -53,26 +57,27 @@ def wrap_encoder(
         UserError: it has parts that our encoder does not have, or computes something else.
     """
     size = _size_of(vit, type(vit).__name__)
-    assert isinstance(vit, VisionTransformer)
+    assert isinstance(vit, (VisionTransformer, Eva))
     image_size, patch_size = pair(vit.patch_embed.img_size), pair(size.patch_size)
     if any(side % patch for side, patch in zip(image_size, patch_size, strict=True)):
         _refuse(f"its patches {patch_size} do not divide its img_size {image_size}; give another")
     rates = _rates(vit, drop_path, dropout)
+    theirs = _tensors_of(vit)
+    has_class_token = vit.cls_token is not None
     encoder = Encoder(
         size,
         image_size=image_size,
         patch_size=patch_size,
         depth=size.depth,
         channels=vit.patch_embed.proj.in_channels,
-        positions="none" if vit.pos_embed is None else "learned",
-        class_token=vit.cls_token is not None,
-        num_registers=vit.num_reg_tokens,
-        layer_scale=1.0 if hasattr(vit.blocks[0].ls1, "gamma") else None,
+        positions=_positions_of(vit),
+        class_token=has_class_token,
+        num_registers=vit.num_prefix_tokens - has_class_token,
+        layer_scale=1.0 if "blocks.0.ls1.gamma" in theirs else None,
         drop_path=rates[0],
         dropout=rates[1],
         final_norm=not isinstance(vit.norm, nn.Identity),
     )
-    theirs = {key: value for key, value in vit.state_dict().items() if not key.startswith(_HEAD)}
     if "pos_embed" in theirs:
         theirs["pos_embed"] = _with_prefix(theirs["pos_embed"], encoder)
     own = {encoder.timm_name_of(key): key for key in encoder.state_dict()}
@@ -82,9 +87,9 @@ def wrap_encoder(
     encoder.to(vit.patch_embed.proj.weight)
     if isinstance(encoder.positions, Table):
         encoder.positions.resampling = "antialiased"  # as timm does
-    for name, parameter in vit.named_parameters():
-        if not name.startswith(_HEAD):
-            encoder.get_parameter(own[name]).requires_grad_(parameter.requires_grad)
+    learns = {whole(ours(key)) for key, each in vit.named_parameters() if each.requires_grad}
+    for name, parameter in encoder.named_parameters():
+        parameter.requires_grad_(encoder.timm_name_of(name) in learns)
     _check_tokens(encoder, vit)
     _note_pixels(encoder, vit)
     return encoder
@@ -100,7 +105,7 @@ def _note_pixels(encoder: Encoder, vit: nn.Module) -> None:
 
 
 def _rates(
-    vit: VisionTransformer, drop_path: float | None, dropout: float | None
+    vit: VisionTransformer | Eva, drop_path: float | None, dropout: float | None
 ) -> tuple[float, float]:
     """Return the rates of drop path and dropout; warn of those of ``vit`` that are left out."""
     block: Any = vit.blocks[-1]
@@ -121,12 +126,25 @@ def _rates(
     return path if drop_path is None else drop_path, projection if dropout is None else dropout
 
 
+def _tensors_of(vit: VisionTransformer | Eva) -> dict[str, Tensor]:
+    """Return the tensors by our names, those of rotary positions in our layout."""
+    named = {ours(k): tensor for k, tensor in vit.state_dict().items() if not k.startswith(_HEAD)}
+    found = joined(named, "this timm model")
+    if not turns_pairs(vit):
+        return found
+    block: Any = vit.blocks[0]
+    return interleaved(found, block.attn.num_heads, back=True)
+
+
+def _positions_of(vit: VisionTransformer | Eva) -> Positions:
+    if isinstance(vit, Eva):
+        return eva_positions(vit, type(vit).__name__)
+    return "none" if vit.pos_embed is None else "learned"
+
+
 def _size_of(vit: nn.Module, name: str) -> EncoderSize:
-    if getattr(vit, "rope", None) is not None:
-        raise UserError(
-            f"timm's {name} rotates queries and keys by their place (RoPE), which our encoder does "
-            "not do. vit_small_patch14_dinov2 has a table of positions."
-        )
+    if isinstance(vit, Eva):
+        return eva_size(vit, name)
     if not isinstance(vit, VisionTransformer) or not _is_plain(vit):
         raise UserError(
             f"timm's {name} is no plain Vision Transformer (VisionTransformer of timm with a "
@@ -190,7 +208,7 @@ def _refuse(reason: str) -> NoReturn:
 
 
 @torch.no_grad()
-def _check_tokens(encoder: Encoder, vit: VisionTransformer) -> None:
+def _check_tokens(encoder: Encoder, vit: VisionTransformer | Eva) -> None:
     """Raise ``UserError`` unless both make the same tokens of an image."""
     size = (1, encoder.channels, *encoder.image_size)
     image = torch.linspace(-2, 2, math.prod(size)).view(size).to(encoder.patch_embed.proj.weight)

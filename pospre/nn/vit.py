@@ -20,7 +20,9 @@ from pospre.nn.patch_encoder import Edit, PatchEncoder
 from pospre.nn.places import Places
 from pospre.nn.positions import SCHEMES, Positions, build_positions, scheme_class, timm_name
 from pospre.nn.positions.scheme import Space
+from pospre.nn.positions.table import Table
 from pospre.nn.sizes import EncoderSize, timm_model
+from pospre.nn.timm_eva import eva_model, eva_state, is_eva
 from pospre.recipe.values import Init
 
 
@@ -80,6 +82,7 @@ class Encoder(PatchEncoder):
                 dropout=dropout,
                 activation=size.activation,
                 gated=size.swiglu,
+                mlp_norm=size.mlp_norm,
                 eps=size.eps,
                 qkv_bias=size.qkv_bias,
                 key_bias=size.key_bias,
@@ -88,25 +91,26 @@ class Encoder(PatchEncoder):
             for _ in range(depth)
         )
         self.norm = nn.LayerNorm(dim, size.eps) if final_norm else nn.Identity()
-        self.timm_name, self.timm_kwargs = timm_model(
-            size,
-            {
-                "img_size": _side(image_size),
-                "patch_size": _side(patch_size),
-                "depth": depth,
-                "in_chans": channels,
-                "class_token": class_token,
-                "reg_tokens": num_registers,
-                "init_values": layer_scale,
-                "final_norm": final_norm,
-                "pre_norm": size.pre_norm,
-                "qkv_bias": size.qkv_bias,
-                "qk_norm": size.qk_norm,
-                "act_layer": size.activation,
-                "pos_embed": "learn" if self.positions.is_added else "none",
-            },
-            self.positions.name,
-        )
+        self.size = size
+        options = {
+            "img_size": _side(image_size),
+            "patch_size": _side(patch_size),
+            "depth": depth,
+            "in_chans": channels,
+            "class_token": class_token,
+            "reg_tokens": num_registers,
+            "init_values": layer_scale,
+            "final_norm": final_norm,
+            "pre_norm": size.pre_norm,
+            "qkv_bias": size.qkv_bias,
+            "qk_norm": size.qk_norm,
+            "act_layer": size.activation,
+            "pos_embed": "learn" if self.positions.is_added else "none",
+        }
+        if is_eva(size, self.positions.as_given()):
+            self.timm_name, self.timm_kwargs = eva_model(size, options, self.positions.as_given())
+        else:
+            self.timm_name, self.timm_kwargs = timm_model(size, options, self.positions.name)
         self.init_parameters(init)
 
     @torch.no_grad()
@@ -228,7 +232,7 @@ class Encoder(PatchEncoder):
                 f"model. {known} can be exported. Use this encoder by its run or checkpoint."
             )
         state = {self.timm_name_of(key): v.contiguous() for key, v in self.state_dict().items()}
-        if self.positions.is_added:
+        if isinstance(self.positions, Table):
             state["pos_embed"] = self.position_table(grid or self.grid)
         elif self.positions.name == "none":
             # timm leaves the class token out where there is no table: one of zeros adds nothing
@@ -243,6 +247,8 @@ class Encoder(PatchEncoder):
             for key, rows in (("cls_token", prefix[:, :own]), ("reg_token", prefix[:, own:])):
                 if key in state:
                     state[key] = state[key] + rows
+        if is_eva(self.size, self.positions.as_given()):
+            return eva_state(self, state, vit)
         return state
 
     @torch.no_grad()

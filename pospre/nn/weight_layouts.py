@@ -11,65 +11,58 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
+import yaml
 from torch import Tensor
 
 from pospre.errors import UserError, printable
-from pospre.nn.positions import timm_name
+from pospre.nn.positions import Positions
+from pospre.nn.positions.published import as_text, dinov3, eva_02, rope_vit
 from pospre.nn.positions.table import Resampling
+from pospre.nn.weight_names import joined, ours
 
 KNOWN = (
-    "MAE, SimMIM, DropPos, DINO, iBOT, DINOv2 (also with registers or in chunks), I-JEPA, StoP, "
-    "BEiT, DeiT, any plain ViT of timm, and ViTModel and Dinov2Model of transformers"
+    "MAE, SimMIM, DropPos, DINO, iBOT, DINOv2 (also with registers or in chunks), DINOv3, I-JEPA, "
+    "StoP, BEiT, EVA-02, rope-vit, DeiT, any plain or rotary ViT of timm, and ViTModel, "
+    "Dinov2Model and DINOv3ViTModel of transformers"
 )
-WITHOUT_POSITIONS = ",positions=none"
-"""Behind a file's name: its encoder was trained without positions."""
-_PATCHES = ("patch_embed.proj.weight", "embeddings.patch_embeddings.projection.weight")
+POSITIONS = ",positions="
+"""Behind a file's name: what its encoder knows of places, where no tensor says so."""
+_PATCHES = (
+    "patch_embed.proj.weight",
+    "embeddings.patch_embeddings.projection.weight",
+    "embeddings.patch_embeddings.weight",
+)
 _TEACHER = re.compile(r"(^|[._])(teacher|target|momentum|ema)")
 _BESIDE = re.compile(
     r"decoder|(?:embeddings\.)?mask_token|mask_pos|lm_head|predictor|pooler|classifier|dino_head"
+    r"|local_cls_norm"
 )
 _DINO = re.compile(r"(^|\.)(student|teacher)\.(module\.)?backbone\.$")
-_ROTARY = re.compile(r"rope|storage_tokens|freqs|periods")
+_DINOV3 = re.compile(r"storage_tokens|rope_embed\.|layer\.\d+\.attention\.o_proj\.")
 _POSITIONS = re.compile(r"pos_embed|rel_pos|relative_position_bias|offset_bias")
-_RENAMED = [
-    (re.compile(pattern), name)
-    for pattern, name in (
-        (r"^embeddings\.position_embeddings$", "pos_embed"),
-        (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
-        (r"^embeddings\.", ""),
-        (r"^encoder\.layer\.", "blocks."),
-        (r"\.layernorm_before\.", ".norm1."),
-        (r"\.layernorm_after\.", ".norm2."),
-        (r"^layernorm\.", "norm."),
-        (r"\.attention\.output\.dense\.", ".attn.proj."),
-        (r"\.attention\.attention\.", ".attn."),
-        (r"\.(?:intermediate\.dense|mlp\.weights_in|mlp\.w12)\.", ".mlp.fc1."),
-        (r"\.(?:output\.dense|mlp\.weights_out|mlp\.w3)\.", ".mlp.fc2."),
-        (r"\.layer_scale([12])\.lambda1$", r".ls\1.gamma"),
-        (r"\.gamma_([12])$", r".ls\1.gamma"),
-        (r"^blocks\.\d+\.(\d+)\.", r"blocks.\1."),  # DINOv2's chunks: the second number counts on
-        (r"^register_tokens$", "reg_token"),
-        (r"^(blocks\.\d+\.attn\.)(relative_position_bias_table)$", r"\1rel_pos.\2"),
-        (r"^rel_pos_bias\.", "shared_rel_pos."),
-    )
-]
+_DERIVED = re.compile(
+    r"relative_position_index$|(^|\.)rope\.freqs_(cos|sin)$|^freqs_t_[xy]$|\.bias_mask$"
+)
+"""Follows from the grid, or from the kind of network."""
 
 
 class Named(NamedTuple):
-    """An encoder's tensors under timm's names.
+    """An encoder's tensors under our names.
 
     Attributes:
-        tensors: of the encoder, or of a classifier on it.
+        tensors: of the encoder, or of a classifier on it, in the layout of the file.
         left_out: the file's names of what belongs to neither.
         origin: where in the file they were, such as ``teacher.backbone``; empty: it held them bare.
         resampling: how the code that wrote the file reads its positions at another grid; None
             where names do not tell.
+        positions: of a code with rotary ones; None: the tensors say it, or nothing does.
     """
 
     tensors: dict[str, Tensor]
     left_out: list[str]
     origin: str
     resampling: Resampling | None
+    positions: Positions | None
 
 
 def timm_names(content: Any, name: str, which: Literal["student", "teacher"], key: str) -> Named:
@@ -95,15 +88,46 @@ def timm_names(content: Any, name: str, which: Literal["student", "teacher"], ke
         )
     start = _choose(starts, name, which, key)
     inside = {path.removeprefix(start): t for path, t in flat.items() if path.startswith(start)}
-    rotary = next((path for path in inside if _ROTARY.search(path)), None)
-    if rotary is not None:
-        raise UserError(
-            f"{name} holds '{rotary}': its encoder (DINOv3, EVA-02) has no position table, it "
-            "rotates queries and keys (RoPE), which ours does not do."
-        )
     tensors = {path: t for path, t in inside.items() if not _BESIDE.match(path)}
     left_out = [path for path in flat if path.removeprefix(start) not in tensors]
-    return Named(_renamed(tensors), left_out, start.rstrip("."), _resampling(inside, start))
+    named = _named(tensors, name)
+    origin, positions = start.rstrip("."), _rotary(inside, named, name)
+    return Named(named, left_out, origin, _resampling(inside, start), positions)
+
+
+def _named(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    kept = {ours(path): t for path, t in tensors.items() if not _DERIVED.search(path)}
+    found = joined(kept, name)
+    if any(path.endswith("bias_mask") for path in tensors):  # DINOv3's keys have no bias
+        for key in [key for key in found if key.endswith("qkv.bias")]:
+            query, bias, value = found[key].chunk(3)
+            found[key] = torch.cat([query, torch.zeros_like(bias), value])
+    if "register_tokens" in tensors and "pos_embed" in found:
+        found["pos_embed"] = _without_registers(found["pos_embed"], found["reg_token"].shape[1])
+    return found
+
+
+def _rotary(inside: Mapping[str, Tensor], named: dict[str, Tensor], name: str) -> Positions | None:
+    """Return the positions of the codes with rotary ones, by the tensors that only they have."""
+    table = "pos_embed" in named
+    if "rope.freqs" in named:
+        return rope_vit(mixed=True, table=table)
+    if any(path.startswith("rope.freqs_") for path in inside):
+        return eva_02(table=table)
+    is_separate = "blocks.0.attn.q_bias" in inside or "blocks.0.attn.q_proj.bias" in inside
+    if table and is_separate and is_gated(named):  # EVA-02 of timm
+        return eva_02(table=True)
+    has_prefix = {"cls_token", "reg_token"} <= named.keys() and not table
+    is_timms = has_prefix and "blocks.0.attn.qkv.bias" not in inside
+    if any(map(_DINOV3.match, inside)) or (is_timms and "blocks.0.ls1.gamma" in named):
+        found = dinov3(named.pop("rope.periods", None))
+        if found is not None:
+            return found
+        raise UserError(
+            f"{name} holds other rotary periods than DINOv3's, which are 100^(4i/D); save it "
+            f"without 'rope_embed.periods', and say them: FILE{POSITIONS}{{rotary: {{base: …}}}}"
+        )
+    return None
 
 
 def _resampling(inside: Mapping[str, Tensor], start: str) -> Resampling | None:
@@ -138,56 +162,63 @@ def _choose(starts: list[str], name: str, which: str, key: str) -> str:
     return wanted[0]
 
 
-def _renamed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
-    parts: dict[str, dict[str, Tensor]] = {}  # of a qkv tensor
-    for path, tensor in tensors.items():
-        path = timm_name(path)
-        for pattern, name in _RENAMED:
-            path = pattern.sub(name, path)
-        split = re.fullmatch(r"(.*\.attn\.)(query|key|value)\.(weight|bias)", path)
-        beit = re.fullmatch(r"(.*\.attn\.)([qv])_bias", path)
-        if split:
-            parts.setdefault(f"{split[1]}qkv.{split[3]}", {})[split[2][0]] = tensor
-        elif beit:
-            parts.setdefault(f"{beit[1]}qkv.bias", {})[beit[2]] = tensor
-        elif not path.endswith("relative_position_index"):  # follows from the grid
-            found[path] = tensor
-    for path, part in parts.items():
-        none = torch.zeros_like(part["q"])  # BEiT's keys have no bias
-        found[path] = torch.cat([part.get(letter, none) for letter in "qkv"])
-    if "register_tokens" in tensors and "pos_embed" in found:
-        found["pos_embed"] = _without_registers(found["pos_embed"], found["reg_token"].shape[1])
-    return found
-
-
 def _without_registers(table: Tensor, registers: int) -> Tensor:
     """Return DINOv2's table, which has a row for the class token, with one of zeros a register."""
     zeros = table.new_zeros(1, registers, table.shape[2])
     return torch.cat([table[:, :1], zeros, table[:, 1:]], dim=1)
 
 
-def check_positions(tensors: Mapping[str, Tensor], name: str, *, told_none: str | None) -> None:
-    """Raise ``UserError`` unless an encoder's positions are known.
+def split_address(uri: str) -> tuple[str, Positions | None]:
+    """Return the file of ``FILE,positions=SCHEME``, and the scheme; None where nothing is said.
+
+    Raises:
+        UserError: what is said is no scheme's name, nor ``{name: its options}`` as in recipes.
+    """
+    file, said, text = uri.partition(POSITIONS)
+    if not said:
+        return uri, None
+    try:
+        told = yaml.safe_load(text)
+    except yaml.YAMLError:
+        told = None
+    if not isinstance(told, str | dict):
+        raise UserError(
+            f"{uri}: behind positions= stands a scheme's name, or {{name: {{option: value}}}} as "
+            f"in recipes, not '{text}'."
+        )
+    return file, told
+
+
+def check_positions(
+    tensors: Mapping[str, Tensor], name: str, found: Positions | None, told: Positions | None
+) -> Positions | None:
+    """Return what an encoder knows of places, where its tensors do not say it.
 
     That none are in the file says nothing: rotary positions and distances to attention are no
     tensors.
 
     Args:
-        tensors: of the encoder, under timm's names.
+        tensors: of the encoder, by our names.
         name: of their file, for errors.
-        told_none: the words that said that it was trained without positions; None: nothing did.
+        found: what its names tell.
+        told: what was said of it.
+
+    Raises:
+        UserError: nothing tells, or what was said is not true.
     """
-    found = next((key for key in tensors if _POSITIONS.search(key)), None)
-    if told_none is not None and found is not None:
-        raise UserError(f"{name} holds positions ('{found}'); leave '{told_none}' out.")
-    if told_none is None and found is None:
+    key = next((key for key in tensors if _POSITIONS.search(key)), None)
+    if told == "none" and (key is not None or found is not None):
+        raise UserError(f"{name} holds positions ('{key or 'rope'}'); leave '{POSITIONS}none' out.")
+    if told is not None and found is not None and told != found:
+        raise UserError(f"{name} has positions {found}; leave '{POSITIONS}…' out.")
+    if told is None and found is None and key is None:
         raise UserError(
-            f"{name} holds no positions that ours could have ('pos_embed', a relative position "
-            "bias). Files of encoders that rotate queries and keys (RoPE: DINOv3, rope-vit) or add "
-            "distances to attention (ALiBi) look like this, and ours does neither. If this one "
-            f"was trained without positions, say so: {name}{WITHOUT_POSITIONS}"
+            f"{name} holds no positions: no table, no bias, and nothing that says how it turns "
+            "queries and keys (RoPE). Say what its encoder has: RoPE-ViT's axial ones "
+            f"'{name}{POSITIONS}{as_text(rope_vit())}' or timm:NAME,FILE; and one that was trained "
+            f"without positions {name}{POSITIONS}none"
         )
+    return told if found is None else found
 
 
 def with_prefix_rows(table: Tensor, class_token: bool, registers: int, *, bare: bool) -> Tensor:
@@ -222,3 +253,9 @@ def shortened(names: Iterable[str]) -> str:
     """Write names as a short list: all of them, or the first, the last and their number."""
     keys = [printable(name) for name in names]
     return ", ".join(keys) if len(keys) < 5 else f"{keys[0]} … {keys[-1]} ({len(keys)})"
+
+
+def is_gated(tensors: Mapping[str, Tensor]) -> bool:
+    """Return whether an encoder's MLPs are SwiGLU."""
+    first, last = (tensors.get(f"blocks.0.mlp.fc{number}.weight") for number in (1, 2))
+    return first is not None and last is not None and len(first) != last.shape[1]

@@ -10,7 +10,7 @@ timm's ``resample_patch_embed``).
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -22,11 +22,19 @@ from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.model.teacher import follow
 from pospre.nn.patch_encoder import PatchEncoder
+from pospre.nn.positions.published import (
+    as_text,
+    is_interleaved,
+    is_rounded,
+    same_turn,
+    turns,
+)
 from pospre.nn.positions.sincos import is_sincos
 from pospre.nn.positions.table import Table, resample_positions
 from pospre.nn.swin.encoder import SwinEncoder
 from pospre.nn.vit import Encoder
 from pospre.nn.weight_layouts import shortened, with_prefix_rows
+from pospre.nn.weight_names import interleaved
 from pospre.training.checkpoints.content import Weights, load_model
 from pospre.training.weight_files import Keys, Source, is_weights_file, read_source
 
@@ -101,8 +109,9 @@ def load_weights(model: PretrainModel, uri: str | Path, which: Weights = "studen
         model: with its algorithms attached.
         uri: checkpoint, folder of them or run folder; or a file of weights (``.safetensors``,
             ``.pth``, ``.pth.tar``, ``.bin``) of ours or of a layout that
-            ``pospre.nn.weight_layouts`` knows; local or S3. ``FILE,positions=none`` says of a file
-            without positions that it was trained so: rotary ones are no tensors.
+            ``pospre.nn.weight_layouts`` knows; local or S3. ``FILE,positions=SCHEME`` says what the
+            encoder of a file whose tensors do not tell knows of places: rotary ones are no tensors,
+            and it may have none (``positions=none``).
         which: the encoder of a checkpoint, or of a file that holds a teacher beside it.
 
     Returns:
@@ -121,9 +130,13 @@ def take_weights(model: PretrainModel, source: Source) -> Loaded:
     """Load the tensors of ``source``; see ``load_weights``."""
     encoder = model.encoder
     _check_kind(encoder, source)
+    source = _in_our_layout(encoder, source)
+    rounded = is_rounded(source.positions) and not is_rounded(encoder.positions.as_given())
     names = {encoder.timm_name_of(key): key for key in encoder.state_dict()}
     expected = {key: encoder.state_dict()[own] for key, own in names.items()}
     done = Loaded(source, len(expected))
+    if rounded:
+        done.resampled.append("rotary periods, bfloat16 in the file, exact here")
     for key, own in expected.items():
         found = _matching(key, own, encoder, done)
         if found is None:
@@ -150,12 +163,44 @@ def _check_kind(encoder: PatchEncoder, source: Source) -> None:
         )
 
 
+def _in_our_layout(encoder: PatchEncoder, source: Source) -> Source:
+    """Return the tensors in the layout that our rotary positions turn; others stay as they are.
+
+    Raises:
+        UserError: encoder and file turn queries and keys in different ways.
+    """
+    own = encoder.positions
+    if (
+        source.positions is None
+        and is_interleaved(own.as_given())
+        and "pos_embed" in source.tensors
+    ):
+        raise UserError(
+            f"{source.named} has a table of positions, and nothing in it says whether its encoder "
+            f"rotates queries and keys, too. Say it: '{source.name},positions="
+            f"{as_text(own.as_given())}', or {source.name},positions=learned"
+        )
+    if source.positions is None or not turns(source.positions):
+        return source
+    if not same_turn(own, source.positions):
+        raise UserError(
+            f"{source.named} was trained with positions {as_text(source.positions)}, and the "
+            f"encoder has {as_text(own.as_given())}; use encoder.positions = "
+            f"{as_text(source.positions)}"
+        )
+    if source.is_run or not is_interleaved(source.positions):
+        return source
+    tensors = interleaved(source.tensors, own.space.num_heads, back=True)
+    return replace(source, tensors=tensors)
+
+
 def _check_fixed(encoder: Encoder, source: Source) -> None:
     """Raise ``UserError`` if a learned table would be taken for the fixed one, and frozen.
 
     A run says which it is; a file's values do.
     """
-    learned = source.positions in ("learned", "learned_sincos")
+    told = source.positions or ""
+    learned = bool({"learned", "learned_sincos"} & {*([told] if isinstance(told, str) else told)})
     table = source.tensors.get("pos_embed")
     if source.positions is None and table is not None:
         patches = _with_prefix(table, encoder)[0, encoder.num_prefix_tokens :]
@@ -183,6 +228,8 @@ def _matching(key: str, own: Tensor, encoder: Encoder, done: Loaded) -> Tensor |
     if found is None:
         raise UserError(f"{source.named} lacks the tensor '{key}'; {_COMPARE}")
     old = tuple(found.shape)
+    if key == "rope.freqs" and found.numel() == own.numel():
+        found = found.view_as(own)  # RoPE-ViT's own has heads and their channels in one
     if key == "pos_embed" and found.shape != own.shape:
         found = _with_prefix(found, encoder)
     if found.shape == own.shape:

@@ -13,9 +13,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pospre.errors import UserError
-from pospre.nn.positions import timm_name
+from pospre.nn.positions import Positions, timm_name
+from pospre.nn.positions.published import turns
 from pospre.nn.positions.table import Resampling
-from pospre.nn.weight_layouts import WITHOUT_POSITIONS, check_positions, timm_names
+from pospre.nn.weight_layouts import POSITIONS, check_positions, split_address, timm_names
 from pospre.object_store import Bucket, is_remote
 from pospre.training.checkpoints import torch_file
 from pospre.training.checkpoints.content import Weights, recorded
@@ -42,7 +43,8 @@ class Source:
         name: where they are from.
         tensors: by timm's names.
         keys: for errors.
-        positions: their kind, where known.
+        positions: as in a recipe, where known.
+        is_run: they are a run's, and rotary ones are in our layout; else in the publisher's.
         left_out: names of tensors of the file that are no encoder's.
         metadata: of a ``.safetensors`` file.
         resampling: of its positions at another grid, see ``nn.weight_layouts``.
@@ -51,7 +53,8 @@ class Source:
     name: str
     tensors: dict[str, Tensor]
     keys: Keys
-    positions: str | None = None
+    positions: Positions | None = None
+    is_run: bool = False
     left_out: list[str] = field(default_factory=list)
     metadata: dict[str, str] = field(default_factory=dict)
     resampling: Resampling | None = None
@@ -63,25 +66,28 @@ class Source:
 
 
 def is_weights_file(uri: str) -> bool:
-    """Return whether ``uri`` names a file of weights, with ``,positions=none`` or without."""
-    return uri.removesuffix(WITHOUT_POSITIONS).endswith(EXPORTED)
+    """Return whether ``uri`` names a file of weights, with ``,positions=…`` or without."""
+    return uri.partition(POSITIONS)[0].endswith(EXPORTED)
 
 
-def read_source(uri: str, which: Weights, keys: Keys) -> Source:
+def read_source(uri: str, which: Weights, keys: Keys, otherwise: Positions | None = None) -> Source:
     """Return the encoder tensors at ``uri``.
 
     Args:
-        uri: checkpoint, folder of them, run folder, or a file of weights; behind a file that holds
-            no positions ``,positions=none`` says that it was trained without.
+        uri: checkpoint, folder of them, run folder, or a file of weights; ``,positions=SCHEME``
+            behind one whose tensors do not tell says what it was trained with.
         which: encoder of a file that holds several.
         keys: for errors.
+        otherwise: positions of a file whose tensors do not tell.
 
     Raises:
         UserError: missing, damaged, without a teacher, or with values that are not finite, or no
             floats at all.
     """
-    read = _read_file if is_weights_file(uri) else _read_run
-    source = read(uri, which, keys)
+    if is_weights_file(uri):
+        source = _read_file(uri, which, keys, otherwise)
+    else:
+        source = _read_run(uri, which, keys)
     for key, tensor in source.tensors.items():
         if tensor.dtype not in _NUMBERS and tensor.dim():  # batch norms count in a scalar
             kind = str(tensor.dtype).removeprefix("torch.")
@@ -111,27 +117,30 @@ def _read_run(uri: str, which: Weights, keys: Keys) -> Source:
         )
     recipe: dict[str, Any] = recorded(content)[0]
     positions = recipe["encoder"].get("positions")
-    if isinstance(positions, dict):  # a scheme with options
-        (positions,) = positions
-    return Source(f"{uri} ({which})", own, keys, positions)
+    return Source(f"{uri} ({which})", own, keys, positions, is_run=True)
 
 
-def _read_file(uri: str, which: Weights, keys: Keys) -> Source:
+def _read_file(uri: str, which: Weights, keys: Keys, otherwise: Positions | None) -> Source:
     """Return the encoder in a file of weights; see ``nn.weight_layouts`` and ``read_source``."""
-    told_none = WITHOUT_POSITIONS if uri.endswith(WITHOUT_POSITIONS) else None
-    uri = uri.removesuffix(WITHOUT_POSITIONS)
+    uri, told = split_address(uri)
     with _local_copy(uri) as path:
         if not path.is_file():
             raise UserError(f"{keys.weights}{uri} does not exist")
         content, metadata = _load(path, uri)
     found = timm_names(content, uri, which, keys.which)
-    check_positions(found.tensors, f"{keys.weights}{uri}", told_none=told_none)
+    own = recipe_in(metadata)  # of an export of ours
+    noted = otherwise if own is None else own["encoder"].get("positions")
+    if noted is not None and not turns(noted):  # of others the tensors tell
+        noted = None
+    positions = check_positions(
+        found.tensors, f"{keys.weights}{uri}", found.positions or noted, told
+    )
     # an encoder without positions is exported with a table of zeros
     tensors = {k: v for k, v in found.tensors.items() if k != "pos_embed" or bool(v.any())}
     name = f"{uri} ({found.origin})" if found.origin else uri
-    noted = metadata.get("resampling")  # our exports may be of weights of others
-    how = next((each for each in get_args(Resampling) if each == noted), found.resampling)
-    return Source(name, tensors, keys, None, found.left_out, metadata, how)
+    how = metadata.get("resampling")  # our exports may be of weights of others
+    resampling = next((each for each in get_args(Resampling) if each == how), found.resampling)
+    return Source(name, tensors, keys, positions, False, found.left_out, metadata, resampling)
 
 
 @contextlib.contextmanager
@@ -150,6 +159,8 @@ def _local_copy(uri: str) -> Iterator[Path]:
 def _load(path: Path, name: str) -> tuple[Any, dict[str, str]]:
     """Return what a file of tensors holds, and the header's texts of a ``.safetensors`` file."""
     try:
+        with path.open("rb") as file:
+            _refuse_text(file.read(256).lstrip(), name)
         if path.suffix == ".safetensors":
             with safe_open(path, "pt") as file:
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
@@ -166,6 +177,17 @@ def _load(path: Path, name: str) -> tuple[Any, dict[str, str]]:
             "nothing of it was loaded or run. Use a .safetensors file, or a .pth of a plain dict "
             "of tensors."
         ) from error
+
+
+def _refuse_text(start: bytes, name: str) -> None:
+    """Raise ``UserError`` for what a download gives in place of weights."""
+    if start.startswith(b"version https://git-lfs"):
+        raise UserError(f"{name} is a pointer of Git LFS; 'git lfs pull' gets the weights.")
+    if start[:1] == b"<":
+        raise UserError(
+            f"{name} is a web page and no weights. What guards them sent it: log in, accept their "
+            "licence (DINOv3's are gated), and download the file again."
+        )
 
 
 def recipe_in(metadata: dict[str, str]) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Files whose encoder knows places by what ours does not have are refused, and none are assumed."""
+"""Files that do not say how their encoder knows places are refused, and nothing is assumed."""
 
 from pathlib import Path
 from typing import Any
@@ -13,18 +13,10 @@ from pospre.evaluation.models import open_model
 from pospre.exporting.export import export
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
-from pospre.nn.timm_models import timm_size, wrap_encoder
 from pospre.training.start_weights import load_weights
 
 SMALL: dict[str, Any] = {"embed_dim": 192, "num_heads": 3, "depth": 1, "num_classes": 0}
-ROTARY = (
-    "vit_small_patch16_dinov3",
-    "vit_small_patch16_dinov3_qkvb",
-    "vit_small_patch16_rope_224",
-    "vit_small_patch16_rope_mixed_224",
-    "vit_base_patch16_rope_reg1_gap_256",
-)
-SAID = r"holds no positions .*RoPE.* say so: .*file.pth,positions=none|\(RoPE\), which ours does"
+SAID = r"holds no positions: .*\(RoPE\).*file.pth,positions=none"
 
 
 def model_of(**options: Any) -> PretrainModel:
@@ -35,30 +27,6 @@ def model_of(**options: Any) -> PretrainModel:
 def plain(**changes: Tensor) -> dict[str, Tensor]:
     vit: Any = timm.create_model("vit_tiny_patch16_224", img_size=64, **SMALL)
     return {**vit.state_dict(), **changes}
-
-
-@pytest.mark.parametrize("name", ROTARY)
-def test_rotary_encoders_are_refused_by_name_and_by_file(name: str, tmp_path: Path) -> None:
-    theirs: Any = timm.create_model(name, **SMALL)
-    torch.save(theirs.state_dict(), tmp_path / "file.pth")
-    with pytest.raises(UserError, match=SAID):
-        open_model(str(tmp_path / "file.pth"))
-    has_scale = "blocks.0.gamma_1" in theirs.state_dict()
-    options = {"num_registers": theirs.num_prefix_tokens - 1, "positions": "learned"}
-    with pytest.raises(UserError, match=SAID):
-        load_weights(
-            model_of(**options, layer_scale=1.0 if has_scale else None), tmp_path / "file.pth"
-        )
-    with pytest.raises(UserError, match=r"rotates queries and keys .*\(RoPE\)"):
-        wrap_encoder(theirs)
-
-
-def test_rotary_names_of_timm_are_refused_before_anything_is_read() -> None:
-    for name in ("vit_small_patch16_dinov3_qkvb", "eva02_tiny_patch14_224"):
-        with pytest.raises(UserError, match=rf"timm's {name} rotates queries and keys"):
-            timm_size(name)
-        with pytest.raises(UserError, match=rf"timm's {name} rotates queries and keys"):
-            open_model(f"timm:{name},nowhere.pth")
 
 
 def test_a_file_that_lost_its_table_is_no_encoder_without_positions(tmp_path: Path) -> None:

@@ -303,8 +303,6 @@ def test_a_table_is_read_with_the_rows_that_it_has() -> None:
         ),
         (lambda state: {"epoch": 3}, r"first tensors: none. Known layouts"),
         (lambda state: [torch.ones(1)], r"holds no Vision Transformer of a known layout"),
-        (lambda state: state | {"rope_embed.periods": torch.ones(16)}, r"rotates .*\(RoPE\)"),
-        (lambda state: state | {"storage_tokens": torch.ones(4)}, r"'storage_tokens'.*DINOv3"),
         (
             lambda state: state | {"blocks.1.attn.q_norm.weight": torch.ones(64)},
             r"its tensor 'blocks.1.attn.q_norm.weight' is not in the encoder",

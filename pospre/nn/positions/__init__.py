@@ -18,6 +18,7 @@ SCHEMES = {
     "learned_sincos": "sincos:LearnedSinCos",
     "rotary": "rotary:Rotary",
     "rotary_mixed": "rotary_mixed:RotaryMixed",
+    "learned_rotary": "learned_rotary:LearnedRotary",
     "alibi": "alibi:Alibi",
     "lookhere": "lookhere:LookHere",
     "relative": "relative:Relative",
@@ -28,6 +29,7 @@ SCHEMES = {
 _TIMM_NAMES = (
     (re.compile(r"^positions\.pos_embed$"), "pos_embed"),
     (re.compile(r"^positions\.tables\.(\d+)$"), rf"blocks.\1.attn.rel_pos.{RELATIVE_TABLE}"),
+    (re.compile(r"^positions\.(?:rotation\.)?freqs$"), "rope.freqs"),
     (re.compile(r"^positions\.table$"), f"shared_rel_pos.{RELATIVE_TABLE}"),
 )
 

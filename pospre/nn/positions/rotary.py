@@ -22,7 +22,7 @@ those of the reference are the same. In a box (a crop of the position field) all
 """
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field, PositiveFloat
@@ -57,6 +57,8 @@ class Rotary(Scheme):
         rescale: and then by up to this factor, or its inverse, along both alike.
         bf16_periods: rounded, as DINOv3's published files hold them.
     """
+
+    in_timm: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -38,6 +38,7 @@ class RotaryMixed(Scheme):
     """
 
     shares_clues: ClassVar[bool] = False
+    in_timm: ClassVar[bool] = True
 
     def __init__(self, space: Space, *, base: PositiveFloat = 10.0) -> None:
         super().__init__(space)

@@ -126,6 +126,10 @@ class Scheme(nn.Module):
         """Draw the parameters anew, and compute the buffers; there are none."""
         return
 
+    def as_given(self) -> str | dict[str, Any]:
+        """Return what recipes call it: its name, or ``{name: its options}``."""
+        return {self.name: {**self.options}} if self.options else self.name
+
     def companion(self, space: Space) -> "Scheme | None":
         """Return the scheme of a decoder whose tokens stand in the same places; None: sin-cos."""
         return None

@@ -1,0 +1,49 @@
+"""A learned table and rotary positions together (EVA-02, and the ``ape`` models of RoPE-ViT).
+
+The table is added to the tokens, and queries and keys are turned in every block. A forgotten place
+is one learned vector, or nothing, in place of the table's, and angle 0. Each is read at other grids
+and in boxes as it is alone: see ``learned``, ``rotary`` and ``rotary_mixed``.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from pospre.nn.places import Places
+from pospre.nn.positions import build_positions
+from pospre.nn.positions.scheme import Clue, Scheme, Space
+from pospre.nn.positions.table import Table
+
+
+class LearnedRotary(Table):
+    """A table as in ``learned``, and a rotation.
+
+    Args:
+        space: of the encoder.
+        rotation: the scheme that turns, ``rotary`` or ``rotary_mixed``, as recipes write it.
+    """
+
+    is_added: ClassVar[bool] = False
+
+    def __init__(
+        self, space: Space, *, rotation: str | Mapping[str, Mapping[str, Any]] = "rotary"
+    ) -> None:
+        super().__init__(space)
+        self.rotation = build_positions(rotation, space)
+        self.is_drawn = self.rotation.is_drawn
+
+    def reset_parameters(self) -> None:
+        """Draw both anew."""
+        super().reset_parameters()
+        self.rotation.reset_parameters()
+
+    def companion(self, space: Space) -> Scheme | None:
+        """Return the rotation alone for a decoder."""
+        return self.rotation.companion(space)
+
+    def check(self, places: Places) -> None:
+        """Raise ``UserError`` for places that the rotation does not know how to take."""
+        self.rotation.check(places)
+
+    def clues(self, places: Places) -> Iterator[Clue]:
+        """Yield the rotation of each block."""
+        return self.rotation.clues(places)

@@ -1,0 +1,110 @@
+"""The rotary positions of published encoders, as recipes write them."""
+
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+
+from pospre.nn.places import Places
+from pospre.nn.positions import Positions, build_positions
+from pospre.nn.positions.scheme import Scheme
+
+DINOV3: Positions = "rotary"
+DINOV3_ROUNDED: Positions = {"rotary": {"bf16_periods": True}}
+_BOTH = "learned_rotary"
+
+
+def dinov3(periods: Tensor | None) -> Positions | None:
+    """Return those of DINOv3, with these periods; None if they are others."""
+    if periods is None:
+        return DINOV3
+    exact = 100 ** (torch.arange(len(periods), dtype=torch.float64) / len(periods))
+    if torch.equal(periods.float(), exact.bfloat16().float()):
+        return DINOV3_ROUNDED
+    return DINOV3 if torch.allclose(periods.double(), exact, rtol=1e-5) else None
+
+
+def cells(base: float, *, columns_first: bool, reference: bool = False) -> Positions:
+    """Return those that count cells, of their own grid or of the reference."""
+    options: dict[str, Any] = {"coordinates": "reference" if reference else "cells"}
+    options |= {} if base == 100 else {"base": float(base)}
+    options |= {"columns_first": True} if columns_first else {}
+    return {"rotary": options}
+
+
+def rope_vit(*, mixed: bool = False, table: bool = False) -> Positions:
+    """Return those of RoPE-ViT: axial or mixed, with a table (``ape``) or without."""
+    return with_table(table, "rotary_mixed" if mixed else cells(100, columns_first=True))
+
+
+def eva_02(*, table: bool) -> Positions:
+    """Return those of EVA-02, which has a table, too; timm's ``rope_reg`` models have none."""
+    return with_table(table, cells(10000, columns_first=False, reference=True))
+
+
+def with_table(table: bool, rotation: Positions) -> Positions:
+    """Return a rotation, with a table or without."""
+    return {_BOTH: {"rotation": rotation}} if table else rotation
+
+
+def rotation_of(positions: Positions) -> tuple[str, dict[str, Any]] | None:
+    """Return the name and the options of the scheme that turns queries and keys; None: none."""
+    given = {positions: {}} if isinstance(positions, str) else positions
+    ((name, options),) = given.items()
+    if name == _BOTH:
+        return rotation_of(options.get("rotation", "rotary"))
+    return (name, {**options}) if name.startswith("rotary") else None
+
+
+def turns(positions: Positions) -> bool:
+    """Return whether an encoder with these turns queries and keys."""
+    return rotation_of(positions) is not None
+
+
+def has_table(positions: Positions) -> bool:
+    """Return whether a rotary encoder with these has a table, too."""
+    return positions == _BOTH or (not isinstance(positions, str) and _BOTH in positions)
+
+
+def is_interleaved(positions: Positions) -> bool:
+    """Return whether published weights turn channels 2i and 2i + 1 together, not i and i + D/2."""
+    found = rotation_of(positions)
+    return found is not None and (
+        found[0] == "rotary_mixed" or found[1].get("coordinates", "centred") != "centred"
+    )
+
+
+def is_rounded(positions: Positions | None) -> bool:
+    """Return whether rotary periods are in bfloat16."""
+    found = None if positions is None else rotation_of(positions)
+    return found is not None and bool(found[1].get("bf16_periods"))
+
+
+def same_turn(own: Scheme, positions: Positions) -> bool:
+    """Return whether a scheme turns queries and keys as ``positions`` do, in evaluation.
+
+    Whether periods are rounded makes no difference here: timm takes weights of DINOv3 for exact
+    ones.
+    """
+    pair = rotation_of(own.as_given()), rotation_of(positions)
+    if pair[0] is None or pair[1] is None or pair[0][0] != pair[1][0]:
+        return False
+    turning = []
+    for name, options in (pair[0], pair[1]):
+        options.pop("bf16_periods", None)
+        turning.append(build_positions({name: options}, own.space))
+    if [*turning[0].parameters()]:  # learned: they come with the weights
+        return True
+    for scheme in turning:
+        scheme.reset_parameters()
+    first, second = (scheme.angles(Places((2, 3)), 0) for scheme in turning)
+    return first is not None and second is not None and torch.allclose(first, second, rtol=1e-4)
+
+
+def as_text(positions: Positions) -> str:
+    """Write positions as a recipe on one line does."""
+    if isinstance(positions, str):
+        return positions
+    text: str = yaml.safe_dump(positions, default_flow_style=True, sort_keys=False, width=1000)
+    return text.strip()

@@ -1,0 +1,228 @@
+"""What each published code calls the tensors of a Vision Transformer: one table a family.
+
+A table maps their names to ours, and ``*`` stands for one part between dots. Ours are timm's of its
+plain ViT, but for what a code keeps apart: ``attn.q``, ``attn.k``, ``attn.v`` together are
+``attn.qkv``, and ``mlp.gate`` and ``mlp.value`` are ``mlp.fc1``. ``joined`` puts such parts
+together, and ``apart`` takes them to pieces. What a table does not name is called alike.
+
+MAE, DINO, iBOT, I-JEPA, StoP, DropPos, DeiT and SimMIM have timm's names, but for what stands in
+``BEIT``.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from pospre.errors import UserError
+from pospre.nn.positions import timm_name
+
+Names = dict[str, str]
+
+BEIT: Names = {
+    "blocks.*.attn.q_bias": "blocks.*.attn.q.bias",
+    "blocks.*.attn.v_bias": "blocks.*.attn.v.bias",
+    "blocks.*.gamma_1": "blocks.*.ls1.gamma",
+    "blocks.*.gamma_2": "blocks.*.ls2.gamma",
+    "blocks.*.attn.relative_position_bias_table": (
+        "blocks.*.attn.rel_pos.relative_position_bias_table"
+    ),
+    "rel_pos_bias.relative_position_bias_table": "shared_rel_pos.relative_position_bias_table",
+}
+TIMM_EVA: Names = {
+    "blocks.*.gamma_1": "blocks.*.ls1.gamma",
+    "blocks.*.gamma_2": "blocks.*.ls2.gamma",
+    "blocks.*.attn.q_bias": "blocks.*.attn.q.bias",
+    "blocks.*.attn.v_bias": "blocks.*.attn.v.bias",
+    "blocks.*.attn.q_proj.*": "blocks.*.attn.q.*",
+    "blocks.*.attn.k_proj.*": "blocks.*.attn.k.*",
+    "blocks.*.attn.v_proj.*": "blocks.*.attn.v.*",
+    "blocks.*.mlp.fc1_g.*": "blocks.*.mlp.gate.*",
+    "blocks.*.mlp.fc1_x.*": "blocks.*.mlp.value.*",
+}
+"""timm's EVA, EVA-02, DINOv3 and rope-vit; which of them a model has depends on it."""
+ROPE_VIT: Names = {"freqs": "rope.freqs"} | TIMM_EVA
+EVA_02: Names = {
+    "blocks.*.mlp.w12.*": "blocks.*.mlp.fc1.*",
+    "blocks.*.mlp.w1.*": "blocks.*.mlp.gate.*",
+    "blocks.*.mlp.w2.*": "blocks.*.mlp.value.*",
+    "blocks.*.mlp.w3.*": "blocks.*.mlp.fc2.*",
+    "blocks.*.mlp.ffn_ln.*": "blocks.*.mlp.norm.*",
+} | TIMM_EVA
+DINOV2: Names = {
+    "register_tokens": "reg_token",
+    "blocks.*.mlp.w12.*": "blocks.*.mlp.fc1.*",
+    "blocks.*.mlp.w3.*": "blocks.*.mlp.fc2.*",
+}
+DINOV3: Names = {
+    "storage_tokens": "reg_token",
+    "rope_embed.periods": "rope.periods",
+    "blocks.*.mlp.w1.*": "blocks.*.mlp.gate.*",
+    "blocks.*.mlp.w2.*": "blocks.*.mlp.value.*",
+    "blocks.*.mlp.w3.*": "blocks.*.mlp.fc2.*",
+}
+_HF_EMBEDDINGS: Names = {
+    "embeddings.cls_token": "cls_token",
+    "embeddings.register_tokens": "reg_token",
+}
+HF_VIT: Names = {
+    **_HF_EMBEDDINGS,
+    "embeddings.position_embeddings": "pos_embed",
+    "embeddings.patch_embeddings.projection.*": "patch_embed.proj.*",
+    "encoder.layer.*.layernorm_before.*": "blocks.*.norm1.*",
+    "encoder.layer.*.layernorm_after.*": "blocks.*.norm2.*",
+    "encoder.layer.*.attention.attention.query.*": "blocks.*.attn.q.*",
+    "encoder.layer.*.attention.attention.key.*": "blocks.*.attn.k.*",
+    "encoder.layer.*.attention.attention.value.*": "blocks.*.attn.v.*",
+    "encoder.layer.*.attention.output.dense.*": "blocks.*.attn.proj.*",
+    "encoder.layer.*.intermediate.dense.*": "blocks.*.mlp.fc1.*",
+    "encoder.layer.*.output.dense.*": "blocks.*.mlp.fc2.*",
+    "layernorm.*": "norm.*",
+}
+"""transformers' ViTModel and IJepaModel."""
+HF_DINOV2: Names = {
+    "encoder.layer.*.norm1.*": "blocks.*.norm1.*",
+    "encoder.layer.*.norm2.*": "blocks.*.norm2.*",
+    "encoder.layer.*.layer_scale1.lambda1": "blocks.*.ls1.gamma",
+    "encoder.layer.*.layer_scale2.lambda1": "blocks.*.ls2.gamma",
+    "encoder.layer.*.mlp.fc1.*": "blocks.*.mlp.fc1.*",
+    "encoder.layer.*.mlp.fc2.*": "blocks.*.mlp.fc2.*",
+    "encoder.layer.*.mlp.weights_in.*": "blocks.*.mlp.fc1.*",
+    "encoder.layer.*.mlp.weights_out.*": "blocks.*.mlp.fc2.*",
+} | HF_VIT
+HF_DINOV3: Names = {
+    **_HF_EMBEDDINGS,
+    "embeddings.patch_embeddings.*": "patch_embed.proj.*",
+    "layer.*.norm1.*": "blocks.*.norm1.*",
+    "layer.*.norm2.*": "blocks.*.norm2.*",
+    "layer.*.attention.q_proj.*": "blocks.*.attn.q.*",
+    "layer.*.attention.k_proj.*": "blocks.*.attn.k.*",
+    "layer.*.attention.v_proj.*": "blocks.*.attn.v.*",
+    "layer.*.attention.o_proj.*": "blocks.*.attn.proj.*",
+    "layer.*.layer_scale1.lambda1": "blocks.*.ls1.gamma",
+    "layer.*.layer_scale2.lambda1": "blocks.*.ls2.gamma",
+    "layer.*.mlp.gate_proj.*": "blocks.*.mlp.gate.*",
+    "layer.*.mlp.up_proj.*": "blocks.*.mlp.value.*",
+    "layer.*.mlp.down_proj.*": "blocks.*.mlp.fc2.*",
+}
+"""transformers' DINOv3ViTModel; where nothing is gated, what it calls up_proj is the whole fc1."""
+ALL: Names = BEIT | ROPE_VIT | EVA_02 | DINOV2 | DINOV3 | HF_DINOV2 | HF_DINOV3
+"""No name means two things in two of them."""
+
+_CHUNK = re.compile(r"^blocks\.\d+\.(\d+)\.")  # of DINOv2: the second number counts on
+_PARTS = {"qkv": ("q", "k", "v"), "fc1": ("gate", "value")}
+_PART = re.compile(r"(blocks\.\d+\.(?:attn|mlp)\.)(q|k|v|gate|value)(\.(?:weight|bias))")
+
+
+def ours(name: str) -> str:
+    """Return our name of a tensor of any code; some are parts, see ``joined``."""
+    return renamed(_CHUNK.sub(r"blocks.\1.", timm_name(name)), ALL)
+
+
+def renamed(name: str, names: Names) -> str:
+    """Return what a table makes of a name; what it does not name stays."""
+    return next(_renamings(name, names), name)
+
+
+def theirs(name: str, names: Names, known: Collection[str] = ()) -> str:
+    """Return what a code with such a table calls a tensor of ours.
+
+    Args:
+        name: ours.
+        names: the table.
+        known: the names that there are, where the table has several for one of ours.
+    """
+    found = [*_renamings(name, {own: theirs for theirs, own in names.items()}), name]
+    return next((each for each in found if each in known), found[0])
+
+
+def _renamings(name: str, names: Names) -> Iterator[str]:
+    for old, new in names.items():
+        if match := _pattern(old).fullmatch(name):
+            for part in match.groups():
+                new = new.replace("*", part, 1)
+            yield new
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    return re.compile(re.escape(text).replace(r"\*", "([^.]+)"))  # re has a cache
+
+
+def whole(name: str) -> str:
+    """Return the name of the tensor of ours that a tensor is a part of, or is."""
+    match = _PART.fullmatch(name)
+    if match is None:
+        return name
+    return f"{match[1]}{'qkv' if match[2] in _PARTS['qkv'] else 'fc1'}{match[3]}"
+
+
+def joined(tensors: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
+    """Return the tensors with parts put together; a bias of keys that is missing is 0.
+
+    Args:
+        tensors: by our names.
+        source: where they are from, for errors.
+
+    Raises:
+        UserError: a part is missing.
+    """
+    found: dict[str, Tensor] = {}
+    groups: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        if _PART.fullmatch(name) is None:
+            found[name] = tensor
+        else:
+            groups.setdefault(whole(name), {})[name.split(".")[3]] = tensor
+    for name, parts in groups.items():
+        found[name] = _whole(name, parts, source)
+    return found
+
+
+def _whole(name: str, parts: dict[str, Tensor], source: str) -> Tensor:
+    if [*parts] == ["value"]:  # nothing is gated
+        return parts["value"]
+    wanted = _PARTS["fc1" if ".fc1." in name else "qkv"]
+    if "k" in wanted and name.endswith("bias") and "q" in parts:
+        parts.setdefault("k", torch.zeros_like(parts["q"]))
+    missing = next((part for part in wanted if part not in parts), None)
+    if missing:
+        raise UserError(f"{source} lacks the tensor '{name}': its part '{missing}' is not there")
+    return torch.cat([parts[part] for part in wanted])
+
+
+def apart(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """Return the parts of queries, keys and values, or of a gated first layer, by our names."""
+    stem, whole, kind = name.rsplit(".", 2)
+    parts = tensor.chunk(len(_PARTS[whole]))
+    return {
+        f"{stem}.{part}.{kind}": each.contiguous()
+        for part, each in zip(_PARTS[whole], parts, strict=True)
+    }
+
+
+def interleaved(tensors: Mapping[str, Tensor], heads: int, *, back: bool) -> dict[str, Tensor]:
+    """Bring queries and keys of a rotary encoder to the other layout of channels.
+
+    Ours turns channel i of a head together with channel i + D/2. rope-vit and EVA-02 turn channels
+    2i and 2i + 1. Both compute the same when the rows of ``qkv`` are permuted alike.
+
+    Args:
+        tensors: by our names.
+        heads: number of them.
+        back: from theirs to ours; False: from ours to theirs.
+    """
+    return {
+        key: _permuted(key, tensor, heads, back=back) if ".attn.qkv." in key else tensor
+        for key, tensor in tensors.items()
+    }
+
+
+def _permuted(key: str, tensor: Tensor, heads: int, *, back: bool) -> Tensor:
+    query, key_part, value = tensor.chunk(3)
+    pair = ((-1, 2), (1, 2)) if back else ((2, -1), (1, 2))
+    turned = [
+        part.unflatten(0, (heads, -1)).unflatten(1, pair[0]).transpose(*pair[1]).flatten(0, 2)
+        for part in (query, key_part)
+    ]
+    return torch.cat([*turned, value])
