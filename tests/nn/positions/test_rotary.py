@@ -174,7 +174,7 @@ def draw_of(*wanted: float, shift: float, jitter: float, rescale: float) -> Tens
 
 
 def test_places_are_shifted_stretched_and_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = {"shift": 0.5, "jitter": 1.2, "rescale": 2.0}
+    options: dict[str, Any] = {"shift": 0.5, "jitter": 1.2, "rescale": 2.0}
     draw = draw_of(0.1, -0.2, 1.1, 0.9, 1.5, **options)
     monkeypatch.setattr(draws, "uniform", lambda keys, count: draw)
     check(
@@ -184,10 +184,10 @@ def test_places_are_shifted_stretched_and_scaled(monkeypatch: pytest.MonkeyPatch
 
 
 def test_equals_timm_in_training_with_the_same_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = {"shift": 0.5, "jitter": 1.2, "rescale": 2.0}
+    options: dict[str, Any] = {"shift": 0.5, "jitter": 1.2, "rescale": 2.0}
     names = ("shift_coords", "jitter_coords", "rescale_coords")
     limits = dict(zip(names, options.values(), strict=True))
-    theirs = RotaryEmbeddingDinoV3(64, **limits).train()  # type: ignore[arg-type]
+    theirs = RotaryEmbeddingDinoV3(64, **limits).train()
     torch.manual_seed(7)
     wanted = theirs.get_embed([5, 9]).unflatten(-1, (2, 64))[:, :, :32]
     torch.manual_seed(7)
