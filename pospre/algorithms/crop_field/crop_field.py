@@ -25,6 +25,7 @@ from pospre.algorithms.crop_field.field import (
 from pospre.batch import EPOCH, INDEX, Batch, box_key, field_box_key, flip_key
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
+from pospre.model.loop_check import check_unwrapped
 from pospre.model.model import PretrainModel
 from pospre.model.question import Question
 from pospre.nn.interpolation import Interpolation
@@ -82,6 +83,7 @@ class CropField(PretrainAlgorithm):
         """Say where views lie, and make the table a field; a no-op if that is done."""
         if model.registry.place_source == "crop_field":
             return
+        check_unwrapped(model, "crop_field")
         _check(self, model)
         _check_unused(self, model.encoder.positions)
         for group in model.views:
