@@ -17,6 +17,7 @@ from pospre.errors import UserError
 from pospre.nn.places import Places
 from pospre.nn.positions.rotary import Rotary
 from pospre.nn.positions.scheme import Space, rotate
+from pospre.nn.weight_names import interleaved
 from tests.nn.positions.golden import GRID, PLACES, SPACE, check, checksum, queries, turned
 
 WIDE = Space(dim=128, num_heads=2, depth=1, grid=(14, 14))
@@ -160,6 +161,34 @@ def test_equals_timm(kind: str, grid: tuple[int, int]) -> None:
     for wrong in (tokens, ours(swapped), ours(scheme, half=not is_half)):
         assert (wrong - wanted).abs().max() > 0.5
     torch.testing.assert_close(ours(scheme), wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["weight", "bias"])
+def test_weights_that_pair_neighbours_turn_alike_once_permuted(kind: str) -> None:
+    draw, name = torch.Generator().manual_seed(0), f"blocks.0.attn.qkv.{kind}"
+    shape = (3 * 128, 10) if kind == "weight" else (3 * 128,)
+    published = {name: torch.randn(shape, generator=draw), "blocks.0.mlp.fc1.bias": torch.ones(4)}
+    own = interleaved(published, 2, back=True)
+    embed, _ = oracle("rope_vit", (2, 5))
+    angle = rotary(WIDE, **ROPE_VIT).angles(Places((2, 5)), 0)
+
+    def heads(state: dict[str, Tensor], part: int) -> Tensor:
+        rows = state[name].view(3, 2, 64, -1)[part]  # of one token at every place
+        return rows.transpose(1, 2)[:, :1].expand(-1, 10, -1)[None]
+
+    def logits(query: Tensor, key: Tensor) -> Tensor:
+        return query @ key.transpose(-1, -2)
+
+    wanted = logits(*(apply_rot_embed_cat(heads(published, part), embed) for part in (0, 1)))
+
+    def ours(state: dict[str, Tensor]) -> Tensor:
+        return logits(*(rotate(heads(state, part), (angle.cos(), angle.sin())) for part in (0, 1)))
+
+    torch.testing.assert_close(ours(own), wanted, rtol=0, atol=1e-4)
+    assert (ours(published) - wanted).abs().max() > 1
+    assert torch.equal(own[name].chunk(3)[2], published[name].chunk(3)[2])
+    back = interleaved(own, 2, back=False)
+    assert all(torch.equal(back[key], published[key]) for key in published)
 
 
 # --- augmentation
