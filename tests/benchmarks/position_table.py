@@ -45,7 +45,7 @@ POSITIONS = {
     "sin-cos": "sincos",
     "learned": "learned",
     "relative": "relative",
-    CROP_FIELD: "learned",  # of the class token; the patches' come from the field
+    CROP_FIELD: "learned",  # a table as large as the field
 }
 FIGURES = {
     "position_probe/top1": "position, top-1 %",

@@ -23,7 +23,6 @@ from tests.evaluation.dense.pictures import voc_folder
 
 SMALL = [
     "encoder.depth=4",
-    "algorithms.mae.decoder_depth=1",
     "data.batch_size=4",
     "data.num_workers=1",
     "schedule.warmup=1ba",
@@ -62,19 +61,19 @@ def test_a_cell_is_measured_once_and_a_cut_line_again(
     data = image_folder(num_images=16, size=(40, 40))
     monkeypatch.setattr(position_table, "convert", lambda *_: (data, data))
     monkeypatch.setattr(position_table, "call", here)
-    given = [str(data), "--methods", "MAE", "--positions", "sin-cos", "relative"]
+    given = [str(data), "--methods", "DropPos", "--positions", "sin-cos", "none"]
     given += ["--duration", "2ba", "--runs", str(tmp_path / "runs"), "--set", *SMALL]
-    other = {"method": "MAE", "positions": "sin-cos", "seed": 0, "duration": "2ba"}
+    other = {"method": "DropPos", "positions": "sin-cos", "seed": 0, "duration": "2ba"}
     append(lines, {**other, "set": []})  # another recipe's: this cell is not done by that
-    lines.write_text(lines.read_text()[:-1] + '\n{"method": "MA')
+    lines.write_text(lines.read_text()[:-1] + '\n{"method": "Dr')
     assert position_table.main(given) == 0
     _, trained, refused = read_lines(lines)
     assert set(trained["figures"]) >= {"position_probe/top1", "knn/top1", "logistic/top1"}
     assert trained["figures"]["position_probe/chance"] == 1 / 64
     assert 0 <= trained["figures"]["logistic/initial"] <= 1
-    assert "relative" in refused["refused"] and "figures" not in refused
+    assert "none to change" in refused["refused"] and "figures" not in refused
     text = capsys.readouterr().out
-    assert "| sin-cos |" in text and f"- MAE: {refused['refused']}" in text
+    assert "| sin-cos |" in text and f"- DropPos: {refused['refused']}" in text
     monkeypatch.setattr(position_table, "call", None)  # nothing is done again
     assert position_table.main(given) == 0 and len(read_lines(lines)) == 3
     given += ["--bccd", str(voc_folder(tmp_path / "bccd", {"train": 4, "val": 2}))]
@@ -96,7 +95,8 @@ def test_a_cell_is_measured_once_and_a_cut_line_again(
         ("MP3", "sin-cos", "positions"),
         ("MP3", "crop field", "positions"),
         ("DropPos", "none", "positions"),
-        ("StoP", "relative", "relative"),
+        ("DropPos", "relative", None),
+        ("StoP", "relative", None),
         ("MAE", "learned", None),
         ("DINOv2", "crop field", None),
         ("Intertwined", "sin-cos", None),
