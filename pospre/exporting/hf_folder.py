@@ -15,6 +15,7 @@ from pospre.errors import UserError, needing
 from pospre.evaluation.features import WHOLE
 from pospre.exporting.timm_encoder import Parts
 from pospre.nn.patch_encoder import PatchEncoder
+from pospre.nn.positions.published import turns
 from pospre.nn.vit import Encoder
 
 LIBRARY = "transformers"
@@ -117,7 +118,7 @@ def _lacking(encoder: PatchEncoder, parts: Parts, kind: str) -> str:
     """Return what of the encoder ``kind`` has not, in words; empty where it has all."""
     if not isinstance(encoder, Encoder):
         return f"this encoder ({parts.timm_name})"
-    if "pos_embed" not in parts.tensors:
+    if "pos_embed" not in parts.tensors or turns(encoder.positions.as_given()):
         return f"encoder.positions = {encoder.positions.name}"
     if isinstance(encoder.norm, nn.Identity):
         return "encoder.final_norm = false"

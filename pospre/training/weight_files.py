@@ -70,7 +70,9 @@ def is_weights_file(uri: str) -> bool:
     return uri.partition(POSITIONS)[0].endswith(EXPORTED)
 
 
-def read_source(uri: str, which: Weights, keys: Keys, otherwise: Positions | None = None) -> Source:
+def read_source(
+    uri: str, which: Weights, keys: Keys, *, otherwise: Positions | None = None
+) -> Source:
     """Return the encoder tensors at ``uri``.
 
     Args:

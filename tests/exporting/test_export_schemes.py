@@ -53,3 +53,35 @@ def test_what_timm_does_not_have_is_refused_in_every_format(
     assert code == 2 and said.startswith("error: encoder.positions = alibi cannot be exported")
     assert "none, sincos, learned" in said and "by its run or checkpoint" in said
     assert [each.name for each in tmp_path.iterdir()] == ["runs"]
+
+
+@pytest.mark.parametrize("scheme", ["rotary", "learned_rotary"])
+@pytest.mark.parametrize(
+    ("format", "name"), [("timm", "e.pth"), ("onnx", "e.onnx"), ("torchhub", "e"), ("hf", "e")]
+)
+def test_rotary_encoders_come_back_from_every_format_or_are_refused(
+    format: str, name: str, scheme: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = run_of(scheme, tmp_path / "runs"), tmp_path / name
+    code = run_command(lambda: main([str(path), str(out), "--format", format]))
+    said = capsys.readouterr()
+    if format == "hf":
+        assert code == 2 and f"has encoder.positions = {scheme}" in said.err and not out.exists()
+        return
+    assert code == 0, said.err
+    assert "features and logits are ours" in said.out and "cosine 1.000000" in said.out
+
+
+def test_rotary_options_that_timm_lacks_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, (key, value) in enumerate((("normalize", "max"), ("bf16_periods", True))):
+        positions = {"rotary": {key: value}}
+        recipe = tiny_recipe(
+            tmp_path / f"runs{number}", CLASSIFIER, positions=positions, image_size=32, depth=1
+        )
+        path, out = save_checkpoint(recipe), tmp_path / "encoder.pth"
+        code = run_command(lambda: main([str(path), str(out), "--format", "timm"]))  # noqa: B023
+        said = capsys.readouterr().err
+        assert code == 2 and f"positions.rotary.{key} cannot be exported" in said
+        assert not out.exists()

@@ -229,7 +229,7 @@ def test_a_file_of_weights_with_less_than_it_claims_is_one_message(tmp_path: Pat
     path, short = tmp_path / "weights.pth", tensor(Storage(4096), [16, 256], [256, 1])
     path.write_bytes(archive({"pos_embed": short}, {"0": FOUR, "1": bytes(20_000)}))
     with pytest.raises(UserError, match=r"is damaged.*not as large as the pickle claims.*nothing"):
-        read_source(str(path), "student", (1, 1), Keys("", ""))
+        read_source(str(path), "student", Keys("", ""))
 
 
 def test_random_states_are_written_without_arrays(tmp_path: Path) -> None:
