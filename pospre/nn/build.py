@@ -50,7 +50,8 @@ def build_encoder(
             ``none``, a zero-initialised bias of the attention by relative position, one per layer
             (``relative``) or one for all (``shared_relative``, as in BEiT), a fixed bias by
             distance (``alibi``), by direction and distance (``lookhere``), or queries and keys that
-            are turned (``rotary``: DINOv3, EVA-02, RoPE-ViT; ``rotary_mixed``: RoPE-ViT, learned).
+            are turned (``rotary``: DINOv3, EVA-02, RoPE-ViT; ``rotary_mixed``: RoPE-ViT, learned;
+            ``learned_rotary``: with a table, too).
         class_token: whether there is one.
         num_registers: learned tokens without meaning or position that take part in attention.
         layer_scale: initial factor of each residual branch, learned per channel; None: no factor.
