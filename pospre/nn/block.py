@@ -90,7 +90,8 @@ class Attention(nn.Module):
         self, x_BTD: Tensor, context_BM: Tensor | None, num_queries: int | None
     ) -> tuple[Tensor, ...]:
         """Return queries of the tokens that attend, keys and values of the context."""
-        weight, bias, dim = self.qkv.weight, self.qkv.bias, x_BTD.shape[-1]
+        weight, dim = self.qkv.weight, x_BTD.shape[-1]
+        bias: Tensor | None = self.qkv.bias
         if bias is not None and not self.key_bias:
             bias = torch.cat([bias[:dim], torch.zeros_like(bias[:dim]), bias[2 * dim :]])
         if context_BM is None and num_queries is None:

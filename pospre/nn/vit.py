@@ -26,6 +26,20 @@ from pospre.nn.timm_eva import eva_model, eva_state, is_eva
 from pospre.recipe.values import Init
 
 
+class PatchEmbed(nn.Module):
+    """Embeds patches of pixels: timm's convolution, applied to the kept ones alone."""
+
+    def __init__(self, channels: int, dim: int, patch_size: tuple[int, int], *, bias: bool) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(channels, dim, patch_size, patch_size, bias=bias)
+
+    def forward(self, pixels_BKCHW: Tensor) -> Tensor:
+        """Return the embeddings (B, K, D) of patches."""
+        weight = self.proj.weight
+        # images are float32 where .half() has changed the weights
+        return F.linear(pixels_BKCHW.flatten(2).to(weight.dtype), weight.flatten(1), self.proj.bias)
+
+
 class Encoder(PatchEncoder):
     """A ViT without head whose forward takes kept tokens, context tokens and places.
 
@@ -64,10 +78,7 @@ class Encoder(PatchEncoder):
         self.dropout, self.layer_scale = dropout, layer_scale
         self.has_class_token = class_token
         self.num_prefix_tokens = class_token + num_registers
-        self.patch_embed = nn.Module()
-        self.patch_embed.proj = nn.Conv2d(
-            channels, dim, patch_size, patch_size, bias=not size.pre_norm
-        )
+        self.patch_embed = PatchEmbed(channels, dim, patch_size, bias=not size.pre_norm)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim)) if class_token else None
         self.reg_token = nn.Parameter(torch.zeros(1, num_registers, dim)) if num_registers else None
         space = Space(dim, size.num_heads, depth, self.grid, class_token, num_registers)
@@ -164,7 +175,7 @@ class Encoder(PatchEncoder):
         if places is None:
             places = Places(self.grid_of(*images_BCHW.shape[-2:]), keep_BK)
         self.positions.check(places)
-        tokens = self._embed(images_BCHW, keep_BK)
+        tokens = self.patch_embed(self.pixels(images_BCHW, keep_BK))
         tokens = self.positions.added(tokens if content is None else content(tokens), places)
         # under autocast the sum is float32, and so is the residual stream, as in the published code
         tokens = self.norm_pre(torch.cat([*self._prefix(len(tokens)), tokens], dim=1))
@@ -200,13 +211,6 @@ class Encoder(PatchEncoder):
         prefix = torch.arange(self.num_prefix_tokens, device=context_BM.device)
         prefix = prefix.expand(len(context_BM), -1)
         return torch.cat([prefix, context_BM + self.num_prefix_tokens], dim=1)
-
-    def _embed(self, images_BCHW: Tensor, keep_BK: Tensor | None) -> Tensor:
-        """Embed only the kept patches: (B, K, D)."""
-        projection = self.patch_embed.proj
-        kept = self.pixels(images_BCHW, keep_BK).flatten(2)
-        kept = kept.to(projection.weight.dtype)  # as .half() has made the weights
-        return F.linear(kept, projection.weight.flatten(1), projection.bias)
 
     def timm_name_of(self, name: str) -> str:
         """Return timm's name of a tensor of this encoder."""

@@ -1,5 +1,7 @@
 """The encoder: timm's names and numbers, kept tokens, and its bad input."""
 
+from typing import Any
+
 import pytest
 import timm
 import torch
@@ -92,7 +94,12 @@ def test_places_are_those_of_the_kept_patches_or_others(encoder):
 def test_content_is_edited_before_places_are_added(encoder):
     images, keep = torch.randn(1, 3, 48, 64), torch.tensor([[2, 8]])
     seen = []
-    first = encoder(images, keep, content=lambda t: seen.append(t) or t * 0, layers=[0])[0]
+
+    def edit(tokens):
+        seen.append(tokens)
+        return tokens * 0
+
+    first = encoder(images, keep, content=edit, layers=[0])[0]
     assert torch.equal(first[:, 1:], encoder.positions.at((3, 4))[keep])
     kernel, pixels = encoder.patch_embed.proj, encoder.pixels(images, keep).flatten(2)
     expected = pixels @ kernel.weight.flatten(1).T + kernel.bias
@@ -137,8 +144,9 @@ def test_every_kind_of_encoder_equals_timm(options):
 def test_queries_and_keys_are_normalised_as_timms(name):
     """No name of our sizes has such norms, so timm's model itself is wrapped."""
     torch.manual_seed(0)
-    small = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "num_heads": 3, "depth": 2}
-    vit = timm.create_model(name, num_classes=0, qk_norm=True, init_values=0.5, **small)
+    small: dict[str, Any] = {"embed_dim": 48, "num_heads": 3, "depth": 2, "num_classes": 0}
+    small |= {"img_size": 32, "patch_size": 8, "init_values": 0.5}
+    vit = timm.create_model(name, qk_norm=True, **small)
     ours = drawn(wrap_encoder(vit))
     theirs = vit.double().eval()
     theirs.load_state_dict(ours.timm_state(), strict=True)

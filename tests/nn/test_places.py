@@ -109,7 +109,7 @@ def test_fsdp_is_shown_the_mark_and_rounds_no_box(
     encoder = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1)
     mesh, bf16 = init_device_mesh("cpu", (1,)), MixedPrecisionPolicy(param_dtype=torch.bfloat16)
     fully_shard(encoder, mesh=mesh, mp_policy=bf16)
-    seen = []
+    seen: list[Places] = []
     monkeypatch.setattr(encoder.positions, "check", seen.append)
     monkeypatch.setattr(encoder.positions, "added", lambda tokens, places: tokens)
     encoder(torch.randn(1, 3, 32, 32), None, places)

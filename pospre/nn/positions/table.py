@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pospre.nn.interpolation import interpolation_weights
+from pospre.nn.interpolation import Interpolation, interpolation_weights
 from pospre.nn.masking import gather_tokens
 from pospre.nn.places import Places, box_centres
 from pospre.nn.positions.scheme import Scheme, Space
@@ -54,8 +54,8 @@ class Table(Scheme):
     def make_room(self, grid: tuple[int, int]) -> None:
         """Take a table of ``grid``, which is still to be filled."""
         count = self.space.num_prefix + grid[0] * grid[1]
-        like = self._parameters.get("pos_embed", torch.empty(0))
-        table = like.new_empty(1, count, self.space.dim)
+        like = self._parameters.get("pos_embed")
+        table = (torch.empty(0) if like is None else like).new_empty(1, count, self.space.dim)
         self.pos_embed = nn.Parameter(table, requires_grad=self.learns)
         self.grid = grid
 
@@ -115,7 +115,7 @@ class Table(Scheme):
         own = self._rows[0, self.space.num_prefix :].unflatten(0, self.grid)
         own = own.to(torch.promote_types(own.dtype, torch.float32))
         width, rows = own.shape[1], grid[0]
-        kind = "bilinear" if self.resampling == "bilinear" else "bicubic"
+        kind: Interpolation = "bilinear" if self.resampling == "bilinear" else "bicubic"
         down, across = (
             interpolation_weights(centres, size, kind)
             for centres, size in zip(box_centres(box_R4.to(own), grid), self.grid, strict=True)
@@ -161,5 +161,5 @@ def _reading(size: int, count: int, how: Resampling) -> Tensor:
         cells = torch.eye(size)[None, None]
         return F.interpolate(cells, (count, size), mode="bicubic", antialias=True)[0, 0]
     extent = count + (_OFFSET if how == "offset" else 0)
-    kind = "bilinear" if how == "bilinear" else "bicubic"
+    kind: Interpolation = "bilinear" if how == "bilinear" else "bicubic"
     return interpolation_weights(((torch.arange(count) + 0.5) / extent)[None], size, kind)[0]

@@ -58,7 +58,7 @@ def test_a_box_reads_the_table_as_torch_samples_a_picture(table: Table) -> None:
     places = Places((5, 2), box=box)
     points = places.coordinates(box.device).flip(-1).unflatten(1, (5, 2)) * 2 - 1
     for kind in ("bicubic", "bilinear"):
-        table.resampling = kind  # type: ignore[assignment]
+        table.resampling = kind
         theirs = F.grid_sample(picture, points, kind, "border", align_corners=False)
         ours = vectors(table, places)
         torch.testing.assert_close(ours, theirs.flatten(2).transpose(1, 2), atol=1e-6, rtol=1e-5)
