@@ -1,7 +1,8 @@
 """An encoder as a folder that ``transformers.AutoModel.from_pretrained`` loads, every tensor.
 
 Which of its networks is the same depends on the encoder: ``ViTModel`` has a class token,
-``IJepaModel`` none, ``Dinov2Model`` layer scale and ``Dinov2WithRegistersModel`` registers.
+``IJepaModel`` none, ``Dinov2Model`` layer scale, ``Dinov2WithRegistersModel`` registers, and
+``DINOv3ViTModel`` rotary positions.
 """
 
 import re
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from pospre.errors import UserError, needing
 from pospre.evaluation.features import WHOLE
+from pospre.exporting import hf_dinov3
 from pospre.exporting.timm_encoder import Parts
 from pospre.nn.patch_encoder import PatchEncoder
 from pospre.nn.positions.published import turns
@@ -58,9 +60,11 @@ def write(parts: Parts, path: Path) -> None:
     kind = _network(parts)
     with needing(_EXTRA, "--format hf"):
         import transformers
-    config = getattr(transformers, kind.replace("Model", "Config"))(**_config(parts, kind))
+    is_rotary = kind == hf_dinov3.KIND
+    options = hf_dinov3.config(parts) if is_rotary else _config(parts, kind)
+    config = getattr(transformers, kind.replace("Model", "Config"))(**options)
     network = getattr(transformers, kind)(config)
-    network.load_state_dict(_tensors(parts, kind))
+    network.load_state_dict(hf_dinov3.tensors(parts) if is_rotary else _tensors(parts, kind))
     network.save_pretrained(path)
     if parts.model.encoder.channels == 3:
         transformers.BitImageProcessor(**_processor(parts)).save_pretrained(path)
@@ -103,6 +107,8 @@ def _network(parts: Parts) -> str:
         UserError: there is none; the message names the formats that hold the encoder.
     """
     encoder = parts.model.encoder
+    if hf_dinov3.fits(encoder):
+        return hf_dinov3.KIND
     kind = "ViTModel" if encoder.has_class_token else "IJepaModel"
     if "blocks.0.ls1.gamma" in parts.tensors or _is_gated(encoder):
         kind = "Dinov2Model"
