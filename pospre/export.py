@@ -17,8 +17,10 @@ formats:
                normalisation as metadata. OUT ends in .safetensors.
   hf           a folder that transformers' AutoModel.from_pretrained(OUT) loads, every tensor, with
                an image processor: ViTModel, or what is the same without a class token
-               (IJepaModel), with layer scale (Dinov2Model) or registers
-               (Dinov2WithRegistersModel). Not for relative positions, Swin or final_norm=false.
+               (IJepaModel), with layer scale (Dinov2Model), registers
+               (Dinov2WithRegistersModel) or rotary positions as DINOv3 has them
+               (DINOv3ViTModel). Not for relative or other rotary positions, Swin or
+               final_norm=false.
   onnx         a graph of opset 17 for batches of any size, from normalised images to tokens, and to
                logits where a classifier was trained. OUT ends in .onnx.
   torchhub     a folder that torch.hub.load(OUT, "encoder", source="local") loads, here or from a

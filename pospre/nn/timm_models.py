@@ -211,7 +211,8 @@ def _refuse(reason: str) -> NoReturn:
 def _check_tokens(encoder: Encoder, vit: VisionTransformer | Eva) -> None:
     """Raise ``UserError`` unless both make the same tokens of an image."""
     size = (1, encoder.channels, *encoder.image_size)
-    image = torch.linspace(-2, 2, math.prod(size)).view(size).to(encoder.patch_embed.proj.weight)
+    weight = encoder.get_parameter("patch_embed.proj.weight")
+    image = torch.linspace(-2, 2, math.prod(size)).view(size).to(weight)
     training = vit.training
     theirs = vit.eval().forward_features(image)
     vit.train(training)

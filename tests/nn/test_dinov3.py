@@ -123,7 +123,7 @@ def test_a_file_of_timms_arrives_whole(name: str, tmp_path: Path) -> None:
         count = len(subject.model.encoder.state_dict())
         assert f"{count} of {count} tensors" in subject.origin
         if name == APE:
-            subject.model.encoder.positions.resampling = "antialiased"  # as timm does, not RoPE-ViT
+            as_timm_reads(subject.model.encoder)
         with torch.no_grad():
             close(subject.model.eval().tokens(images()), expected, 1e-5)
         build_encoder(**subject.recipe.encoder.arguments())
