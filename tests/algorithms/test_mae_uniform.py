@@ -68,7 +68,8 @@ def test_hidden_patches_enter_as_the_published_code_has_it(
 ) -> None:
     """The learned vector in the place of each token of 4 px, under the embedding's norm."""
     model, batch = written
-    embed, token = model.encoder.patch_embed, model.contents.named["mae"].token
+    embed: Any = model.encoder.patch_embed
+    token = model.contents.named["mae"].token
     images = model.images(batch)[:, 0]
     seen = []
     embed_norm = embed.norm.register_forward_hook(lambda *call: seen.append(call[2]))

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from pospre import attach
+from pospre.algorithms.masked_position import MaskedPosition
 from pospre.errors import UserError
 from tests.algorithms.cases import Case, written
 
@@ -231,5 +232,5 @@ def test_hosts_that_leave_nothing_to_mask_are_refused():
 def test_attaching_twice_is_attaching_once():
     model, _ = filled()
     names = [name for name, _ in model.named_parameters()]
-    attach(model, "masked_position", shape="box")
+    MaskedPosition(shape="box").attach(model)
     assert [name for name, _ in model.named_parameters()] == names

@@ -234,7 +234,8 @@ def test_only_the_context_gives_gradient_through_attention() -> None:
         output.retain_grad()
         seen.append(output)
 
-    model.encoder.blocks[1].norm1.register_forward_hook(keep_inputs)
+    block: Any = model.encoder.blocks[1]
+    block.norm1.register_forward_hook(keep_inputs)
     outputs = model(inputs)
     outputs["mp3"]["logits"][:, 15].sum().backward()
     given = seen[0].grad

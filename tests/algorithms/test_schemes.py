@@ -57,7 +57,7 @@ COVERING: list[tuple[str, Any]] = [
 REFUSED = [
     ("stop", "rotary", "tells it exactly"),
     ("crop_field", "relative", "knows one grid"),
-    ("crop_field", "none", "knows whole cells"),
+    ("crop_field", "none", "knows no place at all"),
     ("crop_field", ROTARY, "Leave it out"),
     ("masked_position", "shared_relative", "knows"),
     ("droppos", "none", "there are none to change"),

@@ -1,5 +1,7 @@
 """SimMIM: counts, invariants, options, bad input."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -109,8 +111,9 @@ def test_beit_initialisation_is_cut_at_one_deviation_and_shrinks_with_depth():
     torch.manual_seed(0)
     encoder = build_encoder("vit_tiny16", image_size=48, depth=4, init="beit")
     assert encoder.cls_token is not None and encoder.cls_token.abs().max() <= 0.02
-    assert encoder.blocks[0].attn.qkv.weight.abs().max() <= 0.02
-    for depth, block in enumerate(encoder.blocks, start=1):
+    blocks: Any = encoder.blocks
+    assert blocks[0].attn.qkv.weight.abs().max() <= 0.02
+    for depth, block in enumerate(blocks, start=1):
         for last in (block.attn.proj, block.mlp.fc2):
             largest = 0.02 / (2 * depth) ** 0.5
             assert 0.95 * largest < last.weight.abs().max() <= largest * (1 + 1e-6)

@@ -94,7 +94,7 @@ class Swap:
         def changed(declared: EncoderPass, batch: dict[str, Tensor], keep: Any) -> Places:
             return change(own(self.model, declared, batch, keep))
 
-        self.model.pass_places = changed  # type: ignore[method-assign]
+        self.model.pass_places = changed  # type: ignore[assignment, method-assign]
         found = self.model.encode(self.name, self.pixels if pixels is None else pixels, self.batch)
         return found[:, self.model.encoder.num_prefix_tokens :]
 

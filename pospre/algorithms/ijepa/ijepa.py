@@ -202,7 +202,7 @@ class IJEPA(PretrainAlgorithm):
     def heads(self, encoder: Encoder) -> int:
         """Return the predictor's attention heads."""
         if self.predictor_heads is None:
-            return encoder.blocks[0].attn.num_heads
+            return encoder.positions.space.num_heads
         return self.predictor_heads
 
     def blocks(self, encoder: Encoder) -> Blocks:

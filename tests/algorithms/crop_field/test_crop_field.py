@@ -206,7 +206,7 @@ def test_a_field_is_drawn_as_white_noise_or_read_from_the_table_that_was_there(p
 
 
 def test_a_table_that_was_loaded_is_what_the_field_starts_from():
-    encoder = build_encoder("vit_tiny16", image_size=32, patch_size=4, depth=1, **LEARNED)
+    encoder = build_encoder("vit_tiny16", image_size=32, patch_size=4, depth=1, positions="learned")
     encoder.table_from = "weights.pt"
     table: Any = encoder.positions
     before = table.at((20, 20)).detach().clone()
