@@ -60,7 +60,7 @@ class Attention(nn.Module):
             num_queries: how many tokens attend, the first; None is all. The others get no result.
         """
         query, key, value = self._heads(x_BTD, clue, context_BM, num_queries)
-        mask = clue.mask(num_queries, context_BM)
+        mask = clue.bias_of(num_queries, context_BM)
         mask = None if mask is None else mask.to(query.dtype)
         mixed = F.scaled_dot_product_attention(query, key, value, mask)
         return self.proj(mixed.transpose(1, 2).flatten(2))
@@ -80,10 +80,10 @@ class Attention(nn.Module):
             for part in self._project(x_BTD, context_BM, num_queries)
         )
         query, key = self.q_norm(query), self.k_norm(key)
-        turned, facing = clue.of_queries(num_queries), clue.of_keys(context_BM)
-        if turned is not None and facing is not None:
-            query = rotate(query, turned).to(value.dtype)
-            key = rotate(key, facing).to(value.dtype)
+        query_rotation, key_rotation = clue.of_queries(num_queries), clue.of_keys(context_BM)
+        if query_rotation is not None and key_rotation is not None:
+            query = rotate(query, query_rotation).to(value.dtype)
+            key = rotate(key, key_rotation).to(value.dtype)
         return query, key, value
 
     def _project(

@@ -9,7 +9,7 @@ from torch.utils import _pytree
 from pospre.batch import Batch, field_box_key, place_keys
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Places:
     """Where every patch token of a pass is, and whether the encoder may know it.
 
@@ -54,7 +54,7 @@ class Places:
     def forget(self, hidden_RK: Tensor, mark: Tensor | None = None) -> "Places":
         """Return the places without those that are hidden, besides those forgotten before."""
         known = ~hidden_RK if self.known is None else self.known & ~hidden_RK
-        return replace(self, known=known, mark=mark)
+        return replace(self, known=known, mark=self.mark if mark is None else mark)
 
     def move(self, cells_RK: Tensor) -> "Places":
         """Return the places with every token in another cell of the grid."""

@@ -145,6 +145,8 @@ def _positions_of(vit: VisionTransformer | Eva) -> Positions:
 def _size_of(vit: nn.Module, name: str) -> EncoderSize:
     if isinstance(vit, Eva):
         return eva_size(vit, name)
+    if isinstance(vit, Encoder):
+        raise UserError("wrap_encoder got an encoder of ours: PretrainModel takes it as it is.")
     if not isinstance(vit, VisionTransformer) or not _is_plain(vit):
         raise UserError(
             f"timm's {name} is no plain Vision Transformer (VisionTransformer of timm with a "

@@ -170,8 +170,11 @@ class Encoder(PatchEncoder):
             or these only.
 
         Raises:
-            UserError: the scheme of positions does not take such images.
+            UserError: the scheme of positions does not take such images, or there is no such layer.
         """
+        wrong = [layer for layer in layers or () if not 0 <= layer <= self.depth]
+        if wrong:
+            raise UserError(f"layer {wrong[0]}, but the encoder has {self.depth} blocks")
         if places is None:
             places = Places(self.grid_of(*images_BCHW.shape[-2:]), keep_BK)
         self.positions.check(places)
@@ -185,9 +188,11 @@ class Encoder(PatchEncoder):
         branches = residual_factors(
             keys_B, self.drop_path, self.depth, uniform=self.uniform_drop_path
         )
-        found = [tokens]
+        found, last = [tokens], self.depth if layers is None else max(layers, default=0)
         parts = zip(self.blocks, self.positions.clues(places), branches, strict=True)
         for number, (block, clue, branch) in enumerate(parts, start=1):
+            if number > last:
+                break
             is_last = number == self.depth
             num_queries = self.num_prefix_tokens if prefix_only and is_last else None
             dropout_B = dropout_keys(dropping_B, number)

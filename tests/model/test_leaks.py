@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pospre.evaluation.classification.damage import reorder_tiles
 from pospre.model.model import PretrainModel
 from pospre.model.passes import EncoderPass
 from pospre.nn.places import Places
@@ -121,46 +122,38 @@ def apart(one: Tensor, other: Tensor) -> float:
 
 
 @pytest.mark.parametrize(("names", "scheme", "class_token"), accepted())
-def test_other_places_of_hidden_tokens_change_nothing(
+def test_hidden_places_reach_no_token(
     names: tuple[str, ...], scheme: str, class_token: bool
 ) -> None:
     swap = Swap(names, scheme, class_token)
-    assert swap.places.known is not None and not swap.places.known.all()
+    places = swap.places
+    assert places.known is not None and not places.known.all()
 
     def planted(places: Places) -> Places:
         return replace(places, known=None)
 
     moved = swap.tokens(lambda places: planted(other_cells(places)))
     assert apart(swap.tokens(planted), moved) > FELT
-    assert apart(swap.tokens(), swap.tokens(other_cells)) < EXACT
+    before = swap.tokens()
+    assert apart(before, swap.tokens(other_cells)) < EXACT
+    pixels, order = exchanged(swap.pixels, places)
+    after = swap.tokens(pixels=pixels)
+    assert apart(before, after) > FELT
+    assert apart(before.gather(1, order.unsqueeze(-1).expand_as(before)), after) < EXACT
 
 
-@pytest.mark.parametrize(("names", "scheme", "class_token"), accepted())
-def test_hidden_patches_are_told_apart_by_what_they_show(
-    names: tuple[str, ...], scheme: str, class_token: bool
-) -> None:
-    swap = Swap(names, scheme, class_token)
-    places, patch = swap.places, swap.model.encoder.patch_size
+def exchanged(pixels: Tensor, places: Places) -> tuple[Tensor, Tensor]:
+    """Return images whose hidden patches show what others of them did, and whose each slot has."""
     assert places.known is not None
     grid, (count, tokens) = places.grid, places.known.shape
-    cells = places.cells
-    if cells is None:
-        cells = torch.arange(tokens).expand(count, tokens)
-    order = torch.arange(tokens).repeat(count, 1)  # of slots: whose content each has now
+    cells = torch.arange(tokens).expand(count, -1) if places.cells is None else places.cells
+    order = torch.arange(tokens).repeat(count, 1)
     source = torch.arange(grid[0] * grid[1]).repeat(count, 1)
     for row, known in enumerate(places.known):
         hidden = (~known).nonzero()[:, 0]
         order[row, hidden] = hidden.roll(1)
         source[row, cells[row, hidden]] = cells[row, hidden.roll(1)]
-    flat = swap.pixels.flatten(0, 1)
-    cut = flat.unflatten(3, (grid[1], patch[1])).unflatten(2, (grid[0], patch[0]))
-    cut = cut.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
-    mixed = cut[torch.arange(count)[:, None], source].unflatten(1, grid)
-    pixels = mixed.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3).view_as(swap.pixels)
-    before, after = swap.tokens(), swap.tokens(pixels=pixels)
-    expected = before.gather(1, order.unsqueeze(-1).expand_as(before))
-    assert apart(before, after) > FELT
-    assert apart(expected, after) < EXACT
+    return reorder_tiles(pixels.flatten(0, 1), source, grid).view_as(pixels), order
 
 
 def test_two_that_forget_are_joined() -> None:

@@ -33,7 +33,7 @@ class RelativeBias(Scheme):
 
     def bias(self, table: Tensor, places: Places) -> Tensor:
         """Return the bias (R, heads, T, T) of a table."""
-        return table[self._index(places, table)].permute(0, 3, 1, 2)
+        return table[self._index(places, table)].permute(0, 3, 1, 2).contiguous()
 
     def _index(self, places: Places, table: Tensor) -> Tensor:
         """Return the row of the table for each pair of tokens: int64 (R, T, T)."""

@@ -41,7 +41,7 @@ class Clue(NamedTuple):
         cos, sin = (_columns(part.transpose(2, 3), context_BM) for part in self.rotation)
         return cos.transpose(2, 3), sin.transpose(2, 3)
 
-    def mask(self, count: int | None, context_BM: Tensor | None) -> Tensor | None:
+    def bias_of(self, count: int | None, context_BM: Tensor | None) -> Tensor | None:
         """Return the bias from the first ``count`` tokens to those at these indices."""
         if self.bias is None:
             return None
@@ -156,7 +156,7 @@ class Scheme(nn.Module):
             rows, cols = self.space.grid
             raise UserError(
                 f"encoder.positions = {self.name} knows images of {rows}×{cols} patches only, and "
-                f"got one of {places.grid[0]}×{places.grid[1]}; learned takes any."
+                f"got one of {places.grid[0]}×{places.grid[1]}. Use sincos, learned or rotary."
             )
         if places.box is not None and not self.takes_boxes:
             raise UserError(

@@ -56,7 +56,8 @@ class Table(Scheme):
         count = self.space.num_prefix + grid[0] * grid[1]
         like = self._parameters.get("pos_embed")
         table = (torch.empty(0) if like is None else like).new_empty(1, count, self.space.dim)
-        self.pos_embed = nn.Parameter(table, requires_grad=self.learns)
+        learns = self.learns and (like is None or like.requires_grad)
+        self.pos_embed = nn.Parameter(table, requires_grad=learns)
         self.grid = grid
 
     @torch.no_grad()
