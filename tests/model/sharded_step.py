@@ -31,6 +31,8 @@ LEARNING_RATE = 0.1
 WITHOUT_KOLEO: Options = {"dinov2": {"koleo_weight": 0.0}}
 BESIDE_BATCH_NORM: Options = {"droppos": {"temperature": None}}
 CENTERING: Options = {"dinov2": {"koleo_weight": 0.0, "centering": "centering"}}
+# each block is told angles, which come from parameters outside of it
+TURNED = Case(("ijepa",), encoder={"positions": "rotary_mixed"})
 KOLEO = Case(
     ("dinov2",),
     options={"dinov2": {"koleo_weight": 1.0, "dino_weight": 0.0, "ibot_weight": 0.0}},
@@ -123,4 +125,4 @@ if __name__ == "__main__":
         compare(Case(("dinov2",), options=CENTERING), "centering", shape)
         compare(KOLEO, "KoLeo alone", shape)
         if shape != (2, 2):
-            compare(Case(("ijepa",)), "compiled blocks", shape, compiled=True)
+            compare(TURNED, "compiled blocks", shape, compiled=True)

@@ -12,8 +12,8 @@ from pospre.nn.patch_encoder import PatchEncoder
 from pospre.recipe.sections import Optimizer
 
 # Whatever edits tokens on their way into the first block learns as the patch embedding does.
-_INPUT = ("encoder.cls_token", "encoder.reg_token", "encoder.patch_embed", "contents.", "places.")
-_POSITIONS = "encoder.positions."
+_TOKENS = ("cls_token", "reg_token", "positions.pos_embed", "patch_embed")
+_INPUT = ("contents.", "places.", *(f"encoder.{part}" for part in _TOKENS))
 
 
 @typed
@@ -105,8 +105,7 @@ def _layer_id(name: str, encoder: PatchEncoder) -> int:
     block = encoder.block_of(name.removeprefix("encoder."))
     if block is not None:
         return block + 1
-    is_added = encoder.positions.is_added and name.startswith(_POSITIONS)
-    return 0 if is_added or name.startswith(_INPUT) else encoder.depth + 1
+    return 0 if name.startswith(_INPUT) else encoder.depth + 1
 
 
 def _frozen_epochs(model: nn.Module) -> Iterator[tuple[str, int]]:

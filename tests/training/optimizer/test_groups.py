@@ -103,20 +103,21 @@ def test_layer_decay_is_timms() -> None:
     assert groups["encoder.norm.weight"]["lr"] == 1.0
 
 
-def test_relative_positions_learn_as_their_block_or_as_the_head_where_blocks_share_them() -> None:
-    """As in BEiT's code, where the shared table has the last layer's id."""
-    own = by_name(small_model(positions="relative"), layer_decay=0.5, no_decay=("positions.table",))
-    for layer in range(2):
-        table = own[f"encoder.positions.tables.{layer}"]
-        assert (
-            table["lr"]
-            == own[f"encoder.blocks.{layer}.attn.qkv.weight"]["lr"]
-            == 0.5 ** (2 - layer)
-        )
-        assert table["weight_decay"] == 0.0
-    shared = by_name(small_model(positions="shared_relative"), layer_decay=0.5)
-    table = shared["encoder.positions.table"]
-    assert (table["lr"], table["weight_decay"]) == (1.0, 0.05)
+@pytest.mark.parametrize(
+    ("positions", "rates"),
+    [
+        ("relative", {"tables.0": 0.25, "tables.1": 0.5}),  # as block 0 and block 1
+        ("shared_relative", {"table": 1.0}),  # BEiT's code gives it the last layer's id
+        ("rotary_mixed", {"freqs": 1.0}),  # as timm does
+        ("learned_rotary", {"pos_embed": 0.125}),  # as the patch embedding
+    ],
+)
+def test_positions_learn_as_what_they_are_told_to(positions: str, rates: dict[str, float]) -> None:
+    groups = by_name(small_model(positions=positions), layer_decay=0.5, no_decay=("tables.",))
+    found = {name: group for name, group in groups.items() if ".positions." in name}
+    assert {name.partition(".positions.")[2]: each["lr"] for name, each in found.items()} == rates
+    for name, group in found.items():
+        assert group["weight_decay"] == (0.0 if "tables" in name else 0.05)
 
 
 def test_smallest_rate_of_vit_base_and_the_patch_embeddings_own() -> None:
