@@ -290,12 +290,12 @@ def test_rate_and_decay_of_the_small_recipes_are_maes_rule(path: Path) -> None:
 
 def test_every_teacher_is_compared() -> None:
     teachers = {"ijepa", "dinov2", "lut", "ema_teacher"}
-    recipes = {title(path): load_recipe(path) for path in RECIPES if not ours(path)}
+    recipes = {schedule_name(path): load_recipe(path) for path in RECIPES if not ours(path)}
     assert set(MOMENTA) == {name for name, r in recipes.items() if teachers & {*r.algorithms}}
     assert set(TEMPERATURES) == {name for name, r in recipes.items() if "dinov2" in r.algorithms}
 
 
-@pytest.mark.parametrize("path", [p for p in RECIPES if title(p) in MOMENTA], ids=title)
+@pytest.mark.parametrize("path", [p for p in RECIPES if schedule_name(p) in MOMENTA], ids=title)
 def test_momentum_and_temperature_are_the_published_codes(path: Path) -> None:
     recipe = load_recipe(path, ["encoder.depth=1"])
     per_epoch = epoch_steps(path, recipe)
@@ -303,11 +303,11 @@ def test_momentum_and_temperature_are_the_published_codes(path: Path) -> None:
     with torch.device("meta"):
         teacher = build_model(recipe).teachers.momentum
     assert teacher is not None
-    momentum = MOMENTA[title(path)](per_epoch)
+    momentum = MOMENTA[schedule_name(path)](per_epoch)
     found = [teacher.at(step / total) for step in steps]
     check(found, [momentum(step) for step in steps], steps, "momentum")
     for host in build_algorithms(resolve(recipe)):
         if isinstance(host, DINOv2):
-            temperature = TEMPERATURES[title(path)](per_epoch)
+            temperature = TEMPERATURES[schedule_name(path)](per_epoch)
             found = [host.temperature(Progress(step / total, 0.0, total)) for step in steps]
             check(found, [temperature(step) for step in steps], steps, "temperature")
