@@ -78,7 +78,7 @@ def title(name: str, scheme: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "scheme"), COVERING[::2], ids=[title(*each) for each in COVERING[::2]]
+    ("name", "scheme"), COVERING[::4], ids=[title(*each) for each in COVERING[::4]]
 )
 def test_a_pair_compiles_into_one_graph(name: str, scheme: Any, whole_graph: Any) -> None:
     case = case_of(name, scheme)
