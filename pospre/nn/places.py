@@ -1,5 +1,6 @@
 """Where tokens are: what a method edits, and what a scheme of positions reads."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -63,7 +64,9 @@ class Places:
     def coordinates(self, device: torch.device) -> Tensor:
         """Return float32 (row, column) of every token with the frame as [0, 1]: (R, K, 2)."""
         rows, cols = self.grid
-        box = torch.tensor([[0.0, 0.0, 1.0, 1.0]], device=device) if self.box is None else self.box
+        box = self.box
+        if box is None:
+            box = torch.cat([torch.zeros(1, 2, device=device), torch.ones(1, 2, device=device)], 1)
         row, column = box_centres(box.float(), self.grid)
         table = torch.stack(
             [row[:, :, None].expand(-1, -1, cols), column[:, None, :].expand(-1, rows, -1)], dim=-1
@@ -82,7 +85,7 @@ class Places:
             device: of the result.
         """
         if self.box is not None:
-            return self.coordinates(device) * torch.tensor(frame, device=device) - 0.5
+            return scaled(self.coordinates(device), frame) - 0.5
         cells = self.cells
         if cells is None:
             cells = torch.arange(self.grid[0] * self.grid[1], device=device)[None]
@@ -116,6 +119,11 @@ def view_places(
         box=None if box is None else box.flatten(0, 1),
         keys=None if keys is None else keys.flatten(0, 1),
     )
+
+
+def scaled(places_RK2: Tensor, by: Sequence[float]) -> Tensor:
+    """Return (row, column) times two numbers; a tensor of these would wait for the GPU."""
+    return torch.stack([part * by[axis] for axis, part in enumerate(places_RK2.unbind(-1))], dim=-1)
 
 
 def box_centres(box_R4: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:

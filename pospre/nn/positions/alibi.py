@@ -58,7 +58,9 @@ class Alibi(Scheme):
         apart = (steps[:, :, None] - steps[:, None]).abs()  # R, queries, keys, (down, across)
         if self.distance == "torus":
             sides = self.space.grid if places.box is not None else places.grid
-            apart = torch.minimum(apart, apart.new_tensor(sides) - apart)
+            down, across = apart.unbind(-1)
+            parts = torch.minimum(down, sides[0] - down), torch.minimum(across, sides[1] - across)
+            apart = torch.stack(parts, dim=-1)
             longest = math.hypot(*(side // 2 for side in sides)) or 1.0
             apart = apart / longest
         distance = apart.square().sum(-1).sqrt().unsqueeze(1)

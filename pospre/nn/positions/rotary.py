@@ -30,7 +30,7 @@ from torch import Tensor
 
 from pospre import draws
 from pospre.errors import UserError
-from pospre.nn.places import Places
+from pospre.nn.places import Places, scaled
 from pospre.nn.positions.scheme import Scheme, Space
 
 Factor = Annotated[float, Field(ge=1)]
@@ -152,13 +152,13 @@ class Rotary(Scheme):
             place = places.coordinates(device)
             if self.normalize != "separate":
                 length = (max if self.normalize == "max" else min)(own)
-                place = place * place.new_tensor([side / length for side in own])
+                place = scaled(place, [side / length for side in own])
             return 2 * place - 1
         place = places.steps(self.space.grid, device)
         if self.coordinates == "cells":
             return place
         frame = own if places.box is None else self.space.grid
-        return place * place.new_tensor([_REFERENCE / side for side in frame])
+        return scaled(place, [_REFERENCE / side for side in frame])
 
     def _drawn(self, place_RK2: Tensor, keys_R: Tensor | None) -> Tensor:
         """Move and stretch the places of each view in training: shift, jitter, rescale.
