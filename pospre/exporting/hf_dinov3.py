@@ -64,7 +64,7 @@ def tensors(parts: Parts) -> dict[str, Tensor]:
     for block in range(encoder.depth):
         for branch in (1, 2):
             own.setdefault(f"blocks.{block}.ls{branch}.gamma", torch.ones(dim))
-    found = {"embeddings.mask_token": torch.zeros(1, 1, dim)}  # for masks, which nobody gives
+    found = {"embeddings.mask_token": torch.zeros(1, 1, dim)}  # for masks: none are given
     if encoder.num_prefix_tokens == 1:
         own["reg_token"] = torch.zeros(1, 0, dim)
     for name, tensor in own.items():

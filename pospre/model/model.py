@@ -182,10 +182,6 @@ class PretrainModel(ComposerModel):
         found = self.encoder(images_BCHW, places=places, layers=layers)
         return [self.encoder.norm(tokens)[:, self.encoder.num_prefix_tokens :] for tokens in found]
 
-    def whole_places(self, images_BCHW: Tensor) -> Places:
-        """Return where the patches of whole images are."""
-        return Places(self.encoder.grid_of(*images_BCHW.shape[-2:]))
-
     def timm_state(self, vit: nn.Module | None = None) -> dict[str, Tensor]:
         """Return the encoder's weights as timm takes them; see ``Encoder.timm_state``."""
         return self.encoder.timm_state(vit)

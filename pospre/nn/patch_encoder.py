@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pospre.errors import UserError
+from pospre.nn.places import Places
 from pospre.nn.positions.scheme import Scheme
 from pospre.recipe.values import Init
 
@@ -64,6 +65,10 @@ class PatchEncoder(nn.Module, ABC):
     def grid_of(self, height: int, width: int) -> tuple[int, int]:
         """Return (rows, columns) of patches of an image of that size."""
         return height // self.patch_size[0], width // self.patch_size[1]
+
+    def places_of(self, images_BCHW: Tensor, keep_BK: Tensor | None = None) -> Places:
+        """Return where the kept patches of whole images are; None keeps all."""
+        return Places(self.grid_of(*images_BCHW.shape[-2:]), keep_BK)
 
     def pixels(self, images_BCHW: Tensor, keep_BK: Tensor | None) -> Tensor:
         """Return the pixels (B, K, C, h, w) of the kept patches; others are not even copied.

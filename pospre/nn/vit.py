@@ -176,7 +176,7 @@ class Encoder(PatchEncoder):
         if wrong:
             raise UserError(f"layer {wrong[0]}, but the encoder has {self.depth} blocks")
         if places is None:
-            places = Places(self.grid_of(*images_BCHW.shape[-2:]), keep_BK)
+            places = self.places_of(images_BCHW, keep_BK)
         self.positions.check(places)
         tokens = self.patch_embed(self.pixels(images_BCHW, keep_BK))
         tokens = self.positions.added(tokens if content is None else content(tokens), places)

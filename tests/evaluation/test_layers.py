@@ -43,7 +43,7 @@ def test_the_last_layer_is_what_the_encoder_returns() -> None:
 def test_positions_are_what_the_embedding_has_beside_the_patches() -> None:
     model = model_of()
     (own,) = layer_tokens(model, IMAGES, [0], norm=False)
-    forgotten = no_places(model.whole_places(IMAGES), IMAGES.device)
+    forgotten = no_places(model.encoder.places_of(IMAGES), IMAGES.device)
     (without,) = layer_tokens(model, IMAGES, [0], norm=False, places=forgotten)
     table = model.encoder.get_parameter("positions.pos_embed")
     torch.testing.assert_close((own - without)[:, 1:], table[:, 1:].expand(2, -1, -1))

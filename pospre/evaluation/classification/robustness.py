@@ -207,7 +207,7 @@ def _measure(
         found: list[Tensor] = []
         for _, change, move in wanted:
             seen = images if change is None else change(images, batch, sampling.seed)
-            whole = model.whole_places(seen)
+            whole = model.encoder.places_of(seen)
             places = None if move is None else move(whole, seen.device)
             scores_BC = log_probabilities(model, seen, batch, places)
             answer_B = scores_BC.masked_fill(impossible_C, -torch.inf).argmax(1)

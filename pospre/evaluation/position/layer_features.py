@@ -114,7 +114,7 @@ def layer_features(
         asked_BN = _permutation(part, rows * columns, seed, "asked")
         hidden_BH = asked_BN[:, : round(MASKED_SHARE * rows * columns)]
         asked_BT = (hidden_BH if shown_as == "masked" else asked_BN)[:, :num_tokens]
-        origin_BT, places = asked_BT, model.whole_places(images)
+        origin_BT, places = asked_BT, model.encoder.places_of(images)
         if shown_as == "masked":
             places = _without(places, model, slot_mask(hidden_BH, rows * columns))
         elif shown_as == "content":

@@ -173,7 +173,7 @@ def _encode(
             key: value[start : start + BATCH].to(context.device) for key, value in batch.items()
         }
         images = model.images(part)[:, 0]
-        places = model.whole_places(images)
+        places = model.encoder.places_of(images)
         tokens_BND = model.tokens(images, places if move is None else move(places, images.device))
         found.append(pool_tokens(model, tokens_BND, features).cpu())
         context.go_on()

@@ -218,7 +218,7 @@ class SwinEncoder(PatchEncoder):
         side = self._side(patches.shape[1])
         tokens = spread(self.patch_embed(patches, content), side)
         if places is None:
-            places = Places(self.grid_of(*images_BCHW.shape[-2:]), keep_BK)
+            places = self.places_of(images_BCHW, keep_BK)
         self.positions.check(places)
         maps = None  # a whole image: every token in its place
         if places.cells is not None or places.known is not None:

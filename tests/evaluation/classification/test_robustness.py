@@ -224,7 +224,7 @@ def test_positions_are_moved_where_the_scheme_takes_it(
 def test_a_swin_takes_shifted_positions_too(tmp_path: Path) -> None:
     model = build_model(small_swin(tmp_path, "supervised", SUPERVISED, image_size=128)).eval()
     images = two_images(0)["view/image"][:, 0].float() / 64 - 2
-    moved = damage.shifted_places(model.whole_places(images), images.device, by=1)
+    moved = damage.shifted_places(model.encoder.places_of(images), images.device, by=1)
     tokens = model.tokens(images, moved)
     each = torch.cat([model.tokens(image[None], moved) for image in images])
     torch.testing.assert_close(tokens, each, rtol=1e-4, atol=1e-5)

@@ -85,7 +85,7 @@ def test_forgotten_places_leave_no_trace_of_them(scheme: str, batch: Batch) -> N
         parameter.data.add_(0.1 * torch.randn(parameter.shape, generator=generator))
     images, order = model.images(batch)[:, 0].double(), torch.randperm(12, generator=generator)
     moved = reorder_tiles(images, order.expand(6, -1), GRID)
-    whole = model.whole_places(images)
+    whole = model.encoder.places_of(images)
     forgotten = no_places(whole, images.device)
 
     def difference(places: Places) -> float:
@@ -114,7 +114,7 @@ def test_a_model_with_a_token_for_masked_positions_is_given_it(batch: Batch) -> 
     mark.data.normal_(generator=torch.Generator().manual_seed(2))
     masked = features(model, batch, "masked", 9)
     images = model.images(batch)[:, 0]
-    forgotten = no_places(model.whole_places(images), images.device)
+    forgotten = no_places(model.encoder.places_of(images), images.device)
     raw = layer_tokens(model, images, [0], norm=False, places=forgotten)[0][:, 1:]
     wanted = model.encoder.norm(raw + mark)
     chosen = masked.shown.unsqueeze(-1).expand(-1, -1, wanted.shape[-1])
