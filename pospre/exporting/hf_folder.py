@@ -5,7 +5,7 @@ Which of its networks is the same depends on the encoder: ``ViTModel`` has a cla
 ``DINOv3ViTModel`` rotary positions.
 """
 
-import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -19,36 +19,12 @@ from pospre.exporting.timm_encoder import Parts
 from pospre.nn.patch_encoder import PatchEncoder
 from pospre.nn.positions.published import turns
 from pospre.nn.vit import Encoder
+from pospre.nn.weight_names import HF_DINOV2, HF_VIT, apart, theirs
 
 LIBRARY = "transformers"
 TOLERANCE = 1e-5
 _EXTRA = "hf"
 _OTHERS = "the formats timm, safetensors, onnx and torchhub take it"
-
-# timm's names, with query, key and value apart, and theirs
-_EMBEDDING = {
-    r"cls_token": "embeddings.cls_token",
-    r"pos_embed": "embeddings.position_embeddings",
-    r"reg_token": "embeddings.register_tokens",
-    r"patch_embed\.proj\.(\w+)": r"embeddings.patch_embeddings.projection.\1",
-    r"norm\.(\w+)": r"layernorm.\1",
-    r"blocks\.(\d+)\.attn\.proj\.(\w+)": r"encoder.layer.\1.attention.output.dense.\2",
-    r"blocks\.(\d+)\.attn\.([qkv][a-z]+)\.(\w+)": r"encoder.layer.\1.attention.attention.\2.\3",
-}
-_VIT = _EMBEDDING | {
-    r"blocks\.(\d+)\.norm1\.(\w+)": r"encoder.layer.\1.layernorm_before.\2",
-    r"blocks\.(\d+)\.norm2\.(\w+)": r"encoder.layer.\1.layernorm_after.\2",
-    r"blocks\.(\d+)\.mlp\.fc1\.(\w+)": r"encoder.layer.\1.intermediate.dense.\2",
-    r"blocks\.(\d+)\.mlp\.fc2\.(\w+)": r"encoder.layer.\1.output.dense.\2",
-}
-_DINOV2 = _EMBEDDING | {
-    r"blocks\.(\d+)\.(norm\d|mlp\.fc\d)\.(\w+)": r"encoder.layer.\1.\2.\3",
-    r"blocks\.(\d+)\.ls(\d)\.gamma": r"encoder.layer.\1.layer_scale\2.lambda1",
-}
-_GATED = {
-    r"blocks\.(\d+)\.mlp\.fc1\.(\w+)": r"encoder.layer.\1.mlp.weights_in.\2",
-    r"blocks\.(\d+)\.mlp\.fc2\.(\w+)": r"encoder.layer.\1.mlp.weights_out.\2",
-} | _DINOV2
 
 
 def write(parts: Parts, path: Path) -> None:
@@ -64,7 +40,8 @@ def write(parts: Parts, path: Path) -> None:
     options = hf_dinov3.config(parts) if is_rotary else _config(parts, kind)
     config = getattr(transformers, kind.replace("Model", "Config"))(**options)
     network = getattr(transformers, kind)(config)
-    network.load_state_dict(hf_dinov3.tensors(parts) if is_rotary else _tensors(parts, kind))
+    known = network.state_dict().keys()
+    network.load_state_dict(hf_dinov3.tensors(parts) if is_rotary else _tensors(parts, kind, known))
     network.save_pretrained(path)
     if parts.model.encoder.channels == 3:
         transformers.BitImageProcessor(**_processor(parts)).save_pretrained(path)
@@ -130,9 +107,9 @@ def _lacking(encoder: PatchEncoder, parts: Parts, kind: str) -> str:
         return "encoder.final_norm = false"
     if "act_layer" in parts.kwargs:
         return f"the activation {parts.kwargs['act_layer']}"
-    names = _names(encoder, kind)
+    names = HF_DINOV2 if kind.startswith("Dinov2") else HF_VIT
     for key in parts.tensors:
-        if not any(re.fullmatch(pattern, key) for pattern in names):
+        if ".attn.qkv." not in key and theirs(key, names) == key:
             return f"a tensor '{key}'"
     if kind.startswith("Dinov2") and not encoder.has_class_token:
         return "layer scale, registers or SwiGLU without a class token"
@@ -169,46 +146,33 @@ def _config(parts: Parts, kind: str) -> dict[str, Any]:
     return {**config, "intermediate_size": hidden, "pooler_act": "linear"}
 
 
-def _tensors(parts: Parts, kind: str) -> dict[str, Tensor]:
-    """Return the encoder's tensors under their names."""
+def _tensors(parts: Parts, kind: str, known: Collection[str]) -> dict[str, Tensor]:
+    """Return the encoder's tensors under the network's names, which are ``known``."""
     encoder, own = parts.model.encoder, dict(parts.tensors)
     prefix = int(encoder.has_class_token)
     registers = slice(prefix, encoder.num_prefix_tokens)
     table = own["pos_embed"]
     own["pos_embed"] = torch.cat([table[:, :prefix], table[:, encoder.num_prefix_tokens :]], dim=1)
     for key in [key for key in own if ".attn.qkv." in key]:
-        for name, part in zip(("query", "key", "value"), own.pop(key).chunk(3), strict=True):
-            own[key.replace("qkv", name)] = part.contiguous()
+        own |= apart(key, own.pop(key))
     dim = encoder.embed_dim
     added: dict[str, Tensor] = {}
     if kind == "ViTModel":
         added = {"pooler.dense.weight": torch.eye(dim), "pooler.dense.bias": torch.zeros(dim)}
     elif kind == "Dinov2WithRegistersModel":
         own["reg_token"] = own["reg_token"] + table[:, registers]  # theirs have no positions
-        added = {"embeddings.mask_token": torch.zeros(1, dim)}  # for masks, which nobody gives
+        added = {"embeddings.mask_token": torch.zeros(1, dim)}  # for masks: none are given
     if kind.startswith("Dinov2") and "blocks.0.ls1.gamma" not in own:
         own |= {
             f"blocks.{i}.ls{j}.gamma": torch.ones(dim) for i in range(encoder.depth) for j in (1, 2)
         }
-    names = _names(encoder, kind)
-    return {_renamed(key, names): value for key, value in own.items()} | added
-
-
-def _names(encoder: PatchEncoder, kind: str) -> dict[str, str]:
-    """Return the patterns of timm's names and theirs for a network."""
-    return _GATED if _is_gated(encoder) else _DINOV2 if kind.startswith("Dinov2") else _VIT
+    return {theirs(key, HF_DINOV2, known): value for key, value in own.items()} | added
 
 
 def _is_gated(encoder: PatchEncoder) -> bool:
     """Return whether the MLPs are SwiGLU."""
     block: Any = encoder.blocks[0] if isinstance(encoder, Encoder) else None
     return block is not None and block.mlp.gated
-
-
-def _renamed(key: str, names: dict[str, str]) -> str:
-    """Return their name of a tensor by the first of ``names`` that matches ours."""
-    matches = ((re.fullmatch(pattern, key), name) for pattern, name in names.items())
-    return next(found.expand(name) for found, name in matches if found)
 
 
 def _processor(parts: Parts) -> dict[str, Any]:

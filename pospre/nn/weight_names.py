@@ -10,7 +10,7 @@ MAE, DINO, iBOT, I-JEPA, StoP, DropPos, DeiT and SimMIM have timm's names, but f
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -122,7 +122,7 @@ def ours(name: str) -> str:
 
 def renamed(name: str, names: Names) -> str:
     """Return what a table makes of a name; what it does not name stays."""
-    return next(_renamings(name, names), name)
+    return next(_renamings(name, names.items()), name)
 
 
 def theirs(name: str, names: Names, known: Collection[str] = ()) -> str:
@@ -133,12 +133,12 @@ def theirs(name: str, names: Names, known: Collection[str] = ()) -> str:
         names: the table.
         known: the names that there are, where the table has several for one of ours.
     """
-    found = [*_renamings(name, {own: theirs for theirs, own in names.items()}), name]
+    found = [*_renamings(name, ((own, its) for its, own in names.items())), name]
     return next((each for each in found if each in known), found[0])
 
 
-def _renamings(name: str, names: Names) -> Iterator[str]:
-    for old, new in names.items():
+def _renamings(name: str, pairs: Iterable[tuple[str, str]]) -> Iterator[str]:
+    for old, new in pairs:
         if match := _pattern(old).fullmatch(name):
             for part in match.groups():
                 new = new.replace("*", part, 1)
