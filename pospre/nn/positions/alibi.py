@@ -15,7 +15,7 @@ field) cells are those of the encoder's grid.
 """
 
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +35,8 @@ class Alibi(Scheme):
             there, with slope 1 in every head (DINO-SAW).
     """
 
+    in_decoders: ClassVar[bool] = True
+
     def __init__(self, space: Space, *, distance: Literal["cells", "torus"] = "cells") -> None:
         super().__init__(space)
         self.distance: Literal["cells", "torus"] = distance
@@ -47,10 +49,6 @@ class Alibi(Scheme):
         heads = self.space.num_heads
         slopes = [1.0] * heads if self.distance == "torus" else head_slopes(heads)
         self.slopes.copy_(torch.tensor(slopes))
-
-    def companion(self, space: Space) -> "Alibi":
-        """Return the same for a decoder, with slopes of its heads."""
-        return Alibi(space, distance=self.distance)
 
     def distances(self, places: Places, layer: int) -> Tensor:
         """Return −slope · distance: float32 (R, heads, T, T), or (1, heads, T, T) for all alike."""

@@ -61,6 +61,7 @@ class LookHere(Scheme):
     """
 
     shares_clues: ClassVar[bool] = False
+    in_decoders: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -81,10 +82,6 @@ class LookHere(Scheme):
     def reset_parameters(self) -> None:
         """Compute the slopes of the heads, g included."""
         self.slopes.copy_(self.slope * torch.tensor([slope for _, slope in self.heads]))
-
-    def companion(self, space: Space) -> "LookHere":
-        """Return the same for a decoder, shared out among its heads and blocks."""
-        return LookHere(space, fields=self.fields, slope=self.slope, layer_slopes=self.layer_slopes)
 
     def distances(self, places: Places, layer: int) -> Tensor:
         """Return the bias of block ``layer``: float32 (R, heads, T, T), R = 1 for all alike."""

@@ -60,6 +60,8 @@ class Rotary(Scheme):
 
     in_timm: ClassVar[bool] = True
 
+    in_decoders: ClassVar[bool] = True
+
     def __init__(
         self,
         space: Space,
@@ -109,21 +111,6 @@ class Rotary(Scheme):
         if self.bf16_periods:
             periods = periods.bfloat16()
         self.periods.copy_(periods)
-
-    def companion(self, space: Space) -> "Rotary":
-        """Return the same for a decoder: it turns by the same places, drawn alike."""
-        return Rotary(
-            space,
-            base=self.base,
-            period_range=self.period_range,
-            coordinates=self.coordinates,
-            columns_first=self.columns_first,
-            normalize=self.normalize,
-            shift=self.shift,
-            jitter=self.jitter,
-            rescale=self.rescale,
-            bf16_periods=self.bf16_periods,
-        )
 
     def check(self, places: Places) -> None:
         """Raise ``UserError`` for boxes where axes have no length of their own, or are drawn."""

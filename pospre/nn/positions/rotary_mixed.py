@@ -38,6 +38,7 @@ class RotaryMixed(Scheme):
     """
 
     shares_clues: ClassVar[bool] = False
+    in_decoders: ClassVar[bool] = True
     in_timm: ClassVar[bool] = True
 
     def __init__(self, space: Space, *, base: PositiveFloat = 10.0) -> None:
@@ -62,10 +63,6 @@ class RotaryMixed(Scheme):
         across = angle_LH + math.pi / 2
         both = torch.stack([angle_LH, across], -1).repeat_interleave(count, -1)
         return torch.stack([both.cos(), both.sin()]) * magnitude.repeat(2)
-
-    def companion(self, space: Space) -> "RotaryMixed":
-        """Return one with frequencies of its own for a decoder."""
-        return RotaryMixed(space, base=self.base)
 
     def angles(self, places: Places, layer: int) -> Tensor:
         """Return column·Fˣ + row·Fʸ of block ``layer``: (R, heads, K, D/2), float32 at least."""

@@ -1,6 +1,7 @@
 """What a scheme of positions is: how an encoder knows where its tokens are."""
 
 from collections.abc import Iterator, Mapping
+from inspect import signature
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
@@ -101,6 +102,7 @@ class Scheme(nn.Module):
         takes_boxes: works where views lie anywhere in the frame; else in whole cells of its grid.
         can_forget: places can be hidden from it.
         shares_clues: all blocks are told the same.
+        in_decoders: a decoder knows places by the same scheme; else by sin-cos.
         is_drawn: places are augmented in training, by ``places.keys``.
         is_added: vectors are added to tokens, and no block is told anything.
         in_timm: a model of timm has it, so that encoders can be exported.
@@ -116,6 +118,7 @@ class Scheme(nn.Module):
     can_forget: ClassVar[bool] = True
     shares_clues: ClassVar[bool] = True
     is_added: ClassVar[bool] = False
+    in_decoders: ClassVar[bool] = False
     in_timm: ClassVar[bool] = False
 
     def __init__(self, space: Space) -> None:
@@ -131,8 +134,14 @@ class Scheme(nn.Module):
         return {self.name: {**self.options}} if self.options else self.name
 
     def companion(self, space: Space) -> "Scheme | None":
-        """Return the scheme of a decoder whose tokens stand in the same places; None: sin-cos."""
-        return None
+        """Return the scheme of a decoder whose tokens stand in the same places; None: sin-cos.
+
+        It has the same options, which are attributes under their names.
+        """
+        if not self.in_decoders:
+            return None
+        options = [name for name in signature(type(self)).parameters if name != "space"]
+        return type(self)(space, **{name: getattr(self, name) for name in options})
 
     def embed(self, places: Places) -> Tensor | None:
         """Return the vectors (R, K, dim) to add to patch tokens, of known places; None: none."""

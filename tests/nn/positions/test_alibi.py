@@ -81,7 +81,9 @@ def test_places_alike_for_all_rows_cost_one_bias() -> None:
 
 def test_a_decoder_has_slopes_of_its_heads() -> None:
     other = alibi(distance="torus").companion(SPACE._replace(num_heads=4))
+    assert isinstance(other, Alibi)
     assert other.distance == "torus"
     plain = alibi().companion(SPACE._replace(num_heads=4))
+    assert isinstance(plain, Alibi)
     plain.reset_parameters()
     assert plain.slopes.tolist() == head_slopes(4)

@@ -102,7 +102,8 @@ def test_the_default_goes_with_any_number_of_heads() -> None:
     for heads, fields in ((12, "halves-none"), (6, "halves-none"), (3, "halves")):
         own = lookhere(SPACE._replace(num_heads=heads))
         assert own.heads == head_views(fields, heads)
-    assert own.companion(SPACE).heads == head_views("halves-none", 12)
+    other = own.companion(SPACE)
+    assert isinstance(other, LookHere) and other.heads == head_views("halves-none", 12)
 
 
 def test_slopes_of_heads_begin_anew_with_each_name() -> None:
@@ -144,6 +145,7 @@ def test_borders_of_fields_are_the_same_in_boxes() -> None:
 def test_a_decoder_shares_the_fields_among_its_heads_or_says_why_not() -> None:
     scheme = lookhere(fields="corners-triangles-none", slope=2.0)
     other = scheme.companion(SPACE._replace(num_heads=16, depth=8))
+    assert isinstance(other, LookHere)
     other.reset_parameters()
     assert other.slopes.tolist()[:8] == [1.0] * 4 + [0.5] * 4
     with pytest.raises(UserError, match=r"lookhere\.fields = .* names 3 .* decoder, has 8 heads"):

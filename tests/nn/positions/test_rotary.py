@@ -257,6 +257,7 @@ def test_each_view_has_its_own_draw_by_its_key_in_training_alone() -> None:
 def test_a_decoder_has_the_same_draw() -> None:
     scheme = rotary(shift=0.25, rescale=4.0, base=30.0)
     other = scheme.companion(Space(dim=32, num_heads=2, depth=1, grid=GRID))
+    assert isinstance(other, Rotary)
     other.reset_parameters()
     places = Places(GRID, keys=torch.arange(3))
     torch.testing.assert_close(other.angles(places, 0), scheme.angles(places, 0))

@@ -92,6 +92,7 @@ def test_equals_timm(grid: tuple[int, int]) -> None:
 def test_a_decoder_has_frequencies_of_its_own_which_learn() -> None:
     scheme = RotaryMixed(SPACE, base=7.0)
     other = scheme.companion(TWO)
+    assert isinstance(other, RotaryMixed)
     other.reset_parameters()
     assert other.base == 7.0 and other.freqs.shape == (2, 2, 2, 8)
     sum(other.angles(PLACES, layer).sum() for layer in range(2)).backward()  # type: ignore[union-attr]
