@@ -1,18 +1,39 @@
-"""Types of arguments, checked where a user of the library calls it."""
+"""Arguments and sections of a recipe, checked against the annotations that declare them.
 
-from collections.abc import Callable
-from functools import cache, wraps
+An unknown key, a wrong type or an impossible value is a ``UserError`` that names the dotted key and
+the remedy.
+"""
+
+import inspect
+from collections.abc import Callable, Container, Iterator
+from functools import cache, reduce, wraps
 from inspect import signature
-from typing import ParamSpec, TypeVar
+from operator import or_
+from types import UnionType
+from typing import Annotated, Any, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
-from pydantic import ConfigDict, ValidationError, validate_call
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, validate_call
+from pydantic_core import ErrorDetails
 
 from pospre.errors import UserError, suggestion
 
 _LONGEST = 80  # of what is quoted: a whole model fills screens
+_WORDING = {
+    "dict_type": "a section with keys of its own, {} for none",
+    "tuple_type": "a list, in brackets",
+    "too_short": "at least one entry",
+    "too_long": "at most {max_length} entries",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "string_pattern_mismatch": "letters, digits, '.', '_' and '-', a letter or digit first",
+}
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
+Checked = TypeVar("Checked", bound=BaseModel)
 
 
 def typed(function: Callable[P, Result]) -> Callable[P, Result]:
@@ -39,3 +60,171 @@ def typed(function: Callable[P, Result]) -> Callable[P, Result]:
             raise UserError(f"{function.__name__}: {said}") from None
 
     return call
+
+
+class Section(BaseModel):
+    """A part of the recipe: strict types, finite numbers, no unknown keys, unchangeable."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),  # MLflow has arguments of its own called model_…
+    )
+
+
+def check_arguments(
+    key: str, constructor: Callable[..., Any], given: dict[str, Any], source: str = "recipe"
+) -> dict[str, Any]:
+    """Return ``given`` checked against a constructor's signature, with its defaults filled in.
+
+    Args:
+        key: the recipe's dotted key of these arguments, for errors.
+        constructor: a class or function whose arguments are annotated, ranges too.
+        given: keyword arguments.
+        source: where they come from, for errors.
+
+    Raises:
+        UserError: an argument is unknown, missing, of a wrong type or out of its range.
+    """
+    target = constructor.__init__ if inspect.isclass(constructor) else constructor
+    hints = get_type_hints(target, include_extras=True)
+    fields: dict[str, Any] = {}
+    for name, parameter in signature(constructor).parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue  # a class without a constructor of its own takes nothing
+        required = parameter.default is parameter.empty
+        hint = _lenient(hints.get(name, Any))  # a class outside may leave it open
+        fields[name] = (hint, ... if required else parameter.default)
+    model = create_model(f"{key} arguments", __base__=Section, **fields)
+    checked = validated(model, given, source, prefix=f"{key}.")
+    return {name: getattr(checked, name) for name in fields}
+
+
+def _lenient(hint: Any) -> Any:
+    """Return a hint that takes a YAML list where the constructor wants a tuple."""
+    if isinstance(hint, UnionType):
+        return reduce(or_, map(_lenient, get_args(hint)))
+    return Annotated[hint, Field(strict=False)] if get_origin(hint) is tuple else hint
+
+
+def validated(
+    model: type[Checked],
+    data: dict[str, Any],
+    source: str,
+    *,
+    prefix: str = "",
+    gone: Callable[[str], str | None] = lambda key: None,
+) -> Checked:
+    """Return the section that ``data`` describes.
+
+    Args:
+        model: the section's class.
+        data: plain values.
+        source: where they come from, for errors.
+        prefix: of the keys in errors.
+        gone: says what became of a dotted key that there was once.
+
+    Raises:
+        UserError: a key is unknown or missing, or a value of a wrong type or out of its range.
+    """
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        # An unknown key comes first: it is often the cause of the missing one.
+        details = sorted(error.errors(), key=lambda item: item["type"] != "extra_forbidden")
+        lines = [_explain(model, data, item, prefix, gone) for item in _likely(data, details)]
+        raise UserError(f"{source}: " + "\n  also: ".join(dict.fromkeys(lines))) from None
+
+
+def _likely(data: dict[str, Any], errors: list[ErrorDetails]) -> list[ErrorDetails]:
+    """Return the errors without those of a union's member that the value cannot be meant for.
+
+    A key that takes a number or a list of two is told what is wrong with the number, or the list.
+    """
+
+    def is_foreign(error: ErrorDetails) -> bool:
+        is_list = isinstance(error["input"], list | tuple)
+        return error["type"] in (("int_type", "float_type") if is_list else ("tuple_type",))
+
+    meant = [_present(data, error["loc"]) for error in errors if not is_foreign(error)]
+    return [
+        error
+        for error in errors
+        if not is_foreign(error)
+        or (key := _present(data, error["loc"])) not in [other[: len(key)] for other in meant]
+    ]
+
+
+def _explain(
+    model: type[BaseModel],
+    data: dict[str, Any],
+    error: ErrorDetails,
+    prefix: str,
+    gone: Callable[[str], str | None],
+) -> str:
+    """Return one sentence for one of pydantic's errors."""
+    last = error["loc"][-1]
+    if error["type"] in ("extra_forbidden", "missing") and isinstance(last, str):
+        key = prefix + ".".join(str(part) for part in error["loc"])
+        if error["type"] == "missing":
+            return f"key '{key}' is missing"
+        if said := gone(key):
+            return said
+        elsewhere = [f"{name}.{last}" for name, part in _sections(model) if last in part]
+        if elsewhere and key == last:
+            return f"unknown key '{key}'. Did you mean '{elsewhere[0]}'?"
+        return f"unknown key '{key}'.{suggestion(last, _fields_at(model, error['loc'][:-1]))}"
+    key = prefix + ".".join(_present(data, error["loc"]))
+    value = error["input"]
+    wanted = _wanted(model, error)
+    if value is None:
+        return f"key '{key}' is empty (None); expected {wanted}"
+    if error["type"] == "string_type" and isinstance(value, int | float):
+        wanted = f"text: put it in quotes, as {key}='\"{value}\"' on the command line"
+    return f"key '{key}' is {value!r} ({type(value).__name__}); expected {wanted}"
+
+
+def _wanted(model: type[BaseModel], error: ErrorDetails) -> str:
+    """Return what should stand in the place of the value that an error is about."""
+    kind, value = error["type"], error["input"]
+    if kind == "model_type":
+        fields = _fields_at(model, error["loc"])
+        return f"a section with keys of its own: {', '.join(fields) or '{}'}"
+    if kind == "dict_type" and isinstance(value, str):
+        return f"a section with keys of its own, such as {{{value}: {{}}}}"
+    if kind == "missing":  # of a list
+        return "more entries"
+    words = _WORDING.get(kind, error["msg"].replace("Input should be ", ""))
+    return words.format(**error.get("ctx", {})) if kind == "too_long" else words
+
+
+def _present(data: Any, loc: tuple[int | str, ...]) -> list[str]:
+    """Return the parts of ``loc`` that exist in ``data`` (pydantic also names union members)."""
+    parts = []
+    for part in loc:
+        try:
+            data = data[part]
+        except (KeyError, IndexError, TypeError):
+            break
+        parts.append(str(part))
+    return parts
+
+
+def _fields_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
+    """Return the field names of the section at ``loc``."""
+    for part in loc:
+        if str(part) not in model.model_fields:
+            continue  # a name of the user's own, such as that of a view group
+        hint = model.model_fields[str(part)].annotation
+        members = [hint, *get_args(hint)]
+        model = next(m for m in members if inspect.isclass(m) and issubclass(m, BaseModel))
+    return list(model.model_fields)
+
+
+def _sections(model: type[BaseModel]) -> Iterator[tuple[str, Container[str]]]:
+    """Yield the sections in a section by name, with the names of their fields."""
+    for name, field in model.model_fields.items():
+        if inspect.isclass(field.annotation) and issubclass(field.annotation, BaseModel):
+            yield name, field.annotation.model_fields

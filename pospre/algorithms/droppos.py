@@ -37,7 +37,7 @@ from pospre.nn.masking import (
 )
 from pospre.nn.places import Places
 from pospre.nn.vit import Encoder
-from pospre.recipe.ranges import PositiveShare, Ratio, Width
+from pospre.ranges import PositiveShare, Ratio, Width
 from pospre.schedules import linear
 
 PositionToken = Literal["learned", "zeros", "wrong"]

@@ -35,7 +35,7 @@ from pospre.nn.masking import (
 from pospre.nn.places import view_places
 from pospre.nn.positions import decoder_positions
 from pospre.nn.vit import Encoder
-from pospre.recipe.ranges import Ratio, Width
+from pospre.ranges import Ratio, Width
 
 
 class PixelRegression(Objective):

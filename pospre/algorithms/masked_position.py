@@ -28,7 +28,7 @@ from pospre.model.objective import Objective, Outputs, Predicts
 from pospre.model.passes import ForgottenPlaces
 from pospre.model.question import Question
 from pospre.model.teacher import Frozen
-from pospre.recipe.ranges import RatioRange
+from pospre.ranges import RatioRange
 
 MASK_KEY = "global/position_mask"
 

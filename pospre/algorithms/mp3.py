@@ -27,7 +27,7 @@ from pospre.nn.initialisation import init_trunc_normal
 from pospre.nn.masking import slot_mask
 from pospre.nn.positions.sincos import sincos_table
 from pospre.nn.vit import Encoder
-from pospre.recipe.ranges import Ratio
+from pospre.ranges import Ratio
 from pospre.schedules import linear
 
 

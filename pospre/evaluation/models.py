@@ -10,6 +10,7 @@ import timm
 import torch
 from torch import nn
 
+from pospre.arguments import check_arguments
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder, check_divides
@@ -22,7 +23,7 @@ from pospre.nn.swin.encoder import SWIN, SwinEncoder
 from pospre.nn.timm_models import PREFIX, timm_size, wrap_encoder
 from pospre.nn.vit import Encoder
 from pospre.nn.weight_layouts import with_prefix_rows
-from pospre.recipe.recipe import Recipe, check_arguments, recipe_from_dict
+from pospre.recipe.recipe import Recipe, recipe_from_dict
 from pospre.training.build import build_model
 from pospre.training.checkpoints.content import Weights, model_of
 from pospre.training.checkpoints.reading import open_checkpoint

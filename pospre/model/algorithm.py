@@ -13,6 +13,7 @@ from composer.utils import dist
 from torch import nn
 
 from pospre import algorithms
+from pospre.arguments import check_arguments
 from pospre.batch import Batch, numbered
 from pospre.errors import UserError, suggestion
 from pospre.model.attached import attach_algorithm, check_given, write_draws
@@ -22,7 +23,6 @@ from pospre.model.outside import is_outside, load_class
 from pospre.model.progress import Progress, training_progress
 from pospre.model.question import Question
 from pospre.nn.patch_encoder import PatchEncoder
-from pospre.recipe.recipe import check_arguments
 
 _FORWARDS = (Event.BEFORE_FORWARD, Event.EVAL_BEFORE_FORWARD, Event.PREDICT_BEFORE_FORWARD)
 

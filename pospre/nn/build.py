@@ -6,12 +6,12 @@ import timm
 
 from pospre.arguments import typed
 from pospre.errors import UserError, suggestion
+from pospre.nn.options import Init
 from pospre.nn.positions import Positions
 from pospre.nn.sizes import SIZES, pair
 from pospre.nn.swin.encoder import SWIN, SWIN_NEEDS, build_swin
 from pospre.nn.timm_models import PREFIX, timm_size
 from pospre.nn.vit import Encoder
-from pospre.recipe.values import Init
 
 
 @typed

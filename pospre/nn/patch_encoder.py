@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from pospre.errors import UserError
+from pospre.nn.options import Init
 from pospre.nn.places import Places
 from pospre.nn.positions.scheme import Scheme
-from pospre.recipe.values import Init
 
 Edit = Callable[[Tensor], Tensor]
 """Takes patch embeddings (B, N, D), and returns what to use instead."""

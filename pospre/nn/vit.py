@@ -16,6 +16,7 @@ from pospre.nn.initialisation import (
     init_trunc_normal,
     init_weights,
 )
+from pospre.nn.options import Init
 from pospre.nn.patch_encoder import Edit, PatchEncoder
 from pospre.nn.places import Places
 from pospre.nn.positions import SCHEMES, Positions, build_positions, scheme_class, timm_name
@@ -23,7 +24,6 @@ from pospre.nn.positions.scheme import Space
 from pospre.nn.positions.table import Table
 from pospre.nn.sizes import EncoderSize, timm_model
 from pospre.nn.timm_eva import eva_model, eva_state, is_eva
-from pospre.recipe.values import Init
 
 
 class PatchEmbed(nn.Module):

@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from pospre.recipe.ranges import Pair, ShareRange
-from pospre.recipe.sections import Section
+from pospre.arguments import Section
+from pospre.ranges import Pair, ShareRange
 from pospre.recipe.values import Bytes, Numbers, PositiveNumbers, Rate, RisingRange, Size
 
 

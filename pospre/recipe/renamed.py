@@ -20,6 +20,13 @@ REMOVED = {
 }
 
 
+def gone(key: str) -> str | None:
+    """Return what to say of a dotted key that there is no more; None if there never was one."""
+    if renamed := new_name(key):
+        return f"key '{key}' is called '{renamed}' now; rename it"
+    return f"key '{key}' is gone; {REMOVED[key][1]}" if key in REMOVED else None
+
+
 def new_name(key: str) -> str | None:
     """Return what the last part of a dotted key is called now; None where it was not renamed."""
     return next((new for old, new in RENAMED.items() if fnmatchcase(key, old)), None)

@@ -5,30 +5,19 @@ That of the data is in ``data_section.py``.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from pospre.arguments import Section
+from pospre.nn.options import Init
 from pospre.recipe.values import (
     AllOrSome,
     Betas,
     Duration,
-    Init,
     LocalOrS3,
     PlainPath,
     PositiveDuration,
     Size,
 )
-
-
-class Section(BaseModel):
-    """A part of the recipe: strict types, finite numbers, no unknown keys, unchangeable."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        strict=True,
-        frozen=True,
-        allow_inf_nan=False,
-        protected_namespaces=(),  # MLflow has arguments of its own called model_…
-    )
 
 
 class Encoder(Section):

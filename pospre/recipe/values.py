@@ -1,11 +1,11 @@
 """Kinds of values in a recipe: durations, sizes, paths, and what must hold of each."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ByteSize, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
-from pospre.recipe.ranges import Pair, only
+from pospre.ranges import Pair, only
 from pospre.recipe.yaml_text import VARIABLE
 from pospre.schedules import DURATION
 
@@ -34,7 +34,6 @@ Duration = Annotated[str, BeforeValidator(_duration)]
 PositiveDuration = Annotated[
     Duration, only(lambda duration: not duration.startswith("0"), "longer than nothing")
 ]
-Init = Literal["xavier", "trunc_normal", "deit", "dinov2", "beit"]
 Side = Annotated[int, Field(gt=0)]
 Size = Side | Annotated[tuple[Side, Side], Field(strict=False)]
 Rate = float | Annotated[tuple[float, ...], Field(strict=False)]

@@ -8,8 +8,9 @@ from composer import loggers as composer_loggers
 from composer.core import State
 from composer.loggers import Logger, LoggerDestination, TensorboardLogger
 
+from pospre.arguments import check_arguments
 from pospre.errors import UserError
-from pospre.recipe.recipe import Recipe, check_arguments
+from pospre.recipe.recipe import Recipe
 from pospre.training.callbacks.metrics import MetricsFile
 
 

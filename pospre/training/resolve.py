@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pospre.arguments import check_arguments
 from pospre.data.stores.reader import Features, Reader
 from pospre.errors import UserError
 from pospre.model.algorithm import algorithm_class
 from pospre.recipe.find import find_recipe
 from pospre.recipe.provenance import annotate, origins, values
-from pospre.recipe.recipe import Recipe, check_arguments, load_recipe, recorded_recipe
+from pospre.recipe.recipe import Recipe, load_recipe, recorded_recipe
 from pospre.training.data import open_data
 from pospre.training.loggers import check_loggers
 

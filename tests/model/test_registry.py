@@ -9,12 +9,12 @@ import pytest
 from torch import Tensor, nn
 
 from pospre import algorithms
+from pospre.arguments import check_arguments
 from pospre.errors import UserError
 from pospre.model.algorithm import algorithm_class, algorithm_names
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import EncoderPass
-from pospre.recipe.recipe import check_arguments
 from tests.algorithms.cases import Case, written
 from tests.algorithms.composition import README, refusal_of
 

@@ -8,8 +8,9 @@ from typing import Any, Literal
 import pytest
 import yaml
 
+from pospre.arguments import check_arguments
 from pospre.errors import UserError
-from pospre.recipe.recipe import check_arguments, load_recipe, recipe_from_dict
+from pospre.recipe.recipe import load_recipe, recipe_from_dict
 
 MINIMAL: dict[str, Any] = {
     "data": {"path": "photos", "batch_size": 8},

@@ -31,7 +31,7 @@ from pospre.model.question import Question
 from pospre.nn.interpolation import Interpolation
 from pospre.nn.positions.scheme import Scheme
 from pospre.nn.positions.table import Table
-from pospre.recipe.ranges import ShareRange
+from pospre.ranges import ShareRange
 
 BoxScale = Literal["beta", "uniform", "const", "fill"]
 FlipField = Literal["with_view", "box_only", "mirror_shared"]

@@ -32,7 +32,7 @@ from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import EncoderPass, MaskedTokens
 from pospre.model.question import Question
 from pospre.model.teacher import Frozen, Momentum
-from pospre.recipe.ranges import RatioRange, Share
+from pospre.ranges import RatioRange, Share
 from pospre.schedules import linear
 
 MASK = "content_mask"

@@ -29,7 +29,7 @@ from pospre.nn.decoder import check_heads
 from pospre.nn.initialisation import init_trunc_normal
 from pospre.nn.masking import slot_mask
 from pospre.nn.vit import Encoder
-from pospre.recipe.ranges import PositiveRange, ShareRange, Width
+from pospre.ranges import PositiveRange, ShareRange, Width
 
 Loss = Literal["smooth_l1", "l2"]
 

@@ -27,7 +27,7 @@ from pospre.model.teacher import Frozen, Momentum
 from pospre.nn.initialisation import init_weights
 from pospre.nn.masking import gather_tokens, num_kept, random_masking, slot_mask
 from pospre.nn.vit import Encoder
-from pospre.recipe.ranges import Ratio
+from pospre.ranges import Ratio
 
 Supervision = Literal["context", "tokens", "both"]
 Distance = Literal["cosine", "infonce", "smooth_l1"]

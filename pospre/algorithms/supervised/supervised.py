@@ -25,7 +25,7 @@ from pospre.model.question import Question
 from pospre.model.teacher import Frozen
 from pospre.nn.masking import num_kept, visible_patches
 from pospre.nn.vit import Encoder
-from pospre.recipe.ranges import Ratio, Share
+from pospre.ranges import Ratio, Share
 
 Pooling = Literal["cls", "mean"]
 

@@ -33,7 +33,7 @@ from pospre.model.objective import Outputs
 from pospre.model.passes import EncoderPass
 from pospre.nn.decoder import patchify, unpatchify
 from pospre.nn.masking import num_kept, scatter_tokens, slot_mask, visible_patches
-from pospre.recipe.ranges import Ratio
+from pospre.ranges import Ratio
 from pospre.text_table import format_table
 
 HOSTS = ("mae", "simmim")

@@ -37,7 +37,7 @@ from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.settings import Sampling
 from pospre.model.model import PretrainModel
-from pospre.recipe.ranges import PositiveShare
+from pospre.ranges import PositiveShare
 from pospre.text_table import format_table, percent
 
 FIGURES = {"top1": "max"}

@@ -30,7 +30,7 @@ from pospre.evaluation.estimates import rate_error
 from pospre.evaluation.features import Pooling, check_enough, check_probe
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.settings import Sampling
-from pospre.recipe.ranges import PositiveShare
+from pospre.ranges import PositiveShare
 from pospre.text_table import format_table, percent
 
 FIGURES = {"top1": "max"}

@@ -36,7 +36,7 @@ from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.settings import Listed, Sampling
 from pospre.nn.masking import num_kept
 from pospre.nn.sizes import pair
-from pospre.recipe.ranges import PositiveShare, Ratio
+from pospre.ranges import PositiveShare, Ratio
 from pospre.text_table import format_table, percent
 
 NEEDS = HEAD

@@ -20,7 +20,7 @@ from pospre.evaluation.features import centre_batches
 from pospre.evaluation.position.predictions import predict_patches
 from pospre.evaluation.registry import Context
 from pospre.evaluation.settings import Sampling, as_tuple
-from pospre.recipe.ranges import Ratio
+from pospre.ranges import Ratio
 from pospre.text_table import format_table, percent
 
 NEEDS = "mp3"

@@ -33,7 +33,7 @@ from pospre.evaluation.settings import Sampling
 from pospre.model.algorithm import options_of
 from pospre.model.model import PretrainModel
 from pospre.nn.decoder import patchify, unpatchify
-from pospre.recipe.ranges import PositiveShare, Ratio
+from pospre.ranges import PositiveShare, Ratio
 from pospre.text_table import format_table, percent
 
 VIEWS = ("original", "shuffled", "reconstructed")

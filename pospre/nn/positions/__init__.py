@@ -5,10 +5,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from pospre.arguments import check_arguments
 from pospre.errors import UserError, suggestion
 from pospre.nn.positions.scheme import Scheme, Space
 from pospre.nn.positions.sincos import DecoderSinCos
-from pospre.recipe.recipe import check_arguments
 
 RELATIVE_TABLE = "relative_position_bias_table"
 SCHEMES = {

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from pospre.errors import UserError
 from pospre.nn.drop_path import residual_factors
 from pospre.nn.initialisation import init_patch_embed, init_trunc_normal, init_weights
+from pospre.nn.options import Init
 from pospre.nn.patch_encoder import Edit, PatchEncoder
 from pospre.nn.places import Places
 from pospre.nn.positions.scheme import Scheme, Space
@@ -28,7 +29,6 @@ from pospre.nn.swin.windows import (
     spread,
     squares,
 )
-from pospre.recipe.values import Init
 
 SWIN = "swin_tiny"
 SWIN_NEEDS: dict[str, Any] = {

@@ -5,8 +5,8 @@ from typing import Any
 
 from composer.core import Callback
 
+from pospre.arguments import Section
 from pospre.recipe.recipe import Recipe
-from pospre.recipe.sections import Section
 from pospre.training.callbacks.collapse import Collapse
 from pospre.training.callbacks.position_shortcut import PositionShortcut
 from pospre.training.callbacks.spikes import LossSpikes

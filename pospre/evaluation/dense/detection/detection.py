@@ -32,7 +32,7 @@ from pospre.evaluation.dense.maps import FeatureMaps, check_drop_path, check_enc
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.settings import as_tuple
 from pospre.model.model import PretrainModel
-from pospre.recipe.ranges import PositiveRange, PositiveShare, Ratio
+from pospre.ranges import PositiveRange, PositiveShare, Ratio
 from pospre.schedules import linear, staircase
 from pospre.text_table import format_table, percent, percent_and_error
 

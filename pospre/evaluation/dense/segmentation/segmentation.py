@@ -41,7 +41,7 @@ from pospre.evaluation.dense.segmentation.windows import predict, show
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.settings import Numbers
 from pospre.model.model import PretrainModel
-from pospre.recipe.ranges import PositiveShare, Ratio
+from pospre.ranges import PositiveShare, Ratio
 from pospre.schedules import linear
 from pospre.text_table import format_table, percent, percent_and_error
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from pospre.recipe import ranges
+from pospre import ranges
 
 
 @pytest.mark.parametrize(
