@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which cannot see what is imp
     from pospre.algorithms.masked_position import MaskedPosition as MaskedPosition
     from pospre.algorithms.mp3 import MP3 as MP3
     from pospre.algorithms.simmim import SimMIM as SimMIM
-    from pospre.algorithms.stop import StoP as StoP
+    from pospre.algorithms.stop.stop import StoP as StoP
     from pospre.algorithms.supervised.supervised import Supervised as Supervised
     from pospre.augment.device import DeviceAugment as DeviceAugment
     from pospre.batch import from_images as from_images
@@ -79,7 +79,7 @@ _HOMES = {
     "MP3": "algorithms.mp3",
     "MaskedPosition": "algorithms.masked_position",
     "CropField": "algorithms.crop_field.crop_field",
-    "StoP": "algorithms.stop",
+    "StoP": "algorithms.stop.stop",
     "LUT": "algorithms.lut.lut",
     "EmaTeacher": "algorithms.ema_teacher",
     "build_encoder": "nn.build",

@@ -10,7 +10,8 @@ from torch import Tensor
 from pospre import attach
 from pospre.algorithms.ijepa.ijepa import IJEPA, FeaturePrediction
 from pospre.algorithms.ijepa.predictor import Predictor
-from pospre.algorithms.stop import SecondScale, StoP, Variant
+from pospre.algorithms.stop.stop import StoP
+from pospre.algorithms.stop.variants import SecondScale, Variant
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
@@ -68,10 +69,7 @@ def predictor_of(model: PretrainModel) -> Predictor:
 def masked_tokens(model: PretrainModel, inputs: dict[str, Tensor]) -> Tensor:
     """Return what mask tokens are before positions are added."""
     predictor, targets = predictor_of(model), inputs["ijepa/targets"]
-    context = torch.zeros(4, 16, 192)
-    tokens = predictor.tokens(context, targets, predictor.mask_token, predictor.embed, inputs)[1]
-    assert isinstance(tokens, Tensor)
-    return tokens
+    return predictor.tokens.masked(targets, predictor.mask_token, predictor.embed, inputs)
 
 
 def plain_loss() -> tuple[PretrainModel, Tensor]:

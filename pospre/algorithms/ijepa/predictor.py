@@ -21,24 +21,28 @@ class PredictorTokens(nn.Module):
 
     noise_std: float = 0.0
 
-    def forward(
-        self,
-        context_BKD: Tensor,
-        targets_BMT: Tensor,
-        mask_token: Tensor,
-        embed: nn.Linear,
-        batch: Batch,
-    ) -> tuple[Tensor, Tensor]:
-        """Return tokens of the context, (B, K, d), and of the target blocks, (B, M, T, d).
+    def context(self, context_BKD: Tensor, embed: nn.Linear, batch: Batch) -> Tensor:
+        """Return tokens of the context, (B, K, d).
 
         Args:
-            context_BKD: the encoder's tokens of the context.
-            targets_BMT: the positions to predict, for their number.
-            mask_token: (1, 1, d), learned.
-            embed: projects the encoder's tokens to the predictor's width.
+            context_BKD: the encoder's.
+            embed: projects them to the predictor's width.
             batch: may hold noise.
         """
-        return embed(context_BKD), mask_token.expand(*targets_BMT.shape, -1)
+        return embed(context_BKD)
+
+    def masked(
+        self, targets_BMT: Tensor, mask_token: Tensor, embed: nn.Linear, batch: Batch
+    ) -> Tensor:
+        """Return tokens of the target blocks, (B, M, T, d).
+
+        Args:
+            targets_BMT: the positions to predict, for their number.
+            mask_token: (1, 1, d), learned.
+            embed: see ``context``.
+            batch: may hold noise.
+        """
+        return mask_token.expand(*targets_BMT.shape, -1)
 
 
 class Predictor(nn.Module):
@@ -72,7 +76,8 @@ class Predictor(nn.Module):
             targets_BMT: the positions of M target blocks.
             batch: may hold noise, and boxes in a position field.
         """
-        context, masked = self.tokens(context_BKD, targets_BMT, self.mask_token, self.embed, batch)
+        context = self.tokens.context(context_BKD, self.embed, batch)
+        masked = self.tokens.masked(targets_BMT, self.mask_token, self.embed, batch)
         # every block is predicted beside its own copy of the context and sees no other block
         count = targets_BMT.shape[1]
         context = context.unsqueeze(1).expand(-1, count, -1, -1)

@@ -18,7 +18,8 @@ from torch import Tensor
 from pospre import draws
 from pospre.algorithms.ijepa.ijepa import FeaturePrediction
 from pospre.algorithms.ijepa.predictor import Predictor
-from pospre.algorithms.stop import NOISY, NoisyTokens
+from pospre.algorithms.stop.noise import StochasticTokens
+from pospre.algorithms.stop.variants import NOISY, VARIANTS
 from pospre.errors import UserError
 from pospre.evaluation.analysis.settings import check_queries, three_patches
 from pospre.evaluation.drawing import Cell, as_map, check_pictures, draw_cells, save_figure
@@ -58,7 +59,7 @@ def evaluate(
     objective = context.model.objectives["ijepa"]
     assert isinstance(objective, FeaturePrediction)
     predictor, tokens = objective.predictor, objective.predictor.tokens
-    assert isinstance(tokens, NoisyTokens)
+    assert isinstance(tokens, StochasticTokens)
     with torch.no_grad():
         vectors = predictor.positions.embed(Places(predictor.grid))
         assert vectors is not None  # stop refuses others
@@ -81,7 +82,7 @@ def evaluate(
         **mean_and_error("own", similarity_SNN.diagonal(dim1=1, dim2=2).mean(1)),
         **mean_and_error("nearest", (best_SN == place_N).double().mean(1)),
         **mean_and_error("distance", distance_NN[place_N, best_SN].mean(1)),
-        "variant": tokens.variant,
+        "variant": next(name for name, each in VARIANTS.items() if each.tokens is type(tokens)),
         "noise_std": tokens.noise_std,
         "draws": num_draws,
         "grid": list(grid),
@@ -105,13 +106,10 @@ def check(plan: Plan) -> None:
 def noise(predictor: Predictor, num_positions: int, seed: int, draw: int) -> Tensor:
     """Return what a draw adds to each position in training: (N, d)."""
     tokens, embed = predictor.tokens, predictor.embed
-    assert isinstance(tokens, NoisyTokens)
-    projected = tokens.variant != "fixed_cov"
+    assert isinstance(tokens, StochasticTokens)
     place_N = torch.arange(num_positions, device=embed.weight.device)
     keys_N = draws.sample_keys(seed, draw, place_N, 0, "stop_similarity")
-    width = embed.in_features if projected else predictor.dim
-    noise_ND = tokens.noise_std * draws.normal(keys_N, width)
-    return F.linear(noise_ND, embed.weight.float()) if projected else noise_ND
+    return tokens.offset(draws.normal(keys_N, tokens.width(embed)), embed)
 
 
 def similarity(queries_ND: Tensor, position_ND: Tensor) -> Tensor:

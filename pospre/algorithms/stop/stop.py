@@ -1,0 +1,135 @@
+"""StoP: stochastic positional embeddings (Bar et al. 2024, arXiv 2308.00566), on I-JEPA.
+
+Where a target lies is uncertain, so each mask token gets a Gaussian position: its mean is the
+sin-cos position ψ, its covariance σ·A·Aᵀ is learned (Eq. 1 and 2). With A the matrix that projects
+the context into the predictor, the token at position j is ψ_j + A·n_j + m̃, n_j ~ N(0, s²·I) (Eq. 3
+and Algorithm 1), so that to shrink the noise would be to erase the context. Nothing else changes,
+the loss neither, and what is exported never sees noise.
+
+``noise.py`` has these tokens, ``variants.py`` what the paper compares them with.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pydantic import NonNegativeFloat, PositiveFloat
+
+from pospre.algorithms.ijepa.ijepa import FeaturePrediction
+from pospre.algorithms.stop.noise import StochasticTokens
+from pospre.algorithms.stop.variants import NOISY_CONTEXT, VARIANTS, Variant
+from pospre.batch import Batch
+from pospre.errors import UserError
+from pospre.model.algorithm import PretrainAlgorithm
+from pospre.model.model import PretrainModel
+from pospre.model.question import Question
+
+
+@dataclass(kw_only=True, eq=False)
+class StoP(PretrainAlgorithm):
+    """Noise on the predictor's positions; a position algorithm beside ``ijepa``.
+
+    Writes standard normal draws: ``stop/masked`` (B, M, T, D), own ones for every epoch, target
+    block and token, and ``stop/context`` (B, K, D), as the variant needs them. Without ``training``
+    (``model.eval()``) nothing is added.
+
+    Args:
+        variant: ``masked`` (the method: A·n on mask tokens), ``context`` or ``both`` (A·n on the
+            context's tokens too), ``fixed_cov`` (s·ε in the predictor's width: nothing learned);
+            or, without noise, the paper's other ablations: ``l1`` (loss + λ·Σ|A|),
+            ``lowres_bilinear`` and ``lowres_maxpool`` (a second head predicts targets at half the
+            resolution, and the losses are averaged), ``learned_pos`` (the predictor's positions are
+            learned), and ``sincos``, which is I-JEPA.
+        noise_std: s, the standard deviation of n; None: 0.25. Variants without noise leave it
+            unused, so that ``variant`` alone makes an ablation of a recipe. The paper's σ is a
+            variance, s = √σ; its code and published weights take the same 0.25 (0.2 for ViT-H) as
+            the standard deviation.
+        l1_weight: λ of ``l1``; None: 1e-5 there.
+        official: the published code where it differs: the mask token is never added, and the
+            projection's bias is, with the noise.
+    """
+
+    question: ClassVar[Question | None] = Question(
+        "The predictor is told of a place with noise only. Which noise does it learn to bear?",
+        evaluation="stop_similarity",
+    )
+
+    variant: Variant = "masked"
+    noise_std: NonNegativeFloat | None = None
+    l1_weight: PositiveFloat | None = None
+    official: bool = False
+
+    def attach(self, model: PretrainModel) -> None:
+        """Replace parts of I-JEPA's predictor; a no-op if that is done."""
+        objective = _objective_of(model)
+        _check(self, model)
+        if objective.edited_by == "stop":
+            return
+        objective.edited_by = "stop"
+        for key in ("stop/masked", "stop/context"):
+            model.registry.claim(key, "stop")
+        predictor, replaced = objective.predictor, VARIANTS[self.variant]
+        if replaced.tokens is not None:
+            std = 0.25 if self.noise_std is None else self.noise_std
+            predictor.tokens = replaced.tokens(std, official=self.official)
+            predictor.mask_token.requires_grad_(not self.official)
+        if replaced.positions is not None:
+            predictor.positions = replaced.positions(predictor.positions.space)
+            predictor.positions.reset_parameters()
+        if replaced.extra is not None:
+            weight = 1e-5 if self.l1_weight is None else self.l1_weight
+            objective.extra = replaced.extra(predictor, weight)
+
+    def write(self, batch: Batch, model: PretrainModel) -> None:
+        """Draw n."""
+        predictor = _objective_of(model).predictor
+        if isinstance(predictor.tokens, StochasticTokens):
+            predictor.tokens.draw(batch, model.seed, predictor.embed)
+
+
+def _objective_of(model: PretrainModel) -> FeaturePrediction:
+    """Return the objective that StoP edits.
+
+    Raises:
+        UserError: there is none.
+    """
+    for name in model.objectives:
+        objective = model.objectives[name]
+        if isinstance(objective, FeaturePrediction):
+            return objective
+    raise UserError(
+        "algorithms.stop needs a predictor that projects the context by a Linear and takes mask "
+        "tokens: without one, the learned noise would shrink to nothing. Add the host ijepa, which "
+        f"has one; here: {', '.join(model.objectives) or 'no host'}."
+    )
+
+
+def _check(options: StoP, model: PretrainModel) -> None:
+    """Raise ``UserError`` for variants that cannot work, alone or beside other algorithms."""
+    if options.l1_weight is not None and options.variant != "l1":
+        raise UserError(
+            f"stop.l1_weight = {options.l1_weight} is for stop.variant = l1, not "
+            f"{options.variant}. Remove it, or change the variant."
+        )
+    if options.official and options.variant != "masked":
+        raise UserError(
+            f"stop.official = true reproduces the published code, which has stop.variant = "
+            f"masked only, not {options.variant}. Set one of them the other way."
+        )
+    predictor = _objective_of(model).predictor
+    if not predictor.positions.is_added:
+        raise UserError(
+            f"stop makes the predictor's positions uncertain, but encoder.positions = "
+            f"{model.encoder.positions.name} tells it exactly, in attention, where a target lies. "
+            "Use learned or sincos."
+        )
+    editors = model.registry.passes["student"].places
+    if options.variant in NOISY_CONTEXT and editors:
+        raise UserError(
+            f"stop.variant = {options.variant} puts noise on the positions of the context, which "
+            f"{', '.join(editors)} changes too. Use stop.variant = masked."
+        )
+    if options.variant == "learned_pos" and model.registry.place_source is not None:
+        raise UserError(
+            f"stop.variant = learned_pos has one position for every patch, which cannot follow "
+            f"the positions of {model.registry.place_source}. Use another variant."
+        )

@@ -1,0 +1,160 @@
+"""The paper's ablations of StoP (Bar et al. 2024, Sec. 4.2 and 4.3), and the table of variants."""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pospre import draws
+from pospre.algorithms.ijepa.ijepa import ExtraTerm, Loss, feature_distance
+from pospre.algorithms.ijepa.predictor import Predictor, PredictorTokens, gather_blocks
+from pospre.algorithms.stop.noise import StochasticTokens, standard_normal
+from pospre.batch import EPOCH, INDEX, Batch
+from pospre.model.objective import Outputs
+from pospre.nn.initialisation import init_trunc_normal
+from pospre.nn.positions.table import Table
+
+Pooling = Literal["bilinear", "maxpool"]
+Variant = Literal[
+    "masked",
+    "context",
+    "both",
+    "fixed_cov",
+    "l1",
+    "lowres_bilinear",
+    "lowres_maxpool",
+    "learned_pos",
+    "sincos",
+]
+
+
+class NoiseOnBoth(StochasticTokens):
+    """A·n′ on the context's tokens, too (Table 7)."""
+
+    def context(self, context_BKD: Tensor, embed: nn.Linear, batch: Batch) -> Tensor:
+        """Return A·s + b + A·n′; without training A·s + b."""
+        context = super().context(context_BKD, embed, batch)
+        if not self.training:
+            return context
+        return context + self.offset(batch["stop/context"], embed)
+
+    def draw(self, batch: Batch, seed: int, embed: nn.Linear) -> None:
+        """Write ``stop/masked``, and ``stop/context`` (B, K, D), which does not depend on it."""
+        super().draw(batch, seed, embed)
+        self.draw_context(batch, seed, embed)
+
+    def draw_context(self, batch: Batch, seed: int, embed: nn.Linear) -> None:
+        """Write ``stop/context``, new for every epoch and token."""
+        keys = draws.sample_keys(seed, batch[EPOCH], batch[INDEX], 0, "stop/context")
+        tokens = batch["view/keep"].shape[1]
+        batch["stop/context"] = standard_normal(keys, tokens, self.width(embed))
+
+
+class NoiseOnContext(NoiseOnBoth):
+    """A·n′ on the context's tokens alone (Table 7)."""
+
+    masked = PredictorTokens.masked
+    draw = NoiseOnBoth.draw_context
+
+
+class FixedCovariance(StochasticTokens):
+    """s·ε in the predictor's width: the covariance is s²·I, and nothing of it learns (Fig. 3)."""
+
+    def offset(self, normal: Tensor, embed: nn.Linear) -> Tensor:
+        """Return s·ε."""
+        return self.noise_std * normal
+
+    def width(self, embed: nn.Linear) -> int:
+        """Return the predictor's width."""
+        return embed.out_features
+
+
+class ProjectionL1(ExtraTerm):
+    """λ·Σ|A|: shrinks the projection of the context without any noise (Sec. 4.3)."""
+
+    def __init__(self, weight: float) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(
+        self, features: Tensor, target_BND: Tensor, embed: nn.Linear, batch: Batch
+    ) -> Outputs:
+        """Return the penalty."""
+        return {"l1": self.weight * embed.weight.float().abs().sum()}
+
+    def combine(self, distance: Tensor, outputs: Outputs, kind: Loss) -> Tensor:
+        """Add it."""
+        return distance + outputs["l1"]
+
+
+class SecondScale(ExtraTerm):
+    """A second head that predicts the targets at half the resolution (Table 8).
+
+    The paper only names this ablation; here the map of targets is halved, brought back to its size
+    by repetition, and read at the same positions.
+    """
+
+    def __init__(self, dim: int, encoder_dim: int, grid: tuple[int, int], pooling: Pooling) -> None:
+        super().__init__()
+        self.grid, self.pooling = grid, pooling
+        self.predict = nn.Linear(dim, encoder_dim)
+        init_trunc_normal(self)
+
+    def forward(
+        self, features: Tensor, target_BND: Tensor, embed: nn.Linear, batch: Batch
+    ) -> Outputs:
+        """Return predicted and true features of the coarser map."""
+        coarse = gather_blocks(self.coarse(target_BND), batch["ijepa/targets"])
+        return {"coarse_predicted": self.predict(features), "coarse_target": coarse}
+
+    def coarse(self, target_BND: Tensor) -> Tensor:
+        """Return the map halved and repeated to its size: (B, N, D)."""
+        picture = target_BND.transpose(1, 2).unflatten(2, self.grid)
+        half = (max(1, self.grid[0] // 2), max(1, self.grid[1] // 2))
+        if self.pooling == "bilinear":
+            small = F.interpolate(picture, size=half, mode="bilinear", align_corners=False)
+        else:
+            small = F.adaptive_max_pool2d(picture, half)
+        return F.interpolate(small, size=self.grid, mode="nearest").flatten(2).transpose(1, 2)
+
+    def combine(self, distance: Tensor, outputs: Outputs, kind: Loss) -> Tensor:
+        """Return the mean over both scales."""
+        coarse = feature_distance(outputs["coarse_predicted"], outputs["coarse_target"], kind)
+        return (distance + coarse) / 2
+
+
+class Replaced(NamedTuple):
+    """What a variant puts in the place of parts of I-JEPA's predictor; None: nothing.
+
+    Attributes:
+        tokens: what enters the predictor before positions are added.
+        positions: ψ.
+        extra: makes a further term of the loss, of the predictor and λ.
+    """
+
+    tokens: type[StochasticTokens] | None = None
+    positions: type[Table] | None = None
+    extra: Callable[[Predictor, float], ExtraTerm] | None = None
+
+
+def _second_scale(pooling: Pooling) -> Replaced:
+    def extra(predictor: Predictor, _: float) -> ExtraTerm:
+        return SecondScale(predictor.dim, predictor.embed.in_features, predictor.grid, pooling)
+
+    return Replaced(extra=extra)
+
+
+VARIANTS: dict[Variant, Replaced] = {
+    "masked": Replaced(tokens=StochasticTokens),
+    "context": Replaced(tokens=NoiseOnContext),
+    "both": Replaced(tokens=NoiseOnBoth),
+    "fixed_cov": Replaced(tokens=FixedCovariance),
+    "l1": Replaced(extra=lambda _, weight: ProjectionL1(weight)),
+    "lowres_bilinear": _second_scale("bilinear"),
+    "lowres_maxpool": _second_scale("maxpool"),
+    "learned_pos": Replaced(positions=Table),
+    "sincos": Replaced(),
+}
+NOISY = tuple(name for name, replaced in VARIANTS.items() if replaced.tokens is not None)
+NOISY_CONTEXT = ("context", "both")
