@@ -23,7 +23,13 @@ from pospre.model.algorithm import PretrainAlgorithm, Progress, require_one_view
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Outputs
 from pospre.model.passes import EncoderPass, ForgottenPlaces
-from pospre.model.position_task import Distance, PositionObjective, check_temperature, weighted_mean
+from pospre.model.position_task import (
+    Answers,
+    Distance,
+    PositionObjective,
+    check_temperature,
+    weighted_mean,
+)
 from pospre.model.question import Question
 from pospre.nn.decoder import DecoderBlocks, check_heads, split_tokens
 from pospre.nn.initialisation import init_weights, token_parameter
@@ -156,16 +162,10 @@ class PositionClassification(PositionObjective):
         # all patches may be confident at once: then the loss is 0, not 0/0
         return weighted_mean(cross_entropy, weights)
 
-    def metrics(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
-        """Return the unweighted top-1 ``accuracy`` on patches without position."""
-        dropped = ~batch["droppos/shown"]
-        hit = (outputs["logits"].detach().argmax(-1) == batch["view/keep"]) & dropped
-        return {"accuracy": hit.sum() / dropped.sum()}
-
-    def chance(self, batch: Batch) -> float:
-        """Return 1/(N − S), S patches being shown their position."""
-        shown = batch["droppos/shown"][0].sum().item()
-        return 1 / (len(self.distance_NN) - shown)
+    def answers(self, outputs: Outputs, batch: Batch) -> Answers:
+        """Return where it puts the visible patches; those without position count."""
+        told = batch["droppos/shown"]
+        return Answers(outputs["logits"], batch["view/keep"], told, ~told)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -213,6 +213,7 @@ class DropPos(PretrainAlgorithm):
         "share of these patches put in their place",
         "position_grid",
     )
+    objective = PositionClassification
 
     mask_ratio: Ratio | None = None
     position_mask_ratio: PositiveShare = 0.75
@@ -244,8 +245,9 @@ class DropPos(PretrainAlgorithm):
             model.registry.claim("view/keep", "droppos", count=kept)
             model.registry.claim("view/removed", "droppos", shuffled=True)
             model.registry.add_pass("student", "droppos", EncoderPass(keep="view/keep"))
-        for key in ("droppos/order", "droppos/shown"):
-            model.registry.claim(key, "droppos")
+        model.registry.claim("droppos/order", "droppos")
+        told = "of the patches framed in green the position is told"
+        model.registry.claim("droppos/shown", "droppos", green=told)
         model.places.named["droppos"] = _dropped(model.encoder.embed_dim, self.position_token)
         model.registry.join_pass("student", "droppos", places=("droppos",))
         if self.temperature is not None and self.affinity == "teacher":

@@ -17,10 +17,11 @@ from pospre.batch import Batch
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm, require_one_view
 from pospre.model.model import PretrainModel
-from pospre.model.objective import Objective, Outputs
+from pospre.model.objective import Outputs
 from pospre.model.passes import EncoderPass, MaskedTokens
+from pospre.model.pixel_task import PixelObjective
 from pospre.model.question import Question
-from pospre.nn.decoder import DecoderBlocks, check_heads, patchify, split_tokens
+from pospre.nn.decoder import DecoderBlocks, check_heads, split_tokens
 from pospre.nn.initialisation import init_weights, token_parameter
 from pospre.nn.masking import (
     Sampling,
@@ -38,15 +39,13 @@ from pospre.nn.vit import Encoder
 from pospre.ranges import Ratio, Width
 
 
-class PixelRegression(Objective):
+class PixelRegression(PixelObjective):
     """The decoder, and the mean squared error over removed patches."""
 
     def __init__(self, encoder: Encoder, options: "MAE") -> None:
-        super().__init__()
+        super().__init__(encoder, norm_pix=options.norm_pix)
         dim = options.decoder_dim
-        self.patch_size, self.grid = encoder.patch_size, encoder.grid
-        self.norm_pix = options.norm_pix
-        self.weight, self.num_prefix = options.weight, encoder.num_prefix_tokens
+        self.grid, self.weight = encoder.grid, options.weight
         self.per_token = encoder.patches_per_token
         self.embed = nn.Linear(encoder.embed_dim, dim * self.per_token)
         self.blocks = DecoderBlocks(dim, options.decoder_depth, options.decoder_heads)
@@ -71,15 +70,7 @@ class PixelRegression(Objective):
         decoded = self.blocks(torch.cat([prefix, patches], dim=1), self.positions.clues(places))
         # only removed patches enter the loss, so only they are predicted
         predicted = self.predict(self.norm(gather_tokens(decoded[:, self.num_prefix :], removed)))
-        target = patchify(batch["view/pixels"][:, 0], self.patch_size)
-        return {"predicted": predicted, "target": self._normalise(gather_tokens(target, removed))}
-
-    def _normalise(self, target_BRF: Tensor) -> Tensor:
-        if not self.norm_pix:
-            return target_BRF
-        mean = target_BRF.mean(-1, keepdim=True)
-        variance = target_BRF.var(-1, keepdim=True)  # unbiased, as published
-        return (target_BRF - mean) / (variance + 1e-6).sqrt()
+        return {"predicted": predicted, "target": self.target(batch)}
 
     def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
         """Return the mean squared error over the removed patches (Sec. 3)."""
@@ -120,6 +111,7 @@ class MAE(PretrainAlgorithm):
     norm_pix: bool = True
     weight: NonNegativeFloat = 1.0
 
+    objective = PixelRegression
     is_host: ClassVar[bool] = True
     takes_merged_patches: ClassVar[bool] = True
 

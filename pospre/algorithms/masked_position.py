@@ -175,7 +175,8 @@ class MaskedPosition(PretrainAlgorithm):
         if "masked_position" in model.objectives:
             return
         _check(self, model)
-        model.registry.claim(MASK_KEY, "masked_position")
+        green = "patches framed in green lose their position"
+        model.registry.claim(MASK_KEY, "masked_position", green=green)
         mark = nn.Parameter(torch.zeros(1, 1, model.encoder.embed_dim))
         model.places.named["masked_position"] = ForgottenPlaces(MASK_KEY, mark)
         model.registry.join_pass("global", "masked_position", places=("masked_position",))

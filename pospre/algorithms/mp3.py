@@ -21,7 +21,13 @@ from pospre.model.algorithm import PretrainAlgorithm, Progress
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Outputs
 from pospre.model.passes import EncoderPass
-from pospre.model.position_task import Distance, PositionObjective, check_temperature, weighted_mean
+from pospre.model.position_task import (
+    Answers,
+    Distance,
+    PositionObjective,
+    check_temperature,
+    weighted_mean,
+)
 from pospre.model.question import Question
 from pospre.nn.initialisation import init_trunc_normal
 from pospre.nn.masking import slot_mask
@@ -111,40 +117,31 @@ class PatchPositions(PositionObjective):
         """Return the mean cross-entropy over all patches that count, in the context or not."""
         log_prob = F.log_softmax(outputs["logits"].float(), dim=-1)
         cross_entropy = -(self.targets() * log_prob).sum(-1)
-        weights = self._counting(outputs, batch).float()
+        weights = self.answers(outputs, batch).counted.float()
         if "affinity" in outputs:
             weights = weights * outputs["affinity"]
         return weighted_mean(cross_entropy, weights)
 
+    def answers(self, outputs: Outputs, batch: Batch) -> Answers:
+        """Return where it puts all patches; those that are told their position may count or not."""
+        logits = outputs["logits"]
+        rows, patches, _ = logits.shape
+        places = torch.arange(patches, device=logits.device).expand(rows, -1)
+        told = torch.zeros_like(places, dtype=torch.bool)
+        if "mp3/shown" in batch:
+            told = per_row(batch["mp3/shown"], rows)
+        return Answers(logits, places, told, ~told | self.count_shown)
+
     def metrics(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
         """Return the top-1 ``accuracy``, also of the context and of the other patches alone."""
-        logits = outputs["logits"].detach()
-        rows, patches, _ = logits.shape
-        hit = logits.argmax(-1) == torch.arange(patches, device=logits.device)
-        counting = self._counting(outputs, batch)
-        accuracies = {"accuracy": _share(hit, counting)}
+        found = self.answers(outputs, batch)
+        accuracies = {"accuracy": found.accuracy()}
         if "mp3/context" in batch:
+            rows, patches = found.places.shape
             context = slot_mask(per_row(batch["mp3/context"], rows), patches)
-            accuracies["context_accuracy"] = _share(hit, counting & context)
-            accuracies["masked_accuracy"] = _share(hit, counting & ~context)
+            accuracies["context_accuracy"] = found.accuracy(context)
+            accuracies["masked_accuracy"] = found.accuracy(~context)
         return accuracies
-
-    def chance(self, batch: Batch) -> float:
-        """Return 1/(N − S), S patches being told their position; more where these count, too."""
-        patches = len(self.distance_NN)
-        told = int(batch["mp3/shown"][0, 0].sum()) if "mp3/shown" in batch else 0
-        return (told + 1) / patches if self.count_shown else 1 / (patches - told)
-
-    def _counting(self, outputs: Outputs, batch: Batch) -> Tensor:
-        """Return bool (B·V, N): the patches that count in loss and accuracy."""
-        logits = outputs["logits"]
-        if self.count_shown or "mp3/shown" not in batch:
-            return torch.ones(logits.shape[:2], dtype=torch.bool, device=logits.device)
-        return ~per_row(batch["mp3/shown"], len(logits))
-
-
-def _share(hit: Tensor, among: Tensor) -> Tensor:
-    return (hit & among).sum() / among.sum().clamp_min(1)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -174,6 +171,7 @@ class MP3(PretrainAlgorithm):
         "share of patches put in their place",
         "patch_position",
     )
+    objective = PatchPositions
 
     mask_ratio: Ratio = 0.75
     sigma_start: NonNegativeFloat = 0.0
@@ -200,8 +198,9 @@ class MP3(PretrainAlgorithm):
         context = num_context(patches, self.mask_ratio)
         shown = num_told(patches, self.position_rate, count_shown=self.count_shown)
         check_temperature("mp3", model.encoder, self.temperature)
-        for key in ("mp3/context", "mp3/shown"):
-            model.registry.claim(key, "mp3")
+        green = "patches framed in green are the context"
+        model.registry.claim("mp3/context", "mp3", green=green)
+        model.registry.claim("mp3/shown", "mp3")
         if shown:
             model.contents.named["mp3"] = ShownPositions(model.encoder, shown)
         # without masking there is nothing to gather

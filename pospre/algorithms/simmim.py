@@ -15,10 +15,10 @@ from pospre.batch import Batch
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm, require_one_view
 from pospre.model.model import PretrainModel
-from pospre.model.objective import Objective, Outputs
+from pospre.model.objective import Outputs
 from pospre.model.passes import EncoderPass, MaskedTokens
+from pospre.model.pixel_task import PixelObjective
 from pospre.model.question import Question
-from pospre.nn.decoder import patchify
 from pospre.nn.initialisation import token_parameter
 from pospre.nn.masking import cell_patches, gather_tokens, slot_mask, visible_patches
 from pospre.nn.vit import Encoder
@@ -30,12 +30,11 @@ def visible_cells(encoder: Encoder, options: "SimMIM") -> tuple[int, int]:
     return cells, cells - math.ceil(cells * options.mask_ratio)
 
 
-class RawPixelRegression(Objective):
+class RawPixelRegression(PixelObjective):
     """One linear layer, and the mean absolute error over the masked patches' pixels."""
 
     def __init__(self, encoder: Encoder, weight: float) -> None:
-        super().__init__()
-        self.patch_size, self.num_prefix = encoder.patch_size, encoder.num_prefix_tokens
+        super().__init__(encoder)
         self.weight = weight
         self.predict = nn.Linear(
             encoder.embed_dim, math.prod(encoder.patch_size) * encoder.channels
@@ -43,11 +42,9 @@ class RawPixelRegression(Objective):
 
     def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
         """Return predicted and true pixels of the masked patches, each (B, N−K, h·w·C)."""
-        removed = batch["view/removed"]
         # only masked patches enter the loss, so only they are predicted
-        tokens = gather_tokens(passes["student"][:, self.num_prefix :], removed)
-        target = patchify(batch["view/pixels"][:, 0], self.patch_size)
-        return {"predicted": self.predict(tokens), "target": gather_tokens(target, removed)}
+        tokens = gather_tokens(passes["student"][:, self.num_prefix :], batch["view/removed"])
+        return {"predicted": self.predict(tokens), "target": self.target(batch)}
 
     def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
         """Return the mean absolute error in normalised pixels (Sec. 3.4)."""
@@ -76,6 +73,7 @@ class SimMIM(PretrainAlgorithm):
     mask_cell: PositiveInt = 32
     weight: NonNegativeFloat = 1.0
 
+    objective = RawPixelRegression
     is_host: ClassVar[bool] = True
 
     def attach(self, model: PretrainModel) -> None:

@@ -7,7 +7,8 @@ An evaluation is a module with
   ``evaluation`` section, required where they have no default; ``sampling`` stands for those that
   ``Sampling`` has;
 - ``table(results) -> str``, which renders what ``evaluate`` returned for a terminal;
-- where it needs a head, ``NEEDS``: the algorithm that trains it;
+- where it needs what a method has trained, ``NEEDS``: the class of its objective, such as
+  ``PositionObjective``, or of the algorithm itself: any method that declares one of it will do;
 - ``FIGURES``: which of the results are its figures, and whether the greatest or the smallest is
   the best: ``{"top1": "max"}``; they are what a training logs that is measured in between;
 - where it may fail, ``check(plan)``: raises a UserError for every cause that can be known

@@ -20,7 +20,7 @@ from pospre.evaluation.registry import (
     evaluation_module,
     named_in_errors,
 )
-from pospre.model.algorithm import options_of
+from pospre.model.algorithm import algorithm_class, algorithm_names, method_of
 from pospre.model.model import PretrainModel
 from pospre.output import check_output, write_output
 from pospre.recipe.environment import concealed
@@ -49,12 +49,14 @@ def check_evaluation(
     checked = check_settings(name, settings)
     module = evaluation_module(name)
     needed = getattr(module, "NEEDS", None)
-    if needed is not None and options_of(recipe.algorithms, needed) is None:
+    if needed is not None and method_of(recipe.algorithms, needed) is None:
         has = ", ".join(recipe.algorithms)
         there = f"this recipe has {has}" if has else "these are weights without heads, no run's"
+        able = [name for name in algorithm_names() if algorithm_class(name).offers(needed)]
         raise UserError(
-            f"{name} measures the head that algorithms.{needed} trains, and {there}; name a run "
-            "or checkpoint that has it. knn and logistic measure the features of any encoder."
+            f"{name} measures what algorithms.{' or algorithms.'.join(able)} trains, and {there}; "
+            "name a run or checkpoint that has it. knn, logistic and position_probe measure the "
+            "features of any encoder."
         )
     check_output("--output", output, ".json")
     _check_replaced(name, output)

@@ -18,6 +18,7 @@ from pospre.batch import Batch, numbered
 from pospre.errors import UserError, suggestion
 from pospre.model.attached import attach_algorithm, check_given, write_draws
 from pospre.model.model import PretrainModel
+from pospre.model.objective import Objective
 from pospre.model.optimizer_check import check_optimized
 from pospre.model.outside import is_outside, load_class
 from pospre.model.progress import Progress, training_progress
@@ -36,11 +37,14 @@ class PretrainAlgorithm(Algorithm):
 
     Attributes:
         question: what it asks of a model, with which a run's page begins; None: nothing.
+        objective: the class of what it adds to ``model.objectives``: evaluations are for models of
+            a kind of objective, such as ``PositionObjective``; None: they need not find it.
         is_host: hosts own the visible patches and attach first.
         takes_merged_patches: works with encoders whose tokens stand for several patches (Swin).
     """
 
     question: ClassVar[Question | None] = None
+    objective: ClassVar[type[Objective] | None] = None
     is_host: ClassVar[bool] = False
     takes_merged_patches: ClassVar[bool] = False
     _progress: Progress = Progress(0.0, 0.0)
@@ -62,6 +66,11 @@ class PretrainAlgorithm(Algorithm):
         """Return its name, and those of the algorithms that it is made from."""
         kinds = (kind for kind in cls.__mro__ if issubclass(kind, PretrainAlgorithm))
         return {kind.module_name() for kind in kinds}
+
+    @classmethod
+    def offers(cls, kind: type) -> bool:
+        """Tell whether it is a ``kind`` of algorithm, or its objective is one of objectives."""
+        return issubclass(cls, kind) or issubclass(cls.objective or object, kind)
 
     @classmethod
     def for_classes(
@@ -236,18 +245,21 @@ def algorithm_class(name: str) -> type[PretrainAlgorithm]:
     )
 
 
-def options_of(algorithms: Mapping[str, dict[str, Any]], name: str) -> dict[str, Any] | None:
-    """Return the options of that algorithm of a recipe which is ``name``, or derived from it.
+def method_of(
+    algorithms: Mapping[str, dict[str, Any]], kind: type
+) -> tuple[str, dict[str, Any]] | None:
+    """Return the name and options of the first algorithm of a recipe that offers ``kind``.
 
     Args:
         algorithms: the recipe's.
-        name: of one of ours.
+        kind: see ``PretrainAlgorithm.offers``.
 
     Returns:
         None where there is none.
     """
-    found = (given for key, given in algorithms.items() if name in algorithm_class(key).names())
-    return next(found, None)
+    return next(
+        (each for each in algorithms.items() if algorithm_class(each[0]).offers(kind)), None
+    )
 
 
 def _outside_class(address: str) -> type[PretrainAlgorithm]:

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 from torch.utils._pytree import register_pytree_node
@@ -80,6 +80,10 @@ class ObjectiveSet(nn.Module):
         objective = self.named[name]
         assert isinstance(objective, Objective)
         return objective
+
+    def find(self, kind: type) -> tuple[str, Any]:
+        """Return the name of the first objective that is a ``kind``, and itself."""
+        return next((name, each) for name, each in self.named.items() if isinstance(each, kind))
 
     def __contains__(self, name: str) -> bool:
         return name in self.named

@@ -5,7 +5,7 @@ every patch may be weighted by its similarity to the class token (Wang et al. 20
 """
 
 from abc import abstractmethod
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,15 +13,50 @@ from torch import Tensor
 
 from pospre.batch import Batch
 from pospre.errors import UserError
-from pospre.model.objective import Objective, Predicts
+from pospre.model.objective import Objective, Outputs, Predicts
 from pospre.nn.grid import grid_distances, smoothed_labels
 from pospre.nn.vit import Encoder
 
 Distance = Literal["squared", "euclid"]
 
 
+class Answers(NamedTuple):
+    """Where an objective puts K patches of each of R views.
+
+    Attributes:
+        logits: (R, K, N), over the positions of the grid.
+        places: int64 (R, K), where the patches are.
+        told: bool (R, K), those whose place the encoder is told.
+        counted: bool (R, K), those that count in the accuracy of the training.
+    """
+
+    logits: Tensor
+    places: Tensor
+    told: Tensor
+    counted: Tensor
+
+    @property
+    def right(self) -> Tensor:
+        """The patches that are put in their place: bool (R, K)."""
+        return self.logits.detach().argmax(-1) == self.places
+
+    def accuracy(self, among: Tensor | None = None) -> Tensor:
+        """Return the share of right answers of those that count, and are ``among`` these."""
+        counted = self.counted if among is None else self.counted & among
+        return (self.right & counted).sum() / counted.sum().clamp_min(1)
+
+    def chance(self) -> float:
+        """Return the accuracy of guessing among the positions still free."""
+        told, counted = self.told[0], self.counted[0]
+        known = (counted & told).sum()
+        guessed = (counted.sum() - known) / (self.logits.shape[-1] - told.sum()).clamp_min(1)
+        return float((known + guessed) / counted.sum())
+
+
 class PositionObjective(Objective):
     """An objective over the N positions of the encoder's grid, with smoothed labels.
+
+    What ``answers`` returns is all that the evaluations of positions ask of it.
 
     Args:
         encoder: whose grid and class token it is about.
@@ -33,7 +68,12 @@ class PositionObjective(Objective):
     predicts: ClassVar[Predicts | None] = "places"
 
     def __init__(
-        self, encoder: Encoder, *, sigma: float, distance: Distance, temperature: float | None
+        self,
+        encoder: Encoder,
+        *,
+        sigma: float = 0.0,
+        distance: Distance = "squared",
+        temperature: float | None = None,
     ) -> None:
         super().__init__()
         self.num_prefix, self.temperature = encoder.num_prefix_tokens, temperature
@@ -48,8 +88,12 @@ class PositionObjective(Objective):
         return smoothed_labels(self.distance_NN, self.sigma, official=official)
 
     @abstractmethod
-    def chance(self, batch: Batch) -> float:
-        """Return the ``accuracy`` that guessing among the positions still free would have."""
+    def answers(self, outputs: Outputs, batch: Batch) -> Answers:
+        """Return what ``forward``'s outputs say about which patches."""
+
+    def metrics(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
+        """Return the unweighted top-1 ``accuracy``."""
+        return {"accuracy": self.answers(outputs, batch).accuracy()}
 
     def attentive_weights(self, tokens: Tensor, keep_BK: Tensor | None = None) -> Tensor:
         """Return the share of each patch in the image's meaning (Eq. 9): (B, K), sum 1.

@@ -22,6 +22,8 @@ class Registry:
         counts: by batch key, how many patches it lists of every sample.
         shuffled: the batch keys that list patches in random order, so that any first of them are a
             random choice.
+        captions: by batch key that marks patches, the colour of these in pictures of a step, grey
+            or green, and what it means.
         mixes: by view group, what mixes its views (B, V, 3, H, W) in training.
         readers: by pass, the algorithms that declared or joined it: their objectives get it.
         editors: by editor of places, the algorithm that brought it.
@@ -34,6 +36,7 @@ class Registry:
         self.writers: dict[str, str] = {}
         self.counts: dict[str, int] = {}
         self.shuffled: set[str] = set()
+        self.captions: dict[str, tuple[str, str]] = {}
         self.mixes: dict[str, Callable[[Tensor, Batch], Tensor]] = {}
         self.readers: dict[str, list[str]] = {}
         self.editors: dict[str, str] = {}
@@ -64,7 +67,14 @@ class Registry:
         return found
 
     def claim(
-        self, key: str, writer: str, *, count: int | None = None, shuffled: bool = False
+        self,
+        key: str,
+        writer: str,
+        *,
+        count: int | None = None,
+        shuffled: bool = False,
+        grey: str = "",
+        green: str = "",
     ) -> None:
         """Register ``writer`` as the only algorithm that writes the batch key ``key``.
 
@@ -73,6 +83,9 @@ class Registry:
             writer: the algorithm's name.
             count: of the patches it lists, for those who must know before anything is drawn.
             shuffled: it lists them in random order.
+            grey: the words below pictures of a step in which the patches that it marks are grey.
+            green: the same of patches framed in green. It marks patches by their numbers, or by a
+                bool for each patch, or for each visible one.
 
         Raises:
             UserError: another algorithm already writes it.
@@ -87,6 +100,8 @@ class Registry:
             self.counts[key] = count
         if shuffled:
             self.shuffled.add(key)
+        if grey or green:
+            self.captions[key] = ("grey", grey) if grey else ("green", green)
 
     def place_views(self, owner: str) -> None:
         """Let ``owner`` alone say where the views of every pass lie.

@@ -38,6 +38,7 @@ from pospre.untrusted_json import is_number
 HERE = Path(__file__).parent
 # evaluations that the page knows how to show
 SHOWN = ("position_grid", "position_pictures", "patch_position", "knn")
+POSITIONS = {"position_grid", "patch_position"}  # they have a section together
 BLANK = (
     "On pictures of one colour each, in which nothing shows where a patch is. It should stay near "
     "guessing: if it is well above, something else tells the model the positions."
@@ -93,12 +94,14 @@ def page_context(run: Run) -> dict[str, Any]:
     pictures = parse_results(run, "position_pictures", PositionPictures)
     patches = parse_results(run, "patch_position", PatchPosition)
     folder = run.folder / "evaluation" / "position_pictures"
-    has_droppos = "droppos" in run.algorithms or not run.algorithms
-    has_mp3 = "mp3" in run.algorithms
+    asked = questions_of(run)
+    answering = {each.question.evaluation for each in asked}
+    wanted = answering if run.algorithms else {"position_grid"}
     return {
         "run": run,
-        "asked": questions_of(run),
-        "answered": {each.question.evaluation for each in questions_of(run)},
+        "asked": asked,
+        "answered": answering,
+        "wanted": wanted,
         "shown": SHOWN,
         "views": load_views(run.folder / VIEWS),
         "subtitle": summary.subtitle(run),
@@ -113,9 +116,7 @@ def page_context(run: Run) -> dict[str, Any]:
         "triples": load_triples(folder, pictures.pictures) if pictures else [],
         "others": _other_evaluations(run),
         "patches": patches,
-        "has_droppos": has_droppos,
-        "has_mp3": has_mp3,
-        "has_positions": bool(has_droppos or has_mp3 or grid or pictures or patches),
+        "has_positions": bool(wanted & POSITIONS or grid or pictures or patches),
         "commands": {name: summary.evaluate_command(run, name) for name in _all_names(run)},
         "published": {name: published_beside(run, name) for name in _all_names(run)},
         "measured_on": {name: summary.measured_on(run, name) for name in _all_names(run)},

@@ -1,7 +1,7 @@
 """What a step of a run saw: its crops, changed as in training, and what of them is hidden."""
 
 import json
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,13 +24,6 @@ GREY = 128
 _HIDDEN = {
     "keep": "grey patches are hidden from the encoder",
     "masked": "grey patches are masked",
-    "content_mask": "the content of grey patches is masked",
-}
-_FRAMED = {
-    "droppos/shown": "of the patches framed in green the position is told",
-    "mp3/context": "patches framed in green are the context",
-    "ijepa/targets": "the features of patches framed in green are predicted",
-    "global/position_mask": "patches framed in green lose their position",
 }
 
 
@@ -80,8 +73,7 @@ def _draw_group(model: PretrainModel, batch: Batch, group: str) -> tuple[list[np
     pixels = model.images(batch, group) * model.augment.std + model.augment.mean
     levels = (255 * pixels).round().clamp(0, 255).to(torch.uint8).permute(0, 1, 3, 4, 2)
     grid, patch = model.grid(group), model.encoder.patch_size[0]
-    mixed = model.registry.mixes
-    hidden, framed, legend = _marks(batch, group, grid[0] * grid[1], levels.shape[1], mixed)
+    hidden, framed, legend = _marks(model, batch, group, grid[0] * grid[1])
     strips = []
     for row, views in enumerate(levels.cpu().numpy()):
         drawn = []
@@ -100,30 +92,37 @@ def _draw_group(model: PretrainModel, batch: Batch, group: str) -> tuple[list[np
 
 
 def _marks(
-    batch: Batch, group: str, patches: int, views: int, mixed: Container[str]
+    model: PretrainModel, batch: Batch, group: str, patches: int
 ) -> tuple[Tensor, Tensor, list[str]]:
     """Return bool (B, V, N) of hidden and of framed patches, and what both mean."""
+    views = model.views[group].count
     rows = len(batch["index"]) * views
     hidden, framed = (torch.zeros(rows, patches, dtype=torch.bool) for _ in range(2))
-    legend = ["before they are mixed"] if group in mixed else []
+    legend = ["before they are mixed"] if group in model.registry.mixes else []
     for name, words in _HIDDEN.items():
         if f"{group}/{name}" in batch:
             mask = per_row(batch[f"{group}/{name}"], rows).cpu()
             hidden |= mask if mask.dtype == torch.bool else ~slot_mask(mask, patches)
             legend.append(words)
-    for key, words in _FRAMED.items():
-        if key in batch and key.startswith(("global/",)) == (group == "global"):
-            framed |= _places(batch, key, rows, patches).cpu()
+    for key, (colour, words) in sorted(model.registry.captions.items(), key=_grey_first):
+        own = key.partition("/")[0]
+        if key in batch and group == (own if own in model.views else "view"):
+            marked = hidden if colour == "grey" else framed
+            marked |= _places(batch, key, rows, patches).cpu()
             legend.append(words)
     return hidden.unflatten(0, (-1, views)), framed.unflatten(0, (-1, views)), legend
 
 
+def _grey_first(caption: tuple[str, tuple[str, str]]) -> bool:
+    return caption[1][0] != "grey"
+
+
 def _places(batch: Batch, key: str, rows: int, patches: int) -> Tensor:
     """Return bool (rows, N) of the patches that a batch key marks."""
-    marked = batch[key]
-    if key == "droppos/shown":  # of the visible patches
-        nowhere = torch.where(marked, batch["view/keep"], patches)
-        return slot_mask(nowhere, patches + 1)[:, :patches]
-    if marked.dtype == torch.bool:
-        return per_row(marked, rows)
-    return slot_mask(marked.flatten(0, 1) if key == "mp3/context" else marked.flatten(1), patches)
+    marked = batch[key].reshape(rows, -1)
+    if marked.dtype != torch.bool:
+        return slot_mask(marked, patches)
+    if marked.shape[1] == patches:
+        return marked
+    visible = per_row(batch["view/keep"], rows)
+    return slot_mask(torch.where(marked, visible, patches), patches + 1)[:, :patches]

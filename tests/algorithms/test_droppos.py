@@ -15,7 +15,7 @@ from pospre.algorithms.droppos import (
     num_shown,
 )
 from pospre.errors import UserError
-from pospre.evaluation.position.predictions import patch_weights, predict_positions
+from pospre.evaluation.position.predictions import Placer, patch_weights
 from pospre.model.algorithm import Progress
 from pospre.model.model import PretrainModel
 from pospre.model.passes import EncoderPass
@@ -291,13 +291,12 @@ def test_beside_mae_one_pass_serves_both():
 
 def test_prediction_at_other_ratios_draws_the_training_masks():
     model, inputs = model_and_batch(position_mask_ratio=0.5)
-    logits, keep, dropped = predict_positions(
-        model, random_batch(), mask_ratio=0.5, position_mask_ratio=0.5, seed=0
-    )
+    place = Placer(model, seed=0)
+    logits, keep, dropped, _ = place(random_batch(), 0.5, 0.5)
     assert torch.equal(keep, inputs["view/keep"])
     assert torch.equal(dropped, ~inputs["droppos/shown"])
     torch.testing.assert_close(logits, model(inputs)["droppos"]["logits"].detach())
-    other = predict_positions(model, inputs, mask_ratio=0.0, position_mask_ratio=0.95, seed=0)
+    other = place(inputs, 0.0, 0.95)
     assert other[0].shape == (4, 36, 36) and other[2].sum(1).tolist() == [35] * 4
 
 

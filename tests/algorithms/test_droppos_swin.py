@@ -7,8 +7,14 @@ import pytest
 import torch
 
 from pospre.errors import UserError
-from pospre.evaluation.position.position_grid import MASK_RATIOS, measure_grid, summarise, table
-from pospre.evaluation.position.predictions import predict_positions
+from pospre.evaluation.position.position_grid import (
+    CELLS,
+    MASK_RATIOS,
+    measure_grid,
+    summarise,
+    table,
+)
+from pospre.evaluation.position.predictions import Placer
 from pospre.nn.decoder import patchify, unpatchify
 from pospre.recipe.recipe import Recipe, recipe_from_dict
 from pospre.training.build import build_algorithms, build_model
@@ -114,18 +120,17 @@ def test_other_algorithms_refuse_swin() -> None:
 def test_swin_is_measured_where_the_visible_patches_fill_a_square() -> None:
     """As trained at γ = .75, one of every 2×2; before, the second ratio ended the evaluation."""
     model = build_model(swin_recipe()).eval()
-    keep = {}
+    keep, place = {}, Placer(model, seed=0)
 
-    def predict(batch: Any, mask: float, position_mask: float) -> Any:
-        found = predict_positions(
-            model, dict(batch), mask_ratio=mask, position_mask_ratio=position_mask, seed=0
-        )
-        keep[mask] = found[1]
+    def predict(batch: Any, mask: float | None, position_mask: float | None) -> Any:
+        found = place(batch, mask, position_mask)
+        keep[mask] = found.places
         return found
 
     ratios = [ratio for ratio in MASK_RATIOS if model.encoder.takes(round(64 * (1 - ratio)))]
     assert ratios == [0.0, 0.75]
-    results = summarise(measure_grid({"accuracy": predict}, [two_images(seed=4)], ratios), (8, 8))
+    cells = [cell for cell in CELLS if cell[0] in ratios]
+    results = summarise(measure_grid({"accuracy": predict}, [two_images(seed=4)], cells), (8, 8))
     assert "mean of the 8 cells" in table(results)
     blocks = keep[0.75] // 16 * 4 + keep[0.75] % 8 // 2
     assert all(sorted(row.tolist()) == list(range(16)) for row in blocks)

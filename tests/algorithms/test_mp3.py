@@ -17,7 +17,7 @@ from pospre.algorithms.mp3 import MP3, PatchPositions, num_context
 from pospre.batch import Batch
 from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
-from pospre.evaluation.position.predictions import predict_patches
+from pospre.evaluation.position.predictions import Placer
 from pospre.model.algorithm import Progress
 from pospre.model.model import PretrainModel
 from pospre.model.passes import EncoderPass
@@ -387,20 +387,21 @@ def test_context_is_a_function_of_the_sample_alone() -> None:
 def test_prediction_draws_the_training_context(told: float) -> None:
     model, inputs = attached(mask_ratio=0.5, position_rate=told)
     model.eval()
-    logits, context, asked = predict_patches(model, make_batch(), mask_ratio=0.5, seed=7)
+    place = Placer(model, seed=7)
+    logits, _, asked, context = place(make_batch(), 0.5)
     torch.testing.assert_close(logits, model(inputs)["mp3"]["logits"].detach())
     assert torch.equal(context, slot_mask(inputs["mp3/context"][:, 0], PATCHES))
     assert asked.sum(1).tolist() == [PATCHES - round(told * PATCHES)] * 4
-    _, context, _ = predict_patches(model, make_batch(), mask_ratio=0.0, seed=7)
-    assert context.all()
+    assert place(make_batch(), 0.0).context.all()
 
 
 def test_a_model_trained_without_masking_can_be_asked_with_it() -> None:
     model, inputs = attached(mask_ratio=0.0)
     model.eval()
-    whole, _, _ = predict_patches(model, make_batch(), mask_ratio=0.0, seed=7)
+    place = Placer(model, seed=7)
+    whole = place(make_batch(), 0.0).logits
     torch.testing.assert_close(whole, model(inputs)["mp3"]["logits"].detach())
-    part, context, _ = predict_patches(model, make_batch(), mask_ratio=0.75, seed=7)
+    part, _, _, context = place(make_batch(), 0.75)
     assert (context.sum(1) == 4).all() and not torch.allclose(part, whole)
 
 

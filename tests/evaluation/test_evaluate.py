@@ -197,7 +197,7 @@ def test_mistakes_write_nothing(droppos_checkpoint, mae_checkpoint, image_folder
     assert "does not exist" in fails("knn", *rest[:2], "--data", tmp_path / "nowhere", *rest[4:])
     assert "must end in .json" in fails("knn", *rest[:4], "--output", tmp_path / "out.txt")
     message = fails("position_grid", "--model", mae_checkpoint, *rest[2:])
-    assert "position_grid measures the head that algorithms.droppos trains" in message
+    assert "position_grid measures what algorithms.droppos or algorithms.mp3 trains" in message
     assert "this recipe has mae" in message
     assert not output.parent.exists()
 
@@ -224,7 +224,7 @@ def test_mistakes_write_nothing(droppos_checkpoint, mae_checkpoint, image_folder
         ("logistic", {}, {"bank": "OTHER"}, "first difference: 'cow'"),
         ("logistic", {}, {"bank": "BANK", "num_bank": 9}, "9 images of 2 classes"),
         ("logistic", {"classes": ("a",)}, {"bank": "SAME"}, "12 images of 1 classes"),
-        ("position_grid", {}, {}, "algorithms.droppos trains, and this recipe has mae"),
+        ("position_grid", {}, {}, "algorithms.mp3 trains, and this recipe has mae"),
         ("accuracy", {}, {}, "algorithms.supervised trains, and this recipe has mae"),
         ("patch_position", {}, {}, "algorithms.mp3 trains, and this recipe has mae"),
     ],

@@ -272,6 +272,7 @@ def test_run_without_position_algorithm(tmp_path: Path) -> None:
     folder = fabricate_run(tmp_path, evaluated=False)
     recipe = folder / "recipe.yaml"
     recipe.write_text("run_name: mae_demo\nalgorithms: {mae: {mask_ratio: 0.75}}\n")
+    write_questions(folder, "mae")
     html = written(folder)
     assert "about positions" not in html and "position algorithm" not in html
     assert "<h2>What its features are good for</h2>" in html
@@ -303,6 +304,7 @@ def test_position_accuracy_of_mp3(tmp_path: Path) -> None:
     folder = fabricate_run(tmp_path, evaluated=False)
     recipe = folder / "recipe.yaml"
     recipe.write_text("run_name: mp3_demo\nalgorithms: {mp3: {}}\n")
+    write_questions(folder, "mp3")
     text = re.sub("<[^>]*>", "", written(folder))
     assert "pospre.evaluate patch_position --model" in text and "position_grid" not in text
     rows = [

@@ -259,7 +259,8 @@ class DINOv2(PretrainAlgorithm):
         if "dinov2" in model.objectives:
             return
         _check(self, model)
-        model.registry.claim(MASK_KEY, "dinov2")
+        grey = "the content of grey patches is masked"
+        model.registry.claim(MASK_KEY, "dinov2", grey=grey)
         start = self.momentum_start
         model.add_teacher("dinov2", None if start is None else Momentum(start, self.momentum_end))
         model.contents.named["dinov2"] = MaskedTokens(

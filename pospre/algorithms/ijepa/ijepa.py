@@ -182,6 +182,7 @@ class IJEPA(PretrainAlgorithm):
     official: bool = False
     weight: NonNegativeFloat = 1.0
 
+    objective = FeaturePrediction
     is_host: ClassVar[bool] = True
 
     def attach(self, model: PretrainModel) -> None:
@@ -192,8 +193,9 @@ class IJEPA(PretrainAlgorithm):
         _check(self, model.encoder)
         kept = None if self.official else self.blocks(model.encoder).context_tokens
         model.registry.claim("view/keep", "ijepa", count=kept)
-        for key in ("view/removed", "ijepa/targets"):
-            model.registry.claim(key, "ijepa")
+        model.registry.claim("view/removed", "ijepa")
+        green = "the features of patches framed in green are predicted"
+        model.registry.claim("ijepa/targets", "ijepa", green=green)
         model.add_teacher("ijepa", self._momentum)
         model.registry.add_pass("student", "ijepa", EncoderPass(keep="view/keep"))
         model.registry.add_pass("teacher", "ijepa", EncoderPass(teacher=True))

@@ -157,6 +157,7 @@ class Supervised(PretrainAlgorithm):
     mask_ratio: Ratio = 0.0
     weight: NonNegativeFloat = 1.0
 
+    objective = Classification
     is_host: ClassVar[bool] = True
     takes_merged_patches: ClassVar[bool] = True
 

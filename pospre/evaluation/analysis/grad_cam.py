@@ -13,6 +13,7 @@ import torch
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
+from pospre.algorithms.supervised.supervised import Classification
 from pospre.batch import LABEL, Batch
 from pospre.data.opening import open_reader
 from pospre.evaluation.classification.accuracy import check_classes, require_known
@@ -32,7 +33,7 @@ from pospre.evaluation.settings import Sampling
 from pospre.model.model import PretrainModel
 from pospre.text_table import format_table, percent
 
-NEEDS = "supervised"
+NEEDS = Classification
 FIGURES = {"area": "max"}
 IN_A_ROW = 4  # pictures
 

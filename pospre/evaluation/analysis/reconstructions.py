@@ -1,4 +1,4 @@
-"""What is painted in the place of hidden patches, by a model that predicts pixels (MAE, SimMIM).
+"""What is painted in the place of hidden patches, by a model that predicts pixels, such as MAE.
 
 Some patches of each image are hidden, any of them (of SimMIM, too, not cells); centre view, no
 flip. The error is the mean square over their pixels in the units that are learned: of MAE with
@@ -7,16 +7,15 @@ predicted so gets its own mean and spread back, as in the published ones (He et 
 """
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import torch
 from pydantic import PositiveInt
 from torch import Tensor
 
-from pospre.algorithms.mae import PixelRegression
 from pospre.batch import Batch
 from pospre.errors import UserError
+from pospre.evaluation.alone import Alone
 from pospre.evaluation.drawing import (
     Cell,
     as_picture,
@@ -27,16 +26,15 @@ from pospre.evaluation.estimates import estimate_rows, mean_and_error
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.settings import Sampling
-from pospre.model.algorithm import options_of
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Outputs
-from pospre.model.passes import EncoderPass
+from pospre.model.pixel_task import PixelObjective
 from pospre.nn.decoder import patchify, unpatchify
-from pospre.nn.masking import num_kept, scatter_tokens, slot_mask, visible_patches
+from pospre.nn.masking import gather_tokens, num_kept, scatter_tokens, slot_mask, visible_patches
 from pospre.ranges import Ratio
 from pospre.text_table import format_table
 
-HOSTS = ("mae", "simmim")
+NEEDS = PixelObjective
 FIGURES = {"error": "min"}
 IN_A_ROW = 2  # images
 
@@ -52,7 +50,7 @@ def evaluate(
     """Measure the error, and draw original, visible patches and reconstruction.
 
     Args:
-        context: model with MAE or SimMIM, data, device, and where the picture goes.
+        context: model, data, device, and where the picture goes.
         mask_ratio: share of patches hidden, in (0, 1).
         num_pictures: draw so many images.
         sampling: which images, and how they are read; the seed also hides the patches.
@@ -63,17 +61,17 @@ def evaluate(
         patch's own mean, or the mean colour of the data; and ``initial_error``, the untrained
         model's, without an error of its own. Also ``mask_ratio``, ``samples`` and ``pictures``.
     """
-    model, initial = context.model, context.initial() if baseline else None
+    host, initial = alone(context.model), alone(context.initial()) if baseline else None
     batches = centre_batches(context, context.data, title="reconstructions", sampling=sampling)
     parts: list[Tensor] = []
     cells: list[list[Cell]] = []
     for batch in batches:
-        batch = hide(model, batch, mask_ratio, sampling.seed)
-        outputs = predict(model, batch)
-        untrained = outputs if initial is None else predict(initial, batch)
+        batch = hide(host, batch, mask_ratio, sampling.seed)
+        outputs = host.outputs(batch)
+        untrained = outputs if initial is None else initial.outputs(batch)
         parts.append(torch.stack([*_errors(outputs), _errors(untrained)[0]], dim=1).cpu())
         for row in range(min(len(batch["index"]), num_pictures - len(cells))):
-            cells.append(_cells(model, batch, outputs, row))
+            cells.append(_cells(host.model, batch, outputs, row))
     error, flat, untrained_error = torch.cat(parts).unbind(1)
     return {
         **mean_and_error("error", error),
@@ -88,11 +86,6 @@ def evaluate(
 def check(plan: Plan) -> None:
     """Raise a ``UserError`` where nothing is painted, hidden or to be seen, or nowhere to draw."""
     encoder, ratio = plan.recipe.encoder, plan.settings["mask_ratio"]
-    if all(options_of(plan.recipe.algorithms, host) is None for host in HOSTS):
-        raise UserError(
-            "it shows the pixels that algorithms.mae or algorithms.simmim predicts, "
-            f"and this recipe has {', '.join(plan.recipe.algorithms)}."
-        )
     if encoder.channels != 3:
         raise UserError(
             f"it shows images in red, green and blue, but encoder.channels = {encoder.channels}."
@@ -102,36 +95,18 @@ def check(plan: Plan) -> None:
     check_pictures(plan, required=True)
 
 
-def hide(model: PretrainModel, batch: Batch, mask_ratio: float, seed: int) -> Batch:
-    """Return a batch with the masks of MAE and of SimMIM at any ratio."""
-    patches = model.encoder.num_patches
+def alone(model: PretrainModel) -> Alone:
+    """Return the method that predicts pixels by itself: others may edit its pass."""
+    return Alone(model, PixelObjective, seed=0, second_mask_ratio=0.0)
+
+
+def hide(host: Alone, batch: Batch, mask_ratio: float, seed: int) -> Batch:
+    """Return a batch in which so many patches are hidden from the method, any of them."""
+    patches = host.model.encoder.num_patches
     kept = num_kept(patches, mask_ratio, key="mask_ratio")
     keep, removed = visible_patches(batch, patches, kept, seed)
     masked = slot_mask(removed, patches)
-    return {**batch, "view/keep": keep, "view/removed": removed, "view/masked": masked}
-
-
-@torch.no_grad()
-def predict(model: PretrainModel, batch: Batch) -> Outputs:
-    """Return ``predicted`` and ``target`` (B, N−K, F) of the hidden patches, in learned units.
-
-    Other algorithms' edits of the host's pass are left out: this is what the host alone sees.
-
-    Args:
-        model: with MAE or SimMIM, in eval mode.
-        batch: images and masks, see ``hide``.
-    """
-    images = model.images(batch)
-    name = next(host for host in HOSTS if host in model.objectives)
-    keep = batch["view/keep"] if name == "mae" else None
-    where = EncoderPass(keep="view/keep" if name == "mae" else None)
-    tokens = model.encoder(
-        images[:, 0],
-        keep,
-        model.pass_places(where, batch, keep),
-        content=None if name == "mae" else partial(model.contents, (name,), batch, where),
-    )
-    return model.objectives[name]({"student": tokens}, {**batch, "view/pixels": images})
+    return {**host.draw(batch), "view/keep": keep, "view/removed": removed, "view/masked": masked}
 
 
 def _errors(outputs: Outputs) -> tuple[Tensor, Tensor]:
@@ -145,11 +120,8 @@ def painted(model: PretrainModel, batch: Batch, outputs: Outputs) -> tuple[Tenso
     """Return uint8 (B, 3, H, W): the images without, and with predictions for, hidden patches."""
     encoder, removed = model.encoder, batch["view/removed"]
     patches = patchify(model.images(batch)[:, 0], encoder.patch_size)
-    predicted = outputs["predicted"].float()
-    objective = next(model.objectives[host] for host in HOSTS if host in model.objectives)
-    if isinstance(objective, PixelRegression) and objective.norm_pix:
-        true = patches.gather(1, removed.unsqueeze(-1).expand_as(predicted))
-        predicted = predicted * true.std(-1, keepdim=True) + true.mean(-1, keepdim=True)
+    _, objective = model.objectives.find(NEEDS)
+    predicted = objective.painted(outputs, gather_tokens(patches, removed))
     gray = patches.new_zeros(predicted.shape)
     visible, whole = (
         unpatchify(scatter_tokens(patches, removed, part), encoder.grid)

@@ -34,7 +34,7 @@ from pospre.model.passes import EncoderPass
 from pospre.nn.grid import grid_distances
 from pospre.text_table import format_table
 
-NEEDS = "ijepa"
+NEEDS = FeaturePrediction
 FIGURES = {"distance": "max"}
 IN_A_ROW = 3  # pictures
 
@@ -119,8 +119,8 @@ def predicted_similarity(model: PretrainModel, batch: Batch) -> Tensor:
         model: with I-JEPA, in eval mode.
         batch: images, ``view/keep`` and ``ijepa/targets``, see ``hide``.
     """
-    objective, teacher = model.objectives[NEEDS], model.teacher
-    assert isinstance(objective, FeaturePrediction) and teacher is not None
+    (_, objective), teacher = model.objectives.find(NEEDS), model.teacher
+    assert teacher is not None
     images = model.images(batch)[:, 0]
     keep, context, every = batch["view/keep"], EncoderPass(keep="view/keep"), EncoderPass()
     seen = model.encoder(images, keep, model.pass_places(context, batch, keep))

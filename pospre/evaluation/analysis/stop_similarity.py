@@ -19,6 +19,7 @@ from pospre import draws
 from pospre.algorithms.ijepa.ijepa import FeaturePrediction
 from pospre.algorithms.ijepa.predictor import Predictor
 from pospre.algorithms.stop.noise import StochasticTokens
+from pospre.algorithms.stop.stop import StoP
 from pospre.algorithms.stop.variants import NOISY, VARIANTS
 from pospre.errors import UserError
 from pospre.evaluation.analysis.settings import check_queries, three_patches
@@ -27,12 +28,12 @@ from pospre.evaluation.estimates import estimate_rows, mean_and_error
 from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.settings import Numbers
-from pospre.model.algorithm import options_of
+from pospre.model.algorithm import method_of
 from pospre.nn.grid import grid_distances
 from pospre.nn.places import Places
 from pospre.text_table import format_table
 
-NEEDS = "stop"
+NEEDS = StoP
 FIGURES = {"distance": "max"}
 
 
@@ -56,8 +57,7 @@ def evaluate(
         similarity of a query to its own position; ``nearest``, the share of queries most similar to
         it; ``distance``, in patches, from it to the position that they are most similar to.
     """
-    objective = context.model.objectives["ijepa"]
-    assert isinstance(objective, FeaturePrediction)
+    _, objective = context.model.objectives.find(FeaturePrediction)
     predictor, tokens = objective.predictor, objective.predictor.tokens
     assert isinstance(tokens, StochasticTokens)
     with torch.no_grad():
@@ -93,7 +93,8 @@ def evaluate(
 
 def check(plan: Plan) -> None:
     """Raise a ``UserError`` for a variant without noise, or positions that are not there."""
-    variant = (options_of(plan.recipe.algorithms, NEEDS) or {}).get("variant", "masked")
+    _, options = method_of(plan.recipe.algorithms, NEEDS) or ("", {})
+    variant = options.get("variant", StoP.variant)
     if variant not in NOISY:
         raise UserError(
             f"stop.variant = {variant} adds no noise to positions; {', '.join(NOISY)} do."

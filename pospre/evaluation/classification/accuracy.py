@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pospre.algorithms.supervised.supervised import Classification
 from pospre.data.opening import open_reader
 from pospre.data.stores.reader import Reader
 from pospre.errors import UserError
@@ -31,13 +32,13 @@ from pospre.evaluation.features import (
 )
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.settings import Listed, Sampling
-from pospre.model.algorithm import options_of
+from pospre.model.algorithm import method_of
 from pospre.model.model import PretrainModel
 from pospre.nn.sizes import pair
 from pospre.object_store import is_remote
 from pospre.text_table import format_table, percent
 
-NEEDS = "supervised"
+NEEDS = Classification
 FIGURES = {"top1": "max", "top5": "max"}
 
 
@@ -107,7 +108,7 @@ def check_classes(plan: Plan) -> int:
         UserError: the data have no classes, or others.
     """
     data = open_labelled(plan.data)
-    options = options_of(plan.recipe.algorithms, NEEDS) or {}
+    _, options = method_of(plan.recipe.algorithms, NEEDS) or ("", {})
     expected: int | None = options.get("num_classes")
     if expected is None:  # before training: those of its data
         compare_classes(data, open_reader(plan.recipe.data.path))

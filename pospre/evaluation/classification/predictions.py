@@ -9,19 +9,15 @@ from torch import Tensor
 from pospre.algorithms.supervised.supervised import Classification
 from pospre.batch import Batch
 from pospre.errors import UserError
-from pospre.model.algorithm import options_of
+from pospre.model.algorithm import method_of
 from pospre.model.model import PretrainModel
 from pospre.nn.places import Places
 from pospre.training.checkpoints.content import load_model
 
-HEAD = "supervised"
-
 
 def class_head(model: PretrainModel) -> Classification:
-    """Return the head that ``algorithms.supervised`` has trained."""
-    head = model.objectives[HEAD]
-    assert isinstance(head, Classification)
-    return head
+    """Return the head of classes that is trained."""
+    return model.objectives.find(Classification)[1]
 
 
 @torch.no_grad()
@@ -68,7 +64,7 @@ def load_classifiers(
     models = []
     for uri in uris:
         model, recipe = load_model(uri)
-        if options_of(recipe.algorithms, HEAD) is None:
+        if method_of(recipe.algorithms, Classification) is None:
             raise UserError(
                 f"ensemble={uri} was trained with {', '.join(recipe.algorithms)} and has no "
                 "class head; give a run of algorithms.supervised."

@@ -17,6 +17,7 @@ import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
+from pospre.algorithms.supervised.supervised import Classification
 from pospre.batch import INDEX, LABEL
 from pospre.data.opening import open_reader
 from pospre.errors import UserError, needing
@@ -28,7 +29,7 @@ from pospre.evaluation.classification.class_sets import (
     read_reassessed,
 )
 from pospre.evaluation.classification.damage import Condition, conditions
-from pospre.evaluation.classification.predictions import HEAD, class_head, log_probabilities
+from pospre.evaluation.classification.predictions import class_head, log_probabilities
 from pospre.evaluation.estimates import rate_error
 from pospre.evaluation.features import centre_batches, require_labels
 from pospre.evaluation.layers import blank_encoder
@@ -39,7 +40,7 @@ from pospre.nn.sizes import pair
 from pospre.ranges import PositiveShare, Ratio
 from pospre.text_table import format_table, percent
 
-NEEDS = HEAD
+NEEDS = Classification
 FIGURES = {"mean": "max"}
 Count = Annotated[int, Field(ge=2)]
 

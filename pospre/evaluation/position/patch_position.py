@@ -1,35 +1,34 @@
-"""Position accuracy of MP3 (Zhai et al. 2022, Fig. 3): how many patches find their place?
+"""Position accuracy by mask ratio, as MP3 has it (Zhai et al. 2022, Fig. 3): who finds its place?
 
-The model sees all patches without positions; a share η of them gives no keys and values. Top-1 and
-top-5 over all patches of all images, and top-1 of the context and of the other patches alone; one
-seeded context per image, so that two models see the same one; centre view, no flip. Chance is 1/N
-and 5/N. Patches that are told their position are not asked.
+The model of MP3 sees all patches without positions; a share η of them gives no keys and values.
+Top-1 and top-5 over all patches of all images, and top-1 of the context and of the other patches
+alone; one seeded context per image, so that two models see the same one; centre view, no flip.
+Chance is 1/N and 5/N. Patches that are told their position are not asked. Of any other method that
+puts patches in places, the ratio is its ``mask_ratio``; one without is measured as it is trained.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
-from torch import Tensor
 
-from pospre.algorithms.mp3 import num_context
 from pospre.batch import Batch
+from pospre.evaluation.alone import ratios_of
 from pospre.evaluation.features import centre_batches
-from pospre.evaluation.position.predictions import predict_patches
+from pospre.evaluation.position.predictions import Placed, Placer
 from pospre.evaluation.registry import Context
 from pospre.evaluation.settings import Sampling, as_tuple
+from pospre.model.position_task import PositionObjective
 from pospre.ranges import Ratio
 from pospre.text_table import format_table, percent
 
-NEEDS = "mp3"
+NEEDS = PositionObjective
 FIGURES = {"mean": "max"}
 TOP = 5
 
-Prediction = tuple[Tensor, Tensor, Tensor]
-Predictor = Callable[[Batch, float], Prediction]
-Counts = Mapping[float, Mapping[str, Mapping[str, int]]]
+Predictor = Callable[[Batch, float | None], Placed]
+Counts = Mapping[float | None, Mapping[str, Mapping[str, int]]]
 """By mask ratio, then by predictor (``trained``, ``initial``), then by what is counted."""
 
 
@@ -56,31 +55,32 @@ def evaluate(
         ``chance_top5``, ``grid`` (rows, columns) and ``samples``.
     """
     models = context.models("trained", "initial", baseline=baseline)
-    predictors = {
-        name: partial(predict_patches, model, seed=sampling.seed) for name, model in models.items()
-    }
+    predictors = {name: Placer(model, sampling.seed) for name, model in models.items()}
+    ratios = ratios_of(context.model, NEEDS, "mask_ratio", mask_ratios)
     batches = centre_batches(context, context.data, title="patch_position", sampling=sampling)
     rows, columns = context.model.encoder.grid
-    return summarise(measure(predictors, batches, mask_ratios), (rows, columns))
+    return summarise(measure(predictors, batches, ratios), (rows, columns))
 
 
 def measure(
-    predictors: Mapping[str, Predictor], batches: Iterable[Batch], mask_ratios: tuple[float, ...]
+    predictors: Mapping[str, Predictor],
+    batches: Iterable[Batch],
+    mask_ratios: Sequence[float | None],
 ) -> Counts:
     """Count right answers and what was asked, per mask ratio and predictor.
 
     Args:
-        predictors: return logits (B, N, N), and bool (B, N) who is context and who is asked.
+        predictors: return where patches are put.
         batches: batches of one view per image.
-        mask_ratios: the shares η.
+        mask_ratios: the shares η; None: as trained.
     """
-    sums: dict[float, dict[str, dict[str, Any]]] = {
+    sums: dict[float | None, dict[str, dict[str, Any]]] = {
         ratio: {name: {} for name in predictors} for ratio in mask_ratios
     }
     for batch in batches:
         for ratio, (name, predict) in itertools.product(sums, predictors.items()):
             row = sums[ratio][name]
-            for key, count in _count(*predict(batch, ratio)).items():
+            for key, count in _count(predict(batch, ratio)).items():
                 row[key] = row.get(key, 0) + count
     return {
         ratio: {name: {key: int(count) for key, count in row.items()} for name, row in rows.items()}
@@ -88,19 +88,19 @@ def measure(
     }
 
 
-def _count(logits_BNN: Tensor, context_BN: Tensor, asked_BN: Tensor) -> dict[str, Any]:
+def _count(found: Placed) -> dict[str, Any]:
     """Return the counts of one batch: images, patches asked, and right answers (``top…``)."""
-    patches = logits_BNN.shape[-1]
-    best_BNK = logits_BNN.topk(min(TOP, patches), dim=-1).indices
-    right_BNK = best_BNK == best_BNK.new_tensor(range(patches)).view(1, -1, 1)
-    first_BN, any_BN = right_BNK[..., 0] & asked_BN, right_BNK.any(-1) & asked_BN
+    best_BKT = found.logits.topk(min(TOP, found.logits.shape[-1]), dim=-1).indices
+    right_BKT = (best_BKT == found.places.unsqueeze(-1)) & found.asked.unsqueeze(-1)
+    first_BK = right_BKT[..., 0]
     return {
-        "images": len(logits_BNN),
-        "asked": asked_BN.sum(),
-        "asked_context": (asked_BN & context_BN).sum(),
-        "top1": first_BN.sum(),
-        "top5": any_BN.sum(),
-        "top1_context": (first_BN & context_BN).sum(),
+        "images": len(found.logits),
+        "context": found.context.sum(),
+        "asked": found.asked.sum(),
+        "asked_context": (found.asked & found.context).sum(),
+        "top1": first_BK.sum(),
+        "top5": right_BKT.any(-1).sum(),
+        "top1_context": (first_BK & found.context).sum(),
     }
 
 
@@ -112,10 +112,11 @@ def summarise(counts: Counts, grid: tuple[int, int]) -> dict[str, Any]:
         trained, initial = rows["trained"], rows.get("initial", {})
         accuracies = _accuracies(trained)
         untrained = {key: _accuracies(initial)[key] if initial else None for key in accuracies}
+        context = trained["context"] // trained["images"]
         ratios.append(
             {
-                "mask_ratio": ratio,
-                "context": num_context(patches, ratio),
+                "mask_ratio": 1 - context / patches if ratio is None else ratio,
+                "context": context,
                 **accuracies,
                 **{f"initial_{key}": value for key, value in untrained.items()},
                 "patches": trained["asked"],

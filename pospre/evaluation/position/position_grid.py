@@ -12,6 +12,8 @@ keep their position and the rest are asked for. Two levels of chance are given p
 those not taken by a patch whose position is shown.
 
 An encoder that packs the visible patches into a square (Swin) is measured at γ = 0 and .75 only.
+Of any other method that puts patches in places, γ and γ_pos are its ``mask_ratio`` and
+``position_mask_ratio``; where it lacks one of them, it is measured as it is trained.
 """
 
 import itertools
@@ -21,23 +23,24 @@ from typing import Any
 
 from torch import Tensor
 
-from pospre.algorithms.droppos import num_shown
 from pospre.batch import Batch
+from pospre.evaluation.alone import ratios_of
 from pospre.evaluation.features import centre_batches
-from pospre.evaluation.position.predictions import patch_weights, predict_positions
+from pospre.evaluation.position.predictions import Placed, Placer, patch_weights
 from pospre.evaluation.registry import Context
 from pospre.evaluation.settings import Sampling
+from pospre.model.position_task import PositionObjective
 from pospre.nn.masking import num_kept
 from pospre.text_table import format_table, percent
 
-NEEDS = "droppos"
+NEEDS = PositionObjective
 FIGURES = {"mean": "max"}
 MASK_RATIOS = (0.0, 0.25, 0.5, 0.75)
 POSITION_MASK_RATIOS = (0.25, 0.5, 0.75, 0.95)
+CELLS = tuple(itertools.product(MASK_RATIOS, POSITION_MASK_RATIOS))
 
-Cell = tuple[float, float]
-Prediction = tuple[Tensor, Tensor, Tensor]
-Predictor = Callable[[Batch, float, float], Prediction]
+Cell = tuple[float | None, float | None]
+Predictor = Callable[[Batch, float | None, float | None], Placed]
 Weigher = Callable[[Batch], Tensor | None]
 
 
@@ -60,47 +63,47 @@ def evaluate(
         (rows, columns) and ``samples``.
     """
     models = context.models("accuracy", "initial_accuracy", baseline=baseline)
-    predictors = {
-        name: partial(predict_positions, model, seed=sampling.seed)
-        for name, model in models.items()
-    }
+    predictors = {name: Placer(model, sampling.seed) for name, model in models.items()}
     batches = centre_batches(context, context.data, title="position_grid", sampling=sampling)
     encoder = context.model.encoder
-    visible = {ratio: num_kept(encoder.num_patches, ratio) for ratio in MASK_RATIOS}
-    ratios = [ratio for ratio, kept in visible.items() if encoder.takes(kept)]
+    packed = [each for each in MASK_RATIOS if encoder.takes(num_kept(encoder.num_patches, each))]
+    rows = ratios_of(context.model, NEEDS, "mask_ratio", packed)
+    columns = ratios_of(context.model, NEEDS, "position_mask_ratio", POSITION_MASK_RATIOS)
+    cells = list(itertools.product(rows, columns))
     weigh = partial(patch_weights, context.model)
-    return summarise(measure_grid(predictors, batches, ratios, weigh), encoder.grid)
+    return summarise(measure_grid(predictors, batches, cells, weigh), encoder.grid)
 
 
 def measure_grid(
     predictors: Mapping[str, Predictor],
     batches: Iterable[Batch],
-    mask_ratios: Sequence[float] = MASK_RATIOS,
+    cells: Sequence[Cell] = CELLS,
     weigh: Weigher = lambda batch: None,
 ) -> dict[Cell, dict[str, float]]:
-    """Count, per cell, the tokens asked for (``tokens``) and each predictor's right answers.
+    """Count, per cell, the tokens seen and asked for, and each predictor's right answers.
 
     Args:
         predictors: the first is the trained model.
         batches: of one view per image.
-        mask_ratios: γ; of γ_pos all are measured.
+        cells: γ and γ_pos; None: as trained.
         weigh: returns a weight of each patch of the images, (B, N), or None. Those of the tokens
             asked for are summed (``weights``), and those of the first predictor's right answers
             (``weighted``), each image's as shares of its visible patches.
     """
-    cells = list(itertools.product(mask_ratios, POSITION_MASK_RATIOS))
-    keys = ("tokens", "weights", "weighted", *predictors)
+    keys = ("images", "visible", "tokens", "weights", "weighted", *predictors)
     counts: dict[Cell, dict[str, Any]] = {cell: dict.fromkeys(keys, 0) for cell in cells}
     first = next(iter(predictors))
     for batch in batches:
         weight_BN = weigh(batch)
         for cell, (name, predict) in itertools.product(cells, predictors.items()):
-            logits_BKN, keep_BK, dropped_BK = predict(batch, *cell)
+            logits_BKN, keep_BK, dropped_BK, _ = predict(batch, *cell)
             right_BK = (logits_BKN.argmax(dim=-1) == keep_BK) & dropped_BK
             row = counts[cell]
             row[name] = row[name] + right_BK.sum()
             if name != first:
                 continue
+            row["images"] += len(keep_BK)
+            row["visible"] += keep_BK.numel()
             row["tokens"] = row["tokens"] + dropped_BK.sum()
             if weight_BN is not None:
                 weight_BK = weight_BN.double().gather(1, keep_BK)
@@ -115,16 +118,17 @@ def summarise(counts: Mapping[Cell, Mapping[str, float]], grid: tuple[int, int])
     num_patches = grid[0] * grid[1]
     cells: list[dict[str, Any]] = []
     for (mask_ratio, position_mask_ratio), row in counts.items():
-        visible = num_kept(num_patches, mask_ratio)
-        kept = num_shown(visible, position_mask_ratio)
+        visible, dropped = (int(row[key] / row["images"]) for key in ("visible", "tokens"))
+        kept = visible - dropped
+        hidden, lost = 1 - visible / num_patches, dropped / visible
         initial = row.get("initial_accuracy")
         cells.append(
             {
-                "mask_ratio": mask_ratio,
-                "position_mask_ratio": position_mask_ratio,
+                "mask_ratio": hidden if mask_ratio is None else mask_ratio,
+                "position_mask_ratio": lost if position_mask_ratio is None else position_mask_ratio,
                 "visible": visible,
                 "kept": kept,
-                "dropped": visible - kept,
+                "dropped": dropped,
                 "accuracy": row["accuracy"] / row["tokens"],
                 "initial_accuracy": None if initial is None else initial / row["tokens"],
                 "weighted_accuracy": row["weighted"] / row["weights"] if row["weights"] else None,
@@ -139,7 +143,7 @@ def summarise(counts: Mapping[Cell, Mapping[str, float]], grid: tuple[int, int])
         "initial_mean": _mean(cells, "initial_accuracy"),
         "weighted_mean": _mean(cells, "weighted_accuracy"),
         "grid": list(grid),
-        "samples": cells[0]["tokens"] // cells[0]["dropped"],
+        "samples": int(next(iter(counts.values()))["images"]),
     }
 
 
@@ -156,10 +160,8 @@ def table(results: Mapping[str, Any]) -> str:
         if cell["initial_accuracy"] is not None:
             text += f" ({percent(cell['initial_accuracy'])})"
         texts[cell["mask_ratio"], cell["position_mask_ratio"]] = text
-    rows = [
-        [f"γ = {mask}", *(texts[mask, position] for position in POSITION_MASK_RATIOS)]
-        for mask in dict.fromkeys(mask for mask, _ in texts)
-    ]
+    masks, positions = (list(dict.fromkeys(each)) for each in zip(*texts, strict=True))
+    rows = [[f"γ = {mask:g}", *(texts[mask, each] for each in positions)] for mask in masks]
     mean = f"mean of the {len(texts)} cells: {percent(results['mean'])}"
     if results["initial_mean"] is not None:
         mean += f" (untrained: {percent(results['initial_mean'])})"
@@ -177,7 +179,7 @@ def table(results: Mapping[str, Any]) -> str:
     ]
     return format_table(
         "Position accuracy in % (top-1 on patches without position; in brackets: untrained)",
-        ["hidden patches", *(f"γ_pos = {ratio}" for ratio in POSITION_MASK_RATIOS)],
+        ["hidden patches", *(f"γ_pos = {ratio:g}" for ratio in positions)],
         rows,
         notes,
     )

@@ -1,12 +1,13 @@
-"""Pictures put together by predicted positions, of DropPos and MP3 (its Fig. 2 and 12 to 15).
+"""Pictures put together by predicted positions, such as DropPos's and MP3's (its Fig. 2, 12 to 15).
 
 Three PNGs per image: the original; its visible patches with those that lost their position strewn
 over the free places; and every patch at the position the model predicts for it. A green frame is
-around patches whose position the model was shown (DropPos; they stay in place), or which are the
-context (MP3). Patches that meet in one place are averaged; places that no patch goes to are black.
+around patches whose position the model was shown (they stay in place), or which are the context
+where others are not. Patches that meet in one place are averaged; places that no patch goes to are
+black.
 
-``mixed`` (MP3) shuffles the patches of two images together and puts each half in order as one image
-(Fig. 14, 15): the original then shows both, and right is a patch that finds its own old place.
+``mixed`` shuffles the patches of two images together and puts each half in order as one image
+(MP3, Fig. 14, 15): the original then shows both, and right is a patch that finds its own old place.
 """
 
 import re
@@ -24,18 +25,21 @@ from pospre import draws
 from pospre.batch import INDEX, Batch, flip_key, image_key
 from pospre.data.opening import open_reader
 from pospre.errors import UserError
+from pospre.evaluation.alone import method_in, takes
 from pospre.evaluation.drawing import check_folder
 from pospre.evaluation.features import centre_batches
+from pospre.evaluation.layers import blank_encoder
 from pospre.evaluation.position.mosaic import compose_views, enlarged, enlargement
-from pospre.evaluation.position.predictions import predict_patches, predict_positions
+from pospre.evaluation.position.predictions import Placer
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.settings import Sampling
-from pospre.model.algorithm import options_of
-from pospre.model.model import PretrainModel
+from pospre.model.algorithm import algorithm_class, method_of
+from pospre.model.position_task import PositionObjective
 from pospre.nn.decoder import patchify, unpatchify
 from pospre.ranges import PositiveShare, Ratio
 from pospre.text_table import format_table, percent
 
+NEEDS = PositionObjective
 VIEWS = ("original", "shuffled", "reconstructed")
 _FILE_NAME = re.compile(rf"\d{{8}}_({'|'.join(VIEWS)})\.png")
 
@@ -76,18 +80,18 @@ def evaluate(
     Args:
         context: model, data, device and the folder to write to.
         num_pictures: how many images, drawn by the seed.
-        mask_ratio: share of patches that the model does not see; of MP3, η, those outside of the
-            context.
-        position_mask_ratio: of DropPos, share of the visible patches whose position it must
-            predict; 0.75 without it.
-        mixed: of MP3, shuffle the patches of every two images together.
+        mask_ratio: the method's: of DropPos the share of patches that the model does not see, of
+            MP3 of those outside of the context.
+        position_mask_ratio: share of the visible patches whose position it must predict, of methods
+            that have this option; 0.75 without it.
+        mixed: shuffle the patches of every two images together, where none knows its place.
         seed: of the drawn images, the masks and the order of shuffled patches.
 
     Returns:
         ``pictures``: per image its index, three file names and the share of patches put right.
 
     Raises:
-        UserError: the pictures cannot be written.
+        UserError: the pictures cannot be written, or patches that are mixed are told their place.
     """
     assert context.folder is not None  # checked
     batches = centre_batches(
@@ -97,17 +101,16 @@ def evaluate(
         sampling=Sampling(num_pictures, min(num_pictures, 32), seed=seed),
     )
     pictures: list[dict[str, Any]] = []
-    is_droppos = "droppos" in context.model.objectives
-    shown_ratio = (position_mask_ratio or 0.75) if is_droppos else None
+    drops = takes(type(method_in(context.model, NEEDS)), "position_mask_ratio")
+    shown_ratio = (position_mask_ratio or 0.75) if drops else None
+    place, encoder = Placer(context.model, seed), context.model.encoder
     for batch in batches:
-        if shown_ratio is not None:
-            puzzle = _droppos_puzzle(context.model, batch, mask_ratio, shown_ratio, seed)
-        elif not mixed:
-            puzzle = _mp3_puzzle(context.model, batch, mask_ratio, seed)
-        else:
+        if mixed:
             batch = {key: value[: len(value) // 2 * 2] for key, value in batch.items()}
-            puzzle = _mixed_puzzle(context.model, batch, mask_ratio, seed)
-        pictures += _draw(context.folder, batch, puzzle, context.model.encoder.patch_size[0], mixed)
+            puzzle = _mixed_puzzle(place, batch, mask_ratio, seed)
+        else:
+            puzzle = _puzzle(place, batch, mask_ratio, shown_ratio, seed)
+        pictures += _draw(context.folder, batch, puzzle, encoder.patch_size[0], mixed)
     _remove_others(context.folder, pictures)
     return {
         "pictures": sorted(pictures, key=lambda picture: picture["index"]),
@@ -119,22 +122,16 @@ def evaluate(
 
 def check(plan: Plan) -> None:
     """Raise a ``UserError`` where there is nothing to show, or no folder for the pictures."""
-    reader, algorithms = open_reader(plan.data), plan.recipe.algorithms
-    mp3, settings = options_of(algorithms, "mp3"), plan.settings
-    is_mp3 = mp3 is not None
-    if options_of(algorithms, "droppos") is None and not is_mp3:
-        raise UserError(
-            "it shows what the head of algorithms.droppos or algorithms.mp3 "
-            f"predicts, and this recipe has {', '.join(algorithms)}; position_probe measures the "
-            "features of any encoder."
-        )
-    if is_mp3 and settings["position_mask_ratio"] is not None:
-        raise UserError(
-            f"position_mask_ratio={settings['position_mask_ratio']} is of "
-            "DropPos; MP3's patches have no positions. Leave it out."
-        )
+    reader, settings = open_reader(plan.data), plan.settings
+    name, _ = method_of(plan.recipe.algorithms, NEEDS) or ("", {})
+    for key in ("mask_ratio", "position_mask_ratio"):
+        if settings[key] and not takes(algorithm_class(name), key):
+            raise UserError(
+                f"{key}={settings[key]}, but algorithms.{name} has no option of this name. "
+                "Leave it out."
+            )
     if settings["mixed"]:
-        _check_mixed(is_mp3, mp3 or {}, settings["num_pictures"], len(reader))
+        _check_mixed(plan, len(reader))
     if plan.recipe.encoder.channels != 3:
         raise UserError(
             "it shows images in red, green and blue, but encoder.channels = "
@@ -143,12 +140,10 @@ def check(plan: Plan) -> None:
     check_folder(plan, required=True)
 
 
-def _check_mixed(is_mp3: bool, options: Mapping[str, Any], wanted: int, found: int) -> None:
-    if not is_mp3 or options.get("position_rate"):
-        raise UserError(
-            "mixed=true shuffles the patches of two images, which makes sense "
-            "for algorithms.mp3 only, without position_rate: no patch knows its position there."
-        )
+def _check_mixed(plan: Plan, found: int) -> None:
+    wanted = plan.settings["num_pictures"]
+    if blank_encoder(plan.recipe).positions.can_forget:
+        raise _told(f"encoder.positions = {plan.recipe.encoder.positions}")
     if min(wanted, found) < 2 or wanted % 2:
         raise UserError(
             f"mixed=true with num_pictures={wanted} of {found} images; every "
@@ -156,45 +151,42 @@ def _check_mixed(is_mp3: bool, options: Mapping[str, Any], wanted: int, found: i
         )
 
 
-def _droppos_puzzle(
-    model: PretrainModel, batch: Batch, mask_ratio: float, position_mask_ratio: float, seed: int
+def _told(by: str) -> UserError:
+    return UserError(
+        "mixed=true shuffles the patches of two images, which makes sense where no patch knows its "
+        f"position only, as in algorithms.mp3; here {by} tells it."
+    )
+
+
+def _puzzle(
+    place: Placer, batch: Batch, mask_ratio: float, position_mask_ratio: float | None, seed: int
 ) -> Puzzle:
-    logits_BKN, keep_BK, dropped_BK = predict_positions(
-        model, batch, mask_ratio=mask_ratio, position_mask_ratio=position_mask_ratio, seed=seed
-    )
-    placed_BK = torch.where(dropped_BK, logits_BKN.argmax(dim=-1), keep_BK)
-    strewn_BK = strew(batch[INDEX], keep_BK, dropped_BK, logits_BKN.shape[-1], seed)
+    logits_BKN, places_BK, asked_BK, context_BK = place(batch, mask_ratio, position_mask_ratio)
+    placed_BK = torch.where(asked_BK, logits_BKN.argmax(dim=-1), places_BK)
+    strewn_BK = strew(batch[INDEX], places_BK, asked_BK, logits_BKN.shape[-1], seed)
+    framed_BK = ~asked_BK if context_BK.all() else ~asked_BK | context_BK
     pixels = batch[image_key()][:, 0]
-    return Puzzle(pixels, keep_BK, ~dropped_BK, dropped_BK, strewn_BK, placed_BK, keep_BK)
+    return Puzzle(pixels, places_BK, framed_BK, asked_BK, strewn_BK, placed_BK, places_BK)
 
 
-def _mp3_puzzle(model: PretrainModel, batch: Batch, mask_ratio: float, seed: int) -> Puzzle:
-    logits_BNN, context_BN, asked_BN = predict_patches(
-        model, batch, mask_ratio=mask_ratio, seed=seed
-    )
-    own_BN = torch.arange(logits_BNN.shape[-1], device=logits_BNN.device).expand_as(asked_BN)
-    placed_BN = torch.where(asked_BN, logits_BNN.argmax(dim=-1), own_BN)
-    strewn_BN = strew(batch[INDEX], own_BN, asked_BN, own_BN.shape[1], seed)
-    framed_BN = context_BN & (mask_ratio > 0) | ~asked_BN
-    pixels = batch[image_key()][:, 0]
-    return Puzzle(pixels, own_BN, framed_BN, asked_BN, strewn_BN, placed_BN, own_BN)
-
-
-def _mixed_puzzle(model: PretrainModel, batch: Batch, mask_ratio: float, seed: int) -> Puzzle:
+def _mixed_puzzle(place: Placer, batch: Batch, mask_ratio: float, seed: int) -> Puzzle:
     """Return the puzzles of images that each hold half of the shuffled patches of a pair."""
-    patches_BNF = patchify(batch[image_key()][:, 0], model.encoder.patch_size)
+    encoder = place.model.encoder
+    patches_BNF = patchify(batch[image_key()][:, 0], encoder.patch_size)
     count = patches_BNF.shape[1]
     keys_P = draws.sample_keys(seed, 0, batch[INDEX][::2], 0, "position_pictures/mix")
     order_PM = draws.permutation(keys_P, 2 * count)
     pairs_PMF = patches_BNF.unflatten(0, (-1, 2)).flatten(1, 2)
     rows = torch.arange(len(pairs_PMF), device=order_PM.device).unsqueeze(1)
     halves_BNF = pairs_PMF[rows, order_PM].unflatten(1, (2, count)).flatten(0, 1)
-    pixels = unpatchify(halves_BNF, model.encoder.grid)
+    pixels = unpatchify(halves_BNF, encoder.grid)
     unflipped = torch.zeros_like(batch[flip_key()])
     shown = {**batch, image_key(): pixels.unsqueeze(1), flip_key(): unflipped}
-    puzzle = _mp3_puzzle(model, shown, mask_ratio, seed)
+    puzzle = _puzzle(place, shown, mask_ratio, None, seed)
+    if not puzzle.asked.all():
+        raise _told("the method")
     true_BN = (order_PM % count).view(len(pixels), count)
-    return puzzle._replace(strewn=puzzle.keep, true=true_BN)
+    return puzzle._replace(strewn=puzzle.keep, true=true_BN.gather(1, puzzle.keep))
 
 
 def _draw(

@@ -1,50 +1,82 @@
-"""What DropPos and MP3 predict at any mask ratio: what the evaluations of positions are made of."""
+"""Where a model puts the patches of images, at any mask ratio: for the evaluations of positions."""
 
-from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from pospre.algorithms.droppos import PositionClassification, draw_masks
-from pospre.algorithms.mp3 import draw_patches, draw_shown, num_context
-from pospre.batch import Batch
+from pospre.batch import Batch, per_row
+from pospre.evaluation.alone import Alone
 from pospre.model.model import PretrainModel
-from pospre.model.passes import EncoderPass
+from pospre.model.position_task import PositionObjective
 from pospre.nn.masking import slot_mask
 
 
-@torch.no_grad()
-def predict_positions(
-    model: PretrainModel, batch: Batch, mask_ratio: float, position_mask_ratio: float, *, seed: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Predict the positions of the visible patches at any two mask ratios.
+class Placed(NamedTuple):
+    """Where K patches of each image are put.
+
+    Attributes:
+        logits: (B, K, N), over the positions of the grid.
+        places: int64 (B, K), where they are.
+        asked: bool (B, K), those that are not told their place.
+        context: bool (B, K), those that give keys and values.
+    """
+
+    logits: Tensor
+    places: Tensor
+    asked: Tensor
+    context: Tensor
+
+
+class Placer:
+    """Puts patches in their places, by any method whose objective is a ``PositionObjective``.
 
     A model trained on one of every 2×2 patches (``sampling: uniform``) sees those at γ = .75.
 
     Args:
-        model: has DropPos attached.
-        batch: images with ``index`` and ``epoch``.
-        mask_ratio: γ.
-        position_mask_ratio: γ_pos.
+        model: the trained model.
         seed: of the masks.
-
-    Returns:
-        ``logits`` (B, K, N), true positions ``keep`` (B, K), and bool ``dropped`` (B, K).
     """
-    objective = model.objectives["droppos"]
-    assert isinstance(objective, PositionClassification)
-    masks = draw_masks(
-        batch,
-        model.encoder.grid,
-        mask_ratio=mask_ratio,
-        position_mask_ratio=position_mask_ratio,
-        seed=seed,
-        sampling=objective.sampling if mask_ratio == 0.75 else "random",
-    )
-    batch = {**batch, **masks}
-    tokens = model.encode("student", model.images(batch), batch)
-    logits = objective({"student": tokens}, batch)["logits"]
-    return logits, masks["view/keep"], ~masks["droppos/shown"]
+
+    def __init__(self, model: PretrainModel, seed: int) -> None:
+        self.model, self.seed = model, seed
+        self._made: dict[tuple[float | None, float | None], Alone] = {}
+
+    def __call__(
+        self,
+        batch: Batch,
+        mask_ratio: float | None = None,
+        position_mask_ratio: float | None = None,
+    ) -> Placed:
+        """Return the places that are found at these ratios; None: those of the training.
+
+        Args:
+            batch: images with ``index`` and ``epoch``.
+            mask_ratio: γ of DropPos, η of MP3.
+            position_mask_ratio: γ_pos.
+        """
+        key = mask_ratio, position_mask_ratio
+        if key not in self._made:
+            self._made[key] = self._ask(*key)
+        alone = self._made[key]
+        batch = alone.draw(batch)
+        objective = alone.model.objectives[alone.name]
+        assert isinstance(objective, PositionObjective)
+        logits, places, told, _ = objective.answers(alone.outputs(batch), batch)
+        context = torch.ones_like(told)
+        for declared in alone.model.registry.passes.values():
+            if declared.context is not None:
+                context = slot_mask(per_row(batch[declared.context], len(told)), told.shape[1])
+        return Placed(logits, places, ~told, context)
+
+    def _ask(self, mask_ratio: float | None, position_mask_ratio: float | None) -> Alone:
+        options = {"mask_ratio": mask_ratio, "position_mask_ratio": position_mask_ratio}
+        given = {key: ratio for key, ratio in options.items() if ratio is not None}
+        plain = {} if mask_ratio in (None, 0.75) else {"sampling": "random"}
+        # attentive weights are of the loss
+        return Alone(
+            self.model, PositionObjective, seed=self.seed, temperature=None, **given, **plain
+        )
 
 
 @torch.no_grad()
@@ -54,42 +86,7 @@ def patch_weights(model: PretrainModel, batch: Batch) -> Tensor | None:
     Those of the whole image, with all positions, in the trained encoder; None where the recipe
     trains without (``temperature: null``).
     """
-    objective = model.objectives["droppos"]
-    assert isinstance(objective, PositionClassification)
+    _, objective = model.objectives.find(PositionObjective)
     if objective.temperature is None:
         return None
     return objective.attentive_weights(model.tokens(model.images(batch).flatten(0, 1)))
-
-
-@torch.no_grad()
-def predict_patches(
-    model: PretrainModel, batch: Batch, mask_ratio: float, *, seed: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Predict the position of every patch at any mask ratio.
-
-    Args:
-        model: has MP3 attached; as many patches are told their position as in training.
-        batch: images with ``index`` and ``epoch``.
-        mask_ratio: η.
-        seed: of the context.
-
-    Returns:
-        ``logits`` (B·V, N, N), and bool (B·V, N) ``context`` and ``asked`` (not told).
-    """
-    patches = model.encoder.num_patches
-    count = num_context(patches, mask_ratio)
-    context = draw_patches(batch, patches, count, seed, "mp3/context").flatten(0, 1)
-    asked = torch.ones(len(context), patches, dtype=torch.bool, device=context.device)
-    content = None
-    if "mp3" in model.contents.named:
-        told = model.contents.named["mp3"].count
-        shown = draw_shown(batch, patches, told, seed)
-        content = partial(model.contents, ("mp3",), {"mp3/shown": shown}, EncoderPass())
-        asked = ~shown.flatten(0, 1)
-    tokens = model.encoder(
-        model.images(batch).flatten(0, 1),
-        content=content,
-        context_BM=context if count < patches else None,
-    )
-    logits = model.objectives["mp3"]({"student": tokens}, batch)["logits"]
-    return logits, slot_mask(context, patches), asked

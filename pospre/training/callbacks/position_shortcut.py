@@ -52,11 +52,12 @@ class PositionShortcut(Watcher):
         for name in heads:
             head = _head(model, name)
             assert head is not None
-            accuracy = head.metrics(outputs[name], batch)["accuracy"].float()
+            answers = head.answers(outputs[name], batch)
+            accuracy = answers.accuracy().float()
             dist.all_reduce(accuracy)
             found = accuracy.item() / dist.get_world_size()
             logger.log_metrics({f"metric/{name}_blank_accuracy": found})
-            chance = head.chance(batch)
+            chance = answers.chance()
             samples = len(batch["index"]) * dist.get_world_size()
             limit = chance + _DEVIATIONS * math.sqrt(chance * (1 - chance) / samples)
             warning = (

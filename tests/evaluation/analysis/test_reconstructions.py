@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pospre.errors import UserError
-from pospre.evaluation.analysis.reconstructions import hide, painted, predict, table
+from pospre.evaluation.analysis.reconstructions import alone, hide, painted, table
 from pospre.evaluation.registry import figures_of
 from pospre.evaluation.run import check_evaluation
 from tests.algorithms.cases import Case
@@ -15,8 +15,9 @@ from tests.evaluation.analysis.small import MAE, Analyse, small_recipe
 def test_predictions_are_those_of_the_training_pass(names: tuple[str, ...]) -> None:
     case = Case(names, encoder={"positions": "learned"})
     model, _ = case.build()
-    batch = hide(model.eval(), case.batch(3), 0.75, 0)
-    found = predict(model, batch)
+    host = alone(model.eval())
+    batch = hide(host, case.batch(3), 0.75, 0)
+    found = host.outputs(batch)
     expected = model(batch)[names[0]]
     for key in ("predicted", "target"):
         torch.testing.assert_close(found[key], expected[key], rtol=1e-5, atol=1e-6)
@@ -26,20 +27,29 @@ def test_predictions_are_those_of_the_training_pass(names: tuple[str, ...]) -> N
 def test_what_others_add_to_the_pass_is_left_out() -> None:
     case = Case(("mae", "droppos"))
     model, algorithms = case.build()
-    batch = hide(model.eval(), case.batch(3), 0.75, 0)
+    host = alone(model.eval())
+    batch = hide(host, case.batch(3), 0.75, 0)
     algorithms[1].write(batch, model)
     everything = {**batch, "droppos/shown": torch.ones_like(batch["droppos/shown"])}
     expected = model(everything)["mae"]["predicted"]
-    torch.testing.assert_close(predict(model, batch)["predicted"], expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(host.outputs(batch)["predicted"], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_visible_patches_are_not_masked_a_second_time() -> None:
+    case = Case(("mae",), options={"mae": {"second_mask_ratio": 0.25}})
+    host = alone(case.build()[0].eval())
+    batch = hide(host, case.batch(3), 0.5, 0)
+    assert host.outputs(batch)["predicted"].shape == (3, 32, 48)
 
 
 @pytest.mark.parametrize("norm_pix", [True, False])
 def test_true_pixels_paint_the_image_itself(norm_pix: bool) -> None:
     case = Case(("mae",), options={"mae": {"norm_pix": norm_pix}})
     model, _ = case.build()
-    batch = hide(model.eval(), case.batch(2), 0.5, 0)
+    host = alone(model.eval())
+    batch = hide(host, case.batch(2), 0.5, 0)
     batch["view/flip"][:] = False
-    outputs = predict(model, batch)
+    outputs = host.outputs(batch)
     visible, whole = painted(model, batch, {**outputs, "predicted": outputs["target"]})
     images = batch["view/image"][:, 0]
     assert (whole.int() - images.int()).abs().max() <= 1  # of norm_pix: its 1e-6 under the root

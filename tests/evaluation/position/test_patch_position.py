@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from pospre.batch import Batch
 from pospre.errors import UserError
 from pospre.evaluation.position.patch_position import Predictor, measure, summarise, table
+from pospre.evaluation.position.predictions import Placed
 from pospre.evaluation.registry import check_settings, figures_of
 from pospre.evaluation.run import run_evaluation
 from pospre.training.build import build_model
@@ -26,14 +26,13 @@ def batches(count: int = 3, size: int = 5) -> Iterator[Batch]:
         yield {"index": torch.arange(start, start + size)}
 
 
-def predictor(
-    batch: Batch, mask_ratio: float, *, rank: int = 0, told: int = 0
-) -> tuple[Tensor, Tensor, Tensor]:
+def predictor(batch: Batch, mask_ratio: float | None, *, rank: int = 0, told: int = 0) -> Placed:
     """Rank the true position ``rank``-th (0 is first) for everyone in the context, first elsewhere.
 
     The context is the first patches; the last ``told`` patches are not asked.
     """
     rows, patch = len(batch["index"]), torch.arange(PATCHES)
+    assert mask_ratio is not None
     context = (patch < PATCHES * (1 - mask_ratio)).expand(rows, -1)
     others = torch.linspace(1.0, 2.0, PATCHES).repeat(PATCHES, 1).roll(1, 1)
     true = torch.eye(PATCHES, dtype=torch.bool)
@@ -42,7 +41,7 @@ def predictor(
     lower = ranked[:, rank - 1 : rank] - 1e-4 if rank else torch.full((PATCHES, 1), 3.0)
     logits = torch.where(context.unsqueeze(-1), torch.where(true, lower, others), first)
     asked = (patch < PATCHES - told).expand(rows, -1)
-    return logits, context, asked
+    return Placed(logits, patch.expand(rows, -1), asked, context)
 
 
 def results_of(ratios: tuple[float, ...] = (0.0, 0.75), **options: Any) -> dict[str, Any]:

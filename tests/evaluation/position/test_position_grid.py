@@ -5,12 +5,14 @@ import torch
 
 from pospre.algorithms.droppos import draw_masks
 from pospre.evaluation.position.position_grid import (
+    CELLS,
     MASK_RATIOS,
     POSITION_MASK_RATIOS,
     measure_grid,
     summarise,
     table,
 )
+from pospre.evaluation.position.predictions import Placed
 from pospre.evaluation.run import run_evaluation
 from pospre.training.checkpoints.content import load_model
 
@@ -42,7 +44,8 @@ def predictor(num_patches, answer):
         )
         keep = masks["view/keep"]
         logits = torch.nn.functional.one_hot(answer(keep), num_patches).float()
-        return logits, keep, ~masks["droppos/shown"]
+        asked = ~masks["droppos/shown"]
+        return Placed(logits, keep, asked, torch.ones_like(asked))
 
     return predict
 
@@ -93,21 +96,21 @@ def test_weighted_accuracy_is_the_published_codes():
     right = weights > 0.6  # the patches that the model puts in their place
 
     def predict(batch, *ratios):
-        _, keep, dropped = predictor(16, lambda keep: keep)(batch, *ratios)
-        known = right[batch["index"]].gather(1, keep)
-        answers = torch.where(known, keep, (keep + 1) % 16)
-        return torch.nn.functional.one_hot(answers, 16).float(), keep, dropped
+        found = predictor(16, lambda keep: keep)(batch, *ratios)
+        known = right[batch["index"]].gather(1, found.places)
+        answers = torch.where(known, found.places, (found.places + 1) % 16)
+        return found._replace(logits=torch.nn.functional.one_hot(answers, 16).float())
 
     def measured(size):
         return measure_grid(
             {"accuracy": predict},
             image_batches(7, size),
-            (0.5,),
+            [cell for cell in CELLS if cell[0] == 0.5],
             lambda batch: weights[batch["index"]],
         )
 
     cell = summarise(measured(7), (4, 4))["cells"][1]
-    ((_, keep, dropped),) = [predict(each, 0.5, 0.5) for each in image_batches(7)]
+    ((_, keep, dropped, _),) = [predict(each, 0.5, 0.5) for each in image_batches(7)]
     visible = weights.gather(1, keep)
     share = visible / visible.sum(1, keepdim=True) * dropped
     wanted = (share * right.gather(1, keep)).sum() / share.sum()

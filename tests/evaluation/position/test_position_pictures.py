@@ -6,9 +6,9 @@ import torch
 from PIL import Image
 
 from pospre.errors import UserError
-from pospre.evaluation.position import position_pictures
 from pospre.evaluation.position.mosaic import compose_views, place_patches
 from pospre.evaluation.position.position_pictures import VIEWS, strew, table
+from pospre.evaluation.position.predictions import Placed, Placer
 from pospre.evaluation.run import run_evaluation
 from pospre.nn.decoder import patchify
 from pospre.training.build import build_model
@@ -116,12 +116,13 @@ def numbered(tmp_path):
     return tmp_path / "numbered"
 
 
-def read_red(model, batch, *, mask_ratio, seed):
-    """Predict as ``predict_patches`` does, from the colour of a patch; half are the context."""
+def read_red(self, batch, *ratios):
+    """Predict as a ``Placer`` does, from the colour of a patch; half are the context."""
     red = patchify(batch["view/image"][:, 0], (8, 8))[..., 0].float()
     logits = -(red[..., None] / 16 - torch.arange(16.0)).abs()
     everyone = torch.ones_like(red, dtype=torch.bool)
-    return logits, torch.arange(16).expand(len(red), -1) < 8, everyone
+    places = torch.arange(16).expand(len(red), -1)
+    return Placed(logits, places, everyone, places < 8)
 
 
 def run_pictures(mp3, data, output, **settings):
@@ -137,7 +138,7 @@ def test_pictures_of_mp3_frame_the_context(mp3, numbered, tmp_path, monkeypatch)
     assert len(results["pictures"]) == 2 and results["position_mask_ratio"] is None
     assert all(0 <= picture["accuracy"] <= 1 for picture in results["pictures"])
     assert "η = 0.0" in table(results)
-    monkeypatch.setattr(position_pictures, "predict_patches", read_red)
+    monkeypatch.setattr(Placer, "__call__", read_red)
     results = run_pictures(mp3, numbered, tmp_path / "read.json", num_pictures=2, mask_ratio=0.5)
     for picture in results["pictures"]:
         assert picture["accuracy"] == 1
@@ -150,7 +151,7 @@ def test_pictures_of_mp3_frame_the_context(mp3, numbered, tmp_path, monkeypatch)
 
 
 def test_two_images_are_mixed_and_each_half_is_put_in_order(mp3, numbered, tmp_path, monkeypatch):
-    monkeypatch.setattr(position_pictures, "predict_patches", read_red)
+    monkeypatch.setattr(Placer, "__call__", read_red)
     results = run_pictures(mp3, numbered, tmp_path / "mixed.json", num_pictures=4, mixed=True)
     assert [picture["accuracy"] for picture in results["pictures"]] == [1.0] * 4
     assert "every two mixed" in table(results)
@@ -175,7 +176,9 @@ def test_what_the_pictures_are_not_for_is_said(mp3, mae_checkpoint, droppos_chec
             run_evaluation("position_pictures", model, recipe, numbered, settings, progress=False)
         return str(error.value)
 
-    assert "this recipe has mae; position_probe" in message(*load_model(str(mae_checkpoint)))
-    assert "MP3's patches have no positions" in message(*mp3, position_mask_ratio=0.5)
-    assert "for algorithms.mp3 only" in message(*load_model(str(droppos_checkpoint)), mixed=True)
+    assert "this recipe has mae; name a run" in message(*load_model(str(mae_checkpoint)))
+    assert "algorithms.mp3 has no option of this name" in message(*mp3, position_mask_ratio=0.5)
+    assert "where no patch knows its position" in message(
+        *load_model(str(droppos_checkpoint)), mixed=True
+    )
     assert "an even number" in message(*mp3, mixed=True, num_pictures=3)

@@ -185,8 +185,9 @@ def test_chance_is_what_those_reach_who_see_no_image(
     taken = torch.zeros(256, 16).scatter_add(1, places, told.float())
     logits = torch.rand(*places.shape, 16) - 9 * taken.unsqueeze(1)
     right = torch.nn.functional.one_hot(places, 16) * told.unsqueeze(-1)
-    accuracy = head.metrics({"logits": logits + 99 * right}, batch)["accuracy"]
-    assert head.chance(batch) == pytest.approx(expected)
+    outputs = {"logits": logits + 99 * right}
+    accuracy = head.metrics(outputs, batch)["accuracy"]
+    assert head.answers(outputs, batch).chance() == pytest.approx(expected)
     assert accuracy.item() == pytest.approx(expected, abs=0.02)
 
 

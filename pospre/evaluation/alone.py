@@ -1,0 +1,68 @@
+"""One method of a model by itself, with other options: an evaluation asks it by its own code."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from inspect import signature
+from typing import Any
+
+import torch
+
+from pospre.batch import Batch
+from pospre.model.algorithm import PretrainAlgorithm
+from pospre.model.model import PretrainModel
+from pospre.model.objective import ObjectiveSet, Outputs
+
+
+def takes(method: type[PretrainAlgorithm], option: str) -> bool:
+    """Tell whether a method has an option of this name."""
+    return option in signature(method).parameters
+
+
+def method_in(model: PretrainModel, kind: type) -> PretrainAlgorithm:
+    """Return the first algorithm of a model whose objective is a ``kind``."""
+    return next(each for each in model.algorithms if each.offers(kind))
+
+
+def ratios_of(
+    model: PretrainModel, kind: type, option: str, ratios: Sequence[float]
+) -> list[float | None]:
+    """Return the ratios to measure at; one None where the method has no such option."""
+    return [*ratios] if takes(type(method_in(model, kind)), option) else [None]
+
+
+class Alone:
+    """A method of a model by itself, over the trained weights.
+
+    Its options act where it attaches and draws; what it has trained is shared, and not made again.
+
+    Args:
+        model: the trained model.
+        kind: of the method's objective.
+        seed: of the draws.
+        options: in place of the trained ones; those that the method does not have are left out.
+    """
+
+    def __init__(self, model: PretrainModel, kind: type, *, seed: int, **options: Any) -> None:
+        trained: Any = method_in(model, kind)
+        known = {key: value for key, value in options.items() if takes(type(trained), key)}
+        self.method: PretrainAlgorithm = replace(trained, **known)
+        self.model = PretrainModel(model.encoder, seed=seed)
+        with torch.device("meta"):
+            self.method.attach(self.model)
+        self.name, objective = model.objectives.find(kind)
+        self.model.objectives = ObjectiveSet()
+        self.model.objectives.add(self.name, objective)
+        self.model.contents, self.model.places = model.contents, model.places
+        self.model.augment = model.augment
+        self.model.train(model.training)
+
+    def draw(self, batch: Batch) -> Batch:
+        """Return the batch with what the method writes."""
+        batch = dict(batch)
+        self.method.write(batch, self.model)
+        return batch
+
+    @torch.no_grad()
+    def outputs(self, batch: Batch) -> Outputs:
+        """Return what the objective's ``forward`` finds."""
+        return self.model(batch)[self.name]
