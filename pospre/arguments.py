@@ -6,14 +6,24 @@ the remedy.
 
 import inspect
 from collections.abc import Callable, Container, Iterator
+from dataclasses import is_dataclass
 from functools import cache, reduce, wraps
-from inspect import signature
+from inspect import getdoc, signature
 from operator import or_
 from types import UnionType
 from typing import Annotated, Any, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, validate_call
-from pydantic_core import ErrorDetails
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    create_model,
+    validate_call,
+    with_config,
+)
+from pydantic_core import ArgsKwargs, ErrorDetails
 
 from pospre.errors import UserError, suggestion
 
@@ -33,15 +43,25 @@ _WORDING = {
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
+Options = TypeVar("Options")
 Checked = TypeVar("Checked", bound=BaseModel)
 
 
-def typed(function: Callable[P, Result]) -> Callable[P, Result]:
-    """Make a ``UserError`` of an argument of another type than its annotation says."""
+def typed(function: Callable[P, Result], name: str = "") -> Callable[P, Result]:
+    """Make a ``UserError`` of an argument of another type than its annotation says.
+
+    Args:
+        function: a function, or a dataclass.
+        name: of the function in errors, if not its own.
+    """
 
     @cache  # made when it is first called: annotations may name what comes below
     def checked() -> Callable[P, Result]:
-        return validate_call(config=ConfigDict(arbitrary_types_allowed=True))(function)
+        config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+        if is_dataclass(function):
+            validate = TypeAdapter(with_config(config)(function)).validate_python
+            return lambda *args, **kwargs: validate(ArgsKwargs(args, kwargs))
+        return validate_call(config=config)(function)
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> Result:
@@ -57,9 +77,33 @@ def typed(function: Callable[P, Result]) -> Callable[P, Result]:
             said = f"{key} is {given}: {first['msg']}."
             if first["type"] == "unexpected_keyword_argument":
                 said += suggestion(key, signature(function).parameters)
-            raise UserError(f"{function.__name__}: {said}") from None
+            raise UserError(f"{name or function.__name__}: {said}") from None
 
     return call
+
+
+def taking(
+    options: Callable[P, Options],
+) -> Callable[[Callable[[Options], Result]], Callable[P, Result]]:
+    """Let a function of one declaration be called with its fields, checked as ``typed`` does.
+
+    Args:
+        options: the declaration: a dataclass.
+    """
+
+    def wrap(function: Callable[[Options], Result]) -> Callable[P, Result]:
+        made = typed(options, function.__name__)
+
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> Result:
+            return function(made(*args, **kwargs))
+
+        given = signature(function).return_annotation
+        vars(call)["__signature__"] = signature(options).replace(return_annotation=given)
+        call.__doc__ = f"{getdoc(function)}\n\n{(getdoc(options) or '').partition(chr(10) * 2)[2]}"
+        return call
+
+    return wrap
 
 
 class Section(BaseModel):

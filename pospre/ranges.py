@@ -6,7 +6,7 @@ Beside them stand pydantic's ``PositiveInt``, ``NonNegativeFloat`` and so on.
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, PositiveInt
 from pydantic_core import PydanticCustomError
 
 
@@ -25,6 +25,7 @@ Width = Annotated[int, Field(ge=4, multiple_of=4)]
 Ratio = Annotated[float, Field(ge=0, lt=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 PositiveShare = Annotated[float, Field(gt=0, le=1)]
+Size = PositiveInt | Annotated[tuple[PositiveInt, PositiveInt], Field(strict=False)]
 Pair = Annotated[tuple[float, float], Field(strict=False)]
 ShareRange = Annotated[
     Pair, only(lambda pair: 0 < pair[0] <= pair[1] <= 1, "two numbers with 0 < low <= high <= 1")

@@ -347,7 +347,10 @@ def test_labels_that_no_class_has_are_refused() -> None:
         (lambda: UNTYPED.build_encoder("vits16", image_size="a"), "image_size is 'a': .*integer"),
         (lambda: UNTYPED.build_encoder(5), "build_encoder: name is 5: .*string"),
         (lambda: UNTYPED.build_encoder("vits16", image_sise=32), "Unexpected .*'image_size'"),
-        (lambda: UNTYPED.build_encoder("vits16", num_registers=-1), "num_registers is -1, but"),
+        (
+            lambda: UNTYPED.build_encoder("vits16", num_registers=-1),
+            "num_registers is -1: .*or equal to 0",
+        ),
         (lambda: UNTYPED.build_encoder("ViTS16"), "Did you mean 'vits16'"),
         (lambda: UNTYPED.build_encoder("vit_tiny_patch16_224"), "mean 'timm:vit_tiny_patch16_224'"),
         (lambda: UNTYPED.build_loader("photos", batch_size=2, num_worker=2), "mean 'num_workers'"),

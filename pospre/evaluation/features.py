@@ -20,8 +20,8 @@ from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.settings import Sampling
 from pospre.model.model import PretrainModel
 from pospre.nn.swin.encoder import SWIN
+from pospre.ranges import Size
 from pospre.recipe.recipe import Recipe
-from pospre.recipe.values import Size
 from pospre.training.data import storage
 
 Pooling = Literal["mean", "cls"]

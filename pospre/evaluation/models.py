@@ -15,6 +15,7 @@ from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder, check_divides
 from pospre.nn.encoder_from_tensors import encoder_options
+from pospre.nn.options import EncoderOptions
 from pospre.nn.patch_encoder import PatchEncoder
 from pospre.nn.positions.published import turns
 from pospre.nn.positions.table import Table
@@ -184,7 +185,7 @@ def _of_file(uri: str, weights: Weights, shown: Shown, seed: int, keys: Keys) ->
 def _noted(source: Source, recipe: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of ``build_encoder`` that our export has noted."""
     own = {key: value for key, value in recipe["encoder"].items() if not key.startswith("weights")}
-    options = check_arguments("encoder", build_encoder, own, source=f"recipe in {source.name}")
+    options = check_arguments("encoder", EncoderOptions, own, source=f"recipe in {source.name}")
     try:
         exported_at = parse_object(source.metadata["timm_kwargs"]).get("img_size", 224)
         rows, columns = map(operator.index, pair(exported_at))

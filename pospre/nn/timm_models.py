@@ -12,7 +12,7 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from pospre.errors import UserError, suggestion
-from pospre.nn.positions import Positions
+from pospre.nn.options import EncoderOptions, Positions
 from pospre.nn.positions.table import Table
 from pospre.nn.sizes import CLIP, GIANT, SIZES, EncoderSize, pair
 from pospre.nn.timm_eva import eva_positions, eva_size, turns_pairs
@@ -66,17 +66,18 @@ def wrap_encoder(
     has_class_token = vit.cls_token is not None
     encoder = Encoder(
         size,
-        image_size=image_size,
-        patch_size=patch_size,
-        depth=size.depth,
-        channels=vit.patch_embed.proj.in_channels,
-        positions=_positions_of(vit),
-        class_token=has_class_token,
-        num_registers=vit.num_prefix_tokens - has_class_token,
-        layer_scale=1.0 if "blocks.0.ls1.gamma" in theirs else None,
-        drop_path=rates[0],
-        dropout=rates[1],
-        final_norm=not isinstance(vit.norm, nn.Identity),
+        EncoderOptions(
+            PREFIX + size.timm_name,
+            image_size=image_size,
+            channels=vit.patch_embed.proj.in_channels,
+            positions=_positions_of(vit),
+            class_token=has_class_token,
+            num_registers=vit.num_prefix_tokens - has_class_token,
+            layer_scale=1.0 if "blocks.0.ls1.gamma" in theirs else None,
+            drop_path=rates[0],
+            dropout=rates[1],
+            final_norm=not isinstance(vit.norm, nn.Identity),
+        ),
     )
     if "pos_embed" in theirs:
         theirs["pos_embed"] = _with_prefix(theirs["pos_embed"], encoder)

@@ -16,13 +16,13 @@ from pospre.nn.initialisation import (
     init_trunc_normal,
     init_weights,
 )
-from pospre.nn.options import Init
+from pospre.nn.options import EncoderOptions, Init
 from pospre.nn.patch_encoder import Edit, PatchEncoder
 from pospre.nn.places import Places
-from pospre.nn.positions import SCHEMES, Positions, build_positions, scheme_class, timm_name
+from pospre.nn.positions import SCHEMES, build_positions, scheme_class, timm_name
 from pospre.nn.positions.scheme import Space
 from pospre.nn.positions.table import Table
-from pospre.nn.sizes import EncoderSize, timm_model
+from pospre.nn.sizes import EncoderSize, pair, timm_model
 from pospre.nn.timm_eva import eva_model, eva_state, is_eva
 
 
@@ -52,45 +52,29 @@ class Encoder(PatchEncoder):
     cls_token: nn.Parameter | None
     reg_token: nn.Parameter | None
 
-    def __init__(
-        self,
-        size: EncoderSize,
-        *,
-        image_size: tuple[int, int],
-        patch_size: tuple[int, int],
-        depth: int,
-        channels: int = 3,
-        positions: Positions = "sincos",
-        class_token: bool = True,
-        num_registers: int = 0,
-        layer_scale: float | None = None,
-        drop_path: float = 0.0,
-        uniform_drop_path: bool = False,
-        dropout: float = 0.0,
-        final_norm: bool = True,
-        init: Init = "xavier",
-    ) -> None:
+    def __init__(self, size: EncoderSize, options: EncoderOptions) -> None:
         super().__init__()
-        dim = size.embed_dim
-        self.set_grid(image_size, patch_size)
-        self.channels, self.depth, self.embed_dim = channels, depth, dim
-        self.drop_path, self.uniform_drop_path = drop_path, uniform_drop_path
-        self.dropout, self.layer_scale = dropout, layer_scale
+        dim, depth = size.embed_dim, options.depth or size.depth
+        class_token, num_registers = options.class_token, options.num_registers
+        self.set_grid(pair(options.image_size), pair(options.patch_size or size.patch_size))
+        self.channels, self.depth, self.embed_dim = options.channels, depth, dim
+        self.drop_path, self.uniform_drop_path = options.drop_path, options.uniform_drop_path
+        self.dropout, self.layer_scale = options.dropout, options.layer_scale
         self.has_class_token = class_token
         self.num_prefix_tokens = class_token + num_registers
-        self.patch_embed = PatchEmbed(channels, dim, patch_size, bias=not size.pre_norm)
+        self.patch_embed = PatchEmbed(self.channels, dim, self.patch_size, bias=not size.pre_norm)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim)) if class_token else None
         self.reg_token = nn.Parameter(torch.zeros(1, num_registers, dim)) if num_registers else None
         space = Space(dim, size.num_heads, depth, self.grid, class_token, num_registers)
-        self.positions = build_positions(positions, space)
+        self.positions = build_positions(options.positions, space)
         self.norm_pre = nn.LayerNorm(dim, size.eps) if size.pre_norm else nn.Identity()
         self.blocks = nn.ModuleList(
             Block(
                 dim,
                 size.num_heads,
                 hidden=size.hidden_dim,
-                layer_scale=layer_scale,
-                dropout=dropout,
+                layer_scale=options.layer_scale,
+                dropout=options.dropout,
                 activation=size.activation,
                 gated=size.swiglu,
                 mlp_norm=size.mlp_norm,
@@ -101,17 +85,17 @@ class Encoder(PatchEncoder):
             )
             for _ in range(depth)
         )
-        self.norm = nn.LayerNorm(dim, size.eps) if final_norm else nn.Identity()
+        self.norm = nn.LayerNorm(dim, size.eps) if options.final_norm else nn.Identity()
         self.size = size
-        options = {
-            "img_size": _side(image_size),
-            "patch_size": _side(patch_size),
+        kind = {
+            "img_size": _side(self.image_size),
+            "patch_size": _side(self.patch_size),
             "depth": depth,
-            "in_chans": channels,
+            "in_chans": self.channels,
             "class_token": class_token,
             "reg_tokens": num_registers,
-            "init_values": layer_scale,
-            "final_norm": final_norm,
+            "init_values": options.layer_scale,
+            "final_norm": options.final_norm,
             "pre_norm": size.pre_norm,
             "qkv_bias": size.qkv_bias,
             "qk_norm": size.qk_norm,
@@ -119,10 +103,10 @@ class Encoder(PatchEncoder):
             "pos_embed": "learn" if self.positions.is_added else "none",
         }
         if is_eva(size, self.positions.as_given()):
-            self.timm_name, self.timm_kwargs = eva_model(size, options, self.positions.as_given())
+            self.timm_name, self.timm_kwargs = eva_model(size, kind, self.positions.as_given())
         else:
-            self.timm_name, self.timm_kwargs = timm_model(size, options, self.positions.name)
-        self.init_parameters(init)
+            self.timm_name, self.timm_kwargs = timm_model(size, kind, self.positions.name)
+        self.init_parameters(options.init)
 
     @torch.no_grad()
     def init_parameters(self, init: Init) -> None:

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from pospre.arguments import Section
-from pospre.ranges import Pair, ShareRange
-from pospre.recipe.values import Bytes, Numbers, PositiveNumbers, Rate, RisingRange, Size
+from pospre.ranges import Pair, ShareRange, Size
+from pospre.recipe.values import Bytes, Numbers, PositiveNumbers, Rate, RisingRange
 
 
 class RandAugment(Section):

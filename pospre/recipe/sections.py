@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from pospre.arguments import Section
-from pospre.nn.options import Init
+from pospre.nn.options import EncoderOptions
 from pospre.recipe.values import (
     AllOrSome,
     Betas,
@@ -16,30 +16,12 @@ from pospre.recipe.values import (
     LocalOrS3,
     PlainPath,
     PositiveDuration,
-    Size,
 )
 
 
-class Encoder(Section):
-    """Arguments of ``pospre.nn.build.build_encoder``, and the weights to start from."""
+class Encoder(Section, EncoderOptions):
+    """The encoder, and the weights to start from."""
 
-    name: str
-    image_size: Size = 224
-    patch_size: Size | None = None
-    depth: int | None = Field(default=None, gt=0, le=1024)
-    channels: int = Field(default=3, gt=0, description="1: grey; others: bands that images have")
-    positions: str | dict[str, dict[str, Any]] = Field(
-        default="sincos", description="a scheme of pospre/nn/positions, or {name: its options}"
-    )
-    class_token: bool = True
-    num_registers: int = Field(default=0, ge=0)
-    layer_scale: float | None = Field(default=None, gt=0)
-    drop_path: float = Field(default=0.0, ge=0, lt=1)
-    uniform_drop_path: bool = False
-    dropout: float = Field(default=0.0, ge=0, lt=1)
-    final_norm: bool = True
-    init: Init = "xavier"
-    window: int | None = Field(default=None, gt=0, description="swin_tiny: side in tokens")
     weights: str | None = Field(
         default=None,
         description="run folder, checkpoint, or a file of weights: ours, timm's, MAE's, DINOv2's, "

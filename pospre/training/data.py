@@ -11,9 +11,9 @@ from pospre.data.stores.reader import Reader
 from pospre.data.views.augment_options import Augment, RandAugment
 from pospre.data.views.plan import ViewGroup
 from pospre.errors import UserError
+from pospre.ranges import Size
 from pospre.recipe.data_section import View
 from pospre.recipe.recipe import Recipe
-from pospre.recipe.values import Size
 from pospre.recipe.yaml_text import VARIABLE
 
 

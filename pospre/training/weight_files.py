@@ -13,7 +13,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pospre.errors import UserError
-from pospre.nn.positions import Positions, timm_name
+from pospre.nn.options import Positions
+from pospre.nn.positions import timm_name
 from pospre.nn.positions.published import turns
 from pospre.nn.positions.table import Resampling
 from pospre.nn.weight_layouts import POSITIONS, check_positions, split_address, timm_names

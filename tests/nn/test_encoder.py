@@ -192,9 +192,9 @@ def test_patchify_is_row_major_with_the_channel_fastest():
     [
         ("vitz16", {}, r"encoder.name is 'vitz16'. Did you mean 'vit"),
         ("vits16", {"image_size": 225}, "225 is not divisible by the patch size 16. Use 224"),
-        ("vits16", {"patch_size": 0}, "encoder.patch_size is 0"),
-        ("vits16", {"depth": -1}, "encoder.depth is -1"),
-        ("vits16", {"image_size": -16}, "encoder.image_size is -16"),
+        ("vits16", {"patch_size": 0}, "patch_size is 0: .*greater than 0"),
+        ("vits16", {"depth": -1}, "depth is -1: .*greater than 0"),
+        ("vits16", {"image_size": -16}, "image_size is -16: .*greater than 0"),
     ],
 )
 def test_bad_input_names_the_key_and_the_remedy(name, options, message):

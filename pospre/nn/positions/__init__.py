@@ -2,11 +2,10 @@
 
 import importlib
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from pospre.arguments import check_arguments
 from pospre.errors import UserError, suggestion
+from pospre.nn.options import Positions
 from pospre.nn.positions.scheme import Scheme, Space
 from pospre.nn.positions.sincos import DecoderSinCos
 
@@ -32,9 +31,6 @@ _TIMM_NAMES = (
     (re.compile(r"^positions\.(?:rotation\.)?freqs$"), "rope.freqs"),
     (re.compile(r"^positions\.table$"), f"shared_rel_pos.{RELATIVE_TABLE}"),
 )
-
-Positions = str | Mapping[str, Mapping[str, Any]]
-"""A scheme's name, or ``{name: its options}``."""
 
 
 def build_positions(positions: Positions, space: Space) -> Scheme:

@@ -6,8 +6,9 @@ import torch
 import yaml
 from torch import Tensor
 
+from pospre.nn.options import Positions
 from pospre.nn.places import Places
-from pospre.nn.positions import Positions, build_positions
+from pospre.nn.positions import build_positions
 from pospre.nn.positions.scheme import Scheme
 
 DINOV3: Positions = "rotary"

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from pospre.errors import UserError
 from pospre.nn.drop_path import residual_factors
 from pospre.nn.initialisation import init_patch_embed, init_trunc_normal, init_weights
-from pospre.nn.options import Init
+from pospre.nn.options import EncoderOptions, Init
 from pospre.nn.patch_encoder import Edit, PatchEncoder
 from pospre.nn.places import Places
 from pospre.nn.positions.scheme import Scheme, Space
+from pospre.nn.sizes import pair
 from pospre.nn.swin.attention import WindowAttention
 from pospre.nn.swin.windows import (
     cut,
@@ -148,19 +149,13 @@ class SwinEncoder(PatchEncoder):
     patches_per_token = MERGED**2
     timm_head = "head.fc"
 
-    def __init__(
-        self,
-        *,
-        image_size: int,
-        window: int = 8,
-        drop_path: float = 0.0,
-        init: Init = "trunc_normal",
-    ) -> None:
+    def __init__(self, options: EncoderOptions) -> None:
         super().__init__()
+        (image_size, _), window = pair(options.image_size), _window(options)
         patch = TOKEN * 2 ** (len(DEPTHS) - 2)
         self.set_grid((image_size, image_size), (patch, patch))
         self.embed_dim, self.depth = WIDTH * 2 ** (len(DEPTHS) - 1), sum(DEPTHS)
-        self.channels, self.drop_path = 3, drop_path
+        self.channels, self.drop_path = 3, options.drop_path
         self.window = window
         space = Space(self.embed_dim, HEADS[-1], self.depth, self.grid)
         self.positions = WindowPositions(space)
@@ -169,7 +164,7 @@ class SwinEncoder(PatchEncoder):
         self.norm = LayerNorm(self.embed_dim, eps=1e-5)
         self.timm_name = "swin_tiny_patch4_window7_224"
         self.timm_kwargs: dict[str, Any] = {"img_size": image_size, "window_size": window}
-        self.init_parameters(init)
+        self.init_parameters(options.init)
         for number, stage in enumerate(self.layers):
             assert isinstance(stage, Stage)
             for block in stage.blocks:
@@ -278,38 +273,35 @@ class SwinEncoder(PatchEncoder):
         return state
 
 
-def build_swin(
-    image_size: int | tuple[int, int],
-    given: dict[str, Any],
-    *,
-    drop_path: float,
-    window: int | None,
-    init: Init,
-) -> SwinEncoder:
-    """Build Swin-T for ``build_encoder``; ``given`` holds the options of ``SWIN_NEEDS``.
+def build_swin(options: EncoderOptions) -> SwinEncoder:
+    """Build Swin-T for ``build_encoder``.
 
     Raises:
         UserError: an option has another value than Swin's, or a size does not fit.
     """
     for key, needed in SWIN_NEEDS.items():
-        if given[key] != needed:
+        if (given := getattr(options, key)) != needed:
             text = {None: "null", True: "true", False: "false"}.get(needed, needed)
-            raise UserError(f"encoder.name = {SWIN} needs encoder.{key}: {text}, not {given[key]}.")
-    if init not in ("xavier", "trunc_normal"):
+            raise UserError(f"encoder.name = {SWIN} needs encoder.{key}: {text}, not {given}.")
+    if options.init not in ("xavier", "trunc_normal"):
         raise UserError(
-            f"encoder.name = {SWIN} takes encoder.init: xavier or trunc_normal, not {init}."
+            f"encoder.name = {SWIN} takes encoder.init: xavier or trunc_normal, not {options.init}."
         )
-    if isinstance(image_size, tuple) and image_size[0] != image_size[1]:
-        raise UserError(f"encoder.name = {SWIN} takes square images, not {list(image_size)}.")
-    side = image_size if isinstance(image_size, int) else image_size[0]
-    window = 8 if window is None else window
+    side, width = pair(options.image_size)
+    if side != width:
+        raise UserError(f"encoder.name = {SWIN} takes square images, not {[side, width]}.")
+    window = _window(options)
     patch = TOKEN * 2 ** (len(DEPTHS) - 2)
     maps = [side // (TOKEN * 2**stage) for stage in range(len(DEPTHS))]
-    fits = window > 0 and all(tokens > 0 and tokens % min(window, tokens) == 0 for tokens in maps)
+    fits = all(tokens > 0 and tokens % min(window, tokens) == 0 for tokens in maps)
     if side % (4 * patch) or not fits:
         raise UserError(
             f"encoder.image_size = {side} with encoder.window = {window} does not fit {SWIN}: a "
             f"multiple of {4 * patch} pixels, and a window that divides the side of larger maps "
             f"({maps} tokens). 256 with window 8 (16 to fine-tune) are usual."
         )
-    return SwinEncoder(image_size=side, window=window, drop_path=drop_path, init=init)
+    return SwinEncoder(options)
+
+
+def _window(options: EncoderOptions) -> int:
+    return 8 if options.window is None else options.window

@@ -106,8 +106,9 @@ def test_compiled_blocks_give_the_same_from_few_graphs(case: Case, recompute: bo
 
 
 def test_swin_has_blocks_too() -> None:
+    from pospre.nn.options import EncoderOptions
     from pospre.nn.swin.encoder import SwinEncoder
 
-    encoder = SwinEncoder(image_size=256)
+    encoder = SwinEncoder(EncoderOptions("swin_tiny", image_size=256, init="trunc_normal"))
     found = [module for module in encoder.modules() if encoder.fsdp_wrap_fn(module)]
     assert len(found) == encoder.depth and all(isinstance(block, nn.Module) for block in found)
