@@ -46,7 +46,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which cannot see what is imp
     from pospre.augment.device import DeviceAugment as DeviceAugment
     from pospre.batch import from_images as from_images
     from pospre.data.loader import build_loader as build_loader
-    from pospre.data.views.plan import ViewGroup as ViewGroup
+    from pospre.data.views.options import ViewGroup as ViewGroup
     from pospre.errors import UserError as UserError
     from pospre.evaluation.measure import measure as measure
     from pospre.model.algorithm import PretrainAlgorithm as PretrainAlgorithm
@@ -88,7 +88,7 @@ _HOMES = {
     "load_weights": "training.start_weights",
     "parameter_groups": "training.optimizer.groups",
     "build_loader": "data.loader",
-    "ViewGroup": "data.views.plan",
+    "ViewGroup": "data.views.options",
     "from_images": "batch",
     "DeviceAugment": "augment.device",
     "measure": "evaluation.measure",

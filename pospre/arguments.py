@@ -6,12 +6,22 @@ the remedy.
 
 import inspect
 from collections.abc import Callable, Container, Iterator
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache, reduce, wraps
 from inspect import getdoc, signature
 from operator import or_
 from types import UnionType
-from typing import Annotated, Any, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ParamSpec,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from pydantic import (
     BaseModel,
@@ -26,6 +36,9 @@ from pydantic import (
 from pydantic_core import ArgsKwargs, ErrorDetails
 
 from pospre.errors import UserError, suggestion
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 _LONGEST = 80  # of what is quoted: a whole model fills screens
 _WORDING = {
@@ -60,7 +73,7 @@ def typed(function: Callable[P, Result], name: str = "") -> Callable[P, Result]:
         config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
         if is_dataclass(function):
             validate = TypeAdapter(with_config(config)(function)).validate_python
-            return lambda *args, **kwargs: validate(ArgsKwargs(args, kwargs))
+            return lambda *args, **kwargs: cast(Result, validate(ArgsKwargs(args, kwargs)))
         return validate_call(config=config)(function)
 
     @wraps(function)
@@ -132,18 +145,30 @@ def check_arguments(
     Raises:
         UserError: an argument is unknown, missing, of a wrong type or out of its range.
     """
+    model = _model_of(constructor)
+    checked = validated(model, given, source, prefix=f"{key}." if key else "")
+    return {name: getattr(checked, name) for name in model.model_fields}
+
+
+def check_fields(made: "DataclassInstance", source: str) -> None:
+    """Raise ``UserError`` unless the fields of a dataclass hold what their annotations say."""
+    given = {field.name: getattr(made, field.name) for field in fields(made)}
+    check_arguments("", type(made), given, source)
+
+
+@cache
+def _model_of(constructor: Callable[..., Any]) -> type[Section]:
+    """Return a section of a constructor's arguments."""
     target = constructor.__init__ if inspect.isclass(constructor) else constructor
     hints = get_type_hints(target, include_extras=True)
-    fields: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for name, parameter in signature(constructor).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue  # a class without a constructor of its own takes nothing
         required = parameter.default is parameter.empty
         hint = _lenient(hints.get(name, Any))  # a class outside may leave it open
-        fields[name] = (hint, ... if required else parameter.default)
-    model = create_model(f"{key} arguments", __base__=Section, **fields)
-    checked = validated(model, given, source, prefix=f"{key}.")
-    return {name: getattr(checked, name) for name in fields}
+        found[name] = (hint, ... if required else parameter.default)
+    return create_model("Arguments", __base__=Section, **found)
 
 
 def _lenient(hint: Any) -> Any:

@@ -359,8 +359,8 @@ def test_labels_that_no_class_has_are_refused() -> None:
             lambda: UNTYPED.build_loader("photos", batch_size=2, views=torch.zeros(99)),
             "of type Tensor",
         ),
-        (lambda: UNTYPED.ViewGroup(size="32"), r"size is '32'; give pixels"),
-        (lambda: UNTYPED.ViewGroup(size=(32,)), r"size is \(32,\); give pixels"),
+        (lambda: UNTYPED.ViewGroup(size="32"), "'size' is '32' .*whole number"),
+        (lambda: UNTYPED.ViewGroup(size=(32,)), r"'size' is \(32,\) .*more entries"),
         (lambda: UNTYPED.build_loader("photos", batch_size=2.5), "batch_size is 2.5: .*integer"),
     ],
 )

@@ -35,7 +35,8 @@ from pospre.data.order import rank_visits
 from pospre.data.stores.identity import Identity
 from pospre.data.stores.subset import subset
 from pospre.data.timing import LoaderTiming, Stopwatch
-from pospre.data.views.plan import ViewGroup, Views, named_groups, plan_views
+from pospre.data.views.options import ViewGroup, Views, named_groups
+from pospre.data.views.plan import plan_views
 from pospre.errors import UserError
 
 _CHUNK = 16  # samples per task: enough to plan together, few enough to share evenly

@@ -9,7 +9,7 @@ import numpy as np
 from pospre.data.cores import default_workers
 from pospre.data.order import Runs, check_order, deal, epoch_order, lanes_of
 from pospre.data.stores.reader import Reader, Visits
-from pospre.data.views.plan import ViewGroup, named_groups
+from pospre.data.views.options import ViewGroup, named_groups
 from pospre.errors import UserError, suggestion
 
 _BAD_SAMPLES = ("fail", "skip")

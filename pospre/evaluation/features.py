@@ -14,7 +14,7 @@ from pospre.data.loader import ViewLoader, build_loader
 from pospre.data.opening import open_reader
 from pospre.data.stores.folder import FolderReader
 from pospre.data.stores.reader import Reader
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.options import Crop, ViewGroup
 from pospre.errors import UserError
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.settings import Sampling
@@ -99,7 +99,7 @@ def check_views(recipe: Recipe, data: str) -> None:
 def _centre_loader(
     data: str, size: Size, view: ViewGroup | None = None, **options: Any
 ) -> ViewLoader:
-    crop = "full" if np.max(size) <= WHOLE else "center"
+    crop: Crop = "full" if np.max(size) <= WHOLE else "center"
     return build_loader(
         data,
         views=[view or ViewGroup(size=size, crop=crop, flip_rate=0.0)],

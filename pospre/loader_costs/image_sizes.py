@@ -8,7 +8,7 @@ import numpy as np
 
 from pospre.data.decode.decoder import DecodeError, OpenedImage
 from pospre.data.stores.reader import DamagedSample, Reader
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.options import ViewGroup
 
 _LOOKED_AT = 64  # samples that stand for all
 _MOST = 0.95  # of the images have all detail at the side that is recommended

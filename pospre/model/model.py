@@ -12,7 +12,8 @@ from torchmetrics import Metric
 
 from pospre.augment.device import DeviceAugment, ViewDraws
 from pospre.batch import EPOCH, INDEX, Batch, flip_key, image_key, per_row, place_keys, view_keys
-from pospre.data.views.plan import ViewGroup, Views, first_view, named_groups
+from pospre.data.views.options import ViewGroup, Views, named_groups
+from pospre.data.views.plan import first_view
 from pospre.errors import UserError
 from pospre.model.attached import attach_again, attach_algorithm, begin_step
 from pospre.model.loop_check import NumberCheck, check_unwrapped

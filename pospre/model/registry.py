@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from torch import Tensor
 
 from pospre.batch import Batch, image_key
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 from pospre.model.objective import Predicts
 from pospre.model.passes import EncoderPass

@@ -1,49 +1,28 @@
 """The section of a recipe that says what the data are, and which views are cut out of them."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from pospre.arguments import Section
-from pospre.ranges import Pair, ShareRange, Size
-from pospre.recipe.values import Bytes, Numbers, PositiveNumbers, Rate, RisingRange
+from pospre.data.views import options
+from pospre.recipe.values import Bytes, Numbers, PositiveNumbers, RisingRange
 
 
-class RandAugment(Section):
-    """Arguments of ``pospre.data.views.augment_options.RandAugment``."""
-
-    num_ops: int = 2
-    magnitude: float = 9.0
-    magnitude_std: float = 0.5
-    increasing: bool = True
+# mypy does not see that sections are frozen, as these options are
+class RandAugment(Section, options.RandAugment):  # type: ignore[misc]
+    """See there."""
 
 
-class Augment(Section):
-    """Changes of a view in training: arguments of ``pospre.data.views.augment_options.Augment``."""
+class Augment(Section, options.Augment):  # type: ignore[misc]
+    """Changes of a view in training."""
 
     rand_augment: RandAugment | None = None
-    jitter: Annotated[tuple[float, float, float, float], Field(strict=False)] | None = None
-    jitter_rate: Rate = 0.8
-    grayscale_rate: Rate = 0.0
-    blur_rate: Rate = 0.0
-    blur_sigma: Pair = (0.1, 2.0)
-    blur_kernel: int = 9
-    solarize_rate: Rate = 0.0
-    solarize_threshold: int = 128
-    three_augment: bool = False
-    erase_rate: Rate = 0.0
 
 
-class View(Section):
-    """A group of views: arguments of ``pospre.data.views.plan.ViewGroup``."""
+class View(Section, options.ViewOptions):  # type: ignore[misc]
+    """A group of views; without a size they have that of the encoder."""
 
-    count: int = Field(default=1, gt=0)
-    size: Size | None = Field(default=None, description="None: encoder.image_size")
-    scale: ShareRange = (0.2, 1.0)
-    ratio: Pair = (3 / 4, 4 / 3)
-    flip_rate: float = Field(default=0.5, ge=0, le=1)
-    interpolation: Literal["bicubic", "bilinear", "area"] = "bicubic"
-    crop: Literal["random", "center", "full", "simple", "pad"] = "random"
     augment: Augment = Augment()
 
 

@@ -34,7 +34,6 @@ Duration = Annotated[str, BeforeValidator(_duration)]
 PositiveDuration = Annotated[
     Duration, only(lambda duration: not duration.startswith("0"), "longer than nothing")
 ]
-Rate = float | Annotated[tuple[float, ...], Field(strict=False)]
 Betas = Annotated[
     Pair, only(lambda pair: min(pair) >= 0 and max(pair) < 1, "two numbers from 0 to below 1")
 ]

@@ -8,8 +8,7 @@ from pospre.data.decode.bit_depth import given_range
 from pospre.data.loader import ViewLoader, build_loader
 from pospre.data.opening import open_reader
 from pospre.data.stores.reader import Reader
-from pospre.data.views.augment_options import Augment, RandAugment
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.options import Augment, RandAugment, ViewGroup
 from pospre.errors import UserError
 from pospre.ranges import Size
 from pospre.recipe.data_section import View

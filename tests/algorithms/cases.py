@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 from pospre.model.algorithm import (
     PretrainAlgorithm,

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pospre import draws
 from pospre.model.model import PretrainModel
+from pospre.nn.options import EncoderOptions
 from pospre.nn.positions import timm_name
 from pospre.nn.sizes import EncoderSize
 from pospre.nn.vit import Encoder
@@ -32,7 +33,7 @@ def tensor(name: str, shape: tuple[int, ...], scale: float) -> Tensor:
 def small_model() -> PretrainModel:
     """Return the model of the fixtures: 48 px, 6x6 patches of 8 px, width 48, two blocks."""
     size = EncoderSize("vit_tiny_patch16_224", 16, 48, 12, 3)
-    encoder = Encoder(size, image_size=(48, 48), patch_size=(8, 8), depth=2)
+    encoder = Encoder(size, EncoderOptions("", image_size=(48, 48), patch_size=(8, 8), depth=2))
     return PretrainModel(encoder, seed=0)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pospre import attach
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 from pospre.model.algorithm import Progress
 from pospre.model.model import PretrainModel

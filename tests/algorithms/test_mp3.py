@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from pospre import attach, draws
 from pospre.algorithms.mp3 import MP3, PatchPositions, num_context
 from pospre.batch import Batch
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 from pospre.evaluation.position.predictions import Placer
 from pospre.model.algorithm import Progress

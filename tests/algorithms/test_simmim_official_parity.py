@@ -7,6 +7,7 @@ from torch import Tensor
 from pospre import attach
 from pospre.model.model import PretrainModel
 from pospre.nn.masking import slot_mask
+from pospre.nn.options import EncoderOptions
 from pospre.nn.sizes import EncoderSize
 from pospre.nn.vit import Encoder
 from tests.algorithms.official import batch, fixture, official_images, tensor
@@ -68,12 +69,15 @@ def test_simmim_equals_the_official_code(case, monkeypatch):
     size = EncoderSize("vit_tiny_patch16_224", 16, DIM, 12, 3)
     encoder = Encoder(
         size,
-        image_size=(48, 48),
-        patch_size=(SIDE, SIDE),
-        depth=2,
-        positions="none" if case == "no_positions" else "shared_relative",
-        layer_scale=0.1,
-        init="beit",
+        EncoderOptions(
+            "",
+            image_size=(48, 48),
+            patch_size=(SIDE, SIDE),
+            depth=2,
+            positions="none" if case == "no_positions" else "shared_relative",
+            layer_scale=0.1,
+            init="beit",
+        ),
     )
     model = PretrainModel(encoder, seed=0)
     attach(model, "simmim", mask_cell=16)

@@ -11,7 +11,7 @@ import torch
 
 from data_prep import convert
 from pospre.data.loader import build_loader
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 from pospre.evaluation.run import run_evaluation
 from pospre.nn.build import build_encoder

@@ -17,7 +17,7 @@ from pospre import draws
 from pospre.augment import erase
 from pospre.augment.device import DeviceAugment, ViewDraws
 from pospre.augment.rand_augment import OPERATIONS, Choice, apply, choose, rand_augment
-from pospre.data.views.augment_options import Augment, RandAugment
+from pospre.data.views.options import Augment, RandAugment
 from pospre.errors import UserError
 from tests.devices import DEVICES
 
@@ -230,13 +230,13 @@ def test_erased_pixels_are_standard_normal_at_the_rate():
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"num_ops": 0}, r"augment\.rand_augment\.num_ops is 0; give 1 or more"),
-        ({"magnitude": 11.0}, r"augment\.rand_augment\.magnitude is 11\.0; give 0 to 10"),
-        ({"magnitude_std": -1.0}, r"augment\.rand_augment\.magnitude_std is -1\.0"),
+        ({"num_ops": 0}, r"rand_augment: key 'num_ops' is 0 .*greater than 0"),
+        ({"magnitude": 11.0}, r"rand_augment: key 'magnitude' is 11\.0 .*equal to 10"),
+        ({"magnitude_std": -1.0}, r"rand_augment: key 'magnitude_std' is -1\.0"),
     ],
 )
 def test_wrong_settings_are_refused(wrong, said):
     with pytest.raises(UserError, match=said):
         RandAugment(**wrong)
-    with pytest.raises(UserError, match=r"augment\.erase_rate is 2\.0"):
+    with pytest.raises(UserError, match=r"augment: key 'erase_rate' is 2\.0"):
         Augment(erase_rate=2.0)

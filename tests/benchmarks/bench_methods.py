@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from pospre.augment.device import IMAGENET_MEAN, IMAGENET_STD
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.options import ViewGroup
 from pospre.model.algorithm import Progress, algorithm_class
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder

@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from pospre.data.loader import build_loader
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.options import ViewGroup
 from pospre.object_store import Bucket
 from pospre.text_table import format_table
 from tests.data.flaky_s3 import access, moto_server

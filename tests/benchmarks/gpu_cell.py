@@ -23,7 +23,7 @@ from composer.utils import dist
 from pospre.batch import Batch
 from pospre.data.decode.bit_depth import Decoding
 from pospre.data.loader import ViewLoader
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.options import ViewGroup
 from pospre.planning.counts import flops_per_image
 from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.training.callbacks.stop_signals import StopSignals

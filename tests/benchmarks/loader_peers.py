@@ -43,7 +43,7 @@ class Loader:
 
 def _our_loader(job: Job) -> Any:
     from pospre.data.loader import build_loader
-    from pospre.data.views.plan import ViewGroup
+    from pospre.data.views.options import ViewGroup
 
     options = {"interpolation": "bicubic", **job.options}
     kind = options.pop("interpolation")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.options import ViewGroup
 from tests.benchmarks import gpu_cell, gpu_facts, gpu_report
 
 SMALL = [

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pospre.data.loader import ViewLoader, build_loader
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.options import ViewGroup
 
 VIEW = ViewGroup(size=32)
 

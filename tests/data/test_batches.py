@@ -13,7 +13,7 @@ from PIL import Image
 from pospre.data import batches as batch_filling
 from pospre.data.loader import build_loader
 from pospre.data.opening import open_reader
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 
 SETTINGS: dict[str, Any] = {

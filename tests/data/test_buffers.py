@@ -8,7 +8,7 @@ import torch
 
 from pospre.data.buffers import BatchMemory
 from pospre.data.loader import build_loader
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.options import ViewGroup
 
 
 def test_memory_comes_back_when_nothing_is_left_of_it():

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pospre.data.loader import ViewLoader, build_loader
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.options import ViewGroup
 from tests.data.conftest import FORMATS, NUM_IMAGES
 from tests.processes import finished, launcher
 

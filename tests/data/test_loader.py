@@ -18,8 +18,8 @@ from pospre.data.decode.decoder import decode_image
 from pospre.data.loader import ViewLoader, build_loader
 from pospre.data.opening import open_reader
 from pospre.data.stores.reader import Features
-from pospre.data.views.augment_options import Augment
-from pospre.data.views.plan import ViewGroup, plan_views
+from pospre.data.views.options import Augment, ViewGroup
+from pospre.data.views.plan import plan_views
 from pospre.data.views.resize import Views, resize_crops
 from pospre.errors import UserError
 from pospre.recipe.recipe import recipe_from_dict
@@ -157,7 +157,7 @@ def test_ctrl_c_ends_a_waiting_program_at_once(photos):
     program = (
         "import sys, itertools\n"
         "from pospre.data.loader import build_loader\n"
-        "from pospre.data.views.plan import ViewGroup\n"
+        "from pospre.data.views.options import ViewGroup\n"
         "from pospre.errors import run_command\n"
         "def main():\n"
         "    loader = build_loader(sys.argv[1], views=[ViewGroup()], batch_size=4, seed=0)\n"

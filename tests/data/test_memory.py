@@ -19,7 +19,7 @@ from pospre.data.memory import (
     stored_bytes,
 )
 from pospre.data.opening import open_reader
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 
 GIB = 1 << 30
@@ -202,7 +202,7 @@ from pathlib import Path
 from pospre.data.loader import ViewLoader
 from pospre.data.memory import BYTES_OF_CODE, estimate_memory
 from pospre.data.stores.ffcv import FfcvReader
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.options import ViewGroup
 
 def status(key):
     text = Path("/proc/self/status").read_text()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from composer import Trainer
 
-from pospre.data.views.augment_options import Augment
+from pospre.data.views.options import Augment
 from pospre.errors import UserError
 from tests.algorithms.cases import Case
 from tests.data.loading import VIEW, loader

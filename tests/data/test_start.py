@@ -12,7 +12,7 @@ HEAVY = ("streaming", "transformers", "composer", "torchvision", "boto3", "ffcv"
 FIRST_BATCH = """
 import sys, time
 from pospre.data.loader import build_loader
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.options import ViewGroup
 views = [ViewGroup("global", 2, 224), ViewGroup("local", 8, 96, scale=(0.05, 0.4))]
 next(iter(build_loader(sys.argv[1], views=views, batch_size=16, seed=0)))
 print(time.process_time(), *(name for name in sys.argv[2:] if name in sys.modules))

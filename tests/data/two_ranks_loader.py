@@ -16,7 +16,7 @@ from composer.utils import dist
 from torch import Tensor, nn
 
 from pospre.data.loader import build_loader
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.options import ViewGroup
 from pospre.training.callbacks.loader_position import LoaderPosition
 
 

@@ -10,7 +10,7 @@ from data_prep.sources.registry import open_source
 from pospre.data.loader import build_loader
 from pospre.data.stores.folder import FolderReader
 from pospre.data.stores.reader import DamagedSample
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 from tests.data_prep.reading import FORMATS, description, destination, read_samples, run
 from tests.data_prep.sample_images import encoded, picture, write_files

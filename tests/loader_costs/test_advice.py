@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from pospre.data.stores.folder import FolderReader
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.options import ViewGroup
 from pospre.loader_costs.advice import advise
 from pospre.loader_costs.costs import STAGES, WAITING, LoaderCosts, RemoteCosts, StageTimes
 from pospre.loader_costs.image_sizes import ImageSizes, look_at_sizes, shorter_side

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 import pospre
 from pospre.algorithms.ema_teacher import EmaTeacher
 from pospre.algorithms.mae import MAE
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm, Progress
 from pospre.model.attached import check_given

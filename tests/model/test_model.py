@@ -13,7 +13,7 @@ from composer.loggers import Logger
 from pospre import attach, wrap_encoder
 from pospre.algorithms.droppos import DropPos
 from pospre.algorithms.mae import MAE
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 from pospre.model.algorithm import (
     PretrainAlgorithm,

@@ -19,13 +19,12 @@ u1… in [0, 1) of ``pospre.draws.uniform`` and arithmetic in float64:
 rules: ``pospre.augment.device``.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from pospre import draws
-from pospre.data.views.augment_options import Augment
 from pospre.data.views.boxes import (
     NUM_BOX_DRAWS,
     NUM_WINDOW_DRAWS,
@@ -39,106 +38,8 @@ from pospre.data.views.boxes import (
     simple_box,
     simple_frame,
 )
-from pospre.errors import UserError, suggestion
+from pospre.data.views.options import ViewGroup
 from pospre.portable_math import view_draws
-
-INTERPOLATIONS = ("bicubic", "bilinear", "area")
-CROPS = ("random", "center", "full", "simple", "pad")
-_MOST_RATIO = 1000.0  # ``boxes.exp`` is exact enough to here, and no image is as narrow
-
-
-@dataclass(frozen=True)
-class ViewGroup:
-    """Views of one kind that a loader cuts out of every image.
-
-    Attributes:
-        name: prefix of the batch keys.
-        count: views per image.
-        size: of the view in pixels: the side of a square, or (height, width).
-        scale: range of the box area as a fraction of the image area.
-        ratio: range of the box's width / height, from 1/1000 to 1000.
-        flip_rate: probability that a view is mirrored.
-        interpolation: ``"bicubic"`` or ``"bilinear"``, both with antialiasing when shrinking; or
-            ``"area"``: the mean of the pixels under each new one.
-        crop: ``"random"``; ``"center"`` for evaluation: the short side resized to 256/224 of the
-            view's, then the middle of that (256 and 224 as published), never flipped; ``"full"``:
-            the whole image, whatever its shape; ``"simple"``: DeiT III's simple resized crop;
-            ``"pad"``: a random window of the whole image in a black frame of size/8, as usual for
-            CIFAR. ``scale`` and ``ratio`` are for ``"random"`` only.
-        augment: what may change the views' pixels in training, on the device.
-    """
-
-    name: str = "view"
-    count: int = 1
-    size: int | tuple[int, int] = 224
-    scale: tuple[float, float] = (0.2, 1.0)
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    flip_rate: float = 0.5
-    interpolation: str = "bicubic"
-    crop: str = "random"
-    augment: Augment = field(default_factory=Augment)
-
-    def __post_init__(self) -> None:
-        where = f"view group '{self.name}'"
-        sides = (self.size, self.size) if isinstance(self.size, int) else self.size
-        if not isinstance(sides, tuple | list) or [type(side) for side in sides] != [int, int]:
-            raise UserError(f"{where}: size is {self.size!r}; give pixels, or (height, width).")
-        for key, value in (("count", self.count), ("size", min(self.shape))):
-            if value < 1:
-                raise UserError(f"{where}: {key} is {value}; it must be at least 1.")
-        if not 0 < self.scale[0] <= self.scale[1] <= 1:
-            raise UserError(
-                f"{where}: scale is {list(self.scale)}; give two fractions of the image area, "
-                "0 < low <= high <= 1."
-            )
-        if not 1 / _MOST_RATIO <= self.ratio[0] <= self.ratio[1] <= _MOST_RATIO:
-            raise UserError(
-                f"{where}: ratio is {list(self.ratio)}; give two width/height ratios, "
-                f"{1 / _MOST_RATIO} <= low <= high <= {_MOST_RATIO}."
-            )
-        if not 0 <= self.flip_rate <= 1:
-            raise UserError(f"{where}: flip_rate is {self.flip_rate}; give a rate from 0 to 1.")
-        for key, name, known in (
-            ("interpolation", self.interpolation, INTERPOLATIONS),
-            ("crop", self.crop, CROPS),
-        ):
-            if name not in known:
-                hint = suggestion(name, known)
-                raise UserError(f"{where}: {key} '{name}' is unknown.{hint}")
-        if self.crop == "simple" and self.shape[0] != self.shape[1]:
-            raise UserError(f"{where}: crop 'simple' cuts squares, but size is {self.size}.")
-        try:
-            self.augment.check_views(self.count, self.shape)
-        except UserError as error:
-            raise UserError(f"{where}: {error}") from None
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Height and width of a view in pixels."""
-        return (self.size, self.size) if isinstance(self.size, int) else self.size
-
-
-Views = ViewGroup | Mapping[str, ViewGroup] | Sequence[ViewGroup]
-"""One view group, or several in a row or by name."""
-
-
-def named_groups(views: Views) -> dict[str, ViewGroup]:
-    """Return view groups by their names; those of a dict have its keys for names.
-
-    Raises:
-        UserError: there is none, or two have one name.
-    """
-    if isinstance(views, Mapping):
-        named = {name: replace(group, name=name) for name, group in views.items()}
-    else:
-        views = [views] if isinstance(views, ViewGroup) else views
-        named = {group.name: group for group in views}
-    if len(named) != len(views) or not named:
-        raise UserError(
-            "give one or more view groups, each with its own name, ViewGroup(name=…), and got "
-            f"{', '.join(named) or 'none'} ({len(views)} in all)."
-        )
-    return named
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pospre import draws
 from pospre.data.stores.subset import subset
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 from pospre.evaluation.classification.heads import (
     Features,

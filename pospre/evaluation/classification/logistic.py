@@ -24,7 +24,7 @@ from torch import Tensor
 
 from pospre import draws
 from pospre.data.stores.subset import subset
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.options import ViewGroup
 from pospre.evaluation.classification.vectors import Part, encode_parts
 from pospre.evaluation.estimates import rate_error
 from pospre.evaluation.features import Pooling, check_enough, check_probe

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pospre import draws
 from pospre.batch import INDEX, Batch
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.options import Crop, ViewGroup
 from pospre.evaluation.classification.damage import reorder_tiles
 from pospre.evaluation.features import WHOLE, centre_batches
 from pospre.evaluation.layers import layer_tokens
@@ -56,7 +56,7 @@ def load_images(
         sampling: how many images, and what draws them.
     """
     # the same part of each image at every size, and where the encoder's is small, all of it
-    crop = "full" if max(context.image_size) <= WHOLE else "center"
+    crop: Crop = "full" if max(context.image_size) <= WHOLE else "center"
     batches = [
         {key: value.cpu() for key, value in batch.items()}
         for batch in centre_batches(

@@ -9,7 +9,7 @@ import torch
 from pospre import attach
 from pospre.algorithms.dinov2.dinov2 import MASK_KEY, DINOv2, PrototypeMatching
 from pospre.algorithms.dinov2.losses import koleo
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 from pospre.model.algorithm import Progress
 from pospre.model.model import PretrainModel

@@ -15,8 +15,9 @@ from pospre import attach
 from pospre.algorithms.dinov2.head import PrototypeHead
 from pospre.algorithms.dinov2.losses import koleo
 from pospre.algorithms.dinov2.targets import Center, sinkhorn
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.options import ViewGroup
 from pospre.model.model import PretrainModel
+from pospre.nn.options import EncoderOptions
 from pospre.nn.sizes import EncoderSize
 from pospre.nn.vit import Encoder
 from tests.algorithms.official import FIXTURES, tensor
@@ -105,11 +106,14 @@ def test_a_step_equals_the_official_code(case, options):
     size = EncoderSize("vit_tiny_patch16_224", 16, 48, 12, 3)
     encoder = Encoder(
         size,
-        image_size=(48, 48),
-        patch_size=(8, 8),
-        depth=2,
-        positions="learned",
-        layer_scale=0.1,
+        EncoderOptions(
+            "",
+            image_size=(48, 48),
+            patch_size=(8, 8),
+            depth=2,
+            positions="learned",
+            layer_scale=0.1,
+        ),
     )
     model = PretrainModel(encoder, seed=0, views=VIEWS)
     attach(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pospre import attach
 from pospre.algorithms.ijepa.ijepa import IJEPA, FeaturePrediction
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 from pospre.model.algorithm import Progress
 from pospre.model.model import PretrainModel

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from pospre import attach, draws
 from pospre.algorithms.ijepa.blocks import Blocks, draw_official
 from pospre.model.model import PretrainModel
+from pospre.nn.options import EncoderOptions
 from pospre.nn.sizes import EncoderSize
 from pospre.nn.vit import Encoder
 from tests.algorithms.official import FIXTURES, batch, fixture, official_images, tensor
@@ -39,7 +40,9 @@ def published_name(name: str) -> str:
 
 def recorded_model() -> PretrainModel:
     size = EncoderSize("vit_tiny_patch16_224", 16, 48, 12, 3)
-    encoder = Encoder(size, image_size=(48, 48), patch_size=(8, 8), depth=2, class_token=False)
+    encoder = Encoder(
+        size, EncoderOptions("", image_size=(48, 48), patch_size=(8, 8), depth=2, class_token=False)
+    )
     model = PretrainModel(encoder, seed=0)
     attach(model, "ijepa", predictor_dim=32, predictor_depth=2, predictor_heads=4)
     model.augment = RecordedImages()  # type: ignore[assignment]

@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pospre import attach
 from pospre.algorithms.lut.lut import BroaderContext
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm, Progress
 from pospre.model.model import PretrainModel

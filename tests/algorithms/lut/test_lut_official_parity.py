@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from pospre import attach
 from pospre.algorithms.lut.lut import BroaderContext
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.options import ViewGroup
 from pospre.model.model import PretrainModel
 from tests.algorithms.official import DECODER, batch, fixture, official_name, small_model, tensor
 

@@ -22,7 +22,7 @@ import torch
 from pospre.data.loader import build_loader
 from pospre.data.order import epoch_order
 from pospre.data.stores.reader import Visits
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 from tests.data.buckets import (
     ADDRESS,
@@ -301,7 +301,7 @@ import sys
 from pospre.data.loader import build_loader
 from pospre.data.order import epoch_order
 from pospre.data.opening import open_reader
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.options import ViewGroup
 from pospre.errors import run_command
 def main():
     reader = open_reader("s3://bucket/set")

@@ -11,7 +11,7 @@ import pytest
 from pospre.data.loader import ViewLoader, build_loader
 from pospre.data.order import epoch_order
 from pospre.data.traffic import describe_traffic
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 from pospre.recipe.recipe import recipe_from_dict
 from pospre.training.data import build_data

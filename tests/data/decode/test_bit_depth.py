@@ -19,7 +19,7 @@ from pospre.data.decode.bit_depth import (
 from pospre.data.decode.decoder import OpenedImage
 from pospre.data.loader import build_loader
 from pospre.data.opening import open_reader
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 from tests.data.deep_files import RAMP, npy, png16, saved
 

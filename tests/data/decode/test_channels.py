@@ -15,9 +15,8 @@ from pospre.data.decode.decoder import DecodeError, decode_image
 from pospre.data.loader import build_loader
 from pospre.data.memory import estimate_memory
 from pospre.data.opening import open_reader
-from pospre.data.views.augment_options import Augment, RandAugment
 from pospre.data.views.boxes import box_crops
-from pospre.data.views.plan import INTERPOLATIONS, ViewGroup
+from pospre.data.views.options import INTERPOLATIONS, Augment, RandAugment, ViewGroup
 from pospre.data.views.resize import Views, resize_crops
 from pospre.errors import UserError, run_command
 from tests.conftest import draw_image

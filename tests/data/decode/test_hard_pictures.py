@@ -16,7 +16,7 @@ from data_prep import convert
 from pospre.data.decode.decoder import OpenedImage, decode_image
 from pospre.data.loader import build_loader
 from pospre.data.opening import open_reader
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.options import ViewGroup
 
 VIEWS = (
     ViewGroup(name="global", count=2, size=48, scale=(0.1, 0.6)),

@@ -12,7 +12,7 @@ from data_prep import convert
 from pospre.data.decode import jpeg
 from pospre.data.loader import build_loader
 from pospre.data.opening import open_reader
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.options import ViewGroup
 
 VIEWS = (
     ViewGroup(name="small", count=1, size=16, scale=(0.05, 0.2)),

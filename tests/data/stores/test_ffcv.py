@@ -14,7 +14,7 @@ from PIL import Image
 from pospre.data.loader import build_loader
 from pospre.data.opening import open_reader
 from pospre.data.stores.ffcv import FfcvReader
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 
 pytest.importorskip("ffcv", exc_type=ImportError)

@@ -16,7 +16,7 @@ from pospre.data.opening import open_reader
 from pospre.data.stores.identity import Identity, difference
 from pospre.data.stores.mds import MdsReader
 from pospre.data.stores.subset import subset
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 from tests.data.buckets import ADDRESS, NUM_SAMPLES, open_remote
 from tests.data.conftest import FORMATS, picture

@@ -10,7 +10,7 @@ from data_prep.convert import main as convert
 from pospre.data.loader import build_loader
 from pospre.data.opening import open_reader
 from pospre.data.stores.subset import SubsetReader, subset
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 
 Images = Callable[..., Path]

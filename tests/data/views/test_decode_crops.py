@@ -17,7 +17,7 @@ from pospre.data.decode.jpeg import SHRINKS
 from pospre.data.loader import build_loader
 from pospre.data.views.boxes import box_crops
 from pospre.data.views.decode_crops import _OVERSAMPLING, choose_shrink, least_oversampling, snap
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.options import ViewGroup
 
 
 def test_the_oversampling_grows_with_the_demand():

@@ -14,7 +14,8 @@ from pospre.data.views.boxes import (
     random_windows,
     simple_frame,
 )
-from pospre.data.views.plan import CROPS, ViewGroup, plan_flips, plan_views
+from pospre.data.views.options import CROPS, ViewGroup
+from pospre.data.views.plan import plan_flips, plan_views
 from pospre.errors import UserError
 
 WORDS = st.integers(-(2**63), 2**63 - 1)
@@ -128,16 +129,16 @@ def test_a_full_view_is_the_whole_image():
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"size": 0}, "size is 0"),
-        ({"count": 0}, "count is 0"),
-        ({"scale": (0.5, 0.2)}, "scale is"),
-        ({"scale": (0.0, 1.0)}, "scale is"),
-        ({"ratio": (2.0, 1.0)}, "ratio is"),
+        ({"size": 0}, "'size' is 0"),
+        ({"count": 0}, "'count' is 0"),
+        ({"scale": (0.5, 0.2)}, "'scale' is"),
+        ({"scale": (0.0, 1.0)}, "'scale' is"),
+        ({"ratio": (2.0, 1.0)}, "'ratio' is"),
         ({"ratio": (0.5, 2000.0)}, r"0\.001 <= low <= high <= 1000"),
-        ({"flip_rate": 1.5}, r"flip_rate is 1\.5"),
-        ({"interpolation": "bicubik"}, "Did you mean 'bicubic'"),
-        ({"crop": "middle"}, "crop 'middle' is unknown"),
-        ({"size": (32, 0)}, "size is 0"),
+        ({"flip_rate": 1.5}, r"'flip_rate' is 1\.5"),
+        ({"interpolation": "bicubik"}, "expected 'bicubic', 'bilinear'"),
+        ({"crop": "middle"}, "'crop' is 'middle'"),
+        ({"size": (32, 0)}, "'size' is 0"),
         ({"crop": "simple", "size": (32, 16)}, "'simple' cuts squares, but size is"),
     ],
 )

@@ -17,7 +17,7 @@ from pospre.data.views.boxes import (
     random_windows,
     simple_frame,
 )
-from pospre.data.views.plan import INTERPOLATIONS
+from pospre.data.views.options import INTERPOLATIONS
 from pospre.data.views.resize import Views, resize_crops
 
 

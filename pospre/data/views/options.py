@@ -1,0 +1,263 @@
+"""What views are cut out of every image, and what may change their pixels while training.
+
+Recipes and Python have the same options: what is declared here. It needs neither numpy nor PyTorch,
+so that recipes are read at once. ``pospre.data.views.plan`` draws the crops, and the device step in
+``pospre.augment.device`` changes the pixels; by default nothing does.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Literal, get_args
+
+from pydantic import Field, FiniteFloat, PositiveInt, Strict
+
+from pospre.arguments import check_fields
+from pospre.errors import UserError
+from pospre.ranges import Pair, PositiveRange, Share, ShareRange, Size, only
+
+Rate = Share | Annotated[tuple[Share, ...], Strict(False)]
+Jitter = Annotated[
+    tuple[float, float, float, float],
+    Strict(False),
+    only(
+        lambda strengths: min(strengths) >= 0 and max(strengths) <= 1 and strengths[3] <= 0.5,
+        "[brightness, contrast, saturation, hue], from 0 to 1, hue to 0.5",
+    ),
+]
+Interpolation = Literal["bicubic", "bilinear", "area"]
+Crop = Literal["random", "center", "full", "simple", "pad"]
+INTERPOLATIONS, CROPS = get_args(Interpolation), get_args(Crop)
+# ``boxes.exp`` is exact enough to 1000, and no image is as narrow
+_Ratios = Annotated[
+    Pair,
+    only(
+        lambda pair: 1 / 1000 <= pair[0] <= pair[1] <= 1000,
+        "two ratios width/height with 0.001 <= low <= high <= 1000",
+    ),
+]
+_Odd = Annotated[PositiveInt, only(lambda number: number % 2 == 1, "an odd number of pixels")]
+
+
+@dataclass(frozen=True)
+class RandAugment:
+    """RandAugment as timm names it: ``rand-m9-mstd0.5-inc1``.
+
+    Attributes:
+        num_ops: operations drawn for a view; half of them are carried out.
+        magnitude: their mean strength, of 10.
+        magnitude_std: standard deviation of the strength.
+        increasing: every operation gets stronger with the magnitude (``inc1``).
+    """
+
+    num_ops: PositiveInt = 2
+    magnitude: Annotated[float, Field(ge=0, le=10)] = 9.0
+    magnitude_std: Annotated[FiniteFloat, Field(ge=0)] = 0.5
+    increasing: bool = True
+
+    def __post_init__(self) -> None:
+        check_fields(self, "rand_augment")
+
+
+@dataclass(frozen=True)
+class Augment:
+    """What changes a view group's pixels, in the order of the attributes.
+
+    A rate is a probability for every view of the group, or a list with one per view (DINOv2 blurs
+    its second global view only).
+
+    Attributes:
+        rand_augment: RandAugment's options; None for none.
+        jitter: strengths of brightness, contrast, saturation (factors from 1 − s to 1 + s) and hue
+            (shifts from −s to s turns), applied in a random order; None for no jitter.
+        jitter_rate: how often a view is jittered.
+        grayscale_rate: how often it becomes grey.
+        blur_rate: how often it is blurred by a Gaussian.
+        blur_sigma: range of the Gaussian's standard deviation in pixels.
+        blur_kernel: width of the Gaussian's window in pixels, odd. 9 is DINOv2's and makes of 2
+            pixels' deviation 1.85; 17 cuts nothing off (LUT's code has no window).
+        solarize_rate: how often values from the threshold on are inverted.
+        solarize_threshold: that threshold, of 255.
+        three_augment: exactly one of grey, solarised and blurred, each as often, instead of the
+            three rates.
+        erase_rate: how often a rectangle of 2 to 33 % becomes noise (random erasing, ``pixel``).
+    """
+
+    rand_augment: RandAugment | None = None
+    jitter: Jitter | None = None
+    jitter_rate: Rate = 0.8
+    grayscale_rate: Rate = 0.0
+    blur_rate: Rate = 0.0
+    blur_sigma: PositiveRange = (0.1, 2.0)
+    blur_kernel: _Odd = 9
+    solarize_rate: Rate = 0.0
+    solarize_threshold: Annotated[int, Field(ge=0, le=256)] = 128
+    three_augment: bool = False
+    erase_rate: Rate = 0.0
+
+    def __post_init__(self) -> None:
+        check_fields(self, "augment")
+        if self.three_augment:
+            for key in ("grayscale_rate", "blur_rate", "solarize_rate"):
+                if any(_each(getattr(self, key))):
+                    raise _refusal(
+                        key,
+                        getattr(self, key),
+                        "three_augment sets it; leave it at 0, or turn three_augment off.",
+                    )
+
+    @property
+    def is_off(self) -> bool:
+        """Whether views stay as they are."""
+        return self.rand_augment is None and not self.colours and not self.erases
+
+    @property
+    def colours(self) -> bool:
+        """Whether any view may be jittered, grey, blurred or solarised."""
+        return (
+            (self.jitter is not None and any(_each(self.jitter_rate)))
+            or self.greys
+            or self.blurs
+            or any(_each(self.solarize_rate))
+        )
+
+    @property
+    def greys(self) -> bool:
+        """Whether any view may become grey."""
+        return self.three_augment or any(_each(self.grayscale_rate))
+
+    @property
+    def erases(self) -> bool:
+        """Whether a part of any view may be erased."""
+        return any(_each(self.erase_rate))
+
+    @property
+    def blurs(self) -> bool:
+        """Whether any view may be blurred."""
+        return self.three_augment or any(_each(self.blur_rate))
+
+    def check_views(self, count: int, size: tuple[int, int]) -> None:
+        """Raise ``UserError`` unless this suits ``count`` views of ``size`` (height, width)."""
+        for key in _RATES:
+            value = getattr(self, key)
+            if isinstance(value, tuple) and len(value) != count:
+                raise _refusal(key, value, f"give one number, or {count}: one for each view.")
+        if self.blurs and self.blur_kernel // 2 >= min(size):
+            raise _refusal("blur_kernel", self.blur_kernel, f"views have {min(size)} pixels only.")
+
+    def check_channels(self, group: str, channels: int) -> None:
+        """Raise ``UserError`` if views of a group have other than three channels and need three."""
+        if channels == 3:
+            return
+        for key, is_on in (
+            ("rand_augment", self.rand_augment is not None),
+            ("jitter", self.jitter is not None),
+            ("three_augment", self.three_augment),
+            ("grayscale_rate", self.greys),
+        ):
+            if is_on:
+                raise UserError(
+                    f"data.views.{group}.augment.{key} is for red, green and blue, but "
+                    f"encoder.channels = {channels}; leave it out. Crops, flips, blur_rate, "
+                    "solarize_rate and erase_rate are for any channels."
+                )
+
+
+def per_view(rate: Rate, count: int) -> tuple[float, ...]:
+    """Return one rate for each of ``count`` views."""
+    return rate if isinstance(rate, tuple) else (rate,) * count
+
+
+def _each(rate: Rate) -> tuple[float, ...]:
+    return per_view(rate, 1)
+
+
+def _refusal(key: str, value: object, remedy: str) -> UserError:
+    shown = list(value) if isinstance(value, tuple) else value
+    return UserError(f"augment.{key} is {shown}; {remedy}")
+
+
+_RATES = tuple(field.name for field in fields(Augment) if field.name.endswith("_rate"))
+
+
+@dataclass(frozen=True)
+class _Named:
+    name: str = "view"
+
+
+@dataclass(frozen=True)
+class ViewOptions:
+    """What views of one kind are like.
+
+    Attributes:
+        count: views per image.
+        size: of the view in pixels: the side of a square, or (height, width); None: 224, and in
+            recipes that of the encoder.
+        scale: range of the box area as a fraction of the image area.
+        ratio: range of the box's width / height.
+        flip_rate: probability that a view is mirrored.
+        interpolation: ``"bicubic"`` or ``"bilinear"``, both with antialiasing when shrinking; or
+            ``"area"``: the mean of the pixels under each new one.
+        crop: ``"random"``; ``"center"`` for evaluation: the short side resized to 256/224 of the
+            view's, then the middle of that (256 and 224 as published), never flipped; ``"full"``:
+            the whole image, whatever its shape; ``"simple"``: DeiT III's simple resized crop;
+            ``"pad"``: a random window of the whole image in a black frame of size/8, as usual for
+            CIFAR. ``scale`` and ``ratio`` are for ``"random"`` only.
+        augment: what may change the views' pixels in training, on the device.
+    """
+
+    count: PositiveInt = 1
+    size: Size | None = None
+    scale: ShareRange = (0.2, 1.0)
+    ratio: _Ratios = (3 / 4, 4 / 3)
+    flip_rate: Share = 0.5
+    interpolation: Interpolation = "bicubic"
+    crop: Crop = "random"
+    augment: Augment = Augment()
+
+
+@dataclass(frozen=True)
+class ViewGroup(ViewOptions, _Named):
+    """Views of one kind that a loader cuts out of every image: ``ViewOptions`` with a name.
+
+    Attributes:
+        name: first of the arguments: prefix of the batch keys.
+    """
+
+    def __post_init__(self) -> None:
+        where = f"view group '{self.name}'"
+        check_fields(self, where)
+        if self.crop == "simple" and self.shape[0] != self.shape[1]:
+            raise UserError(f"{where}: crop 'simple' cuts squares, but size is {self.size}.")
+        try:
+            self.augment.check_views(self.count, self.shape)
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Height and width of a view in pixels."""
+        size = 224 if self.size is None else self.size
+        return (size, size) if isinstance(size, int) else size
+
+
+Views = ViewGroup | Mapping[str, ViewGroup] | Sequence[ViewGroup]
+"""One view group, or several in a row or by name."""
+
+
+def named_groups(views: Views) -> dict[str, ViewGroup]:
+    """Return view groups by their names; those of a dict have its keys for names.
+
+    Raises:
+        UserError: there is none, or two have one name.
+    """
+    if isinstance(views, Mapping):
+        named = {name: replace(group, name=name) for name, group in views.items()}
+    else:
+        views = [views] if isinstance(views, ViewGroup) else views
+        named = {group.name: group for group in views}
+    if len(named) != len(views) or not named:
+        raise UserError(
+            "give one or more view groups, each with its own name, ViewGroup(name=…), and got "
+            f"{', '.join(named) or 'none'} ({len(views)} in all)."
+        )
+    return named
