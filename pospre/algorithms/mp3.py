@@ -3,7 +3,8 @@
 The encoder gets the patches without any position and says where each of them belongs. To make it
 harder, only a random part of them, the context, gives keys and values in every attention layer,
 while all of them ask. There is no decoder: one linear layer classifies each patch into the N
-positions. Fine-tuning adds fresh positions, or none.
+positions. Fine-tuning adds fresh positions, or none. In speech a few patches are told their place;
+the encoder forgets all others, whatever its scheme of positions.
 """
 
 from dataclasses import dataclass
@@ -15,12 +16,12 @@ from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor, nn
 
 from pospre import draws
-from pospre.batch import Batch, image_key, per_row, view_keys
+from pospre.batch import Batch, image_key, view_keys
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm, Progress
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Outputs
-from pospre.model.passes import EncoderPass
+from pospre.model.passes import EncoderPass, ForgottenPlaces
 from pospre.model.position_task import (
     Answers,
     Distance,
@@ -31,7 +32,6 @@ from pospre.model.position_task import (
 from pospre.model.question import Question
 from pospre.nn.initialisation import init_trunc_normal
 from pospre.nn.masking import slot_mask
-from pospre.nn.positions.sincos import sincos_table
 from pospre.nn.vit import Encoder
 from pospre.ranges import Ratio
 from pospre.schedules import linear
@@ -40,24 +40,6 @@ from pospre.schedules import linear
 def num_context(num_patches: int, mask_ratio: float) -> int:
     """Return how many patches give keys and values: ``N − int(N·η)``."""
     return num_patches - int(num_patches * mask_ratio)
-
-
-def num_told(num_patches: int, position_rate: float, *, count_shown: bool) -> int:
-    """Return how many patches are told their position: N·rate, rounded.
-
-    Raises:
-        UserError: the rate is positive but shows none, or leaves none to ask.
-    """
-    key = f"mp3.position_rate = {position_rate}"
-    told = round(num_patches * position_rate)
-    if position_rate > 0 and told == 0:
-        raise UserError(
-            f"{key} tells none of {num_patches} patches its position. "
-            f"Use at least {1 / num_patches:.4f}, or 0."
-        )
-    if told == num_patches and not count_shown:
-        raise UserError(f"{key} tells all {num_patches} patches their position: none is left.")
-    return told
 
 
 def draw_patches(batch: Batch, patches: int, count: int, seed: int, purpose: str) -> Tensor:
@@ -70,26 +52,10 @@ def draw_patches(batch: Batch, patches: int, count: int, seed: int, purpose: str
     return draws.permutation(keys, patches)[..., :count]
 
 
-def draw_shown(batch: Batch, patches: int, count: int, seed: int) -> Tensor:
+def draw_known(batch: Batch, patches: int, count: int, seed: int) -> Tensor:
     """Return which ``count`` patches of every view are told their position: bool (B, V, N)."""
     told = draw_patches(batch, patches, count, seed, "mp3/positions")
     return slot_mask(told.flatten(0, 1), patches).unflatten(0, told.shape[:2])
-
-
-class ShownPositions(nn.Module):
-    """Adds the sin-cos position of the ``count`` patches that are told theirs, and of no others."""
-
-    def __init__(self, encoder: Encoder, count: int) -> None:
-        super().__init__()
-        self.count = count
-        self.table_ND: Tensor
-        table = sincos_table(encoder.embed_dim, *encoder.grid)
-        self.register_buffer("table_ND", table, persistent=False)
-
-    def forward(self, tokens_RND: Tensor, batch: Batch, where: EncoderPass) -> Tensor:
-        """Return the embeddings with positions added: (B·V, N, D)."""
-        shown = per_row(batch["mp3/shown"], len(tokens_RND)).unsqueeze(-1)
-        return tokens_RND + shown * self.table_ND
 
 
 class PatchPositions(PositionObjective):
@@ -124,21 +90,16 @@ class PatchPositions(PositionObjective):
 
     def answers(self, outputs: Outputs, batch: Batch) -> Answers:
         """Return where it puts all patches; those that are told their position may count or not."""
-        logits = outputs["logits"]
-        rows, patches, _ = logits.shape
-        places = torch.arange(patches, device=logits.device).expand(rows, -1)
-        told = torch.zeros_like(places, dtype=torch.bool)
-        if "mp3/shown" in batch:
-            told = per_row(batch["mp3/shown"], rows)
-        return Answers(logits, places, told, ~told | self.count_shown)
+        known = batch["mp3/known"].flatten(0, 1)
+        places = torch.arange(known.shape[1], device=known.device).expand(known.shape)
+        return Answers(outputs["logits"], places, known, ~known | self.count_shown)
 
     def metrics(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
         """Return the top-1 ``accuracy``, also of the context and of the other patches alone."""
         found = self.answers(outputs, batch)
         accuracies = {"accuracy": found.accuracy()}
         if "mp3/context" in batch:
-            rows, patches = found.places.shape
-            context = slot_mask(per_row(batch["mp3/context"], rows), patches)
+            context = slot_mask(batch["mp3/context"].flatten(0, 1), found.places.shape[1])
             accuracies["context_accuracy"] = found.accuracy(context)
             accuracies["masked_accuracy"] = found.accuracy(~context)
         return accuracies
@@ -149,7 +110,8 @@ class MP3(PretrainAlgorithm):
     """Predict the positions of all patches from the content of some; needs no host and takes none.
 
     Writes ``mp3/context`` (B, V, M), the patches that give keys and values (unless all of them do),
-    and, where some patches are told their position, ``mp3/shown``, bool (B, V, N).
+    and ``mp3/known``, bool (B, V, N), those that are told their position. Under any scheme of
+    positions its pass forgets the places of all others.
 
     Args:
         mask_ratio: η, share of patches outside the context, in [0, 1).
@@ -159,8 +121,8 @@ class MP3(PretrainAlgorithm):
         temperature: τ of DropPos's attentive weights, here from a pass in which all patches are
             context; None weighs all patches alike. As in DropPos, the weights make the loss depend
             (slightly) on the microbatch size.
-        position_rate: share of patches that are told their position (sin-cos), in [0, 1); the
-            paper's speech has 0.05.
+        position_rate: share of patches that are told their position, in [0, 1); the paper's
+            speech has 0.05, under ``encoder.positions: sincos``.
         count_shown: whether those count in loss and accuracy (the paper does not say).
         weight: factor of this loss in the total.
     """
@@ -186,29 +148,20 @@ class MP3(PretrainAlgorithm):
         """Add the pass with context-only keys and the linear head; a no-op if they are there."""
         if "mp3" in model.objectives:
             return
-        _refuse_company(model)
         model.registry.require_views("mp3", "view")
+        _check(self, model)
         patches = model.encoder.num_patches
-        if patches < 2:
-            raise UserError(
-                f"mp3 asks which of the encoder's patches is which, but encoder.image_size = "
-                f"{list(model.encoder.image_size)} with encoder.patch_size = "
-                f"{list(model.encoder.patch_size)} makes one only. Use a larger image."
-            )
-        context = num_context(patches, self.mask_ratio)
-        shown = num_told(patches, self.position_rate, count_shown=self.count_shown)
-        check_temperature("mp3", model.encoder, self.temperature)
+        # without masking there is nothing to gather
+        context = "mp3/context" if num_context(patches, self.mask_ratio) < patches else None
+        editors = ("mp3",) if model.encoder.positions.can_forget else ()
+        model.registry.add_pass("student", "mp3", EncoderPass(context=context, places=editors))
         green = "patches framed in green are the context"
         model.registry.claim("mp3/context", "mp3", green=green)
-        model.registry.claim("mp3/shown", "mp3")
-        if shown:
-            model.contents.named["mp3"] = ShownPositions(model.encoder, shown)
-        # without masking there is nothing to gather
-        gathered = "mp3/context" if context < patches else None
-        editors = ("mp3",) if shown else ()
-        model.registry.add_pass("student", "mp3", EncoderPass(context=gathered, content=editors))
+        model.registry.claim("mp3/known", "mp3")
+        if editors:
+            model.places.named["mp3"] = ForgottenPlaces("mp3/known", None, shown=True)
         if self.temperature is not None:
-            model.registry.add_pass("affinity", "mp3", EncoderPass(grad=False))
+            model.registry.add_pass("affinity", "mp3", EncoderPass(grad=False, places=editors))
         model.add_objective("mp3", PatchPositions(model.encoder, self))
 
     def couples_samples(self) -> str | None:
@@ -221,9 +174,11 @@ class MP3(PretrainAlgorithm):
         context = num_context(patches, self.mask_ratio)
         if context < patches:
             batch["mp3/context"] = draw_patches(batch, patches, context, model.seed, "mp3/context")
-        shown = num_told(patches, self.position_rate, count_shown=self.count_shown)
-        if shown:
-            batch["mp3/shown"] = draw_shown(batch, patches, shown, model.seed)
+        batch["mp3/known"] = draw_known(batch, patches, self.num_told(patches), model.seed)
+
+    def num_told(self, patches: int) -> int:
+        """Return how many patches are told their position: N·rate, rounded."""
+        return round(patches * self.position_rate)
 
     def schedule(self, model: PretrainModel, progress: Progress) -> None:
         """Set the width of the label smoothing."""
@@ -232,27 +187,31 @@ class MP3(PretrainAlgorithm):
         objective.sigma.fill_(linear(self.sigma_start, self.sigma_end, progress.step))
 
 
-_COMPANY = (
-    "Use mp3 alone or beside dinov2, with encoder.positions: none; or droppos, which goes with mae."
-)
-
-
-def _refuse_company(model: PretrainModel) -> None:
-    """Raise ``UserError`` if anything hides patches from the encoder, or tells it positions."""
-    host = model.registry.writers.get("view/keep")
-    if host is not None:
-        raise UserError(
-            f"mp3 asks for the position of every patch, but '{host}' removes some of them "
-            f"(view/keep). {_COMPANY}"
-        )
+def _check(options: MP3, model: PretrainModel) -> None:
+    """Raise ``UserError`` for options that cannot be, or company that needs its pass otherwise."""
+    encoder, key = model.encoder, f"mp3.position_rate = {options.position_rate}"
+    patches, positions = encoder.num_patches, encoder.positions
     if "student" in model.registry.passes:
-        others = ", ".join(model.objectives)
         raise UserError(
-            f"mp3 needs the pass 'student' with keys from its context alone, but {others} runs it "
-            f"with keys from all patches. {_COMPANY}"
+            "mp3 runs the pass 'student' over all patches, without their places and with keys from "
+            f"its context alone, but {', '.join(model.registry.readers['student'])} runs it "
+            "otherwise. Use mp3 alone or beside dinov2; or droppos, which goes with mae."
         )
-    if model.encoder.positions.name != "none":
+    if patches < 2:
         raise UserError(
-            f"mp3 predicts positions that the encoder must not know, but encoder.positions is "
-            f"{model.encoder.positions.name}. Set encoder.positions: none."
+            f"mp3 asks which of the encoder's patches is which, but encoder.image_size = "
+            f"{list(encoder.image_size)} with encoder.patch_size = {list(encoder.patch_size)} "
+            "makes one only. Use a larger image."
         )
+    told = options.num_told(patches)
+    if options.position_rate and not told:
+        least = f"Use at least {1 / patches:.4f}, or 0."
+        raise UserError(f"{key} tells none of {patches} patches its position. {least}")
+    if told == patches and not options.count_shown:
+        raise UserError(f"{key} tells all {patches} patches their position: none is left.")
+    if told and not positions.can_forget:
+        raise UserError(
+            f"{key} tells some patches their position, but encoder.positions = {positions.name} "
+            "has none to tell. Set encoder.positions: sincos, or mp3.position_rate to 0."
+        )
+    check_temperature("mp3", encoder, options.temperature)

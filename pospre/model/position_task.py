@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pospre import draws
 from pospre.batch import Batch
 from pospre.errors import UserError
 from pospre.model.objective import Objective, Outputs, Predicts
@@ -45,12 +46,28 @@ class Answers(NamedTuple):
         counted = self.counted if among is None else self.counted & among
         return (self.right & counted).sum() / counted.sum().clamp_min(1)
 
-    def chance(self) -> float:
-        """Return the accuracy of guessing among the positions still free."""
-        told, counted = self.told[0], self.counted[0]
-        known = (counted & told).sum()
-        guessed = (counted.sum() - known) / (self.logits.shape[-1] - told.sum()).clamp_min(1)
-        return float((known + guessed) / counted.sum())
+    def redraw(self, number: int) -> "Answers":
+        """Return the same answers to places that are drawn anew, given all that was told.
+
+        The patches of a view that are not told their place exchange it. As long as nothing tells
+        them apart, every order is as likely as the true one, so that answers which find the true
+        one more often have read it somewhere.
+
+        Args:
+            number: of the draw; another one is another order.
+        """
+        rows, count = self.places.shape
+        views = torch.arange(rows, device=self.places.device)
+        draw = draws.uniform(draws.sample_keys(number, 0, views, 0, "redraw"), count)
+        turn = draw.masked_fill(self.told, 2.0).argsort(dim=1, stable=True)
+        slots = self.told.byte().argsort(dim=1, stable=True)
+        places = torch.scatter(self.places, 1, slots, self.places.gather(1, turn))
+        return self._replace(places=places)
+
+    def chance(self, times: int = 32) -> float:
+        """Return the mean accuracy of these answers to so many ``redraw``s."""
+        found = [self.redraw(number).accuracy() for number in range(times)]
+        return float(torch.stack(found).mean())
 
 
 class PositionObjective(Objective):

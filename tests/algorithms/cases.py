@@ -138,9 +138,9 @@ class Case:
 
 def needed_positions(names: tuple[str, ...]) -> dict[str, Any]:
     """Return the encoder's option without which these algorithms are refused, or idle."""
-    if "mp3" in names:
-        return {"positions": "none"}
-    return {"positions": "learned"} if "crop_field" in names else {}
+    if "crop_field" in names:
+        return {"positions": "learned"}
+    return {"positions": "none"} if names == ("mp3",) else {}
 
 
 def written(

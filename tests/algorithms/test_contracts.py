@@ -31,7 +31,8 @@ DRAWING: Options = {
 
 
 def case_of(name: str, **options: object) -> Case:
-    return Case((*HOST_OF.get(name, ()), name), options={name: dict(options)})
+    encoder = {"positions": "sincos"} if "position_rate" in options else {}
+    return Case((*HOST_OF.get(name, ()), name), {name: dict(options)}, encoder)
 
 
 @pytest.fixture(params=algorithm_names())

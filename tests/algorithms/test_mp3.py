@@ -1,7 +1,6 @@
 """MP3: the invariants of the spec (section 8), an independent reference, and bad input."""
 
 import math
-from functools import partial
 from typing import Any
 
 import pytest
@@ -24,8 +23,11 @@ from pospre.model.passes import EncoderPass
 from pospre.nn.build import build_encoder
 from pospre.nn.grid import smoothed_labels
 from pospre.nn.masking import slot_mask
-from pospre.nn.positions.sincos import sincos_positions_1d
+from pospre.nn.positions import SCHEMES
+from pospre.nn.positions.sincos import sincos_positions, sincos_positions_1d
+from pospre.nn.positions.table import Table
 from pospre.nn.vit import Encoder
+from tests.algorithms.cases import DECODER, Case, written
 
 PATCHES = 16
 
@@ -50,8 +52,10 @@ def make_batch(size: int = 4, views: int = 1) -> Batch:
     }
 
 
-def attached(*, views: int = 1, **options: Any) -> tuple[PretrainModel, Batch]:
-    model = make_model(views=views)
+def attached(
+    *, views: int = 1, positions: str = "none", **options: Any
+) -> tuple[PretrainModel, Batch]:
+    model = make_model(views=views, positions=positions)
     algorithm = attach(model, "mp3", **options)
     inputs = make_batch(views=views)
     algorithm.schedule(model, Progress(0.0, 0.0))
@@ -317,15 +321,11 @@ def test_attentive_weights_come_from_a_pass_with_all_patches_as_context() -> Non
 
 
 def test_a_share_of_patches_is_told_its_position_and_left_out() -> None:
-    model, inputs = attached(position_rate=0.2)
-    shown = inputs["mp3/shown"]
-    assert shown.shape == (4, 1, PATCHES) and (shown.sum(2) == 3).all()
-    editor = partial(model.contents, ("mp3",), inputs, EncoderPass())
-    added = editor(torch.zeros(4, PATCHES, 192))
-    assert torch.equal((added != 0).any(-1), shown[:, 0])
-    torch.testing.assert_close(added[shown[:, 0]].square().sum(1), torch.full((12,), 96.0))
+    model, inputs = attached(position_rate=0.2, positions="sincos")
+    known = inputs["mp3/known"]
+    assert known.shape == (4, 1, PATCHES) and (known.sum(2) == 3).all()
     outputs = model(inputs)
-    logits, asked = outputs["mp3"]["logits"], ~shown[:, 0]
+    logits, asked = outputs["mp3"]["logits"], ~known[:, 0]
     target = torch.arange(PATCHES).expand(4, -1)
     torch.testing.assert_close(
         model.loss(outputs, inputs)["total"], F.cross_entropy(logits[asked], target[asked])
@@ -333,34 +333,58 @@ def test_a_share_of_patches_is_told_its_position_and_left_out() -> None:
     right = torch.eye(PATCHES).expand(4, -1, -1)
     outputs["mp3"]["logits"] = torch.where(asked.unsqueeze(-1), right, -right)
     assert model.loss(outputs, inputs)["metric/mp3_accuracy"] == 1
-    counted, same = attached(position_rate=0.2, count_shown=True)
+    counted, same = attached(position_rate=0.2, count_shown=True, positions="sincos")
     torch.testing.assert_close(
         loss_of(counted, same), F.cross_entropy(logits.flatten(0, 1), target.flatten())
     )
 
 
-def test_speech_tells_five_of_a_hundred_frames_their_sinusoid() -> None:
-    encoder = build_encoder(
-        "vit_tiny16",
-        image_size=(100, 40),
-        patch_size=(1, 40),
-        channels=1,
-        depth=1,
-        positions="none",
-    )
-    model = PretrainModel(encoder, seed=0)
-    algorithm = attach(model, "mp3", mask_ratio=0.0, position_rate=0.05)
-    inputs = {
-        "view/image": torch.zeros(2, 1, 1, 100, 40),
-        "index": torch.arange(2),
-        "epoch": torch.zeros(2, dtype=torch.int64),
-    }
+def gradients(loss: Tensor, model: PretrainModel) -> dict[str, Tensor]:
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    return dict(zip(trained, torch.autograd.grad(loss, list(trained.values())), strict=True))
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_what_is_told_is_a_sinusoid_added_to_patches_without_positions(sequence: bool) -> None:
+    """The paper's way, here on the whole model: loss and gradients are the same to the last bit."""
+    shape: dict[str, Any] = {"patch_size": (2, 32)} if sequence else {}
+    table = sincos_positions_1d(192, PATCHES) if sequence else sincos_positions(192, 4, 4)
+    model, bare = make_model(positions="sincos", **shape), make_model(**shape)
+    algorithm = attach(model, "mp3", position_rate=0.2)
+    attach(bare, "mp3")
+    missing = bare.load_state_dict(model.state_dict(), strict=False)
+    assert missing.unexpected_keys == ["encoder.positions.pos_embed"] and not missing.missing_keys
+    inputs = make_batch()
     algorithm.write(inputs, model)
-    shown = inputs["mp3/shown"]
-    assert (shown.sum(2) == 5).all()
-    added = model.contents(("mp3",), inputs, EncoderPass(), torch.zeros(2, 100, 192))
-    table = sincos_positions_1d(192, 100)
-    assert torch.equal(added, table * shown[:, 0].unsqueeze(-1))
+    shown = inputs["mp3/known"][:, 0].unsqueeze(-1)
+    tokens = bare.encoder(
+        bare.images(inputs)[:, 0],
+        content=lambda tokens: tokens + shown * table,
+        context_BM=inputs["mp3/context"][:, 0],
+    )
+    objective = bare.objectives["mp3"]
+    expected = objective.loss(objective({"student": tokens}, inputs), inputs)
+    loss = loss_of(model, inputs)
+    assert torch.equal(loss, expected)
+    ours, theirs = gradients(loss, model), gradients(expected, bare)
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+
+
+@pytest.mark.parametrize("positions", [name for name in SCHEMES if name != "none"])
+def test_without_told_patches_every_scheme_is_none(positions: str) -> None:
+    """The class token's row of a table, and its bias to itself, are no places: they go on."""
+    model, inputs = attached(positions=positions, mask_ratio=0.5, temperature=0.1)
+    bare, _ = attached(mask_ratio=0.5, temperature=0.1)
+    bare.load_state_dict(model.state_dict(), strict=False)
+    row = model.encoder.positions.prefix()
+    with torch.no_grad():
+        assert bare.encoder.cls_token is not None
+        bare.encoder.cls_token.add_(0 if row is None else row)
+        for name, parameter in model.encoder.positions.named_parameters():
+            if "pos_embed" not in name:  # biases begin as zeros
+                parameter[:-1].normal_()
+    torch.testing.assert_close(loss_of(model, inputs), loss_of(bare, inputs), atol=2e-6, rtol=0)
 
 
 def test_views_of_a_sample_have_contexts_of_their_own() -> None:
@@ -374,10 +398,10 @@ def test_views_of_a_sample_have_contexts_of_their_own() -> None:
 
 
 def test_context_is_a_function_of_the_sample_alone() -> None:
-    model, whole = attached(position_rate=0.2)
+    model, whole = attached(position_rate=0.2, positions="sincos")
     rows = {key: value[2:3] for key, value in make_batch().items()}
     MP3(position_rate=0.2).write(rows, model)
-    for key in ("mp3/context", "mp3/shown"):
+    for key in ("mp3/context", "mp3/known"):
         assert torch.equal(rows[key], whole[key][2:3]), key
     keys = draws.sample_keys(7, whole["epoch"], whole["index"], 0, "mp3/context")
     assert torch.equal(whole["mp3/context"][:, 0], draws.permutation(keys, PATCHES)[:, :4])
@@ -385,7 +409,7 @@ def test_context_is_a_function_of_the_sample_alone() -> None:
 
 @pytest.mark.parametrize("told", [0.0, 0.2])
 def test_prediction_draws_the_training_context(told: float) -> None:
-    model, inputs = attached(mask_ratio=0.5, position_rate=told)
+    model, inputs = attached(mask_ratio=0.5, position_rate=told, positions="sincos")
     model.eval()
     place = Placer(model, seed=7)
     logits, _, asked, context = place(make_batch(), 0.5)
@@ -441,10 +465,14 @@ def test_bad_options_are_refused_at_attachment(options: dict[str, Any], message:
     assert not list(model.objectives) and not model.registry.passes and not model.registry.writers
 
 
-@pytest.mark.parametrize("kind", ["sincos", "learned", "relative", "shared_relative"])
-def test_an_encoder_that_knows_positions_is_refused(kind: str) -> None:
-    with pytest.raises(UserError, match=rf"is {kind}. Set encoder.positions: none"):
-        attach(make_model(positions=kind), "mp3")
+def test_none_has_no_positions_to_tell() -> None:
+    model = make_model()
+    with pytest.raises(
+        UserError,
+        match=r"position_rate = 0.2 .*positions = none has .* Set encoder.positions: sincos",
+    ):
+        attach(model, "mp3", position_rate=0.2)
+    assert not model.registry.passes and not model.registry.writers
 
 
 def test_one_patch_has_one_position() -> None:
@@ -458,26 +486,37 @@ def test_attentive_weights_need_a_class_token() -> None:
         attach(make_model(class_token=False), "mp3", temperature=0.1)
 
 
-def test_a_host_that_removes_patches_is_refused() -> None:
-    model = make_model()
-    attach(model, "mae", decoder_dim=32, decoder_depth=1, decoder_heads=2)
-    with pytest.raises(UserError, match=r"every patch, but 'mae' removes some"):
-        attach(model, "mp3")
+@pytest.mark.parametrize("mask_ratio", [0.0, 0.75])
+def test_a_host_that_runs_the_same_pass_is_refused(mask_ratio: float) -> None:
+    for host, options in (("mae", DECODER), ("simmim", {"mask_cell": 16})):
+        model = make_model(positions="sincos")
+        attach(model, host, **options)
+        with pytest.raises(UserError, match=rf"its context alone, but {host} .*Use mp3 alone"):
+            attach(model, "mp3", mask_ratio=mask_ratio)
 
 
-def test_a_host_that_reads_all_patches_in_the_same_pass_is_refused() -> None:
-    model = make_model()
-    model.registry.add_pass("student", "test", EncoderPass())
-    with pytest.raises(UserError, match=r"keys from its context alone"):
-        attach(model, "mp3")
+def test_beside_dinov2_only_its_own_pass_forgets_places() -> None:
+    case = Case(("dinov2", "mp3"), {"mp3": {"position_rate": 0.25}}, {"positions": "rotary"})
+    model, algorithms = case.build()
+    assert [name for name, done in model.registry.passes.items() if done.places] == ["student"]
+    written(model, algorithms, case.batch())
 
 
-def test_positions_from_elsewhere_are_refused_in_either_order() -> None:
+def test_a_field_of_positions_is_hidden_but_for_what_is_told() -> None:
     model = make_model(positions="learned")
-    model.registry.add_pass("other", "test", EncoderPass())
-    attach(model, "crop_field")
-    with pytest.raises(UserError, match=r"mp3 predicts positions .* is learned. Set .*: none"):
-        attach(model, "mp3")
+    algorithm = attach(model, "mp3", position_rate=0.25)
+    field = attach(model, "crop_field", field_size=9)
+    inputs = {**make_batch(), "view/box": torch.tensor([0.1, 0.2, 0.7, 0.9]).expand(4, 1, 4)}
+    for each in (algorithm, field):
+        each.write(inputs, model)
+    loss_of(model, inputs).backward()
+    table = model.encoder.positions
+    assert isinstance(table, Table) and table.pos_embed.grad is not None
+    assert table.pos_embed.grad[0, 1:].any()
+    moved = {**inputs, "view/field_box": torch.rand(4, 1, 4)}
+    assert loss_of(model, moved) != loss_of(model, inputs)
+    inputs["mp3/known"], moved["mp3/known"] = (torch.zeros(4, 1, PATCHES, dtype=torch.bool),) * 2
+    assert loss_of(model, moved) == loss_of(model, inputs)
     model = make_model()
     attach(model, "mp3")
     with pytest.raises(
@@ -496,7 +535,7 @@ def test_droppos_is_refused_in_either_order() -> None:
         attach(model, "droppos")
     model = make_model(positions="sincos")
     attach(model, "droppos", decoder_dim=32, decoder_depth=1, decoder_heads=2)
-    with pytest.raises(UserError, match=r"'droppos' removes some .* Use mp3 alone"):
+    with pytest.raises(UserError, match=r"context alone, but droppos runs .* Use mp3 alone"):
         attach(model, "mp3")
 
 

@@ -43,6 +43,9 @@ COVERING: list[tuple[str, Any]] = [
     ("supervised", "lookhere"),
     ("droppos", "lookhere"),
     ("droppos", "relative"),
+    ("mp3", "rotary"),
+    ("mp3", "relative"),
+    ("mp3", "learned"),
     ("stop", "shared_relative"),
     ("stop", "learned_sincos"),
     ("lut", "rotary"),
@@ -61,16 +64,17 @@ REFUSED = [
     ("crop_field", ROTARY, "Leave it out"),
     ("masked_position", "shared_relative", "knows"),
     ("droppos", "none", "there are none to change"),
-    ("mp3", "rotary", "must not know"),
     ("dinov2", "relative", "knows one grid"),
 ]
 
 
 def case_of(name: str, scheme: Any) -> Case:
-    options: dict[str, dict[str, Any]] = {"crop_field": {"field_size": None}}
+    options: dict[str, dict[str, Any]] = {}
     if not str(scheme).startswith("learned") and "crop_field" in TOGETHER[name]:
-        return Case(TOGETHER[name], options, {"positions": scheme})
-    return Case(TOGETHER[name], encoder={"positions": scheme})
+        options["crop_field"] = {"field_size": None}
+    if name == "mp3" and scheme != "none":
+        options["mp3"] = {"position_rate": 0.25}
+    return Case(TOGETHER[name], options, {"positions": scheme})
 
 
 def title(name: str, scheme: Any) -> str:

@@ -29,8 +29,11 @@ HIDING = [
     ("mae", "droppos", "crop_field"),
     ("dinov2", "masked_position"),
     ("dinov2", "masked_position", "crop_field"),
+    ("mp3",),
+    ("dinov2", "mp3"),
+    ("mp3", "crop_field"),
 ]
-PASSES = {"droppos": "student", "masked_position": "global"}
+PASSES = {"droppos": "student", "masked_position": "global", "mp3": "student"}
 TELLING = [name for name in SCHEMES if name != "none"]
 
 Change = Callable[[Places], Places]
@@ -38,7 +41,10 @@ Change = Callable[[Places], Places]
 
 def case(names: tuple[str, ...], scheme: str, class_token: bool) -> Case:
     """Return small algorithms over a scheme; without a class token they weigh all patches alike."""
-    options: dict[str, dict[str, Any]] = {"droppos": {"temperature": None}}
+    options: dict[str, dict[str, Any]] = {
+        "droppos": {"temperature": None},
+        "mp3": {"position_rate": 0.25, "mask_ratio": 0.5},
+    }
     if "crop_field" in names:
         options["crop_field"] = {"field_size": 9 if scheme.startswith("learned") else None}
     encoder = {"positions": scheme, "class_token": class_token, "final_norm": False}
@@ -84,6 +90,14 @@ class Swap:
         """The places of the pass, as the algorithms leave them."""
         keep = None if self.declared.keep is None else self.batch[self.declared.keep]
         return self.model.pass_places(self.declared, self.batch, keep)
+
+    def exchange_context(self, order: Tensor) -> None:
+        """Let the patches that give keys be the same ones, in their new slots."""
+        key = self.declared.context
+        if key is not None:
+            views = self.batch[key].shape[:2]
+            slots = order.argsort(dim=1).gather(1, self.batch[key].flatten(0, 1))
+            self.batch[key] = slots.unflatten(0, views)
 
     @torch.no_grad()
     def tokens(
@@ -137,6 +151,7 @@ def test_hidden_places_reach_no_token(
     before = swap.tokens()
     assert apart(before, swap.tokens(other_cells)) < EXACT
     pixels, order = exchanged(swap.pixels, places)
+    swap.exchange_context(order)
     after = swap.tokens(pixels=pixels)
     assert apart(before, after) > FELT
     assert apart(before.gather(1, order.unsqueeze(-1).expand_as(before)), after) < EXACT

@@ -25,10 +25,13 @@ LEARNED = "encoder.positions=learned"
         (["data.views={view: {size: 48}}"], ["data.views.view.size", "[64, 64]"]),
         (["data.views={view: {count: 2}}"], ["data.views.view.count is 2"]),
         # two hosts, and algorithms beside hosts that they are not for
-        (["algorithms={mae: {}, mp3: {}}"], ["mp3 alone", "encoder.positions: none", "droppos"]),
-        (["algorithms={simmim: {}, mp3: {}}"], ["mp3 alone", "encoder.positions: none"]),
+        (["algorithms={mae: {}, mp3: {}}"], ["mp3 alone", "beside dinov2", "droppos"]),
+        (["algorithms={simmim: {}, mp3: {}}"], ["mp3 alone", "beside dinov2"]),
         (["algorithms={mae: {}, simmim: {}}"], ["both write", "Use one of them"]),
-        (["algorithms={mae: {}, mp3: {}}"], ["encoder.positions", "none"]),
+        (
+            ["algorithms={mp3: {position_rate: 0.5}}", "encoder.positions=none"],
+            ["mp3.position_rate = 0.5", "Set encoder.positions: sincos"],
+        ),
         (
             ["encoder.positions=none"],
             ["droppos changes the places", "there are none to change", "Use sincos, learned"],

@@ -25,9 +25,9 @@ class PositionShortcut(Watcher):
     Now and then some images of the step are painted over in their mean colour, and the model is
     asked (in evaluation mode, without gradient) where each patch is. Nothing that they show can
     say it: whoever knows it all the same reads it elsewhere, from a position that was not dropped,
-    or from the order of the tokens. By guessing, 1 in F is found where F places are free;
-    ``metric/<objective>_blank_accuracy`` above that by more than four standard deviations (taking
-    the patches of an image for one guess) is a leak.
+    or from the order of the tokens. By guessing, so many are found as the same answers find where
+    the hidden places are drawn anew; ``metric/<objective>_blank_accuracy`` above that by more than
+    four standard deviations (taking the patches of an image for one guess) is a leak.
 
     A leak that is in the pixels themselves (a camera's vignette) is none to it.
 

@@ -93,7 +93,8 @@ def test_mask_ratios_are_read_from_a_command_line_and_from_a_recipe() -> None:
 @pytest.fixture
 def evaluate(tmp_path: Path) -> Evaluate:
     def run(data: Path, options: dict[str, Any] | None = None, **settings: Any) -> dict[str, Any]:
-        recipe = tiny_recipe(tmp_path, {"mp3": options or {}}, positions="none")
+        positions = "sincos" if options else "none"
+        recipe = tiny_recipe(tmp_path, {"mp3": options or {}}, positions=positions)
         return run_evaluation(
             "patch_position", build_model(recipe), recipe, data, settings, progress=False
         )

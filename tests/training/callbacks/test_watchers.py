@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from pospre.algorithms.dinov2.targets import Center
+from pospre.batch import Batch
 from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import EncoderPass, ForgottenPlaces
 from pospre.model.position_task import PositionObjective
@@ -174,21 +175,39 @@ def test_chance_is_what_those_reach_who_see_no_image(
     name: str, options: dict[str, Any], expected: float
 ) -> None:
     """Who knows the positions that are told, and else guesses among the others."""
-    case = Case((name,), {name: {"temperature": None, **options}}, {"patch_size": 8, "depth": 1})
-    model, algorithms = case.build()
-    batch = written(model, algorithms, case.batch(256))
-    head = model.objectives[name]
-    assert isinstance(head, PositionObjective)
+    batch, head = asked(name, options, 256)
+    _, places, told, _ = head.answers({"logits": torch.empty(256, 16, 16)}, batch)
     torch.manual_seed(0)
-    places = batch["view/keep"] if name == "droppos" else torch.arange(16).expand(256, 16)
-    told = batch.get(f"{name}/shown", torch.zeros(256, 16, dtype=torch.bool)).view(places.shape)
     taken = torch.zeros(256, 16).scatter_add(1, places, told.float())
     logits = torch.rand(*places.shape, 16) - 9 * taken.unsqueeze(1)
     right = torch.nn.functional.one_hot(places, 16) * told.unsqueeze(-1)
-    outputs = {"logits": logits + 99 * right}
-    accuracy = head.metrics(outputs, batch)["accuracy"]
-    assert head.answers(outputs, batch).chance() == pytest.approx(expected)
-    assert accuracy.item() == pytest.approx(expected, abs=0.02)
+    answers = head.answers({"logits": logits + 99 * right}, batch)
+    assert answers.accuracy().item() == pytest.approx(expected, abs=0.02)
+    assert answers.chance() == pytest.approx(expected, abs=0.01)
+
+
+def asked(name: str, options: dict[str, Any], size: int) -> tuple[Batch, PositionObjective]:
+    encoder = {"patch_size": 8, "depth": 1, "positions": "sincos"}
+    case = Case((name,), {name: {"temperature": None, **options}}, encoder)
+    model, algorithms = case.build()
+    head = model.objectives[name]
+    assert isinstance(head, PositionObjective)
+    return written(model, algorithms, case.batch(size)), head
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("droppos", {"mask_ratio": 0.5}), ("mp3", {"position_rate": 0.5})]
+)
+def test_hidden_places_are_drawn_anew_among_each_other(name: str, options: dict[str, Any]) -> None:
+    batch, head = asked(name, options, 8)
+    answers = head.answers({"logits": torch.rand(8, 16, 16)}, batch)
+    _, places, told, _ = answers
+    drawn = torch.stack([answers.redraw(number).places for number in range(2000)])
+    assert torch.equal(drawn[:, told], places[told].expand(2000, -1))
+    assert torch.equal(drawn.sort(dim=2).values, places.sort(dim=1).values.expand_as(drawn))
+    count = int((~told)[0].sum())
+    at_home = (drawn == places)[:, ~told].float().mean(0)
+    assert ((at_home - 1 / count).abs() < 5 * (1 / count / 2000) ** 0.5).all()
 
 
 class Slow(Dataset[dict[str, Tensor]]):
