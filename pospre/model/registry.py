@@ -10,6 +10,7 @@ from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 from pospre.model.objective import Predicts
 from pospre.model.passes import EncoderPass
+from pospre.nn.positions import schemes_that
 from pospre.nn.vit import Encoder
 
 
@@ -119,7 +120,7 @@ class Registry:
             known = "whole cells of one grid only" if positions.can_forget else "no place at all"
             raise UserError(
                 f"algorithms.{owner} places views anywhere in the image, but encoder.positions = "
-                f"{positions.name} knows {known}. Use learned, sincos or rotary."
+                f"{positions.name} knows {known}. Use {schemes_that('takes_boxes')}."
             )
         self.place_source = owner
 
@@ -239,8 +240,8 @@ class Registry:
             raise UserError(
                 f"algorithms.{owner} changes the places of the encoder pass '{name}' "
                 f"({', '.join(encoder_pass.places)}), but there are none to change: "
-                f"encoder.positions is {self._encoder.positions.name}. Use sincos, learned or "
-                "rotary."
+                f"encoder.positions is {self._encoder.positions.name}. "
+                f"Use {schemes_that('can_forget')}."
             )
         editors = dict.fromkeys(encoder_pass.places, owner) | self.editors
         owners = {editors[editor] for editor in encoder_pass.places}
@@ -285,7 +286,7 @@ class Registry:
         Args:
             predicts: of each objective by name.
         """
-        kind, source = self._encoder.positions.name, self.place_source
+        positions, source = self._encoder.positions, self.place_source
         for name, predicted in predicts.items():
             if name in self.editors.values():
                 if predicted is None:
@@ -300,11 +301,12 @@ class Registry:
                     "of every patch, and the answer with it. Use one of the two; or hide those "
                     "places by an editor of places, as droppos does."
                 )
-            elif predicted == "places" and kind != "none":
+            elif predicted == "places" and positions.can_forget:
                 raise UserError(
                     f"algorithms.{name} predicts the places of patches, which encoder.positions = "
-                    f"{kind} tells the encoder. Set encoder.positions: none; or hide them by an "
-                    "editor of places, as droppos does."
+                    f"{positions.name} tells the encoder. Set encoder.positions: "
+                    f"{schemes_that('can_forget', False)}; or hide them by an editor of places, "
+                    "as droppos does."
                 )
 
     def check_editors(self, contents: Container[str], places: Container[str]) -> None:

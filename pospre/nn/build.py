@@ -31,8 +31,6 @@ def build_encoder(options: EncoderOptions) -> Encoder:
         raise UserError(
             f"encoder.window = {options.window} is for swin_tiny; {name} has no windows."
         )
-    if options.positions in ("relative", "shared_relative") and options.num_registers:
-        raise UserError(f"encoder.positions = {options.positions} works without registers only.")
     size = SIZES[name] if name in SIZES else timm_size(name)
     patch = pair(options.patch_size or size.patch_size)
     for side, part in zip(pair(options.image_size), patch, strict=True):

@@ -520,7 +520,7 @@ def test_a_field_of_positions_is_hidden_but_for_what_is_told() -> None:
     model = make_model()
     attach(model, "mp3")
     with pytest.raises(
-        UserError, match=r"crop_field places .* encoder.positions = none knows .* Use learned"
+        UserError, match=r"crop_field places .* encoder.positions = none knows .* Use sincos"
     ):
         attach(model, "crop_field")
 

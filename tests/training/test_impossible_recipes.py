@@ -42,7 +42,7 @@ LEARNED = "encoder.positions=learned"
         (["algorithms={ema_teacher: {}}"], ["loss of its own", "Add a host"]),
         (
             ["algorithms={mae: {}, crop_field: {}}", "encoder.positions=relative"],
-            ["crop_field places views anywhere", "encoder.positions = relative", "Use learned"],
+            ["crop_field places views anywhere", "encoder.positions = relative", "Use sincos"],
         ),
         (["encoder.positions={relative: {heads: 3}}"], ["'encoder.positions.relative.heads'"]),
         (["encoder.positions={relative: {}, sincos: {}}"], ["give one scheme's name"]),

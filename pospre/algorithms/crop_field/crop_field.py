@@ -30,7 +30,6 @@ from pospre.model.model import PretrainModel
 from pospre.model.question import Question
 from pospre.nn.interpolation import Interpolation
 from pospre.nn.positions.scheme import Scheme
-from pospre.nn.positions.table import Table
 from pospre.ranges import ShareRange
 
 BoxScale = Literal["beta", "uniform", "const", "fill"]
@@ -96,12 +95,11 @@ class CropField(PretrainAlgorithm):
     def _make_field(self, model: PretrainModel) -> None:
         """Give the encoder's table, if it has a learned one, the size of the field."""
         table = model.encoder.positions
-        if not isinstance(table, Table) or not table.learns:
+        if not table.learns:
             return
         side = 50 if self.field_size is None else self.field_size
-        anew = table.name == "learned" and model.encoder.table_from is None
-        table.enlarge((side, side), anew=anew)
-        table.resampling = self.interpolation
+        anew = model.encoder.table_from is None
+        table.enlarge((side, side), anew=anew, resampling=self.interpolation)
         if model.teacher is not None:
             model.teacher.module.positions = deepcopy(table).requires_grad_(False)
 
@@ -173,11 +171,10 @@ def _check_unused(options: CropField, positions: Scheme) -> None:
         return  # which the registry refuses
     drawn, placed = options.box_scale in ("beta", "uniform"), options.box_scale != "const"
     scale = f"crop_field.box_scale = {options.box_scale}"
-    learned = isinstance(positions, Table) and positions.learns
     kind = f"encoder.positions = {positions.name}"
     for key, value, used, other in (
-        ("field_size", options.field_size, learned, kind),
-        ("interpolation", options.interpolation, learned, kind),
+        ("field_size", options.field_size, positions.learns, kind),
+        ("interpolation", options.interpolation, positions.learns, kind),
         ("scale_range", options.scale_range, drawn, scale),
         ("enclose", options.enclose, placed, scale),
     ):

@@ -32,6 +32,7 @@ from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import EncoderPass, MaskedTokens
 from pospre.model.question import Question
 from pospre.model.teacher import Frozen, Momentum
+from pospre.nn.positions import schemes_that
 from pospre.ranges import RatioRange, Share
 from pospre.schedules import linear
 
@@ -339,5 +340,6 @@ def _check_grids(model: PretrainModel) -> None:
         if model.grid(group) != model.encoder.grid:
             raise UserError(
                 f"dinov2: encoder.positions = {positions.name} knows one grid "
-                f"only, but the crops of data.views.{group} have another. Use learned."
+                f"only, but the crops of data.views.{group} have another. "
+                f"Use {schemes_that('takes_any_grid')}."
             )

@@ -22,6 +22,7 @@ from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from pospre.model.question import Question
+from pospre.nn.positions import schemes_that
 
 
 @dataclass(kw_only=True, eq=False)
@@ -120,7 +121,7 @@ def _check(options: StoP, model: PretrainModel) -> None:
         raise UserError(
             f"stop makes the predictor's positions uncertain, but encoder.positions = "
             f"{model.encoder.positions.name} tells it exactly, in attention, where a target lies. "
-            "Use learned or sincos."
+            f"Use {schemes_that('is_added')}."
         )
     editors = model.registry.passes["student"].places
     if options.variant in NOISY_CONTEXT and editors:

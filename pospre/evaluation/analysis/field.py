@@ -19,7 +19,7 @@ from pospre.evaluation.drawing import Cell, as_map, check_pictures, draw_cells, 
 from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.registry import Context, Plan
 from pospre.model.model import PretrainModel
-from pospre.nn.positions.table import Table
+from pospre.nn.positions import schemes_that
 from pospre.text_table import format_table, percent
 
 FIGURES = {"neighbours": "max"}
@@ -57,19 +57,19 @@ def evaluate(context: Context) -> dict[str, Any]:
 def check(plan: Plan) -> None:
     """Raise a ``UserError`` for an encoder without a table of positions."""
     positions = planned_encoder(plan.recipe).positions
-    if not isinstance(positions, Table):
+    if positions.vectors() is None:
         raise UserError(
             f"it draws a table of positions, and encoder.positions is {positions.name}; it is for "
-            "learned and sincos."
+            f"{schemes_that('inputs')}."
         )
     check_pictures(plan)
 
 
 def position_vectors(model: PretrainModel) -> Tensor:
     """Return the vectors (rows, columns, D) of the learned field, or of the encoder's patches."""
-    table = model.encoder.positions
-    assert isinstance(table, Table)
-    return table.at(table.grid).detach().unflatten(0, table.grid)
+    table = model.encoder.positions.vectors()
+    assert table is not None
+    return table.detach()
 
 
 def neighbour_cosine(table_RCD: Tensor) -> float | None:

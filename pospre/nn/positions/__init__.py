@@ -48,6 +48,8 @@ def build_positions(positions: Positions, space: Space) -> Scheme:
     if name not in SCHEMES:
         raise UserError(f"encoder.positions is '{name}'.{suggestion(name, SCHEMES)}")
     kind = scheme_class(name)
+    if space.num_registers and not kind.takes_registers:
+        raise UserError(f"encoder.positions = {name} works without registers only.")
     arguments = {**options, "space": space}
     scheme = kind(**check_arguments(f"encoder.positions.{name}", kind, arguments))
     scheme.name, scheme.options = name, {**options}
@@ -66,6 +68,12 @@ def timm_name(name: str) -> str:
     for pattern, theirs in _TIMM_NAMES:
         name = pattern.sub(theirs, name)
     return name
+
+
+def schemes_that(flag: str, value: bool = True) -> str:
+    """Return the names of the schemes with this flag, for errors: ``a, b or c``."""
+    *others, last = (name for name in SCHEMES if bool(getattr(scheme_class(name), flag)) is value)
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def scheme_class(name: str) -> type[Scheme]:

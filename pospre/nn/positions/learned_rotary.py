@@ -23,6 +23,7 @@ class LearnedRotary(Table):
     """
 
     is_added: ClassVar[bool] = False
+    is_drawn_larger: ClassVar[bool] = False
 
     def __init__(
         self, space: Space, *, rotation: str | Mapping[str, Mapping[str, Any]] = "rotary"

@@ -25,6 +25,7 @@ class RelativeBias(Scheme):
     takes_any_grid: ClassVar[bool] = False
     takes_boxes: ClassVar[bool] = False
     in_timm: ClassVar[bool] = True
+    takes_registers: ClassVar[bool] = False
 
     def reset_parameters(self) -> None:
         """Set all biases to 0."""

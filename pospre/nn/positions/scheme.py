@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from inspect import signature
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,13 @@ from pospre.errors import UserError
 from pospre.nn.places import Places
 
 Rotation = tuple[Tensor, Tensor]
+Resampling = Literal["bicubic", "bilinear", "antialiased", "offset"]
+"""How a table is read at another grid.
+
+``bicubic``, ``bilinear``: at the centres of the new cells (MAE, DeiT, ours). ``antialiased``: that,
+and a wider kernel where the new grid is coarser (timm's ``resample_abs_pos_embed``, DINOv2 with
+registers). ``offset``: cells are as wide as if there were 0.1 more of them (DINO, iBOT, DINOv2).
+"""
 
 
 class Clue(NamedTuple):
@@ -106,6 +113,9 @@ class Scheme(nn.Module):
         is_drawn: places are augmented in training, by ``places.keys``.
         is_added: vectors are added to tokens, and no block is told anything.
         in_timm: a model of timm has it, so that encoders can be exported.
+        takes_registers: works with registers among the tokens.
+        learns: has a learned table, which ``enlarge`` gives another grid.
+        inputs: names of the parameters that are added to tokens.
         name: in recipes, and ``options`` that differ from the defaults.
     """
 
@@ -120,6 +130,9 @@ class Scheme(nn.Module):
     is_added: ClassVar[bool] = False
     in_decoders: ClassVar[bool] = False
     in_timm: ClassVar[bool] = False
+    takes_registers: ClassVar[bool] = True
+    learns: ClassVar[bool] = False
+    inputs: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, space: Space) -> None:
         super().__init__()
@@ -146,6 +159,14 @@ class Scheme(nn.Module):
     def embed(self, places: Places) -> Tensor | None:
         """Return the vectors (R, K, dim) to add to patch tokens, of known places; None: none."""
         return None
+
+    def vectors(self) -> Tensor | None:
+        """Return the table that ``embed`` reads, (rows, columns, dim); None: there is none."""
+        return None
+
+    def enlarge(self, grid: tuple[int, int], *, anew: bool, resampling: Resampling) -> None:
+        """Give a learned table another grid; see ``Table.enlarge``."""
+        return
 
     def prefix(self) -> Tensor | None:
         """Return the vectors (1, P, dim) to add to prefix tokens; None: none."""

@@ -55,6 +55,7 @@ class LearnedSinCos(SinCos):
     """A table that starts as the fixed one and learns, the class token's row from 0."""
 
     learns: ClassVar[bool] = True
+    is_drawn_larger: ClassVar[bool] = False
     in_boxes = Table.in_boxes
 
 

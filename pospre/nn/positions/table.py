@@ -6,7 +6,7 @@ position field) at the centres of the box's cells, by bicubic or bilinear interp
 """
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -15,15 +15,8 @@ from torch import Tensor, nn
 from pospre.nn.interpolation import Interpolation, interpolation_weights
 from pospre.nn.masking import gather_tokens
 from pospre.nn.places import Places, box_centres
-from pospre.nn.positions.scheme import Scheme, Space
+from pospre.nn.positions.scheme import Resampling, Scheme, Space
 
-Resampling = Literal["bicubic", "bilinear", "antialiased", "offset"]
-"""How a table is read at another grid.
-
-``bicubic``, ``bilinear``: at the centres of the new cells (MAE, DeiT, ours). ``antialiased``: that,
-and a wider kernel where the new grid is coarser (timm's ``resample_abs_pos_embed``, DINOv2 with
-registers). ``offset``: cells are as wide as if there were 0.1 more of them (DINO, iBOT, DINOv2).
-"""
 _OFFSET = 0.1
 
 
@@ -33,11 +26,14 @@ class Table(Scheme):
     Attributes:
         grid: (rows, columns) of the table, not always that of the images.
         resampling: how it is read at another grid.
+        is_drawn_larger: a fresh table that is enlarged is drawn anew, not read from the smaller.
     """
 
     is_added: ClassVar[bool] = True
     in_timm: ClassVar[bool] = True
     learns: ClassVar[bool] = True
+    inputs: ClassVar[tuple[str, ...]] = ("pos_embed",)
+    is_drawn_larger: ClassVar[bool] = True
     pos_embed: Tensor
 
     def __init__(self, space: Space) -> None:
@@ -61,16 +57,17 @@ class Table(Scheme):
         self.grid = grid
 
     @torch.no_grad()
-    def enlarge(self, grid: tuple[int, int], *, anew: bool) -> None:
+    def enlarge(self, grid: tuple[int, int], *, anew: bool, resampling: Resampling) -> None:
         """Take a table of ``grid``: the present one read there, or drawn ``anew``.
 
-        Prefix tokens keep their rows.
+        Prefix tokens keep their rows. From now on it is read by ``resampling``.
         """
         prefix, patches = self.prefix(), self.at(grid)
         self.make_room(grid)
         table = self.pos_embed.data
         table[:, : self.space.num_prefix] = prefix
-        if anew:
+        self.resampling = resampling
+        if anew and self.is_drawn_larger:
             nn.init.trunc_normal_(table[:, self.space.num_prefix :], std=0.02)
         else:
             table[0, self.space.num_prefix :] = patches
@@ -89,6 +86,10 @@ class Table(Scheme):
         """Return the rows of the class token and the registers."""
         own = self._rows[:, : int(self.space.has_class_token)]
         return torch.cat([own, self.pos_embed[:, self._registers].detach()], dim=1)
+
+    def vectors(self) -> Tensor:
+        """Return the table, (rows, columns, dim)."""
+        return self.at(self.grid).unflatten(0, self.grid)
 
     def at(self, grid: tuple[int, int]) -> Tensor:
         """Return the table of the patches of ``grid``, (rows·cols, dim), row-major."""

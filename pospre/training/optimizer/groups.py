@@ -12,8 +12,8 @@ from pospre.nn.patch_encoder import PatchEncoder
 from pospre.recipe.sections import Optimizer
 
 # Whatever edits tokens on their way into the first block learns as the patch embedding does.
-_TOKENS = ("cls_token", "reg_token", "positions.pos_embed", "patch_embed")
-_INPUT = ("contents.", "places.", *(f"encoder.{part}" for part in _TOKENS))
+_EDITORS = ("contents.", "places.")
+_TOKENS = ("cls_token", "reg_token", "patch_embed")
 
 
 @typed
@@ -102,10 +102,13 @@ def rate_scale(model: nn.Module, name: str, options: Optimizer) -> float:
 
 
 def _layer_id(name: str, encoder: PatchEncoder) -> int:
-    block = encoder.block_of(name.removeprefix("encoder."))
+    own = name.removeprefix("encoder.")
+    block = encoder.block_of(own)
     if block is not None:
         return block + 1
-    return 0 if name.startswith(_INPUT) else encoder.depth + 1
+    inputs = (*_TOKENS, *(f"positions.{each}" for each in encoder.positions.inputs))
+    is_input = name.startswith(_EDITORS) or (own != name and own.startswith(inputs))
+    return 0 if is_input else encoder.depth + 1
 
 
 def _frozen_epochs(model: nn.Module) -> Iterator[tuple[str, int]]:

@@ -82,7 +82,7 @@ def test_an_enlarged_table_keeps_the_prefix_and_is_read_from_the_old_one(
     table: Table, anew: bool
 ) -> None:
     own, prefix, larger = table.at((3, 4)).clone(), table.prefix().clone(), table.at((6, 8))
-    table.enlarge((6, 8), anew=anew)
+    table.enlarge((6, 8), anew=anew, resampling="bicubic")
     assert table.grid == (6, 8) and table.pos_embed.requires_grad
     assert torch.equal(table.prefix(), prefix)
     assert torch.equal(table.pos_embed[0, 3:], larger) != anew
