@@ -1,13 +1,16 @@
 """timm's rotary encoders become ours: the same tokens and gradients of the same weights."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import timm
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from pospre.errors import UserError
+from pospre.evaluation.models import Shown, open_model
 from pospre.nn.places import Places
 from pospre.nn.positions.scheme import Clue
 from pospre.nn.timm_models import timm_size, wrap_encoder
@@ -130,6 +133,36 @@ def test_all_sizes_of_dinov3_are_known_by_name(size: str) -> None:
     found = timm_size(f"vit_{size}_patch16_dinov3")
     assert found.eps == 1e-5 and not found.key_bias and not found.qkv_bias
     assert found.swiglu == (size in ("huge_plus", "7b"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vit_base_patch16_dinov3",
+        "vit_large_patch16_dinov3_qkvb",
+        "vit_huge_plus_patch16_dinov3_qkvb",
+    ],
+)
+def test_every_tensor_of_dinov3s_larger_sizes_goes_to_us_and_back(
+    name: str, tmp_path: Path
+) -> None:
+    """At their widths, with one block; a file tells which size it is."""
+    vit = redrawn(timm.create_model(name, depth=1, num_classes=0, img_size=64))
+    encoder: Any = wrap_encoder(vit).eval()
+    x = images(vit, 2, 3)
+    with torch.no_grad():
+        expected = vit.forward_features(x)
+        close(encoder(x), expected, 1e-6)
+    returned, own = encoder.timm_state(vit), vit.state_dict()
+    assert returned.keys() == own.keys()
+    assert all(torch.equal(returned[key], own[key]) for key in own)
+    save_file({key: value.float() for key, value in own.items()}, tmp_path / "vit.safetensors")
+    subject = open_model(str(tmp_path / "vit.safetensors"), shown=Shown((32, 48)))
+    count = len(encoder.state_dict())
+    assert f"{count} of {count} tensors" in subject.origin
+    assert subject.recipe.encoder.name == f"timm:{name}"
+    with torch.no_grad():
+        close(subject.model.eval().tokens(x.float()).double(), expected, 1e-4)
 
 
 @pytest.mark.parametrize(
