@@ -68,9 +68,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--grid",
         metavar="RxC",
-        help="rows and columns of the positions written, for images of so many patches; default: "
-        "the encoder's. Positions of a field (crop_field) are read from it at once, which keeps "
-        "more than resampling the file would; RxC of the field itself writes it as it is",
+        help="rows and columns of patches of the images that are written for (an onnx graph takes "
+        "no others); default: the encoder's. Positions of a field (crop_field) are read from it at "
+        "once, which keeps more than resampling the file would; RxC of the field itself writes it "
+        "as it is",
     )
     parser.add_argument(
         "--weights",

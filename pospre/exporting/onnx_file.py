@@ -42,8 +42,7 @@ def write(parts: Parts, path: Path) -> None:
 
 def _traced(parts: Parts) -> bytes:
     """Return the bytes of the exported graph."""
-    vit = timm.create_model(parts.timm_name, **parts.kwargs)
-    vit.load_state_dict(parts.tensors)
+    vit = _for_one_size(parts)
     names = parts.output_names
     buffer: Any = io.BytesIO()  # the type of the argument knows paths alone
     with warnings.catch_warnings(action="ignore"):  # the sizes that it takes for constants are
@@ -58,6 +57,17 @@ def _traced(parts: Parts) -> bytes:
             dynamic_axes={name: {0: "batch"} for name in [_INPUT, *names]},
         )
     return buffer.getvalue()
+
+
+def _for_one_size(parts: Parts) -> Any:
+    """Return timm's model with its positions as constants: the exporter knows no resampling."""
+    fixed = {"dynamic_img_size": False} if "dynamic_img_size" in parts.kwargs else {}
+    vit: Any = timm.create_model(parts.timm_name, **parts.kwargs | fixed)
+    vit.load_state_dict(parts.tensors)
+    if getattr(vit, "rope", None) is not None:
+        turns = vit.rope.get_embed().detach()
+        vit.rope.get_embed = lambda: turns
+    return vit
 
 
 def compute(parts: Parts, path: Path, images: Tensor) -> tuple[str, dict[str, Tensor]]:

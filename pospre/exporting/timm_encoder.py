@@ -119,7 +119,7 @@ def take_parts(
         grid: of the positions; None takes the encoder's.
 
     Raises:
-        UserError: the encoder has no table of positions that ``grid`` could be of.
+        UserError: the encoder knows images of its own grid only.
     """
     encoder = model.encoder
     shown = grid or encoder.grid
@@ -152,10 +152,12 @@ def _with_positions(model: PretrainModel, grid: tuple[int, int]) -> dict[str, Te
     encoder = model.encoder
     if grid == encoder.grid:
         return encoder.timm_state()
-    if not encoder.positions.is_added:
+    if not encoder.positions.takes_any_grid:
+        own = "x".join(map(str, encoder.grid))
         raise UserError(
-            f"--grid {grid[0]}x{grid[1]} is for positions of a table or a field, but "
-            f"encoder.positions is {encoder.positions.name}."
+            f"--grid {grid[0]}x{grid[1]} is for positions that other images have, too, but "
+            f"encoder.positions = {encoder.positions.name} knows a grid of {own} only. Leave out "
+            "--grid."
         )
     return encoder.timm_state(grid=grid)
 

@@ -1,5 +1,6 @@
 """The Vision Transformer: patches, prefix tokens and blocks, run over the tokens that matter."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -229,7 +230,7 @@ class Encoder(PatchEncoder):
             state["pos_embed"] = self.position_table(grid or self.grid)
         elif self.positions.name == "none":
             # timm leaves the class token out where there is no table: one of zeros adds nothing
-            length = self.num_prefix_tokens + self.num_patches
+            length = self.num_prefix_tokens + math.prod(grid or self.grid)
             state["pos_embed"] = self.patch_embed.proj.weight.new_zeros(1, length, self.embed_dim)
         theirs = None if vit is None else vit.state_dict().get("pos_embed")
         if theirs is not None and theirs.shape[1] < state["pos_embed"].shape[1]:

@@ -108,10 +108,10 @@ def test_a_grid_that_is_none_is_refused(tmp_path: Path, grid: str) -> None:
         export("nowhere", tmp_path / "encoder.pth", format="timm", grid=grid)
 
 
-def test_without_positions_there_is_no_grid(tmp_path: Path) -> None:
+def test_without_positions_a_grid_is_the_images_size(tmp_path: Path) -> None:
     path = checkpoint(tmp_path / "runs", positions="none")
-    with pytest.raises(UserError, match=r"encoder\.positions is none"):
-        exported(path, tmp_path / "encoder.pth", grid="6x6")
+    table = exported(path, tmp_path / "encoder.pth", grid="6x6")["pos_embed"]
+    assert table.shape[1] == 1 + 6 * 6 and not table.any()
 
 
 @pytest.mark.parametrize(("options", "positions"), FIELDS)

@@ -1,15 +1,19 @@
 """Encoders of every scheme of positions: exported and read back, or refused before any writing."""
 
 from pathlib import Path
+from typing import Any
 
+import onnxruntime
 import pytest
 import timm
 import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
 
 from pospre.errors import run_command
 from pospre.evaluation.models import open_model
 from pospre.export import main
+from pospre.exporting.export import export
 from pospre.nn.positions import SCHEMES, scheme_class
 from pospre.training.checkpoints.content import load_model
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
@@ -73,6 +77,51 @@ def test_rotary_encoders_come_back_from_every_format_or_are_refused(
         return
     assert code == 0, said.err
     assert "are ours" in said.out and "cosine 1.000000" in said.out
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [
+        "rotary",
+        {"rotary": {"coordinates": "cells"}},
+        "rotary_mixed",
+        {"learned_rotary": {"rotation": "rotary_mixed"}},
+    ],
+)
+@torch.no_grad()
+def test_the_graph_of_a_rotary_encoder_is_of_any_one_image_size(
+    positions: Any, tmp_path: Path
+) -> None:
+    recipe = tiny_recipe(tmp_path / "runs", CLASSIFIER, positions=positions, image_size=32)
+    path = save_checkpoint(recipe)
+    model = load_model(str(path))[0].eval()
+    for grid in (None, "3x5", "4x4"):
+        out = tmp_path / f"{grid}.onnx"
+        export(str(path), out, format="onnx", grid=grid)
+        rows, columns = (2, 2) if grid is None else (int(grid[0]), int(grid[2]))
+        images = torch.randn(2, 3, 16 * rows, 16 * columns)
+        session = onnxruntime.InferenceSession(out)
+        found = torch.from_numpy(session.run(["tokens"], {"images": images.numpy()})[0])
+        assert F.cosine_similarity(found, model.tokens(images), dim=-1).min() >= 0.99999
+        places = model.encoder.places_of(images)
+        nowhere = places.forget(torch.ones(1, rows * columns, dtype=torch.bool))
+        other = model.encoder(images, places=nowhere)
+        assert F.cosine_similarity(found, other, dim=-1).min() < 0.999, "places are not felt"
+
+
+@pytest.mark.parametrize("format", ["timm", "onnx"])
+def test_a_grid_that_positions_do_not_know_is_refused(
+    format: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, name = run_of("relative", tmp_path / "runs"), {"timm": "e.pth", "onnx": "e.onnx"}[format]
+    arguments = [str(path), str(tmp_path / name), "--format", format, "--grid", "3x5"]
+    assert run_command(lambda: main(arguments)) == 2
+    said = capsys.readouterr().err
+    assert said == (
+        "error: --grid 3x5 is for positions that other images have, too, but encoder.positions = "
+        "relative knows a grid of 2x2 only. Leave out --grid.\n"
+    )
+    assert [each.name for each in tmp_path.iterdir()] == ["runs"]
 
 
 def test_rotary_options_that_timm_lacks_are_named(
