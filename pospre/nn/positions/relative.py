@@ -4,6 +4,7 @@ A forgotten place has bias 0 to and from all other tokens. It knows the offsets 
 only, in whole cells.
 """
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 import torch
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pospre.nn.places import Places
-from pospre.nn.positions.scheme import Scheme, Space
+from pospre.nn.positions.scheme import Clue, Scheme, Space
 
 
 class RelativeBias(Scheme):
@@ -32,13 +33,10 @@ class RelativeBias(Scheme):
         for table in self.parameters():
             nn.init.zeros_(table)
 
-    def bias(self, table: Tensor, places: Places) -> Tensor:
-        """Return the bias (R, heads, T, T) of a table."""
-        return table[self._index(places, table)].permute(0, 3, 1, 2).contiguous()
-
-    def _index(self, places: Places, table: Tensor) -> Tensor:
-        """Return the row of the table for each pair of tokens: int64 (R, T, T)."""
+    def index(self, places: Places) -> Tensor:
+        """Return the row of a table for each pair of tokens: int64 (R, T, T)."""
         (rows, cols), prefix = self.space.grid, self.space.num_prefix
+        table = next(self.parameters())
         cells = places.cells
         if cells is None:
             cells = torch.arange(rows * cols, device=table.device)[None]
@@ -58,15 +56,15 @@ class RelativeBias(Scheme):
 class Relative(RelativeBias):
     """One table for each block (BEiT's fine-tuning, MP3)."""
 
-    shares_clues: ClassVar[bool] = False
-
     def __init__(self, space: Space) -> None:
         super().__init__(space)
         self.tables = nn.ParameterList(_table(space) for _ in range(space.depth))
 
-    def distances(self, places: Places, layer: int) -> Tensor:
-        """Return the bias (R, heads, T, T) of block ``layer``."""
-        return self.bias(self.tables[layer], places)
+    def clues(self, places: Places) -> Iterator[Clue]:
+        """Yield the bias of each block; the rows of the tables are the same for all."""
+        index = self.index(places)
+        for table in self.tables:
+            yield self.told(places, None, _read(table, index))
 
 
 class SharedRelative(RelativeBias):
@@ -78,7 +76,11 @@ class SharedRelative(RelativeBias):
 
     def distances(self, places: Places, layer: int) -> Tensor:
         """Return the bias (R, heads, T, T) of every block."""
-        return self.bias(self.table, places)
+        return _read(self.table, self.index(places))
+
+
+def _read(table: Tensor, index_RTT: Tensor) -> Tensor:
+    return table[index_RTT].permute(0, 3, 1, 2).contiguous()
 
 
 def _table(space: Space) -> nn.Parameter:

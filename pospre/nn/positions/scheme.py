@@ -208,19 +208,18 @@ class Scheme(nn.Module):
         clue = Clue()
         for layer in range(self.space.depth):
             if layer == 0 or not self.shares_clues:
-                clue = self._clue(places, layer)
+                clue = self.told(places, self.angles(places, layer), self.distances(places, layer))
             yield clue
 
-    def _clue(self, places: Places, layer: int) -> Clue:
+    def told(self, places: Places, angles: Tensor | None, bias: Tensor | None) -> Clue:
+        """Return what one block is told: of forgotten places nothing."""
         known, num_prefix = places.known, self.space.num_prefix
-        angles = self.angles(places, layer)
         rotation = None
         if angles is not None:
             if known is not None:
                 angles = angles * known[:, None, :, None]
             angles = nn.functional.pad(angles, (0, 0, num_prefix, 0))
             rotation = angles.cos(), angles.sin()
-        bias = self.distances(places, layer)
         if bias is not None and known is not None:
             told = nn.functional.pad(known, (num_prefix, 0), value=True)
             bias = torch.where(told[:, None, :, None] & told[:, None, None, :], bias, 0)

@@ -1,5 +1,7 @@
 """Relative positions: timm's bias, some cells of it, and what is forgotten."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -70,6 +72,24 @@ def test_forgotten_tokens_have_no_bias_and_the_others_keep_theirs(prefix: int) -
     nothing = biases(made, Places((3, 3)).forget(torch.ones(4, 9, dtype=torch.bool)))[0]
     assert not nothing[:, :, prefix:].any() and not nothing[..., prefix:].any()
     assert prefix == 0 or nothing[:, :, :prefix, :prefix].any()
+
+
+def test_every_block_has_its_own_biases_at_offsets_that_are_found_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = Relative(Space(8, 2, 3, (3, 3), True))
+    for table in made.tables:
+        torch.nn.init.normal_(table)
+    found, index = [], Relative.index
+
+    def noted(*given: Any) -> Tensor:
+        found.append(index(*given))
+        return found[-1]
+
+    monkeypatch.setattr(Relative, "index", noted)
+    for bias, table in zip(biases(made, Places((3, 3))), made.tables, strict=True):
+        assert torch.equal(bias, table[found[0]].permute(0, 3, 1, 2))
+    assert len(found) == 1
 
 
 def test_only_offsets_count() -> None:
