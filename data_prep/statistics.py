@@ -250,7 +250,11 @@ def main(argv: list[str] | None = None) -> int:
     if args.channels is not None:
         from pospre.data.opening import open_reader
 
-        reader = open_reader(args.path, channels=args.channels, deep_range=wanted)
+        reader = open_reader(
+            args.path,
+            channels=args.channels,
+            deep_range=(wanted.low, wanted.high) if wanted else "auto",
+        )
         moments = measure(reader, max(1, args.workers)).describe()
         print(
             " ".join(f"data.{key}={numbers}".replace(" ", "") for key, numbers in moments.items())

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Container, Iterator
 from dataclasses import fields, is_dataclass
 from functools import cache, reduce, wraps
-from inspect import getdoc, signature
+from inspect import getdoc, getmro, signature
 from operator import or_
 from types import UnionType
 from typing import (
@@ -27,13 +27,11 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    TypeAdapter,
     ValidationError,
     create_model,
     validate_call,
-    with_config,
 )
-from pydantic_core import ArgsKwargs, ErrorDetails
+from pydantic_core import ErrorDetails
 
 from pospre.errors import UserError, suggestion
 
@@ -67,14 +65,22 @@ def typed(function: Callable[P, Result], name: str = "") -> Callable[P, Result]:
         function: a function, or a dataclass.
         name: of the function in errors, if not its own.
     """
+    target: Any = function
+    arguments = target.__init__ if is_dataclass(target) else target  # type: ignore[misc]
 
     @cache  # made when it is first called: annotations may name what comes below
     def checked() -> Callable[P, Result]:
-        config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
-        if is_dataclass(function):
-            validate = TypeAdapter(with_config(config)(function)).validate_python
-            return lambda *args, **kwargs: cast(Result, validate(ArgsKwargs(args, kwargs)))
-        return validate_call(config=config)(function)
+        config = ConfigDict(arbitrary_types_allowed=True)
+        checking: Any = validate_call(config=config)(arguments)
+        if arguments is target:
+            return cast(Callable[P, Result], checking)
+
+        def make(*args: P.args, **kwargs: P.kwargs) -> Result:
+            made: Result = target.__new__(target)
+            checking(made, *args, **kwargs)
+            return made
+
+        return make
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> Result:
@@ -83,7 +89,7 @@ def typed(function: Callable[P, Result], name: str = "") -> Callable[P, Result]:
         except ValidationError as error:
             first = error.errors()[0]
             place = first["loc"][0]
-            key = place if isinstance(place, str) else [*signature(function).parameters][place]
+            key = place if isinstance(place, str) else [*signature(arguments).parameters][place]
             given = repr(first["input"])
             if len(given) > _LONGEST:
                 given = f"of type {type(first['input']).__name__}"
@@ -113,7 +119,8 @@ def taking(
 
         given = signature(function).return_annotation
         vars(call)["__signature__"] = signature(options).replace(return_annotation=given)
-        call.__doc__ = f"{getdoc(function)}\n\n{(getdoc(options) or '').partition(chr(10) * 2)[2]}"
+        told = [getdoc(each) or "" for each in getmro(cast(type, options))[-2::-1]]
+        call.__doc__ = "\n\n".join([getdoc(function) or "", *told])
         return call
 
     return wrap
@@ -152,8 +159,12 @@ def check_arguments(
 
 def check_fields(made: "DataclassInstance", source: str) -> None:
     """Raise ``UserError`` unless the fields of a dataclass hold what their annotations say."""
-    given = {field.name: getattr(made, field.name) for field in fields(made)}
-    check_arguments("", type(made), given, source)
+    check_arguments("", type(made), declared(made, type(made)), source)
+
+
+def declared(given: object, declaration: type["DataclassInstance"]) -> dict[str, Any]:
+    """Return what ``given`` holds of the fields of a dataclass, by name."""
+    return {field.name: getattr(given, field.name) for field in fields(declaration)}
 
 
 @cache

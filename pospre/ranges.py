@@ -6,7 +6,15 @@ Beside them stand pydantic's ``PositiveInt``, ``NonNegativeFloat`` and so on.
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, PositiveInt
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ByteSize,
+    Field,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+)
 from pydantic_core import PydanticCustomError
 
 
@@ -19,6 +27,15 @@ def only(is_allowed: Callable[[Any], bool], words: str) -> AfterValidator:
         return value
 
     return AfterValidator(check)
+
+
+def _bytes(value: Any) -> Any:
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(value))
+    except ValidationError:
+        raise PydanticCustomError(
+            "bytes", "Input should be a size such as 200GB or 64MiB"
+        ) from None
 
 
 Width = Annotated[int, Field(ge=4, multiple_of=4)]
@@ -40,3 +57,7 @@ RatioRange = Annotated[
 PositiveRange = Annotated[
     Pair, only(lambda pair: 0 < pair[0] <= pair[1], "two numbers with 0 < low <= high")
 ]
+RisingRange = Annotated[
+    Pair, only(lambda pair: pair[0] < pair[1], "auto, or two numbers with low < high")
+]
+Bytes = Annotated[int, BeforeValidator(_bytes), Field(gt=0)]

@@ -195,7 +195,7 @@ class BatchFiller:
         """Put another sample into a row; whatever is drawn for it is its own."""
         batch[INDEX][row] = index
         epoch = batch[EPOCH][row : row + 1].numpy()
-        views, seed = self.options.views, self.options.seed
+        views, seed = self.options.groups, self.options.seed
         plans = plan_views(views, seed=seed, epoch=epoch, index=np.array([index]))
         for plan in plans:
             batch[flip_key(plan.group.name)][row] = torch.from_numpy(plan.flips[0])

@@ -17,132 +17,26 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from pospre.arguments import typed
+from pospre.arguments import taking
 from pospre.batch import Batch
 from pospre.data.batches import BatchFiller, empty_batch
 from pospre.data.buffers import BatchMemory
-from pospre.data.cores import default_workers, one_thread, thread_pool
-from pospre.data.opening import check_options, open_reader
+from pospre.data.cores import one_thread, thread_pool
 from pospre.data.options import LoaderOptions
 from pospre.data.order import rank_visits
 from pospre.data.stores.identity import Identity
-from pospre.data.stores.subset import subset
 from pospre.data.timing import LoaderTiming, Stopwatch
-from pospre.data.views.options import ViewGroup, Views, named_groups
 from pospre.data.views.plan import plan_views
 from pospre.errors import UserError
 
 _CHUNK = 16  # samples per task: enough to plan together, few enough to share evenly
 _MIN_PREFETCH = 2
-_ONE_CROP = (ViewGroup(),)
-
-
-@typed
-def build_loader(
-    path: str | Path,
-    *,
-    batch_size: int,
-    views: Views = _ONE_CROP,
-    seed: int = 0,
-    shuffle: bool = True,
-    drop_last: bool = True,
-    num_workers: int | None = None,
-    repeats: int = 1,
-    rank: int = 0,
-    world_size: int = 1,
-    order: str = "random",
-    window: int = 16384,
-    lanes: int = 1,
-    nodes: int = 1,
-    bad_samples: str = "fail",
-    tolerance: float = 1.0,
-    pin_memory: bool = True,
-    label_fraction: float = 1.0,
-    labels: str | None = None,
-    **storage: Any,
-) -> "ViewLoader":
-    """Open a data set and return its loader.
-
-    For any training code::
-
-        loader = build_loader("photos", batch_size=64)
-        for epoch in range(10):
-            for batch in loader:
-                pixels, labels = batch["view/image"], batch["label"]
-
-    ``len(loader)`` is the number of batches in an epoch, ``loader.num_samples`` the size of the
-    data set, ``loader.classes`` the names of its labels. A batch is a dict of tensors for B
-    samples, with V views for each group ``g`` of ``views`` (one, called ``view``):
-
-    - ``index`` int64 (B,): the samples' places in the data set;
-    - ``epoch`` int64 (B,): the epoch that their draws belong to;
-    - ``label`` int64 (B,): their classes, −1 where there are none;
-    - ``g/image`` uint8 (B, V, 3, H, W): RGB pixels, channels last in memory, not yet mirrored;
-    - ``g/box`` float32 (B, V, 4): x0, y0, x1, y1 of the views as parts of the upright image;
-    - ``g/flip`` bool (B, V): which views are drawn to be mirrored, by whoever moves the pixels.
-
-    Args:
-        path: image folder, ``.beton`` file, MDS directory or ``s3://`` address of one.
-        batch_size: samples per batch of one rank.
-        views: what to cut out of every image, in a row or by name, as ``model.views``; by default
-            one random crop of 224 pixels.
-        seed: the run's seed, for order, boxes and flips.
-        shuffle: visit the samples in the epoch's random order instead of the stored one.
-        drop_last: leave out the samples that do not fill a batch of all ranks.
-        num_workers: decoding threads; by default one per core that this rank may use; 0: images
-            are decoded by whoever asks for them.
-        repeats: how many times in a row each sample comes, in an epoch of the same length.
-        rank: number of this rank; nothing is found out by itself, under ``torchrun`` neither.
-        world_size: number of ranks; under Composer's Trainer another one is an error, and in a
-            loop of several ranks 1 is a warning.
-        order: of a shuffled epoch: ``"random"``, or ``"windows"`` for data that come in parts; see
-            ``pospre.data.order``.
-        window: samples that are shuffled together in windows.
-        lanes: that a shuffled epoch is dealt to, so that machines with caches of their own need not
-            fetch everything; they divide the batch of all ranks; see ``pospre.data.order``.
-        nodes: machines that the ranks are on, as many on each, one machine's after another's.
-        bad_samples: ``"fail"`` stops at a sample that cannot be decoded and names it; ``"skip"``
-            warns, counts it and takes the next one in its place.
-        tolerance: how much views may differ from the same boxes of the full-size image, RMS in
-            grey levels of 255 and on average over photographs, so that large JPEGs may be decoded
-            smaller; below 0.75 none are.
-        pin_memory: lay batches out where a GPU, if there is one, fetches them fastest.
-        label_fraction: of the images, as many of each class, drawn by the seed; ``num_samples`` and
-            an epoch are what is left.
-        labels: text file that names the images to take instead, one in each line.
-        storage: how the data are reached: see ``open_reader``.
-
-    Raises:
-        UserError: the data set cannot be read or is smaller than one batch, or an option is
-            unknown.
-    """
-    check_options(storage, build_loader)
-    return ViewLoader(
-        subset(open_reader(path, **storage), label_fraction, labels, seed),
-        batch_size=batch_size,
-        views=[*named_groups(views).values()],
-        seed=seed,
-        shuffle=shuffle,
-        drop_last=drop_last,
-        num_workers=default_workers() if num_workers is None else num_workers,
-        repeats=repeats,
-        rank=rank,
-        world_size=world_size,
-        order=order,
-        window=window,
-        lanes=lanes,
-        nodes=nodes,
-        bad_samples=bad_samples,
-        tolerance=tolerance,
-        pin_memory=pin_memory,
-    )
 
 
 @dataclass
@@ -155,7 +49,7 @@ class _Position:
 
 
 class ViewLoader(LoaderOptions):
-    """Iterates over one rank's batches of an epoch; its arguments are those of ``build_loader``.
+    """Iterates over one rank's batches of an epoch; ``build_loader`` makes it.
 
     Every iteration is an epoch: ``for epoch in range(10): for batch in loader: …`` draws order and
     views anew ten times. An iteration that was broken off counts as well, so that the next one
@@ -205,10 +99,10 @@ class ViewLoader(LoaderOptions):
 
     @property
     def _prefetch(self) -> int:
-        if self.num_workers == 0:
+        if self.threads == 0:
             return 0
         tasks = -(-self.batch_size // _CHUNK)
-        return _MIN_PREFETCH + -(-self.num_workers // tasks)
+        return _MIN_PREFETCH + -(-self.threads // tasks)
 
     @property
     def _global_size(self) -> int:
@@ -287,7 +181,7 @@ class ViewLoader(LoaderOptions):
         count -= count % self._global_size if self.drop_last else 0
         visits = start + rank_visits(count, self.rank, self.world_size, self.batch_size, self.lanes)
         # the reader is closed first: a thread that waits for a download would not end otherwise
-        with thread_pool(self.num_workers) as pool, self._expecting(order[visits], position):
+        with thread_pool(self.threads) as pool, self._expecting(order[visits], position):
             pending = deque[_Pending]()
             for first in range(0, len(visits), self.batch_size):
                 batch_visits = visits[first : first + self.batch_size]
@@ -317,7 +211,7 @@ class ViewLoader(LoaderOptions):
         watch = Stopwatch()
         # a repeat draws as if it were an epoch of its own, masks and colours included
         epochs = epoch * self.repeats + visits // self.lanes % self.repeats
-        plans = plan_views(self.views, seed=self.seed, epoch=epochs, index=index)
+        plans = plan_views(self.groups, seed=self.seed, epoch=epochs, index=index)
         batch = empty_batch(plans, epochs, index, self.reader, self._memory)
         watch.lap("plan")
         self.timing.add(watch)
@@ -342,3 +236,32 @@ class ViewLoader(LoaderOptions):
 
 
 _Pending = tuple[Batch, list[Future[None]]]  # a batch and the tasks that write its views
+
+
+@taking(ViewLoader)
+def build_loader(loader: ViewLoader) -> ViewLoader:
+    """Open a data set and return its loader.
+
+    For any training code::
+
+        loader = build_loader("photos", batch_size=64)
+        for epoch in range(10):
+            for batch in loader:
+                pixels, labels = batch["view/image"], batch["label"]
+
+    ``len(loader)`` is the number of batches in an epoch, ``loader.num_samples`` the size of the
+    data set, ``loader.classes`` the names of its labels. A batch is a dict of tensors for B
+    samples, with V views for each group ``g`` of ``views`` (one, called ``view``):
+
+    - ``index`` int64 (B,): the samples' places in the data set;
+    - ``epoch`` int64 (B,): the epoch that their draws belong to;
+    - ``label`` int64 (B,): their classes, −1 where there are none;
+    - ``g/image`` uint8 (B, V, 3, H, W): RGB pixels, channels last in memory, not yet mirrored;
+    - ``g/box`` float32 (B, V, 4): x0, y0, x1, y1 of the views as parts of the upright image;
+    - ``g/flip`` bool (B, V): which views are drawn to be mirrored, by whoever moves the pixels.
+
+    Raises:
+        UserError: the data set cannot be read or is smaller than one batch, or an option is
+            unknown.
+    """
+    return loader

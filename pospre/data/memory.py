@@ -114,15 +114,14 @@ def estimate_memory(loader: ViewLoader) -> MemoryEstimate:
     reader = loader.reader
     channels = reader.decoding.channels
     numbers = channels if reader.features is None else 4  # bytes per pixel
-    views = sum(group.count * (np.prod(group.shape) * numbers + 17) for group in loader.views)
+    views = sum(group.count * (np.prod(group.shape) * numbers + 17) for group in loader.groups)
     stored = stored_bytes(reader)
     known = 0 if reader.features is not None else reader.max_pixels
     pixels = _ASSUMED_PIXELS if known is None else known
     per_pixel = -(-_BYTES_PER_PIXEL * max(3, channels) // 3)  # a single channel comes from three
     return MemoryEstimate(
         batches=int((views + 24) * loader.batch_size * loader.num_batches_held),
-        decoding=BYTES_OF_CODE
-        + max(1, loader.num_workers) * (per_pixel * pixels + _BYTES_PER_THREAD),
+        decoding=BYTES_OF_CODE + max(1, loader.threads) * (per_pixel * pixels + _BYTES_PER_THREAD),
         tables=_BYTES_PER_SAMPLE * len(reader),
         num_ranks=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         stored=stored,

@@ -1,10 +1,13 @@
 """Open a data set, whatever its storage format."""
 
-from collections.abc import Callable, Iterable
-from inspect import signature
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
-from pospre.data.decode.bit_depth import Decoding, DeepRange, parse_range
+from pydantic import PositiveInt
+
+from pospre.arguments import taking
+from pospre.data.decode.bit_depth import Decoding, DeepRange, given_range, parse_range
+from pospre.data.reading import Storage
 from pospre.data.stores.description import Noted
 from pospre.data.stores.ffcv import FfcvReader
 from pospre.data.stores.files import odd_file
@@ -12,51 +15,48 @@ from pospre.data.stores.folder import FolderReader
 from pospre.data.stores.mds import MdsReader, is_mds
 from pospre.data.stores.mds_index import INDEX_NAME
 from pospre.data.stores.reader import Reader
-from pospre.errors import UserError, needing, suggestion
+from pospre.errors import UserError, needing
 
 
-def open_reader(
-    path: str | Path,
-    *,
-    cache_dir: str | Path | None = None,
-    cache_limit: int | None = None,
-    channels: int | None = None,
-    deep_range: DeepRange | None = None,
-) -> Reader:
+@dataclass
+class Source(Storage):
+    """A data set.
+
+    Args:
+        path: image folder, ``.beton`` file, directory of MDS shards, or ``s3://bucket/folder`` of
+            MDS shards; or a reader.
+        channels: that images are decoded to: 3 (RGB), 1 (grey), or the number of bands that every
+            one has; None: what the data set notes, else 3.
+    """
+
+    path: str | Path | Reader
+    _: KW_ONLY
+    channels: PositiveInt | None = None
+
+
+def opened(source: Source) -> Reader:
     """Open an image folder, a ``.beton`` file or MDS shards; the kind is found out.
 
     Sizes and structure are checked; contents (checksums) only of what is downloaded.
 
-    Args:
-        path: image folder, ``.beton`` file, directory of MDS shards, or ``s3://bucket/folder`` of
-            MDS shards.
-        cache_dir: folder for downloaded shards, by default ``$POSPRE_CACHE`` or
-            ``~/.cache/pospre``; every remote data set has a folder of its own in there.
-        cache_limit: bytes that the shards of a remote data set may take; None: no limit.
-        channels: that images are decoded to: 3 (RGB), 1 (grey), or the number of bands that every
-            one has; None: what the data set notes, else 3.
-        deep_range: values that become 0 and 255 in images of more than 8 bits; None: see
-            ``pospre.data.decode.bit_depth``.
-
     Raises:
         UserError: missing, empty, unfinished, damaged, of an unknown format, or of other channels.
     """
-    reader = _open(path, cache_dir, cache_limit)
-    noted = reader.noted or Noted()
+    if isinstance(source.path, Reader):
+        return source.path
+    reader = _open(source.path, source.cache_dir, source.cache_limit)
+    noted, deep_range = reader.noted or Noted(), given_range(source.deep_range)
     if reader.noted is not None and reader.features is None:
-        _check_noted(reader, noted, channels, deep_range)
-    reader.decoding = Decoding(noted.channels if channels is None else channels, deep_range)
+        _check_noted(reader, noted, source.channels, deep_range)
+    channels = noted.channels if source.channels is None else source.channels
+    reader.decoding = Decoding(channels, deep_range)
     return reader
 
 
-def check_options(given: Iterable[str], caller: Callable[..., object]) -> None:
-    """Raise ``UserError`` for options that ``caller`` hands on to ``open_reader``, if unknown."""
-    options = signature(open_reader).parameters
-    for key in given:
-        if key not in options:
-            own = [name for name in signature(caller).parameters if name != "storage"]
-            hint = suggestion(key, [*own, *options])
-            raise UserError(f"{caller.__name__} has no option '{key}'.{hint}")
+@taking(Source)
+def open_reader(source: Source) -> Reader:
+    """Open a data set."""
+    return opened(source)
 
 
 def _check_noted(

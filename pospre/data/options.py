@@ -1,52 +1,55 @@
 """A loader's options, checked, and the order of samples that follows from them."""
 
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, replace
 
 import numpy as np
+from pydantic import PositiveInt
 
 from pospre.data.cores import default_workers
-from pospre.data.order import Runs, check_order, deal, epoch_order, lanes_of
+from pospre.data.opening import Source, opened
+from pospre.data.order import Runs, deal, epoch_order, lanes_of
+from pospre.data.reading import Reading
 from pospre.data.stores.reader import Reader, Visits
-from pospre.data.views.options import ViewGroup, named_groups
-from pospre.errors import UserError, suggestion
+from pospre.data.stores.subset import subset
+from pospre.data.views.options import ViewGroup, Views, named_groups
+from pospre.errors import UserError
 
-_BAD_SAMPLES = ("fail", "skip")
-_LEAST = {
-    "batch_size": (1, "it must be at least 1"),
-    "num_workers": (0, "it counts decoding threads, 0 for none of their own"),
-    "repeats": (1, "each sample comes at least once"),
-    "tolerance": (0, "give grey levels of 255, 0 for none"),
-}
+_ONE_CROP = ViewGroup()
 
 
 @dataclass(eq=False, repr=False)
-class LoaderOptions:
-    """What a loader reads and how; ``pospre.data.loader.build_loader`` explains each.
+class LoaderOptions(Reading, Source):
+    """What a loader reads and how.
+
+    Args:
+        batch_size: samples per batch of one rank.
+        views: what to cut out of every image, in a row or by name, as ``model.views``; by default
+            one random crop of 224 pixels.
+        seed: the run's seed, for order, boxes and flips.
+        shuffle: visit the samples in the epoch's random order instead of the stored one.
+        drop_last: leave out the samples that do not fill a batch of all ranks.
+        rank: number of this rank; nothing is found out by itself, under ``torchrun`` neither.
+        world_size: number of ranks; under Composer's Trainer another one is an error, and in a
+            loop of several ranks 1 is a warning.
+        nodes: machines that the ranks are on, as many on each, one machine's after another's.
+        pin_memory: lay batches out where a GPU, if there is one, fetches them fastest.
 
     Raises:
         UserError: an option that recipes have is impossible, by itself or with these data.
         ValueError: an option that recipes do not have is impossible.
     """
 
-    reader: Reader
     _: KW_ONLY
-    batch_size: int
-    views: Sequence[ViewGroup] = (ViewGroup(),)
+    batch_size: PositiveInt
+    views: Views = _ONE_CROP
     seed: int = 0
     shuffle: bool = True
     drop_last: bool = True
-    num_workers: int = field(default_factory=default_workers)
-    repeats: int = 1
     rank: int = 0
     world_size: int = 1
-    order: str = "random"
-    window: int = 16384
-    lanes: int = 1
     nodes: int = 1
-    bad_samples: str = "fail"
-    tolerance: float = 1.0
     pin_memory: bool = True
 
     def __post_init__(self) -> None:
@@ -56,22 +59,20 @@ class LoaderOptions:
             raise ValueError(f"{self.world_size} ranks cannot be shared by {self.nodes} nodes")
         if not self.drop_last and self.world_size > 1:
             raise ValueError("drop_last=False needs world_size=1: ranks would differ in batches")
-        named_groups(self.views)  # or refuse them
-        for key, (least, meaning) in _LEAST.items():
-            value = getattr(self, key)
-            if value < least:
-                raise UserError(f"{key} is {value}; {meaning}.")
-        if self.bad_samples not in _BAD_SAMPLES:
-            hint = suggestion(self.bad_samples, _BAD_SAMPLES)
-            raise UserError(f"bad_samples '{self.bad_samples}' is unknown.{hint}")
-        check_order(self.order, self.window, self.lanes)
+        if self.window < self.lanes:
+            raise UserError(
+                f"window is {self.window}; give at least one sample for each of {self.lanes} lanes."
+            )
+        self.groups = [*named_groups(self.views).values()]
+        self.threads = default_workers() if self.num_workers is None else self.num_workers
+        self.reader = subset(opened(self), self.label_fraction, self.labels, self.seed)
         if self.lanes > 1:
             self._check_lanes()
         self.parts = self.reader.parts
         if self.shuffle:
             self.reader.prepare(self._visits())
         if self.reader.features is not None:
-            self.views = [_whole_view(group, self.reader) for group in self.views]
+            self.groups = [_whole_view(group, self.reader) for group in self.groups]
 
     @property
     def skips_bad(self) -> bool:
@@ -99,7 +100,7 @@ class LoaderOptions:
 
     def check_augment(self, views: Mapping[str, ViewGroup]) -> None:
         """Raise ``UserError`` if a group's ``augment`` is not that of ``views``, which apply it."""
-        for group in self.views:
+        for group in self.groups:
             if group.name in views and group.augment != views[group.name].augment:
                 raise UserError(
                     f"the loader's view group '{group.name}' has another augment than the model's, "

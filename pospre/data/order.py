@@ -32,9 +32,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pospre import draws
-from pospre.errors import UserError, suggestion
 
-ORDERS = ("random", "windows")
 _BLOCK = 1 << 18  # samples at a time: few calls, little memory
 
 
@@ -137,20 +135,6 @@ def deal(seed: int, part_ends: np.ndarray, lanes: int) -> Runs:
 def lanes_of(number: int, count: int, lanes: int) -> range:
     """Return the lanes that equal share ``number`` of ``count`` of every batch comes from."""
     return range(number * lanes // count, -(-(number + 1) * lanes // count))
-
-
-def check_order(order: str, window: int, lanes: int) -> None:
-    """Raise a UserError where there is no such order, window, or number of lanes."""
-    if order not in ORDERS:
-        raise UserError(f"order '{order}' is unknown.{suggestion(order, ORDERS)}")
-    if lanes < 1:
-        raise UserError(f"lanes is {lanes}; the data are dealt to 1 lane or more.")
-    if window < lanes:
-        at_least = f"{lanes} for as many lanes" if lanes > 1 else "1"
-        raise UserError(
-            f"window is {window}; it counts samples that are shuffled together, at least "
-            f"{at_least}."
-        )
 
 
 def _shuffle_runs(seed: int, epoch: int, runs: Runs) -> np.ndarray:

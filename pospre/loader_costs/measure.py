@@ -43,7 +43,7 @@ def measure(recipe: Recipe, num_images: int, feed: float | None = None) -> Loade
     loader.epoch = 0
     loaded_per_s = _loaded_per_s(loader, num_images)
     device = _Device(recipe, loader)
-    workers, threads = loader.num_workers, torch.get_num_threads()
+    workers, threads = loader.threads, torch.get_num_threads()
     # Of local files each takes other samples, as epochs do; remote ones are in the cache now.
     step = int(remote is None)
     loader.epoch = step
@@ -54,7 +54,7 @@ def measure(recipe: Recipe, num_images: int, feed: float | None = None) -> Loade
         path=loader.reader.address,
         format=loader.reader.format,
         samples=loader.num_samples,
-        views=sum(group.count for group in loader.views),
+        views=sum(group.count for group in loader.groups),
         repeats=loader.repeats,
         order=loader.order,
         device=device.device.type,
@@ -69,7 +69,7 @@ def measure(recipe: Recipe, num_images: int, feed: float | None = None) -> Loade
         bytes_per_image=loader.timing.num_bytes / loader.timing.num_images,
         lanes=loader.lanes,
         left_out=len(loader.bad),
-        sizes=look_at_sizes(loader.reader, loader.views),
+        sizes=look_at_sizes(loader.reader, loader.groups),
         remote=None if remote is None else _remote_costs(recipe, remote, fetched_per_s),
     )
 
@@ -107,7 +107,7 @@ class _Device:
         there = self._clock()
         moved = {key: value.to(self.device) for key, value in batch.items()}
         copied = self._clock()
-        groups = () if self.loader.reader.features is not None else self.loader.views
+        groups = () if self.loader.reader.features is not None else self.loader.groups
         for group in groups:
             first = first_view(groups, group.name)
             source = ViewDraws(self.seed, moved["epoch"], moved["index"], first, group.count)
@@ -166,7 +166,7 @@ def _time_one_core(device: _Device, num_images: int) -> StageTimes:
     """Let one core do everything."""
     loader, timing = device.loader, StageTimes()
     spent = dict.fromkeys(STAGES[:-1], 0.0)
-    loader.num_workers = 0
+    loader.threads = 0
     begin, before = time.perf_counter(), loader.timing.seconds
     with one_thread():
         for number, batch in _some_batches(loader, num_images, 1):

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ByteSize, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from pospre.ranges import Pair, only
@@ -21,24 +21,12 @@ def _duration(value: Any) -> Any:
     return value
 
 
-def _bytes(value: Any) -> Any:
-    try:
-        return int(TypeAdapter(ByteSize).validate_python(value))
-    except ValidationError:
-        raise PydanticCustomError(
-            "bytes", "Input should be a size such as 200GB or 64MiB"
-        ) from None
-
-
 Duration = Annotated[str, BeforeValidator(_duration)]
 PositiveDuration = Annotated[
     Duration, only(lambda duration: not duration.startswith("0"), "longer than nothing")
 ]
 Betas = Annotated[
     Pair, only(lambda pair: min(pair) >= 0 and max(pair) < 1, "two numbers from 0 to below 1")
-]
-RisingRange = Annotated[
-    Pair, only(lambda pair: pair[0] < pair[1], "auto, or two numbers with low < high")
 ]
 # Composer would fill {rank}, {epoch} and so on in, and nothing would be found there again; what a
 # run has recorded may name a variable of the environment
@@ -56,7 +44,6 @@ LocalOrS3 = Annotated[
 AllOrSome = Annotated[
     int, only(lambda count: count >= 1 or count == -1, "1 or more, or -1 to keep all")
 ]
-Bytes = Annotated[int, BeforeValidator(_bytes), Field(gt=0)]
 Numbers = Annotated[tuple[float, ...], Field(strict=False, min_length=1)]
 PositiveNumbers = Annotated[Numbers, only(lambda numbers: min(numbers) > 0, "numbers above 0")]
 Arguments = Annotated[dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)]

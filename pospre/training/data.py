@@ -4,9 +4,10 @@ from typing import Any
 
 from composer.utils import dist
 
-from pospre.data.decode.bit_depth import given_range
+from pospre.arguments import declared
 from pospre.data.loader import ViewLoader, build_loader
 from pospre.data.opening import open_reader
+from pospre.data.reading import Reading, Storage
 from pospre.data.stores.reader import Reader
 from pospre.data.views.options import Augment, RandAugment, ViewGroup
 from pospre.errors import UserError
@@ -18,26 +19,17 @@ from pospre.recipe.yaml_text import VARIABLE
 
 def build_data(recipe: Recipe) -> ViewLoader:
     """Return this rank's loader of the recipe's views."""
-    data, world, local = recipe.data, dist.get_world_size(), dist.get_local_world_size()
+    world, local = dist.get_world_size(), dist.get_local_world_size()
     loader = build_loader(
-        data.path,
+        recipe.data.path,
         views=list(build_views(recipe).values()),
         batch_size=rank_batch(recipe, world),
         seed=recipe.seed,
         rank=dist.get_global_rank(),
         world_size=world,
-        num_workers=data.num_workers,
-        repeats=data.repeats,
-        order=data.order,
-        window=data.window,
-        lanes=data.lanes,
         nodes=world // local if world % local == 0 else world,  # an uneven last one: not known
-        bad_samples=data.bad_samples,
-        tolerance=data.tolerance,
         pin_memory=recipe.trainer.device != "cpu",
-        label_fraction=data.label_fraction,
-        labels=data.labels,
-        **storage(recipe),
+        **{**declared(recipe.data, Reading), **storage(recipe)},
     )
     loader.probe()
     return loader
@@ -67,14 +59,10 @@ def open_data(recipe: Recipe) -> Reader:
 
 def storage(recipe: Recipe) -> dict[str, Any]:
     """Return how the recipe's data, and others beside them, are reached and read."""
-    cache = recipe.data.cache_dir
-    return {
-        # a recorded one that the environment gave is not known here
-        "cache_dir": None if cache is not None and VARIABLE.search(cache) else cache,
-        "cache_limit": recipe.data.cache_limit,
-        "channels": recipe.encoder.channels,
-        "deep_range": given_range(recipe.data.deep_range),
-    }
+    found = declared(recipe.data, Storage)
+    if VARIABLE.search(str(found["cache_dir"])):  # a recorded one that the environment gave
+        found["cache_dir"] = None
+    return {**found, "channels": recipe.encoder.channels}
 
 
 def build_views(recipe: Recipe) -> dict[str, ViewGroup]:

@@ -135,7 +135,7 @@ def test_training_from_a_folder_follows_the_same_rule(tmp_path: Path) -> None:
     }
     batch = next(iter(build_loader(tmp_path, **options)))
     assert np.array_equal(batch["view/image"][0, 0, 0], TWELVE >> 4)
-    fixed = build_loader(tmp_path, **options, deep_range=DeepRange(0, 65536))
+    fixed = build_loader(tmp_path, **options, deep_range=(0, 65536))
     assert np.array_equal(next(iter(fixed))["view/image"][0, 0, 0], TWELVE >> 8)
 
 
@@ -149,5 +149,5 @@ def test_a_guess_is_said_once_before_training(tmp_path: Path) -> None:
     }
     with pytest.warns(UserWarning, match=r"the values 0\.\.4096 become 0 to 255, a guess"):
         build_loader(tmp_path, **options).probe()
-    reader = open_reader(tmp_path, deep_range=DeepRange(0, 4096))
+    reader = open_reader(tmp_path, deep_range=(0, 4096))
     assert reader.decoding.deep_range == DeepRange(0, 4096)

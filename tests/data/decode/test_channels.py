@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from data_prep.convert import main as convert
-from pospre.data.decode.bit_depth import Decoding, DeepRange
+from pospre.data.decode.bit_depth import Decoding
 from pospre.data.decode.decoder import DecodeError, decode_image
 from pospre.data.loader import build_loader
 from pospre.data.memory import estimate_memory
@@ -24,7 +24,7 @@ from tests.data.deep_files import band_folder, bands, npy, saved
 
 VIEWS = [ViewGroup(size=(24, 32), count=2), ViewGroup(name="pad", size=16, crop="pad")]
 OPTIONS: dict[str, Any] = {"views": VIEWS, "batch_size": 6, "seed": 3, "num_workers": 1}
-RANGE = DeepRange(0, 4096)
+RANGE = (0, 4096)
 
 
 def decode(data: bytes, channels: int) -> np.ndarray:
@@ -167,7 +167,7 @@ def test_channels_that_were_not_stored_are_refused(
         with pytest.raises(UserError, match=rf"encoder\.channels = {channels}, but .*channels 6"):
             open_reader(shards, channels=channels)
     with pytest.raises(UserError, match=r"data\.deep_range = 0\.\.255.* with --deep-range 0,4096"):
-        open_reader(shards, deep_range=DeepRange(0, 255))
+        open_reader(shards, deep_range=(0, 255))
     assert open_reader(shards, deep_range=RANGE).decoding.channels == 6
 
 

@@ -1,0 +1,46 @@
+"""Options of encoders, loaders, views and augmentation: declared once, beside the code."""
+
+from dataclasses import MISSING, fields
+from inspect import get_annotations, signature
+from typing import Any
+
+import pytest
+
+from pospre.data.loader import build_loader
+from pospre.data.opening import Source, open_reader
+from pospre.data.options import LoaderOptions
+from pospre.data.reading import Reading
+from pospre.data.views import options
+from pospre.nn.build import build_encoder
+from pospre.nn.options import EncoderOptions
+from pospre.recipe import data_section, sections
+
+
+@pytest.mark.parametrize(
+    ("section", "declaration", "own"),
+    [
+        (sections.Encoder, EncoderOptions, {"weights", "weights_from"}),
+        (data_section.Data, Reading, {"path", "batch_size", "views", "mean", "std"}),
+        (data_section.View, options.ViewOptions, {"augment"}),  # sections of their own
+        (data_section.Augment, options.Augment, {"rand_augment"}),
+        (data_section.RandAugment, options.RandAugment, set()),
+    ],
+)
+def test_a_section_takes_over_every_option(section: Any, declaration: Any, own: set[str]) -> None:
+    assert {*get_annotations(section)} == own
+    declared = {field.name: field for field in fields(declaration)}
+    assert declared.keys() | own == section.model_fields.keys()
+    for name in declared.keys() - own:
+        found = section.model_fields[name]
+        assert found.is_required() == (declared[name].default is MISSING)
+        assert found.is_required() or found.default == declared[name].default
+
+
+@pytest.mark.parametrize(
+    ("function", "declaration"),
+    [(build_encoder, EncoderOptions), (build_loader, LoaderOptions), (open_reader, Source)],
+)
+def test_a_function_takes_what_is_declared(function: Any, declaration: Any) -> None:
+    assert signature(function).parameters == signature(declaration).parameters
+    for field in fields(declaration):
+        assert f"    {field.name}: " in function.__doc__, field.name
