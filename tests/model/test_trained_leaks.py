@@ -1,0 +1,167 @@
+"""Nothing but content tells where a patch is, as a training through the real loader finds out.
+
+The swap tests look at the model alone; a leak in draws, labels or data they cannot see. Here small
+models are trained on images that tell nothing, blank ones and noise, and asked about others. What
+they answer may fit the true places no better than places that are drawn anew (``redraw``), by
+accuracy and by log-likelihood. Noise is not resized: neighbours in a resized one have like edges.
+"""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from pospre import build_encoder
+from pospre.batch import Batch
+from pospre.data.loader import build_loader
+from pospre.data.views.plan import ViewGroup
+from pospre.model.algorithm import algorithm_class
+from pospre.model.model import PretrainModel
+from pospre.model.passes import ForgottenPlaces
+from pospre.model.position_task import Answers, PositionObjective
+from pospre.nn.places import Places
+from pospre.nn.positions import SCHEMES
+from tests.algorithms.cases import DECODER
+
+SIDE, PATCH, BATCH = 24, 4, 64
+STEPS, REDRAWS, LIMIT = 36, 48, 5.0
+COVERING = [
+    ("droppos", "sincos", True),
+    ("droppos", "learned", True),
+    ("droppos", "rotary", False),
+    ("droppos", "alibi", False),
+    ("droppos", "relative", True),
+    ("mae+droppos", "learned_sincos", True),
+    ("mae+droppos", "rotary_mixed", False),
+    ("mae+droppos", "learned_rotary", True),
+    ("mae+droppos", "lookhere", True),
+    ("mae+droppos", "shared_relative", False),
+    ("droppos+crop_field", "rotary_mixed", True),
+    ("droppos+crop_field", "learned", False),
+    ("mp3", "sincos", False),
+    ("mp3", "rotary", True),
+    ("mp3", "alibi", True),
+    ("mp3", "relative", False),
+    ("mp3", "shared_relative", True),
+    ("mp3+crop_field", "learned_sincos", False),
+    ("mp3+crop_field", "learned_rotary", False),
+    ("mp3+crop_field", "lookhere", True),
+]
+OPTIONS: dict[str, dict[str, Any]] = {
+    "mae": DECODER,
+    "droppos": {**DECODER, "temperature": None},
+    "mp3": {"mask_ratio": 0.5, "position_rate": 0.25},
+    "crop_field": {},
+}
+Batches = Callable[[str], tuple[list[Batch], list[Batch]]]
+
+
+@pytest.fixture(scope="module")
+def batches(tmp_path_factory: pytest.TempPathFactory) -> Batches:
+    """Return ``get(kind)``: the loader's batches to train on, and of other images to ask about."""
+    root, random = tmp_path_factory.mktemp("told_nothing"), np.random.default_rng(0)
+    loaded = {}
+    for kind, crop, shape in (
+        ("blank", "random", (1, 1, 3)),
+        ("noise", "full", (SIDE, SIDE, 3)),
+    ):
+        for part, count in (("train", STEPS), ("test", 4)):
+            folder = root / kind / part / "images"
+            folder.mkdir(parents=True)
+            for number in range(4 * BATCH):
+                pixels = np.zeros((SIDE, SIDE, 3), np.uint8) + random.integers(0, 256, shape, "u1")
+                Image.fromarray(pixels).save(folder / f"{number:03}.png")
+            view = ViewGroup(size=SIDE, crop=crop)
+            loader = build_loader(
+                folder.parent, batch_size=BATCH, views=view, num_workers=0, seed=1
+            )
+            epochs = itertools.chain.from_iterable(itertools.repeat(loader))
+            loaded[kind, part] = list(itertools.islice(epochs, count))
+    return lambda kind: (loaded[kind, "train"], loaded[kind, "test"])
+
+
+def answers(
+    names: str, scheme: str, class_token: bool, kind: str, batches: Batches, **options: Any
+) -> Answers:
+    """Train a small model and ask it where the patches of images are that it has never seen."""
+    torch.manual_seed(0)
+    encoder = build_encoder(
+        "speech8",
+        image_size=SIDE,
+        patch_size=PATCH,
+        channels=3,
+        depth=2,
+        positions=scheme,
+        class_token=class_token,
+    )
+    made = [algorithm_class(name)(**OPTIONS[name], **options) for name in names.split("+")]
+    model = PretrainModel(encoder, made, seed=3)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=3e-3)
+    train, test = batches(kind)
+    for step, batch in enumerate(train):
+        optimizer.zero_grad()
+        model(dict(batch), progress=step / STEPS).loss.backward()
+        optimizer.step()
+        model.after_step(step / STEPS)
+    name, head = model.objectives.find(PositionObjective)
+    model.eval()
+    found: list[Answers] = []
+    with torch.no_grad():
+        for given in test:
+            batch = model.prepare(dict(given), 1.0)
+            outputs = model(batch)[name]
+            found.append(head.answers(outputs, batch))
+    return Answers(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+
+
+def excess(found: Answers) -> float:
+    """Return by how many standard deviations true places fit better than those drawn anew."""
+    hidden = ~found.told
+    log_prob = found.logits.double().log_softmax(-1)
+
+    def fit(answers: Answers) -> Tensor:
+        given = log_prob.gather(2, answers.places.unsqueeze(-1)).squeeze(-1)
+        return torch.stack([answers.right[hidden].double().mean(), given[hidden].mean()])
+
+    drawn = torch.stack([fit(found.redraw(number)) for number in range(REDRAWS)])
+    floor = 1 / int(hidden.sum())  # an answer more, where all draws are alike
+    return float(((fit(found) - drawn.mean(0)) / drawn.std(0).clamp_min(floor)).max())
+
+
+@pytest.mark.parametrize("kind", ["blank", "noise"])
+@pytest.mark.parametrize(("names", "scheme", "class_token"), COVERING)
+def test_what_cannot_be_seen_is_not_found(
+    names: str, scheme: str, class_token: bool, kind: str, batches: Batches
+) -> None:
+    assert excess(answers(names, scheme, class_token, kind, batches)) < LIMIT
+
+
+@pytest.mark.parametrize(
+    "options", [{"position_token": "wrong"}, {"sampling": "uniform"}, {"mask_ratio": 0.0}]
+)
+def test_what_else_is_drawn_tells_nothing(options: dict[str, Any], batches: Batches) -> None:
+    assert excess(answers("droppos", "sincos", True, "blank", batches, **options)) < LIMIT
+
+
+@pytest.mark.parametrize("names", ["droppos", "mp3"])
+def test_a_planted_leak_is_found(
+    names: str, batches: Batches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def keep(self: ForgottenPlaces, places: Places, *_: Any) -> Places:
+        return places
+
+    monkeypatch.setattr(ForgottenPlaces, "forward", keep)
+    assert excess(answers(names, "sincos", True, "blank", batches)) > 2 * LIMIT
+
+
+def test_each_scheme_and_each_method_stand_twice_in_the_covering_set() -> None:
+    for place in (0, 1):
+        found = [case[place] for case in COVERING]
+        assert all(found.count(each) >= 2 for each in found)
+    assert {case[1] for case in COVERING} == {*SCHEMES} - {"none"}
