@@ -53,7 +53,7 @@ COVERING: list[tuple[str, Any]] = [
     ("crop_field", "rotary"),
     ("crop_field", "rotary_mixed"),
     ("masked_position", "rotary"),
-    ("masked_position", "alibi"),
+    ("masked_position", {"alibi": {"slopes": "learned"}}),
     ("ema_teacher", "learned_rotary"),
     ("ema_teacher", "learned_sincos"),
 ]

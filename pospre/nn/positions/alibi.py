@@ -5,9 +5,9 @@ query and key. In two dimensions (CROMA, Fuller et al. 2023, arXiv 2311.00566) h
 
     −m_h · ‖place of the query − place of the key‖
 
-with a fixed slope m_h and the Euclidean distance in cells. It is the same in both directions, and
-nothing is learned. Prefix tokens are at distance 0 from all. Absolute places can be read off the
-borders, up to the square's symmetries; on a torus, which has no borders, not at all.
+with the Euclidean distance in cells. It is the same in both directions. Slopes m_h are fixed, or
+each block learns its own. Prefix tokens are at distance 0 from all. Absolute places can be read off
+the borders, up to the square's symmetries; on a torus, which has no borders, not at all.
 
 A forgotten place is at distance 0 from all tokens. Any grid and any coordinates will do. At another
 grid distances go on in cells; on a torus they keep their range. In a box (a crop of the position
@@ -19,10 +19,13 @@ from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from pospre.nn.places import Places
 from pospre.nn.positions.scheme import Scheme, Space
+
+Distance = Literal["cells", "torus"]
+Slopes = Literal["fixed", "constant", "learned"]
 
 
 class Alibi(Scheme):
@@ -30,29 +33,42 @@ class Alibi(Scheme):
 
     Args:
         space: of the encoder.
-        distance: in ``cells``, with ALiBi's slopes 2^(−8i/heads), i = 1 … heads (CROMA); or on a
-            ``torus``, whose opposite edges meet, divided by the longest distance between cells
-            there, with slope 1 in every head (DINO-SAW).
+        distance: in ``cells`` (CROMA); or on a ``torus``, whose opposite edges meet, divided by the
+            longest distance between cells there (DINO-SAW).
+        slopes: ``fixed``, ALiBi's 2^(−8i/heads), i = 1 … heads; ``constant``, 1 in every head; or
+            ``learned`` by each head of each block, from U(0, 1) (DINO-SAW; ``optimizer.no_decay:
+            [slope]`` keeps them from decaying). None: as published, ``fixed`` in cells and
+            ``constant`` on a torus.
     """
 
     in_decoders: ClassVar[bool] = True
 
-    def __init__(self, space: Space, *, distance: Literal["cells", "torus"] = "cells") -> None:
+    def __init__(
+        self, space: Space, *, distance: Distance = "cells", slopes: Slopes | None = None
+    ) -> None:
         super().__init__(space)
-        self.distance: Literal["cells", "torus"] = distance
-        self.slopes: Tensor
-        self.register_buffer("slopes", torch.empty(space.num_heads), persistent=False)
+        self.distance: Distance = distance
+        self.slopes: Slopes = slopes or ("constant" if distance == "torus" else "fixed")
+        self.shares_clues = self.slopes != "learned"
+        self.slope: Tensor
+        if self.slopes == "learned":
+            self.slope = nn.Parameter(torch.empty(space.depth, space.num_heads))
+        else:
+            self.register_buffer("slope", torch.empty(1, space.num_heads), persistent=False)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Compute the slopes."""
-        heads = self.space.num_heads
-        slopes = [1.0] * heads if self.distance == "torus" else head_slopes(heads)
-        self.slopes.copy_(torch.tensor(slopes))
+        """Compute the slopes, or draw them."""
+        if self.slopes == "learned":
+            nn.init.uniform_(self.slope)
+        elif self.slopes == "constant":
+            nn.init.ones_(self.slope)
+        else:
+            self.slope.copy_(torch.tensor([head_slopes(self.space.num_heads)]))
 
     def distances(self, places: Places, layer: int) -> Tensor:
         """Return −slope · distance: float32 (R, heads, T, T), or (1, heads, T, T) for all alike."""
-        steps = places.steps(self.space.grid, self.slopes.device)
+        steps = places.steps(self.space.grid, self.slope.device)
         apart = (steps[:, :, None] - steps[:, None]).abs()  # R, queries, keys, (down, across)
         if self.distance == "torus":
             sides = self.space.grid if places.box is not None else places.grid
@@ -62,7 +78,8 @@ class Alibi(Scheme):
             longest = math.hypot(*(side // 2 for side in sides)) or 1.0
             apart = apart / longest
         distance = apart.square().sum(-1).sqrt().unsqueeze(1)
-        bias = -self.slopes[:, None, None] * distance
+        slope_H = self.slope[0 if self.shares_clues else layer]
+        bias = -slope_H[:, None, None] * distance
         return F.pad(bias, (self.space.num_prefix, 0, self.space.num_prefix, 0))
 
 

@@ -60,7 +60,7 @@ class LookHere(Scheme):
         layer_slopes: s of the first and the last block, evenly spaced between.
     """
 
-    shares_clues: ClassVar[bool] = False
+    shares_clues = False
     in_decoders: ClassVar[bool] = True
 
     def __init__(

@@ -37,7 +37,7 @@ class RotaryMixed(Scheme):
         base: θ of the first magnitudes θ^(−4i/D); each head starts in a direction that is drawn.
     """
 
-    shares_clues: ClassVar[bool] = False
+    shares_clues = False
     in_decoders: ClassVar[bool] = True
     in_timm: ClassVar[bool] = True
 

@@ -122,11 +122,11 @@ class Scheme(nn.Module):
     name: str
     options: Mapping[str, Any] = MappingProxyType({})
     is_drawn: bool = False
+    shares_clues: bool = True
 
     takes_any_grid: ClassVar[bool] = True
     takes_boxes: ClassVar[bool] = True
     can_forget: ClassVar[bool] = True
-    shares_clues: ClassVar[bool] = True
     is_added: ClassVar[bool] = False
     in_decoders: ClassVar[bool] = False
     in_timm: ClassVar[bool] = False

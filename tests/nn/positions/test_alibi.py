@@ -1,9 +1,12 @@
 """Distances as a bias: golden numbers, slopes, the torus, and that one bias serves all rows."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
+from pospre.nn.build import build_encoder
 from pospre.nn.places import Places
 from pospre.nn.positions.alibi import Alibi, head_slopes
 from pospre.nn.positions.scheme import Space
@@ -86,4 +89,32 @@ def test_a_decoder_has_slopes_of_its_heads() -> None:
     plain = alibi().companion(SPACE._replace(num_heads=4))
     assert isinstance(plain, Alibi)
     plain.reset_parameters()
-    assert plain.slopes.tolist() == head_slopes(4)
+    assert plain.slope.tolist() == [head_slopes(4)]
+
+
+@pytest.mark.parametrize("distance", ["cells", "torus"])
+def test_slopes_by_name(distance: str) -> None:
+    plain = distances(alibi(distance=distance, slopes="constant"))
+    slopes = torch.tensor(head_slopes(2))[:, None, None]
+    fixed = distances(alibi(distance=distance, slopes="fixed"))
+    torch.testing.assert_close(fixed, slopes * plain)
+    usual = distances(alibi(distance=distance))
+    assert torch.equal(usual, fixed if distance == "cells" else plain)
+
+
+def test_every_head_of_every_block_learns_a_slope() -> None:
+    torch.manual_seed(0)
+    scheme = alibi(slopes="learned")
+    slopes = scheme.get_parameter("slope")
+    assert slopes.shape == (2, 2) and 0 < slopes.min() < slopes.max() < 1
+    plain = distances(alibi(slopes="constant"))
+    for layer, clue in enumerate(scheme.clues(PLACES)):
+        assert clue.bias is not None
+        torch.testing.assert_close(clue.bias[0], slopes[layer, :, None, None] * plain)
+    positions: Any = {"alibi": {"slopes": "learned"}}
+    encoder = build_encoder("vit_tiny16", image_size=64, depth=2, positions=positions)
+    encoder(torch.randn(1, 3, 64, 64)).square().sum().backward()
+    gradient = encoder.get_parameter("positions.slope").grad
+    assert gradient is not None and gradient.ne(0).all()
+    other = scheme.companion(SPACE._replace(num_heads=4, depth=1))
+    assert other is not None and other.get_parameter("slope").shape == (1, 4)

@@ -25,6 +25,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixed": ("rotary_mixed", {}),
     "alibi": ("alibi", {}),
     "torus": ("alibi", {"distance": "torus"}),
+    "learned_slopes": ("alibi", {"distance": "torus", "slopes": "learned"}),
     "lookhere": ("lookhere", {"fields": "eighths1-none"}),
 }
 SEEDS = st.integers(0, 2**32)
@@ -164,7 +165,8 @@ def test_made_on_the_meta_device_it_is_the_same(kind: str) -> None:
     torch.manual_seed(0)
     scheme.reset_parameters()
     assert _same(tensors(scheme, Places(GRID)), tensors(scheme_of(kind), Places(GRID)))
-    assert [*scheme.state_dict()] == (["freqs"] if kind == "mixed" else [])
+    learned = {"mixed": ["freqs"], "learned_slopes": ["slope"]}
+    assert [*scheme.state_dict()] == learned.get(kind, [])
 
 
 @pytest.mark.parametrize("kind", KINDS)
