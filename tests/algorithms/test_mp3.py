@@ -159,26 +159,6 @@ def test_identical_patches_have_identical_tokens(double: Encoder) -> None:
     torch.testing.assert_close(tokens, tokens[:, :1].expand_as(tokens), atol=1e-13, rtol=0)
 
 
-def test_every_patch_is_as_likely_to_be_context_as_any_other() -> None:
-    """The paper's pseudo-code takes the first patches more often: 25.4 % instead of 25 %."""
-    model = make_model()
-    algorithm = attach(model, "mp3", mask_ratio=0.75)
-    samples = 20_000
-    batch = {
-        "index": torch.arange(samples),
-        "epoch": torch.zeros(samples, dtype=torch.int64),
-        "view/image": torch.zeros(samples, 1),
-    }
-    algorithm.write(batch, model)
-    context = batch["mp3/context"]
-    assert context.shape == (samples, 1, 4)
-    rate = torch.bincount(context.flatten(), minlength=PATCHES) / samples
-    spread = math.sqrt(0.25 * 0.75 / samples)
-    assert ((rate - 0.25).abs() < 4 * spread).all()
-    assert abs(float(rate[:4].mean() - rate[4:].mean())) < 3 * spread
-    assert (context.sort(dim=2).values.diff(dim=2) > 0).all()  # nobody twice
-
-
 @pytest.mark.parametrize("ratio", [0.0, 0.75])
 def test_the_loss_starts_near_the_log_of_the_number_of_positions(ratio: float) -> None:
     model, inputs = attached(mask_ratio=ratio)

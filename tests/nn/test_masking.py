@@ -40,12 +40,6 @@ def test_kept_and_removed_partition_the_slots(slots, seed, data):
     assert torch.equal(both, torch.arange(slots).expand(3, -1))
 
 
-def test_every_slot_is_kept_equally_often():
-    keys = draws.sample_keys(3, 1, torch.arange(20_000), 0, "mask")
-    share = slot_mask(random_masking(keys, 16, 4).keep, 16).float().mean(0)
-    assert (share - 0.25).abs().max() < 0.015
-
-
 def test_a_mask_depends_on_its_own_sample_only():
     index = torch.tensor([5, 11, 2])
     whole = random_masking(draws.sample_keys(0, 4, index, 0, "mask"), 36, 9).keep

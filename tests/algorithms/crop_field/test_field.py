@@ -3,9 +3,7 @@
 import pytest
 import torch
 
-from pospre import draws
 from pospre.algorithms.crop_field.field import (
-    beta_2_5,
     enclosing_box,
     mirrored_image,
     place_boxes,
@@ -30,14 +28,6 @@ def test_the_mirrored_image_has_mirrored_boxes():
     mirrored = in_boxes(field.flip(1), mirrored_image(boxes).flatten(0, 1), (3, 4))
     plain = in_boxes(field, boxes.flatten(0, 1), (3, 4)).unflatten(1, (3, 4)).flip(2)
     torch.testing.assert_close(mirrored, plain.flatten(1, 2), rtol=0, atol=1e-12)
-
-
-def test_beta_draws_have_its_moments():
-    keys = draws.sample_keys(0, 0, torch.arange(40_000), 0, "test")
-    drawn = beta_2_5(draws.uniform(keys, 6)).double()
-    assert drawn.mean() == pytest.approx(2 / 7, abs=0.003)
-    assert drawn.var() == pytest.approx(10 / (49 * 8), abs=0.001)
-    assert (drawn**3).mean() == pytest.approx(2 * 3 * 4 / (7 * 8 * 9), abs=0.001)
 
 
 @pytest.mark.parametrize("area", [0.05, 0.3, 1.0])
