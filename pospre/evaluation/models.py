@@ -1,7 +1,6 @@
 """The model that is measured: of a run, of a file of weights, or of timm."""
 
 import copy
-import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -17,13 +16,11 @@ from pospre.nn.build import build_encoder, check_divides
 from pospre.nn.encoder_from_tensors import encoder_options
 from pospre.nn.options import EncoderOptions
 from pospre.nn.patch_encoder import PatchEncoder
-from pospre.nn.positions.published import turns
-from pospre.nn.positions.table import Table
+from pospre.nn.positions.foreign_tables import hold_table
 from pospre.nn.sizes import SIZES, pair
 from pospre.nn.swin.encoder import SWIN, SwinEncoder
 from pospre.nn.timm_models import PREFIX, timm_size, wrap_encoder
 from pospre.nn.vit import Encoder
-from pospre.nn.weight_layouts import with_prefix_rows
 from pospre.recipe.recipe import Recipe, recipe_from_dict
 from pospre.training.build import build_model
 from pospre.training.checkpoints.content import Weights, model_of
@@ -154,16 +151,10 @@ def _of_timm(address: str, weights: Weights, shown: Shown, seed: int, keys: Keys
             f"{address}: RANDOM WEIGHTS of seed {seed}; {PREFIX}{name},FILE takes those of a file"
         )
         return _subject(twin, seed, address, line)
-    positions = encoder.positions.as_given()
-    told = positions if turns(positions) else None
-    source = read_source(file, weights, keys, otherwise=told)
-    if vit.no_embed_class and "pos_embed" in source.tensors:
-        rows = (encoder.has_class_token, encoder.num_prefix_tokens - encoder.has_class_token)
-        table = with_prefix_rows(source.tensors["pos_embed"], *rows, bare=True)
-        source.tensors["pos_embed"] = table
+    source = read_source(file, weights, keys, otherwise=encoder.positions.as_given())
     usual = size if config is None else pair(config.input_size[1:])
     likely = encoder.grid_of(*usual), encoder.grid
-    return _loaded(model, source, seed, f"{PREFIX}{name}", likely)
+    return _loaded(model, source, seed, f"{PREFIX}{name}", likely, bare=vit.no_embed_class)
 
 
 def _of_file(uri: str, weights: Weights, shown: Shown, seed: int, keys: Keys) -> Subject:
@@ -227,41 +218,21 @@ def _headless(
 
 
 def _loaded(
-    model: PretrainModel, source: Source, seed: int, name: str, likely: Sequence[tuple[int, int]]
+    model: PretrainModel,
+    source: Source,
+    seed: int,
+    name: str,
+    likely: Sequence[tuple[int, int]],
+    *,
+    bare: bool = False,
 ) -> Subject:
-    """Return ``model`` with all of its weights from ``source``; see ``_hold_table``."""
-    resampled = _hold_table(model.encoder, source, likely)
+    """Return ``model`` with all of its weights from ``source``; see ``hold_table``."""
+    resampled = hold_table(model.encoder, source.tensors, likely, source.resampling, bare=bare)
     done: Loaded = take_weights(model, source)
     done.resampled += resampled
     if done.fresh:
         raise UserError(f"{source.named} lacks {', '.join(done.fresh)}")
     return _subject(model, seed, name, str(done))
-
-
-def _hold_table(encoder: Encoder, source: Source, likely: Sequence[tuple[int, int]]) -> list[str]:
-    """Make room for the table of ``source``; return what is resampled of it, in words.
-
-    A table of another grid than that of the images stays as it is, and is read for each size:
-    evaluations take several, and what was resampled before would be resampled twice. Its grid is
-    the first of the ``likely`` ones that has as many places, else a square one.
-    """
-    table = source.tensors.get("pos_embed")
-    positions = encoder.positions
-    if table is None or not isinstance(positions, Table):
-        return []
-    positions.resampling = source.resampling or positions.resampling
-    class_token, prefix = encoder.has_class_token, encoder.num_prefix_tokens
-    registers, counts = prefix - class_token, {math.prod(grid): grid for grid in likely[::-1]}
-    bare = registers > 0 or table.shape[1] in counts
-    table = with_prefix_rows(table, class_token, registers, bare=bare)
-    side = math.isqrt(max(table.shape[1] - prefix, 0))
-    grid = {side * side: (side, side), **counts}.get(table.shape[1] - prefix, encoder.grid)
-    if grid == encoder.grid:
-        return []
-    source.tensors["pos_embed"] = table
-    positions.make_room(grid)
-    sizes = " → ".join(f"{rows}×{columns}" for rows, columns in (grid, encoder.grid))
-    return [f"positions of {sizes} patches ({positions.resampling})"]
 
 
 def _subject(model: PretrainModel, seed: int, name: str = "", origin: str = "") -> Subject:

@@ -17,7 +17,7 @@ from pospre.evaluation.features import WHOLE
 from pospre.exporting import hf_dinov3
 from pospre.exporting.timm_encoder import Parts
 from pospre.nn.patch_encoder import PatchEncoder
-from pospre.nn.positions.published import turns
+from pospre.nn.positions.foreign_tables import without_rows
 from pospre.nn.vit import Encoder
 from pospre.nn.weight_names import HF_DINOV2, HF_VIT, apart, theirs
 
@@ -101,7 +101,7 @@ def _lacking(encoder: PatchEncoder, parts: Parts, kind: str) -> str:
     """Return what of the encoder ``kind`` has not, in words; empty where it has all."""
     if not isinstance(encoder, Encoder):
         return f"this encoder ({parts.timm_name})"
-    if "pos_embed" not in parts.tensors or turns(encoder.positions.as_given()):
+    if encoder.positions.timm != "vit":
         return f"encoder.positions = {encoder.positions.name}"
     if isinstance(encoder.norm, nn.Identity):
         return "encoder.final_norm = false"
@@ -148,11 +148,9 @@ def _config(parts: Parts, kind: str) -> dict[str, Any]:
 
 def _tensors(parts: Parts, kind: str, known: Collection[str]) -> dict[str, Tensor]:
     """Return the encoder's tensors under the network's names, which are ``known``."""
-    encoder, own = parts.model.encoder, dict(parts.tensors)
+    encoder = parts.model.encoder
     prefix = int(encoder.has_class_token)
-    registers = slice(prefix, encoder.num_prefix_tokens)
-    table = own["pos_embed"]
-    own["pos_embed"] = torch.cat([table[:, :prefix], table[:, encoder.num_prefix_tokens :]], dim=1)
+    own = without_rows(parts.tensors, prefix, encoder.num_prefix_tokens)
     for key in [key for key in own if ".attn.qkv." in key]:
         own |= apart(key, own.pop(key))
     dim = encoder.embed_dim
@@ -160,7 +158,6 @@ def _tensors(parts: Parts, kind: str, known: Collection[str]) -> dict[str, Tenso
     if kind == "ViTModel":
         added = {"pooler.dense.weight": torch.eye(dim), "pooler.dense.bias": torch.zeros(dim)}
     elif kind == "Dinov2WithRegistersModel":
-        own["reg_token"] = own["reg_token"] + table[:, registers]  # theirs have no positions
         added = {"embeddings.mask_token": torch.zeros(1, dim)}  # for masks: none are given
     if kind.startswith("Dinov2") and "blocks.0.ls1.gamma" not in own:
         own |= {

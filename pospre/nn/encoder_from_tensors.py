@@ -8,11 +8,12 @@ from torch import Tensor
 
 from pospre.errors import UserError
 from pospre.nn.options import Positions
+from pospre.nn.positions.foreign_tables import with_prefix_rows
 from pospre.nn.positions.published import has_table, is_interleaved, turns
 from pospre.nn.positions.sincos import is_sincos
 from pospre.nn.sizes import SIZES
 from pospre.nn.timm_models import PREFIX
-from pospre.nn.weight_layouts import is_gated, with_prefix_rows
+from pospre.nn.weight_layouts import is_gated
 
 # published encoders that are none of our sizes: by width, or that, the MLP's first layer and SwiGLU
 _OTHERS = {1408: "vit_giant_patch14_224"}

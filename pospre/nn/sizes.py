@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from pospre.nn.positions.scheme import Scheme
+
 RELATIVE_NAME = "vit_relpos_base_patch16_224"
 GIANT = "vit_giant_patch14_dinov2"
 CLIP = "vit_base_patch16_clip_224"
@@ -61,17 +63,17 @@ SIZES = {
 
 
 def timm_model(
-    size: EncoderSize, options: dict[str, Any], positions: str
+    size: EncoderSize, options: dict[str, Any], positions: Scheme
 ) -> tuple[str, dict[str, Any]]:
     """Return the name and the arguments with which ``timm.create_model`` builds an encoder.
 
     Args:
         size: of the encoder.
         options: what its ``VisionTransformer`` was told, under timm's names.
-        positions: their kind.
+        positions: of the encoder.
     """
-    if positions in ("relative", "shared_relative"):
-        return RELATIVE_NAME, _relative(size, options, shared=positions == "shared_relative")
+    if positions.timm in ("relpos", "shared_relpos"):
+        return RELATIVE_NAME, _relative(size, options, shared=positions.timm == "shared_relpos")
     return size.timm_name, _differences(size, options)
 
 

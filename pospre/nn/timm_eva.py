@@ -26,6 +26,7 @@ from pospre.nn.positions.published import (
     turns,
     with_table,
 )
+from pospre.nn.positions.scheme import Scheme
 from pospre.nn.sizes import GIANT, SIZES, EncoderSize, pair
 from pospre.nn.weight_names import TIMM_EVA, apart, interleaved, theirs
 
@@ -169,10 +170,10 @@ def _ratio(inner: int, dim: int) -> float:
     return ratio if int(dim * ratio) == inner else math.nextafter(ratio, math.inf)
 
 
-def is_eva(size: EncoderSize, positions: Positions) -> bool:
+def is_eva(size: EncoderSize, positions: Scheme) -> bool:
     """Return whether timm has an encoder as ``Eva`` alone: rotary, or as such are."""
-    is_relative = positions in ("relative", "shared_relative")
-    return turns(positions) or (not is_relative and (size.mlp_norm or not size.key_bias))
+    like_eva = positions.timm in ("vit", None) and (size.mlp_norm or not size.key_bias)
+    return positions.timm == "eva" or like_eva
 
 
 def eva_state(encoder: Any, state: dict[str, Tensor], vit: nn.Module | None) -> dict[str, Tensor]:

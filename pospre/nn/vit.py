@@ -1,6 +1,5 @@
 """The Vision Transformer: patches, prefix tokens and blocks, run over the tokens that matter."""
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -20,9 +19,9 @@ from pospre.nn.initialisation import (
 from pospre.nn.options import EncoderOptions, Init
 from pospre.nn.patch_encoder import Edit, PatchEncoder
 from pospre.nn.places import Places
-from pospre.nn.positions import SCHEMES, build_positions, scheme_class, timm_name
+from pospre.nn.positions import build_positions, schemes_that, timm_name
+from pospre.nn.positions.foreign_tables import as_their_table
 from pospre.nn.positions.scheme import Space
-from pospre.nn.positions.table import Table
 from pospre.nn.sizes import EncoderSize, pair, timm_model
 from pospre.nn.timm_eva import eva_model, eva_state, is_eva
 
@@ -101,12 +100,11 @@ class Encoder(PatchEncoder):
             "qkv_bias": size.qkv_bias,
             "qk_norm": size.qk_norm,
             "act_layer": size.activation,
-            "pos_embed": "learn" if self.positions.is_added else "none",
         }
-        if is_eva(size, self.positions.as_given()):
+        if is_eva(size, self.positions):
             self.timm_name, self.timm_kwargs = eva_model(size, kind, self.positions.as_given())
         else:
-            self.timm_name, self.timm_kwargs = timm_model(size, kind, self.positions.name)
+            self.timm_name, self.timm_kwargs = timm_model(size, kind, self.positions)
         self.init_parameters(options.init)
 
     @torch.no_grad()
@@ -219,45 +217,20 @@ class Encoder(PatchEncoder):
         Raises:
             UserError: no model of timm knows places by this scheme.
         """
-        if not self.positions.in_timm:
-            known = ", ".join(name for name in SCHEMES if scheme_class(name).in_timm)
+        if self.positions.timm is None:
             raise UserError(
                 f"encoder.positions = {self.positions.name} cannot be exported: timm has no such "
-                f"model. {known} can be exported. Use this encoder by its run or checkpoint."
+                f"model. {schemes_that('timm')} can be exported. Use this encoder by its run or "
+                "checkpoint."
             )
         state = {self.timm_name_of(key): v.contiguous() for key, v in self.state_dict().items()}
-        if isinstance(self.positions, Table):
-            state["pos_embed"] = self.position_table(grid or self.grid)
-        elif self.positions.name == "none":
-            # timm leaves the class token out where there is no table: one of zeros adds nothing
-            length = self.num_prefix_tokens + math.prod(grid or self.grid)
-            state["pos_embed"] = self.patch_embed.proj.weight.new_zeros(1, length, self.embed_dim)
-        theirs = None if vit is None else vit.state_dict().get("pos_embed")
-        if theirs is not None and theirs.shape[1] < state["pos_embed"].shape[1]:
-            prefix, state["pos_embed"] = state["pos_embed"].tensor_split(
-                [self.num_prefix_tokens], dim=1
-            )
-            own = int(self.has_class_token)
-            for key, rows in (("cls_token", prefix[:, :own]), ("reg_token", prefix[:, own:])):
-                if key in state:
-                    state[key] = state[key] + rows
-        if is_eva(self.size, self.positions.as_given()):
+        for key, tensor in self.positions.exported(grid or self.grid).items():
+            state[key] = tensor.to(self.patch_embed.proj.weight.device)
+        if vit is not None:
+            state = as_their_table(state, vit.state_dict(), self.num_prefix_tokens)
+        if is_eva(self.size, self.positions):
             return eva_state(self, state, vit)
         return state
-
-    @torch.no_grad()
-    def position_table(self, grid: tuple[int, int]) -> Tensor:
-        """Return what a whole image of ``grid`` patches has added, prefix first: (1, P+N, D).
-
-        Raises:
-            UserError: nothing is added, positions are known in attention alone.
-        """
-        added, prefix = self.positions.embed(Places(grid)), self.positions.prefix()
-        if added is None or prefix is None:
-            raise UserError(
-                f"encoder.positions is {self.positions.name}, which has no table of positions."
-            )
-        return torch.cat([prefix.to(added), added], dim=1)
 
     def fsdp_wrap_fn(self, module: nn.Module) -> bool:
         """Tell Composer's FSDP2 to shard block by block."""

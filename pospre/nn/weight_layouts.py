@@ -5,7 +5,6 @@ Codes differ in three things: where in the file the encoder is (MAE: ``model``; 
 (decoders, heads, predictors), and the names of some tensors.
 """
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
@@ -219,34 +218,6 @@ def check_positions(
             f"without positions {name}{POSITIONS}none"
         )
     return told if found is None else found
-
-
-def with_prefix_rows(table: Tensor, class_token: bool, registers: int, *, bare: bool) -> Tensor:
-    """Return a position table (1, P+N, D) with a row for every prefix token.
-
-    Some of timm's have no row for registers, or none for the class token either: these get zeros.
-    What is no square grid in any of these readings is given back as it is.
-
-    Args:
-        table: (1, rows, D).
-        class_token: whether the encoder has one.
-        registers: how many it has.
-        bare: whether the table may have rows for patches alone. Without registers the number of
-            rows does not tell: 3×3 patches have as many as 2×4 patches and a class token.
-    """
-    prefix = class_token + registers
-    if registers and not bool(table[0, int(class_token) : prefix].any()):
-        return table  # registers have no positions
-    for there in dict.fromkeys((int(class_token), *((0,) if bare else ()), prefix)):
-        if _is_square(table.shape[1] - there):
-            head, patches = table[:, :there], table[:, there:]
-            zeros = table.new_zeros(1, prefix - there, table.shape[2])
-            return torch.cat([head, zeros, patches], dim=1)
-    return table
-
-
-def _is_square(number: int) -> bool:
-    return number > 0 and math.isqrt(number) ** 2 == number
 
 
 def shortened(names: Iterable[str]) -> str:

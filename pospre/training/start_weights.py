@@ -22,6 +22,7 @@ from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.model.teacher import follow
 from pospre.nn.patch_encoder import PatchEncoder
+from pospre.nn.positions.foreign_tables import with_prefix_rows
 from pospre.nn.positions.published import (
     as_text,
     is_interleaved,
@@ -33,7 +34,7 @@ from pospre.nn.positions.sincos import is_sincos
 from pospre.nn.positions.table import Table, resample_positions
 from pospre.nn.swin.encoder import SwinEncoder
 from pospre.nn.vit import Encoder
-from pospre.nn.weight_layouts import shortened, with_prefix_rows
+from pospre.nn.weight_layouts import shortened
 from pospre.nn.weight_names import interleaved
 from pospre.training.checkpoints.content import Weights, load_model
 from pospre.training.weight_files import Keys, Source, is_weights_file, read_source

@@ -160,5 +160,5 @@ def test_a_new_field_starts_from_a_table(tmp_path: Path) -> None:
     )
     said = load_weights(model, str(path))
     assert "fresh" not in said and "resampled: pos_embed 1×17×192 → 1×50×192" in said
-    wanted = load_model(str(path))[0].encoder.position_table((7, 7))
+    wanted = load_model(str(path))[0].encoder.positions.exported((7, 7))["pos_embed"]
     torch.testing.assert_close(model.encoder.get_parameter("positions.pos_embed").data, wanted)

@@ -52,7 +52,7 @@ def test_a_table_of_the_same_values_is_the_fixed_one(tmp_path: Path, kind: torch
         model = small()
         line = load_weights(model, path)
         assert "; " not in line.replace(str(path), "")
-        found = model.encoder.position_table((4, 4))[0, 1:]
+        found = model.encoder.positions.exported((4, 4))["pos_embed"][0, 1:]
         torch.testing.assert_close(found, rows, atol=4e-3, rtol=0)
 
 
@@ -85,15 +85,15 @@ def test_a_field_starts_from_the_table_of_a_wrapped_vit() -> None:
     pospre.attach(model, "mae", **DECODER)
     pospre.attach(model, "crop_field", field_size=20)
     with torch.no_grad():  # read at the old cells, an enlarged table is about the old one
-        found, expected = model.encoder.position_table((4, 4)), vit.pos_embed
+        found, expected = model.encoder.positions.exported((4, 4))["pos_embed"], vit.pos_embed
     assert F.cosine_similarity(found, expected, dim=-1).min() > 0.9
 
 
 def test_a_field_is_drawn_where_no_table_was_loaded() -> None:
     model = model_of()
-    own = model.encoder.position_table((4, 4))
+    own = model.encoder.positions.exported((4, 4))["pos_embed"]
     pospre.attach(model, "crop_field", field_size=20)
-    table = model.encoder.position_table((20, 20))
+    table = model.encoder.positions.exported((20, 20))["pos_embed"]
     assert torch.equal(table[:, :1], own[:, :1])
     assert table[:, 1:].std().item() == pytest.approx(0.02, rel=0.05)  # one resampled is smoother
     assert F.cosine_similarity(table[:, 1:-1], table[:, 2:], dim=-1).mean().abs() < 0.05
@@ -104,5 +104,5 @@ def test_a_field_becomes_the_table_of_a_training_without_one(tmp_path: Path) -> 
     path = save_checkpoint(tiny_recipe(tmp_path / "runs", "mae", field, positions="learned"))
     line = load_weights(model := small(positions="learned"), path)
     assert "resampled: pos_embed 1×401×192 → 1×17×192" in line and "; fresh" not in line
-    expected = load_model(str(path))[0].encoder.position_table((4, 4))
-    assert torch.equal(model.encoder.position_table((4, 4)), expected)
+    expected = load_model(str(path))[0].encoder.positions.exported((4, 4))["pos_embed"]
+    assert torch.equal(model.encoder.positions.exported((4, 4))["pos_embed"], expected)

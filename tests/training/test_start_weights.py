@@ -39,7 +39,7 @@ def exported(path: Path, **options: Any) -> tuple[Path, dict[str, torch.Tensor]]
     encoder = small(**options).encoder
     weights = {encoder.timm_name_of(k): v + 0.1 for k, v in encoder.state_dict().items()}
     if encoder.positions.name == "sincos":
-        weights["pos_embed"] = encoder.position_table(encoder.grid)
+        weights["pos_embed"] = encoder.positions.exported(encoder.grid)["pos_embed"]
     if path.suffix == ".safetensors":
         save_file(weights, path)
     else:

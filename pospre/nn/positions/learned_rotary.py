@@ -23,6 +23,7 @@ class LearnedRotary(Table):
     """
 
     is_added: ClassVar[bool] = False
+    timm = "eva"
     is_drawn_larger: ClassVar[bool] = False
 
     def __init__(

@@ -2,6 +2,9 @@
 
 from typing import ClassVar
 
+import torch
+from torch import Tensor
+
 from pospre.nn.positions.scheme import Scheme
 
 
@@ -10,4 +13,9 @@ class NoPositions(Scheme):
 
     takes_boxes: ClassVar[bool] = False
     can_forget: ClassVar[bool] = False
-    in_timm: ClassVar[bool] = True
+    timm = "vit"
+
+    def exported(self, grid: tuple[int, int]) -> dict[str, Tensor]:
+        """Return a table of zeros: timm leaves the class token out where there is none."""
+        count = self.space.num_prefix + grid[0] * grid[1]
+        return {"pos_embed": torch.zeros(1, count, self.space.dim)}

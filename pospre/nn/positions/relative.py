@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pospre.nn.places import Places
-from pospre.nn.positions.scheme import Clue, Scheme, Space
+from pospre.nn.positions.scheme import Clue, Scheme, Space, TimmKind
 
 
 class RelativeBias(Scheme):
@@ -25,7 +25,7 @@ class RelativeBias(Scheme):
 
     takes_any_grid: ClassVar[bool] = False
     takes_boxes: ClassVar[bool] = False
-    in_timm: ClassVar[bool] = True
+    timm: ClassVar[TimmKind | None] = "relpos"
     takes_registers: ClassVar[bool] = False
 
     def reset_parameters(self) -> None:
@@ -69,6 +69,8 @@ class Relative(RelativeBias):
 
 class SharedRelative(RelativeBias):
     """One table for all blocks (BEiT, SimMIM)."""
+
+    timm = "shared_relpos"
 
     def __init__(self, space: Space) -> None:
         super().__init__(space)

@@ -58,7 +58,7 @@ class Rotary(Scheme):
         bf16_periods: rounded, as DINOv3's published files hold them.
     """
 
-    in_timm: ClassVar[bool] = True
+    timm = "eva"
 
     in_decoders: ClassVar[bool] = True
 

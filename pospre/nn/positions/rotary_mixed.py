@@ -39,7 +39,7 @@ class RotaryMixed(Scheme):
 
     shares_clues = False
     in_decoders: ClassVar[bool] = True
-    in_timm: ClassVar[bool] = True
+    timm = "eva"
 
     def __init__(self, space: Space, *, base: PositiveFloat = 10.0) -> None:
         super().__init__(space)

@@ -12,6 +12,7 @@ from pospre.errors import UserError
 from pospre.nn.places import Places
 
 Rotation = tuple[Tensor, Tensor]
+TimmKind = Literal["vit", "relpos", "shared_relpos", "eva"]
 Resampling = Literal["bicubic", "bilinear", "antialiased", "offset"]
 """How a table is read at another grid.
 
@@ -112,7 +113,8 @@ class Scheme(nn.Module):
         in_decoders: a decoder knows places by the same scheme; else by sin-cos.
         is_drawn: places are augmented in training, by ``places.keys``.
         is_added: vectors are added to tokens, and no block is told anything.
-        in_timm: a model of timm has it, so that encoders can be exported.
+        timm: the kind of timm's models that has it, so that encoders can be exported: ``vit``,
+            ``relpos``, ``shared_relpos`` or ``eva``; None: no model has.
         takes_registers: works with registers among the tokens.
         learns: has a learned table, which ``enlarge`` gives another grid.
         inputs: names of the parameters that are added to tokens.
@@ -129,7 +131,7 @@ class Scheme(nn.Module):
     can_forget: ClassVar[bool] = True
     is_added: ClassVar[bool] = False
     in_decoders: ClassVar[bool] = False
-    in_timm: ClassVar[bool] = False
+    timm: ClassVar[TimmKind | None] = None
     takes_registers: ClassVar[bool] = True
     learns: ClassVar[bool] = False
     inputs: ClassVar[tuple[str, ...]] = ()
@@ -163,6 +165,10 @@ class Scheme(nn.Module):
     def vectors(self) -> Tensor | None:
         """Return the table that ``embed`` reads, (rows, columns, dim); None: there is none."""
         return None
+
+    def exported(self, grid: tuple[int, int]) -> dict[str, Tensor]:
+        """Return the tensors that timm's model, of images of ``grid``, has in place of its own."""
+        return {}
 
     def enlarge(self, grid: tuple[int, int], *, anew: bool, resampling: Resampling) -> None:
         """Give a learned table another grid; see ``Table.enlarge``."""

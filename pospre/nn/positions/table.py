@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pospre.nn.interpolation import Interpolation, interpolation_weights
 from pospre.nn.masking import gather_tokens
 from pospre.nn.places import Places, box_centres
-from pospre.nn.positions.scheme import Resampling, Scheme, Space
+from pospre.nn.positions.scheme import Resampling, Scheme, Space, TimmKind
 
 _OFFSET = 0.1
 
@@ -30,7 +30,7 @@ class Table(Scheme):
     """
 
     is_added: ClassVar[bool] = True
-    in_timm: ClassVar[bool] = True
+    timm: ClassVar[TimmKind | None] = "vit"
     learns: ClassVar[bool] = True
     inputs: ClassVar[tuple[str, ...]] = ("pos_embed",)
     is_drawn_larger: ClassVar[bool] = True
@@ -90,6 +90,12 @@ class Table(Scheme):
     def vectors(self) -> Tensor:
         """Return the table, (rows, columns, dim)."""
         return self.at(self.grid).unflatten(0, self.grid)
+
+    @torch.no_grad()
+    def exported(self, grid: tuple[int, int]) -> dict[str, Tensor]:
+        """Return what a whole image of ``grid`` has added, prefix tokens first: (1, P+N, dim)."""
+        added = self.embed(Places(grid))
+        return {"pos_embed": torch.cat([self.prefix().to(added), added], dim=1)}
 
     def at(self, grid: tuple[int, int]) -> Tensor:
         """Return the table of the patches of ``grid``, (rows·cols, dim), row-major."""

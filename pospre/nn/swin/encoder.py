@@ -136,7 +136,7 @@ class WindowPositions(Scheme):
     name = "relative"
     takes_any_grid: ClassVar[bool] = False
     takes_boxes: ClassVar[bool] = False
-    in_timm: ClassVar[bool] = True
+    timm = "vit"
 
 
 class SwinEncoder(PatchEncoder):

@@ -1,0 +1,107 @@
+"""Tables of positions in weights of others, and as models of others have them."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from pospre.nn.patch_encoder import PatchEncoder
+from pospre.nn.positions.scheme import Resampling
+from pospre.nn.positions.table import Table
+
+
+def with_prefix_rows(table: Tensor, class_token: bool, registers: int, *, bare: bool) -> Tensor:
+    """Return a position table (1, P+N, D) with a row for every prefix token.
+
+    Some of timm's have no row for registers, or none for the class token either: these get zeros.
+    What is no square grid in any of these readings is given back as it is.
+
+    Args:
+        table: (1, rows, D).
+        class_token: whether the encoder has one.
+        registers: how many it has.
+        bare: whether the table may have rows for patches alone. Without registers the number of
+            rows does not tell: 3×3 patches have as many as 2×4 patches and a class token.
+    """
+    prefix = class_token + registers
+    if registers and not bool(table[0, int(class_token) : prefix].any()):
+        return table  # registers have no positions
+    for there in dict.fromkeys((int(class_token), *((0,) if bare else ()), prefix)):
+        if _is_square(table.shape[1] - there):
+            head, patches = table[:, :there], table[:, there:]
+            zeros = table.new_zeros(1, prefix - there, table.shape[2])
+            return torch.cat([head, zeros, patches], dim=1)
+    return table
+
+
+def as_their_table(
+    state: dict[str, Tensor], theirs: Mapping[str, Tensor], prefix: int
+) -> dict[str, Tensor]:
+    """Return an encoder's tensors as a model has them whose table lacks rows of prefix tokens.
+
+    Args:
+        state: by timm's names.
+        theirs: the model's tensors.
+        prefix: how many prefix tokens there are.
+    """
+    table, wanted = state.get("pos_embed"), theirs.get("pos_embed")
+    if table is None or wanted is None or wanted.shape[1] >= table.shape[1]:
+        return state
+    return without_rows(state, 0, prefix)
+
+
+def without_rows(state: dict[str, Tensor], kept: int, prefix: int) -> dict[str, Tensor]:
+    """Return the tensors with the table's rows of prefix tokens added to these, but ``kept`` ones.
+
+    Args:
+        state: an encoder's tensors, by timm's names.
+        kept: 0, or 1 for the class token.
+        prefix: how many prefix tokens there are.
+    """
+    own, table = int("cls_token" in state), state["pos_embed"]
+    parts = {"cls_token": table[:, kept:own], "reg_token": table[:, max(kept, own) : prefix]}
+    added = {key: state[key] + rows for key, rows in parts.items() if rows.shape[1]}
+    return {**state, **added, "pos_embed": torch.cat([table[:, :kept], table[:, prefix:]], dim=1)}
+
+
+def hold_table(
+    encoder: PatchEncoder,
+    tensors: dict[str, Tensor],
+    likely: Sequence[tuple[int, int]],
+    resampling: Resampling | None,
+    *,
+    bare: bool,
+) -> list[str]:
+    """Make room in ``encoder`` for the table of a file; return what is resampled of it, in words.
+
+    A table of another grid than that of the images stays as it is, and is read for each size:
+    evaluations take several, and what was resampled before would be resampled twice. Its grid is
+    the first of the ``likely`` ones that has as many places, else a square one.
+
+    Args:
+        encoder: that will be given the tensors.
+        tensors: of the file, by timm's names; the table gets a row for each prefix token.
+        likely: grids of images.
+        resampling: of the code that wrote the file.
+        bare: see ``with_prefix_rows``; some of those that tell are known to be.
+    """
+    table, positions = tensors.get("pos_embed"), encoder.positions
+    if table is None or not isinstance(positions, Table):
+        return []
+    positions.resampling = resampling or positions.resampling
+    class_token, prefix = encoder.has_class_token, encoder.num_prefix_tokens
+    registers, counts = prefix - class_token, {math.prod(grid): grid for grid in likely[::-1]}
+    bare = bare or registers > 0 or table.shape[1] in counts
+    tensors["pos_embed"] = table = with_prefix_rows(table, class_token, registers, bare=bare)
+    side = math.isqrt(max(table.shape[1] - prefix, 0))
+    grid = {side * side: (side, side), **counts}.get(table.shape[1] - prefix, encoder.grid)
+    if grid == encoder.grid:
+        return []
+    positions.make_room(grid)
+    sizes = " → ".join(f"{rows}×{columns}" for rows, columns in (grid, encoder.grid))
+    return [f"positions of {sizes} patches ({positions.resampling})"]
+
+
+def _is_square(number: int) -> bool:
+    return number > 0 and math.isqrt(number) ** 2 == number
