@@ -24,9 +24,10 @@ from tests.processes import finished, launcher
 VIEWS = (
     ViewGroup(name="global", count=2, size=32),
     ViewGroup(name="local", count=3, size=16, scale=(0.05, 0.2), interpolation="bilinear"),
+    ViewGroup(name="query", count=2, size=8, scale=(0.1, 0.5), inside="global"),
 )
 KEYS = {"index", "epoch", "label"} | {
-    f"{group}/{kind}" for group in ("global", "local") for kind in ("image", "box", "flip")
+    f"{group}/{kind}" for group in ("global", "local", "query") for kind in ("image", "box", "flip")
 }
 Samples = list[dict[str, Tensor]]
 AGREE = settings(

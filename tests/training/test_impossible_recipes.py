@@ -24,6 +24,10 @@ LEARNED = "encoder.positions=learned"
         (["data.views={view: {size: 40}}"], ["data.views.view.size", "16"]),
         (["data.views={view: {size: 48}}"], ["data.views.view.size", "[64, 64]"]),
         (["data.views={view: {count: 2}}"], ["data.views.view.count is 2"]),
+        (
+            ["data.views={view: {}, query: {inside: global}}"],
+            ["data.views.query.inside = global", "the other groups of views are: view"],
+        ),
         # two hosts, and algorithms beside hosts that they are not for
         (["algorithms={mae: {}, mp3: {}}"], ["mp3 alone", "beside dinov2", "droppos"]),
         (["algorithms={simmim: {}, mp3: {}}"], ["mp3 alone", "beside dinov2"]),

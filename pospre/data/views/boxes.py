@@ -49,6 +49,7 @@ class Crops(NamedTuple):
             they may reach over the edge. None: the views are the resized boxes.
         image: width and height of the upright image.
         edge: what lies beyond a resized box: ``"reflect"`` mirrors the pixels, ``"black"`` is 0.
+        within: the boxes (V, 4) of other views that these must not leave; None: the image.
     """
 
     boxes: np.ndarray
@@ -56,6 +57,7 @@ class Crops(NamedTuple):
     windows: np.ndarray | None
     image: tuple[int, int]
     edge: str = "black"
+    within: np.ndarray | None = None
 
     @property
     def relative(self) -> np.ndarray:
@@ -114,6 +116,19 @@ def random_boxes(
     narrow, wide = float(ratio[0]), float(ratio[1])
     boxes: np.ndarray = _random_boxes(draws, image, (low, high), (narrow, wide), log_range(ratio))
     return boxes
+
+
+def boxes_within(
+    draws: np.ndarray, outer: np.ndarray, scale: tuple[float, float], ratio: tuple[float, float]
+) -> np.ndarray:
+    """Return boxes of ``random_boxes``, but each in a box of ``outer`` (V, 4) for an image."""
+    boxes = [
+        random_boxes(draw[None], (int(width), int(height)), scale, ratio)
+        for draw, (_, _, width, height) in zip(draws, outer, strict=True)
+    ]
+    found = np.concatenate(boxes)
+    found[:, :2] += outer[:, :2]
+    return found
 
 
 @functools.cache

@@ -44,6 +44,21 @@ def snap(boxes: np.ndarray, shrink: int, width: int, height: int) -> np.ndarray:
     return np.hstack([np.minimum(wanted[:, :2], sides - lengths), lengths])
 
 
+def pushed_into(boxes: np.ndarray, outer: np.ndarray) -> np.ndarray:
+    """Return boxes (V, 4) that lie inside of others, moved and cut as little as it takes."""
+    lengths = np.minimum(boxes[:, 2:], outer[:, 2:])
+    last = outer[:, :2] + outer[:, 2:] - lengths
+    return np.hstack([np.clip(boxes[:, :2], outer[:, :2], last), lengths])
+
+
+def _snapped(crops: Crops, shrink: int) -> np.ndarray:
+    """Return the boxes of views in the smaller image; what lay in another view still does."""
+    boxes = snap(crops.boxes, shrink, *crops.image)
+    if crops.within is None:
+        return boxes
+    return pushed_into(boxes, snap(crops.within, shrink, *crops.image))
+
+
 class DecodePlan(NamedTuple):
     """All views of one opened image, before it is decoded.
 
@@ -81,7 +96,7 @@ def plan_decoding(
         shrink = 1  # its steps fall elsewhere in a smaller image, which shows
     small = groups
     if shrink > 1:
-        boxes = [snap(group.crops.boxes, shrink, image.width, image.height) for group in groups]
+        boxes = [_snapped(group.crops, shrink) for group in groups]
         small = _moved(groups, boxes)
         groups = _moved(groups, [shrink * some for some in boxes])
     for group, place in zip(groups, places, strict=True):

@@ -203,6 +203,9 @@ class ViewOptions:
             ``"pad"``: a random window of the whole image in a black frame of size/8, as usual for
             CIFAR. ``scale`` and ``ratio`` are for ``"random"`` only.
         augment: what may change the views' pixels in training, on the device.
+        inside: another group, in whose view these are cut: ``scale`` and ``ratio`` are of its box,
+            and not of the image. Its views are random crops or whole images, and one for all of
+            these, or one for each in turn.
     """
 
     count: PositiveInt = 1
@@ -213,6 +216,7 @@ class ViewOptions:
     interpolation: Interpolation = "bicubic"
     crop: Crop = "random"
     augment: Augment = Augment()
+    inside: str | None = None
 
 
 @dataclass(frozen=True)
@@ -228,6 +232,11 @@ class ViewGroup(ViewOptions, _Named):
         check_fields(self, where)
         if self.crop == "simple" and self.shape[0] != self.shape[1]:
             raise UserError(f"{where}: crop 'simple' cuts squares, but size is {self.size}.")
+        if self.inside is not None and self.crop != "random":
+            raise UserError(
+                f"{where}: inside = {self.inside} is for crop = random, not {self.crop}. Leave one "
+                "of the two out."
+            )
         try:
             self.augment.check_views(self.count, self.shape)
         except UserError as error:
@@ -260,4 +269,32 @@ def named_groups(views: Views) -> dict[str, ViewGroup]:
             "give one or more view groups, each with its own name, ViewGroup(name=…), and got "
             f"{', '.join(named) or 'none'} ({len(views)} in all)."
         )
+    for group in named.values():
+        _check_inside(group, named)
     return named
+
+
+def _check_inside(group: ViewGroup, named: Mapping[str, ViewGroup]) -> None:
+    """Raise ``UserError`` unless the group whose views these are cut in, if any, has such views."""
+    if group.inside is None:
+        return
+    where = f"data.views.{group.name}.inside = {group.inside}"
+    outer = named.get(group.inside)
+    if outer is None:
+        others = ", ".join(name for name in named if name != group.name) or "no other"
+        raise UserError(f"{where}, but the other groups of views are: {others}.")
+    if outer.inside is not None:
+        raise UserError(
+            f"{where}, which lies inside of {outer.inside}. Name a group that is cut out of the "
+            "whole image."
+        )
+    if outer.crop not in ("random", "full"):
+        raise UserError(
+            f"{where}, but data.views.{outer.name}.crop = {outer.crop}, whose views may reach over "
+            "the image's edge. Use random or full."
+        )
+    if outer.count not in (1, group.count):
+        raise UserError(
+            f"{where}, but data.views.{outer.name}.count = {outer.count} and data.views."
+            f"{group.name}.count = {group.count}. Use as many, so that each view has its own, or 1."
+        )

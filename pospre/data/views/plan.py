@@ -14,13 +14,14 @@ u1… in [0, 1) of ``pospre.draws.uniform`` and arithmetic in float64:
 - Crops ``"simple"`` and ``"pad"``, purpose ``"crop"``: the image is resized to S × T and the window
   of s × t begins at ⌊u0 · (S + 2p − s + 1)⌋ − p and ⌊u1 · (T + 2p − t + 1)⌋ − p, p the padding.
 - Crops ``"center"`` and ``"full"`` draw nothing.
+- ``inside`` another group: W, H, left and top are of and in that view's box, not the image.
 
 ``boxes`` has the formulas (and how e^ is computed). Colours are drawn on the device by the same
 rules: ``pospre.augment.device``.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from pospre.data.views.boxes import (
     Crops,
     PixelBox,
     box_crops,
+    boxes_within,
     center_window,
     padded_frame,
     random_boxes,
@@ -53,6 +55,7 @@ class GroupPlan:
         index: int64 (B,).
         first_view: number of the group's first view.
         flips: bool (B, V).
+        outer: the group in whose views these are cut; None: in the image.
     """
 
     group: ViewGroup
@@ -61,15 +64,19 @@ class GroupPlan:
     index: np.ndarray
     first_view: int
     flips: np.ndarray
+    outer: "GroupPlan | None" = None
 
     def crops(self, sample: int, width: int, height: int) -> Crops:
         """Return where all views of the group lie, given the size of a sample's upright image."""
         group, image = self.group, (width, height)
         if group.crop == "random":
             draw = self._draws(sample, NUM_BOX_DRAWS)
-            return box_crops(
-                random_boxes(draw, image, group.scale, group.ratio), image, group.shape
-            )
+            if self.outer is None:
+                boxes = random_boxes(draw, image, group.scale, group.ratio)
+                return box_crops(boxes, image, group.shape)
+            within = np.broadcast_to(self.outer.crops(sample, *image).boxes, (len(draw), 4))
+            boxes = boxes_within(draw, within, group.scale, group.ratio)
+            return box_crops(boxes, image, group.shape)._replace(within=within)
         if group.crop == "center":
             part = simple_box(*image)
             scaled, window = center_window(part.width, part.height, group.shape)
@@ -122,12 +129,15 @@ def plan_views(
     index = np.asarray(index, np.int64)
     epochs = np.broadcast_to(np.asarray(epoch, np.int64), index.shape)
     start = draws.start_word(seed, "crop")
-    plans = []
+    plans = {}
     for group in views:
         first = first_view(views, group.name)
         flips = plan_flips(seed, epochs, index, np.arange(group.count) + first, group)
-        plans.append(GroupPlan(group, start, epochs, index, first, flips))
-    return plans
+        plans[group.name] = GroupPlan(group, start, epochs, index, first, flips)
+    return [
+        plan if plan.group.inside is None else replace(plan, outer=plans[plan.group.inside])
+        for plan in plans.values()
+    ]
 
 
 def plan_flips(

@@ -16,8 +16,15 @@ from PIL import Image
 from pospre.data.decode.jpeg import SHRINKS
 from pospre.data.loader import build_loader
 from pospre.data.views.boxes import box_crops
-from pospre.data.views.decode_crops import _OVERSAMPLING, choose_shrink, least_oversampling, snap
+from pospre.data.views.decode_crops import (
+    _OVERSAMPLING,
+    _snapped,
+    choose_shrink,
+    least_oversampling,
+    snap,
+)
 from pospre.data.views.options import ViewGroup
+from pospre.data.views.plan import plan_views
 
 
 def test_the_oversampling_grows_with_the_demand():
@@ -49,6 +56,47 @@ def test_snapped_boxes_lie_inside_and_near(data):
     assert (small[:, :2] >= 0).all() and (small[:, 2:] > 0).all()
     assert (small[:, :2] + small[:, 2:] <= (width // shrink, height // shrink)).all()
     assert (np.abs(small * shrink - boxes) <= 1.5 * shrink).all()
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_what_lies_in_another_view_does_so_in_a_smaller_image(data):
+    shrink = data.draw(st.sampled_from([2, 4, 8]))
+    image = tuple(data.draw(st.integers(2 * shrink, 999)) for _ in range(2))
+    index = np.array([data.draw(st.integers(0, 2**60))])
+    groups = [ViewGroup(), ViewGroup(name="query", count=2, scale=(0.2, 1.0), inside="view")]
+    outer, inner = (
+        plan.crops(0, *image) for plan in plan_views(groups, seed=0, epoch=0, index=index)
+    )
+    around, boxes = (_snapped(crops, shrink) for crops in (outer, inner))
+    assert (boxes[:, 2:] > 0).all() and (boxes[:, :2] >= around[:, :2]).all()
+    assert (boxes[:, :2] + boxes[:, 2:] <= around[:, :2] + around[:, 2:]).all()
+    free = snap(inner.boxes, shrink, *image)
+    assert (np.abs(boxes - free) <= 2).all()
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png"])
+def test_a_view_inside_of_another_shows_what_its_box_says(tmp_path, suffix):
+    """The same pixels as of a file that holds the box alone; JPEGs are decoded smaller."""
+    random = np.random.default_rng(0)
+    small = Image.fromarray(random.integers(0, 256, (30, 40, 3), np.uint8))
+    photo = small.resize((1200, 900), Image.Resampling.BICUBIC)
+    groups = [
+        ViewGroup(size=32, scale=(0.5, 0.9)),
+        ViewGroup(name="query", count=3, size=16, scale=(0.3, 0.6), inside="view"),
+    ]
+    options = {"batch_size": 1, "tolerance": 1.0 if suffix == "jpg" else 0.0}
+    folder = save(tmp_path / "whole", suffix, photo)
+    (batch,) = build_loader(folder, views=groups, **options)
+    decoded = Image.open(next(folder.iterdir())).convert("RGB")
+    box = batch["query/box"][0].double().numpy() * [1200, 900, 1200, 900]
+    assert (batch["query/box"][0, :, :2] >= batch["view/box"][0, :, :2]).all()
+    assert (batch["query/box"][0, :, 2:] <= batch["view/box"][0, :, 2:]).all()
+    for view, place in enumerate(np.rint(box).astype(int).tolist()):
+        part = save(tmp_path / f"part{view}", "png", decoded.crop(tuple(place)))
+        (cut,) = build_loader(part, views=[ViewGroup(size=16, crop="full")], **options)
+        apart = cut["view/image"][0, 0].double() - batch["query/image"][0, view].double()
+        assert apart.square().mean().sqrt() <= (3 if suffix == "jpg" else 0)
 
 
 def save(folder: Path, suffix: str, image: Image.Image) -> Path:

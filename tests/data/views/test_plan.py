@@ -14,7 +14,7 @@ from pospre.data.views.boxes import (
     random_windows,
     simple_frame,
 )
-from pospre.data.views.options import CROPS, ViewGroup
+from pospre.data.views.options import CROPS, ViewGroup, named_groups
 from pospre.data.views.plan import plan_flips, plan_views
 from pospre.errors import UserError
 
@@ -126,9 +126,80 @@ def test_a_full_view_is_the_whole_image():
     assert 10 < plan.flips.sum() < 40
 
 
+@given(
+    index=WORDS,
+    size=st.tuples(st.integers(1, 900), st.integers(1, 900)),
+    outer=st.sampled_from([{"crop": "full"}, {}, {"count": 3}]),
+    low=st.floats(0.01, 1),
+)
+def test_views_inside_of_others_lie_there(index, size, outer, low):
+    groups = [
+        ViewGroup(name="query", count=3, inside="view", scale=(low, 1.0)),
+        ViewGroup(**outer),
+    ]
+    inner, around = plan_views(groups, seed=0, epoch=0, index=np.array([index]))
+    boxes, within = inner.crops(0, *size), around.crops(0, *size)
+    low_side, high_side = boxes.relative[:, :2], boxes.relative[:, 2:]
+    assert (low_side >= within.relative[:, :2]).all()
+    assert (high_side <= within.relative[:, 2:]).all()
+    assert (boxes.boxes[:, 2:] > 0).all()
+    for view in range(3):  # as if that box were the whole image
+        left, top, width, height = within.boxes[view % len(within.boxes)].tolist()
+        (whole,) = plan_views(
+            [ViewGroup(count=3, scale=(low, 1.0))], seed=0, epoch=0, index=np.array([index])
+        )
+        own = whole.crops(0, width, height).boxes[view] + [left, top, 0, 0]
+        assert np.array_equal(boxes.boxes[view], own)
+
+
+def test_shares_of_views_inside_of_others_are_of_their_boxes():
+    groups = [
+        ViewGroup(scale=(0.5, 0.5), ratio=(1.0, 1.0)),
+        ViewGroup(name="query", scale=(0.25, 0.25), ratio=(1.0, 1.0), inside="view"),
+    ]
+    outer, inner = plan_views(groups, seed=0, epoch=0, index=np.arange(2000))
+    places = []
+    for sample in range(2000):
+        around, box = (plan.crops(sample, 4000, 4000).boxes[0] for plan in (outer, inner))
+        assert box[2:].tolist() == [round(2000 / 2**0.5)] * 2 == (around[2:] // 2).tolist()
+        places.append((box[:2] - around[:2]) / (around[2:] - box[2:]))
+    share = np.sort(np.array(places), axis=0)  # anywhere in it
+    steps = (np.arange(2000)[:, None] + 0.5) / 2000
+    assert np.abs(share - steps).max() < 2 / 2000**0.5
+
+
+@pytest.mark.parametrize(
+    ("groups", "said"),
+    [
+        ({"query": {"inside": "viev"}}, r"query\.inside = viev, but .* groups of views are: view"),
+        (
+            {"query": {"inside": "query"}},
+            r"query\.inside = query, which lies inside of query\. Name",
+        ),
+        (
+            {"query": {"inside": "other"}, "other": {"inside": "query"}},
+            r"query\.inside = other, which lies inside of query",
+        ),
+        (
+            {"query": {"inside": "other"}, "other": {"crop": "pad"}},
+            r"other\.crop = pad, .* Use random or full",
+        ),
+        (
+            {"query": {"inside": "other", "count": 4}, "other": {"count": 2}},
+            r"other\.count = 2 and data\.views\.query\.count = 4\. Use as many",
+        ),
+    ],
+)
+def test_views_that_cannot_lie_in_others_are_refused(groups, said):
+    views = {"view": ViewGroup(), **{name: ViewGroup(**some) for name, some in groups.items()}}
+    with pytest.raises(UserError, match=said):
+        named_groups(views)
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
+        ({"inside": "global", "crop": "full"}, "inside = global is for crop = random, not full"),
         ({"size": 0}, "'size' is 0"),
         ({"count": 0}, "'count' is 0"),
         ({"scale": (0.5, 0.2)}, "'scale' is"),
