@@ -29,10 +29,10 @@ def samples(count: int = SAMPLES, views: int = 1) -> Batch:
     }
 
 
-def drawn(*names: str, views: int = 1, **options: dict[str, Any]) -> Batch:
+def drawn(*names: str, **options: dict[str, Any]) -> Batch:
     """Return what algorithms write on a grid of 4×4 patches."""
     model, algorithms = Case(names, options, {"patch_size": 8}).build()
-    batch = samples(views=views)
+    batch = samples()
     for algorithm in algorithms:
         algorithm.write(batch, model)
     return batch
@@ -138,7 +138,8 @@ def test_context_and_told_patches_of_mp3_are_random_subsets_that_know_nothing_of
     pairs = context.double().T @ known.double()
     expected = 2 * SAMPLES / 16
     assert float((pairs - expected).abs().max()) < LIMIT * math.sqrt(expected)
-    check_independent(*batch["mp3/context"][..., 0].unbind(1), (PATCHES, PATCHES))
+    first, second = batch["mp3/context"][..., 0].unbind(1)
+    check_independent(first, second, (PATCHES, PATCHES))
 
 
 def test_the_second_view_and_the_targets_of_lut_are_random_subsets() -> None:

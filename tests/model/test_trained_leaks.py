@@ -66,9 +66,9 @@ def batches(tmp_path_factory: pytest.TempPathFactory) -> Batches:
     """Return ``get(kind)``: the loader's batches to train on, and of other images to ask about."""
     root, random = tmp_path_factory.mktemp("told_nothing"), np.random.default_rng(0)
     loaded = {}
-    for kind, crop, shape in (
-        ("blank", "random", (1, 1, 3)),
-        ("noise", "full", (SIDE, SIDE, 3)),
+    for kind, view, shape in (
+        ("blank", ViewGroup(size=SIDE), (1, 1, 3)),
+        ("noise", ViewGroup(size=SIDE, crop="full"), (SIDE, SIDE, 3)),
     ):
         for part, count in (("train", STEPS), ("test", 4)):
             folder = root / kind / part / "images"
@@ -76,7 +76,6 @@ def batches(tmp_path_factory: pytest.TempPathFactory) -> Batches:
             for number in range(4 * BATCH):
                 pixels = np.zeros((SIDE, SIDE, 3), np.uint8) + random.integers(0, 256, shape, "u1")
                 Image.fromarray(pixels).save(folder / f"{number:03}.png")
-            view = ViewGroup(size=SIDE, crop=crop)
             loader = build_loader(
                 folder.parent, batch_size=BATCH, views=view, num_workers=0, seed=1
             )

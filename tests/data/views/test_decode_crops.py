@@ -85,7 +85,7 @@ def test_a_view_inside_of_another_shows_what_its_box_says(tmp_path, suffix):
         ViewGroup(size=32, scale=(0.5, 0.9)),
         ViewGroup(name="query", count=3, size=16, scale=(0.3, 0.6), inside="view"),
     ]
-    options = {"batch_size": 1, "tolerance": 1.0 if suffix == "jpg" else 0.0}
+    options: dict[str, Any] = {"batch_size": 1, "tolerance": 1.0 if suffix == "jpg" else 0.0}
     folder = save(tmp_path / "whole", suffix, photo)
     (batch,) = build_loader(folder, views=groups, **options)
     decoded = Image.open(next(folder.iterdir())).convert("RGB")
