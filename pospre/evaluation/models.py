@@ -3,6 +3,7 @@
 import copy
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 import timm
@@ -15,10 +16,8 @@ from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder, check_divides
 from pospre.nn.encoder_from_tensors import encoder_options
 from pospre.nn.options import EncoderOptions
-from pospre.nn.patch_encoder import PatchEncoder
 from pospre.nn.positions.foreign_tables import hold_table
-from pospre.nn.sizes import SIZES, pair
-from pospre.nn.swin.encoder import SWIN, SwinEncoder
+from pospre.nn.sizes import pair
 from pospre.nn.timm_models import PREFIX, timm_size, wrap_encoder
 from pospre.nn.vit import Encoder
 from pospre.recipe.recipe import Recipe, recipe_from_dict
@@ -260,43 +259,17 @@ def untrained(model: PretrainModel, seed: int) -> PretrainModel:
 
 def _recipe_of(model: PretrainModel, seed: int, name: str) -> Recipe:
     """Return a recipe that says what a model's encoder is like; nothing can be trained from it."""
-    encoder: PatchEncoder = model.encoder
-    has_scale = getattr(encoder, "layer_scale", None) is not None
+    options = model.encoder.options
+    pixels = {key: getattr(model.augment, key).flatten().tolist() for key in ("mean", "std")}
     description = {
         "run_name": "model",
         "seed": seed,
-        "data": {
-            "path": "none",
-            "batch_size": 1,
-            "mean": model.augment.mean.flatten().tolist(),
-            "std": model.augment.std.flatten().tolist(),
-        },
-        "encoder": {
-            "name": name or _name_of(encoder),
-            "image_size": list(encoder.image_size),
-            "patch_size": list(encoder.patch_size),
-            "depth": encoder.depth,
-            "channels": encoder.channels,
-            "positions": encoder.positions.as_given(),
-            "class_token": encoder.has_class_token,
-            "num_registers": encoder.num_prefix_tokens - encoder.has_class_token,
-            "layer_scale": 1.0 if has_scale else None,
-            "final_norm": not isinstance(encoder.norm, nn.Identity),
-        },
+        "data": {"path": "none", "batch_size": 1, **pixels},
+        "encoder": asdict(replace(options, name=name or options.name)),
         "algorithms": {"none": {}},
         "trainer": {"max_duration": "1ba"},
     }
     return recipe_from_dict(description).model_copy(update={"algorithms": {}})
-
-
-def _name_of(encoder: PatchEncoder) -> str:
-    """Return a name of ``build_encoder`` for an encoder made in code, as wide as that if known."""
-    if isinstance(encoder, SwinEncoder):
-        return SWIN
-    known = (name for name, size in SIZES.items() if size.embed_dim == encoder.embed_dim)
-    return next(
-        known, "vitb16" if not encoder.positions.takes_any_grid else f"{PREFIX}{encoder.timm_name}"
-    )
 
 
 def _check_size(image_size: tuple[int, int], patch_size: tuple[int, int]) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pospre.errors import UserError
-from pospre.nn.options import Init
+from pospre.nn.options import EncoderOptions, Init
 from pospre.nn.places import Places
 from pospre.nn.positions.scheme import Scheme
 
@@ -21,6 +21,7 @@ class PatchEncoder(nn.Module, ABC):
     """A network from the kept patches of an image to tokens.
 
     Attributes:
+        options: what it was made with.
         image_size: (height, width) in pixels.
         patch_size: (height, width) of a patch in pixels.
         grid: (rows, columns) of patches; ``num_patches`` is their product.
@@ -36,6 +37,7 @@ class PatchEncoder(nn.Module, ABC):
         timm_head: what that calls the linear layer of its classifier.
     """
 
+    options: EncoderOptions
     image_size: tuple[int, int]
     patch_size: tuple[int, int]
     grid: tuple[int, int]

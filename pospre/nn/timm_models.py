@@ -69,6 +69,8 @@ def wrap_encoder(
         EncoderOptions(
             PREFIX + size.timm_name,
             image_size=image_size,
+            patch_size=size.patch_size,
+            depth=size.depth,
             channels=vit.patch_embed.proj.in_channels,
             positions=_positions_of(vit),
             class_token=has_class_token,

@@ -54,6 +54,7 @@ class Encoder(PatchEncoder):
 
     def __init__(self, size: EncoderSize, options: EncoderOptions) -> None:
         super().__init__()
+        self.options = options
         dim, depth = size.embed_dim, options.depth or size.depth
         class_token, num_registers = options.class_token, options.num_registers
         self.set_grid(pair(options.image_size), pair(options.patch_size or size.patch_size))

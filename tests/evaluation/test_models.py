@@ -14,8 +14,12 @@ from safetensors.torch import load_file, save_file
 import pospre
 from pospre import evaluate
 from pospre.errors import UserError, run_command
-from pospre.evaluation.models import Shown, open_model
+from pospre.evaluation.layers import blank_encoder
+from pospre.evaluation.models import Shown, open_model, subject_of
 from pospre.exporting.export import export
+from pospre.model.model import PretrainModel
+from pospre.nn.build import build_encoder
+from pospre.nn.swin.encoder import SWIN_NEEDS
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
 
 TINY: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 192, "depth": 1}
@@ -211,3 +215,17 @@ def test_models_made_in_code(image_folder: Callable[..., Path]) -> None:
         pospre.measure("position_grid", model, data)
     with pytest.raises(UserError, match="no plain Vision Transformer"):
         pospre.measure("knn", torch.nn.Linear(2, 2), data)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"name": "swin_tiny", "image_size": 64, "window": 2, **SWIN_NEEDS},
+        {"name": "vit_tiny16", "image_size": 64, "depth": 2, "positions": "relative"},
+        {"name": "timm:vit_tiny_patch16_224", "image_size": 32, "depth": 1, "drop_path": 0.1},
+    ],
+)
+def test_the_recipe_of_a_model_made_in_code_builds_its_encoder(options: dict[str, Any]) -> None:
+    encoder = build_encoder(**options)
+    again = blank_encoder(subject_of(PretrainModel(encoder, seed=0)).recipe)
+    assert again.options == encoder.options and again.timm_kwargs == encoder.timm_kwargs

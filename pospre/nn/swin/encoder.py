@@ -151,6 +151,7 @@ class SwinEncoder(PatchEncoder):
 
     def __init__(self, options: EncoderOptions) -> None:
         super().__init__()
+        self.options = options
         (image_size, _), window = pair(options.image_size), _window(options)
         patch = TOKEN * 2 ** (len(DEPTHS) - 2)
         self.set_grid((image_size, image_size), (patch, patch))
